@@ -1,0 +1,17 @@
+# One place for the standard, optimisation, warnings and sanitizers of our own code. Links as lockstep_flags.
+set(CMAKE_CXX_EXTENSIONS OFF)
+add_library(lockstep_flags INTERFACE)
+target_compile_features(lockstep_flags INTERFACE cxx_std_20)
+target_compile_options(lockstep_flags INTERFACE
+  $<$<CONFIG:Release>:-O2>  # the arithmetic is LibTorch's: -O3 would only add size
+  -fvisibility-inlines-hidden
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+  -Wold-style-cast -Wcast-qual -Wformat=2 -Wextra-semi
+  $<$<CXX_COMPILER_ID:GNU>:-Wduplicated-cond;-Wlogical-op>
+  $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
+target_compile_definitions(lockstep_flags INTERFACE $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
+if(LOCKSTEP_SANITIZE)
+  target_compile_options(lockstep_flags INTERFACE
+    -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(lockstep_flags INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+endif()

@@ -1,0 +1,22 @@
+# `cmake --install`: the library, its headers, and a relocatable package for find_package(lockstep).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
+install(TARGETS lockstep EXPORT lockstep-targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(LOCKSTEP_CUDA)
+  install(TARGETS lockstep_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+install(EXPORT lockstep-targets NAMESPACE lockstep:: DESTINATION ${package_dir})
+
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/lockstep-config.cmake.in
+  ${PROJECT_BINARY_DIR}/lockstep-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/lockstep-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/lockstep-config.cmake
+  ${PROJECT_BINARY_DIR}/lockstep-config-version.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
+  DESTINATION ${package_dir})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# Puts in place what building needs: Debian packages and LibTorch. Source it, and LOCKSTEP_LIBTORCH is set; run it, and it prints
+# that folder. What is there already is left alone, so calling it again costs nothing.
+#
+# LibTorch is, first match wins: $LOCKSTEP_LIBTORCH (the folder of an unpacked LibTorch, or .../site-packages/torch), an entry of
+# $CMAKE_PREFIX_PATH, the torch of `python3`, or an own copy under ${XDG_CACHE_HOME:-~/.cache}/lockstep, fetched when missing.
+
+lockstep_libtorch_version=2.11
+lockstep_wheel=2.11.0
+
+lockstep_say() { printf 'setup: %s\n' "$*" >&2; }
+
+lockstep_install_packages() {
+  local packages=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libgtest-dev libgmock-dev
+    libbenchmark-dev python3 python3-venv ca-certificates git)
+  local missing=() package tool
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    for tool in c++ cmake ninja python3; do
+      command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    if [ ${#missing[@]} -eq 0 ]; then
+      return 0
+    fi
+    lockstep_say "not found: ${missing[*]}. This script installs packages on Debian and Ubuntu only; elsewhere install by hand:" \
+      "g++ 12 or newer, CMake 3.25 or newer, Ninja, fmt, nlohmann-json, toml++, GoogleTest, Google Benchmark, Python 3 with venv"
+    return 1
+  fi
+
+  for package in "${packages[@]}"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then
+    return 0
+  fi
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+      as_root=(sudo)
+    else
+      lockstep_say "packages are missing, and only root can install them. Type this, then start again:"
+      printf '  su -c "apt-get update && apt-get install -y %s"\n' "${missing[*]}" >&2
+      return 1
+    fi
+  fi
+  lockstep_say "installing Debian packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -q >&2 &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+}
+
+# Whether the folder holds a LibTorch, of the version we build against.
+lockstep_is_libtorch() {
+  local folder=$1 header major minor
+  [ -e "$folder/lib/libtorch_cpu.so" ] || return 1
+  for header in torch/headeronly/version.h torch/csrc/api/include/torch/version.h torch/version.h; do
+    header=$folder/include/$header
+    if [ -e "$header" ]; then
+      major=$(sed -n 's/^#define TORCH_VERSION_MAJOR *//p' "$header")
+      minor=$(sed -n 's/^#define TORCH_VERSION_MINOR *//p' "$header")
+      [ "$major.$minor" = "$lockstep_libtorch_version" ]
+      return
+    fi
+  done
+  return 1
+}
+
+# Asks without importing: that would take seconds.
+lockstep_python_torch() {
+  "$1" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null
+}
+
+# pip into a folder that counts only once its stamp is written: what an interrupted run left is thrown away.
+lockstep_fetch_libtorch() {
+  local cache=$1 folder=$2 free_mib
+  mkdir -p "$cache" || return 1
+  exec 9>"$folder.lock" || return 1
+  if ! flock -n 9; then
+    lockstep_say "another set-up is fetching LibTorch; waiting for it"
+    flock 9 || return 1
+  fi
+  if [ -e "$folder/complete" ]; then
+    return 0
+  fi
+  free_mib=$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')
+  if [ "$free_mib" -lt 8000 ]; then
+    lockstep_say "LibTorch needs 8 GB in $cache while it is unpacked, $free_mib MB are free; set XDG_CACHE_HOME to a folder with room"
+    return 1
+  fi
+  lockstep_say "fetching LibTorch $lockstep_wheel into $folder: 1 to 2 minutes, 4.7 GB on disk"
+  rm -rf "$folder"
+  python3 -m venv "$folder" >&2 || return 1
+  # The other two are small: the tests open our files with them.
+  if ! "$folder/bin/python" -m pip install --disable-pip-version-check --no-cache-dir "torch==$lockstep_wheel" numpy safetensors >&2; then
+    lockstep_say "pip could not fetch torch==$lockstep_wheel (above); start again to retry, or set LOCKSTEP_LIBTORCH to a LibTorch"
+    return 1
+  fi
+  touch "$folder/complete"
+}
+
+lockstep_find_libtorch() {
+  local folder prefixes
+  if [ -n "${LOCKSTEP_LIBTORCH:-}" ]; then
+    lockstep_is_libtorch "$LOCKSTEP_LIBTORCH" && return 0
+    lockstep_say "LOCKSTEP_LIBTORCH=$LOCKSTEP_LIBTORCH is not the folder of a LibTorch $lockstep_libtorch_version" \
+      "(its include/ and lib/libtorch_cpu.so); correct it, or unset it to have LibTorch found or fetched"
+    return 1
+  fi
+  IFS=: read -r -a prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  for folder in "${prefixes[@]%/share/cmake}" "$(lockstep_python_torch python3)"; do
+    if [ -n "$folder" ] && lockstep_is_libtorch "$folder"; then
+      LOCKSTEP_LIBTORCH=$folder
+      return 0
+    fi
+  done
+
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep
+  local own=$cache/libtorch-$lockstep_wheel
+  if [ ! -e "$own/complete" ]; then
+    (lockstep_fetch_libtorch "$cache" "$own") || return 1
+  fi
+  LOCKSTEP_LIBTORCH=$(lockstep_python_torch "$own/bin/python")
+  lockstep_is_libtorch "$LOCKSTEP_LIBTORCH" && return 0
+  lockstep_say "$own holds no LibTorch $lockstep_libtorch_version; delete that folder and start again"
+  return 1
+}
+
+if ! lockstep_install_packages || ! lockstep_find_libtorch; then
+  # shellcheck disable=SC2317  # sourced it returns, run it exits
+  return 1 2>/dev/null || exit 1
+fi
+LOCKSTEP_LIBTORCH=$(realpath "$LOCKSTEP_LIBTORCH")
+export LOCKSTEP_LIBTORCH
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  printf '%s\n' "$LOCKSTEP_LIBTORCH"
+fi

@@ -1,0 +1,38 @@
+// A small GPT learns English from the licence texts on this machine, or from --text FILE, on as many ranks as there are devices.
+// Stop it with Ctrl-C and start it again: it goes on where it was.
+#include <fmt/format.h>
+
+#include "char_gpt.h"
+
+struct CharModel final : lockstep::Task {
+  explicit CharModel(char_gpt::Gpt model) : gpt(std::move(model)) {}
+  torch::nn::Module& module() override { return *gpt; }
+  std::vector<lockstep::OptimizerSpec> optimizers() override { return {lockstep::adamw({.lr = char_gpt::kLearningRate})}; }
+  lockstep::StepOutput training_step(const lockstep::Batch& batch) override { return char_gpt::loss(gpt, batch); }
+
+  char_gpt::Gpt gpt;
+};
+
+int main(int argc, char** argv) {
+  std::string file;
+  std::int64_t length = 600;
+  lockstep::Flags flags;
+  flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)");
+  flags.add("sample", &length, "characters to write at the end");
+
+  return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {
+    const auto text = char_gpt::load_text(file);
+    CharModel task(char_gpt::Gpt(static_cast<std::int64_t>(text.alphabet.size()), char_gpt::kDropout));
+    lockstep::DataLoader train(std::make_shared<char_gpt::Windows>(text.train, 1), session.plan.loader, session.world);
+    lockstep::DataLoader validation(std::make_shared<char_gpt::Windows>(text.validation, char_gpt::kContext),
+                                    session.plan.eval_loader, session.world);
+
+    const auto result = lockstep::Trainer(session).fit(task, train, &validation);
+
+    if (result.stop == lockstep::StopKind::none && session.world.is_main() && length > 0) {
+      const std::string sample = char_gpt::sample(task.gpt, text.alphabet, length, session.world.device());
+      session.print(fmt::format("\n{}\n\n{:.0f} % of the words it wrote are words of the text", sample,
+                                100 * char_gpt::known_words(sample, text.all)));
+    }
+  });
+}

@@ -1,0 +1,73 @@
+// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a loop of your own. It ends
+// with the same weights, bit for bit.
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/checkpoint/rng_state.h>
+#include <lockstep/optim/lr_schedule.h>
+
+#include "char_gpt.h"
+
+int main(int argc, char** argv) {
+  std::string file;
+  lockstep::Flags flags;
+  flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)");
+
+  return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {
+    lockstep::World& world = session.world;
+    const lockstep::TrainConfig& config = session.plan.config;
+    const auto text = char_gpt::load_text(file);
+    char_gpt::Gpt model(static_cast<std::int64_t>(text.alphabet.size()), char_gpt::kDropout);
+    lockstep::DataLoader data(std::make_shared<char_gpt::Windows>(text.train, 1), session.plan.loader, world);
+
+    model->to(world.device());
+    const auto strategy = lockstep::make_strategy(session.plan, world);
+    const lockstep::OptimizerSpec optimizer(lockstep::adamw({.lr = char_gpt::kLearningRate}));
+    strategy->prepare(*model, {&optimizer, 1});
+    lockstep::CheckpointStore store(lockstep::run_directory(config) + "/checkpoints", config.checkpoint, world);
+    lockstep::seed_rng(config.seed, world.rank(), /*step=*/0, world.device());
+
+    std::int64_t step = 0;
+    const auto save = [&] {
+      store.save(step, {.tensors = {{"model", lockstep::module_tensors(*model)}, {"optimizer", strategy->optimizer_state()}},
+                        .values = {{"consumed", std::to_string(data.position().consumed)}},
+                        .per_rank = lockstep::rng_state(world.device())});
+    };
+    if (const auto latest = store.latest()) {
+      const auto snapshot = store.load(*latest);
+      lockstep::load_module(*model, snapshot.tensors.at("model"));
+      strategy->load_optimizer_state(snapshot.tensors.at("optimizer"));
+      data.seek({.epoch = 0, .consumed = std::stoll(snapshot.values.at("consumed"))});
+      lockstep::set_rng_state(snapshot.per_rank, world.device());
+      step = *latest;
+    }
+
+    while (step < config.max_steps && !strategy->agreed().stop) {
+      const lockstep::StepBatches& batches = *data.next();
+      strategy->put({.stop = session.control.stop_requested() != lockstep::StopKind::none});
+      strategy->zero_grad();
+      for (const auto& batch : batches.micro) {
+        strategy->begin_forward(/*reduce=*/&batch == &batches.micro.back());
+        if (batch.samples == 0) {
+          strategy->backward_nothing();   // other ranks have samples in this micro-batch
+          continue;
+        }
+        const auto loss = char_gpt::loss(model, batch);
+        strategy->backward(loss, static_cast<double>(batch.samples * world.size()) / static_cast<double>(batches.global_samples));
+      }
+      strategy->finish();
+      {
+        torch::NoGradGuard no_grad;
+        strategy->scale_grads((config.optim.max_grad_norm / (strategy->grad_norm() + 1e-6)).clamp_max(1.0));
+      }
+      strategy->set_lr_factor(lockstep::lr_factor(config.optim, config.max_steps, step));
+      strategy->step();
+      if (++step % config.checkpoint.every_steps == 0) {
+        save();
+      }
+    }
+    if (step % config.checkpoint.every_steps != 0) {
+      save();
+    }
+    session.control.set_agreed(strategy->agreed().stop ? session.control.stop_requested() : lockstep::StopKind::none);
+    session.print("step " + std::to_string(step) + " is saved in " + lockstep::run_directory(config));
+  });
+}

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# One command: installs what is missing, builds, and trains a small GPT on every GPU of this machine, or without one on two CPU
+# ranks. Flags are handed on: examples/quickstart.sh --max-steps 50
+set -euo pipefail
+start=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=cmake/setup.sh
+source cmake/setup.sh
+
+cmake --preset release
+cmake --build --preset release --target 06_char_gpt
+
+program=$PWD/build/release/examples/06_char_gpt
+case " $* " in
+*" --nprocs"* | *" --devices"*) ;;
+*) nvidia-smi --list-gpus 2>/dev/null | grep -q . || set -- --nprocs 2 "$@" ;;
+esac
+printf '\n$ %s\n' "$program $*"
+cd "$start"
+exec "$program" "$@"

@@ -1,0 +1,68 @@
+// lockstep/base/file_system.h
+//
+// Every file the library writes goes through this interface, so that tests can lose power or fill the disk. Torch-free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// A file being written. Nothing is durable before sync().
+class WritableFile {
+ public:
+  virtual ~WritableFile() = default;  ///< closes without syncing; never throws
+  virtual void append(std::span<const std::byte> bytes) = 0;
+  virtual void sync() = 0;   ///< fsync. After a failure the file must be discarded, never synced again.
+  virtual void close() = 0;  ///< reports what close(2) reports
+};
+
+/// A file being read. Only regular files are opened; symbolic links are not followed.
+class RandomAccessFile {
+ public:
+  virtual ~RandomAccessFile() = default;
+  virtual std::int64_t size() const = 0;
+  /// Reads exactly `out.size()` bytes at `offset`. Throws: IoError when the file is shorter.
+  virtual void read(std::int64_t offset, std::span<std::byte> out) const = 0;
+};
+
+/// A lock that dies with its owner (flock).
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+/// All operations throw IoError naming the path and the errno text. Thread-safe.
+class FileSystem {
+ public:
+  using Path = std::filesystem::path;
+  virtual ~FileSystem() = default;
+  virtual std::unique_ptr<WritableFile> create(const Path& path) = 0;       ///< new file, 0600; fails if it exists
+  virtual std::unique_ptr<WritableFile> open_append(const Path& path) = 0;  ///< created 0600 if missing
+  virtual std::unique_ptr<RandomAccessFile> open(const Path& path) = 0;
+  virtual void create_directories(const Path& path) = 0;  ///< 0700 for what it makes
+  virtual void sync_directory(const Path& path) = 0;
+  virtual void rename(const Path& from, const Path& to) = 0;   ///< fails if `to` exists
+  virtual void replace(const Path& from, const Path& to) = 0;  ///< atomically replaces a file
+  virtual void remove_all(const Path& path) = 0;               ///< missing is fine
+  virtual bool exists(const Path& path) = 0;
+  virtual std::vector<std::string> list(const Path& path) = 0;  ///< names, sorted; {} if missing
+  virtual std::int64_t free_bytes(const Path& path) = 0;
+  /// Takes an exclusive lock on `path` (created 0600). nullptr: somebody else holds it; `owner` then gets the lock
+  /// file's text.
+  virtual std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) = 0;
+};
+
+/// The operating system's files. Stateless; one object for the process.
+FileSystem& real_file_system() noexcept;
+
+/// Whole small files. `write_file` is atomic: temporary file, fsync, rename.
+std::string read_file(FileSystem& fs, const std::filesystem::path& path, std::int64_t max_bytes = 64 << 20);
+void write_file(FileSystem& fs, const std::filesystem::path& path, std::string_view text);
+
+}  // namespace lockstep

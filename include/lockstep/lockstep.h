@@ -1,0 +1,9 @@
+// lockstep/lockstep.h
+//
+// What a training program needs.
+#pragma once
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/run.h>
+#include <lockstep/trainer/trainer.h>

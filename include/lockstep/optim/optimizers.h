@@ -1,0 +1,59 @@
+// lockstep/optim/optimizers.h
+//
+// Optimizers as factories over exactly the tensors they are given. Fused updates behind the ordinary torch::optim::Optimizer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/fwd.h>
+
+namespace lockstep {
+
+using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
+using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
+/// Builds an optimizer on the given groups. A group without options gets the factory's own; the library sets learning rates
+/// through the group's options (`set_lr`).
+using OptimizerFactory = std::function<OptimizerPtr(ParamGroups)>;
+
+/// Same meaning and defaults as torch.optim.AdamW.
+struct AdamWOptions {
+  double lr = 1e-3;
+  double weight_decay = 0.01;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+};
+/// Same meaning as torch.optim.SGD.
+struct SgdOptions {
+  double lr = 1e-2;
+  double momentum = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+};
+
+OptimizerFactory adamw(AdamWOptions options = {});   ///< at::_fused_adamw_: one kernel per device and dtype
+OptimizerFactory sgd(SgdOptions options = {});       ///< at::_fused_sgd_
+
+/// Parameters that share options. A parameter belongs to the first group that selects it.
+struct GroupSpec {
+  std::function<bool(std::string_view name, const at::Tensor& parameter)> select{};   ///< empty: every parameter left
+  double lr_scale = 1;
+  double weight_decay = -1;   ///< -1: the factory's
+};
+
+struct OptimizerSpec {
+  OptimizerFactory make{};
+  /// Empty: matrices decay, vectors and scalars (biases, norms) do not.
+  std::vector<GroupSpec> groups{};
+  std::string name = "main";
+  torch::nn::Module* module = nullptr;   ///< whose parameters; nullptr: the task's module. A GAN names its two parts.
+
+  OptimizerSpec() = default;
+  OptimizerSpec(OptimizerFactory factory) : make(std::move(factory)) {}   // NOLINT(google-explicit-constructor)
+};
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+// lockstep/storage/checkpoint_dir.h
+//
+// A directory of checkpoints, as bytes: layout, manifest, commit, newest valid one, retention. Torch-free.
+// docs/checkpoints.md is the disk format and the commit order.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/file_system.h>
+
+namespace lockstep {
+
+inline constexpr int kCheckpointFormat = 1;
+inline constexpr std::int64_t kChunkBytes = 4 << 20;  ///< one CRC-32C per this many bytes
+
+/// MANIFEST.json of one checkpoint.
+struct Manifest {
+  struct File {
+    std::string name{};
+    std::int64_t size = 0;
+    std::vector<std::uint32_t> crc32c{};  ///< one per chunk of kChunkBytes
+  };
+  int format = kCheckpointFormat;
+  std::int64_t step = 0;
+  std::string run_id{};
+  int restart = 0;
+  std::vector<File> files{};
+};
+
+/// One checkpoint being written: files in a temporary directory, visible only after commit().
+class CheckpointWriter {
+ public:
+  virtual ~CheckpointWriter() = default;  ///< not committed: the temporary directory is removed
+  /// Streams one file: `produce` calls the function it is given with the bytes in order. Checksummed, fsynced, closed.
+  virtual void add(const std::string& name,
+                   const std::function<void(const std::function<void(std::span<const std::byte>)>&)>& produce) = 0;
+  /// Manifest, fsync of the directory, rename, fsync of the parent: durable when it returns.
+  virtual void commit() = 0;
+};
+
+class CheckpointDir {
+ public:
+  CheckpointDir(FileSystem& fs, std::filesystem::path directory, std::string run_id, int restart);
+
+  /// Begins checkpoint `step`. `expected_bytes` (0: unknown) is checked against the free space first.
+  /// Throws: IoError with bytes needed and free. A checkpoint of this step that is already there and valid is replaced
+  /// only at commit (moved aside, then removed).
+  std::unique_ptr<CheckpointWriter> begin(std::int64_t step, std::int64_t expected_bytes = 0);
+
+  std::vector<std::int64_t> steps() const;  ///< committed ones, ascending, not verified
+  std::filesystem::path path(
+      std::int64_t step) const;  ///< where its files are now; where they would be if there is none
+
+  /// Reads every byte. Throws: CheckpointError naming file, chunk and offset, or the format version.
+  Manifest verify(std::int64_t step) const;
+  /// Newest that verifies. Damaged ones are reported through `on_damage` and left alone.
+  std::optional<Manifest> newest_valid(const std::function<void(const std::string& message)>& on_damage) const;
+  std::unique_ptr<RandomAccessFile> open(std::int64_t step, const std::string& name) const;
+
+  /// Removes left-over temporary directories and returns their names; puts back a checkpoint whose replacement never
+  /// arrived. Call when nobody is writing.
+  std::vector<std::string> remove_incomplete();
+  /// Deletes the oldest so that `keep_last` (2 at least) remain. Call only after commit().
+  void retain(int keep_last);
+
+ private:
+  FileSystem& fs_;
+  std::filesystem::path directory_;
+  std::string run_id_;
+  int restart_;
+};
+
+/// Steps to delete so that the newest `keep_last` remain. Pure.
+std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last);
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+// lockstep/trainer/callback.h
+//
+// Code of yours at fixed points of a run.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <lockstep/base/control.h>
+#include <lockstep/trainer/task.h>
+
+namespace lockstep {
+
+enum class Stage : std::uint32_t {
+  fit_start = 1,          ///< prepared and resumed; before the first step
+  step_end = 2,           ///< after the update
+  epoch_end = 4,          ///< after the last step of an epoch
+  validation_end = 8,     ///< `metrics` holds the validation's means
+  report = 16,            ///< `metrics` holds what goes to the console and the metric files
+  checkpoint_saved = 32,  ///< durable
+  fit_end = 64,
+};
+constexpr std::uint32_t operator|(Stage a, Stage b) { return static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b); }
+constexpr std::uint32_t operator|(std::uint32_t a, Stage b) { return a | static_cast<std::uint32_t>(b); }
+
+using Metrics = std::vector<std::pair<std::string, double>>;
+
+/// What a callback may look at or touch; what a stage has no value for is null.
+struct StageContext {
+  Stage stage;
+  const TrainState& state;
+  torch::nn::Module& module;
+  Strategy& strategy;
+  World& world;
+  const Plan& plan;
+  TrainControl& control;
+  const StepResult* step = nullptr;
+  const Metrics* metrics = nullptr;   ///< the same on all ranks
+};
+
+class Callback {
+ public:
+  virtual ~Callback() = default;
+  virtual std::string_view name() const = 0;                 ///< unique in a trainer; the key of its state in checkpoints
+  virtual std::uint32_t stages() const = 0;                  ///< mask of Stage; others are never called and cost nothing
+  virtual void on(const StageContext& context) = 0;          ///< on every rank, in order of registration, at the same step
+  virtual NamedTensors save() const { return {}; }           ///< goes into every checkpoint, rank 0's
+  virtual void load(const NamedTensors&) {}
+};
+
+}  // namespace lockstep

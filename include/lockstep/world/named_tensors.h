@@ -1,0 +1,17 @@
+// lockstep/world/named_tensors.h
+//
+// The one value that data, parallel, optim and checkpoint exchange.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// Ordered names and tensors.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+}  // namespace lockstep

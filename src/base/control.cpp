@@ -1,0 +1,62 @@
+#include <atomic>
+#include <mutex>
+
+#include <lockstep/base/control.h>
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+struct TrainControl::State {
+  std::atomic<StopKind> stop{StopKind::none};
+  std::atomic<StopKind> agreed{StopKind::none};
+  std::atomic<bool> checkpoint{false};
+  mutable std::mutex mutex;  // guards reason
+  std::string reason;
+
+  // What a signal handler touches must not lock.
+  static_assert(std::atomic<StopKind>::is_always_lock_free);
+
+  /// True for the first request only.
+  bool claim_stop(StopKind kind) noexcept {
+    auto nobody = StopKind::none;
+    return stop.compare_exchange_strong(nobody, kind);
+  }
+};
+
+TrainControl::TrainControl() : state_(std::make_shared<State>()) {}
+
+void TrainControl::request_stop(std::string_view reason, StopKind kind) {
+  LOCKSTEP_ASSERT(kind != StopKind::none, "a stop request needs a kind");
+  const std::lock_guard lock(state_->mutex);
+  if (state_->claim_stop(kind)) {
+    state_->reason = reason;
+  }
+}
+
+void TrainControl::request_checkpoint() noexcept { state_->checkpoint.store(true); }
+void TrainControl::request_stop_from_signal(StopKind kind) noexcept { state_->claim_stop(kind); }
+StopKind TrainControl::stop_requested() const noexcept { return state_->stop.load(); }
+
+std::string TrainControl::stop_reason() const {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->reason.empty()) {
+    return state_->reason;
+  }
+  switch (state_->stop.load()) {
+    case StopKind::none:
+      return "";
+    case StopKind::program:
+      return "the program asked for it";
+    case StopKind::terminate:
+      return "a signal asked for it";
+    case StopKind::interrupt:
+      return "Ctrl-C";
+  }
+  return "";
+}
+
+bool TrainControl::take_checkpoint_request() noexcept { return state_->checkpoint.exchange(false); }
+void TrainControl::set_agreed(StopKind kind) noexcept { state_->agreed.store(kind); }
+StopKind TrainControl::agreed() const noexcept { return state_->agreed.load(); }
+
+}  // namespace lockstep

@@ -1,0 +1,16 @@
+// CRC-32C (Castagnoli), hardware when the CPU has it. Torch-free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace lockstep {
+
+/// Continues `crc` (0 to begin) over `bytes`.
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept;
+
+/// The same without special instructions.
+std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept;
+
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep {
+namespace {
+
+std::string summary(const std::vector<Problem>& problems) {
+  if (problems.size() == 1) {
+    return problems.front().what;
+  }
+  std::string text = fmt::format("{} problems in the configuration", problems.size());
+  for (const Problem& problem : problems) {
+    text += "; " + problem.what;
+  }
+  return text;
+}
+
+std::string only_hint(const std::vector<Problem>& problems) {
+  return problems.size() == 1 ? problems.front().hint : std::string();
+}
+
+void append_problem(std::string& text, const std::string& what, const std::string& hint) {
+  text += "error: " + what;
+  if (!hint.empty()) {
+    text += "\n  hint: " + hint;
+  }
+}
+
+}  // namespace
+
+ConfigError::ConfigError(std::vector<Problem> problems)
+    : Error(summary(problems), only_hint(problems), ExitCode::usage), problems_(std::move(problems)) {}
+
+ConfigError::ConfigError(const std::string& what, std::string hint)
+    : ConfigError(std::vector<Problem>{{what, std::move(hint)}}) {}
+
+std::string error_text(const std::exception& error) {
+  std::string text;
+  if (const auto* config = dynamic_cast<const ConfigError*>(&error)) {
+    for (const Problem& problem : config->problems()) {
+      if (!text.empty()) {
+        text += '\n';
+      }
+      append_problem(text, problem.what, problem.hint);
+    }
+  } else if (const auto* ours = dynamic_cast<const Error*>(&error)) {
+    append_problem(text, ours->what(), ours->hint());
+  } else {
+    append_problem(text, error.what(), {});
+  }
+  return text;
+}
+
+ExitCode exit_code_of(const std::exception& error) noexcept {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  return ours != nullptr ? ours->exit_code() : ExitCode::failed;
+}
+
+namespace detail {
+
+void assertion_failed(const char* condition, const char* why, const char* file, int line) noexcept {
+  std::array<char, 1024> text{};
+  const int length = std::snprintf(text.data(), text.size(), "internal error on rank %d: %s; %s is false (%s:%d)\n",
+                                   log_rank(), why, condition, file, line);
+  const auto size = std::min(static_cast<std::size_t>(std::max(length, 0)), text.size() - 1);
+  if (::write(STDERR_FILENO, text.data(), size) < 0) {
+    // Nothing is left to report it to.
+  }
+  ::_exit(static_cast<int>(ExitCode::internal));
+}
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,378 @@
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+
+#include "base/io_error.h"
+
+namespace lockstep {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr mode_t kFileMode = 0600;
+constexpr mode_t kDirectoryMode = 0700;
+constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // not waiting: a pipe in a file's place must not hang us
+
+/// Repeats a system call that a signal interrupted.
+template <class Call>
+auto retry(Call&& call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) {
+    result = call();
+  }
+  return result;
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) noexcept : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() { close(); }
+
+  int get() const noexcept { return fd_; }
+  /// 0 or -1. Linux has released the descriptor even when close fails, so it is never repeated.
+  int close() noexcept { return fd_ < 0 ? 0 : ::close(std::exchange(fd_, -1)); }
+
+ private:
+  int fd_;
+};
+
+int open_file(const Path& path, int flags) {
+  return retry([&] { return ::open(path.c_str(), flags | kAlways, kFileMode); });
+}
+
+void require_regular(const Descriptor& file, const Path& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) {
+    throw_io_error("look at", path, errno);
+  }
+  if (S_ISDIR(status.st_mode)) {
+    throw_io_error("open", path, EISDIR);
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw IoError(fmt::format("cannot open {}: not a regular file", path.string()));
+  }
+}
+
+/// A new file with our mode whatever the umask; -1 and EEXIST when there is one.
+Descriptor create_new(const Path& path, int access) {
+  Descriptor file(open_file(path, access | O_CREAT | O_EXCL));
+  if (file.get() >= 0 && ::fchmod(file.get(), kFileMode) != 0) {
+    throw_io_error("set the permissions of", path, errno);
+  }
+  return file;
+}
+
+Descriptor open_or_create(const Path& path, int access) {
+  Descriptor created = create_new(path, access);
+  if (created.get() >= 0) {
+    return created;
+  }
+  if (errno != EEXIST) {
+    throw_io_error("create", path, errno);
+  }
+  Descriptor existing(open_file(path, access));
+  if (existing.get() < 0) {
+    throw_io_error("open", path, errno);
+  }
+  require_regular(existing, path);
+  return existing;
+}
+
+void write_all(int fd, std::span<const std::byte> bytes, const Path& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = retry([&] { return ::write(fd, bytes.data(), bytes.size()); });
+    if (written < 0) {
+      throw_io_error("write", path, errno);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+class RealWritableFile final : public WritableFile {
+ public:
+  RealWritableFile(Descriptor file, Path path) : file_(std::move(file)), path_(std::move(path)) {}
+
+  void append(std::span<const std::byte> bytes) override { write_all(file_.get(), bytes, path_); }
+
+  void sync() override {
+    if (retry([&] { return ::fsync(file_.get()); }) != 0) {
+      throw_io_error("sync", path_, errno);
+    }
+  }
+
+  void close() override {
+    if (file_.close() != 0 && errno != EINTR) {
+      throw_io_error("close", path_, errno);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  Path path_;
+};
+
+class RealRandomAccessFile final : public RandomAccessFile {
+ public:
+  RealRandomAccessFile(Descriptor file, Path path) : file_(std::move(file)), path_(std::move(path)) {}
+
+  std::int64_t size() const override {
+    struct stat status {};
+    if (::fstat(file_.get(), &status) != 0) {
+      throw_io_error("look at", path_, errno);
+    }
+    return status.st_size;
+  }
+
+  void read(std::int64_t offset, std::span<std::byte> out) const override {
+    const std::int64_t first = offset;
+    const std::size_t wanted = out.size();
+    while (!out.empty()) {
+      const ssize_t got = retry([&] { return ::pread(file_.get(), out.data(), out.size(), offset); });
+      if (got < 0) {
+        throw_io_error("read", path_, errno);
+      }
+      if (got == 0) {
+        throw IoError(fmt::format("cannot read {}: the file ends at byte {}, expected {} bytes at {}", path_.string(),
+                                  offset, wanted, first));
+      }
+      out = out.subspan(static_cast<std::size_t>(got));
+      offset += got;
+    }
+  }
+
+ private:
+  Descriptor file_;
+  Path path_;
+};
+
+class RealFileLock final : public FileLock {
+ public:
+  explicit RealFileLock(Descriptor file) : file_(std::move(file)) {}
+
+ private:
+  Descriptor file_;
+};
+
+class RealFileSystem final : public FileSystem {
+ public:
+  std::unique_ptr<WritableFile> create(const Path& path) override {
+    Descriptor file = create_new(path, O_WRONLY);
+    if (file.get() < 0) {
+      throw_io_error("create", path, errno);
+    }
+    return std::make_unique<RealWritableFile>(std::move(file), path);
+  }
+
+  std::unique_ptr<WritableFile> open_append(const Path& path) override {
+    return std::make_unique<RealWritableFile>(open_or_create(path, O_WRONLY | O_APPEND), path);
+  }
+
+  std::unique_ptr<RandomAccessFile> open(const Path& path) override {
+    Descriptor file(open_file(path, O_RDONLY));
+    if (file.get() < 0) {
+      throw_io_error("open", path, errno);
+    }
+    require_regular(file, path);
+    return std::make_unique<RealRandomAccessFile>(std::move(file), path);
+  }
+
+  void create_directories(const Path& path) override {
+    if (path.empty() || path == path.root_path()) {
+      return;
+    }
+    if (make_directory(path)) {
+      return;
+    }
+    create_directories(path.parent_path());
+    if (!make_directory(path)) {
+      throw_io_error("create", path, ENOENT);
+    }
+  }
+
+  void sync_directory(const Path& path) override {
+    const Descriptor directory(
+        retry([&] { return ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+    if (directory.get() < 0) {
+      throw_io_error("open", path, errno);
+    }
+    // EINVAL: this file system keeps no directories that could be synced.
+    if (retry([&] { return ::fsync(directory.get()); }) != 0 && errno != EINVAL) {
+      throw_io_error("sync", path, errno);
+    }
+  }
+
+  void rename(const Path& from, const Path& to) override {
+    const auto no_replace = [&] {
+      return ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+    };
+    if (retry(no_replace) == 0) {
+      return;
+    }
+    if (errno != EINVAL && errno != ENOSYS) {
+      throw_rename_error(from, to, errno);
+    }
+    if (exists(to)) {  // some network file systems cannot do it in one step
+      throw_rename_error(from, to, EEXIST);
+    }
+    replace(from, to);
+  }
+
+  void replace(const Path& from, const Path& to) override {
+    if (retry([&] { return ::rename(from.c_str(), to.c_str()); }) != 0) {
+      throw_rename_error(from, to, errno);
+    }
+  }
+
+  void remove_all(const Path& path) override {
+    std::error_code error;
+    std::filesystem::remove_all(path, error);
+    if (error) {
+      throw_io_error("remove", path, error.value());
+    }
+  }
+
+  bool exists(const Path& path) override {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) == 0) {
+      return true;
+    }
+    if (errno == ENOENT || errno == ENOTDIR) {
+      return false;
+    }
+    throw_io_error("look at", path, errno);
+  }
+
+  std::vector<std::string> list(const Path& path) override {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(path.empty() ? Path(".") : path, error);
+    std::vector<std::string> names;
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+      names.push_back(entry->path().filename().string());
+    }
+    if (error && error != std::errc::no_such_file_or_directory) {
+      throw_io_error("list", path, error.value());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  std::int64_t free_bytes(const Path& path) override {
+    struct statvfs status {};
+    if (retry([&] { return ::statvfs(path.c_str(), &status); }) != 0) {
+      throw_io_error("look at the file system of", path, errno);
+    }
+    return static_cast<std::int64_t>(status.f_bavail) * static_cast<std::int64_t>(status.f_frsize);
+  }
+
+  std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) override {
+    Descriptor file = open_or_create(path, O_RDWR);
+    if (retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0) {
+      if (errno != EWOULDBLOCK) {
+        throw_io_error("lock", path, errno);
+      }
+      std::array<char, 4096> text{};
+      const ssize_t got = retry([&] { return ::pread(file.get(), text.data(), text.size(), 0); });
+      owner.assign(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+      return nullptr;
+    }
+    if (retry([&] { return ::ftruncate(file.get(), 0); }) != 0) {
+      throw_io_error("write", path, errno);
+    }
+    write_all(file.get(), std::as_bytes(std::span(my_text)), path);
+    return std::make_unique<RealFileLock>(std::move(file));
+  }
+
+ private:
+  /// False if the parent is missing; true if the directory is there now.
+  static bool make_directory(const Path& path) {
+    if (::mkdir(path.c_str(), kDirectoryMode) == 0) {
+      if (::chmod(path.c_str(), kDirectoryMode) != 0) {
+        throw_io_error("set the permissions of", path, errno);
+      }
+      return true;
+    }
+    const int error = errno;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) {  // also where mkdir says EROFS or EACCES before EEXIST
+      return true;
+    }
+    if (error == ENOENT) {
+      return false;
+    }
+    throw_io_error("create", path, error);
+  }
+
+  [[noreturn]] static void throw_rename_error(const Path& from, const Path& to, int error) {
+    throw_io_error("rename " + from.string() + " to", to, error);
+  }
+};
+
+}  // namespace
+
+void throw_io_error(std::string_view verb, const Path& path, int error) {
+  std::string hint;
+  if (error == ENOSPC || error == EDQUOT) {
+    hint = "free space there, or write to another file system";
+  } else if (error == EACCES || error == EPERM) {
+    hint = "check the permissions of the path and of the directories above it";
+  }
+  throw IoError(fmt::format("cannot {} {}: {}", verb, path.string(), std::generic_category().message(error)), hint);
+}
+
+FileSystem& real_file_system() noexcept {
+  static RealFileSystem files;
+  return files;
+}
+
+std::string read_file(FileSystem& fs, const Path& path, std::int64_t max_bytes) {
+  const auto file = fs.open(path);
+  const std::int64_t size = file->size();
+  if (size > max_bytes) {
+    throw IoError(fmt::format("cannot read {}: it has {} bytes, expected at most {}", path.string(), size, max_bytes));
+  }
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file->read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void write_file(FileSystem& fs, const Path& path, std::string_view text) {
+  Path temporary = path;
+  temporary += ".tmp";
+  fs.remove_all(temporary);  // what a crash may have left
+  try {
+    const auto file = fs.create(temporary);
+    file->append(std::as_bytes(std::span(text)));
+    file->sync();
+    file->close();
+    fs.replace(temporary, path);
+  } catch (...) {
+    try {
+      fs.remove_all(temporary);
+    } catch (const IoError&) {
+      // The first failure is the one to report.
+    }
+    throw;
+  }
+  fs.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+// Files in memory whose disk can fill up, fail or lose power at any operation. For tests. Torch-free.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/base/file_system.h>
+
+namespace lockstep {
+
+/// What a power loss leaves of writes that nobody synced; a correct protocol survives all of it.
+enum class Unsynced {
+  lost,          ///< neither data nor directory entries
+  entries_kept,  ///< creates, renames and removals reached the disk, file data did not
+  all_kept,      ///< everything had reached the disk
+};
+
+/// Thrown by the operation at which the power went, and by every one after it. Not an IoError: nothing may handle it.
+struct PowerLost {};
+
+/// Data becomes durable by WritableFile::sync(), directory entries (create, rename, remove) by sync_directory() of the
+/// directory that holds them. Every call that changes something is one operation, numbered from 0.
+class MemoryFileSystem final : public FileSystem {
+ public:
+  MemoryFileSystem();
+  ~MemoryFileSystem() override;
+
+  int operations() const;
+  std::vector<std::string> trace() const;  ///< "rename /a /b" for each operation so far
+
+  /// Operation `operation` and the `times` - 1 after it fail with `error`. A failing append has written half of its
+  /// bytes; a file whose sync failed never becomes durable, even if a later sync succeeds.
+  void fail_at(int operation, int error, int times = 1);
+  void lose_power_at(int operation);
+  /// What is on the disk after the machine comes back.
+  std::unique_ptr<MemoryFileSystem> after_power_loss(Unsynced unsynced = Unsynced::lost) const;
+  void set_free_bytes(std::int64_t bytes);
+  /// Flips one bit of a file, as bad media do.
+  void corrupt(const Path& path, std::int64_t offset);
+
+  std::unique_ptr<WritableFile> create(const Path& path) override;
+  std::unique_ptr<WritableFile> open_append(const Path& path) override;
+  std::unique_ptr<RandomAccessFile> open(const Path& path) override;
+  void create_directories(const Path& path) override;
+  void sync_directory(const Path& path) override;
+  void rename(const Path& from, const Path& to) override;
+  void replace(const Path& from, const Path& to) override;
+  void remove_all(const Path& path) override;
+  bool exists(const Path& path) override;
+  std::vector<std::string> list(const Path& path) override;
+  std::int64_t free_bytes(const Path& path) override;
+  std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) override;
+
+ private:
+  struct State;
+  class File;
+  class Reader;
+  class Lock;
+  void move(std::string_view verb, const Path& from, const Path& to, bool may_replace);
+
+  std::shared_ptr<State> state_;  // shared with open files
+};
+
+}  // namespace lockstep

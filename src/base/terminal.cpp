@@ -1,0 +1,96 @@
+#include "base/terminal.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <lockstep/base/variables.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kEraseLine = "\r\x1b[K";
+
+struct Console {
+  std::mutex mutex;
+  std::string status;
+};
+
+Console& console() {
+  // Never destroyed: threads may still log while the process ends.
+  static auto& the_console = *new Console;
+  return the_console;
+}
+
+/// One write(2) for what fits into one; an unwritable standard error is nobody's fault here.
+void write_to_stderr(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd writable{STDERR_FILENO, POLLOUT, 0};
+      ::poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+bool set_and_not_zero(const Variables& variables, std::string_view name) {
+  const auto value = variables.get(name);
+  return value && !value->empty() && *value != "0";
+}
+
+}  // namespace
+
+Terminal probe_terminal(int fd, const Variables& variables) {
+  const bool is_terminal = ::isatty(fd) == 1;
+  const bool can_redraw = is_terminal && variables.get("TERM").value_or("dumb") != "dumb";
+
+  Terminal terminal;
+  terminal.interactive = can_redraw && !variables.has("CI");
+  if (variables.get("NO_COLOR").value_or("").empty()) {
+    terminal.colour =
+        can_redraw || set_and_not_zero(variables, "FORCE_COLOR") || set_and_not_zero(variables, "CLICOLOR_FORCE");
+  }
+  winsize size{};
+  if (is_terminal && ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    terminal.width = size.ws_col;
+  } else if (const auto columns = parse_int(variables.get("COLUMNS").value_or("")); columns && *columns > 0) {
+    terminal.width = static_cast<int>(std::min<std::int64_t>(*columns, 10'000));
+  }
+  return terminal;
+}
+
+void write_line(std::string_view text) {
+  Console& shared = console();
+  const std::lock_guard lock(shared.mutex);
+  std::string out;
+  out.reserve(text.size() + shared.status.size() + kEraseLine.size() + 1);
+  if (!shared.status.empty()) {
+    out += kEraseLine;
+  }
+  out += text;
+  out += '\n';
+  out += shared.status;
+  write_to_stderr(out);
+}
+
+void write_status(std::string_view text) {
+  Console& shared = console();
+  const std::lock_guard lock(shared.mutex);
+  if (text.empty() && shared.status.empty()) {
+    return;
+  }
+  shared.status = text;
+  write_to_stderr(std::string(kEraseLine) + shared.status);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,255 @@
+#include "base/text.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+namespace lockstep {
+namespace {
+
+constexpr bool is_blank(char c) noexcept { return c == ' ' || (c >= '\t' && c <= '\r'); }
+constexpr char lower(char c) noexcept { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+constexpr bool is_control(char c) noexcept { return (c >= 0 && c < 0x20) || c == 0x7f; }
+/// The second byte of a control character U+0080 to U+009F in UTF-8, after 0xc2.
+constexpr bool is_c1_tail(char c) noexcept { return (static_cast<unsigned char>(c) & 0xe0) == 0x80; }
+
+/// The spelling that counts when names are compared.
+std::string folded(std::string_view name) {
+  std::string text = to_lower(name);
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) {
+    last[j] = j;
+  }
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before_last[j - 2] + 1);
+      }
+    }
+    before_last.swap(last);
+    last.swap(row);
+  }
+  return last[b.size()];
+}
+
+/// The end of the escape sequence that begins at text[i] (an ESC).
+std::size_t escape_end(std::string_view text, std::size_t i) noexcept {
+  ++i;
+  if (i == text.size()) {
+    return i;
+  }
+  if (text[i] == '[') {  // CSI: parameters, then one final byte
+    ++i;
+    while (i < text.size() && text[i] >= 0x20 && text[i] < 0x40) {
+      ++i;
+    }
+    return i < text.size() && text[i] >= 0x40 ? i + 1 : i;
+  }
+  if (text[i] == ']' || text[i] == 'P' || text[i] == '_' || text[i] == '^') {  // a string up to BEL or ESC backslash
+    for (++i; i < text.size(); ++i) {
+      if (text[i] == '\a') {
+        return i + 1;
+      }
+      if (text[i] == '\x1b') {
+        return i + 1 < text.size() && text[i + 1] == '\\' ? i + 2 : i;
+      }
+    }
+    return i;
+  }
+  while (i < text.size() && text[i] >= 0x20 && text[i] < 0x30) {  // e.g. ESC ( B
+    ++i;
+  }
+  return i < text.size() && text[i] >= 0x30 && !is_control(text[i]) ? i + 1 : i;
+}
+
+template <class T>
+std::optional<T> parse_number(std::string_view text) noexcept {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string_view trim(std::string_view text) noexcept {
+  while (!text.empty() && is_blank(text.front())) {
+    text.remove_prefix(1);
+  }
+  while (!text.empty() && is_blank(text.back())) {
+    text.remove_suffix(1);
+  }
+  return text;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (;;) {
+    const auto end = text.find(separator);
+    parts.emplace_back(text.substr(0, end));
+    if (end == std::string_view::npos) {
+      return parts;
+    }
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string join(std::span<const std::string> parts, std::string_view separator) {
+  std::string text;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) {
+      text += separator;
+    }
+    text += parts[i];
+  }
+  return text;
+}
+
+std::string to_lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(), lower);
+  return result;
+}
+
+std::optional<std::int64_t> parse_int(std::string_view text) noexcept { return parse_number<std::int64_t>(text); }
+
+std::optional<double> parse_double(std::string_view text) noexcept {
+  const auto value = parse_number<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
+  struct Unit {
+    std::string_view name;
+    double bytes;
+  };
+  constexpr double kKibi = 1024, kKilo = 1000;
+  constexpr std::array<Unit, 14> kUnits{{{"", 1},
+                                         {"b", 1},
+                                         {"k", kKibi},
+                                         {"kib", kKibi},
+                                         {"kb", kKilo},
+                                         {"m", kKibi * kKibi},
+                                         {"mib", kKibi * kKibi},
+                                         {"mb", kKilo * kKilo},
+                                         {"g", kKibi * kKibi * kKibi},
+                                         {"gib", kKibi * kKibi * kKibi},
+                                         {"gb", kKilo * kKilo * kKilo},
+                                         {"t", kKibi * kKibi * kKibi * kKibi},
+                                         {"tib", kKibi * kKibi * kKibi * kKibi},
+                                         {"tb", kKilo * kKilo * kKilo * kKilo}}};
+  text = trim(text);
+  const auto digits_end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string_view digits = text.substr(0, digits_end);
+  const std::string_view suffix = trim(text.substr(digits_end));
+  for (const Unit& unit : kUnits) {
+    if (!std::equal(suffix.begin(), suffix.end(), unit.name.begin(), unit.name.end(),
+                    [](char a, char b) { return lower(a) == b; })) {
+      continue;
+    }
+    if (unit.bytes == 1) {
+      return parse_int(digits);
+    }
+    const auto value = parse_double(digits);
+    if (!value || *value * unit.bytes >= static_cast<double>(std::numeric_limits<std::int64_t>::max())) {
+      return std::nullopt;
+    }
+    return static_cast<std::int64_t>(*value * unit.bytes);
+  }
+  return std::nullopt;
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (std::abs(value) >= 1023.95 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string human_count(std::int64_t count) {
+  constexpr std::array<const char*, 5> kUnits{"", "K", "M", "G", "T"};
+  auto value = static_cast<double>(count);
+  std::size_t unit = 0;
+  while (std::abs(value) >= 999.95 && unit + 1 < kUnits.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{}", count) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string human_duration(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > 3.6e9) {
+    return "--:--";
+  }
+  const auto total = static_cast<std::int64_t>(std::llround(seconds));
+  const auto hours = total / 3600, minutes = total / 60 % 60, rest = total % 60;
+  return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest) : fmt::format("{:02}:{:02}", minutes, rest);
+}
+
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates) {
+  const std::string wanted = folded(word);
+  std::optional<std::string> best;
+  std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(wanted, folded(candidate));
+    // A candidate of which nothing is left after the edits is no typing error.
+    if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+std::string format_ranges(std::span<const int> sorted) {
+  std::string text;
+  for (std::size_t i = 0; i < sorted.size();) {
+    std::size_t last = i;
+    while (last + 1 < sorted.size() && sorted[last + 1] == sorted[last] + 1) {
+      ++last;
+    }
+    text += text.empty() ? "" : ",";
+    text += last == i ? fmt::format("{}", sorted[i]) : fmt::format("{}-{}", sorted[i], sorted[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    if (text[i] == '\x1b') {
+      i = escape_end(text, i);
+    } else if (text[i] == '\xc2' && i + 1 < text.size() && is_c1_tail(text[i + 1])) {
+      i += 2;
+    } else {
+      if (!is_control(text[i]) || text[i] == '\t') {
+        result += text[i];
+      }
+      ++i;
+    }
+  }
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// Small text helpers. Torch-free, no locale.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+std::string_view trim(std::string_view text) noexcept;
+std::vector<std::string> split(std::string_view text, char separator);
+std::string join(std::span<const std::string> parts, std::string_view separator);
+std::string to_lower(std::string_view text);
+/// Strict: the whole text, no sign tricks, no blanks; nullopt otherwise.
+std::optional<std::int64_t> parse_int(std::string_view text) noexcept;
+std::optional<double> parse_double(std::string_view text) noexcept;
+/// "8GiB", "512 MiB", "1000" -> bytes.
+std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept;
+std::string human_bytes(std::int64_t bytes);  ///< "4.7 GiB"
+std::string human_count(std::int64_t count);  ///< "115.2 K"
+std::string human_duration(double seconds);   ///< "1:02:03", "00:12"
+/// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if near enough to be a typing error.
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates);
+/// "0-3,7" for {0,1,2,3,7}.
+std::string format_ranges(std::span<const int> sorted);
+/// Removes escape sequences and control characters except tab.
+std::string printable(std::string_view text);
+
+}  // namespace lockstep

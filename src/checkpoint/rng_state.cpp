@@ -1,0 +1,85 @@
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/cat.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/rng_state.h>
+
+namespace lockstep {
+namespace {
+
+std::vector<at::Generator> generators(c10::Device device) {
+  std::vector<at::Generator> result{at::globalContext().defaultGenerator(c10::kCPU)};
+  if (!device.is_cpu()) {
+    result.push_back(at::globalContext().defaultGenerator(device));
+  }
+  return result;
+}
+
+/// One block per generator.
+std::vector<at::Tensor> states(c10::Device device) {
+  std::vector<at::Tensor> result;
+  for (at::Generator& generator : generators(device)) {
+    const std::lock_guard lock(generator.mutex());
+    result.push_back(generator.get_state());
+  }
+  return result;
+}
+
+/// splitmix64 (Steele, Lea & Flood 2014): every bit of the result depends on every bit of the argument.
+std::uint64_t mix(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+at::Tensor rng_state(c10::Device device) { return at::cat(states(device)); }
+
+void set_rng_state(const at::Tensor& state, c10::Device device) {
+  // A generator's state has one size, so that the blocks need no lengths.
+  const std::vector<at::Tensor> current = states(device);
+  std::int64_t expected = 0;
+  for (const at::Tensor& block : current) {
+    expected += block.numel();
+  }
+  if (!state.defined() || state.scalar_type() != at::kByte || state.dim() != 1 || state.numel() != expected) {
+    throw CheckpointError(
+        fmt::format(
+            "random number state for {}: found {}, expected {} bytes", device.str(),
+            state.defined() ? fmt::format("{} {}s", state.numel(), c10::toString(state.scalar_type())) : "nothing",
+            expected),
+        "it was saved on another kind of device");
+  }
+  std::int64_t offset = 0;
+  std::vector<at::Generator> targets = generators(device);
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const at::Tensor block = state.narrow(0, offset, current[i].numel()).to(at::kCPU).clone();
+    offset += block.numel();
+    const std::lock_guard lock(targets[i].mutex());
+    try {
+      targets[i].set_state(block);
+    } catch (const c10::Error& error) {
+      throw CheckpointError(
+          fmt::format("random number state for {}: {}", device.str(), error.what_without_backtrace()));
+    }
+  }
+}
+
+void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {
+  const std::uint64_t mixed = mix(mix(mix(seed) + static_cast<std::uint64_t>(rank)) + static_cast<std::uint64_t>(step));
+  for (at::Generator& generator : generators(device)) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(mixed);
+  }
+}
+
+}  // namespace lockstep

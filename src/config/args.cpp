@@ -1,0 +1,457 @@
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/config/config_io.h>
+
+#include "base/text.h"
+#include "config/check_config.h"
+#include "config/config_file.h"
+#include "config/field_value.h"
+#include "config/flags.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kEnvironmentPrefix = "LOCKSTEP_CFG_";
+
+/// A value as written on the command line. `text` is empty for a bare --flag, which is a bool's "true".
+struct Assignment {
+  std::string name{};
+  std::string text{};
+  std::string label{};  ///< "--optim.lr 0.1"
+};
+
+/// One name that the command line knows.
+struct Option {
+  std::string name{};
+  bool is_bool = false;
+};
+
+bool is_bool_word(std::string_view text) {
+  bool ignored = false;
+  return !from_text(FieldInfo{}, text, ignored);
+}
+
+/// A token that begins with a dash and is no value: "-1" and "-.5" are numbers, "-" is a file name by custom.
+bool looks_like_flag(std::string_view token) {
+  return token.size() > 1 && token.front() == '-' && !(token[1] >= '0' && token[1] <= '9') && token[1] != '.';
+}
+
+std::vector<std::string> field_names() {
+  std::vector<std::string> names;
+  const TrainConfig config;
+  visit_fields(config, [&names](const FieldInfo& info, const auto&) { names.emplace_back(info.name); });
+  return names;
+}
+
+std::string last_part(std::string_view name) {
+  const auto dot = name.rfind('.');
+  return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
+}
+
+/// Names that were probably meant: the same key in some section, else the nearest spelling.
+std::vector<std::string> probably_meant(std::string_view name, const std::vector<std::string>& known) {
+  std::vector<std::string> same_key;
+  for (const std::string& candidate : known) {
+    if (last_part(candidate) == last_part(name)) {
+      same_key.push_back(candidate);
+    }
+  }
+  if (!same_key.empty()) {
+    return same_key;
+  }
+  if (const auto near = closest(name, known)) {
+    return {*near};
+  }
+  std::vector<std::string> keys;
+  std::transform(known.begin(), known.end(), std::back_inserter(keys),
+                 [](const auto& full) { return last_part(full); });
+  if (const auto near_key = closest(last_part(name), keys)) {
+    std::vector<std::string> names;
+    std::copy_if(known.begin(), known.end(), std::back_inserter(names),
+                 [&](const std::string& full) { return last_part(full) == *near_key; });
+    return names;
+  }
+  return {};
+}
+
+/// "did you mean --a, --b or --c?", or `otherwise`.
+std::string did_you_mean(std::vector<std::string> names, std::string_view prefix, std::string otherwise) {
+  if (names.empty()) {
+    return otherwise;
+  }
+  std::string text = "did you mean ";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += i == 0 ? "" : i + 1 < names.size() ? ", " : " or ";
+    text += fmt::format("{}{}", prefix, names[i]);
+  }
+  return text + "?";
+}
+
+/// The command line, split into values and words; no value is looked at yet.
+class CommandLine {
+ public:
+  CommandLine(std::span<const std::string> args, std::vector<Option> options)
+      : args_(args), options_(std::move(options)) {
+    for (std::size_t i = 0; i < args_.size(); ++i) {
+      const std::string& token = args_[i];
+      if (token == "--") {
+        words_.insert(words_.end(), args_.begin() + static_cast<std::ptrdiff_t>(i) + 1, args_.end());
+        return;
+      }
+      if (token == "-h" || token == "--help") {
+        help_ = true;
+      } else if (token.starts_with("--")) {
+        i += read_flag(i);
+      } else if (looks_like_flag(token)) {
+        refuse(fmt::format("{}: unknown flag", printable(token)),
+               did_you_mean(probably_meant(normal_name(token.substr(1)), names()), "--",
+                            "flags begin with --; see --help"));
+      } else {
+        words_.push_back(token);
+      }
+    }
+  }
+
+  bool help() const noexcept { return help_; }
+  const std::vector<Assignment>& assignments() const noexcept { return assignments_; }
+  const std::vector<std::string>& words() const noexcept { return words_; }
+  const std::vector<Problem>& problems() const noexcept { return problems_; }
+
+ private:
+  /// Returns how many of the following tokens belong to the flag.
+  std::size_t read_flag(std::size_t at) {
+    const std::string& token = args_[at];
+    const auto equals = token.find('=');
+    const std::string written = token.substr(0, equals);
+    const std::string name = normal_name(std::string_view(written).substr(2));
+    const auto attached = equals == std::string::npos ? std::nullopt : std::optional(token.substr(equals + 1));
+    const bool value_follows = at + 1 < args_.size() && !looks_like_flag(args_[at + 1]);
+
+    if (const Option* option = find(name)) {
+      if (attached) {
+        assign(name, *attached, fmt::format("{}={}", written, *attached));
+        return 0;
+      }
+      if (option->is_bool) {
+        const bool takes_next = value_follows && is_bool_word(args_[at + 1]);
+        assign(name, takes_next ? args_[at + 1] : "true", takes_next ? written + " " + args_[at + 1] : written);
+        return takes_next ? 1 : 0;
+      }
+      if (!value_follows) {
+        const bool flag_follows = at + 1 < args_.size();
+        refuse(flag_follows ? fmt::format("{}: expected a value, found {}", written, printable(args_[at + 1]))
+                            : fmt::format("{}: expected a value", written),
+               fmt::format("use {}=VALUE", written));
+        return 0;
+      }
+      assign(name, args_[at + 1], written + " " + args_[at + 1]);
+      return 1;
+    }
+    const Option* negated = name.starts_with("no_") ? find(std::string_view(name).substr(3)) : nullptr;
+    if (negated != nullptr && negated->is_bool) {
+      if (attached) {
+        refuse(fmt::format("{}: takes no value", printable(token)),
+               fmt::format("use --{}={}", negated->name, *attached));
+      } else {
+        assign(negated->name, "false", written);
+      }
+      return 0;
+    }
+    refuse(fmt::format("{}: unknown flag", printable(written)),
+           did_you_mean(probably_meant(name, names()), "--", "see --help for all flags; -- ends those of lockstep"));
+    return !attached && value_follows ? 1 : 0;  // most likely its value: no reason for a second complaint
+  }
+
+  void assign(std::string name, std::string text, std::string label) {
+    assignments_.push_back({std::move(name), std::move(text), printable(label)});
+  }
+
+  void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
+
+  const Option* find(std::string_view name) const {
+    const auto found = std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return o.name == name; });
+    return found == options_.end() ? nullptr : &*found;
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    std::transform(options_.begin(), options_.end(), std::back_inserter(all), [](const Option& o) { return o.name; });
+    return all;
+  }
+
+  std::span<const std::string> args_;
+  std::vector<Option> options_;
+  bool help_ = false;
+  std::vector<Assignment> assignments_{};
+  std::vector<std::string> words_{};
+  std::vector<Problem> problems_{};
+};
+
+/// Applies file, environment and flags to the defaults, collecting every problem.
+class Parser {
+ public:
+  Parser(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables, const Flags& flags)
+      : variables_(variables),
+        flags_(FlagsAccess::flags(flags)),
+        positional_fields_(FlagsAccess::positional_fields(flags)),
+        positionals_(FlagsAccess::positionals(flags)),
+        line_(args, options()) {
+    result_.config = defaults;
+    for (const std::string& name : field_names()) {
+      result_.origins[name] = "program";
+      // A default that cannot stand is the program's mistake, which its user should see as such.
+      labels_[name] = fmt::format("{} {} (the program's default)", name, value_text(name));
+    }
+  }
+
+  Invocation run() {
+    if (line_.help()) {
+      result_.help = true;  // whatever else is wrong
+      return result_;
+    }
+    check_program_flags();
+    problems_.insert(problems_.end(), line_.problems().begin(), line_.problems().end());
+    apply_options();
+    apply_file();
+    apply_environment();
+    apply_flags();
+    read_program_values();
+    const std::vector<Problem> found = check_config(result_.config, labels_);
+    problems_.insert(problems_.end(), found.begin(), found.end());
+    if (!problems_.empty()) {
+      throw ConfigError(std::move(problems_));
+    }
+    for (const auto& commit : commits_) {
+      commit();
+    }
+    return result_;
+  }
+
+ private:
+  std::vector<Option> options() const {
+    std::vector<Option> all{{"config"}, {"print_config", true}, {"dry_run", true}, {"hardware"}, {"help", true}};
+    const TrainConfig config;
+    visit_fields(config, [&all]<class T>(const FieldInfo& info, const T&) {
+      all.push_back({std::string(info.name), std::is_same_v<T, bool>});
+    });
+    for (const ProgramFlag& flag : flags_) {
+      all.push_back({flag.name, std::holds_alternative<bool*>(flag.target)});
+    }
+    return all;
+  }
+
+  void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
+
+  std::string value_text(std::string_view name) {
+    std::string text;
+    visit_fields(std::as_const(result_.config), [&](const FieldInfo& info, const auto& value) {
+      if (info.name == name) {
+        text = to_text(value);
+      }
+    });
+    return printable(text);
+  }
+
+  /// Finds the field and lets `parse(info, member)` set it. False: there is no such field.
+  template <class Parse>
+  bool set_field(const std::string& name, const std::string& label, const std::string& origin, Parse&& parse) {
+    bool found = false;
+    visit_fields(result_.config, [&](const FieldInfo& info, auto& value) {
+      if (info.name != name) {
+        return;
+      }
+      found = true;
+      if (info.flag_only && origin != "flag") {
+        refuse(label + ": can only be a flag", fmt::format("use --{} on the command line", name));
+      } else if (const Refusal refusal = parse(info, value)) {
+        refuse(label + ": " + refusal->what,
+               refusal->hint.empty() ? fmt::format("{}: {}", info.name, info.help) : refusal->hint);
+      } else {
+        labels_[name] = label;
+        result_.origins[name] = origin;
+      }
+    });
+    return found;
+  }
+
+  void check_program_flags() {
+    std::set<std::string> taken;
+    for (const Option& option : options()) {
+      if (!taken.insert(option.name).second) {
+        refuse(fmt::format("--{}: the program declares a flag that exists already", option.name),
+               "give the program's own flag another name");
+      }
+    }
+  }
+
+  void apply_options() {
+    for (const Assignment& given : line_.assignments()) {
+      if (given.name == "config") {
+        config_file_ = given.text;
+      } else if (given.name == "hardware") {
+        result_.hardware_file = given.text;
+      } else if (given.name == "print_config") {
+        read_switch(given, result_.print_config);
+      } else if (given.name == "dry_run") {
+        read_switch(given, result_.dry_run);
+      }
+    }
+    result_.dry_run = result_.dry_run || !result_.hardware_file.empty();
+  }
+
+  void read_switch(const Assignment& given, bool& out) {
+    if (const Refusal refusal = from_text(FieldInfo{}, given.text, out)) {
+      refuse(given.label + ": " + refusal->what, fmt::format("use --{} alone", given.name));
+    }
+  }
+
+  void apply_file() {
+    if (!config_file_) {
+      return;
+    }
+    std::vector<FileSetting> settings;
+    try {
+      settings = read_config_file(*config_file_);
+    } catch (const ConfigError& error) {
+      problems_.insert(problems_.end(), error.problems().begin(), error.problems().end());
+      return;
+    }
+    std::set<std::string> seen;
+    for (const FileSetting& setting : settings) {
+      const std::string name = normal_name(setting.name);
+      const std::string label =
+          fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value)));
+      if (!seen.insert(name).second) {
+        refuse(fmt::format("{}: {} is set twice", setting.place, setting.name), "leave one of them out");
+      } else if (!set_field(name, label, "file " + *config_file_, [&](const FieldInfo& info, auto& value) {
+                   return from_file(info, setting.value, value);
+                 })) {
+        refuse(fmt::format("{}: {}: unknown setting", setting.place, printable(setting.name)),
+               is_program_flag(name)
+                   ? fmt::format("--{} is the program's own flag; give it on the command line", name)
+                   : did_you_mean(probably_meant(name, field_names()), "", "see --help for all settings"));
+      }
+    }
+  }
+
+  void apply_environment() {
+    const std::vector<std::string> fields = field_names();
+    std::vector<std::string> known;
+    std::transform(fields.begin(), fields.end(), std::back_inserter(known), environment_name);
+    for (const auto& [variable, text] : variables_.all()) {
+      if (!variable.starts_with(kEnvironmentPrefix)) {
+        continue;
+      }
+      const auto found = std::find(known.begin(), known.end(), variable);
+      if (found == known.end()) {
+        const auto near = closest(variable.substr(kEnvironmentPrefix.size()), without_prefix(known));
+        refuse(printable(variable) + ": unknown setting in the environment",
+               did_you_mean(near ? std::vector{*near} : std::vector<std::string>{}, kEnvironmentPrefix,
+                            "unset it, or see --help for all settings"));
+        continue;
+      }
+      set_field(fields[static_cast<std::size_t>(found - known.begin())], printable(variable + "=" + text),
+                "environment " + variable, [&value_text = text](const FieldInfo& info, auto& value) {
+                  return from_text(info, value_text, value);
+                });
+    }
+  }
+
+  static std::vector<std::string> without_prefix(std::vector<std::string> variables) {
+    for (std::string& name : variables) {
+      name.erase(0, kEnvironmentPrefix.size());
+    }
+    return variables;
+  }
+
+  void apply_flags() {
+    for (const Assignment& given : line_.assignments()) {
+      set_field(given.name, given.label, "flag",
+                [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); });
+    }
+    const std::vector<std::string>& words = line_.words();
+    for (std::size_t i = 0; i < std::min(words.size(), positional_fields_.size()); ++i) {
+      set_field(positional_fields_[i], fmt::format("{} {}", positional_fields_[i], printable(words[i])), "flag",
+                [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); });
+    }
+  }
+
+  bool is_program_flag(std::string_view name) const {
+    return std::any_of(flags_.begin(), flags_.end(), [&](const ProgramFlag& flag) { return flag.name == name; });
+  }
+
+  /// Program values are kept aside until the whole command line has turned out to be right.
+  void read_program_value(const ProgramFlag& flag, const std::string& text, const std::string& label) {
+    std::visit(
+        [&](auto* target) {
+          auto value = *target;
+          if (const Refusal refusal = from_text(FieldInfo{}, text, value)) {
+            refuse(label + ": " + refusal->what, fmt::format("{}: {}", flag.name, flag.help));
+            return;
+          }
+          commits_.push_back([target, value = std::move(value)] { *target = value; });
+          result_.origins[flag.name] = "flag";
+        },
+        flag.target);
+  }
+
+  static std::string at_most(std::size_t words) {
+    if (words == 0) {
+      return "this program takes flags only; see --help";
+    }
+    return fmt::format("this program takes {} at most; see --help",
+                       words == 1 ? "one argument" : fmt::format("{} arguments", words));
+  }
+
+  void read_program_values() {
+    for (const ProgramFlag& flag : flags_) {
+      result_.origins.emplace(flag.name, "program");
+    }
+    for (const Assignment& given : line_.assignments()) {
+      for (const ProgramFlag& flag : flags_) {
+        if (flag.name == given.name) {
+          read_program_value(flag, given.text, given.label);
+        }
+      }
+    }
+    const std::vector<std::string>& words = line_.words();
+    const std::size_t fields = positional_fields_.size();
+    for (std::size_t i = fields; i < words.size(); ++i) {
+      if (i - fields < positionals_.size()) {
+        const ProgramFlag& positional = positionals_[i - fields];
+        read_program_value(positional, words[i], fmt::format("{} {}", positional.name, printable(words[i])));
+      } else {
+        refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
+      }
+    }
+    for (const ProgramFlag& positional : positionals_) {
+      result_.origins.emplace(positional.name, "program");
+    }
+  }
+
+  const Variables& variables_;
+  const std::vector<ProgramFlag>& flags_;
+  const std::vector<std::string>& positional_fields_;
+  const std::vector<ProgramFlag>& positionals_;
+  CommandLine line_;
+  Invocation result_{};
+  std::optional<std::string> config_file_{};
+  std::map<std::string, std::string> labels_{};
+  std::vector<Problem> problems_{};
+  std::vector<std::function<void()>> commits_{};
+};
+
+}  // namespace
+
+Invocation parse_invocation(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables,
+                            const Flags& flags) {
+  return Parser(defaults, args, variables, flags).run();
+}
+
+}  // namespace lockstep

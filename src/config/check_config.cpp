@@ -1,0 +1,149 @@
+#include "config/check_config.h"
+
+#include <fmt/format.h>
+
+#include <lockstep/config/config_io.h>
+
+#include "base/text.h"
+#include "config/field_value.h"
+
+namespace lockstep {
+namespace {
+
+class Checker {
+ public:
+  Checker(const TrainConfig& config, const std::map<std::string, std::string>& labels)
+      : config_(config), labels_(labels) {}
+
+  std::vector<Problem> run() {
+    check_ranges();
+    check_devices();
+    check_names();
+    check_contradictions();
+    return std::move(problems_);
+  }
+
+ private:
+  template <class T>
+  std::string label(std::string_view field, const T& value) const {
+    const auto found = labels_.find(std::string(field));
+    return found != labels_.end() ? found->second : fmt::format("--{} {}", field, printable(to_text(value)));
+  }
+
+  void refuse(const std::string& what, std::string hint) { problems_.push_back({what, std::move(hint)}); }
+
+  void check_ranges() {
+    visit_fields(config_, [this](const FieldInfo& info, const auto& value) {
+      if (const Refusal refusal = check_range(info, value)) {
+        refuse(fmt::format("{}: {}", label(info.name, value), refusal->what),
+               fmt::format("{}: {}", info.name, info.help));
+      }
+    });
+  }
+
+  void check_devices() {
+    using Kind = DeviceSpec::Kind;
+    const DeviceSpec& devices = config_.devices;
+    for (const Problem& problem : devices.problems()) {
+      // The problem begins with "--devices <text>"; where that came from elsewhere, the place is said instead.
+      const std::string shown = devices.text().empty() ? "\"\"" : printable(devices.text());
+      const auto prefix = fmt::format("--devices {}", shown).size();
+      const auto found = labels_.find("devices");
+      refuse(found == labels_.end() ? problem.what : found->second + problem.what.substr(prefix), problem.hint);
+    }
+    if (!devices.problems().empty()) {
+      return;
+    }
+    const bool names_gpus = devices.kind() == Kind::indices || devices.kind() == Kind::all ||
+                            devices.kind() == Kind::usable || devices.kind() == Kind::most_free;
+    const std::string asked = label("devices", devices);
+    if (config_.compute_setup == ComputeSetup::cpu && names_gpus) {
+      refuse(fmt::format("{} with {}: these are GPUs", asked, label("compute_setup", config_.compute_setup)),
+             "use --compute_setup gpu, or a number such as --devices 2 for two CPU ranks");
+    }
+    if (config_.compute_setup == ComputeSetup::gpu && devices.kind() == Kind::cpu) {
+      refuse(fmt::format("{} with {}: the CPU is no GPU", asked, label("compute_setup", config_.compute_setup)),
+             "use --compute_setup cpu, or --devices auto");
+    }
+    if (config_.backend == Backend::nccl) {
+      if (config_.compute_setup == ComputeSetup::cpu) {
+        refuse_nccl(label("compute_setup", config_.compute_setup));
+      } else if (devices.kind() == Kind::cpu && config_.compute_setup == ComputeSetup::automatic) {
+        refuse_nccl(asked);
+      }
+    }
+  }
+
+  void refuse_nccl(const std::string& cpu_label) {
+    refuse(fmt::format("{} with {}: NCCL needs GPUs", label("backend", config_.backend), cpu_label),
+           "use --backend gloo (or auto) on the CPU");
+  }
+
+  void check_names() {
+    const std::string& name = config_.run_name;
+    const bool only_blanks = !name.empty() && trim(name).empty();
+    if (only_blanks || name == "." || name == ".." || name.find('/') != std::string::npos || printable(name) != name ||
+        name.size() > 200) {
+      refuse(fmt::format("{}: expected the name of one directory", label("run_name", name)),
+             "use letters, digits, - and _; --run_dir takes a path");
+    }
+    if (!config_.run_dir.empty() && (trim(config_.run_dir).empty() || printable(config_.run_dir) != config_.run_dir)) {
+      refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)), "use for example runs/first");
+    }
+    if (trim(config_.resume).empty()) {
+      refuse(fmt::format("{}: expected auto, never, require or a checkpoint directory",
+                         label("resume", std::string("\"\""))),
+             "use --resume auto to go on where the run stopped, if it did");
+    } else if (const std::string word = to_lower(config_.resume);
+               word != config_.resume && (word == "auto" || word == "never" || word == "require")) {
+      refuse(fmt::format("{}: expected lower case", label("resume", config_.resume)),
+             fmt::format("use {} (or ./{} for a directory)", word, config_.resume));
+    }
+  }
+
+  void check_contradictions() {
+    const TrainConfig& c = config_;
+    if (c.max_epochs == 0 && c.max_steps == 0) {
+      refuse(fmt::format("{} with {}: the run would never end", label("max_epochs", c.max_epochs),
+                         label("max_steps", c.max_steps)),
+             "set one of them, for example --max_epochs 1");
+    }
+    if (c.fresh && c.resume == "require") {
+      refuse(
+          fmt::format("{} with {}: starting over resumes nothing", label("fresh", c.fresh), label("resume", c.resume)),
+          "leave one of them out");
+    }
+    if (c.strategy == StrategyKind::single && c.nprocs > 1) {
+      refuse(fmt::format("{} with {}: a single rank was asked for, and {}", label("strategy", c.strategy),
+                         label("nprocs", c.nprocs), c.nprocs),
+             "use --strategy ddp (or auto), or --nprocs 1");
+    }
+    if (c.dist.find_unused_parameters && c.dist.static_graph) {
+      refuse(fmt::format("{} with {}: a static graph has no changing set of unused parameters",
+                         label("dist.find_unused_parameters", c.dist.find_unused_parameters),
+                         label("dist.static_graph", c.dist.static_graph)),
+             "leave one of them out; static_graph alone also allows parameters that are never used");
+    }
+    if (c.optim.schedule == ScheduleKind::cosine && c.optim.decay_steps > 0 &&
+        c.optim.decay_steps <= c.optim.warmup_steps) {
+      refuse(fmt::format("{} with {}: the minimum would come before the end of the warm-up",
+                         label("optim.decay_steps", c.optim.decay_steps),
+                         label("optim.warmup_steps", c.optim.warmup_steps)),
+             "decay_steps counts from the start of the run; make it larger than warmup_steps, or 0 for the last step");
+    }
+  }
+
+  const TrainConfig& config_;
+  const std::map<std::string, std::string>& labels_;
+  std::vector<Problem> problems_{};
+};
+
+}  // namespace
+
+std::vector<Problem> check_config(const TrainConfig& config, const std::map<std::string, std::string>& labels) {
+  return Checker(config, labels).run();
+}
+
+std::vector<Problem> check_config(const TrainConfig& config) { return check_config(config, {}); }
+
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+#include "config/config_file.h"
+
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/file_system.h>
+
+#include "base/json.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kLargestFile = 1 << 20;
+
+std::optional<std::vector<int>> int_list(const Json& array) {
+  std::vector<int> list;
+  for (const Json& element : array) {
+    const double number = element.is_number_integer() ? element.get<double>() : std::numeric_limits<double>::max();
+    if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
+      return std::nullopt;
+    }
+    list.push_back(element.get<int>());
+  }
+  return list;
+}
+
+FileValue to_file_value(const Json& value) {
+  switch (value.type()) {
+    case Json::value_t::string:
+      return value.get<std::string>();
+    case Json::value_t::boolean:
+      return value.get<bool>();
+    case Json::value_t::number_integer:
+      return value.get<std::int64_t>();
+    case Json::value_t::number_unsigned: {
+      const auto number = value.get<std::uint64_t>();
+      return number <= std::uint64_t{std::numeric_limits<std::int64_t>::max()} ? FileValue(value.get<std::int64_t>())
+                                                                               : FileValue(number);
+    }
+    case Json::value_t::number_float:
+      return value.get<double>();
+    case Json::value_t::array:
+      if (auto list = int_list(value)) {
+        return *std::move(list);
+      }
+      return UnusableValue{"a list of other things than whole numbers"};
+    case Json::value_t::object:
+      return UnusableValue{"an object"};
+    default:
+      return UnusableValue{"null"};
+  }
+}
+
+}  // namespace
+
+std::vector<FileSetting> parse_config_json(std::string_view text, const std::string& label) {
+  Json root;
+  try {
+    root = parse_json(text);
+  } catch (const std::runtime_error& error) {
+    throw ConfigError(fmt::format("{}: {}", label, error.what()), "correct the file; it has to be JSON");
+  }
+  if (!root.is_object()) {
+    throw ConfigError(fmt::format("{}: expected an object", label), R"(begin with { and sections such as "optim": {)");
+  }
+  std::vector<FileSetting> settings;
+  for (const auto& [key, value] : root.items()) {
+    if (!value.is_object()) {
+      settings.push_back({key, to_file_value(value), label});
+      continue;
+    }
+    for (const auto& [inner_key, inner] : value.items()) {
+      settings.push_back({key + "." + inner_key, to_file_value(inner), label});
+    }
+  }
+  return settings;
+}
+
+std::vector<FileSetting> read_config_file(const std::filesystem::path& file) {
+  const std::string extension = to_lower(file.extension().string());
+  if (extension != ".toml" && extension != ".json") {
+    throw ConfigError(fmt::format("--config {}: expected a file that ends in .toml or .json", file.string()),
+                      "rename it, or write one with --print-config");
+  }
+  std::string text;
+  try {
+    // Mounted configurations are often symbolic links, which the file system layer does not follow.
+    std::error_code unresolved;
+    const auto target = std::filesystem::canonical(file, unresolved);
+    text = read_file(real_file_system(), unresolved ? file : target, kLargestFile);
+  } catch (const IoError& error) {
+    throw ConfigError(fmt::format("--config {}: {}", file.string(), error.what()), error.hint());
+  }
+  return extension == ".toml" ? parse_config_toml(text, file.string()) : parse_config_json(text, file.string());
+}
+
+}  // namespace lockstep

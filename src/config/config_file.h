@@ -1,0 +1,27 @@
+// A TOML or JSON file as a list of settings. Torch-free.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/field_value.h"
+
+namespace lockstep {
+
+struct FileSetting {
+  std::string name{};  ///< "optim.lr"
+  FileValue value{};
+  std::string place{};  ///< "run.toml:3", or "run.json"
+};
+
+/// In the file's order. Throws: ConfigError when the file cannot be read or is no TOML or JSON (chosen by its
+/// extension).
+std::vector<FileSetting> read_config_file(const std::filesystem::path& file);
+
+/// `label` is the file's name in places and errors.
+std::vector<FileSetting> parse_config_toml(std::string_view text, const std::string& label);
+std::vector<FileSetting> parse_config_json(std::string_view text, const std::string& label);
+
+}  // namespace lockstep

@@ -1,0 +1,235 @@
+#include "config/field_value.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kSanityLimit = 1e6;  // a larger maximum is worth a word only to those who exceed it
+
+Problem expected_text() { return {"expected a text in quotes", {}}; }
+Problem expected_bool() { return {"expected true or false", {}}; }
+
+/// Files have numbers of their own, so a number in quotes is a mistake there.
+template <class Whole>
+Refusal whole_from_file(const FieldInfo& info, const FileValue& value, Whole& out) {
+  if (const auto* number = std::get_if<std::int64_t>(&value)) {
+    return from_text(info, to_text(*number), out);
+  }
+  if (const auto* number = std::get_if<std::uint64_t>(&value)) {
+    return from_text(info, to_text(*number), out);
+  }
+  const bool quoted_number = std::holds_alternative<std::string>(value);
+  return Problem{expected_number(info, /*whole=*/true), quoted_number ? "write it without quotes" : ""};
+}
+
+}  // namespace
+
+std::string describe(const FileValue& value) {
+  struct {
+    std::string operator()(const std::string& text) const { return in_quotes(text); }
+    std::string operator()(std::int64_t number) const { return to_text(number); }
+    std::string operator()(std::uint64_t number) const { return to_text(number); }
+    std::string operator()(double number) const {
+      const std::string text = to_text(number);
+      return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
+    }
+    std::string operator()(bool yes) const { return to_text(yes); }
+    std::string operator()(const std::vector<int>& list) const {
+      std::vector<std::string> parts;
+      std::transform(list.begin(), list.end(), std::back_inserter(parts), [](int i) { return to_text(i); });
+      return "[" + join(parts, ", ") + "]";
+    }
+    std::string operator()(const UnusableValue& other) const { return other.description; }
+  } const as_text;
+  return std::visit(as_text, value);
+}
+
+Refusal from_text(const FieldInfo&, std::string_view text, bool& out) {
+  const std::string word = to_lower(text);
+  if (word == "true" || word == "yes" || word == "on" || word == "1") {
+    out = true;
+  } else if (word == "false" || word == "no" || word == "off" || word == "0") {
+    out = false;
+  } else {
+    return expected_bool();
+  }
+  return std::nullopt;
+}
+
+Refusal from_text(const FieldInfo& info, std::string_view text, int& out) {
+  const auto value = parse_int(text);
+  if (!value || *value < std::numeric_limits<int>::min() || *value > std::numeric_limits<int>::max()) {
+    return Problem{expected_number(info, /*whole=*/true), {}};
+  }
+  out = static_cast<int>(*value);
+  return std::nullopt;
+}
+
+Refusal from_text(const FieldInfo& info, std::string_view text, std::int64_t& out) {
+  const auto value = parse_int(text);
+  if (!value) {
+    return Problem{expected_number(info, /*whole=*/true), {}};
+  }
+  out = *value;
+  return std::nullopt;
+}
+
+Refusal from_text(const FieldInfo&, std::string_view text, std::uint64_t& out) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    return Problem{"expected a whole number from 0 to 18446744073709551615", {}};
+  }
+  out = value;
+  return std::nullopt;
+}
+
+Refusal from_text(const FieldInfo& info, std::string_view text, double& out) {
+  const auto value = parse_double(text);
+  if (!value) {
+    return Problem{expected_number(info, /*whole=*/false), {}};
+  }
+  out = *value;
+  return std::nullopt;
+}
+
+Refusal from_text(const FieldInfo&, std::string_view text, std::string& out) {
+  out = text;
+  return std::nullopt;
+}
+
+Refusal from_text(const FieldInfo&, std::string_view text, DeviceSpec& out) {
+  out = DeviceSpec(text);  // keeps its own problems
+  return std::nullopt;
+}
+
+Refusal from_file(const FieldInfo&, const FileValue& value, bool& out) {
+  if (const auto* yes = std::get_if<bool>(&value)) {
+    out = *yes;
+    return std::nullopt;
+  }
+  return expected_bool();
+}
+
+Refusal from_file(const FieldInfo& info, const FileValue& value, int& out) { return whole_from_file(info, value, out); }
+
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::int64_t& out) {
+  return whole_from_file(info, value, out);
+}
+
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::uint64_t& out) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return from_text(info, *text, out);  // TOML has no other way for half of them
+  }
+  return whole_from_file(info, value, out);
+}
+
+Refusal from_file(const FieldInfo& info, const FileValue& value, double& out) {
+  if (const auto* number = std::get_if<double>(&value)) {
+    out = *number;
+    return std::nullopt;
+  }
+  if (const auto* number = std::get_if<std::int64_t>(&value)) {
+    out = static_cast<double>(*number);
+    return std::nullopt;
+  }
+  const bool quoted_number = std::holds_alternative<std::string>(value);
+  return Problem{expected_number(info, /*whole=*/false), quoted_number ? "write it without quotes" : ""};
+}
+
+Refusal from_file(const FieldInfo&, const FileValue& value, std::string& out) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    out = *text;
+    return std::nullopt;
+  }
+  return expected_text();
+}
+
+Refusal from_file(const FieldInfo&, const FileValue& value, DeviceSpec& out) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    out = DeviceSpec(*text);
+  } else if (const auto* list = std::get_if<std::vector<int>>(&value)) {
+    out = DeviceSpec(*list);
+  } else if (const auto* number = std::get_if<std::int64_t>(&value); number != nullptr &&
+                                                                     *number >= std::numeric_limits<int>::min() &&
+                                                                     *number <= std::numeric_limits<int>::max()) {
+    out = DeviceSpec(static_cast<int>(*number));
+  } else {
+    return Problem{"expected a number of devices, a list of GPU indices, or a text such as \"auto\"", {}};
+  }
+  return std::nullopt;
+}
+
+std::string to_text(bool value) { return value ? "true" : "false"; }
+std::string to_text(int value) { return fmt::format("{}", value); }
+std::string to_text(std::int64_t value) { return fmt::format("{}", value); }
+std::string to_text(std::uint64_t value) { return fmt::format("{}", value); }
+std::string to_text(double value) { return fmt::format("{}", value); }
+std::string to_text(const std::string& value) { return value; }
+std::string to_text(const DeviceSpec& value) { return value.text(); }
+
+std::string in_quotes(std::string_view text) {
+  std::string escaped = dump_json(Json(text));  // JSON's escapes are TOML's; TOML also escapes DEL
+  for (auto at = escaped.find('\x7f'); at != std::string::npos; at = escaped.find('\x7f', at)) {
+    escaped.replace(at, 1, "\\u007f");
+  }
+  return escaped;
+}
+
+std::string expected_number(const FieldInfo& info, bool whole, bool too_large) {
+  const std::string_view kind = whole ? "a whole number" : "a number";
+  if (info.maximum <= kSanityLimit) {
+    return info.above_minimum ? fmt::format("expected {} above {}, {} at most", kind, info.minimum, info.maximum)
+                              : fmt::format("expected {} from {} to {}", kind, info.minimum, info.maximum);
+  }
+  if (too_large) {
+    return fmt::format("expected {} of {:.0f} at most", kind, info.maximum);
+  }
+  if (info.minimum == std::numeric_limits<double>::lowest()) {
+    return fmt::format("expected {}", kind);
+  }
+  return info.above_minimum ? fmt::format("expected {} above {}", kind, info.minimum)
+                            : fmt::format("expected {} of {} or more", kind, info.minimum);
+}
+
+namespace detail {
+
+std::string expected_spelling(std::span<const Spelling> spellings) {
+  std::string text = "expected ";
+  for (std::size_t i = 0; i < spellings.size(); ++i) {
+    text += i == 0 ? "" : i + 1 < spellings.size() ? ", " : " or ";
+    text += spellings[i].text;
+  }
+  return text;
+}
+
+Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,
+                       std::span<const ForeignSpelling> foreign, int& out) {
+  std::vector<std::string> names;
+  for (const Spelling& spelling : spellings) {
+    if (spelling.text == text) {
+      out = spelling.value;
+      return std::nullopt;
+    }
+    names.emplace_back(spelling.text);
+  }
+  const std::string expected = expected_spelling(spellings);
+  const std::string word = to_lower(text);
+  for (const ForeignSpelling& other : foreign) {
+    if (other.text == word) {
+      return Problem{expected, std::string(other.hint)};
+    }
+  }
+  const auto near = closest(text, names);
+  return Problem{expected, near ? fmt::format("did you mean {}?", *near) : std::string()};
+}
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,146 @@
+// Text and file values <-> fields, for every type a field can have. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include <lockstep/base/error.h>
+
+#include "config/fields.h"
+
+namespace lockstep {
+
+/// Something a file holds that no field takes: "a table", "a date".
+struct UnusableValue {
+  std::string description{};
+};
+
+/// A value as TOML and JSON know it. Integers beyond int64 are std::uint64_t.
+using FileValue = std::variant<std::string, std::int64_t, std::uint64_t, double, bool, std::vector<int>, UnusableValue>;
+
+/// For messages: `the text "3"`, `3`, `true`.
+std::string describe(const FileValue& value);
+
+/// Parsing returns what is wrong, `what` being "expected ..."; nullopt: `out` was set. Ranges are check_config()'s.
+using Refusal = std::optional<Problem>;
+Refusal from_text(const FieldInfo& info, std::string_view text, bool& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, int& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, std::int64_t& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, std::uint64_t& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, double& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, std::string& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, DeviceSpec& out);
+
+Refusal from_file(const FieldInfo& info, const FileValue& value, bool& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, int& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::int64_t& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::uint64_t& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, double& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::string& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, DeviceSpec& out);
+
+std::string to_text(bool value);
+std::string to_text(int value);
+std::string to_text(std::int64_t value);
+std::string to_text(std::uint64_t value);
+std::string to_text(double value);  ///< the shortest text that reads back as the same number
+std::string to_text(const std::string& value);
+std::string to_text(const DeviceSpec& value);
+
+namespace detail {
+Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,
+                       std::span<const ForeignSpelling> foreign, int& out);
+std::string expected_spelling(std::span<const Spelling> spellings);
+}  // namespace detail
+
+template <class Enum>
+requires std::is_enum_v<Enum> Refusal from_text(const FieldInfo&, std::string_view text, Enum& out) {
+  int value = 0;
+  Refusal refusal = detail::spelling_value(text, EnumText<Enum>::kSpellings, EnumText<Enum>::kForeign, value);
+  if (!refusal) {
+    out = static_cast<Enum>(value);
+  }
+  return refusal;
+}
+
+template <class Enum>
+requires std::is_enum_v<Enum> Refusal from_file(const FieldInfo& info, const FileValue& value, Enum& out) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return from_text(info, *text, out);
+  }
+  return Problem{detail::expected_spelling(EnumText<Enum>::kSpellings), {}};
+}
+
+template <class Enum>
+requires std::is_enum_v<Enum> std::string to_text(Enum value) {
+  for (const Spelling& spelling : EnumText<Enum>::kSpellings) {
+    if (spelling.value == static_cast<int>(value)) {
+      return std::string(spelling.text);
+    }
+  }
+  return {};
+}
+
+/// A string in TOML and JSON.
+std::string in_quotes(std::string_view text);
+
+/// How the value stands in a TOML file: text in quotes, the rest bare.
+template <class T>
+std::string to_toml(const T& value) {
+  if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, std::uint64_t>) {
+    return to_text(value);
+  } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+    // TOML's integers are signed.
+    const bool fits = value <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+    return fits ? to_text(value) : in_quotes(to_text(value));
+  } else {
+    return in_quotes(to_text(value));
+  }
+}
+
+/// "expected a whole number of 1 or more". `too_large`: the value exceeds a maximum that is otherwise not worth a word.
+std::string expected_number(const FieldInfo& info, bool whole, bool too_large = false);
+
+/// "expected ..." if the number is outside the field's range; nothing to refuse for other types.
+template <class T>
+Refusal check_range(const FieldInfo& info, const T& value) {
+  if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+    const auto number = static_cast<double>(value);
+    const bool enough = info.above_minimum ? number > info.minimum : number >= info.minimum;
+    if (!enough || !(number <= info.maximum)) {
+      return Problem{expected_number(info, std::is_integral_v<T>, /*too_large=*/number > info.maximum), {}};
+    }
+  }
+  return std::nullopt;
+}
+
+/// For --help and the docs: "N", "auto|cpu|gpu", "true|false".
+template <class T>
+std::string value_syntax() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return "true|false";
+  } else if constexpr (std::is_integral_v<T>) {
+    return "N";
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return "X";
+  } else if constexpr (std::is_enum_v<T>) {
+    std::string text;
+    for (const Spelling& spelling : EnumText<T>::kSpellings) {
+      text += (text.empty() ? "" : "|") + std::string(spelling.text);
+    }
+    return text;
+  } else if constexpr (std::is_same_v<T, DeviceSpec>) {
+    return "DEVICES";
+  } else {
+    return "TEXT";
+  }
+}
+
+}  // namespace lockstep

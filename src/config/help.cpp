@@ -1,0 +1,153 @@
+#include <fmt/format.h>
+
+#include <lockstep/config/config_io.h>
+
+#include "base/text.h"
+#include "config/field_value.h"
+#include "config/flags.h"
+#include "config/toml_writer.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kHelpColumn = 30;
+constexpr std::size_t kWidth = 100;
+
+/// "  --name SYNTAX        help", the help wrapped in its column.
+std::string entry(const std::string& name, std::string_view help) {
+  std::string text = "  " + name;
+  if (text.size() + 2 > kHelpColumn) {
+    text += '\n';
+    text.append(kHelpColumn, ' ');
+  } else {
+    text.resize(kHelpColumn, ' ');
+  }
+  std::size_t column = kHelpColumn;
+  bool first = true;
+  for (const std::string& word : split(help, ' ')) {
+    if (!first && column + 1 + word.size() > kWidth) {
+      text += '\n';
+      text.append(kHelpColumn, ' ');
+      column = kHelpColumn;
+    } else if (!first) {
+      text += ' ';
+      ++column;
+    }
+    text += word;
+    column += word.size();
+    first = false;
+  }
+  return text + "\n";
+}
+
+std::string with_default(std::string_view help, std::string_view value) {
+  return value.empty() ? std::string(help) : fmt::format("{} (default: {})", help, value);
+}
+
+std::string section_of(std::string_view field) {
+  const auto dot = field.find('.');
+  return std::string(dot == std::string_view::npos ? std::string_view() : field.substr(0, dot));
+}
+
+std::string target_text(const FlagTarget& target) {
+  return std::visit([](const auto* value) { return to_text(*value); }, target);
+}
+
+std::string target_syntax(const FlagTarget& target) {
+  return std::visit([]<class T>(const T*) { return value_syntax<T>(); }, target);
+}
+
+/// A bool's flag needs no value.
+std::string flag_usage(std::string_view name, const std::string& syntax) {
+  return syntax == "true|false" ? fmt::format("--[no-]{}", name) : fmt::format("--{} {}", name, syntax);
+}
+
+std::string program_help(const Flags& flags) {
+  std::string text;
+  for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
+    text += entry(positional.name, with_default(positional.help, target_text(positional.target)));
+  }
+  for (const ProgramFlag& flag : FlagsAccess::flags(flags)) {
+    text += entry(flag_usage(flag.name, target_syntax(flag.target)), with_default(flag.help, target_text(flag.target)));
+  }
+  return text.empty() ? text : "This program:\n" + text + "\n";
+}
+
+std::string settings_help(const TrainConfig& defaults) {
+  std::string text = "Settings (flag, then LOCKSTEP_CFG_<SECTION>_<KEY>, then --config FILE, then the default):\n";
+  std::string section;
+  visit_fields(defaults, [&]<class T>(const FieldInfo& info, const T& value) {
+    if (section_of(info.name) != section) {
+      section = section_of(info.name);
+      text += "\n";
+    }
+    text += entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
+  });
+  return text + "\n";
+}
+
+std::string cell(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    escaped += c == '|' ? "\\|" : std::string(1, c);
+  }
+  return escaped;
+}
+
+}  // namespace
+
+std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags) {
+  std::string text = fmt::format("usage: {} [flags]", program);
+  for (const std::string& field : FlagsAccess::positional_fields(flags)) {
+    text += fmt::format(" [{}]", field);
+  }
+  for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
+    text += fmt::format(" [{}]", positional.name);
+  }
+  text += "\n\n" + program_help(flags);
+  text += "Running:\n";
+  text += entry("--config FILE", "settings from a .toml or .json file");
+  text += entry("--print-config", "print the settings and where each came from, and end");
+  text += entry("--dry-run", "print the plan and end");
+  text += entry("--hardware FILE", "plan for the machine described there; implies --dry-run");
+  text += entry("-h, --help", "this text");
+  text += entry("--", "what follows is no flag");
+  return text + "\n" + settings_help(defaults);
+}
+
+std::string print_config_text(const Invocation& invocation, const Flags& flags) {
+  std::string text = write_toml(invocation.config, invocation.origins);
+  const auto origin = [&](const std::string& name) {
+    const auto found = invocation.origins.find(name);
+    return found == invocation.origins.end() ? std::string("program") : found->second;
+  };
+  std::string own;
+  for (const ProgramFlag& flag : FlagsAccess::flags(flags)) {
+    own += fmt::format("#   --{} {} ({})\n", flag.name, printable(target_text(flag.target)), origin(flag.name));
+  }
+  for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
+    own += fmt::format("#   {} {} ({})\n", positional.name, printable(target_text(positional.target)),
+                       origin(positional.name));
+  }
+  return own.empty() ? text : text + "\n# This program's own flags, which only the command line sets:\n" + own;
+}
+
+std::string configuration_markdown() {
+  std::string text;
+  std::string section = "none yet";
+  const TrainConfig defaults;
+  visit_fields(defaults, [&]<class T>(const FieldInfo& info, const T& value) {
+    if (section_of(info.name) != section) {
+      section = section_of(info.name);
+      text += section.empty() ? "\n## Top level\n" : fmt::format("\n## `{}`\n", section);
+      text += "\n| setting | value | default | ranks agree | meaning |\n|---|---|---|---|---|\n";
+    }
+    const std::string shown = to_text(value);
+    text += fmt::format("| `{}` | {} | {} | {} | {}{} |\n", info.name, cell(value_syntax<T>()),
+                        shown.empty() ? "" : fmt::format("`{}`", shown), info.ranks_agree ? "yes" : "", cell(info.help),
+                        info.flag_only ? " (a flag only)" : "");
+  });
+  return text;
+}
+
+}  // namespace lockstep

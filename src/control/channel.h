@@ -1,0 +1,44 @@
+// What supervisor and workers say to each other over an inherited SEQPACKET socket. Torch-free.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace lockstep {
+
+struct Message {
+  enum class Kind : char {
+    line = 'L',      ///< worker: a whole line for the terminal, without a rank prefix (the main rank's report)
+    status = 'S',    ///< worker: replaces the status line
+    failure = 'F',   ///< worker: code, secondary flag and text of the exception that ends it
+    finished = 'E',  ///< worker: announced exit code; an exit that was not announced is a failure
+  };
+  Kind kind = Kind::line;
+  std::string text{};
+  int code = 0;            ///< failure, finished
+  bool secondary = false;  ///< failure: a peer was lost, so somebody else failed first
+};
+
+/// One end of the channel. Sends never block: a status that does not fit is dropped, other messages wait briefly.
+class Channel {
+ public:
+  static constexpr std::size_t kMaxText = 60000;  ///< longer texts are cut
+  explicit Channel(int fd) noexcept;              ///< owns fd and makes it close-on-exec
+  Channel(Channel&& other) noexcept;
+  Channel& operator=(Channel&& other) noexcept;
+  ~Channel();
+  void send(const Message& message) const noexcept;
+  std::optional<Message> receive() const;  ///< non-blocking; nullopt: nothing there. Malformed messages are dropped.
+  int fd() const noexcept { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// Connected pair: {supervisor end, worker end}; both close-on-exec.
+std::pair<Channel, Channel> make_channel_pair();
+
+}  // namespace lockstep

@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/world/world.h>
+
+#include "data/device_prefetcher.h"
+#include "data/exception_text.h"
+#include "data/step_plan.h"
+#include "data/worker_pool.h"
+
+namespace lockstep {
+
+namespace {
+
+/// "7, 2, 9, ... (32 samples)"
+std::string list_ids(std::span<const std::int64_t> ids) {
+  constexpr std::size_t kShown = 8;
+  const auto shown = ids.first(std::min(ids.size(), kShown));
+  return fmt::format("{}{} ({} samples)", fmt::join(shown, ", "), ids.size() > kShown ? ", ..." : "", ids.size());
+}
+
+Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
+  try {
+    return data.get(ids, seed);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw DataError(fmt::format("samples {}: {}", list_ids(ids), exception_text(error)));
+  }
+}
+
+/// Frees the tensors and keeps the storage of the ids.
+void release(Batch& batch) {
+  std::vector<std::int64_t> ids = std::move(batch.ids);
+  ids.clear();
+  batch = Batch{.ids = std::move(ids)};
+}
+
+void check_plan(const LoaderPlan& plan) {
+  std::vector<Problem> problems;
+  const auto at_least = [&](const char* name, std::int64_t found, std::int64_t smallest) {
+    if (found < smallest) {
+      problems.push_back({fmt::format("{}: found {}, expected {} or more", name, found, smallest)});
+    }
+  };
+  at_least("batch_size", plan.batch.batch_size, 1);
+  at_least("global_batch_size", plan.batch.global_batch_size, 1);
+  at_least("data.workers", plan.data.workers, 0);
+  at_least("data.prefetch", plan.data.prefetch, 0);
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+std::shared_ptr<const Dataset> required(std::shared_ptr<const Dataset> data) {
+  if (!data) {
+    throw DataError("data loader: found no data set, expected one",
+                    "for models without data there is DataLoader::none");
+  }
+  return data;
+}
+
+/// planner -> pool -> prefetcher -> StepBatches.
+class DatasetSource final : public BatchSource {
+ public:
+  DatasetSource(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, const World& world)
+      : data_(required(std::move(data))),
+        seed_(plan.seed),
+        planner_({.size = data_->size(),
+                  .global_batch = plan.batch.global_batch_size,
+                  .world_size = world.size(),
+                  .seed = plan.seed,
+                  .sampler = plan.sampler},
+                 plan.batch.batch_size, world.rank(), /*keep_global_batch=*/plan.batch.global_is_given),
+        position_(planner_.position()),
+        depth_(plan.data.workers > 0 ? static_cast<std::size_t>(plan.data.prefetch) + 1 : 1),
+        pool_(plan.data.workers, [this](PendingStep& step, std::size_t index) { build(step, index); }) {
+    if (!world.device().is_cpu()) {
+      prefetcher_.emplace(world.device(), plan.data.pin_memory);
+    }
+  }
+
+  const StepBatches* next() override {
+    std::for_each(current_.micro.begin(), current_.micro.end(), release);
+    while (pool_.pending() < depth_) {
+      auto step = pool_.spare();
+      planner_.next(step->plan);
+      pool_.submit(std::move(step));
+    }
+    PendingStep& step = pool_.front();
+    current_.micro.resize(step.micro.size());
+    for (std::size_t index = 0; index < step.micro.size(); ++index) {
+      PreparedBatch& prepared = step.micro[index];
+      if (prefetcher_ && prepared.batch.samples > 0) {
+        prefetcher_->receive(prepared);
+      }
+      std::swap(current_.micro[index], prepared.batch);
+    }
+    current_.local_samples = static_cast<std::int64_t>(step.plan.ids.size());
+    current_.global_samples = step.plan.global_samples;
+    current_.epoch = step.plan.epoch;
+    current_.ends_epoch = step.plan.ends_epoch;
+    position_ = step.plan.after;
+    pool_.pop();
+    return &current_;
+  }
+
+  std::optional<std::int64_t> steps_per_epoch() const override { return planner_.steps_per_epoch(); }
+  LoaderPosition position() const override { return position_; }
+
+  void seek(const LoaderPosition& position) override {
+    planner_.seek(position);
+    position_ = planner_.position();
+    pool_.clear();
+  }
+
+ private:
+  void build(PendingStep& step, std::size_t index) const {
+    const std::span<const std::int64_t> ids = step.plan.micro_ids(index);
+    if (ids.empty()) {
+      return;
+    }
+    const c10::NoGradGuard no_grad;
+    const c10::OptionalStreamGuard on_copy_stream(prefetcher_ ? std::optional(prefetcher_->stream()) : std::nullopt);
+    PreparedBatch& prepared = step.micro[index];
+    std::vector<std::int64_t> id_storage = std::move(prepared.batch.ids);
+    prepared.batch = get_batch(*data_, ids, {.seed = seed_, .epoch = step.plan.epoch});
+    if (prepared.batch.ids.empty()) {
+      id_storage.assign(ids.begin(), ids.end());
+      prepared.batch.ids = std::move(id_storage);
+    }
+    if (prepared.batch.samples == 0) {
+      prepared.batch.samples = static_cast<std::int64_t>(ids.size());
+    }
+    if (prefetcher_) {
+      prefetcher_->send(prepared);
+    }
+  }
+
+  std::shared_ptr<const Dataset> data_;
+  std::uint64_t seed_;
+  StepPlanner planner_;
+  LoaderPosition position_;
+  std::size_t depth_;  // steps in the pool while next() waits for the first of them
+  StepBatches current_{};
+  std::optional<DevicePrefetcher> prefetcher_{};
+  WorkerPool pool_;  // last: its threads use the rest
+};
+
+/// Steps without data. A position counts steps, so that the number of ranks may change.
+class NoDataSource final : public BatchSource {
+ public:
+  NoDataSource(std::int64_t steps_per_epoch, int world_size) : position_{.dataset_size = steps_per_epoch} {
+    if (steps_per_epoch < 1) {
+      throw DataError(fmt::format("DataLoader::none: found {} steps per epoch, expected 1 or more", steps_per_epoch));
+    }
+    current_.micro = {Batch{.samples = 1}};
+    current_.local_samples = 1;
+    current_.global_samples = world_size;
+  }
+
+  const StepBatches* next() override {
+    current_.epoch = position_.epoch;
+    ++position_.consumed;
+    normalize();
+    current_.ends_epoch = position_.consumed == 0;
+    return &current_;
+  }
+
+  std::optional<std::int64_t> steps_per_epoch() const override { return position_.dataset_size; }
+  LoaderPosition position() const override { return position_; }
+
+  void seek(const LoaderPosition& position) override {
+    check_position(position, position_.dataset_size, position_.dataset_size);
+    position_.epoch = position.epoch;
+    position_.consumed = position.consumed;
+    normalize();
+  }
+
+ private:
+  void normalize() {
+    if (position_.consumed == position_.dataset_size) {
+      ++position_.epoch;
+      position_.consumed = 0;
+    }
+  }
+
+  LoaderPosition position_;
+  StepBatches current_{};
+};
+
+}  // namespace
+
+struct DataLoader::Impl {
+  std::unique_ptr<BatchSource> source;
+};
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world) {
+  check_plan(plan);
+  impl_ = std::make_unique<Impl>(Impl{std::make_unique<DatasetSource>(std::move(data), plan, world)});
+}
+
+DataLoader DataLoader::none(std::int64_t steps_per_epoch, World& world) {
+  return DataLoader(std::make_unique<Impl>(Impl{std::make_unique<NoDataSource>(steps_per_epoch, world.size())}));
+}
+
+DataLoader::DataLoader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DataLoader::DataLoader(DataLoader&&) noexcept = default;
+DataLoader::~DataLoader() = default;
+
+const StepBatches* DataLoader::next() { return impl_->source->next(); }
+std::optional<std::int64_t> DataLoader::steps_per_epoch() const { return impl_->source->steps_per_epoch(); }
+LoaderPosition DataLoader::position() const { return impl_->source->position(); }
+void DataLoader::seek(const LoaderPosition& position) { impl_->source->seek(position); }
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+// data/step_plan.h
+//
+// Which samples one rank works on, step by step and epoch after epoch. Arithmetic only: no threads, no tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <lockstep/data/data_loader.h>
+#include <lockstep/sampling/distributed_sampler.h>
+
+namespace lockstep {
+
+/// Micro-batches of a step, as many on every rank.
+std::int64_t micro_batch_count(std::int64_t global_samples, int world_size, std::int64_t batch_size);
+
+/// One step of one rank.
+struct StepPlan {
+  std::vector<std::int64_t> ids{};  ///< this rank's block
+  std::int64_t batch_size = 1;
+  std::size_t micro_batches = 0;
+  std::int64_t global_samples = 0;
+  std::int64_t epoch = 0;
+  bool ends_epoch = false;
+  LoaderPosition after{};  ///< where the step ends; the end of an epoch is the beginning of the next
+
+  /// The ids of micro-batch `index`; empty where other ranks have more.
+  std::span<const std::int64_t> micro_ids(std::size_t index) const noexcept;
+};
+
+/// Walks a sampler. Not thread-safe.
+class StepPlanner {
+ public:
+  /// `keep_global_batch`: seek() does not take over the global batch of the position.
+  StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
+              bool keep_global_batch = true);
+
+  /// Plans the next step into `plan`, whose storage is reused. Never ends.
+  void next(StepPlan& plan);
+  /// Throws: CheckpointError when `position` is not one of this data set; nothing is changed then.
+  void seek(const LoaderPosition& position);
+  /// Where the next step begins.
+  const LoaderPosition& position() const noexcept { return position_; }
+  std::int64_t steps_per_epoch() const noexcept { return sampler_.steps_per_epoch(); }
+
+ private:
+  void take_global_batch(std::int64_t saved);
+  LoaderPosition position_at(std::int64_t epoch, std::int64_t consumed) const noexcept;
+
+  DistributedSampler::Options options_;
+  DistributedSampler sampler_;
+  std::int64_t batch_size_;
+  int rank_;
+  bool keep_global_batch_;
+  LoaderPosition position_;
+};
+
+/// Throws: CheckpointError, also when `position` was saved with another size (0: unknown, accepted).
+void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed);
+
+}  // namespace lockstep

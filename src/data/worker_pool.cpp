@@ -1,0 +1,133 @@
+#include "data/worker_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Parallel.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep {
+
+WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), ready_(workers) {
+  if (workers == 0) {
+    return;
+  }
+  // Workers compute with one thread each, or they would fight with the training step for the cores.
+  // at::set_num_threads sets the calling thread, but also the default of threads that have not used LibTorch yet: put
+  // it back.
+  const int compute_threads = at::get_num_threads();
+  threads_.reserve(static_cast<std::size_t>(workers));
+  for (int i = 0; i < workers; ++i) {
+    threads_.emplace_back([this, rank = log_rank(), world_size = log_world_size()](const std::stop_token& stop) {
+      work(stop, rank, world_size);
+    });
+  }
+  ready_.wait();
+  at::set_num_threads(compute_threads);
+}
+
+WorkerPool::~WorkerPool() {
+  for (std::jthread& thread : threads_) {
+    thread.request_stop();  // all before the first is joined
+  }
+}
+
+std::unique_ptr<PendingStep> WorkerPool::spare() {
+  if (spares_.empty()) {
+    return std::make_unique<PendingStep>();
+  }
+  std::unique_ptr<PendingStep> step = std::move(spares_.back());
+  spares_.pop_back();
+  return step;
+}
+
+void WorkerPool::submit(std::unique_ptr<PendingStep> step) {
+  step->micro.resize(step->plan.micro_batches);
+  step->claimed = 0;
+  step->built = 0;
+  step->error = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.push_back(std::move(step));
+  }
+  submitted_.notify_all();
+}
+
+PendingStep& WorkerPool::front() {
+  LOCKSTEP_ASSERT(!pending_.empty(), "front() needs a submitted step");
+  PendingStep& step = *pending_.front();
+  std::unique_lock lock(mutex_);
+  while (threads_.empty() && step.claimed < step.micro.size()) {
+    build_next(step, lock);
+  }
+  built_.wait(lock, [&] { return step.built == step.micro.size(); });
+  if (step.error) {
+    std::rethrow_exception(step.error);
+  }
+  return step;
+}
+
+void WorkerPool::pop() {
+  const std::lock_guard lock(mutex_);
+  spares_.push_back(std::move(pending_.front()));
+  pending_.pop_front();
+}
+
+void WorkerPool::clear() {
+  std::unique_lock lock(mutex_);
+  for (const auto& step : pending_) {
+    step->claimed = step->micro.size();
+  }
+  built_.wait(lock, [&] { return building_ == 0; });
+  for (; !pending_.empty(); pending_.pop_front()) {
+    pending_.front()->micro.clear();
+    spares_.push_back(std::move(pending_.front()));
+  }
+}
+
+void WorkerPool::work(const std::stop_token& stop, int rank, int world_size) {
+  set_log_rank(rank, world_size);
+  at::get_num_threads();  // takes the default, which would otherwise replace the next line's at the first tensor
+                          // operation
+  at::set_num_threads(1);
+  ready_.count_down();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    PendingStep* step = nullptr;
+    submitted_.wait(lock, stop, [&] { return (step = find_unclaimed()) != nullptr; });
+    if (stop.stop_requested()) {
+      return;
+    }
+    build_next(*step, lock);
+  }
+}
+
+void WorkerPool::build_next(PendingStep& step, std::unique_lock<std::mutex>& lock) {
+  const std::size_t index = step.claimed++;
+  ++building_;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    build_(step, index);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  --building_;
+  ++step.built;
+  if (error && (!step.error || index < step.failed_at)) {
+    step.error = error;
+    step.failed_at = index;
+  }
+  built_.notify_one();
+}
+
+PendingStep* WorkerPool::find_unclaimed() const {
+  const auto found = std::find_if(pending_.begin(), pending_.end(),
+                                  [](const auto& step) { return step->claimed < step->micro.size(); });
+  return found == pending_.end() ? nullptr : found->get();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,9 @@
+// What this library was built with. Torch-free.
+#pragma once
+
+namespace lockstep {
+
+bool built_with_cuda() noexcept;
+bool built_with_nccl() noexcept;
+
+}  // namespace lockstep

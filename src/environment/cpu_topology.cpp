@@ -1,0 +1,126 @@
+#include "environment/cpu_topology.h"
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include <sched.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<std::string> read_text(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return std::nullopt;
+  }
+  return std::move(text).str();
+}
+
+int affinity_cores() {
+  constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t has room for
+  struct Free {
+    void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
+  };
+  const std::unique_ptr<cpu_set_t, Free> set(CPU_ALLOC(kMaxCores));
+  const std::size_t size = CPU_ALLOC_SIZE(kMaxCores);
+  if (!set || sched_getaffinity(0, size, set.get()) != 0) {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  return std::max(1, CPU_COUNT_S(size, set.get()));
+}
+
+/// "/a/b" -> "/a/b", "/a", "": a limit of a parent holds for its children.
+std::vector<std::string> self_and_parents(std::string path) {
+  std::vector<std::string> paths;
+  while (!path.empty() && path != "/") {
+    paths.push_back(path);
+    path.resize(path.rfind('/'));
+  }
+  paths.emplace_back();
+  return paths;
+}
+
+/// This process's groups that limit `controller`, as folders below the usual mount points.
+std::vector<std::string> cgroup_folders(std::string_view proc_self_cgroup, std::string_view controller) {
+  std::vector<std::string> folders;
+  for (const std::string& line : split(proc_self_cgroup, '\n')) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) {
+      continue;
+    }
+    const std::vector<std::string> controllers = split(line.substr(first + 1, second - first - 1), ',');
+    const bool unified = second == first + 1;
+    if (!unified && std::find(controllers.begin(), controllers.end(), controller) == controllers.end()) {
+      continue;
+    }
+    const std::string mount = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/" + std::string(controller);
+    for (const std::string& path : self_and_parents(line.substr(second + 1))) {
+      folders.push_back(mount + path);
+    }
+  }
+  return folders;
+}
+
+/// "MemTotal:       24661812 kB"
+std::int64_t memory_of_meminfo(std::string_view meminfo) {
+  constexpr std::string_view kLabel = "MemTotal:";
+  for (const std::string& line : split(meminfo, '\n')) {
+    if (line.starts_with(kLabel) && line.ends_with("kB")) {
+      const std::string_view number(line.data() + kLabel.size(), line.size() - kLabel.size() - 2);
+      return parse_int(trim(number)).value_or(0) * 1024;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::optional<int> cores_of_quota(std::string_view quota_us, std::string_view period_us) {
+  const auto quota = parse_int(trim(quota_us));
+  const auto period = parse_int(trim(period_us));
+  if (!quota || !period || *quota <= 0 || *period <= 0) {
+    return std::nullopt;  // "max" and -1: no limit
+  }
+  constexpr std::int64_t kMany = 1 << 20;
+  return static_cast<int>(std::min(kMany, (*quota - 1) / *period + 1));
+}
+
+std::optional<int> cores_of_cpu_max(std::string_view cpu_max) {
+  const std::string_view text = trim(cpu_max);
+  const std::size_t space = text.find(' ');
+  return space == std::string_view::npos ? std::nullopt : cores_of_quota(text.substr(0, space), text.substr(space + 1));
+}
+
+CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read) {
+  CpuTopology topology{.cores = affinity_cores, .memory_bytes = memory_of_meminfo(read("/proc/meminfo").value_or(""))};
+  const std::string groups = read("/proc/self/cgroup").value_or("");
+  const auto limit_cores = [&](std::optional<int> cores) {
+    topology.cores = std::max(1, std::min(topology.cores, cores.value_or(topology.cores)));
+  };
+  for (const std::string& folder : cgroup_folders(groups, "cpu")) {
+    limit_cores(cores_of_cpu_max(read(folder + "/cpu.max").value_or("")));
+    limit_cores(cores_of_quota(read(folder + "/cpu.cfs_quota_us").value_or(""),
+                               read(folder + "/cpu.cfs_period_us").value_or("")));
+  }
+  for (const std::string& folder : cgroup_folders(groups, "memory")) {
+    for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
+      const auto limit = parse_int(trim(read(folder + name).value_or("")));
+      if (limit && *limit > 0 && (topology.memory_bytes == 0 || *limit < topology.memory_bytes)) {
+        topology.memory_bytes = *limit;
+      }
+    }
+  }
+  return topology;
+}
+
+CpuTopology probe_cpu_topology() { return read_cpu_topology(affinity_cores(), read_text); }
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// Cores and memory this process may use: the machine's, cut by the affinity mask and the control groups. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+struct CpuTopology {
+  int cores = 1;
+  std::int64_t memory_bytes = 0;
+};
+
+/// The text of a file; nullopt where there is none. Tests hand in a table.
+using ReadText = std::function<std::optional<std::string>(const std::string& path)>;
+
+/// Looks at /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every group from this process's up to the
+/// root.
+CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read);
+
+/// With this process's affinity mask and files.
+CpuTopology probe_cpu_topology();
+
+/// Cores of a quota, rounded up; nullopt: no limit. v2: cpu.max ("150000 100000"); v1: cpu.cfs_quota_us and
+/// cpu.cfs_period_us.
+std::optional<int> cores_of_cpu_max(std::string_view cpu_max);
+std::optional<int> cores_of_quota(std::string_view quota_us, std::string_view period_us);
+
+}  // namespace lockstep

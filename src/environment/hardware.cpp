@@ -1,0 +1,131 @@
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/environment/hardware.h>
+
+#include "base/text.h"
+#include "environment/build_info.h"
+#include "environment/cpu_topology.h"
+#include "environment/nvml.h"
+#include "environment/visible_devices.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kGpuPrefix = "GPU-";
+constexpr std::string_view kMigPrefix = "MIG-";
+
+/// CUDA reads an index as strtoul does: blanks and a plus in front are fine, what follows the digits is ignored.
+std::optional<int> find_by_index(const std::vector<Gpu>& all, std::string_view entry) {
+  std::string_view digits = trim(entry);
+  digits.remove_prefix(digits.starts_with('+') ? 1 : 0);
+  const auto index = parse_int(digits.substr(0, digits.find_first_not_of("0123456789")));
+  if (!index || *index >= static_cast<std::int64_t>(all.size())) {
+    return std::nullopt;
+  }
+  return static_cast<int>(*index);
+}
+
+/// The one GPU whose UUID begins with `entry`.
+std::optional<int> find_by_uuid(const std::vector<Gpu>& all, std::string_view entry) {
+  const auto matches = [&](const Gpu& gpu) { return gpu.uuid.starts_with(entry); };
+  const auto found = std::find_if(all.begin(), all.end(), matches);
+  if (found == all.end() || std::find_if(std::next(found), all.end(), matches) != all.end()) {
+    return std::nullopt;
+  }
+  return static_cast<int>(found - all.begin());
+}
+
+/// The parent of "MIG-GPU-<uuid>/<gi>/<ci>", the name that drivers before R470 gave; "" for "MIG-<uuid>".
+std::string_view parent_uuid(std::string_view mig) {
+  mig.remove_prefix(kMigPrefix.size());
+  return mig.starts_with(kGpuPrefix) ? mig.substr(0, mig.find('/')) : std::string_view{};
+}
+
+/// MIG devices are known only by the name the user gives.
+void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices) {
+  const std::vector<Gpu> gpus = all;
+  for (const std::string& entry : split(visible_devices, ',')) {
+    if (!entry.starts_with(kMigPrefix)) {
+      return;
+    }
+    const std::string_view parent = parent_uuid(entry);
+    if (parent.empty() || find_by_uuid(gpus, parent)) {
+      all.push_back({.name = "MIG device", .uuid = entry});
+    }
+  }
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+}
+
+}  // namespace
+
+std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& visible_devices) {
+  std::vector<int> visible;
+  if (visible_devices == kUnset) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      visible.push_back(static_cast<int>(i));
+    }
+    return visible;
+  }
+  // The first entry decides whether the list is one of indices, of UUIDs or of MIG names.
+  const bool mig = visible_devices.starts_with(kMigPrefix);
+  const std::string_view prefix = mig ? kMigPrefix : visible_devices.starts_with(kGpuPrefix) ? kGpuPrefix : "";
+  for (const std::string& entry : split(visible_devices, ',')) {
+    const auto position = prefix.empty()              ? find_by_index(all, entry)
+                          : entry.starts_with(prefix) ? find_by_uuid(all, entry)
+                                                      : std::nullopt;
+    if (!position) {
+      break;
+    }
+    if (std::find(visible.begin(), visible.end(), *position) != visible.end()) {
+      return {};  // named twice: CUDA shows no GPU at all
+    }
+    visible.push_back(*position);
+    if (mig) {
+      break;  // CUDA shows a process one MIG device, the first
+    }
+  }
+  return visible;
+}
+
+void show_gpus(Hardware& hardware, std::vector<Gpu> all) {
+  hardware.gpus_present = static_cast<int>(all.size());
+  if (!all.empty()) {
+    append_mig_devices(all, hardware.visible_devices);
+  }
+  for (const int position : visible_gpus(all, hardware.visible_devices)) {
+    hardware.gpus.push_back(all[static_cast<std::size_t>(position)]);
+  }
+  if (static_cast<int>(hardware.gpus.size()) < hardware.gpus_present && hardware.visible_devices != kUnset) {
+    hardware.gpu_note = fmt::format("CUDA_VISIBLE_DEVICES=\"{}\" shows {} of {} GPUs", hardware.visible_devices,
+                                    hardware.gpus.size(), hardware.gpus_present);
+  }
+}
+
+Hardware probe_hardware(const Variables& variables) {
+  const CpuTopology cpu = probe_cpu_topology();
+  NvmlFacts nvml = query_nvml();
+  Hardware hardware{.host = host_name(),
+                    .visible_devices = printable(variables.get("CUDA_VISIBLE_DEVICES").value_or(kUnset)),
+                    .gpu_note = std::move(nvml.note),
+                    .cores = cpu.cores,
+                    .memory_bytes = cpu.memory_bytes,
+                    .cuda_built = built_with_cuda(),
+                    .nccl_built = built_with_nccl()};
+  show_gpus(hardware, std::move(nvml.gpus));
+  return hardware;
+}
+
+Hardware probe_hardware() { return probe_hardware(read_environment()); }
+
+}  // namespace lockstep

@@ -1,0 +1,308 @@
+#include "launch/supervisor.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "launch/rank_output.h"
+#include "launch/terminal_queue.h"
+#include "launch/verdict.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSecondInterruptAfter{1000};
+constexpr milliseconds kLongestDying{5000};  // from SIGKILL; a process in a broken driver call may never end
+constexpr milliseconds kNoticeAfter{500};    // most ranks end by themselves sooner
+constexpr int kMessagesPerTurn = 1000;       // more than the channel holds
+constexpr int kReadsPerTurn = 16;            // one loud rank must not starve the others
+constexpr int kSaneReads = 64;               // more than a pipe holds: what a dead worker left behind
+
+std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
+  std::vector<pid_t> pids;
+  std::transform(workers.begin(), workers.end(), std::back_inserter(pids),
+                 [](const auto& worker) { return worker.pid(); });
+  return pids;
+}
+
+class Supervisor {
+ public:
+  Supervisor(std::vector<WorkerProcess> workers, SignalInbox& signals, const SupervisorOptions& options)
+      : workers_(std::move(workers)),
+        signals_(signals),
+        options_(options),
+        terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
+        verdict_(pids_of(workers_)) {
+    const int world_size = static_cast<int>(workers_.size());
+    for (int rank = 0; rank < world_size; ++rank) {
+      outputs_.emplace_back(rank, world_size,
+                            [this](OutputStream stream, std::string text) { terminal_.line(stream, std::move(text)); });
+      talking_.push_back(true);
+    }
+  }
+
+  LaunchReport run() {
+    while (running() > 0 && !given_up()) {
+      wait_for_events();
+      take_signals();
+      for (int rank = 0; rank < size(); ++rank) {
+        hear(rank);
+      }
+      for (int rank = 0; rank < size(); ++rank) {
+        if (ended_.contains(rank)) {
+          bury(rank);
+        }
+      }
+      ended_.clear();
+      verdict_.settle(Clock::now());
+      stop_the_rest();
+    }
+    say_farewell();
+    return verdict_.report();
+  }
+
+ private:
+  int size() const { return static_cast<int>(workers_.size()); }
+  WorkerProcess& worker(int rank) { return workers_[static_cast<std::size_t>(rank)]; }
+  RankOutput& output(int rank) { return outputs_[static_cast<std::size_t>(rank)]; }
+  int running() const {
+    return static_cast<int>(
+        std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
+  }
+  bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
+
+  /// Time until something has to happen without an event; -1: never.
+  int timeout() const {
+    auto next = Clock::time_point::max();
+    for (const auto& due : {verdict_.due(), notice_at_, kill_at_}) {
+      next = std::min(next, due.value_or(next));
+    }
+    if (next == Clock::time_point::max()) {
+      return -1;
+    }
+    return static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<milliseconds>(next - Clock::now()).count()));
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> entries;
+    std::vector<std::function<void(short)>> actions;
+    const auto watch = [&](int fd, std::function<void(short)> action) {
+      entries.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+      actions.push_back(std::move(action));
+    };
+    const bool read_pipes = !terminal_.is_full();
+    watch(signals_.fd(), [](short) {});
+    watch(terminal_.room_fd(), [this](short) { terminal_.take_room(); });
+    for (int rank = 0; rank < size(); ++rank) {
+      WorkerProcess& process = worker(rank);
+      if (!process.is_running()) {
+        continue;
+      }
+      watch(process.pidfd(), [this, rank](short) { ended_.insert(rank); });
+      if (talking_[static_cast<std::size_t>(rank)]) {
+        watch(process.channel().fd(), [this, rank](short events) {
+          hear(rank);
+          talking_[static_cast<std::size_t>(rank)] =
+              (events & POLLHUP) == 0;  // else poll would return at once for ever
+        });
+      }
+      if (read_pipes && process.output().is_open()) {
+        watch(process.output().get(), [this, rank](short) { read_pipe(rank, OutputStream::out, kReadsPerTurn); });
+      }
+      if (read_pipes && process.errors().is_open()) {
+        watch(process.errors().get(), [this, rank](short) { read_pipe(rank, OutputStream::err, kReadsPerTurn); });
+      }
+    }
+    if (poll(entries.data(), entries.size(), timeout()) <= 0) {
+      return;
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].revents != 0) {
+        actions[i](entries[i].revents);
+      }
+    }
+  }
+
+  void take_signals() {
+    while (const std::optional<int> signal = signals_.take()) {
+      if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + kSecondInterruptAfter) {
+        verdict_.killed_by_user();
+        kill_all();
+        continue;
+      }
+      if (*signal == SIGINT && !first_interrupt_) {
+        first_interrupt_ = Clock::now();
+      }
+      forward(*signal == SIGHUP ? SIGTERM : *signal);
+    }
+  }
+
+  void forward(int signal) {
+    if (!forwarded_.insert(signal).second) {
+      return;
+    }
+    verdict_.signal_forwarded(signal);
+    for (const WorkerProcess& process : workers_) {
+      if (process.is_running()) {
+        process.send_signal(signal);
+      }
+    }
+  }
+
+  void hear(int rank) {
+    for (int heard = 0; heard < kMessagesPerTurn; ++heard) {
+      const std::optional<Message> message = worker(rank).channel().receive();
+      if (!message) {
+        return;
+      }
+      switch (message->kind) {
+        case Message::Kind::line:
+          if (rank == 0) {
+            terminal_.line(OutputStream::err, printable(message->text));
+          } else {
+            output(rank).line(OutputStream::err, message->text);
+          }
+          break;
+        case Message::Kind::status:
+          if (rank == 0 && options_.terminal_status) {
+            terminal_.status(printable(message->text));
+          }
+          break;
+        case Message::Kind::failure:
+        case Message::Kind::finished:
+          verdict_.announced(rank, *message, Clock::now());
+          break;
+      }
+    }
+  }
+
+  void read_pipe(int rank, OutputStream stream, int reads) {
+    Descriptor& pipe = stream == OutputStream::out ? worker(rank).output() : worker(rank).errors();
+    std::array<char, 16 << 10> buffer;
+    for (; reads > 0 && pipe.is_open(); --reads) {
+      const ssize_t size = read(pipe.get(), buffer.data(), buffer.size());
+      if (size > 0) {
+        output(rank).feed(stream, {buffer.data(), static_cast<std::size_t>(size)});
+      } else if (size == 0) {
+        close_pipe(rank, stream);
+      } else if (errno != EINTR) {
+        return;
+      }
+    }
+  }
+
+  void close_pipe(int rank, OutputStream stream) {
+    output(rank).finish(stream);
+    (stream == OutputStream::out ? worker(rank).output() : worker(rank).errors()).reset();
+  }
+
+  /// A process outside the worker's group may hold its pipes for ever: what is in them counts, not their end.
+  void bury(int rank) {
+    hear(rank);
+    verdict_.exited(rank, worker(rank).reap());
+    for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
+      read_pipe(rank, stream, kSaneReads);
+      close_pipe(rank, stream);
+    }
+  }
+
+  void stop_the_rest() {
+    if (!verdict_.is_decided() || killed_at_ || running() == 0) {
+      return;
+    }
+    const auto now = Clock::now();
+    if (!kill_at_) {
+      kill_at_ = now + options_.grace;
+      notice_at_ = now + kNoticeAfter;
+    }
+    if (now >= *kill_at_) {
+      verdict_.killed_by_us();
+      kill_all();
+    } else if (notice_at_ && now >= *notice_at_) {
+      const int left = running();
+      say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
+                      left == 1 ? "" : "s", seconds(options_.grace)));
+      notice_at_.reset();
+    }
+  }
+
+  void kill_all() {
+    for (const WorkerProcess& process : workers_) {
+      if (process.is_running()) {
+        process.kill_group();
+      }
+    }
+    killed_at_ = killed_at_.value_or(Clock::now());
+    kill_at_ = *killed_at_ + kLongestDying;
+    notice_at_.reset();
+  }
+
+  static std::string seconds(milliseconds duration) {
+    return fmt::format("{:g} s", static_cast<double>(duration.count()) / 1000);
+  }
+
+  static std::string first_line(const LaunchReport& report) {
+    return report.failed_rank < 0 ? "stopped" : report.failure.substr(0, report.failure.find('\n'));
+  }
+
+  void say_farewell() {
+    if (options_.terminal_status) {
+      terminal_.status("");
+    }
+    for (int rank = 0; rank < size(); ++rank) {
+      if (worker(rank).is_running()) {
+        worker(rank).abandon();
+        say(fmt::format("rank {} (pid {}) does not end although it was killed", rank, worker(rank).pid()));
+      }
+    }
+    const LaunchReport report = verdict_.report();
+    if (report.failed_rank >= 0 && !verdict_.speaks_for_itself() && !output(report.failed_rank).error_tail().empty()) {
+      say(fmt::format("last lines of rank {}'s standard error:", report.failed_rank));
+      for (const std::string& line : output(report.failed_rank).error_tail()) {
+        say("  | " + line);
+      }
+    }
+    if (const std::string text = verdict_.text(); !text.empty()) {
+      for (const std::string& line : split(text, '\n')) {
+        say(line);
+      }
+    }
+  }
+
+  void say(std::string text) { terminal_.line(OutputStream::err, std::move(text)); }
+
+  std::vector<WorkerProcess> workers_;
+  SignalInbox& signals_;
+  SupervisorOptions options_;
+  TerminalQueue terminal_;
+  Verdict verdict_;
+  std::vector<RankOutput> outputs_{};
+  std::vector<bool> talking_{};  // the control channel is open
+  std::set<int> ended_{};
+  std::set<int> forwarded_{};
+  std::optional<Clock::time_point> first_interrupt_{};
+  std::optional<Clock::time_point> notice_at_{};
+  std::optional<Clock::time_point> kill_at_{};  // when patience ends; after the kill, when we give up
+  std::optional<Clock::time_point> killed_at_{};
+};
+
+}  // namespace
+
+LaunchReport supervise(std::vector<WorkerProcess> workers, SignalInbox& signals, const SupervisorOptions& options) {
+  return Supervisor(std::move(workers), signals, options).run();
+}
+
+}  // namespace lockstep

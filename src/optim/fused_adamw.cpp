@@ -1,0 +1,154 @@
+#include "optim/fused_adamw.h"
+
+#include <map>
+#include <memory>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/serialize.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+at::TensorOptions counter_options(c10::Device device) { return at::TensorOptions().dtype(at::kFloat).device(device); }
+
+FusedAdamWState& state_cast(torch::optim::OptimizerParamState& state) { return static_cast<FusedAdamWState&>(state); }
+
+const at::Tensor& first_moment(const torch::optim::OptimizerParamState& state) {
+  return static_cast<const FusedAdamWState&>(state).exp_avg;
+}
+
+}  // namespace
+
+void FusedAdamWState::serialize(torch::serialize::InputArchive& archive) {
+  c10::IValue count;
+  archive.read("step", count);
+  c10::IValue first;
+  c10::IValue second;
+  archive.read("exp_avg", first);
+  archive.read("exp_avg_sq", second);
+  exp_avg = first.toTensor();
+  exp_avg_sq = second.toTensor();
+  step = at::full({}, static_cast<double>(count.toInt()), counter_options(exp_avg.device()));
+}
+
+void FusedAdamWState::serialize(torch::serialize::OutputArchive& archive) const {
+  archive.write("step", c10::IValue(step.item().toLong()));
+  archive.write("exp_avg", c10::IValue(exp_avg));
+  archive.write("exp_avg_sq", c10::IValue(exp_avg_sq));
+}
+
+FusedAdamW::FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                       const torch::optim::AdamWOptions& defaults)
+    : Optimizer(groups, std::make_unique<torch::optim::AdamWOptions>(defaults)), gradients_(first_moment) {}
+
+at::Tensor FusedAdamW::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  if (gradients_.take(*this)) {
+    collect_moments();
+  }
+  if (!counters_.empty()) {
+    at::_foreach_add_(counters_, 1);
+  }
+  for (std::size_t i = 0; i < moments_.size(); ++i) {
+    const GradientList& list = gradients_.lists()[i];
+    const Moments& moments = moments_[i];
+    const auto& options = static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options());
+    const auto [beta1, beta2] = options.betas();
+    at::_fused_adamw_(list.parameters, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
+                      moments.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
+                      /*amsgrad=*/false, /*maximize=*/false);
+  }
+  gradients_.release();
+  return loss;
+}
+
+void FusedAdamW::collect_moments() {
+  create_states();
+  // Parameters with gradients leave those without behind: they count on in a copy of what was common.
+  struct Split {
+    at::Tensor common{};  // held, so that its address cannot become another counter's
+    at::Tensor own{};
+  };
+  std::unordered_map<const c10::TensorImpl*, Split> splits;
+  moments_.clear();
+  counters_.clear();
+  for (const GradientList& list : gradients_.lists()) {
+    Moments& moments = moments_.emplace_back();
+    for (const at::Tensor& parameter : list.parameters) {
+      FusedAdamWState& state = state_cast(*state_.at(parameter.unsafeGetTensorImpl()));
+      Split& split = splits[state.step.unsafeGetTensorImpl()];
+      if (!split.own.defined()) {
+        split = {.common = state.step, .own = state.step.clone()};
+        counters_.push_back(split.own);
+      }
+      state.step = split.own;
+      moments.steps.push_back(state.step);
+      moments.exp_avgs.push_back(state.exp_avg);
+      moments.exp_avg_sqs.push_back(state.exp_avg_sq);
+    }
+  }
+}
+
+void FusedAdamW::create_states() {
+  std::unordered_map<c10::Device, at::Tensor> zeros;
+  for (const GradientList& list : gradients_.lists()) {
+    if (static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options()).amsgrad()) {
+      throw Error(fmt::format("parameter group {}: found amsgrad, expected plain AdamW", list.group),
+                  "use torch::optim::AdamW");
+    }
+    if (!list.is_new) {
+      continue;
+    }
+    for (const at::Tensor& parameter : list.parameters) {
+      at::Tensor& zero = zeros[parameter.device()];
+      if (!zero.defined()) {
+        zero = at::zeros({}, counter_options(parameter.device()));
+      }
+      auto state = std::make_unique<FusedAdamWState>();
+      state->step = zero;
+      state->exp_avg = at::zeros_like(parameter);
+      state->exp_avg_sq = at::zeros_like(parameter);
+      state_[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+}
+
+void FusedAdamW::share_steps() {
+  std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, std::int64_t>, at::Tensor> counters;
+  for (auto& [key, slot] : state_) {
+    FusedAdamWState& state = state_cast(*slot);
+    const c10::Device device = state.step.device();
+    const auto [found, added] =
+        counters.try_emplace({device.type(), device.index(), state.step.item().toLong()}, state.step);
+    state.step = found->second;
+  }
+  gradients_ = GradientLists(first_moment);
+}
+
+void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<FusedAdamWState, torch::optim::AdamWOptions>(archive, *this);
+}
+
+void FusedAdamW::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<FusedAdamWState, torch::optim::AdamWOptions>(archive, *this);
+  share_steps();
+}
+
+}  // namespace lockstep

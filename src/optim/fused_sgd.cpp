@@ -1,0 +1,72 @@
+#include "optim/fused_sgd.h"
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/optim/serialize.h>
+
+namespace lockstep {
+namespace {
+
+const at::Tensor& momentum_buffer(const torch::optim::OptimizerParamState& state) {
+  return static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer();
+}
+
+}  // namespace
+
+FusedSgd::FusedSgd(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const torch::optim::SGDOptions& defaults)
+    : Optimizer(groups, std::make_unique<torch::optim::SGDOptions>(defaults)), gradients_(momentum_buffer) {}
+
+at::Tensor FusedSgd::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  if (gradients_.take(*this)) {
+    buffers_.assign(gradients_.lists().size(), {});
+  }
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    const GradientList& list = gradients_.lists()[i];
+    const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[list.group].options());
+    const bool with_momentum = options.momentum() != 0;
+    if (with_momentum && buffers_[i].empty()) {
+      buffers_[i] = momentum_buffers(list);
+    }
+    // A new buffer begins as the gradient; its list is not new in the next step, which joins it with the others.
+    at::_fused_sgd_(list.parameters, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
+                    options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
+                    /*maximize=*/false, /*is_first_step=*/list.is_new);
+  }
+  gradients_.release();
+  return loss;
+}
+
+std::vector<at::Tensor> FusedSgd::momentum_buffers(const GradientList& list) {
+  std::vector<at::Tensor> buffers;
+  buffers.reserve(list.parameters.size());
+  for (const at::Tensor& parameter : list.parameters) {
+    if (list.is_new) {
+      auto state = std::make_unique<torch::optim::SGDParamState>();
+      state->momentum_buffer(at::empty_like(parameter));
+      state_[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+    buffers.push_back(momentum_buffer(*state_.at(parameter.unsafeGetTensorImpl())));
+  }
+  return buffers;
+}
+
+void FusedSgd::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<torch::optim::SGDParamState, torch::optim::SGDOptions>(archive, *this);
+}
+
+void FusedSgd::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<torch::optim::SGDParamState, torch::optim::SGDOptions>(archive, *this);
+}
+
+}  // namespace lockstep

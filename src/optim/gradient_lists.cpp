@@ -1,0 +1,116 @@
+#include "optim/gradient_lists.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty_like.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+/// The kernels walk memory and ignore strides; dimensions of size 1 do not matter to them.
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) {
+    return false;
+  }
+  for (std::int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& gradient) {
+  return same_layout(parameter, gradient) ? gradient : at::empty_like(parameter).copy_(gradient);
+}
+
+}  // namespace
+
+bool GradientLists::take(const torch::optim::Optimizer& optimizer) {
+  if (take_gradients(optimizer)) {
+    return false;
+  }
+  rebuild(optimizer);
+  const bool taken = take_gradients(optimizer);
+  LOCKSTEP_ASSERT(taken, "lists that were just built fit the optimizer");
+  return true;
+}
+
+void GradientLists::release() noexcept {
+  for (GradientList& list : lists_) {
+    list.gradients.clear();
+  }
+}
+
+bool GradientLists::take_gradients(const torch::optim::Optimizer& optimizer) {
+  release();
+  auto member = members_.begin();
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& parameter : groups[group].params()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (member == members_.end() || member->group != group || member->parameter != parameter.unsafeGetTensorImpl() ||
+          member->has_gradient != gradient.defined()) {
+        return false;
+      }
+      if (gradient.defined()) {
+        if (!state_of(optimizer, parameter).is_same(member->state)) {
+          return false;
+        }
+        if (gradient.layout() != at::kStrided) {
+          const auto index = &parameter - groups[group].params().data();
+          throw Error(
+              fmt::format("parameter {} of group {}: found a sparse gradient, expected a dense one", index, group),
+              "use torch::optim::SGD for it");
+        }
+        lists_[member->list].gradients.push_back(laid_out_like(parameter, gradient));
+      }
+      ++member;
+    }
+  }
+  return member == members_.end();
+}
+
+void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
+  members_.clear();
+  lists_.clear();
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& parameter : groups[group].params()) {
+      Member member{.group = group, .parameter = parameter.unsafeGetTensorImpl()};
+      member.has_gradient = parameter.grad().defined();
+      if (member.has_gradient) {
+        if (!parameter.is_non_overlapping_and_dense()) {
+          const auto index = &parameter - groups[group].params().data();
+          throw Error(fmt::format("parameter {} of group {}: found a view with gaps, expected memory without holes",
+                                  index, group),
+                      "make it contiguous, or use torch::optim for it");
+        }
+        member.state = state_of(optimizer, parameter);
+        const auto fits = [&](const GradientList& list) {
+          return list.group == group && list.is_new != member.state.defined() &&
+                 list.parameters.front().device() == parameter.device() &&
+                 list.parameters.front().scalar_type() == parameter.scalar_type();
+        };
+        auto list = std::find_if(lists_.begin(), lists_.end(), fits);
+        if (list == lists_.end()) {
+          list = lists_.insert(list, GradientList{.group = group, .is_new = !member.state.defined()});
+        }
+        list->parameters.push_back(parameter);
+        member.list = static_cast<std::size_t>(list - lists_.begin());
+      }
+      members_.push_back(std::move(member));
+    }
+  }
+}
+
+at::Tensor GradientLists::state_of(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) const {
+  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+  return found == optimizer.state().end() ? at::Tensor() : state_tensor_(*found->second);
+}
+
+}  // namespace lockstep

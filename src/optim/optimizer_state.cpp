@@ -1,0 +1,264 @@
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <typeinfo>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/base/error.h>
+
+#include "optim/fused_adamw.h"
+#include "optim/fused_sgd.h"
+#include "optim/mismatch.h"
+#include "optim/param_groups.h"
+
+namespace lockstep {
+namespace {
+
+using torch::optim::OptimizerParamState;
+
+/// A step count that lives in a tensor.
+struct Counter {
+  at::Tensor& tensor;
+};
+
+// The fields of each state in the order of the file: visit(name, field, required).
+
+template <class Visit>
+void visit_fields(FusedAdamWState& state, const torch::optim::AdamWOptions&, const Visit& visit) {
+  visit("step", Counter{state.step}, true);
+  visit("exp_avg", state.exp_avg, true);
+  visit("exp_avg_sq", state.exp_avg_sq, true);
+}
+
+template <class State, class Options, class Visit>
+requires std::is_same_v<State, torch::optim::AdamWParamState> || std::is_same_v<State, torch::optim::AdamParamState>
+void visit_fields(State& state, const Options& options, const Visit& visit) {
+  visit("step", state.step(), true);
+  visit("exp_avg", state.exp_avg(), true);
+  visit("exp_avg_sq", state.exp_avg_sq(), true);
+  visit("max_exp_avg_sq", state.max_exp_avg_sq(), options.amsgrad());
+}
+
+template <class Visit>
+void visit_fields(torch::optim::SGDParamState& state, const torch::optim::SGDOptions&, const Visit& visit) {
+  visit("momentum_buffer", state.momentum_buffer(), true);
+}
+
+template <class Visit>
+void visit_fields(torch::optim::AdagradParamState& state, const torch::optim::AdagradOptions&, const Visit& visit) {
+  visit("step", state.step(), true);
+  visit("sum", state.sum(), true);
+}
+
+template <class Visit>
+void visit_fields(torch::optim::RMSpropParamState& state, const torch::optim::RMSpropOptions& options,
+                  const Visit& visit) {
+  visit("step", state.step(), true);
+  visit("square_avg", state.square_avg(), true);
+  visit("momentum_buffer", state.momentum_buffer(), options.momentum() > 0);
+  visit("grad_avg", state.grad_avg(), options.centered());
+}
+
+template <class StateType, class OptionsType>
+struct Kind {
+  using State = StateType;
+  using Options = OptionsType;
+};
+
+template <class... Types>
+bool is_one_of(const torch::optim::Optimizer& optimizer) {
+  return ((dynamic_cast<const Types*>(&optimizer) != nullptr) || ...);
+}
+
+/// Calls `work` with the state and options types of the optimizer.
+template <class Work>
+void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
+  using namespace torch::optim;
+  if (is_one_of<FusedAdamW>(optimizer)) {
+    work(Kind<FusedAdamWState, torch::optim::AdamWOptions>());
+  } else if (is_one_of<FusedSgd, SGD>(optimizer)) {
+    work(Kind<SGDParamState, SGDOptions>());
+  } else if (is_one_of<AdamW>(optimizer)) {
+    work(Kind<AdamWParamState, torch::optim::AdamWOptions>());
+  } else if (is_one_of<Adam>(optimizer)) {
+    work(Kind<AdamParamState, AdamOptions>());
+  } else if (is_one_of<Adagrad>(optimizer)) {
+    work(Kind<AdagradParamState, AdagradOptions>());
+  } else if (is_one_of<RMSprop>(optimizer)) {
+    work(Kind<RMSpropParamState, RMSpropOptions>());
+  } else {
+    throw CheckpointError(
+        fmt::format("optimizer state: found a {}, expected adamw(), sgd() or torch::optim's SGD, Adam, "
+                    "AdamW, Adagrad or RMSprop",
+                    c10::demangle(typeid(optimizer).name())),
+        "use one of these optimizers, or turn checkpoints off");
+  }
+}
+
+/// Calls work(name, parameter, options) for every parameter, in the order of the groups.
+template <class Options, class Work>
+void for_each_parameter(const BuiltOptimizer& built, const Work& work) {
+  const auto& groups = built.optimizer->param_groups();
+  for (std::size_t g = 0; g < built.names.size(); ++g) {
+    for (std::size_t i = 0; i < built.names[g].size(); ++i) {
+      work(built.names[g][i], groups[g].params()[i], static_cast<const Options&>(groups[g].options()));
+    }
+  }
+}
+
+/// Appends the fields of states to named tensors. Shared counters are read from the device once.
+class StateWriter {
+ public:
+  explicit StateWriter(NamedTensors& out) : out_(out) {}
+
+  void write(std::string name, std::int64_t count) {
+    out_.emplace_back(std::move(name), at::scalar_tensor(count, at::kLong));
+  }
+  void write(std::string name, const Counter& counter) {
+    at::Tensor& count = counts_[counter.tensor.unsafeGetTensorImpl()];
+    if (!count.defined()) {
+      count = at::scalar_tensor(counter.tensor.item().toLong(), at::kLong);
+    }
+    out_.emplace_back(std::move(name), count);
+  }
+  void write(std::string name, const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      out_.emplace_back(std::move(name), tensor);
+    }
+  }
+
+ private:
+  NamedTensors& out_;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> counts_{};
+};
+
+/// Takes fields out of named tensors and notes what does not fit.
+class StateReader {
+ public:
+  explicit StateReader(const NamedTensors& given) : given_(given.begin(), given.end()) {}
+
+  bool has(const std::string& name) const { return given_.contains(name); }
+
+  void read(const std::string& name, const at::Tensor&, std::int64_t& count) {
+    if (const at::Tensor found = take(name); is_count(name, found)) {
+      count = found.item().toLong();
+    }
+  }
+  void read(const std::string& name, const at::Tensor& parameter, const Counter& counter) {
+    if (const at::Tensor found = take(name); is_count(name, found)) {
+      counter.tensor =
+          at::full({}, found.item().toDouble(), parameter.options().dtype(at::kFloat).requires_grad(false));
+    }
+  }
+  void read(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) {
+    if (const at::Tensor found = take(name); mismatch_.compare(name, found, parameter)) {
+      tensor = at::empty_like(parameter).copy_(found);
+    }
+  }
+  void note_missing(const std::string& name) { mismatch_.missing.push_back(name); }
+
+  /// Throws: CheckpointError with everything that was noted, and what nobody read.
+  void finish(const NamedTensors& given) {
+    for (const auto& [name, tensor] : given) {
+      if (!taken_.contains(name)) {
+        mismatch_.unexpected.push_back(name);
+      }
+    }
+    if (mismatch_.any()) {
+      throw CheckpointError("optimizer state does not fit: " + mismatch_.text(),
+                            "resume with the optimizer and parameter groups that the checkpoint was written with");
+    }
+  }
+
+ private:
+  at::Tensor take(const std::string& name) {
+    taken_.insert(name);
+    return given_.at(name);
+  }
+  bool is_count(const std::string& name, const at::Tensor& found) {
+    const bool good = found.numel() == 1 && (found.scalar_type() == at::kLong || found.scalar_type() == at::kFloat);
+    if (!good) {
+      mismatch_.compare(name, found, at::scalar_tensor(0, at::kLong));
+    }
+    return good;
+  }
+
+  std::unordered_map<std::string, at::Tensor> given_;
+  std::unordered_set<std::string> taken_{};
+  Mismatch mismatch_{};
+};
+
+}  // namespace
+
+NamedTensors optimizer_state(const BuiltOptimizer& built) {
+  NamedTensors result;
+  StateWriter writer(result);
+  with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
+    for_each_parameter<Options>(
+        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options) {
+          const auto found = built.optimizer->state().find(parameter.unsafeGetTensorImpl());
+          if (found == built.optimizer->state().end()) {
+            return;  // it had no gradient yet
+          }
+          visit_fields(static_cast<State&>(*found->second), options, [&](const char* field, const auto& value, bool) {
+            writer.write(fmt::format("{}.{}", name, field), value);
+          });
+        });
+  });
+  return result;
+}
+
+void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
+  const at::NoGradGuard no_grad;
+  StateReader reader(state);
+  auto& states = built.optimizer->state();
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> loaded;  // nullptr: no state yet
+  with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
+    for_each_parameter<Options>(
+        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options) {
+          auto fresh = std::make_unique<State>();
+          // Adagrad's states exist from the beginning, the others' from the first gradient.
+          bool exists = std::is_same_v<State, torch::optim::AdagradParamState>;
+          visit_fields(*fresh, options, [&](const char* field, auto&&, bool) {
+            exists = exists || reader.has(fmt::format("{}.{}", name, field));
+          });
+          visit_fields(*fresh, options, [&](const char* field, auto&& value, bool required) {
+            const std::string key = fmt::format("{}.{}", name, field);
+            if (reader.has(key)) {
+              reader.read(key, parameter, value);
+            } else if (exists && required) {
+              reader.note_missing(key);
+            }
+          });
+          loaded.emplace_back(parameter.unsafeGetTensorImpl(), exists ? std::move(fresh) : nullptr);
+        });
+  });
+  reader.finish(state);
+  for (auto& [parameter, fresh] : loaded) {
+    if (fresh == nullptr) {
+      states.erase(parameter);
+    } else {
+      states[parameter] = std::move(fresh);
+    }
+  }
+  if (auto* fused = dynamic_cast<FusedAdamW*>(built.optimizer.get())) {
+    fused->share_steps();
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/optim/optimizers.h>
+
+#include "optim/fused_adamw.h"
+#include "optim/fused_sgd.h"
+
+namespace lockstep {
+namespace {
+
+/// Collects what is wrong with an optimizer's options.
+class OptionCheck {
+ public:
+  explicit OptionCheck(std::string optimizer) : optimizer_(std::move(optimizer)) {}
+
+  void expect(const char* name, double value, bool good, const char* range) {
+    if (!good) {
+      problems_.push_back({.what = fmt::format("{}: {} is {}, expected {}", optimizer_, name, value, range)});
+    }
+  }
+  void throw_problems() {
+    if (!problems_.empty()) {
+      throw ConfigError(std::move(problems_));
+    }
+  }
+
+ private:
+  std::string optimizer_;
+  std::vector<Problem> problems_{};
+};
+
+}  // namespace
+
+OptimizerFactory adamw(AdamWOptions options) {
+  OptionCheck check("adamw");
+  check.expect("lr", options.lr, options.lr >= 0, "0 or more");
+  check.expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
+  check.expect("beta1", options.beta1, options.beta1 >= 0 && options.beta1 < 1, "0 or more and less than 1");
+  check.expect("beta2", options.beta2, options.beta2 >= 0 && options.beta2 < 1, "0 or more and less than 1");
+  check.expect("eps", options.eps, options.eps >= 0, "0 or more");
+  check.throw_problems();
+  return [options](ParamGroups groups) -> OptimizerPtr {
+    const auto defaults = torch::optim::AdamWOptions(options.lr)
+                              .weight_decay(options.weight_decay)
+                              .betas({options.beta1, options.beta2})
+                              .eps(options.eps);
+    return std::make_unique<FusedAdamW>(groups, defaults);
+  };
+}
+
+OptimizerFactory sgd(SgdOptions options) {
+  OptionCheck check("sgd");
+  check.expect("lr", options.lr, options.lr >= 0, "0 or more");
+  check.expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
+  check.expect("momentum", options.momentum, options.momentum >= 0, "0 or more");
+  check.expect("momentum", options.momentum, !options.nesterov || options.momentum > 0, "more than 0 with nesterov");
+  check.throw_problems();
+  return [options](ParamGroups groups) -> OptimizerPtr {
+    const auto defaults = torch::optim::SGDOptions(options.lr)
+                              .weight_decay(options.weight_decay)
+                              .momentum(options.momentum)
+                              .nesterov(options.nesterov);
+    return std::make_unique<FusedSgd>(groups, defaults);
+  };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+// Parameters by name -> optimizer groups, and the optimizer's state back to names.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/optim/optimizers.h>
+#include <lockstep/world/named_tensors.h>
+
+namespace lockstep {
+
+/// An optimizer over named parameters, with what is needed to steer and to save it.
+struct BuiltOptimizer {
+  OptimizerPtr optimizer{};
+  std::vector<double> base_lr{};                    ///< per group: lr x lr_scale at schedule factor 1
+  std::vector<std::vector<std::string>> names{};    ///< per group, beside its params()
+};
+
+/// `parameters`: those that require gradients, shared ones once. `lr` > 0 replaces the factory's learning rate.
+/// Throws: ConfigError (no parameters; a group that selects nothing is named; a spec without factory).
+BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr);
+
+/// Sets every group's learning rate to base_lr x factor. Host only.
+void set_lr_factor(BuiltOptimizer& built, double factor);
+
+/// State as "<parameter>.<state>" tensors ("blocks.0.weight.exp_avg"), CPU scalars for step counts. Knows the fused optimizers
+/// and torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop. Throws: CheckpointError naming another type.
+NamedTensors optimizer_state(const BuiltOptimizer& built);
+/// The inverse; copies to each parameter's device. Throws: CheckpointError naming what is missing, extra or of another shape.
+void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state);
+
+}  // namespace lockstep

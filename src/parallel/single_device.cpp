@@ -1,0 +1,128 @@
+#include "parallel/single_device.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <fmt/format.h>
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <lockstep/base/error.h>
+
+#include "optim/grad_norm.h"
+
+namespace lockstep {
+
+namespace {
+
+// Names are the task module's, so that two optimizers never use one name for two parameters.
+NamedTensors trained_parameters(torch::nn::Module& whole, torch::nn::Module* part) {
+  std::unordered_set<const c10::TensorImpl*> wanted;
+  for (const auto& parameter : (part != nullptr ? *part : whole).parameters()) {
+    wanted.insert(parameter.unsafeGetTensorImpl());
+  }
+  NamedTensors chosen;
+  for (const auto& item : whole.named_parameters()) {
+    if (item.value().requires_grad() && wanted.erase(item.value().unsafeGetTensorImpl()) == 1) {
+      chosen.emplace_back(item.key(), item.value());
+    }
+  }
+  return chosen;
+}
+
+}  // namespace
+
+void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
+  if (optimizers.empty()) {
+    throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
+  }
+  module_ = &module;
+  sets_.clear();
+  for (const auto& spec : optimizers) {
+    Set set;
+    set.parameters = trained_parameters(module, spec.module);
+    set.built = build_optimizer(spec, set.parameters, lr_);
+    sets_.push_back(std::move(set));
+  }
+}
+
+void SingleDevice::begin_forward(bool, std::size_t) {}
+
+void SingleDevice::backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t) {
+  torch::autograd::backward({loss}, {weight});
+}
+
+void SingleDevice::backward_nothing(std::size_t) {}
+
+void SingleDevice::finish(std::size_t) { agreed_ = mine_; }
+
+// Dropped rather than filled with zeros: the next backward then writes each gradient once instead of adding to it.
+void SingleDevice::zero_grad(std::size_t set) {
+  for (auto& [name, parameter] : sets_.at(set).parameters) {
+    parameter.mutable_grad().reset();
+  }
+  sets_[set].count.reset();
+}
+
+const std::vector<at::Tensor>& SingleDevice::defined_grads(Set& set) {
+  set.grads.clear();
+  for (const auto& [name, parameter] : set.parameters) {
+    if (parameter.grad().defined()) {
+      set.grads.push_back(parameter.grad());
+    }
+  }
+  return set.grads;
+}
+
+at::Tensor SingleDevice::grad_norm(std::size_t set) { return global_norm(defined_grads(sets_.at(set))); }
+
+void SingleDevice::scale_grads(const at::Tensor& factor, std::size_t set) {
+  scale_(defined_grads(sets_.at(set)), factor);
+}
+
+void SingleDevice::set_lr_factor(double factor, std::size_t set) { lockstep::set_lr_factor(sets_.at(set).built, factor); }
+
+double SingleDevice::lr(std::size_t set) const {
+  return sets_.at(set).built.optimizer->param_groups().front().options().get_lr();
+}
+
+void SingleDevice::step(std::size_t set) { sets_.at(set).built.optimizer->step(); }
+
+torch::optim::Optimizer& SingleDevice::optimizer(std::size_t set) { return *sets_.at(set).built.optimizer; }
+
+NamedTensors SingleDevice::optimizer_state() const {
+  NamedTensors state;
+  for (const auto& set : sets_) {
+    auto part = lockstep::optimizer_state(set.built);
+    std::move(part.begin(), part.end(), std::back_inserter(state));
+  }
+  return state;
+}
+
+// "<parameter>.<state>": each entry belongs to the optimizer that has the parameter.
+void SingleDevice::load_optimizer_state(const NamedTensors& state) {
+  for (auto& set : sets_) {
+    std::unordered_set<std::string> mine;
+    for (const auto& [name, parameter] : set.parameters) {
+      mine.insert(name);
+    }
+    NamedTensors part;
+    for (const auto& entry : state) {
+      if (mine.contains(entry.first.substr(0, entry.first.rfind('.')))) {
+        part.push_back(entry);
+      }
+    }
+    lockstep::load_optimizer_state(set.built, part);
+  }
+}
+
+void SingleDevice::add_count(const at::Tensor& count, std::size_t set) {
+  const at::NoGradGuard no_grad;
+  sets_.at(set).counts = true;
+  auto& total = sets_[set].count;
+  total = total.defined() ? total + count.detach() : count.detach().to(at::kFloat);
+}
+
+at::Tensor SingleDevice::mean_count(std::size_t set) { return sets_.at(set).count; }
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+#include <lockstep/parallel/strategy.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/world/world.h>
+
+#include "parallel/ddp.h"
+#include "parallel/single_device.h"
+
+namespace lockstep {
+
+Strategy::~Strategy() = default;
+
+void Strategy::backward(const at::Tensor& loss, double weight, std::size_t set) {
+  if (!weight_.defined() || weight_value_ != weight || weight_.dtype() != loss.dtype() ||
+      weight_.device() != loss.device()) {
+    weight_ = at::full({}, weight, loss.options().requires_grad(false));
+    weight_value_ = weight;
+  }
+  backward(loss, weight_, set);
+}
+
+std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world) {
+  if (world.size() == 1) {
+    return std::make_unique<SingleDevice>(plan.config.optim.lr);
+  }
+  return std::make_unique<Ddp>(plan.config.optim.lr, plan.config.dist, world);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,75 @@
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <lockstep/plan/plan.h>
+
+#include "plan/wording.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) {
+  std::int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? std::nullopt : std::optional(result);
+}
+
+/// "16 per rank x 2 micro-batches x 2 ranks"
+std::string factors(const BatchPlan& plan, int ranks) {
+  return fmt::format("{} per rank x {} x {}", plan.batch_size, counted(plan.accumulation, "micro-batch"),
+                     counted(ranks, "rank"));
+}
+
+std::string explain(const BatchPlan& plan, std::int64_t room, int ranks) {
+  if (plan.global_batch_size == room) {
+    return fmt::format("{} = {}", plan.global_batch_size, factors(plan, ranks));
+  }
+  const std::int64_t least = plan.global_batch_size / ranks;
+  const bool even = plan.global_batch_size % ranks == 0;
+  return fmt::format("{} over {} ({} each), in {} of at most {}", plan.global_batch_size, counted(ranks, "rank"),
+                     even ? fmt::to_string(least) : fmt::format("{} or {}", least + 1, least),
+                     counted(plan.accumulation, "micro-batch"), plan.batch_size);
+}
+
+}  // namespace
+
+BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Problem>& problems) {
+  BatchPlan plan{.batch_size = config.batch_size,
+                 .accumulation = config.accumulation,
+                 .global_batch_size = config.global_batch_size,
+                 .global_is_given = config.global_batch_size > 0};
+  if (plan.batch_size < 1 || plan.accumulation < 0 || plan.global_batch_size < 0) {
+    return plan;  // said by check_config
+  }
+  const auto too_large = [&] {
+    problems.push_back({fmt::format("--batch_size {} x --accumulation {} x {}: does not fit 64 bits", plan.batch_size,
+                                    plan.accumulation, counted(world_size, "rank")),
+                        "use smaller numbers"});
+    return plan;
+  };
+  const auto per_micro_batch = product(plan.batch_size, world_size);  // over all ranks
+  if (!per_micro_batch) {
+    return too_large();
+  }
+  if (plan.accumulation == 0) {
+    plan.accumulation = plan.global_batch_size == 0 ? 1 : (plan.global_batch_size - 1) / *per_micro_batch + 1;
+  }
+  const auto room = product(*per_micro_batch, plan.accumulation);
+  if (!room) {
+    return too_large();
+  }
+  if (plan.global_batch_size == 0) {
+    plan.global_batch_size = *room;
+  }
+  const std::int64_t least = *room - *per_micro_batch + 1;
+  if (plan.global_batch_size < least || plan.global_batch_size > *room) {
+    problems.push_back({fmt::format("--global_batch_size {}: {} = {}, expected {} to {}", plan.global_batch_size,
+                                    factors(plan, world_size), *room, least, *room),
+                        "leave out --accumulation or --global_batch_size: it follows from the others"});
+    return plan;
+  }
+  plan.explanation = explain(plan, *room, world_size);
+  return plan;
+}
+
+}  // namespace lockstep

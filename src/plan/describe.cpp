@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/plan/plan.h>
+
+#include "base/text.h"
+#include "plan/wording.h"
+
+namespace lockstep {
+namespace {
+
+/// "2 x NVIDIA H200 (139.8 GiB), cuda:0-1": neighbours of one kind are said once.
+std::string gpu_text(const Plan& plan) {
+  std::vector<std::string> groups;
+  const std::size_t count = plan.local_devices.size();
+  for (std::size_t first = 0, end = 0; first < count; first = end) {
+    const std::int64_t memory = plan.local_device_memory_bytes[first];
+    std::vector<int> indices;
+    for (; end < count && plan.local_device_names[end] == plan.local_device_names[first] &&
+           human_bytes(plan.local_device_memory_bytes[end]) == human_bytes(memory);
+         ++end) {
+      indices.push_back(plan.local_devices[end].index);
+    }
+    const std::size_t members = indices.size();
+    indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
+    groups.push_back(fmt::format("{}{}{}, cuda:{}", members > 1 ? fmt::format("{} x ", members) : "",
+                                 plan.local_device_names[first],
+                                 memory > 0 ? fmt::format(" ({})", human_bytes(memory)) : "", format_ranges(indices)));
+  }
+  return join(groups, "; ");
+}
+
+std::string device_text(const Plan& plan) {
+  const std::string devices = plan.gpu()                    ? gpu_text(plan)
+                              : plan.local_world_size() > 1 ? counted(plan.local_world_size(), "CPU rank")
+                                                            : "CPU";
+  return plan.nodes > 1 ? fmt::format("{} on this node, {} nodes", devices, plan.nodes) : devices;
+}
+
+std::string limit_text(const TrainConfig& config) {
+  const std::string epochs = counted(config.max_epochs, "epoch");
+  const std::string steps = counted(config.max_steps, "step");
+  if (config.max_epochs > 0 && config.max_steps > 0) {
+    return fmt::format("{} or {}, whichever ends first", epochs, steps);
+  }
+  return config.max_epochs > 0 ? epochs : config.max_steps > 0 ? steps : "none: until stopped";
+}
+
+std::string optimizer_text(const OptimConfig& optim) {
+  const std::string lr = optim.lr > 0 ? fmt::format("learning rate {}", optim.lr) : "learning rate of the program";
+  return optim.max_grad_norm > 0 ? fmt::format("{}, gradient norm at most {}", lr, optim.max_grad_norm) : lr;
+}
+
+std::string schedule_text(const OptimConfig& optim) {
+  const std::string warmup =
+      optim.warmup_steps > 0 ? fmt::format("{}, then ", counted(optim.warmup_steps, "warm-up step")) : "";
+  if (optim.schedule == ScheduleKind::constant) {
+    return warmup + "constant";
+  }
+  return fmt::format("{}cosine to {} of the learning rate at {}", warmup, optim.min_lr_ratio,
+                     optim.decay_steps > 0 ? fmt::format("step {}", optim.decay_steps) : "the last step");
+}
+
+std::string data_text(const LoaderPlan& loader) {
+  const DataConfig& data = loader.data;
+  return fmt::format("{} order{}{}, {}", loader.sampler.order == SampleOrder::keyed ? "keyed" : "PyTorch's",
+                     loader.sampler.shuffle ? ", shuffled" : "", loader.sampler.drop_last ? ", last step dropped" : "",
+                     data.workers == 0 ? "built in the training thread"
+                                       : fmt::format("{} per rank, {} ahead", counted(data.workers, "worker"),
+                                                     counted(data.prefetch, "step")));
+}
+
+/// "every epoch and every 500 steps"
+std::string interval_text(std::int64_t every_epochs, std::int64_t every_steps) {
+  std::vector<std::string> parts;
+  const auto add = [&](std::int64_t every, const char* noun) {
+    if (every > 0) {
+      parts.push_back(every == 1 ? fmt::format("every {}", noun) : fmt::format("every {}", counted(every, noun)));
+    }
+  };
+  add(every_epochs, "epoch");
+  add(every_steps, "step");
+  return join(parts, " and ");
+}
+
+std::string validation_text(const ValidateConfig& validate) {
+  const std::string when = interval_text(validate.every_epochs, validate.every_steps);
+  if (when.empty()) {
+    return "never";
+  }
+  return validate.max_batches > 0 ? fmt::format("{}, {}", when, counted(validate.max_batches, "step")) : when;
+}
+
+std::string checkpoint_text(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  if (!checkpoint.enabled) {
+    return "off";
+  }
+  const std::string when = interval_text(checkpoint.every_epochs, checkpoint.every_steps);
+  return fmt::format("{}at the end, last {} kept; {}", when.empty() ? "" : when + " and ", checkpoint.keep_last,
+                     config.fresh ? "starting over" : "resume " + config.resume);
+}
+
+}  // namespace
+
+std::string describe(const Plan& plan) {
+  const TrainConfig& config = plan.config;
+  const std::vector<std::pair<std::string, std::string>> rows{
+      {"launch", plan.launch},
+      {"host", plan.host},
+      {"devices", device_text(plan)},
+      {"backend", plan.world_size == 1              ? "none (one rank)"
+                  : config.backend == Backend::nccl ? "nccl"
+                                                    : "gloo"},
+      {"strategy", config.strategy == StrategyKind::ddp ? "ddp" : "single"},
+      {"precision", config.precision == Precision::bf16_mixed ? "bf16_mixed" : "fp32"},
+      {"seed", fmt::to_string(config.seed)},
+      {"batch", plan.loader.batch.explanation},
+      {"limits", limit_text(config)},
+      {"optimizer", optimizer_text(config.optim)},
+      {"schedule", schedule_text(config.optim)},
+      {"data", data_text(plan.loader)},
+      {"validation", validation_text(config.validate)},
+      {"checkpoints", checkpoint_text(config)},
+      {"run", config.run_dir},
+      {"threads", fmt::format("{} per rank", plan.threads_per_rank)},
+  };
+  std::string text;
+  for (const auto& [name, value] : rows) {
+    if (!value.empty()) {
+      text += fmt::format("{:<13}{}\n", name, value);
+    }
+  }
+  for (const std::string& warning : plan.warnings) {
+    text += fmt::format("warning: {}\n", warning);
+  }
+  for (const std::string& note : plan.notes) {
+    text += fmt::format("note: {}\n", note);
+  }
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,395 @@
+#include "plan/device_choice.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+#include "environment/visible_devices.h"
+#include "plan/wording.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = DeviceSpec::Kind;
+using Indices = std::vector<int>;
+
+bool names_gpus(Kind kind) {
+  return kind == Kind::all || kind == Kind::indices || kind == Kind::usable || kind == Kind::most_free;
+}
+
+std::string index_list(const Indices& indices) {
+  std::vector<std::string> parts;
+  std::transform(indices.begin(), indices.end(), std::back_inserter(parts), [](int i) { return std::to_string(i); });
+  return join(parts, ",") + (parts.size() == 1 ? "," : "");  // "2," is GPU 2, "2" would be two GPUs
+}
+
+class DeviceChooser {
+ public:
+  DeviceChooser(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
+                Findings& findings)
+      : config_(config),
+        hardware_(hardware),
+        identity_(identity),
+        findings_(findings),
+        decided_(identity && !identity->devices.empty()),
+        wish_(decided_ ? DeviceSpec(identity->devices) : config.devices),
+        visible_(hardware.gpus.size()) {
+    std::iota(visible_.begin(), visible_.end(), 0);
+    // Among ranks that run already, a GPU in exclusive mode may be taken by the very rank it belongs to.
+    std::copy_if(visible_.begin(), visible_.end(), std::back_inserter(usable_),
+                 [&](int index) { return identity_ || gpu(index).usable; });
+  }
+
+  std::optional<std::vector<DeviceId>> choose() {
+    if (!wish_.problems().empty()) {
+      return std::nullopt;  // said by check_config
+    }
+    const auto use_gpu = choose_compute();
+    if (!use_gpu) {
+      return std::nullopt;
+    }
+    const std::size_t before = findings_.problems.size();
+    std::vector<DeviceId> devices;
+    if (*use_gpu) {
+      Indices indices = identity_ ? gpus_for_launched_ranks() : gpus_for_new_ranks();
+      std::sort(indices.begin(), indices.end());  // NCCL wants ranks in device order
+      std::transform(indices.begin(), indices.end(), std::back_inserter(devices),
+                     [](int index) { return DeviceId{.gpu = true, .index = index}; });
+    } else {
+      devices.resize(static_cast<std::size_t>(std::max(1, cpu_ranks())));
+    }
+    return findings_.problems.size() == before ? std::optional(std::move(devices)) : std::nullopt;
+  }
+
+ private:
+  const Gpu& gpu(int index) const { return hardware_.gpus[static_cast<std::size_t>(index)]; }
+  int visible() const { return static_cast<int>(visible_.size()); }
+  std::string flag() const { return fmt::format("--devices {}", wish_.text()); }
+
+  /// "this machine has 2 (0-1)"
+  std::string what_there_is() const {
+    const std::string subject =
+        visible() < hardware_.gpus_present
+            ? fmt::format("this process sees {} of this machine's {}", visible(), hardware_.gpus_present)
+            : fmt::format("this machine has {}", visible());
+    return visible() == 0 ? subject : fmt::format("{} ({})", subject, format_ranges(visible_));
+  }
+
+  /// "use <what>", and where to look when CUDA_VISIBLE_DEVICES decided what is seen.
+  std::string use(const std::string& what) const {
+    const std::string& variable = hardware_.visible_devices;
+    return fmt::format(
+        "use {}{}", what,
+        variable.empty() || variable == kUnset ? "" : fmt::format(" or check CUDA_VISIBLE_DEVICES=\"{}\"", variable));
+  }
+
+  /// true: GPU, false: CPU, nullopt: refused.
+  std::optional<bool> choose_compute() {
+    const bool asks_cpu = config_.compute_setup == ComputeSetup::cpu || wish_.kind() == Kind::cpu;
+    const bool asks_gpu = config_.compute_setup == ComputeSetup::gpu ||
+                          (config_.compute_setup == ComputeSetup::automatic && names_gpus(wish_.kind()));
+    const bool available = hardware_.cuda_built && !usable_.empty();
+    if (asks_cpu && (asks_gpu || names_gpus(wish_.kind())) && !decided_) {
+      return std::nullopt;  // said by check_config
+    }
+    if (asks_cpu) {
+      if (available && !decided_) {
+        findings_.warnings.push_back(fmt::format("{} here, not used; --compute_setup gpu --devices auto uses {}",
+                                                 counted(visible(), "GPU"), visible() == 1 ? "it" : "them"));
+      }
+      return false;
+    }
+    if (available) {
+      return true;
+    }
+    const std::string reason = why_no_gpu(hardware_);
+    if (asks_gpu && !config_.allow_fallback) {
+      const std::string asked = config_.compute_setup == ComputeSetup::gpu ? "--compute_setup gpu" : flag();
+      findings_.problem(fmt::format("{}: no GPU can be used: {}", asked, reason), no_gpu_hint());
+      return std::nullopt;
+    }
+    if (asks_gpu) {
+      findings_.warnings.push_back(fmt::format("no GPU can be used: {}; going on with the CPU", reason));
+    } else if (hardware_.gpus_present > 0) {
+      findings_.warnings.push_back(
+          fmt::format("{} here, not used: {}; {}", counted(hardware_.gpus_present, "GPU"), reason, no_gpu_hint()));
+    }
+    return false;
+  }
+
+  std::string no_gpu_hint() const {
+    const std::string instead = !names_gpus(wish_.kind())                    ? "use --compute_setup cpu"
+                                : config_.compute_setup == ComputeSetup::gpu ? "use --compute_setup cpu --devices auto"
+                                                                             : "use --devices auto";
+    if (!hardware_.cuda_built) {
+      return fmt::format("build lockstep with -DLOCKSTEP_WITH_CUDA=ON, or {}", instead);
+    }
+    if (hardware_.gpus_present == 0) {
+      return fmt::format("{}, or --allow_fallback true", instead);
+    }
+    return hardware_.gpus.empty() ? fmt::format("change CUDA_VISIBLE_DEVICES, or {}", instead)
+                                  : fmt::format("wait for a free GPU, or {}", instead);
+  }
+
+  // --- ranks that this program starts ---
+
+  Indices gpus_for_new_ranks() {
+    Indices chosen;
+    switch (wish_.kind()) {
+      case Kind::automatic:
+        return automatic_gpus();
+      case Kind::count:
+        chosen = first_gpus(wish_.count());
+        break;
+      case Kind::all:
+        chosen = visible_;
+        break;
+      case Kind::indices:
+        chosen = existing_gpus();
+        break;
+      case Kind::usable:
+        chosen = usable_gpus();
+        break;
+      case Kind::most_free:
+        chosen = most_free_of(roomy_gpus(), wish_.count());
+        break;
+      case Kind::cpu:
+        LOCKSTEP_ASSERT(false, "the CPU was asked for");
+        break;
+    }
+    if (!chosen.empty()) {
+      refuse_unusable(chosen);
+      check_nprocs(static_cast<int>(chosen.size()));
+    }
+    return chosen;
+  }
+
+  Indices automatic_gpus() {
+    const int ranks = config_.nprocs == 0 ? static_cast<int>(usable_.size()) : config_.nprocs;
+    if (ranks > static_cast<int>(usable_.size())) {
+      findings_.problem(fmt::format("--nprocs {}: found {}, expected one per rank", ranks,
+                                    counted(static_cast<std::int64_t>(usable_.size()), "usable GPU")),
+                        use(fmt::format("--nprocs {} at most", usable_.size())));
+      return {};
+    }
+    Indices chosen = most_free_of(usable_, ranks);
+    if (config_.nprocs != 0 && ranks < visible()) {
+      findings_.notes.push_back(fmt::format("{} of {} GPUs used, those with the most free memory ({})", ranks,
+                                            visible(), format_ranges(chosen)));
+    }
+    return chosen;
+  }
+
+  Indices first_gpus(int count) {
+    if (count > visible()) {
+      findings_.problem(fmt::format("{}: found {}, {}", flag(), counted(visible(), "GPU"), what_there_is()),
+                        use(fmt::format("--devices {}", visible())));
+      return {};
+    }
+    return Indices(visible_.begin(), visible_.begin() + count);
+  }
+
+  Indices existing_gpus() {
+    Indices chosen = wish_.indices();
+    std::sort(chosen.begin(), chosen.end());
+    const auto absent = std::lower_bound(chosen.begin(), chosen.end(), visible());
+    if (absent == chosen.end()) {
+      return chosen;
+    }
+    const bool one = chosen.end() - absent == 1;
+    const Indices missing(absent, chosen.end());
+    const auto suggested = std::min(chosen.size(), visible_.size());
+    const Indices suggestion(visible_.begin(), visible_.begin() + static_cast<std::ptrdiff_t>(suggested));
+    findings_.problem(fmt::format("{}: GPU{} {} {} not exist, {}", flag(), one ? "" : "s", format_ranges(missing),
+                                  one ? "does" : "do", what_there_is()),
+                      use(fmt::format("--devices {}", index_list(suggestion))));
+    return {};
+  }
+
+  Indices usable_gpus() {
+    if (wish_.count() > static_cast<int>(usable_.size())) {
+      findings_.problem(fmt::format("{}: found {}, {}", flag(),
+                                    counted(static_cast<std::int64_t>(usable_.size()), "usable GPU"), what_there_is()),
+                        use(fmt::format("--devices usable:{}", usable_.size())));
+      return {};
+    }
+    return Indices(usable_.begin(), usable_.begin() + wish_.count());
+  }
+
+  /// GPUs with the free memory that was asked for, if they are enough.
+  Indices roomy_gpus() {
+    Indices roomy;
+    std::copy_if(usable_.begin(), usable_.end(), std::back_inserter(roomy),
+                 [&](int index) { return gpu(index).free_bytes >= wish_.min_free_bytes(); });
+    if (wish_.count() <= static_cast<int>(roomy.size())) {
+      return roomy;
+    }
+    std::vector<std::string> free;
+    for (const int index : visible_) {
+      free.push_back(fmt::format("GPU {}: {}{}", index, human_bytes(gpu(index).free_bytes),
+                                 gpu(index).usable ? "" : ", not usable"));
+    }
+    findings_.problem(fmt::format("{}: found {} with that much free memory ({})", flag(),
+                                  counted(static_cast<std::int64_t>(roomy.size()), "GPU"), join(free, "; ")),
+                      use("fewer GPUs or a smaller limit"));
+    return {};
+  }
+
+  /// In ascending order.
+  Indices most_free_of(Indices candidates, int count) const {
+    const auto kept = std::min(candidates.size(), static_cast<std::size_t>(count));
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [&](int a, int b) { return gpu(a).free_bytes > gpu(b).free_bytes; });
+    candidates.resize(kept);
+    std::sort(candidates.begin(), candidates.end());
+    return candidates;
+  }
+
+  void refuse_unusable(const Indices& chosen) {
+    Indices taken;
+    std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(taken), [&](int i) { return !gpu(i).usable; });
+    if (!taken.empty()) {
+      findings_.problem(fmt::format("{}: GPU {} cannot be used: prohibited, or in exclusive mode and taken", flag(),
+                                    format_ranges(taken)),
+                        usable_.empty() ? "wait for a free GPU, or use --compute_setup cpu"
+                                        : use(fmt::format("--devices {}", index_list(usable_))));
+    }
+  }
+
+  void check_nprocs(int devices) {
+    if (config_.nprocs != 0 && config_.nprocs != devices) {
+      findings_.problem(fmt::format("--nprocs {} and {}: found {}, expected one per rank", config_.nprocs, flag(),
+                                    counted(devices, "device")),
+                        "leave one of them out");
+    }
+  }
+
+  // --- ranks that somebody started ---
+
+  Indices gpus_for_launched_ranks() {
+    const int ranks = identity_->local_world_size;
+    switch (wish_.kind()) {
+      case Kind::automatic:
+        return automatic_gpus_for(ranks);
+      case Kind::count:
+        check_local_ranks(wish_.count());
+        return first_gpus(wish_.count());
+      case Kind::all:
+        check_local_ranks(visible());
+        return visible_;
+      case Kind::indices:
+        check_local_ranks(static_cast<int>(wish_.indices().size()));
+        return existing_gpus();
+      case Kind::usable:
+      case Kind::most_free:
+        findings_.problem(fmt::format("{}: the ranks run already ({}) and would each choose differently", flag(),
+                                      identity_->launcher),
+                          "use --devices auto, or name the GPUs");
+        break;
+      case Kind::cpu:
+        LOCKSTEP_ASSERT(false, "the CPU was asked for");
+        break;
+    }
+    return {};
+  }
+
+  Indices automatic_gpus_for(int ranks) {
+    if (visible() == 1) {
+      return Indices(static_cast<std::size_t>(ranks), 0);  // the launcher shows each process its own GPU
+    }
+    if (ranks > visible()) {
+      findings_.problem(
+          fmt::format("LOCAL_WORLD_SIZE={}: found {}, expected one per rank", ranks, counted(visible(), "visible GPU")),
+          use(fmt::format("{} per node", counted(visible(), "rank"))));
+      return {};
+    }
+    if (ranks < visible()) {
+      findings_.notes.push_back(fmt::format("{} of {} GPUs used: one per rank on this node", ranks, visible()));
+    }
+    return Indices(visible_.begin(), visible_.begin() + ranks);
+  }
+
+  void check_local_ranks(int devices) {
+    if (devices != identity_->local_world_size) {
+      findings_.problem(fmt::format("{} and LOCAL_WORLD_SIZE={}: found {}, expected one per rank on this node", flag(),
+                                    identity_->local_world_size, counted(devices, "device")),
+                        fmt::format("use --devices auto, or start {} per node", counted(devices, "rank")));
+    }
+  }
+
+  // --- CPU ---
+
+  int cpu_ranks() {
+    const int asked = cpu_wish();
+    if (identity_) {
+      if (asked != 0 && !decided_) {
+        check_local_ranks(asked);
+      }
+      return identity_->local_world_size;
+    }
+    if (asked != 0) {
+      check_nprocs(asked);
+    }
+    return asked != 0 ? asked : config_.nprocs;
+  }
+
+  /// Ranks that `devices` asks for; 0: it does not say. GPUs are named here only where falling back is allowed.
+  int cpu_wish() const {
+    switch (wish_.kind()) {
+      case Kind::automatic:
+      case Kind::cpu:
+      case Kind::all:
+        return 0;
+      case Kind::count:
+      case Kind::usable:
+      case Kind::most_free:
+        return wish_.count();
+      case Kind::indices:
+        return static_cast<int>(wish_.indices().size());
+    }
+    return 0;
+  }
+
+  const TrainConfig& config_;
+  const Hardware& hardware_;
+  const std::optional<Identity>& identity_;
+  Findings& findings_;
+  const bool decided_;  ///< by the supervisor, for all ranks
+  const DeviceSpec wish_;
+  Indices visible_;
+  Indices usable_{};
+};
+
+}  // namespace
+
+std::optional<std::vector<DeviceId>> choose_devices(const TrainConfig& config, const Hardware& hardware,
+                                                    const std::optional<Identity>& identity, Findings& findings) {
+  return DeviceChooser(config, hardware, identity, findings).choose();
+}
+
+std::string why_no_gpu(const Hardware& hardware) {
+  if (!hardware.cuda_built) {
+    return "this lockstep was built without CUDA";
+  }
+  if (!hardware.gpus.empty()) {
+    return fmt::format("all {} are prohibited, or in exclusive mode and taken", hardware.gpus.size());
+  }
+  return hardware.gpu_note.empty() ? "this machine has none" : hardware.gpu_note;
+}
+
+std::string devices_text(const std::vector<DeviceId>& devices) {
+  Indices indices;
+  for (const DeviceId device : devices) {
+    if (!device.gpu) {
+      return "cpu";
+    }
+    if (indices.empty() || indices.back() != device.index) {
+      indices.push_back(device.index);
+    }
+  }
+  return index_list(indices);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,165 @@
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/config/config_io.h>
+#include <lockstep/plan/plan.h>
+
+#include "base/text.h"
+#include "environment/visible_devices.h"
+#include "plan/device_choice.h"
+#include "plan/findings.h"
+#include "plan/wording.h"
+
+namespace lockstep {
+namespace {
+
+Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, const Plan& plan, Findings& findings) {
+  const bool wants_nccl = config.backend == Backend::nccl;
+  if (plan.world_size == 1) {
+    if (config.backend != Backend::automatic) {
+      findings.notes.push_back(fmt::format("one rank: --backend {} is not used", wants_nccl ? "nccl" : "gloo"));
+    }
+    return plan.gpu() && hardware.nccl_built ? Backend::nccl : Backend::gloo;
+  }
+  if (!plan.gpu()) {
+    const bool asked_cpu = config.compute_setup == ComputeSetup::cpu || config.devices.kind() == DeviceSpec::Kind::cpu;
+    if (wants_nccl && !asked_cpu) {  // else said by check_config
+      findings.problem("--backend nccl: needs a GPU per rank, found ranks on the CPU", "use --backend gloo");
+    }
+    return Backend::gloo;
+  }
+  if (config.backend == Backend::gloo) {
+    findings.notes.push_back("gloo with GPUs: gradients are staged through the host; nccl is faster");
+    return Backend::gloo;
+  }
+  if (!hardware.nccl_built) {
+    findings.problem(fmt::format("--backend {}: {} on GPUs need NCCL, this lockstep was built without it",
+                                 wants_nccl ? "nccl" : "auto", counted(plan.world_size, "rank")),
+                     "use --backend gloo (staged through the host), or build lockstep with NCCL");
+  }
+  return Backend::nccl;
+}
+
+StrategyKind resolve_strategy(const TrainConfig& config, int world_size, Findings& findings) {
+  if (config.strategy == StrategyKind::single && world_size > 1 && config.nprocs <= 1) {  // else said by check_config
+    findings.problem(fmt::format("--strategy single: found {}, expected 1", counted(world_size, "rank")),
+                     "use --strategy auto, or --nprocs 1");
+  }
+  if (config.strategy == StrategyKind::ddp && world_size == 1) {
+    findings.notes.emplace_back("one rank: --strategy ddp has nothing to synchronise");
+  }
+  return world_size > 1 ? StrategyKind::ddp : StrategyKind::single;
+}
+
+/// One GPU, and nobody said that it is a different one for each rank of this node.
+void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& findings) {
+  const bool one_for_all = plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back() == DeviceId{true, 0};
+  if (!one_for_all || hardware.visible_devices != kUnset) {
+    return;
+  }
+  const std::string what = fmt::format("{} on this node share one GPU", counted(plan.local_world_size(), "rank"));
+  if (plan.config.backend == Backend::nccl) {
+    findings.problem(fmt::format("LOCAL_WORLD_SIZE={}: {}, NCCL needs one per rank", plan.local_world_size(), what),
+                     "start one rank per GPU, or use --backend gloo");
+  } else {
+    findings.warnings.push_back(what);
+  }
+}
+
+std::string launch_text(int ranks, const std::optional<Identity>& identity) {
+  if (!identity) {
+    return ranks == 1 ? "alone" : fmt::format("this program starts {}", counted(ranks, "rank"));
+  }
+  constexpr std::size_t kShown = 3;
+  const std::size_t shown = std::min(kShown, identity->variables.size());
+  const std::vector<std::string> names(identity->variables.begin(),
+                                       identity->variables.begin() + static_cast<std::ptrdiff_t>(shown));
+  return fmt::format("{}, {}{} ({}{})", identity->launcher, counted(identity->world_size, "rank"),
+                     identity->nodes > 1 ? " on " + counted(identity->nodes, "node") : "", join(names, ", "),
+                     shown < identity->variables.size() ? ", ..." : "");
+}
+
+void set_devices(Plan& plan, const Hardware& hardware, std::vector<DeviceId> devices) {
+  plan.local_devices = std::move(devices);
+  for (const DeviceId device : plan.local_devices) {
+    const Gpu gpu = device.gpu ? hardware.gpus[static_cast<std::size_t>(device.index)]
+                               : Gpu{.name = "CPU", .memory_bytes = hardware.memory_bytes};
+    plan.local_device_names.push_back(gpu.name);
+    plan.local_device_uuids.push_back(gpu.uuid);
+    plan.local_device_memory_bytes.push_back(gpu.memory_bytes);
+  }
+  plan.config.compute_setup = plan.gpu() ? ComputeSetup::gpu : ComputeSetup::cpu;
+  plan.config.devices = devices_text(plan.local_devices);
+}
+
+void set_loaders(Plan& plan, const BatchPlan& batch) {
+  plan.config.batch_size = batch.batch_size;
+  plan.config.accumulation = batch.accumulation;
+  plan.config.global_batch_size = batch.global_batch_size;
+  plan.loader = {.batch = batch, .sampler = plan.config.sampler, .data = plan.config.data, .seed = plan.config.seed};
+  plan.eval_loader = plan.loader;
+  plan.eval_loader.sampler = {.order = SampleOrder::keyed, .shuffle = false, .drop_last = false};
+  const TrainConfig whole_batches{.batch_size = batch.batch_size};
+  std::vector<Problem> none;
+  plan.eval_loader.batch = plan_batch(whole_batches, plan.world_size, none);
+}
+
+/// How many ranks there will be, as far as it is known when the devices are refused; 0: not at all.
+int expected_world_size(const TrainConfig& config, const std::optional<Identity>& identity,
+                        const std::optional<std::vector<DeviceId>>& devices) {
+  return identity ? identity->world_size : devices ? static_cast<int>(devices->size()) : std::max(0, config.nprocs);
+}
+
+}  // namespace
+
+std::string to_string(DeviceId device) { return device.gpu ? fmt::format("cuda:{}", device.index) : "cpu"; }
+
+std::string run_directory(const TrainConfig& config) {
+  if (!config.run_dir.empty()) {
+    return config.run_dir;
+  }
+  return "runs/" + (config.run_name.empty() ? std::string("run") : config.run_name);
+}
+
+Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity) {
+  Findings findings{.problems = check_config(config)};
+  if (identity && config.nprocs != 0 && config.nprocs != identity->world_size) {
+    findings.problem(
+        fmt::format("--nprocs {}: the ranks run already, WORLD_SIZE={}", config.nprocs, identity->world_size),
+        "leave out --nprocs, or start that many ranks");
+  }
+  Plan plan{.config = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
+  auto devices = choose_devices(config, hardware, identity, findings);
+  plan.world_size = expected_world_size(config, identity, devices);
+  if (plan.world_size > 0) {
+    const BatchPlan batch = plan_batch(config, plan.world_size, findings.problems);
+    plan.config.strategy = resolve_strategy(config, plan.world_size, findings);
+    set_loaders(plan, batch);
+  }
+  if (devices) {
+    set_devices(plan, hardware, std::move(*devices));
+    plan.config.backend = resolve_backend(config, hardware, plan, findings);
+    check_shared_gpu(plan, hardware, findings);
+  }
+  if (!findings.problems.empty()) {
+    throw ConfigError(std::move(findings.problems));
+  }
+  if (plan.config.global_batch_size < plan.world_size) {
+    findings.warnings.push_back(fmt::format("--global_batch_size {} over {}: some ranks have nothing to compute",
+                                            plan.config.global_batch_size, counted(plan.world_size, "rank")));
+  }
+  plan.config.nprocs = plan.world_size;
+  plan.config.run_dir = run_directory(config);
+  if (plan.config.run_name.empty()) {
+    plan.config.run_name = "run";
+  }
+  plan.threads_per_rank = std::max(1, hardware.cores / plan.local_world_size());
+  plan.launch = launch_text(plan.world_size, identity);
+  plan.warnings = std::move(findings.warnings);
+  plan.notes = std::move(findings.notes);
+  return plan;
+}
+
+}  // namespace lockstep

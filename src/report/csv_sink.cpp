@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/report/metric_sink.h>
+
+#include "base/text.h"
+#include "report/metric_file.h"
+
+namespace lockstep {
+namespace {
+
+std::string quoted(std::string_view name) {
+  if (name.find_first_of(",\"") == std::string_view::npos) {
+    return std::string(name);
+  }
+  std::string text = "\"";
+  for (const char c : name) {
+    text += c == '"' ? "\"\"" : std::string(1, c);
+  }
+  return text + '"';
+}
+
+/// The cells of a header row. A quote inside a quoted cell is doubled, so that it ends the cell and begins it again.
+std::vector<std::string> parse_header(std::string_view line) {
+  std::vector<std::string> cells(1);
+  bool inside = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      if (!inside && i > 0 && line[i - 1] == '"') {
+        cells.back() += '"';
+      }
+      inside = !inside;
+    } else if (line[i] == ',' && !inside) {
+      cells.emplace_back();
+    } else {
+      cells.back() += line[i];
+    }
+  }
+  return cells;
+}
+
+std::string number(double value) {
+  if (std::isnan(value)) {
+    return "NaN";
+  }
+  if (std::isinf(value)) {
+    return value > 0 ? "Infinity" : "-Infinity";
+  }
+  return fmt::format("{}", value);
+}
+
+class CsvSink final : public MetricSink {
+ public:
+  CsvSink(FileSystem& fs, std::filesystem::path file, std::int64_t resume_step) : fs_(fs), path_(std::move(file)) {
+    truncate_metric_file(fs_, path_, [&](std::string_view row) {
+      return parse_int(row.substr(0, row.find(','))).value_or(0) <= resume_step;  // the header has no step
+    });
+    const std::string text = read_metric_file(fs_, path_);
+    if (!text.empty()) {
+      columns_ = parse_header(std::string_view(text).substr(0, text.find('\n')));
+      if (columns_.front() != "step") {
+        throw IoError(
+            fmt::format("{}: found a first column named '{}', expected 'step'", path_.string(), columns_.front()),
+            "it was not written by this program: move it away");
+      }
+    }
+    file_ = fs_.open_append(path_);
+  }
+
+  void write(std::int64_t step, std::span<const Metric> metrics) override {
+    std::vector<std::string> columns = columns_.empty() ? std::vector<std::string>{"step"} : columns_;
+    std::vector<std::string> cells(columns.size());
+    cells.front() = std::to_string(step);
+    for (const Metric& metric : metrics) {
+      const std::string name = printable(metric.name);
+      const auto found = std::find(columns.begin() + 1, columns.end(), name);
+      const auto index = static_cast<std::size_t>(found - columns.begin());
+      if (found == columns.end()) {
+        columns.push_back(name);
+        cells.emplace_back();
+      }
+      cells[index] = number(metric.value);
+    }
+    if (columns.size() > columns_.size()) {
+      widen(std::move(columns));
+    }
+    append_text(*file_, join(cells, ",") + "\n");
+  }
+
+ private:
+  /// New columns are the last ones: old rows only get empty cells at their end.
+  void widen(std::vector<std::string> columns) {
+    const std::string empty_cells(columns.size() - columns_.size(), ',');
+    std::vector<std::string> header;
+    std::transform(columns.begin(), columns.end(), std::back_inserter(header), quoted);
+    std::string after = join(header, ",") + "\n";
+    const std::string before = read_metric_file(fs_, path_);
+    std::string_view rows = before;
+    for (std::size_t line = 0; !rows.empty(); ++line) {
+      const std::size_t end = rows.find('\n');
+      if (line > 0) {
+        after.append(rows.substr(0, end)).append(empty_cells).append("\n");
+      }
+      rows.remove_prefix(std::min(rows.size(), end + 1));
+    }
+    write_file(fs_, path_, after);
+    file_ = fs_.open_append(path_);  // the old one is the replaced file
+    columns_ = std::move(columns);
+  }
+
+  FileSystem& fs_;
+  std::filesystem::path path_;
+  std::vector<std::string> columns_{};
+  std::unique_ptr<WritableFile> file_{};
+};
+
+}  // namespace
+
+std::unique_ptr<MetricSink> csv_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step) {
+  return std::make_unique<CsvSink>(fs, file, resume_step);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+// One line of progress on a terminal, plain lines elsewhere. Never waits for a device. Torch-free.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <lockstep/report/metric_sink.h>
+
+#include "report/console.h"
+
+namespace lockstep {
+
+struct Progress {
+  std::string phase{};                  ///< "epoch 2", "validation"
+  std::int64_t done = 0;                ///< steps of the phase
+  std::optional<std::int64_t> total{};  ///< unknown for endless data
+  std::int64_t step = 0;                ///< of the run
+  std::int64_t samples = 0;             ///< of the run, over all ranks; gives the rate
+};
+
+/// Interactive: redraws at most ten times a second. Otherwise nothing between reports. A report is a plain line:
+/// "step 200 | epoch 2 | loss 2.1234 | lr 0.0003 | 12,345 samples/s".
+class ProgressBar {
+ public:
+  ProgressBar(std::shared_ptr<Console> console, bool show_bar);
+  ~ProgressBar();                                                          ///< removes the status line
+  void update(const Progress& progress);                                   ///< cheap: a clock read when not due
+  void report(const Progress& progress, std::span<const Metric> metrics);  ///< in the bar when interactive, else a line
+  void finish_phase();                                                     ///< leaves nothing behind
+
+ private:
+  std::shared_ptr<Console> console_;
+  bool show_bar_;
+  void enter_phase(const Progress& progress, std::chrono::steady_clock::time_point now);
+  void measure_rate(const Progress& progress, std::chrono::steady_clock::time_point now);
+  void draw(const Progress& progress, std::chrono::steady_clock::time_point now);
+
+  std::optional<std::string> phase_{};  // none between phases
+  std::chrono::steady_clock::time_point phase_since_{};
+  std::int64_t phase_began_at_ = 0;
+  std::chrono::steady_clock::time_point next_draw_{};
+  std::chrono::steady_clock::time_point rate_since_{};
+  std::int64_t rate_samples_ = 0;
+  double samples_per_s_ = 0;
+  std::string metrics_text_{};
+};
+
+/// The text of one frame, for tests: "epoch 2:  45%|####      | 450/1000 [00:12<00:15, 1.2k samples/s, loss 0.123]".
+/// `began_at` steps were done before `elapsed_s` began: a resumed epoch. What does not fit into `width` is left out.
+std::string progress_frame(const Progress& progress, double elapsed_s, double samples_per_s, std::string_view metrics,
+                           int width, std::int64_t began_at = 0);
+
+}  // namespace lockstep

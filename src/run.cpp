@@ -1,0 +1,199 @@
+// The map of a program's life: parse -> resolve -> describe -> supervise ranks, or be one.
+#include <lockstep/run.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
+#include <lockstep/environment/hardware.h>
+#include <lockstep/environment/identity.h>
+#include <lockstep/launch/launcher.h>
+
+#include "base/terminal.h"
+#include "base/text.h"
+#include "control/channel.h"
+#include "launch/signals.h"
+#include "report/console.h"
+
+namespace lockstep {
+
+namespace {
+
+int code_of(ExitCode code) { return static_cast<int>(code); }
+
+// `--fresh`: the old run is kept under the next free number.
+void set_old_run_aside(const std::filesystem::path& directory) {
+  FileSystem& fs = real_file_system();
+  if (!fs.exists(directory)) {
+    return;
+  }
+  for (int number = 1;; ++number) {
+    const std::filesystem::path aside = fmt::format("{}.{}", directory.string(), number);
+    if (!fs.exists(aside)) {
+      fs.rename(directory, aside);
+      log_info(fmt::format("--fresh: the old run is {} now", aside.string()));
+      return;
+    }
+  }
+}
+
+int supervise(const Plan& plan, const std::vector<std::string>& argv, const Variables& environment) {
+  LaunchRequest request;
+  request.argv = argv;
+  request.world_size = plan.local_world_size();
+  request.threads_per_rank = plan.threads_per_rank;
+  request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(plan.config.dist.grace_s * 1000));
+  // Workers plan again, and find other free memory then: they are told what was chosen.
+  auto variables = environment.all();
+  variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
+  request.environment = Variables(std::move(variables));
+  request.terminal_status = probe_terminal(STDERR_FILENO, environment).interactive;
+  return launch_workers(request).exit_code;
+}
+
+std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, const Variables& environment) {
+  if (channel) {
+    const auto width = parse_int(environment.get("LOCKSTEP_TERMINAL_WIDTH").value_or("0")).value_or(0);
+    return channel_console(channel, static_cast<int>(width));
+  }
+  const Terminal terminal = probe_terminal(STDERR_FILENO, environment);
+  return terminal_console(terminal.interactive, terminal.width);
+}
+
+// The supervisor's descriptor is ours alone: neither user code nor its children shall find it.
+std::shared_ptr<Channel> take_channel(const Identity& identity) {
+  if (identity.control_fd < 0) {
+    return nullptr;
+  }
+  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+    unsetenv(name);
+  }
+  fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
+  return std::make_shared<Channel>(identity.control_fd);
+}
+
+// What ends a rank, told to whoever watches it.
+int report_failure(const std::exception& error, const Channel* channel) {
+  const int code = code_of(exit_code_of(error));
+  if (channel != nullptr) {
+    channel->send({.kind = Message::Kind::failure,
+                   .text = error_text(error),
+                   .code = code,
+                   .secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost)});
+  } else {
+    log_error(error_text(error));
+  }
+  return code;
+}
+
+int be_a_rank(const Plan& plan, const Identity& identity, const Variables& environment,
+              const std::function<void(Session&)>& worker) {
+  const std::shared_ptr<Channel> channel = take_channel(identity);
+  if (!environment.has("OMP_NUM_THREADS")) {
+    at::set_num_threads(plan.threads_per_rank);
+  }
+  std::optional<Session> session;
+  try {
+    TrainControl control;
+    const SignalScope signals(control);
+    session.emplace(plan, World::connect(plan, identity), control, make_console(channel, environment));
+    World& world = session->world;
+    if (plan.config.fresh && identity.restart == 0) {
+      world.main_first("--fresh", [&] {
+        if (world.is_main()) {
+          set_old_run_aside(run_directory(plan.config));
+        }
+      });
+    }
+    at::manual_seed(plan.config.seed);   // the same on all ranks: they build the same module
+    worker(*session);
+    // Nobody leaves, and takes the store along, while others still work.
+    world.main_first("end of run", [] {});
+    world.barrier("end of run");
+    const StopKind stop = control.agreed();
+    const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted
+                             : stop == StopKind::terminate ? ExitCode::stopped
+                                                           : ExitCode::ok);
+    if (channel) {
+      channel->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
+    }
+    return code;
+  } catch (const std::exception& error) {
+    const int code = report_failure(error, channel.get());
+    if (plan.world_size > 1) {
+      // The ordinary way out joins threads of collectives that may never end.
+      std::fflush(nullptr);
+      _exit(code);
+    }
+    return code;
+  }
+}
+
+int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std::string>& argv,
+                const std::function<void(Session&)>& worker) {
+  const Variables environment = read_environment();
+  const std::string program = std::filesystem::path(argv.front()).filename().string();
+  if (defaults.run_name.empty()) {
+    defaults.run_name = program;
+  }
+  const Invocation invocation = parse_invocation(defaults, std::span(argv).subspan(1), environment, flags);
+  if (invocation.help) {
+    fmt::print("{}", help_text(program, defaults, flags));
+    return 0;
+  }
+  if (invocation.print_config) {
+    fmt::print("{}", print_config_text(invocation, flags));
+    return 0;
+  }
+  const auto identity = detect_identity(environment);
+  const Hardware hardware = invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
+  const Plan plan = resolve(invocation.config, hardware, identity);
+  if (invocation.dry_run) {
+    fmt::print("{}", describe(plan));
+    return 0;
+  }
+  const bool launched_by_us = identity && identity->control_fd >= 0;
+  if ((!identity || identity->rank == 0) && !launched_by_us) {
+    fmt::print(stderr, "{}\n", describe(plan));
+  }
+  if (!identity && plan.local_world_size() > 1) {
+    return supervise(plan, argv, environment);
+  }
+  return be_a_rank(plan, identity.value_or(Identity{}), environment, worker);
+}
+
+}  // namespace
+
+int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv, const std::function<void(Session&)>& worker) {
+  static std::atomic<bool> called{false};
+  try {
+    if (called.exchange(true)) {
+      throw ConfigError("lockstep::run was called twice in this process",
+                        "call it once, and train as often as you like inside its worker function");
+    }
+    return run_program(defaults, flags, {argv, argv + argc}, worker);
+  } catch (const std::exception& error) {
+    log_error(error_text(error));
+    return code_of(exit_code_of(error));
+  }
+}
+
+int run(const TrainConfig& defaults, int argc, char** argv, const std::function<void(Session&)>& worker) {
+  return run(defaults, Flags(), argc, argv, worker);
+}
+
+}  // namespace lockstep

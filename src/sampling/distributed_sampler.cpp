@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/sampling/distributed_sampler.h>
+
+namespace lockstep {
+namespace {
+
+using Options = DistributedSampler::Options;
+
+bool is_keyed(const Options& options) { return options.sampler.order == SampleOrder::keyed; }
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+// Positions of an epoch over all ranks.
+std::int64_t count_positions(const Options& options) {
+  if (is_keyed(options)) {
+    const std::int64_t partial = options.sampler.drop_last ? options.size % options.global_batch : 0;
+    return options.size - partial;
+  }
+  const std::int64_t ranks = options.world_size;
+  if (!options.sampler.drop_last) {
+    return ceil_div(options.size, ranks) * ranks;  // DistributedSampler repeats the first indices
+  }
+  const std::int64_t per_rank =
+      options.size / ranks;  // DistributedSampler drops the tail, DataLoader the smaller batch
+  return (per_rank - per_rank % (options.global_batch / ranks)) * ranks;
+}
+
+void check(const Options& options) {
+  LOCKSTEP_ASSERT(options.global_batch > 0 && options.world_size > 0, "the plan makes both positive");
+  if (options.size <= 0) {
+    throw DataError("the data set is empty: found 0 samples, expected at least 1",
+                    "check the path and the split of the data set");
+  }
+  if (!is_keyed(options) && options.global_batch % options.world_size != 0) {
+    throw DataError(
+        fmt::format("sampler.order pytorch: found a global batch of {} on {} ranks, expected a multiple of {}",
+                    options.global_batch, options.world_size, options.world_size),
+        "change global_batch_size, or use --sampler.order keyed, which splits any batch");
+  }
+  if (options.sampler.drop_last && count_positions(options) == 0) {
+    throw DataError(fmt::format("sampler.drop_last leaves nothing: found {} samples, expected at least one step of {}",
+                                options.size, options.global_batch),
+                    "use a smaller global_batch_size, or keep the last step");
+  }
+}
+
+}  // namespace
+
+struct DistributedSampler::Impl {
+  Options options;
+  std::int64_t positions = 0;
+
+  // pytorch order: the epoch's permutation; `epoch` is the one it belongs to.
+  std::vector<std::int64_t> permutation{};
+  std::int64_t epoch = std::numeric_limits<std::int64_t>::min();
+
+  void keyed_ids(std::int64_t first, std::int64_t count, std::int64_t of_epoch, std::int64_t* ids) const {
+    if (!options.sampler.shuffle) {
+      std::iota(ids, ids + count, first);
+      return;
+    }
+    const KeyedPermutation order(options.size, options.seed, of_epoch);
+    for (std::int64_t i = 0; i < count; ++i) {
+      ids[i] = order(first + i);
+    }
+  }
+
+  void pytorch_ids(std::int64_t first, std::int64_t count, std::int64_t of_epoch, std::int64_t* ids) {
+    if (options.sampler.shuffle && epoch != of_epoch) {
+      permutation = torch_randperm(options.size, options.seed + static_cast<std::uint64_t>(of_epoch));
+      epoch = of_epoch;
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t position = (first + i * options.world_size) % options.size;  // padding repeats from the start
+      ids[i] = options.sampler.shuffle ? permutation[static_cast<std::size_t>(position)] : position;
+    }
+  }
+};
+
+DistributedSampler::DistributedSampler(const Options& options) {
+  check(options);
+  impl_ = std::make_unique<Impl>(Impl{.options = options, .positions = count_positions(options)});
+}
+
+DistributedSampler::~DistributedSampler() = default;
+DistributedSampler::DistributedSampler(DistributedSampler&&) noexcept = default;
+DistributedSampler& DistributedSampler::operator=(DistributedSampler&&) noexcept = default;
+
+std::int64_t DistributedSampler::epoch_length() const noexcept { return impl_->positions; }
+
+std::int64_t DistributedSampler::steps_per_epoch() const noexcept {
+  return ceil_div(impl_->positions, impl_->options.global_batch);
+}
+
+std::int64_t DistributedSampler::step_samples(std::int64_t consumed) const noexcept {
+  return std::clamp<std::int64_t>(impl_->positions - consumed, 0, impl_->options.global_batch);
+}
+
+std::int64_t DistributedSampler::rank_samples(std::int64_t consumed, int rank) const noexcept {
+  const std::int64_t samples = step_samples(consumed);
+  const std::int64_t ranks = impl_->options.world_size;
+  return samples / ranks + (rank < samples % ranks ? 1 : 0);
+}
+
+void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int rank,
+                                  std::vector<std::int64_t>& ids) const {
+  const std::int64_t ranks = impl_->options.world_size;
+  LOCKSTEP_ASSERT(rank >= 0 && rank < ranks, "a rank of this world");
+  LOCKSTEP_ASSERT(consumed >= 0, "consumed counts samples of the epoch");
+  const std::int64_t count = rank_samples(consumed, rank);
+  ids.resize(static_cast<std::size_t>(count));
+  if (is_keyed(impl_->options)) {
+    const std::int64_t samples = step_samples(consumed);
+    const std::int64_t first = consumed + rank * (samples / ranks) + std::min<std::int64_t>(rank, samples % ranks);
+    impl_->keyed_ids(first, count, epoch, ids.data());
+    return;
+  }
+  if (consumed % ranks != 0) {
+    throw DataError(fmt::format("sampler.order pytorch: found position {} of epoch {}, expected a multiple of {} ranks",
+                                consumed, epoch, ranks),
+                    "the world size cannot change inside an epoch in this order; resume with the same number of ranks");
+  }
+  impl_->pytorch_ids(consumed + rank, count, epoch, ids.data());
+}
+
+std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed) {
+  LOCKSTEP_ASSERT(n >= 0 && n < (std::int64_t{1} << 31), "torch_randperm is for n below 2^31");
+  std::mt19937 engine(static_cast<std::uint32_t>(seed));  // PyTorch, too, uses only the low half of the seed
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+  const std::size_t size = order.size();
+  if (size < std::numeric_limits<std::uint32_t>::max() / 20) {
+    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = 0; i + 1 < size; ++i) {
+      std::swap(order[i], order[i + engine() % (size - i)]);
+    }
+    return order;
+  }
+  for (std::size_t i = 0; i < size; ++i) {  // from here on 32 random bits would be too coarse: 64, and inside out
+    const std::uint64_t high = engine();
+    const std::uint64_t random = (high << 32) | engine();
+    order[i] = static_cast<std::int64_t>(i);
+    std::swap(order[i], order[random % (i + 1)]);
+  }
+  return order;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,184 @@
+#include "storage/commit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/crc32c.h"
+#include "storage/manifest.h"
+#include "storage/names.h"
+
+namespace lockstep {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+using Path = std::filesystem::path;
+
+// Cuts a stream into chunks, checksums each and writes it with one call.
+class ChunkedFile {
+ public:
+  // `buffer` is the chunk being filled, lent so that all files of a checkpoint share one.
+  ChunkedFile(std::unique_ptr<WritableFile> file, std::string name, std::vector<std::byte>& buffer)
+      : file_(std::move(file)), buffer_(buffer) {
+    entry_.name = std::move(name);
+    buffer_.clear();
+  }
+
+  void append(Bytes bytes) {
+    while (!bytes.empty()) {
+      const std::size_t count = std::min(bytes.size(), kChunk - buffer_.size());
+      if (count == kChunk) {
+        emit(bytes.first(count));  // a whole chunk needs no copy
+      } else {
+        buffer_.insert(buffer_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+        if (buffer_.size() == kChunk) {
+          flush();
+        }
+      }
+      bytes = bytes.subspan(count);
+    }
+  }
+
+  Manifest::File finish() {
+    if (!buffer_.empty()) {
+      flush();
+    }
+    file_->sync();
+    file_->close();
+    return std::move(entry_);
+  }
+
+ private:
+  static constexpr auto kChunk = static_cast<std::size_t>(kChunkBytes);
+
+  void flush() {
+    emit(buffer_);
+    buffer_.clear();
+  }
+
+  void emit(Bytes chunk) {
+    entry_.crc32c.push_back(crc32c(chunk));
+    entry_.size += static_cast<std::int64_t>(chunk.size());
+    file_->append(chunk);
+  }
+
+  std::unique_ptr<WritableFile> file_;
+  std::vector<std::byte>& buffer_;
+  Manifest::File entry_{};
+};
+
+class CommitWriter final : public CheckpointWriter {
+ public:
+  CommitWriter(FileSystem& fs, Path directory, Manifest manifest)
+      : fs_(fs),
+        directory_(std::move(directory)),
+        temporary_(directory_ / temporary_name(manifest.step)),
+        manifest_(std::move(manifest)) {
+    naming_step([&] { fs_.create_directories(temporary_); });
+  }
+
+  ~CommitWriter() override {
+    if (state_ == State::renamed) {
+      return;
+    }
+    try {
+      fs_.remove_all(temporary_);
+    } catch (...) {  // left for remove_incomplete(): the disk has trouble, and a destructor cannot say so
+    }
+  }
+
+  void add(const std::string& name, const std::function<void(const std::function<void(Bytes)>&)>& produce) override {
+    LOCKSTEP_ASSERT(state_ == State::writing, "files are added before commit(), and not after a failure");
+    check_name(name);
+    state_ = State::failed;  // until this file is whole
+    naming_step([&] {
+      ChunkedFile file(fs_.create(temporary_ / name), name, buffer_);
+      produce([&](Bytes bytes) { file.append(bytes); });
+      manifest_.files.push_back(file.finish());
+    });
+    state_ = State::writing;
+  }
+
+  void commit() override {
+    LOCKSTEP_ASSERT(state_ == State::writing, "commit() comes once, and not after a failure");
+    state_ = State::failed;
+    naming_step([&] {
+      write_manifest();
+      fs_.sync_directory(temporary_);
+      move_aside();
+      fs_.rename(temporary_, directory_ / step_name(manifest_.step));
+      state_ = State::renamed;
+      fs_.sync_directory(directory_);
+      remove_aside();
+    });
+  }
+
+ private:
+  enum class State { writing, failed, renamed };
+
+  void check_name(const std::string& name) const {
+    if (!is_file_name(name) || name == kManifestName) {
+      throw CheckpointError(fmt::format("checkpoint file name: found \"{}\", expected [A-Za-z0-9._-]{{1,128}}", name));
+    }
+    for (const Manifest::File& file : manifest_.files) {
+      if (file.name == name) {
+        throw CheckpointError("checkpoint file name: found " + name + " twice, expected once");
+      }
+    }
+  }
+
+  void write_manifest() {
+    const std::string text = manifest_text(manifest_);
+    const std::unique_ptr<WritableFile> file = fs_.create(temporary_ / kManifestName);
+    file->append(std::as_bytes(std::span(text)));
+    file->sync();
+    file->close();
+  }
+
+  // A directory cannot replace one that is not empty. Until the new one is in place, readers take the one moved aside.
+  void move_aside() {
+    const Path target = directory_ / step_name(manifest_.step);
+    if (fs_.exists(target)) {
+      fs_.sync_directory(directory_);  // the target is durable before an older aside of it goes,
+      remove_aside();
+      fs_.sync_directory(directory_);  // and that one is gone for good before there is another
+      fs_.rename(target, directory_ / aside_name(manifest_.step));
+    }
+  }
+
+  void remove_aside() {
+    for (const std::string& name : fs_.list(directory_)) {
+      const auto parsed = parse_directory_name(name);
+      if (parsed && parsed->kind == DirectoryKind::aside && parsed->step == manifest_.step) {
+        fs_.remove_all(directory_ / name);
+      }
+    }
+  }
+
+  template <typename Function>
+  void naming_step(const Function& function) const {
+    try {
+      function();
+    } catch (const IoError& error) {
+      throw IoError(fmt::format("cannot save {}: {}", step_name(manifest_.step), error.what()), error.hint());
+    }
+  }
+
+  FileSystem& fs_;
+  Path directory_;
+  Path temporary_;
+  Manifest manifest_;
+  std::vector<std::byte> buffer_{};
+  State state_ = State::writing;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, Path directory, Manifest manifest) {
+  return std::make_unique<CommitWriter>(fs, std::move(directory), std::move(manifest));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,16 @@
+// The only way a checkpoint gets to disk, docs/checkpoints.md "Commit order". Torch-free.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include <lockstep/base/file_system.h>
+#include <lockstep/storage/checkpoint_dir.h>
+
+namespace lockstep {
+
+/// A writer of the checkpoint that `manifest` begins to describe (step, run id, restart), in `directory`, which exists.
+std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, std::filesystem::path directory,
+                                                     Manifest manifest);
+
+}  // namespace lockstep

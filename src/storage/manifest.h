@@ -1,0 +1,20 @@
+// The text of MANIFEST.json, docs/checkpoints.md "Manifest". Torch-free.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <lockstep/storage/checkpoint_dir.h>
+
+namespace lockstep {
+
+/// Larger manifests are refused: this one covers terabytes.
+inline constexpr std::int64_t kMaxManifestBytes = 16 << 20;
+
+std::string manifest_text(const Manifest& manifest);
+
+/// Strict: the checksum, every key, every type, every count. `where` begins the messages.
+/// Throws: CheckpointError.
+Manifest parse_manifest(std::string_view text, const std::string& where);
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#include "storage/names.h"
+
+#include <algorithm>
+#include <random>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kAside = ".old.";
+constexpr std::string_view kTemporary = ".tmp.";
+constexpr std::size_t kNonceDigits = 16;
+
+std::string nonce() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+bool is_nonce(std::string_view text) {
+  return text.size() == kNonceDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string step_name(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
+std::string aside_name(std::int64_t step) { return fmt::format("{}{}{}", step_name(step), kAside, nonce()); }
+std::string temporary_name(std::int64_t step) { return fmt::format("{}{}{}", step_name(step), kTemporary, nonce()); }
+
+std::optional<DirectoryName> parse_directory_name(std::string_view name) {
+  if (!name.starts_with(kPrefix)) {
+    return std::nullopt;
+  }
+  const std::string_view base = name.substr(0, name.find('.'));
+  const std::string_view rest = name.substr(base.size());
+  const std::optional<std::int64_t> step = parse_int(base.substr(kPrefix.size()));
+  if (!step || *step < 0 || step_name(*step) != base) {
+    return std::nullopt;
+  }
+  if (rest.empty()) {
+    return DirectoryName{*step, DirectoryKind::committed};
+  }
+  if (rest.starts_with(kAside) && is_nonce(rest.substr(kAside.size()))) {
+    return DirectoryName{*step, DirectoryKind::aside};
+  }
+  if (rest.starts_with(kTemporary) && is_nonce(rest.substr(kTemporary.size()))) {
+    return DirectoryName{*step, DirectoryKind::temporary};
+  }
+  return std::nullopt;
+}
+
+bool is_file_name(std::string_view name) noexcept {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
+  };
+  return !name.empty() && name.size() <= 128 && name != "." && name != ".." &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+}  // namespace lockstep

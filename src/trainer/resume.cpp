@@ -1,0 +1,122 @@
+#include "trainer/resume.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/sampling/distributed_sampler.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+#include <lockstep/checkpoint/rng_state.h>
+
+namespace lockstep {
+
+namespace {
+
+std::int64_t integer(const Snapshot& snapshot, const std::string& key) {
+  const auto found = snapshot.values.find(key);
+  const auto value = found == snapshot.values.end() ? std::nullopt : parse_int(found->second);
+  if (!value) {
+    throw CheckpointError(fmt::format("the checkpoint's state.json has no whole number '{}'", key),
+                          "it was not written by a Trainer; load it with CheckpointStore, or start over with --fresh");
+  }
+  return *value;
+}
+
+constexpr std::string_view kConfig = "config.";
+
+// What may change from one start to the next without a word: where and how long, not what is learned.
+// The global batch is the loader's to compare.
+bool may_change(std::string_view field) {
+  constexpr std::array<std::string_view, 6> kFields{"max_epochs", "max_steps", "nprocs", "batch_size", "accumulation", "global_batch_size"};
+  return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
+}
+
+void warn_about_changes(const TrainConfig& config, const Snapshot& snapshot, const World& world) {
+  if (!world.is_main()) {
+    return;
+  }
+  for (const auto& [name, value] : config_values(config)) {
+    const auto saved = snapshot.values.find(std::string(kConfig) + name);
+    if (saved != snapshot.values.end() && saved->second != value && ranks_agree_on(name) && !may_change(name)) {
+      log_warning(fmt::format("--{} is {} now, {} when the checkpoint was written", name, value, saved->second));
+    }
+  }
+}
+
+}  // namespace
+
+Snapshot make_snapshot(const RunParts& run) {
+  Snapshot snapshot;
+  snapshot.tensors["model"] = module_tensors(run.module);
+  snapshot.tensors["optimizer"] = run.strategy.optimizer_state();
+  for (const auto& callback : run.callbacks) {
+    for (auto& [name, tensor] : callback->save()) {
+      snapshot.tensors["callbacks"].emplace_back(fmt::format("{}.{}", callback->name(), name), tensor);
+    }
+  }
+  const LoaderPosition position = run.train.position();
+  auto& values = snapshot.values;
+  values["step"] = std::to_string(run.state.step);
+  values["epoch"] = std::to_string(run.state.epoch);
+  values["samples"] = std::to_string(run.state.samples);
+  values["position.epoch"] = std::to_string(position.epoch);
+  values["position.consumed"] = std::to_string(position.consumed);
+  values["position.global_batch"] = std::to_string(position.global_batch);
+  values["position.dataset_size"] = std::to_string(position.dataset_size);
+  values["world_size"] = std::to_string(run.world.size());
+  values["data_order"] = std::to_string(kDataOrder);
+  for (const auto& [name, value] : config_values(run.plan.config)) {
+    values[std::string(kConfig) + name] = value;
+  }
+  snapshot.per_rank = rng_state(run.world.device());
+  return snapshot;
+}
+
+void restore(RunParts& run, const Snapshot& snapshot) {
+  const TrainConfig& config = run.plan.config;
+  if (const auto order = integer(snapshot, "data_order"); order != kDataOrder) {
+    throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
+                          "use the lockstep version that wrote it");
+  }
+  const LoaderPosition position{.epoch = integer(snapshot, "position.epoch"),
+                                .consumed = integer(snapshot, "position.consumed"),
+                                .dataset_size = integer(snapshot, "position.dataset_size"),
+                                .global_batch = integer(snapshot, "position.global_batch")};
+  const auto world_size = integer(snapshot, "world_size");
+  if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
+    throw CheckpointError(
+        fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size, run.world.size()),
+        fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}", world_size));
+  }
+  run.train.seek(position);
+  load_module(run.module, snapshot.tensors.at("model"), config.checkpoint.allow_partial);
+  run.strategy.load_optimizer_state(snapshot.tensors.at("optimizer"));
+  if (const auto saved = snapshot.tensors.find("callbacks"); saved != snapshot.tensors.end()) {
+    for (const auto& callback : run.callbacks) {
+      const std::string prefix = fmt::format("{}.", callback->name());
+      NamedTensors mine;
+      for (const auto& [name, tensor] : saved->second) {
+        if (name.starts_with(prefix)) {
+          mine.emplace_back(name.substr(prefix.size()), tensor);
+        }
+      }
+      callback->load(mine);
+    }
+  }
+  run.state = {.step = integer(snapshot, "step"), .epoch = integer(snapshot, "epoch"), .samples = integer(snapshot, "samples")};
+  if (snapshot.per_rank.defined()) {
+    set_rng_state(snapshot.per_rank, run.world.device());
+  } else {
+    log_info(fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size, run.world.size()));
+    seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
+  }
+  warn_about_changes(config, snapshot, run.world);
+}
+
+}  // namespace lockstep

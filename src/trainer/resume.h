@@ -1,0 +1,31 @@
+// Everything that a checkpoint of a run contains.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/parallel/strategy.h>
+#include <lockstep/trainer/callback.h>
+
+namespace lockstep {
+
+/// The parts of a run that are saved and restored.
+struct RunParts {
+  const Plan& plan;
+  World& world;
+  torch::nn::Module& module;
+  Strategy& strategy;
+  BatchSource& train;
+  const std::vector<std::shared_ptr<Callback>>& callbacks;
+  TrainState& state;
+};
+
+Snapshot make_snapshot(const RunParts& run);
+
+/// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not fit; nothing
+/// is changed then. Warns about every hyperparameter that differs.
+void restore(RunParts& run, const Snapshot& snapshot);
+
+}  // namespace lockstep

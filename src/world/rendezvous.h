@@ -1,0 +1,24 @@
+// All ranks of a launch find one store.
+#pragma once
+
+#include <chrono>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <lockstep/environment/identity.h>
+
+namespace lockstep {
+
+/// Collective. Connects to the launch's store (or serves it) and waits until every rank is there; a line every 10 s says who is
+/// missing. The store returned is this process's own connection, below a prefix that no other launch, restart or earlier world
+/// uses. Throws: CommError (exit 124) naming the missing ranks.
+c10::intrusive_ptr<c10d::Store> rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
+
+/// A store key's value as text, the way c10d wants and gives it.
+void store_set(c10d::Store& store, const std::string& key, std::string_view value);
+std::string store_get(c10d::Store& store, const std::string& key);
+/// Waits at most `timeout`; false: the key did not appear. Throws: CommError when the store is gone.
+bool store_wait(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);
+
+}  // namespace lockstep

@@ -1,0 +1,466 @@
+#include <lockstep/world/world.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <typeinfo>
+#include <utility>
+
+#include <fmt/format.h>
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/plan/plan.h>
+
+#include "base/text.h"
+#include "world/process_group.h"
+#include "world/rendezvous.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+
+std::string plain_text(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text = c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+bool is_peer_failure(const std::exception& error) noexcept {
+  // Gloo's exception types are not in LibTorch's headers; their names are all there is.
+  return dynamic_cast<const c10::DistError*>(&error) != nullptr ||
+         std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos;
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+at::Tensor bytes_tensor(std::string_view bytes) {
+  auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) {
+    std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  }
+  return tensor;
+}
+
+std::string to_bytes(const at::Tensor& tensor, std::int64_t size) {
+  return {static_cast<const char*>(tensor.data_ptr()), static_cast<std::size_t>(size)};
+}
+
+class TcpStore final : public Store {
+ public:
+  explicit TcpStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  void set(std::string_view key, std::string_view value) override { store_set(*store_, std::string(key), value); }
+  std::string get(std::string_view key, milliseconds timeout) override {
+    if (!store_wait(*store_, std::string(key), timeout)) {
+      throw CommError(fmt::format("no value for '{}' after {} ms", key, timeout.count()), {}, ExitCode::timeout);
+    }
+    return store_get(*store_, std::string(key));
+  }
+  bool check(std::string_view key) override { return store_->check({std::string(key)}); }
+  std::int64_t add(std::string_view key, std::int64_t delta) override { return store_->add(std::string(key), delta); }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+// A GPU that cannot be used says so here, not in the first tensor.
+void start_gpu(c10::Device device) {
+  load_cuda();
+  try {
+    at::globalContext().lazyInitDevice(c10::kCUDA);
+    c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
+  } catch (const c10::Error& error) {
+    throw LaunchError(fmt::format("cannot use {}: {}", device.str(), plain_text(error)),
+                      "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --compute_setup cpu");
+  }
+}
+
+}  // namespace
+
+struct World::Impl {
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  // NCCL's group warns when it is destroyed without.
+  ~Impl() {
+    try {
+      if (group) {
+        group->shutdown();
+      }
+    } catch (const std::exception& error) {
+      log_warning(fmt::format("the process group did not shut down: {}", plain_text(error)));
+    }
+  }
+
+  Place place{};
+  c10::Device device{c10::kCPU};
+  milliseconds timeout{};
+  c10::intrusive_ptr<c10d::Store> store{};
+  c10::intrusive_ptr<c10d::ProcessGroup> group{};
+  std::int64_t operations = 0;   // control-plane collectives begun by this rank
+  std::int64_t channels = 0;
+
+  bool alone() const noexcept { return place.size == 1; }
+  std::string at_key(int rank) const { return fmt::format("at/{}", rank); }
+
+  // Note [Who is missing]: before a control-plane collective each rank leaves its number and name in the store. When one
+  // fails, the ranks whose note is older than ours are the ones that did not come.
+  void announce(std::string_view what) {
+    store_set(*store, at_key(place.rank), fmt::format("{} {}", ++operations, what));
+  }
+
+  std::string missing_ranks() {
+    std::vector<std::string> missing;
+    for (int rank = 0; rank < place.size; ++rank) {
+      std::string note;
+      if (store->check({at_key(rank)})) {
+        note = store_get(*store, at_key(rank));
+      }
+      const auto space = std::min(note.find(' '), note.size());
+      const auto number = parse_int(std::string_view(note).substr(0, space)).value_or(0);
+      if (number < operations) {
+        missing.push_back(note.empty() ? std::to_string(rank)
+                                       : fmt::format("{} (last seen at '{}')", rank, note.substr(space + 1)));
+      }
+    }
+    return join(missing, ", ");
+  }
+
+  template <class Operation>
+  void checked(std::string_view what, Operation&& operation) {
+    try {
+      operation();
+    } catch (const std::exception& error) {
+      std::string missing;
+      try {
+        missing = missing_ranks();
+      } catch (const std::exception&) {
+        missing = "unknown, the rendezvous store is gone as well";
+      }
+      throw CommError(fmt::format("{} failed on rank {} of {}: {}{}", what, place.rank, place.size, plain_text(error),
+                                  missing.empty() ? "" : "; missing ranks: " + missing),
+                      "another rank failed or is late; its own message says why");
+    }
+  }
+
+  template <class Operation>
+  void control(std::string_view what, Operation&& operation) {
+    checked(what, [&] {
+      announce(what);
+      operation();
+    });
+  }
+
+  std::vector<std::string> gather(std::string_view what, std::string_view bytes) {
+    if (alone()) {
+      return {std::string(bytes)};
+    }
+    std::vector<std::string> all;
+    control(what, [&] {
+      const auto count = static_cast<std::size_t>(place.size);
+      auto mine = at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
+      std::vector<std::vector<at::Tensor>> sizes(1);
+      for (std::size_t rank = 0; rank < count; ++rank) {
+        sizes[0].push_back(at::empty({1}, at::kLong));
+      }
+      std::vector<at::Tensor> input{mine};
+      group->allgather(sizes, input)->wait();
+      std::int64_t longest = 0;
+      for (const auto& size : sizes[0]) {
+        longest = std::max(longest, size.item<std::int64_t>());
+      }
+      auto padded = at::zeros({longest}, at::kByte);
+      padded.narrow(0, 0, static_cast<std::int64_t>(bytes.size())).copy_(bytes_tensor(bytes));
+      std::vector<std::vector<at::Tensor>> outputs(1);
+      for (std::size_t rank = 0; rank < count; ++rank) {
+        outputs[0].push_back(at::empty({longest}, at::kByte));
+      }
+      std::vector<at::Tensor> sent{padded};
+      group->allgather(outputs, sent)->wait();
+      for (std::size_t rank = 0; rank < count; ++rank) {
+        all.push_back(to_bytes(outputs[0][rank], sizes[0][rank].item<std::int64_t>()));
+      }
+    });
+    return all;
+  }
+
+  std::int64_t control_all_reduce(std::string_view what, std::int64_t value, c10d::ReduceOp op) {
+    auto tensor = at::full({1}, value, at::kLong);
+    control(what, [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op;
+      group->allreduce(tensors, options)->wait();
+    });
+    return tensor.item<std::int64_t>();
+  }
+
+  // Note [Taking turns]: ranks wait for each other's turn in the store, so that work may take any time without tripping the
+  // timeout of a collective. A store that dies with its rank ends the wait. `after` says after whom a rank works.
+  template <class After>
+  void take_turns(std::string_view what, const std::function<void()>& work, After&& after) {
+    if (alone()) {
+      work();
+      return;
+    }
+    announce(what);
+    const std::string prefix = fmt::format("turn/{}/", operations);
+    const auto outcome_of = [&](int rank) {
+      const std::string key = prefix + std::to_string(rank);
+      while (!store_wait(*store, key, std::chrono::hours(24))) {
+      }
+      return store_get(*store, key);
+    };
+    // The first failure is what every rank hears of; nobody works after it.
+    std::optional<std::pair<int, std::string>> failed;
+    if (const int before = after(place.rank); before >= 0) {
+      if (const std::string outcome = outcome_of(before); outcome != "ok") {
+        failed = {before, outcome};
+      }
+    }
+    std::exception_ptr mine;
+    std::string outcome = failed ? failed->second : "ok";
+    if (!failed) {
+      try {
+        work();
+      } catch (const std::exception& error) {
+        mine = std::current_exception();
+        outcome = fmt::format("rank {}: {}", place.rank, plain_text(error));
+      }
+    }
+    store_set(*store, prefix + std::to_string(place.rank), outcome);
+    for (int rank = 0; rank < place.size; ++rank) {
+      if (const std::string theirs = outcome_of(rank); theirs != "ok" && !failed) {
+        failed = {rank, theirs};
+      }
+    }
+    if (mine) {
+      std::rethrow_exception(mine);
+    }
+    if (failed) {
+      throw CommError(fmt::format("{} failed on {}", what, failed->second), "see that rank's own message");
+    }
+  }
+};
+
+World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
+                        Backend backend, milliseconds timeout) {
+  auto impl = std::make_unique<World::Impl>();
+  impl->place = place;
+  impl->device = device;
+  impl->timeout = timeout;
+  impl->store = store;
+  if (place.size > 1) {
+    using Type = c10d::ProcessGroup::BackendType;
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.size);
+    const bool one_machine = place.local_size == place.size;
+    const auto gloo =
+        make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), place.rank, place.size, one_machine, timeout);
+    group->setBackend(c10::kCPU, Type::GLOO, gloo);
+    if (device.is_cuda() && backend == Backend::nccl) {
+      group->setBoundDeviceId(device);
+      group->setBackend(c10::kCUDA, Type::NCCL,
+                        make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), place.rank, place.size,
+                                          device, timeout));
+      group->setDefaultBackend(Type::NCCL);
+    } else {
+      if (device.is_cuda()) {
+        group->setBackend(c10::kCUDA, Type::GLOO, gloo);
+      }
+      group->setDefaultBackend(Type::GLOO);
+    }
+    group->setGroupName("lockstep");
+    impl->group = std::move(group);
+  }
+  return World(std::move(impl));
+}
+
+const c10::intrusive_ptr<c10d::ProcessGroup>& WorldAccess::group(const World& world) { return world.impl_->group; }
+
+World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+World::World(World&&) noexcept = default;
+World& World::operator=(World&&) noexcept = default;
+World::~World() = default;
+
+World World::connect(const Plan& plan, const Identity& identity) {
+  const auto local = static_cast<std::size_t>(identity.local_rank);
+  LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
+  const DeviceId chosen = plan.local_devices[local];
+  const c10::Device device = chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index))
+                                        : c10::Device(c10::kCPU);
+  set_log_rank(identity.rank, identity.world_size);
+  if (identity.world_size == 1) {
+    return single(device);
+  }
+  if (chosen.gpu) {
+    start_gpu(device);
+  }
+  const auto store = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
+  const Place place{.rank = identity.rank,
+                    .size = identity.world_size,
+                    .local_rank = identity.local_rank,
+                    .local_size = identity.local_world_size,
+                    .node = identity.node};
+  try {
+    return WorldAccess::make(store, place, device, plan.config.backend, to_milliseconds(plan.config.dist.timeout_s));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format("rank {} cannot connect to the other ranks: {}", identity.rank, plain_text(error)),
+                    "check that the nodes reach each other, and GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME");
+  }
+}
+
+World World::single(c10::Device device) {
+  if (device.is_cuda()) {
+    start_gpu(device);
+  }
+  return WorldAccess::make({}, {}, device, Backend::gloo, {});
+}
+
+int World::rank() const noexcept { return impl_->place.rank; }
+int World::size() const noexcept { return impl_->place.size; }
+int World::local_rank() const noexcept { return impl_->place.local_rank; }
+int World::local_size() const noexcept { return impl_->place.local_size; }
+int World::node() const noexcept { return impl_->place.node; }
+bool World::is_main() const noexcept { return rank() == 0; }
+c10::Device World::device() const noexcept { return impl_->device; }
+
+void World::all_reduce(const at::Tensor& tensor, Reduce op) {
+  if (impl_->alone()) {
+    return;
+  }
+  impl_->checked("all-reduce", [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::AllreduceOptions options;
+    switch (op) {
+      case Reduce::sum:
+      case Reduce::mean:
+        options.reduceOp = c10d::ReduceOp::SUM;
+        break;
+      case Reduce::min:
+        options.reduceOp = c10d::ReduceOp::MIN;
+        break;
+      case Reduce::max:
+        options.reduceOp = c10d::ReduceOp::MAX;
+        break;
+    }
+    impl_->group->allreduce(tensors, options)->wait();
+    if (op == Reduce::mean) {
+      tensors[0].div_(size());
+    }
+  });
+}
+
+void World::broadcast(const at::Tensor& tensor, int root) {
+  if (impl_->alone()) {
+    return;
+  }
+  impl_->checked("broadcast", [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    impl_->group->broadcast(tensors, options)->wait();
+  });
+}
+
+at::Tensor World::all_gather(const at::Tensor& tensor) {
+  if (impl_->alone()) {
+    return tensor;
+  }
+  std::vector<std::int64_t> rows;
+  for (const auto& text : impl_->gather("all-gather (sizes)", std::to_string(tensor.size(0)))) {
+    rows.push_back(parse_int(text).value_or(0));
+  }
+  const std::int64_t longest = *std::max_element(rows.begin(), rows.end());
+  auto shape = tensor.sizes().vec();
+  shape[0] = longest;
+  std::vector<at::Tensor> parts;
+  impl_->checked("all-gather", [&] {
+    auto padded = at::zeros(shape, tensor.options());
+    padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+      outputs[0].push_back(at::empty(shape, tensor.options()));
+    }
+    std::vector<at::Tensor> input{padded};
+    impl_->group->allgather(outputs, input)->wait();
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+      parts.push_back(outputs[0][rank].narrow(0, 0, rows[rank]));
+    }
+  });
+  return at::cat(parts);
+}
+
+void World::barrier(std::string_view what) {
+  if (!impl_->alone()) {
+    impl_->control_all_reduce(fmt::format("barrier '{}'", what), 0, c10d::ReduceOp::SUM);
+  }
+}
+
+bool World::any(bool value) {
+  return impl_->alone() ? value : impl_->control_all_reduce("any", value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
+}
+
+bool World::all(bool value) {
+  return impl_->alone() ? value : impl_->control_all_reduce("all", value ? 1 : 0, c10d::ReduceOp::MIN) != 0;
+}
+
+std::vector<std::string> World::gather(std::string_view bytes) { return impl_->gather("gather", bytes); }
+
+std::string World::broadcast_bytes(std::string_view bytes, int root) {
+  if (impl_->alone()) {
+    return std::string(bytes);
+  }
+  std::string result;
+  impl_->control("broadcast of bytes", [&] {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> size{at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong)};
+    impl_->group->broadcast(size, options)->wait();
+    const auto length = size[0].item<std::int64_t>();
+    std::vector<at::Tensor> data{rank() == root ? bytes_tensor(bytes) : at::empty({length}, at::kByte)};
+    if (length > 0) {
+      impl_->group->broadcast(data, options)->wait();
+    }
+    result = to_bytes(data[0], length);
+  });
+  return result;
+}
+
+void World::main_first(std::string_view what, const std::function<void()>& work) {
+  impl_->take_turns(what, work, [](int rank) { return rank == 0 ? -1 : 0; });
+}
+
+void World::one_by_one(std::string_view what, const std::function<void()>& work) {
+  impl_->take_turns(what, work, [](int rank) { return rank - 1; });
+}
+
+World World::channel(std::string_view purpose) {
+  if (impl_->alone()) {
+    return single(c10::Device(c10::kCPU));
+  }
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}/{}", purpose, ++impl_->channels),
+                                                            impl_->store->clone());
+  return WorldAccess::make(store, impl_->place, c10::Device(c10::kCPU), Backend::gloo, impl_->timeout);
+}
+
+std::unique_ptr<Store> World::store(std::string_view prefix) const {
+  if (impl_->alone()) {
+    throw CommError("a world of one rank has no store", "test world.size() first", ExitCode::usage);
+  }
+  return std::make_unique<TcpStore>(
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("user/{}", prefix), impl_->store->clone()));
+}
+
+}  // namespace lockstep

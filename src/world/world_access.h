@@ -1,0 +1,39 @@
+// What parallel/ and the tests see of a World beyond its public face.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <lockstep/config/train_config.h>
+#include <lockstep/world/world.h>
+
+namespace lockstep {
+
+/// Where a rank stands.
+struct Place {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  int node = 0;
+};
+
+struct WorldAccess {
+  /// Collective. A world over an already agreed store whose keys belong to this world alone. Every rank passes its own
+  /// connection (ranks that are threads may share a HashStore).
+  static World make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device, Backend backend,
+                    std::chrono::milliseconds timeout);
+  /// Undefined at size 1.
+  static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
+};
+
+/// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's code.
+bool is_peer_failure(const std::exception& error) noexcept;
+
+/// One line, without LibTorch's backtrace.
+std::string plain_text(const std::exception& error);
+
+}  // namespace lockstep

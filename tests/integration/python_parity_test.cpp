@@ -1,0 +1,65 @@
+// The same numbers as Python PyTorch, checked against the real one.
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/python.h"
+#include "support/requirements.h"
+#include "support/runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+class PythonDdp : public testing::TestWithParam<std::string> {};
+
+TEST_P(PythonDdp, HasTheSameLosses) {
+  const std::string torchrun = find_torchrun(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
+  constexpr int kSteps = 50;
+  const auto python = run_program({torchrun, "--standalone", "--nproc-per-node", "2", std::string(PARITY_DIR) + "/ddp_losses.py",
+                                   GetParam(), std::to_string(kSteps)},
+                                  {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_EQ(python.code, 0) << python.err;
+  const TempDir dir;
+  const auto ours = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                                        {"--nprocs", "2", "--dropout", "0", "--noise", "false", "--optimizer", GetParam(),
+                                         "--sampler.order", "pytorch", "--max_epochs", "0", "--max_steps", std::to_string(kSteps)}));
+  ASSERT_EQ(ours.code, 0) << ours.err;
+  const auto losses = metric(dir.path() / "run", "loss");
+  ASSERT_EQ(losses.size(), static_cast<std::size_t>(kSteps));
+  std::istringstream lines(python.out);
+  double worst = 0;
+  for (int step = 1; step <= kSteps; ++step) {
+    double expected = 0;
+    ASSERT_TRUE(lines >> expected) << python.out;
+    worst = std::max(worst, std::abs(losses.at(step) - expected) / std::abs(expected));
+  }
+  EXPECT_LE(worst, 1e-5);
+}
+INSTANTIATE_TEST_SUITE_P(Optimizers, PythonDdp, testing::Values("sgd", "adamw"), [](const auto& test) { return test.param; });
+
+TEST(PythonSafetensors, OpensACheckpoint) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
+                                       "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"})).code, 0);
+  const auto loaded =
+      run_program({python, std::string(PARITY_DIR) + "/load_checkpoint.py", newest_checkpoint(dir.path() / "run").string()});
+  EXPECT_EQ(loaded.code, 0) << loaded.err;
+  EXPECT_THAT(loaded.out, HasSubstr("4 tensors"));
+}
+
+TEST(PythonSampler, HasTheSameOrder) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));
+  const auto result = run_program({python, std::string(PARITY_DIR) + "/sampler_parity.py", SAMPLER_DUMP});
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr(" 0 different"));
+}
+
+}  // namespace
+}  // namespace lockstep

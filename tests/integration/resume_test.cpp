@@ -1,0 +1,178 @@
+// Stopped or killed at any moment and started again, a run ends with the very bytes of the undisturbed one.
+#include <csignal>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<std::string> kTwoRanks{"--nprocs", "2", "--max_epochs", "6", "--data.workers", "2", "--checkpoint.every_steps", "4"};
+
+class Resume : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    straight_dir_ = new TempDir();
+    const auto result = run_program(command(TRAIN_PROGRAM, straight_dir_->path() / "run", kTwoRanks));
+    ASSERT_EQ(result.code, 0) << result.err;
+    straight_ = final_state(straight_dir_->path() / "run");
+    ASSERT_EQ(straight_.size(), 5U);   // name, model, optimizer and two generators
+  }
+  static void TearDownTestSuite() {
+    delete straight_dir_;
+    straight_dir_ = nullptr;
+  }
+
+  std::filesystem::path run() const { return dir_.path() / "run"; }
+  std::vector<std::string> train() const { return command(TRAIN_PROGRAM, run(), kTwoRanks); }
+
+  void expect_same_end() {
+    const auto result = run_program(train());
+    ASSERT_EQ(result.code, 0) << result.err;
+    const auto state = final_state(run());
+    ASSERT_EQ(state.size(), straight_.size());
+    for (const auto& [name, bytes] : straight_) {
+      EXPECT_TRUE(state.at(name) == bytes) << name << " differs";
+    }
+  }
+
+  TempDir dir_;
+  static TempDir* straight_dir_;
+  static std::map<std::string, std::string> straight_;
+};
+TempDir* Resume::straight_dir_ = nullptr;
+std::map<std::string, std::string> Resume::straight_;
+
+TEST_F(Resume, TwoStraightRunsAreEqualAndAnotherSeedIsNot) {
+  expect_same_end();
+  auto other = train();
+  other.insert(other.end(), {"--run_dir", (dir_.path() / "other").string(), "--seed", "1"});
+  ASSERT_EQ(run_program(other).code, 0);
+  EXPECT_FALSE(final_state(dir_.path() / "other").at("model.safetensors") == straight_.at("model.safetensors"));
+}
+
+TEST_F(Resume, AfterCtrlC) {
+  Process process(train());
+  ASSERT_TRUE(process.wait_for("step 7 ")) << process.err();
+  process.signal(SIGINT);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 130) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  expect_same_end();
+}
+
+TEST_F(Resume, AfterTermination) {
+  Process process(train());
+  ASSERT_TRUE(process.wait_for("step 11 ")) << process.err();
+  process.signal(SIGTERM);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 75) << result.err;
+  expect_same_end();
+}
+
+TEST_F(Resume, AfterAKilledRankAtManySteps) {
+  std::mt19937 random(1);
+  for (int trial = 0; trial < 4; ++trial) {
+    const auto step = std::uniform_int_distribution<int>(1, 60)(random);
+    const auto victim = static_cast<std::size_t>(trial % 2);
+    SCOPED_TRACE("rank " + std::to_string(victim) + " killed after step " + std::to_string(step));
+    std::filesystem::remove_all(run());
+    Process process(train());
+    ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
+    const auto ranks = Process::children_of(process.pid());
+    ASSERT_EQ(ranks.size(), 2U);
+    ASSERT_EQ(kill(ranks[victim], SIGKILL), 0);
+    const auto result = process.wait();
+    EXPECT_EQ(result.code, 137) << result.err;
+    EXPECT_TRUE(Process::gone(ranks, std::chrono::seconds(0)));
+    // The last thing printed names the rank and the signal.
+    const auto last = result.err.substr(result.err.rfind("rank " + std::to_string(victim)));
+    EXPECT_THAT(last, HasSubstr("signal 9"));
+    EXPECT_LE(std::count(last.begin(), last.end(), '\n'), 5) << last;
+    expect_same_end();
+  }
+}
+
+TEST_F(Resume, AfterAKilledSupervisor) {
+  std::mt19937 random(2);
+  for (int trial = 0; trial < 3; ++trial) {
+    const auto step = std::uniform_int_distribution<int>(1, 60)(random);
+    SCOPED_TRACE("supervisor killed after step " + std::to_string(step));
+    std::filesystem::remove_all(run());
+    Process process(train());
+    ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
+    const auto ranks = Process::children_of(process.pid());
+    ASSERT_EQ(ranks.size(), 2U);
+    process.signal(SIGKILL);
+    EXPECT_TRUE(Process::gone(ranks, std::chrono::seconds(1))) << "a rank outlived its supervisor";
+    process.wait();
+    expect_same_end();
+  }
+}
+
+TEST_F(Resume, OfAFinishedRunSaysSo) {
+  expect_same_end();
+  const auto again = run_program(train());
+  EXPECT_EQ(again.code, 0);
+  EXPECT_THAT(again.err, HasSubstr("nothing to do: this run is finished"));
+  EXPECT_THAT(again.err, HasSubstr("--max_epochs"));
+  EXPECT_THAT(again.err, HasSubstr("--fresh"));
+}
+
+TEST_F(Resume, OnAnotherNumberOfRanksKeepsTheGlobalBatch) {
+  Process process(train());
+  ASSERT_TRUE(process.wait_for("step 13 ")) << process.err();
+  process.signal(SIGTERM);
+  ASSERT_EQ(process.wait().code, 75);
+  auto wider = train();
+  wider.insert(wider.end(), {"--nprocs", "3", "--dropout", "0"});
+  const auto result = run_program(wider);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("random numbers are seeded anew"));
+  // 103 samples in steps of 8: 13 an epoch, whatever the ranks.
+  EXPECT_EQ(newest_checkpoint(run()).filename().string(), "step-0000000078");
+}
+
+TEST_F(Resume, FreshKeepsTheOldRun) {
+  expect_same_end();
+  auto fresh = train();
+  fresh.insert(fresh.end(), {"--fresh", "--max_epochs", "1"});
+  const auto result = run_program(fresh);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::exists(run().string() + ".1/checkpoints/step-0000000078"));
+  EXPECT_EQ(newest_checkpoint(run()).filename().string(), "step-0000000013");
+}
+
+TEST_F(Resume, RefusesAnotherModel) {
+  expect_same_end();
+  const auto digits = run_program(command(std::string(EXAMPLES_DIR) + "/01_single_device", run(), {"20"}));
+  EXPECT_EQ(digits.code, 65) << digits.err;
+}
+
+TEST_F(Resume, WarnsAboutAnotherHyperparameter) {
+  Process process(train());
+  ASSERT_TRUE(process.wait_for("step 5 ")) << process.err();
+  process.signal(SIGTERM);
+  ASSERT_EQ(process.wait().code, 75);
+  auto other = train();
+  other.insert(other.end(), {"--optim.lr", "0.002", "--max_epochs", "1"});
+  const auto result = run_program(other);
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.err, HasSubstr("optim.lr is 0.002 now, 0 when"));
+}
+
+TEST_F(Resume, RequireNeedsACheckpoint) {
+  auto required = train();
+  required.insert(required.end(), {"--resume", "require"});
+  const auto result = run_program(required);
+  EXPECT_EQ(result.code, 65) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("--resume require: no checkpoint"));
+}
+
+}  // namespace
+}  // namespace lockstep

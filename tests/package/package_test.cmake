@@ -1,0 +1,27 @@
+# Installs a build, moves the result, builds examples/consumer against it with nothing but CMAKE_PREFIX_PATH, and runs that.
+# cmake -D build=... -D consumer=... -D work=... -D compiler=... -P package_test.cmake
+cmake_minimum_required(VERSION 3.25)
+
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+unset(ENV{LOCKSTEP_LIBTORCH})
+unset(ENV{LD_LIBRARY_PATH})
+file(REMOVE_RECURSE ${work})
+run(${CMAKE_COMMAND} --install ${build} --prefix ${work}/installed)
+file(RENAME ${work}/installed ${work}/moved)
+
+run(${CMAKE_COMMAND} -G Ninja -S ${consumer} -B ${work}/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/consumer)
+
+# A package of another minor version must not be taken.
+file(WRITE ${work}/newer/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(newer LANGUAGES CXX)
+find_package(lockstep 99.0)
+if(lockstep_FOUND)
+  message(FATAL_ERROR \"lockstep 99.0 was found\")
+endif()
+")
+run(${CMAKE_COMMAND} -S ${work}/newer -B ${work}/newer/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})

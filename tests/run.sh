@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# One command: installs what is missing, builds, runs every test. Arguments go to the last ctest: tests/run.sh -L unit
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=cmake/setup.sh
+source cmake/setup.sh
+
+# The torch-free half under sanitizers, and every header of it alone.
+cmake --workflow --preset core
+
+cmake --preset ci
+cmake --build --preset ci
+
+# Why a test was skipped stands between ctest's list and its summary.
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+ctest --preset ci "$@" | tee "$log" | sed '/^[0-9]*% tests passed/,$d' || status=$?
+sed -n '/: Skipped$/,/^\[  SKIPPED \]/p' build/ci/Testing/Temporary/LastTest.log
+sed -n '/^[0-9]*% tests passed/,$p' "$log"
+exit "$status"

@@ -1,0 +1,78 @@
+// The rules of source_rules.h, applied to this repository.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "structure/source_rules.h"
+
+namespace lockstep::structure {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
+
+std::string read(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(text).str();
+}
+
+/// All files below `folder` whose names end in one of `endings`.
+std::vector<SourceFile> files(const fs::path& folder, const std::vector<std::string>& endings) {
+  std::vector<SourceFile> found;
+  if (!fs::exists(kRoot / folder)) {
+    return found;
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
+    if (entry.is_regular_file() && std::ranges::count(endings, entry.path().extension().string()) > 0) {
+      found.push_back({fs::relative(entry.path(), kRoot).string(), read(entry.path())});
+    }
+  }
+  return found;
+}
+
+std::vector<SourceFile> library() {
+  auto all = files("src", {".cpp", ".h"});
+  std::ranges::move(files("include", {".h"}), std::back_inserter(all));
+  return all;
+}
+
+void expect_none(const std::vector<SourceFile>& sources, const std::function<Findings(const SourceFile&)>& check) {
+  ASSERT_FALSE(sources.empty());
+  for (const SourceFile& file : sources) {
+    for (const std::string& finding : check(file)) {
+      ADD_FAILURE() << finding;
+    }
+  }
+}
+
+TEST(Repository, IncludesPointDownward) { expect_none(library(), check_include_direction); }
+
+TEST(Repository, ThirdPartyHeadersAreAtHome) { expect_none(library(), check_third_party_includes); }
+
+TEST(Repository, ProcessWideNamesAreAtHome) { expect_none(library(), check_process_wide_names); }
+
+TEST(Repository, PublicHeadersBeginWithWhatTheyAreFor) { expect_none(files("include", {".h"}), check_public_header); }
+
+TEST(Repository, EverySourceIsBuilt) {
+  expect_none(files("src", {".cpp"}), [](const SourceFile& file) {
+    const fs::path own = kRoot / fs::path(file.path).parent_path() / "CMakeLists.txt";
+    return check_listed(file, {read(own), read(kRoot / "src/CMakeLists.txt")});
+  });
+}
+
+TEST(Repository, LinksOfTheDocumentsResolve) {
+  auto documents = files("docs", {".md"});
+  documents.push_back({"README.md", read(kRoot / "README.md")});
+  expect_none(documents, [](const SourceFile& document) {
+    return check_links(document, [](const std::string& path) { return fs::exists(kRoot / path); });
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::structure

@@ -1,0 +1,292 @@
+#include "structure/source_rules.h"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::structure {
+
+namespace {
+
+using Names = std::vector<std::string_view>;
+
+const Names kCore = {"base",   "config",   "environment", "plan",   "control",
+                     "launch", "sampling", "storage",     "report", "version"};
+
+/// What each module may include besides itself. docs/architecture.md has the picture.
+const std::map<std::string_view, Names>& layers() {
+  const auto above = [](Names below, const Names& more) {
+    below.insert(below.end(), more.begin(), more.end());
+    return below;
+  };
+  static const Names world = above(kCore, {"fwd"});
+  static const Names optim = above(world, {"world"});
+  static const Names peers = above(optim, {"optim"});
+  static const Names session = optim;
+  static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "session"});
+  static const Names run = above(trainer, {"trainer"});
+  static const std::map<std::string_view, Names> table = {
+      {"version", {}},
+      {"base", {"version"}},
+      {"config", {"version", "base"}},
+      {"environment", {"version", "base"}},
+      {"plan", {"version", "base", "config", "environment"}},
+      {"control", {"version", "base", "config", "environment", "plan"}},
+      {"launch", {"version", "base", "config", "environment", "plan", "control"}},
+      {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
+      {"storage", {"version", "base"}},
+      {"report", {"version", "base", "control"}},
+      {"fwd", {}},
+      {"world", world},
+      {"optim", optim},
+      {"parallel", peers},
+      {"data", peers},
+      {"checkpoint", peers},
+      {"session", session},
+      {"trainer", trainer},
+      {"run", run},
+      {"lockstep", above(run, {"run"})},
+  };
+  return table;
+}
+
+struct Home {
+  std::string_view what;
+  Names files;
+};
+
+/// Headers that are dear to compile, or a dependency that one file hides from the others.
+const std::vector<Home>& header_homes() {
+  static const std::vector<Home> homes = {
+      {"nlohmann/", {"src/base/json.h"}},
+      {"toml++/", {"src/config/toml.cpp"}},
+      {"torch/csrc/distributed/c10d/ProcessGroupGloo.hpp", {"src/world/gloo_process_group.cpp"}},
+      {"torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp", {"src/world/nccl_process_group.cpp"}},
+      {"torch/csrc/distributed/c10d/reducer.hpp", {"src/parallel/ddp.cpp"}},
+      {"torch/torch.h", {}},
+  };
+  return homes;
+}
+
+const std::vector<Home>& name_homes() {
+  static const std::vector<Home> homes = {
+      {"getenv", {}},    {"secure_getenv", {}},
+      {"setenv", {}},    {"unsetenv", {"src/run.cpp"}},
+      {"putenv", {}},    {"environ", {"src/base/variables.cpp"}},
+      {"std::exit", {}}, {"std::quick_exit", {}},
+      {"std::cout", {}}, {"system_clock", {"src/base/event_log.cpp", "src/base/log.cpp", "src/report/jsonl_sink.cpp"}},
+  };
+  return homes;
+}
+
+bool contains(const Names& names, std::string_view name) { return std::ranges::find(names, name) != names.end(); }
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+
+/// Whether `word` stands in the text as a word of its own.
+bool has_word(std::string_view text, std::string_view word) {
+  for (std::size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    if ((at == 0 || !is_word(text[at - 1])) && (end == text.size() || !is_word(text[end]))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// "src/base/log.cpp", "include/lockstep/base/log.h" -> "base"; "src/run.cpp" -> "run"; nullopt: outside the library.
+std::optional<std::string> module_of(std::string_view path) {
+  for (const std::string_view root : {"include/lockstep/", "src/"}) {
+    if (path.starts_with(root)) {
+      path.remove_prefix(root.size());
+      return std::string(path.substr(0, path.find_first_of("/.")));
+    }
+  }
+  return std::nullopt;
+}
+
+struct Include {
+  std::size_t line;
+  bool quoted;
+  std::string path;
+};
+
+std::vector<Include> includes_of(std::string_view text) {
+  std::vector<Include> found;
+  std::istringstream lines(without_comments(text, /*keep_literals=*/true));
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    const std::size_t hash = line.find_first_not_of(" \t");
+    if (hash == std::string::npos || line[hash] != '#' || line.find("include", hash) == std::string::npos) {
+      continue;
+    }
+    const std::size_t open = line.find_first_of("<\"");
+    const std::size_t close = line.find_last_of(">\"");
+    if (open != std::string::npos && close > open) {
+      found.push_back({number, line[open] == '"', line.substr(open + 1, close - open - 1)});
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string without_comments(std::string_view text, bool keep_literals) {
+  std::string out(text);
+  const auto blank = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < std::min(end, out.size()); ++i) {
+      out[i] = out[i] == '\n' ? '\n' : ' ';
+    }
+  };
+  const auto end_after = [&](std::string_view mark, std::size_t from) {
+    const std::size_t at = text.find(mark, from);
+    return at == std::string_view::npos ? text.size() : at + mark.size();
+  };
+  for (std::size_t i = 0; i < text.size();) {
+    const std::string_view rest = text.substr(i);
+    std::size_t end = i + 1;
+    if (rest.starts_with("//")) {
+      end = std::min(text.find('\n', i), text.size());
+      blank(i, end);
+    } else if (rest.starts_with("/*")) {
+      end = end_after("*/", i + 2);
+      blank(i, end);
+    } else if (rest.starts_with("R\"")) {
+      const std::size_t open = std::min(text.find('(', i), text.size());
+      end = end_after(fmt::format("){}\"", text.substr(i + 2, open - i - 2)), open);
+      if (!keep_literals) {
+        blank(i, end);
+      }
+    } else if (text[i] == '"' || (text[i] == '\'' && (i == 0 || !is_word(text[i - 1])))) {  // not the ' of 1'000
+      while (end < text.size() && text[end] != text[i]) {
+        end += text[end] == '\\' ? 2U : 1U;
+      }
+      ++end;
+      if (!keep_literals) {
+        blank(i + 1, end - 1);
+      }
+    }
+    i = end;
+  }
+  return out;
+}
+
+Findings check_include_direction(const SourceFile& file) {
+  Findings findings;
+  const auto module = module_of(file.path);
+  if (!module) {
+    return findings;
+  }
+  const auto layer = layers().find(*module);
+  if (layer == layers().end()) {
+    return {fmt::format("{}: module \"{}\" has no row in the table of layers", file.path, *module)};
+  }
+  for (const Include& include : includes_of(file.text)) {
+    const bool is_public = include.path.starts_with("lockstep/");
+    if (!include.quoted && !is_public) {
+      continue;
+    }
+    if (include.quoted && (is_public || !include.path.ends_with(".h"))) {
+      findings.push_back(
+          fmt::format("{}:{}: \"{}\" is spelled <{}> when it is public, \"module/x.h\" when it is internal", file.path,
+                      include.line, include.path, include.path));
+      continue;
+    }
+    const auto target = module_of((is_public ? "include/" : "src/") + include.path);
+    if (!layers().contains(*target)) {
+      findings.push_back(fmt::format("{}:{}: \"{}\" names no module", file.path, include.line, include.path));
+    } else if (target != module && !contains(layer->second, *target) && !contains(layer->second, include.path)) {
+      findings.push_back(fmt::format("{}:{}: {} may not include {}; it may include: {}", file.path, include.line,
+                                     *module, include.path, fmt::join(layer->second, ", ")));
+    }
+  }
+  return findings;
+}
+
+Findings check_third_party_includes(const SourceFile& file) {
+  Findings findings;
+  const auto module = module_of(file.path);
+  const bool torch_free = module && contains(kCore, *module);
+  for (const Include& include : includes_of(file.text)) {
+    const std::string_view path = include.path;
+    const std::string_view top = path.substr(0, path.find('/'));
+    if (torch_free && contains({"torch", "ATen", "c10", "caffe2"}, top)) {
+      findings.push_back(
+          fmt::format("{}:{}: <{}> in module {}, which is torch-free", file.path, include.line, path, *module));
+    }
+    for (const Home& home : header_homes()) {
+      if (module && path.starts_with(home.what) && !contains(home.files, file.path)) {
+        findings.push_back(
+            fmt::format("{}:{}: <{}> may be included only in: {}", file.path, include.line, path,
+                        home.files.empty() ? "no file" : fmt::format("{}", fmt::join(home.files, ", "))));
+      }
+    }
+  }
+  return findings;
+}
+
+Findings check_process_wide_names(const SourceFile& file) {
+  Findings findings;
+  std::istringstream lines(without_comments(file.text, /*keep_literals=*/false));
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    for (const Home& home : name_homes()) {
+      if (has_word(line, home.what) && !contains(home.files, file.path)) {
+        findings.push_back(
+            fmt::format("{}:{}: {} may be used only in: {}", file.path, number, home.what,
+                        home.files.empty() ? "no file" : fmt::format("{}", fmt::join(home.files, ", "))));
+      }
+    }
+  }
+  return findings;
+}
+
+Findings check_public_header(const SourceFile& file) {
+  if (!file.text.starts_with("//")) {
+    return {fmt::format("{}: does not begin with a comment that says what it is for", file.path)};
+  }
+  const std::string code = without_comments(file.text, /*keep_literals=*/true);
+  const std::size_t first = std::min(code.find_first_not_of(" \n"), code.size());
+  if (!std::string_view(code).substr(first).starts_with("#pragma once\n")) {
+    return {fmt::format("{}: #pragma once does not follow the first comment", file.path)};
+  }
+  return {};
+}
+
+Findings check_listed(const SourceFile& file, const std::vector<std::string>& lists) {
+  const std::string name = std::filesystem::path(file.path).filename().string();
+  if (std::ranges::any_of(lists, [&](const std::string& list) { return has_word(list, name); })) {
+    return {};
+  }
+  return {fmt::format("{}: is in no CMakeLists.txt, so nothing builds it", file.path)};
+}
+
+Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists) {
+  Findings findings;
+  const auto folder = std::filesystem::path(document.path).parent_path();
+  std::istringstream lines(document.text);
+  std::string line;
+  bool in_code = false;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    if (line.starts_with("```")) {
+      in_code = !in_code;
+    }
+    for (std::size_t at = line.find("]("); !in_code && at != std::string::npos; at = line.find("](", at + 2)) {
+      const std::string link = line.substr(at + 2, line.find_first_of(") ", at + 2) - at - 2);
+      const std::string path = link.substr(0, link.find('#'));
+      const bool elsewhere = link.find("://") != std::string::npos || link.starts_with("mailto:");
+      if (!elsewhere && !path.empty() && !exists((folder / path).lexically_normal().string())) {
+        findings.push_back(fmt::format("{}:{}: link to {}, which does not exist", document.path, number, path));
+      }
+    }
+  }
+  return findings;
+}
+
+}  // namespace lockstep::structure

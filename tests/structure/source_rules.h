@@ -1,0 +1,42 @@
+// The rules that a reader of the sources may rely on, as functions of one file. Each returns what is wrong with it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::structure {
+
+struct SourceFile {
+  std::string path;  ///< from the repository's root
+  std::string text;
+};
+
+using Findings = std::vector<std::string>;
+
+/// The text with comments blanked, and on request the contents of string and character literals as well. Lines stay
+/// lines.
+std::string without_comments(std::string_view text, bool keep_literals);
+
+/// Includes point only downward, name an existing module, and are spelled <lockstep/module/x.h> or "module/x.h".
+Findings check_include_direction(const SourceFile& file);
+
+/// Nothing of LibTorch below the torch line; <torch/torch.h> nowhere; costly headers only in the file that is their
+/// home.
+Findings check_third_party_includes(const SourceFile& file);
+
+/// What touches the whole process (environment, standard output, exit, wall clock) stands only in the file whose job it
+/// is.
+Findings check_process_wide_names(const SourceFile& file);
+
+/// A public header begins with a comment that says what it is for, then #pragma once.
+Findings check_public_header(const SourceFile& file);
+
+/// `lists`: the texts of the CMakeLists.txt files that may name it.
+Findings check_listed(const SourceFile& file, const std::vector<std::string>& lists);
+
+/// Links of a Markdown file to other files. `exists` is asked for paths from the repository's root.
+Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists);
+
+}  // namespace lockstep::structure

@@ -1,0 +1,135 @@
+// Each rule is shown something bad and must say so, and something good that looks like it.
+#include "structure/source_rules.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep::structure {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(SourceText, BlanksCommentsAndKeepsLines) {
+  EXPECT_EQ(without_comments("a // b\nc /* d\ne */ f", true), "a     \nc     \n     f");
+  EXPECT_EQ(without_comments(R"(x = "// no comment";)", true), R"(x = "// no comment";)");
+  EXPECT_EQ(without_comments(R"(x = "a\"b"; // c)", false), R"(x = "    ";     )");
+  EXPECT_EQ(without_comments("n = 1'000'000; // many", false), "n = 1'000'000;        ");
+  EXPECT_EQ(without_comments("c = '\"'; d = getenv();", false), "c = ' '; d = getenv();");
+  EXPECT_EQ(without_comments("s = R\"x(a // \" b)x\"; t", false), "s =                ; t");
+}
+
+struct DirectionCase {
+  const char* path;
+  const char* include;
+  bool allowed;
+};
+
+TEST(IncludeDirection, PointsOnlyDownward) {
+  const DirectionCase cases[] = {
+      {"src/plan/resolve.cpp", "<lockstep/config/train_config.h>", true},
+      {"src/plan/resolve.cpp", "<lockstep/plan/plan.h>", true},
+      {"src/plan/resolve.cpp", "<lockstep/launch/launcher.h>", false},
+      {"src/base/text.cpp", "<lockstep/config/train_config.h>", false},
+      {"src/base/text.cpp", "<vector>", true},
+      {"src/base/log.cpp", "<lockstep/version.h>", true},
+      {"src/config/args.cpp", "\"environment/slurm.h\"", false},
+      {"src/sampling/permutation.cpp", "<lockstep/config/train_config.h>", true},
+      {"src/sampling/permutation.cpp", "<lockstep/config/config_io.h>", false},
+      {"src/storage/commit.cpp", "\"report/console.h\"", false},
+      {"src/report/csv_sink.cpp", "<lockstep/base/control.h>", true},
+      {"include/lockstep/world/world.h", "<lockstep/plan/plan.h>", true},
+      {"include/lockstep/world/world.h", "<lockstep/optim/precision.h>", false},
+      {"src/data/data_loader.cpp", "<lockstep/sampling/distributed_sampler.h>", true},
+      {"src/data/data_loader.cpp", "<lockstep/parallel/strategy.h>", false},
+      {"src/checkpoint/checkpoint_store.cpp", "\"data/worker_pool.h\"", false},
+      {"src/trainer/trainer.cpp", "<lockstep/checkpoint/checkpoint_store.h>", true},
+      {"src/trainer/trainer.cpp", "<lockstep/session.h>", true},
+      {"src/trainer/trainer.cpp", "<lockstep/run.h>", false},
+      {"src/session.cpp", "<lockstep/world/world.h>", true},
+      {"src/session.cpp", "<lockstep/trainer/trainer.h>", false},
+      {"src/run.cpp", "<lockstep/session.h>", true},
+      {"include/lockstep/lockstep.h", "<lockstep/run.h>", true},
+      {"include/lockstep/base/log.h", "<lockstep/fwd.h>", false},
+      {"src/world/world.cpp", "\"lockstep/world/world.h\"", false},
+      {"src/world/world.cpp", "\"wrld/world_access.h\"", false},
+  };
+  for (const auto& [path, include, allowed] : cases) {
+    const Findings findings = check_include_direction({path, fmt::format("// x\n#include {}\n", include)});
+    if (allowed) {
+      EXPECT_THAT(findings, IsEmpty()) << path;
+    } else {
+      EXPECT_THAT(findings, ElementsAre(HasSubstr(fmt::format("{}:2: ", path)))) << include;
+    }
+  }
+}
+
+TEST(IncludeDirection, WantsARowForEveryModule) {
+  EXPECT_THAT(check_include_direction({"src/magic/wand.cpp", ""}), ElementsAre(HasSubstr("\"magic\" has no row")));
+  EXPECT_THAT(check_include_direction({"tests/unit/base/text_test.cpp", "#include \"launch/signals.h\"\n"}), IsEmpty());
+}
+
+TEST(IncludeDirection, DoesNotReadComments) {
+  EXPECT_THAT(check_include_direction({"src/base/text.cpp", "// #include <lockstep/run.h>\n"}), IsEmpty());
+}
+
+TEST(ThirdPartyIncludes, KeepTorchAboveTheLine) {
+  for (const char* header : {"torch/types.h", "ATen/core/Tensor.h", "c10/core/Device.h"}) {
+    const std::string text = fmt::format("#include <{}>\n", header);
+    EXPECT_THAT(check_third_party_includes({"src/plan/resolve.cpp", text}), ElementsAre(HasSubstr("torch-free")))
+        << header;
+    EXPECT_THAT(check_third_party_includes({"include/lockstep/base/log.h", text}),
+                ElementsAre(HasSubstr("torch-free")));
+    EXPECT_THAT(check_third_party_includes({"src/world/world.cpp", text}), IsEmpty()) << header;
+  }
+}
+
+TEST(ThirdPartyIncludes, HaveOneHome) {
+  const std::string umbrella = "#include <torch/torch.h>\n";
+  EXPECT_THAT(check_third_party_includes({"src/trainer/trainer.cpp", umbrella}), ElementsAre(HasSubstr("no file")));
+  EXPECT_THAT(check_third_party_includes({"tests/unit/world/world_test.cpp", umbrella}), IsEmpty());
+  const std::string json = "#include <nlohmann/json.hpp>\n";
+  EXPECT_THAT(check_third_party_includes({"src/base/json.h", json}), IsEmpty());
+  EXPECT_THAT(check_third_party_includes({"src/storage/manifest.cpp", json}),
+              ElementsAre(HasSubstr("src/base/json.h")));
+}
+
+TEST(ProcessWideNames, StandOnlyWhereTheyBelong) {
+  const auto check = [](const char* text) { return check_process_wide_names({"src/plan/resolve.cpp", text}); };
+  EXPECT_THAT(check("\nauto x = std::getenv(\"HOME\");"), ElementsAre(HasSubstr("src/plan/resolve.cpp:2: getenv")));
+  EXPECT_THAT(check("::setenv(a, b, 1);"), ElementsAre(HasSubstr("setenv")));
+  EXPECT_THAT(check("std::exit(1);"), ElementsAre(HasSubstr("std::exit")));
+  EXPECT_THAT(check("std::cout << 1;"), ElementsAre(HasSubstr("std::cout")));
+  EXPECT_THAT(check("std::chrono::system_clock::now();"), ElementsAre(HasSubstr("system_clock")));
+  EXPECT_THAT(check("read_environment(); // not getenv\nthrow Error(\"getenv\"); my_getenv();"), IsEmpty());
+}
+
+TEST(PublicHeader, BeginsWithCommentThenPragma) {
+  const auto check = [](const char* text) { return check_public_header({"include/lockstep/x.h", text}); };
+  EXPECT_THAT(check("// lockstep/x.h\n//\n// Why.\n#pragma once\n#include <vector>\n"), IsEmpty());
+  EXPECT_THAT(check("#pragma once\n// late\n"), ElementsAre(HasSubstr("comment")));
+  EXPECT_THAT(check("// x\n#include <vector>\n#pragma once\n"), ElementsAre(HasSubstr("#pragma once")));
+  EXPECT_THAT(check("// x\n"), ElementsAre(HasSubstr("#pragma once")));
+}
+
+TEST(Listed, FindsFilesThatNothingBuilds) {
+  const std::vector<std::string> lists = {"target_sources(lockstep PRIVATE world.cpp process_group.cpp)", "x(run.cpp)"};
+  EXPECT_THAT(check_listed({"src/world/world.cpp", ""}, lists), IsEmpty());
+  EXPECT_THAT(check_listed({"src/run.cpp", ""}, lists), IsEmpty());
+  EXPECT_THAT(check_listed({"src/world/group.cpp", ""}, lists), ElementsAre(HasSubstr("src/world/group.cpp")));
+}
+
+TEST(Links, ResolveFromTheirDocument) {
+  const auto exists = [](const std::string& path) { return path == "docs/errors.md" || path == "README.md"; };
+  const auto check = [&](const char* text) { return check_links({"docs/launching.md", text}, exists); };
+  EXPECT_THAT(check("see [errors](errors.md#exit-codes), [home](../README.md), [here](#top)"), IsEmpty());
+  EXPECT_THAT(check("[web](https://example.org/x.md) [mail](mailto:a@b.c)"), IsEmpty());
+  EXPECT_THAT(check("```\n[](lambda.md)\n```\n"), IsEmpty());
+  EXPECT_THAT(check("\n[a](errors.md) and [b](eror.md)"),
+              ElementsAre(HasSubstr("docs/launching.md:2: link to eror.md")));
+}
+
+}  // namespace
+}  // namespace lockstep::structure

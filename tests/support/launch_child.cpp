@@ -1,0 +1,194 @@
+// A worker for the tests of the launcher: does what it is told, one word per rank (the last word is for the rest).
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <lockstep/base/control.h>
+#include <lockstep/base/variables.h>
+#include <lockstep/launch/launcher.h>
+
+#include "base/text.h"
+#include "control/channel.h"
+#include "launch/signals.h"
+
+namespace {
+
+using namespace lockstep;
+
+[[noreturn]] void wait_for_ever() {
+  while (true) {
+    pause();
+  }
+}
+
+void say(const std::string& line) {
+  std::puts(line.c_str());
+  std::fflush(stdout);
+}
+
+std::string list_descriptors() {
+  std::vector<int> found;
+  DIR* directory = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(directory)) {
+    const auto fd = parse_int(entry->d_name);
+    if (fd && *fd != dirfd(directory)) {
+      found.push_back(static_cast<int>(*fd));
+    }
+  }
+  closedir(directory);
+  std::sort(found.begin(), found.end());
+  return format_ranges(found);
+}
+
+bool has_signal_defaults() {
+  sigset_t blocked;
+  sigprocmask(SIG_BLOCK, nullptr, &blocked);
+  for (int signal = 1; signal < SIGRTMIN; ++signal) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    // Handlers do not survive exec; an ignored or blocked signal does.
+    if (sigismember(&blocked, signal) == 1 || action.sa_handler == SIG_IGN) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void inspect(int argc, char** argv, const Variables& environment) {
+  int death_signal = 0;
+  prctl(PR_GET_PDEATHSIG, &death_signal);
+  char byte = 0;
+  say("descriptors " + list_descriptors());
+  say("stdin " + std::to_string(read(STDIN_FILENO, &byte, 1)));
+  say("own group " + std::to_string(getpgrp() == getpid()));
+  say("death signal " + std::to_string(death_signal));
+  say("signal defaults " + std::to_string(has_signal_defaults()));
+  say("argv " + join(std::vector<std::string>(argv, argv + argc), " "));
+  for (const auto& [name, value] : environment.all()) {
+    say(name + "=" + value);
+  }
+}
+
+/// Waits for a request to stop, as a trainer would. Returns the code to finish with.
+int wait_for_stop() {
+  TrainControl control;
+  const SignalScope scope(control);
+  sigset_t all;
+  sigset_t none;
+  sigfillset(&all);
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &all, nullptr);  // no signal between the look and the wait
+  say("ready");
+  while (control.stop_requested() == StopKind::none) {
+    sigsuspend(&none);
+  }
+  return control.stop_requested() == StopKind::interrupt ? 130 : 75;
+}
+
+void leave_grandchild() {
+  if (fork() == 0) {
+    wait_for_ever();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Variables environment = read_environment();
+  if (!environment.has("RANK")) {  // started by hand: launches itself, without its file
+    unlink(argv[0]);
+    return launch_workers({.argv = {argv, argv + argc}, .world_size = 2, .environment = environment}).exit_code;
+  }
+  const auto number = [&](const char* name) {
+    return static_cast<int>(parse_int(environment.get(name).value()).value());
+  };
+  const int rank = number("RANK");
+  const Channel channel(number("LOCKSTEP_CONTROL_FD"));
+  const std::vector<std::string> words = split(argv[std::min(rank + 1, argc - 1)], ':');
+  const std::string& task = words[0];
+  const auto argument = [&](std::size_t index) { return static_cast<int>(parse_int(words.at(index)).value()); };
+  const auto finish = [&](int code) {
+    channel.send({.kind = Message::Kind::finished, .code = code});
+    return code;
+  };
+  if (const auto fifo = environment.get("TEST_FIFO")) {
+    open(fifo->c_str(), O_WRONLY);  // held to the end: the test sees when the last holder is gone
+  }
+  const rlimit no_core{0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+
+  if (task == "finish") {
+    return finish(argument(1));
+  }
+  if (task == "announce") {  // announce:ANNOUNCED:EXIT
+    finish(argument(1));
+    return argument(2);
+  }
+  if (task == "exit") {
+    return argument(1);
+  }
+  if (task == "fail" || task == "lost") {  // fail:CODE:TEXT, as primary or as secondary failure
+    channel.send(
+        {.kind = Message::Kind::failure, .text = words.at(2), .code = argument(1), .secondary = task == "lost"});
+    return argument(1);
+  }
+  if (task == "fail_and_hang") {
+    channel.send({.kind = Message::Kind::failure, .text = "hung afterwards", .code = 1});
+    wait_for_ever();
+  }
+  if (task == "abort") {
+    std::fputs("terminate called after throwing an instance of 'std::logic_error'\n", stderr);
+    std::abort();
+  }
+  if (task == "segfault") {
+    signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would report and exit
+    raise(SIGSEGV);
+  }
+  if (task == "wait") {
+    say("ready " + std::to_string(getpid()));
+    wait_for_ever();
+  }
+  if (task == "stubborn") {
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    say("ready " + std::to_string(getpid()));
+    wait_for_ever();
+  }
+  if (task == "stop") {
+    return finish(wait_for_stop());
+  }
+  if (task == "grandchild") {
+    leave_grandchild();
+    return finish(0);
+  }
+  if (task == "inspect") {
+    inspect(argc, argv, environment);
+    return finish(0);
+  }
+  if (task == "print") {
+    std::fputs("to out\n[rank0]: mine\n[rank1]: not mine\n50%\r100%\r\n\x1b[31mred\x1b[0m\a\n\nlast, not ended",
+               stdout);
+    std::fputs("to err\n", stderr);
+    std::fflush(stdout);
+    channel.send({.kind = Message::Kind::line, .text = "step 20 | loss 2.1\x1b[2J"});
+    return finish(0);
+  }
+  if (task == "flood") {  // flood:LINES
+    for (int i = 0; i < argument(1); ++i) {
+      std::printf("line %d of a rank that talks much\n", i);
+    }
+    std::fflush(stdout);
+    return finish(0);
+  }
+  std::fprintf(stderr, "unknown task %s\n", task.c_str());
+  return 2;
+}

@@ -1,0 +1,59 @@
+// N ranks as N threads of the test, over Gloo on the loopback with a store in memory.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "world/world_access.h"
+
+namespace lockstep {
+
+/// Runs `body` once per rank and rethrows the exception that came first in cause: a lost peer is a consequence of another.
+inline void thread_world(int size, const std::function<void(World&)>& body,
+                         std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      set_log_rank(rank, size);
+      try {
+        World world = WorldAccess::make(store, {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .node = 0},
+                                        c10::Device(c10::kCPU), Backend::gloo, timeout);
+        body(world);
+      } catch (...) {
+        failures[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  std::exception_ptr consequence;
+  for (const auto& failure : failures) {
+    try {
+      if (failure) {
+        std::rethrow_exception(failure);
+      }
+    } catch (const CommError& error) {
+      if (error.exit_code() != ExitCode::peer_lost) {
+        throw;
+      }
+      consequence = failure;
+    }
+  }
+  if (consequence) {
+    std::rethrow_exception(consequence);
+  }
+}
+
+}  // namespace lockstep

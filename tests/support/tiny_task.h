@@ -1,0 +1,43 @@
+// A small regression whose every number is known beforehand.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/session.h>
+#include <lockstep/trainer/trainer.h>
+
+namespace lockstep {
+
+inline std::shared_ptr<Dataset> tiny_data(std::int64_t size) {
+  const auto x = at::sin(at::arange(size * 4, at::kFloat) * 0.37).view({size, 4});
+  return tensor_dataset(x, x.sum(1, true));
+}
+
+class TinyTask : public Task {
+ public:
+  explicit TinyTask(OptimizerSpec optimizer = sgd({.lr = 0.1})) : optimizer_(std::move(optimizer)) {
+    at::NoGradGuard no_grad;
+    for (auto& parameter : net_->parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.3);
+    }
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {optimizer_}; }
+  StepOutput training_step(const Batch& batch) override { return at::mse_loss(net_(batch.input), batch.target); }
+
+ protected:
+  torch::nn::Linear net_{4, 1};
+  OptimizerSpec optimizer_;
+};
+
+/// A configuration that leaves no files.
+inline TrainConfig in_memory(TrainConfig config) {
+  config.compute_setup = ComputeSetup::cpu;
+  config.checkpoint.enabled = false;
+  config.report.jsonl = false;
+  config.report.csv = false;
+  return config;
+}
+
+}  // namespace lockstep

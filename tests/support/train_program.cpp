@@ -1,0 +1,128 @@
+// The program that the integration tests train: small, with dropout and momentum, and with ways to fail on request.
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/lockstep.h>
+
+namespace {
+
+constexpr std::int64_t kSize = 103;   // no batch divides it
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(double dropout) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
+    a = register_module("a", torch::nn::Linear(10, 16));
+    b = register_module("b", torch::nn::Linear(16, 1));
+  }
+  at::Tensor forward(const at::Tensor& x) { return b(drop(at::tanh(a(x)))); }
+  torch::nn::Dropout drop;
+  torch::nn::Linear a{nullptr}, b{nullptr};
+};
+TORCH_MODULE(Net);
+
+// Sample i is a function of i, with noise that depends on (seed, epoch, sample) only.
+class Points final : public lockstep::Dataset {
+ public:
+  explicit Points(bool noise) : noise_(noise) {}
+  std::int64_t size() const override { return kSize; }
+  lockstep::Batch get(std::span<const std::int64_t> ids, const lockstep::SampleSeed& seed) const override {
+    auto x = at::empty({static_cast<std::int64_t>(ids.size()), 10});
+    for (std::size_t row = 0; row < ids.size(); ++row) {
+      const double shift = noise_ ? static_cast<double>(seed(ids[row]) % 1000) * 1e-4 : 0.0;
+      x[static_cast<std::int64_t>(row)].copy_(at::sin(at::arange(10) * 0.3 + static_cast<double>(ids[row]) + shift));
+    }
+    return {.input = x, .target = x.sum(1, true).tanh()};
+  }
+
+ private:
+  bool noise_;
+};
+
+struct Options {
+  double dropout = 0.2;
+  bool noise = true;
+  std::string optimizer = "adamw";
+  std::string ledger;           // folder: every rank notes the samples of each step
+  std::int64_t fail_step = -1;
+  std::int64_t fail_rank = 0;
+  std::string fail = "throw";   // throw, segv, abort, kill, exit0, exit7
+};
+
+struct Regression final : lockstep::Task {
+  Regression(const Options& options_, lockstep::World& world_) : options(options_), world(world_), net(options_.dropout) {
+    if (!options.ledger.empty()) {
+      ledger.open(fmt::format("{}/rank_{}.txt", options.ledger, world.rank()), std::ios::app);
+    }
+  }
+  torch::nn::Module& module() override { return *net; }
+  std::vector<lockstep::OptimizerSpec> optimizers() override {
+    if (options.optimizer == "sgd") {
+      return {lockstep::sgd({.lr = 0.05, .momentum = 0.9})};
+    }
+    return {lockstep::adamw({.lr = 0.01})};
+  }
+  lockstep::StepOutput training_step(const lockstep::Batch& batch) override {
+    return at::mse_loss(net->forward(batch.input), batch.target);
+  }
+  void optimize(lockstep::Step& step) override {
+    if (step.number() == options.fail_step && world.rank() == options.fail_rank) {
+      fail();
+    }
+    Task::optimize(step);
+    if (ledger.is_open()) {
+      ledger << step.number() << ':';
+      for (const auto& batch : step.batches()) {
+        for (const auto id : batch.ids) {
+          ledger << ' ' << id;
+        }
+      }
+      ledger << std::endl;
+    }
+  }
+  void fail() const {
+    if (options.fail == "segv") {
+      std::raise(SIGSEGV);
+    } else if (options.fail == "abort") {
+      std::abort();
+    } else if (options.fail == "exit0") {
+      std::exit(0);
+    } else if (options.fail == "exit7") {
+      std::_Exit(7);
+    } else if (options.fail == "kill") {
+      std::raise(SIGKILL);
+    } else {
+      throw std::runtime_error("cannot decode sample 4411");
+    }
+  }
+
+  Options options;
+  lockstep::World& world;
+  Net net;
+  std::ofstream ledger;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  lockstep::Flags flags;
+  flags.add("dropout", &options.dropout, "dropout probability")
+      .add("noise", &options.noise, "noise on the samples")
+      .add("optimizer", &options.optimizer, "adamw or sgd")
+      .add("ledger", &options.ledger, "folder for the samples that each rank saw")
+      .add("fail_step", &options.fail_step, "step to fail in")
+      .add("fail_rank", &options.fail_rank, "rank that fails")
+      .add("fail", &options.fail, "how");
+  const lockstep::TrainConfig defaults{.max_epochs = 3, .batch_size = 4, .report = {.every_steps = 1}};
+  return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
+    Regression task(options, session.world);
+    lockstep::DataLoader train(std::make_shared<Points>(options.noise), session.plan.loader, session.world);
+    lockstep::DataLoader validation(std::make_shared<Points>(false), session.plan.eval_loader, session.world);
+    lockstep::Trainer(session).fit(task, train, &validation);
+  });
+}

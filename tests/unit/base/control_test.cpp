@@ -1,0 +1,44 @@
+#include <gtest/gtest.h>
+
+#include <lockstep/base/control.h>
+
+namespace lockstep {
+namespace {
+
+TEST(TrainControl, KeepsTheFirstReason) {
+  TrainControl control;
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  EXPECT_EQ(control.stop_reason(), "");
+  control.request_stop("time limit of 1:00:00", StopKind::terminate);
+  control.request_stop("early stopping");
+  control.request_stop_from_signal(StopKind::interrupt);
+  EXPECT_EQ(control.stop_requested(), StopKind::terminate);
+  EXPECT_EQ(control.stop_reason(), "time limit of 1:00:00");
+}
+
+TEST(TrainControl, NamesASignalAsTheReason) {
+  TrainControl control;
+  control.request_stop_from_signal(StopKind::interrupt);
+  EXPECT_EQ(control.stop_requested(), StopKind::interrupt);
+  EXPECT_EQ(control.stop_reason(), "Ctrl-C");
+  control.request_stop("later");
+  EXPECT_EQ(control.stop_reason(), "Ctrl-C");
+}
+
+TEST(TrainControl, CopiesShareRequests) {
+  TrainControl control;
+  TrainControl copy = control;
+  copy.request_checkpoint();
+  EXPECT_TRUE(control.take_checkpoint_request());
+  EXPECT_FALSE(copy.take_checkpoint_request());
+  copy.set_agreed(StopKind::program);
+  EXPECT_EQ(control.agreed(), StopKind::program);
+}
+
+TEST(TrainControlDeathTest, RefusesAStopWithoutAKind) {
+  TrainControl control;
+  EXPECT_EXIT(control.request_stop("x", StopKind::none), testing::ExitedWithCode(70), "a stop request needs a kind");
+}
+
+}  // namespace
+}  // namespace lockstep

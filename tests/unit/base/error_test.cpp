@@ -1,0 +1,54 @@
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep {
+namespace {
+
+TEST(ErrorText, ShowsWhatAndHint) {
+  EXPECT_EQ(error_text(DataError("sample 3: found 2 values, expected 4", "check the data set")),
+            "error: sample 3: found 2 values, expected 4\n  hint: check the data set");
+  EXPECT_EQ(error_text(IoError("cannot write /x: No space left on device")),
+            "error: cannot write /x: No space left on device");
+  EXPECT_EQ(error_text(std::runtime_error("boom")), "error: boom");
+}
+
+TEST(ErrorText, ListsAllProblemsOfAConfiguration) {
+  const std::vector<Problem> problems{{"--lr x: expected a number", "use 0.1"},
+                                      {"--seed -1: expected a whole number", ""}};
+  const ConfigError error(problems);
+  EXPECT_EQ(error_text(error),
+            "error: --lr x: expected a number\n  hint: use 0.1\nerror: --seed -1: expected a whole number");
+  EXPECT_STREQ(error.what(),
+               "2 problems in the configuration; --lr x: expected a number; --seed -1: expected a whole number");
+}
+
+TEST(ConfigError, OfOneProblemIsThatProblem) {
+  const ConfigError error("--lr x: expected a number", "use 0.1");
+  EXPECT_STREQ(error.what(), "--lr x: expected a number");
+  EXPECT_EQ(error.hint(), "use 0.1");
+  EXPECT_EQ(error.problems().size(), 1U);
+}
+
+TEST(ExitCodeOf, IsTheErrorsOwn) {
+  EXPECT_EQ(exit_code_of(ConfigError("x")), ExitCode::usage);
+  EXPECT_EQ(exit_code_of(LaunchError("x")), ExitCode::cannot_run);
+  EXPECT_EQ(exit_code_of(CommError("x")), ExitCode::peer_lost);
+  EXPECT_EQ(exit_code_of(CommError("x", "", ExitCode::timeout)), ExitCode::timeout);
+  EXPECT_EQ(exit_code_of(CheckpointError("x")), ExitCode::bad_data);
+  EXPECT_EQ(exit_code_of(IoError("x")), ExitCode::io);
+  EXPECT_EQ(exit_code_of(std::runtime_error("x")), ExitCode::failed);
+}
+
+TEST(AssertDeathTest, PrintsRankAndReasonAndEndsWithTheInternalCode) {
+  const auto fail = [] {
+    set_log_rank(3, 4);
+    LOCKSTEP_ASSERT(1 + 1 == 3, "arithmetic is off");
+  };
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(70),
+              "internal error on rank 3: arithmetic is off; 1 \\+ 1 == 3 is false");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,225 @@
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <functional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+
+#include "base/memory_file_system.h"
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+std::string failure(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const IoError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+mode_t mode_of(const std::filesystem::path& path) {
+  struct stat status {};
+  EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
+  return status.st_mode & 07777;
+}
+
+/// What holds for the disk holds for the one in memory: tests of storage rely on it.
+class AnyFileSystem : public testing::TestWithParam<bool> {
+ protected:
+  AnyFileSystem() { fs().create_directories(root()); }
+  FileSystem& fs() { return GetParam() ? static_cast<FileSystem&>(memory_) : real_file_system(); }
+  std::filesystem::path root() const { return directory_.path() / "root"; }
+
+ private:
+  TempDir directory_;
+  MemoryFileSystem memory_;
+};
+
+TEST_P(AnyFileSystem, ReadsWhatWasWritten) {
+  const auto path = root() / "a";
+  const auto file = fs().create(path);
+  file->append(bytes("hello "));
+  file->append(bytes("world"));
+  file->sync();
+  file->close();
+  EXPECT_EQ(read_file(fs(), path), "hello world");
+  std::array<std::byte, 5> tail{};
+  fs().open(path)->read(6, tail);
+  EXPECT_EQ(std::memcmp(tail.data(), "world", 5), 0);
+  EXPECT_EQ(failure([&] { fs().open(path)->read(7, tail); }),
+            "cannot read " + path.string() + ": the file ends at byte 11, expected 5 bytes at 7");
+}
+
+TEST_P(AnyFileSystem, AppendsToWhatIsThere) {
+  const auto path = root() / "log";
+  fs().open_append(path)->append(bytes("one\n"));
+  fs().open_append(path)->append(bytes("two\n"));
+  EXPECT_EQ(read_file(fs(), path), "one\ntwo\n");
+}
+
+TEST_P(AnyFileSystem, NeverCreatesOverAFile) {
+  const auto path = root() / "a";
+  fs().create(path);
+  EXPECT_EQ(failure([&] { fs().create(path); }), "cannot create " + path.string() + ": File exists");
+}
+
+TEST_P(AnyFileSystem, RenamesOnlyToAFreeName) {
+  write_file(fs(), root() / "a", "A");
+  write_file(fs(), root() / "b", "B");
+  EXPECT_EQ(failure([&] { fs().rename(root() / "a", root() / "b"); }),
+            "cannot rename " + (root() / "a").string() + " to " + (root() / "b").string() + ": File exists");
+  EXPECT_EQ(read_file(fs(), root() / "b"), "B");
+  fs().rename(root() / "a", root() / "c");
+  EXPECT_THAT(fs().list(root()), ElementsAre("b", "c"));
+  fs().replace(root() / "c", root() / "b");
+  EXPECT_EQ(read_file(fs(), root() / "b"), "A");
+}
+
+TEST_P(AnyFileSystem, RenamesDirectoriesOnlyToAFreeName) {
+  fs().create_directories(root() / "x/inner");
+  fs().create_directories(root() / "empty");
+  EXPECT_THAT(failure([&] { fs().rename(root() / "x", root() / "empty"); }), HasSubstr("File exists"));
+  fs().rename(root() / "x", root() / "y");
+  EXPECT_TRUE(fs().exists(root() / "y/inner"));
+  EXPECT_FALSE(fs().exists(root() / "x"));
+}
+
+TEST_P(AnyFileSystem, ListsSortedAndRemovesTrees) {
+  fs().create_directories(root() / "tree/deep");
+  write_file(fs(), root() / "tree/z", "");
+  write_file(fs(), root() / "tree/b", "");
+  EXPECT_THAT(fs().list(root() / "tree"), ElementsAre("b", "deep", "z"));
+  EXPECT_TRUE(fs().list(root() / "missing").empty());
+  fs().remove_all(root() / "tree");
+  fs().remove_all(root() / "tree");
+  EXPECT_FALSE(fs().exists(root() / "tree"));
+}
+
+TEST_P(AnyFileSystem, SaysWhatIsMissing) {
+  const auto path = root() / "missing";
+  EXPECT_EQ(failure([&] { fs().open(path); }), "cannot open " + path.string() + ": No such file or directory");
+  EXPECT_EQ(failure([&] { fs().create(path / "a"); }),
+            "cannot create " + (path / "a").string() + ": No such file or directory");
+  EXPECT_THAT(failure([&] { fs().open(root()); }), HasSubstr("Is a directory"));
+  EXPECT_THAT(failure([&] { fs().sync_directory(path); }), HasSubstr("No such file or directory"));
+}
+
+TEST_P(AnyFileSystem, LetsOneOwnerHoldALock) {
+  const auto path = root() / "lock";
+  std::string owner;
+  auto first = fs().try_lock(path, "pid 1 on here", owner);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(fs().try_lock(path, "pid 2", owner), nullptr);
+  EXPECT_EQ(owner, "pid 1 on here");
+  first.reset();
+  EXPECT_NE(fs().try_lock(path, "2", owner), nullptr);
+  EXPECT_EQ(read_file(fs(), path), "2");
+}
+
+TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
+  const auto path = root() / "state.json";
+  fs().create(root() / "state.json.tmp")->append(bytes("left by a crash"));
+  write_file(fs(), path, "one");
+  write_file(fs(), path, "two");
+  EXPECT_EQ(read_file(fs(), path), "two");
+  EXPECT_THAT(fs().list(root()), ElementsAre("state.json"));
+  EXPECT_EQ(failure([&] { read_file(fs(), path, 2); }),
+            "cannot read " + path.string() + ": it has 3 bytes, expected at most 2");
+}
+
+INSTANTIATE_TEST_SUITE_P(Disk, AnyFileSystem, testing::Values(false));
+INSTANTIATE_TEST_SUITE_P(Memory, AnyFileSystem, testing::Values(true));
+
+TEST(RealFileSystem, IgnoresTheUmask) {
+  const TempDir directory;
+  FileSystem& fs = real_file_system();
+  for (const mode_t mask : {0777U, 0U}) {
+    const mode_t old = ::umask(mask);
+    const auto top = directory.path() / std::to_string(mask);
+    fs.create_directories(top / "run/checkpoints");
+    fs.create(top / "file");
+    fs.open_append(top / "log");
+    std::string owner;
+    fs.try_lock(top / "lock", "", owner);
+    ::umask(old);
+    EXPECT_EQ(mode_of(top / "run"), 0700U);
+    EXPECT_EQ(mode_of(top / "run/checkpoints"), 0700U);
+    EXPECT_EQ(mode_of(top / "file"), 0600U);
+    EXPECT_EQ(mode_of(top / "log"), 0600U);
+    EXPECT_EQ(mode_of(top / "lock"), 0600U);
+  }
+}
+
+TEST(RealFileSystem, FollowsNoSymbolicLink) {
+  const TempDir directory;
+  FileSystem& fs = real_file_system();
+  write_file(fs, directory.path() / "target", "secret");
+  std::filesystem::create_symlink(directory.path() / "target", directory.path() / "link");
+  EXPECT_THAT(failure([&] { fs.open(directory.path() / "link"); }), HasSubstr("cannot open"));
+  EXPECT_THAT(failure([&] { fs.open_append(directory.path() / "link"); }), HasSubstr("cannot open"));
+  EXPECT_THAT(failure([&] { fs.create(directory.path() / "link"); }), HasSubstr("File exists"));
+  EXPECT_EQ(read_file(fs, directory.path() / "target"), "secret");
+}
+
+TEST(RealFileSystem, DoesNotWaitForAPipe) {
+  const TempDir directory;
+  ASSERT_EQ(::mkfifo((directory.path() / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(failure([&] { real_file_system().open(directory.path() / "pipe"); }),
+            "cannot open " + (directory.path() / "pipe").string() + ": not a regular file");
+}
+
+TEST(RealFileSystem, NamesPathAndReasonOfAShortWrite) {
+  // A file size limit is the portable way to make write(2) fail half way; in a child, because it cannot be raised
+  // again.
+  const TempDir directory;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const auto path = directory.path() / "big";
+    const auto file = real_file_system().create(path);
+    const std::string text(10'000, 'x');
+    const bool right =
+        failure([&] { file->append(bytes(text)); }) == "cannot write " + path.string() + ": File too large";
+    ::_exit(right && std::filesystem::file_size(path) == 4096 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(RealFileSystem, ReportsFreeBytes) {
+  const TempDir directory;
+  EXPECT_GT(real_file_system().free_bytes(directory.path()), 0);
+  EXPECT_THAT(failure([&] { real_file_system().free_bytes(directory.path() / "missing"); }), HasSubstr("No such file"));
+}
+
+TEST(RealFileSystem, RefusesADirectoryWhereAFileIs) {
+  const TempDir directory;
+  write_file(real_file_system(), directory.path() / "file", "");
+  EXPECT_THAT(failure([&] { real_file_system().create_directories(directory.path() / "file"); }),
+              HasSubstr("File exists"));
+  EXPECT_THAT(failure([&] { real_file_system().create_directories(directory.path() / "file/x"); }),
+              HasSubstr("Not a directory"));
+  EXPECT_NO_THROW(real_file_system().create_directories(directory.path()));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+#include "base/text.h"
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+
+TEST(Text, TrimsSplitsAndJoins) {
+  EXPECT_EQ(trim(" \t a b \n"), "a b");
+  EXPECT_EQ(trim("   "), "");
+  EXPECT_THAT(split("a,,b,", ','), ElementsAre("a", "", "b", ""));
+  EXPECT_THAT(split("", ','), ElementsAre(""));
+  EXPECT_EQ(join(split("a,b,c", ','), " or "), "a or b or c");
+  EXPECT_EQ(to_lower("AbC-É"), "abc-É");
+}
+
+TEST(ParseInt, TakesWholeNumbersOnly) {
+  EXPECT_EQ(parse_int("42"), 42);
+  EXPECT_EQ(parse_int("-7"), -7);
+  EXPECT_EQ(parse_int("9223372036854775807"), INT64_MAX);
+  for (const char* text : {"", " 1", "1 ", "+1", "1.0", "1e3", "0x10", "--1", "-", "1,000", "9223372036854775808"}) {
+    EXPECT_EQ(parse_int(text), std::nullopt) << text;
+  }
+}
+
+TEST(ParseDouble, TakesFiniteNumbersOnly) {
+  EXPECT_EQ(parse_double("3e-4"), 3e-4);
+  EXPECT_EQ(parse_double("-0.5"), -0.5);
+  for (const char* text : {"", " 1", "+1", "nan", "inf", "1e999", "1.2.3", "0,5"}) {
+    EXPECT_EQ(parse_double(text), std::nullopt) << text;
+  }
+}
+
+TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
+  EXPECT_EQ(parse_bytes("1000"), 1000);
+  EXPECT_EQ(parse_bytes("8GiB"), std::int64_t{8} << 30);
+  EXPECT_EQ(parse_bytes("512 mib"), std::int64_t{512} << 20);
+  EXPECT_EQ(parse_bytes("1.5G"), std::int64_t{3} << 29);
+  EXPECT_EQ(parse_bytes("2MB"), 2'000'000);
+  for (const char* text : {"", "GiB", "-1GiB", "8 apples", "1.5", "1..5GiB", "9e9GiB", "99999999999GiB"}) {
+    EXPECT_EQ(parse_bytes(text), std::nullopt) << text;
+  }
+}
+
+TEST(HumanText, IsShort) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1024), "1.0 KiB");
+  EXPECT_EQ(human_bytes((std::int64_t{1} << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(human_bytes(5046586573), "4.7 GiB");
+  EXPECT_EQ(human_count(999), "999");
+  EXPECT_EQ(human_count(115'200), "115.2 K");
+  EXPECT_EQ(human_count(999'960), "1.0 M");
+  EXPECT_EQ(human_duration(12), "00:12");
+  EXPECT_EQ(human_duration(59.6), "01:00");
+  EXPECT_EQ(human_duration(3723), "1:02:03");
+  EXPECT_EQ(human_duration(NAN), "--:--");
+  EXPECT_EQ(human_duration(-1), "--:--");
+}
+
+TEST(Closest, FindsTypingErrorsOnly) {
+  const std::vector<std::string> names{"batch_size", "max_steps", "seed", "lr"};
+  EXPECT_EQ(closest("batch_szie", names), "batch_size");
+  EXPECT_EQ(closest("Batch-Size", names), "batch_size");
+  EXPECT_EQ(closest("max_step", names), "max_steps");
+  EXPECT_EQ(closest("sed", names), "seed");
+  EXPECT_EQ(closest("l", names), "lr");
+  EXPECT_EQ(closest("hidden", names), std::nullopt);
+  EXPECT_EQ(closest("x", names), std::nullopt);
+  EXPECT_EQ(closest("seed", {}), std::nullopt);
+}
+
+TEST(FormatRanges, JoinsNeighbours) {
+  const std::vector<int> indices{0, 1, 2, 3, 7, 9, 10};
+  EXPECT_EQ(format_ranges(indices), "0-3,7,9-10");
+  EXPECT_EQ(format_ranges({}), "");
+}
+
+TEST(Printable, DropsEscapesAndControls) {
+  EXPECT_EQ(printable("a\x1b[31mred\x1b[0m\tb\r\n"), "ared\tb");
+  EXPECT_EQ(printable("\x1b]0;title\x07text\x1b]8;;x\x1b\\link"), "textlink");
+  EXPECT_EQ(printable("\x1b(Bx\x1b"), "x");
+  EXPECT_EQ(printable("\x1b["), "");
+  EXPECT_EQ(printable("caf\xc3\xa9 \xc2\x9b"
+                      "31m \xc2\xa0"),
+            "caf\xc3\xa9 31m \xc2\xa0");
+}
+
+}  // namespace
+}  // namespace lockstep

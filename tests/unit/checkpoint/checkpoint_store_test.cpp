@@ -1,0 +1,264 @@
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/world/world.h>
+
+#include "support/temp_dir.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+const std::vector<at::ScalarType>& all_types() {
+  static const std::vector<at::ScalarType> types{
+      at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kLong,  at::kInt,
+      at::kShort,  at::kChar,  at::kByte, at::kBool,     at::kUInt16,        at::kUInt32,      at::kUInt64};
+  return types;
+}
+
+Snapshot make_snapshot(int value = 1, int rank = 0) {
+  Snapshot snapshot;
+  for (const at::ScalarType type : all_types()) {
+    snapshot.tensors["model"].emplace_back(std::string("layer.") + c10::toString(type),
+                                           at::full({2, 3}, value).to(type));
+  }
+  snapshot.tensors["model"].emplace_back("transposed", at::arange(6).view({2, 3}).t().mul(value));
+  snapshot.tensors["model"].emplace_back("empty", at::zeros({0, 4}));
+  snapshot.tensors["optimizer"].emplace_back("layer.step", at::full({}, value, at::kLong));
+  snapshot.values = {{"epoch", std::to_string(value)}, {"text", "quote \" and\nline"}};
+  snapshot.per_rank = at::full({5}, 10 * value + rank, at::kByte);
+  return snapshot;
+}
+
+void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].first, expected[i].first);
+    EXPECT_EQ(found[i].second.scalar_type(), expected[i].second.scalar_type()) << found[i].first;
+    EXPECT_EQ(found[i].second.sizes(), expected[i].second.sizes()) << found[i].first;
+    EXPECT_TRUE(at::equal(found[i].second.to(at::kDouble), expected[i].second.to(at::kDouble))) << found[i].first;
+  }
+}
+
+void expect_equal(const Snapshot& found, const Snapshot& expected) {
+  ASSERT_EQ(found.tensors.size(), expected.tensors.size());
+  for (const auto& [file, tensors] : expected.tensors) {
+    ASSERT_TRUE(found.tensors.contains(file)) << file;
+    expect_equal(found.tensors.at(file), tensors);
+  }
+  for (const auto& [name, value] : expected.values) {
+    EXPECT_EQ(found.values.at(name), value);
+  }
+}
+
+std::vector<std::string> names_in(const std::filesystem::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string text_of(const std::filesystem::path& file) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+/// A world of one over a directory.
+struct OneRank {
+  TempDir directory{};
+  World world = World::single(c10::Device("cpu"));
+  std::filesystem::path checkpoints() const { return directory.path() / "my_run" / "checkpoints"; }
+  CheckpointStore open() { return {checkpoints(), CheckpointConfig{}, world}; }
+};
+
+TEST(CheckpointStore, GivesBackWhatWasSaved) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  EXPECT_EQ(store.latest(), std::nullopt);
+  store.save(7, make_snapshot());
+  EXPECT_EQ(store.latest(), 7);
+  const Snapshot loaded = store.load(7);
+  expect_equal(loaded, make_snapshot());
+  EXPECT_TRUE(at::equal(loaded.per_rank, make_snapshot().per_rank));
+  EXPECT_EQ(loaded.values.at("step"), "7");
+  EXPECT_EQ(loaded.values.at("world_size"), "1");
+}
+
+TEST(CheckpointStore, WritesTheFilesOfTheFormat) {
+  OneRank one;
+  one.open().save(7, make_snapshot());
+  const auto step = one.checkpoints() / "step-0000000007";
+  EXPECT_THAT(names_in(step),
+              ElementsAre("MANIFEST.json", "model.safetensors", "optimizer.safetensors", "rng-0.bin", "state.json"));
+  EXPECT_EQ(text_of(step / "state.json"),
+            "{\n  \"format\": 1,\n  \"data_order\": 1,\n  \"step\": 7,\n  \"world_size\": 1,\n"
+            "  \"epoch\": \"1\",\n  \"text\": \"quote \\\" and\\nline\"\n}\n");
+  EXPECT_THAT(text_of(step / "MANIFEST.json"), HasSubstr("my_run"));
+}
+
+TEST(CheckpointStore, KeepsTheNewest) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  for (const int step : {1, 2, 3}) {
+    store.save(step, make_snapshot(step));
+  }
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "step-0000000002", "step-0000000003"));
+  expect_equal(store.load(2), make_snapshot(2));
+}
+
+TEST(CheckpointStore, FallsBackFromADamagedOne) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  store.save(1, make_snapshot(1));
+  store.save(2, make_snapshot(2));
+  std::ofstream(one.checkpoints() / "step-0000000002" / "model.safetensors", std::ios::app) << "x";
+  EXPECT_EQ(store.latest(), 1);
+  EXPECT_THAT([&] { store.load(2); }, ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors")));
+  expect_equal(store.load(1), make_snapshot(1));
+}
+
+TEST(CheckpointStore, RemovesWhatWasNotFinished) {
+  OneRank one;
+  std::filesystem::create_directories(one.checkpoints() / "step-0000000009.tmp.0123456789abcdef");
+  ASSERT_EQ(names_in(one.checkpoints()).size(), 1U);
+  const CheckpointStore store = one.open();
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+}
+
+TEST(CheckpointStore, HasOneOwner) {
+  OneRank one;
+  {
+    const CheckpointStore owner = one.open();
+    EXPECT_THAT([&] { one.open(); },
+                ThrowsMessage<CheckpointError>(HasSubstr("in use by pid " + std::to_string(::getpid()) + " on ")));
+  }
+  one.open().save(1, make_snapshot());
+}
+
+TEST(CheckpointStore, RefusesWhatItCannotHold) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  Snapshot complex = make_snapshot();
+  complex.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexFloat));
+  EXPECT_THAT([&] { store.save(1, complex); },
+              ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors: z has dtype ComplexFloat")));
+  Snapshot taken = make_snapshot();
+  taken.values["world_size"] = "2";
+  EXPECT_THAT([&] { store.save(1, taken); },
+              ThrowsMessage<CheckpointError>(HasSubstr("world_size 2 among the values, expected 1")));
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+}
+
+TEST(CheckpointStore, SaysWhyItCannotOpen) {
+  OneRank one;
+  std::ofstream(one.directory.path() / "my_run") << "a file";
+  EXPECT_THROW(one.open(), IoError);
+}
+
+/// Two ranks as threads; each runs `work`, and what it throws is returned.
+template <class Work>
+std::vector<std::exception_ptr> two_ranks(const Work& work) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> thrown(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        World world = WorldAccess::make(store, {.rank = rank, .size = 2, .local_rank = rank, .local_size = 2},
+                                        c10::Device("cpu"), Backend::gloo, std::chrono::seconds(30));
+        work(world);
+      } catch (...) {
+        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return thrown;
+}
+
+void expect_none(const std::vector<std::exception_ptr>& thrown) {
+  for (const std::exception_ptr& error : thrown) {
+    if (error) {
+      EXPECT_NO_THROW(std::rethrow_exception(error));
+    }
+  }
+}
+
+TEST(CheckpointStore, GivesEveryRankTheMainRanksTensorsAndItsOwnBytes) {
+  const TempDir directory;
+  expect_none(two_ranks([&](World& world) {
+    CheckpointStore store(directory.path(), CheckpointConfig{}, world);
+    EXPECT_EQ(store.latest(), std::nullopt);
+    store.save(3, make_snapshot(world.rank() + 1, world.rank()));
+    EXPECT_EQ(store.latest(), 3);
+    const Snapshot loaded = store.load(3);
+    expect_equal(loaded, make_snapshot(1));
+    EXPECT_EQ(loaded.per_rank[0].item<int>(), world.rank() == 0 ? 10 : 21);
+    EXPECT_EQ(loaded.values.at("world_size"), "2");
+  }));
+  World one = World::single(c10::Device("cpu"));
+  const Snapshot alone = CheckpointStore(directory.path(), CheckpointConfig{}, one).load(3);
+  expect_equal(alone, make_snapshot(1));
+  EXPECT_FALSE(alone.per_rank.defined());
+}
+
+TEST(CheckpointStore, ThrowsTheMainRanksErrorOnEveryRank) {
+  const TempDir directory;
+  const auto thrown = two_ranks([&](World& world) {
+    CheckpointStore store(directory.path(), CheckpointConfig{}, world);
+    Snapshot snapshot = make_snapshot();
+    if (world.is_main()) {
+      snapshot.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexFloat));
+    }
+    store.save(1, snapshot);
+  });
+  for (const std::exception_ptr& error : thrown) {
+    ASSERT_TRUE(error);
+    try {
+      std::rethrow_exception(error);
+    } catch (const CheckpointError& checkpoint_error) {
+      EXPECT_THAT(checkpoint_error.what(), HasSubstr("z has dtype ComplexFloat"));
+      EXPECT_EQ(checkpoint_error.hint(), "convert it before saving");
+      EXPECT_EQ(checkpoint_error.exit_code(), ExitCode::bad_data);
+    }
+  }
+}
+
+TEST(CheckpointStore, ThrowsIoErrorsOnEveryRank) {
+  const TempDir directory;
+  std::ofstream(directory.path() / "file") << "a file";
+  const auto thrown = two_ranks(
+      [&](World& world) { CheckpointStore(directory.path() / "file" / "checkpoints", CheckpointConfig{}, world); });
+  for (const std::exception_ptr& error : thrown) {
+    ASSERT_TRUE(error);
+    EXPECT_THROW(std::rethrow_exception(error), IoError);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

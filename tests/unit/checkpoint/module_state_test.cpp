@@ -1,0 +1,130 @@
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/module_state.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::ThrowsMessage;
+
+/// A tied weight, two views of one storage, a buffer, an absent bias and a child that is really called "module".
+struct Net : torch::nn::Module {
+  explicit Net(float value) {
+    const at::Tensor storage = at::full({6}, value);
+    embed = register_parameter("embed", at::full({2, 3}, value));
+    register_parameter("head", embed);
+    register_parameter("left", storage.narrow(0, 0, 3));
+    register_parameter("right", storage.narrow(0, 3, 3));
+    register_parameter("bias", {}, /*requires_grad=*/false);
+    count = register_buffer("count", at::full({}, static_cast<std::int64_t>(value), at::kLong));
+    register_module("module", child);
+    weight = child->register_parameter("weight", at::full({2}, value));
+  }
+  std::shared_ptr<torch::nn::Module> child = std::make_shared<torch::nn::Module>("child");
+  at::Tensor embed, weight, count;
+};
+
+std::vector<std::string> names(const NamedTensors& tensors) {
+  std::vector<std::string> result;
+  for (const auto& [name, tensor] : tensors) {
+    result.push_back(name);
+  }
+  return result;
+}
+
+NamedTensors copies(const NamedTensors& tensors) {
+  NamedTensors result;
+  for (const auto& [name, tensor] : tensors) {
+    result.emplace_back(name, tensor.clone());
+  }
+  return result;
+}
+
+void expect_all(const torch::nn::Module& module, double value) {
+  for (const auto& [name, tensor] : module_tensors(module)) {
+    EXPECT_TRUE(at::all(tensor == value).item<bool>()) << name;
+  }
+}
+
+TEST(ModuleTensors, NamesEachStorageOnce) {
+  EXPECT_THAT(names(module_tensors(Net(1))), ElementsAre("embed", "left", "right", "module.weight", "count"));
+}
+
+TEST(ModuleTensors, AreDetachedAliases) {
+  const Net net(1);
+  const NamedTensors tensors = module_tensors(net);
+  EXPECT_FALSE(tensors[0].second.requires_grad());
+  tensors[0].second.fill_(4);
+  EXPECT_EQ(net.embed.sum().item<float>(), 24);
+}
+
+TEST(LoadModule, CopiesInPlace) {
+  Net net(1);
+  const at::Tensor before = net.embed;
+  load_module(net, copies(module_tensors(Net(2))));
+  expect_all(net, 2);
+  EXPECT_TRUE(net.embed.is_same(before));
+  EXPECT_TRUE(net.embed.requires_grad());
+  EXPECT_EQ(net.count.item<std::int64_t>(), 2);
+}
+
+TEST(LoadModule, TakesEitherNameOfATiedWeight) {
+  NamedTensors both = copies(module_tensors(Net(2)));
+  both.emplace_back("head", both[0].second.clone());
+  Net net(1);
+  load_module(net, both);
+  expect_all(net, 2);
+
+  NamedTensors second = copies(module_tensors(Net(3)));
+  second[0].first = "head";
+  load_module(net, second);
+  expect_all(net, 3);
+}
+
+TEST(LoadModule, RemovesThePrefixOfPythonDdp) {
+  NamedTensors tensors = copies(module_tensors(Net(2)));
+  for (auto& [name, tensor] : tensors) {
+    name = "module." + name;
+  }
+  Net net(1);
+  load_module(net, tensors);
+  expect_all(net, 2);
+}
+
+TEST(LoadModule, NamesWhatDoesNotFitAndChangesNothing) {
+  Net net(1);
+  NamedTensors tensors = copies(module_tensors(Net(2)));
+  tensors[0].second = at::zeros({3, 2});
+  tensors[1].first = "middle";
+  tensors[4].second = tensors[4].second.to(at::kInt);
+  EXPECT_THAT([&] { load_module(net, tensors); },
+              ThrowsMessage<CheckpointError>(
+                  AllOf(HasSubstr("checkpoint does not fit the model: 1 missing (left); 1 unexpected (middle)"),
+                        HasSubstr("embed is Float [3, 2], expected Float [2, 3]"),
+                        HasSubstr("count is Int [], expected Long []"), Not(HasSubstr("right")))));
+  expect_all(net, 1);
+}
+
+TEST(LoadModule, LoadsWhatMatchesWhenAllowed) {
+  Net net(1);
+  NamedTensors tensors = copies(module_tensors(Net(2)));
+  tensors[0].second = at::zeros({3, 2});
+  tensors[1].first = "middle";
+  load_module(net, tensors, /*allow_partial=*/true);
+  EXPECT_EQ(net.embed.sum().item<float>(), 6);
+  EXPECT_EQ(net.weight.sum().item<float>(), 4);
+}
+
+}  // namespace
+}  // namespace lockstep

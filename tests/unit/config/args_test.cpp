@@ -1,0 +1,267 @@
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/config/config_io.h>
+
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Environment = std::map<std::string, std::string, std::less<>>;
+
+Invocation parse(const std::vector<std::string>& args, const Environment& environment = {},
+                 const TrainConfig& defaults = {}, const Flags& flags = {}) {
+  return parse_invocation(defaults, args, Variables(environment), flags);
+}
+
+/// "what | hint" of every problem.
+std::vector<std::string> problems(const std::vector<std::string>& args, const Environment& environment = {},
+                                  const TrainConfig& defaults = {}, const Flags& flags = {}) {
+  std::vector<std::string> found;
+  try {
+    parse(args, environment, defaults, flags);
+  } catch (const ConfigError& error) {
+    for (const Problem& problem : error.problems()) {
+      found.push_back(problem.what + " | " + problem.hint);
+    }
+  }
+  return found;
+}
+
+TEST(ParseInvocation, KeepsTheProgramsDefaults) {
+  const Invocation invocation = parse({}, {}, {.max_epochs = 5, .optim = {.lr = 0.1}});
+  EXPECT_EQ(invocation.config.max_epochs, 5);
+  EXPECT_EQ(invocation.config.optim.lr, 0.1);
+  EXPECT_EQ(invocation.origins.at("optim.lr"), "program");
+  EXPECT_FALSE(invocation.help || invocation.print_config || invocation.dry_run);
+}
+
+TEST(ParseInvocation, SetsEveryTypeOfField) {
+  const Invocation invocation = parse({"--max-epochs", "3", "--optim.lr=3e-4", "--seed", "18446744073709551615",
+                                       "--devices", "0,2", "--backend", "gloo", "--precision=bf16_mixed", "--run_name",
+                                       "first try", "--allow_fallback", "--data.workers=0", "--nprocs", "2"});
+  const TrainConfig& config = invocation.config;
+  EXPECT_EQ(config.max_epochs, 3);
+  EXPECT_EQ(config.optim.lr, 3e-4);
+  EXPECT_EQ(config.seed, UINT64_MAX);
+  EXPECT_EQ(config.devices, DeviceSpec({0, 2}));
+  EXPECT_EQ(config.backend, Backend::gloo);
+  EXPECT_EQ(config.precision, Precision::bf16_mixed);
+  EXPECT_EQ(config.run_name, "first try");
+  EXPECT_TRUE(config.allow_fallback);
+  EXPECT_EQ(config.data.workers, 0);
+  EXPECT_EQ(config.nprocs, 2);
+  EXPECT_EQ(invocation.origins.at("optim.lr"), "flag");
+}
+
+TEST(ParseInvocation, ReadsBoolsInAllSpellings) {
+  EXPECT_FALSE(parse({"--no-checkpoint.enabled"}).config.checkpoint.enabled);
+  EXPECT_FALSE(parse({"--no_report.progress"}).config.report.progress);
+  EXPECT_FALSE(parse({"--checkpoint.enabled", "false"}).config.checkpoint.enabled);
+  EXPECT_FALSE(parse({"--checkpoint.enabled=off"}).config.checkpoint.enabled);
+  EXPECT_TRUE(parse({"--dist.static_graph", "--nprocs", "1"}).config.dist.static_graph);
+  EXPECT_TRUE(parse({"--dist.static-graph", "1"}).config.dist.static_graph);
+  EXPECT_TRUE(parse({"--fresh"}).config.fresh);
+  EXPECT_THAT(
+      problems({"--checkpoint.enabled=maybe"}),
+      ElementsAre("--checkpoint.enabled=maybe: expected true or false | checkpoint.enabled: write checkpoints"));
+  EXPECT_THAT(problems({"--no-fresh=true"}), ElementsAre("--no-fresh=true: takes no value | use --fresh=true"));
+  EXPECT_THAT(problems({"--no-seed"}), ElementsAre(HasSubstr("--no-seed: unknown flag")));
+}
+
+TEST(ParseInvocation, TakesANegativeNumberAsAValue) {
+  EXPECT_EQ(parse({"--devices", "-1"}).config.devices, DeviceSpec(-1));
+  EXPECT_THAT(
+      problems({"--nprocs", "-1"}),
+      ElementsAre("--nprocs -1: expected a whole number from 0 to 65536 | nprocs: ranks in total over all nodes; 0: "
+                  "one per device, on CPU one"));
+}
+
+TEST(ParseInvocation, ReadsTheSwitches) {
+  EXPECT_TRUE(parse({"--print-config"}).print_config);
+  EXPECT_TRUE(parse({"--dry_run"}).dry_run);
+  EXPECT_FALSE(parse({"--dry-run=false"}).dry_run);
+  const Invocation planned = parse({"--hardware", "node.toml"});
+  EXPECT_EQ(planned.hardware_file, "node.toml");
+  EXPECT_TRUE(planned.dry_run);
+  EXPECT_TRUE(parse({"-h"}).help);
+  EXPECT_TRUE(parse({"--batch_szie", "3", "--help"}, {{"LOCKSTEP_CFG_SEED", "x"}}).help) << "whatever else is wrong";
+  EXPECT_EQ(parse({"--resume", "require"}).config.resume, "require");
+}
+
+TEST(ParseInvocation, ReportsEveryProblem) {
+  EXPECT_THAT(
+      problems({"--batch_szie", "3", "--optim.lr", "fast", "--keep", "--seed", "-1", "stray"},
+               {{"LOCKSTEP_CFG_MAX_STEP", "3"}, {"LOCKSTEP_CFG_DATA_WORKERS", "many"}}),
+      ElementsAre("--batch_szie: unknown flag | did you mean --batch_size?",
+                  "--keep: unknown flag | see --help for all flags; -- ends those of lockstep",
+                  "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
+                  "rank that build batches; 0: built in the training thread",
+                  "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
+                  "--optim.lr fast: expected a number of 0 or more | optim.lr: learning rate; 0: what the program's "
+                  "optimizer says",
+                  "--seed -1: expected a whole number from 0 to 18446744073709551615 | seed: everything random derives "
+                  "from it",
+                  "unexpected argument \"stray\" | this program takes flags only; see --help"));
+}
+
+TEST(ParseInvocation, SuggestsWhatWasMeant) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--batch-szie=3", "did you mean --batch_size?"},
+      {"--BATCH_SIZE=3", "did you mean --batch_size?"},
+      {"--lr=3", "did you mean --optim.lr?"},
+      {"--workers=3", "did you mean --data.workers?"},
+      {"--wrokers=3", "did you mean --data.workers?"},
+      {"--every_steps=3", "did you mean --validate.every_steps, --checkpoint.every_steps or --report.every_steps?"},
+      {"--checkpoint.keep=3", "did you mean --checkpoint.keep_last?"},
+      {"--zebra=3", "see --help for all flags"},
+      {"--dryrun", "did you mean --dry_run?"},
+      {"--hidden_siz=3", "did you mean --hidden_size?"},
+      {"-lr", "did you mean --optim.lr?"},
+  };
+  std::int64_t hidden_size = 0;
+  Flags flags;
+  flags.add("hidden-size", &hidden_size, "width of the hidden layer");
+  for (const auto& [argument, hint] : cases) {
+    EXPECT_THAT(problems({argument}, {}, {}, flags), ElementsAre(HasSubstr(hint))) << argument;
+  }
+}
+
+TEST(ParseInvocation, AsksForAMissingValue) {
+  EXPECT_THAT(problems({"--seed"}), ElementsAre("--seed: expected a value | use --seed=VALUE"));
+  EXPECT_THAT(problems({"--seed", "--fresh"}),
+              ElementsAre("--seed: expected a value, found --fresh | use --seed=VALUE"));
+  EXPECT_EQ(parse({"--run_name=--odd"}).config.run_name, "--odd");
+}
+
+TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--precision=bf16-mixed", "expected fp32 or bf16_mixed | use bf16_mixed"},
+      {"--precision=32-true", "expected fp32 or bf16_mixed | use fp32"},
+      {"--precision=16-mixed", "expected fp32 or bf16_mixed | fp16_mixed is not available yet; use bf16_mixed or fp32"},
+      {"--precision=16-true", "| fp16 is not available yet; use bf16_mixed or fp32"},
+      {"--precision=bf16-true", "| bf16 is not available yet; use bf16_mixed or fp32"},
+      {"--precision=64-true", "| fp64 is not available yet; use fp32 or bf16_mixed"},
+      {"--precision=fp64", "| fp64 is not available yet; use fp32 or bf16_mixed"},
+      {"--precision=fp16", "| fp16 is not available yet; use bf16_mixed or fp32"},
+      {"--precision=bf16", "| bf16 is not available yet; use bf16_mixed or fp32"},
+      {"--precision=fp16_mixed", "| fp16_mixed is not available yet; use bf16_mixed or fp32"},
+      {"--precision=fp23", "expected fp32 or bf16_mixed | did you mean fp32?"},
+      {"--backend=mpi",
+       "expected auto, nccl or gloo | lockstep talks NCCL and Gloo; start with mpirun and backend gloo or nccl"},
+      {"--backend=glo", "expected auto, nccl or gloo | did you mean gloo?"},
+      {"--backend=NCCL", "expected auto, nccl or gloo | did you mean nccl?"},
+      {"--compute_setup=cuda", "expected auto, cpu or gpu | use gpu"},
+      {"--strategy=fsdp", "expected auto, single or ddp | sharded parameters are not available yet; use ddp"},
+      {"--optim.schedule=cosin", "expected constant or cosine | did you mean cosine?"},
+  };
+  for (const auto& [argument, expected] : cases) {
+    EXPECT_THAT(problems({argument}), ElementsAre(HasSubstr(expected))) << argument;
+  }
+}
+
+TEST(ParseInvocation, TheFlagWinsOverEnvironmentOverFileOverProgram) {
+  const TempDir directory;
+  const auto file = directory.path() / "run.toml";
+  std::ofstream(file) << "seed = 1\nmax_steps = 1\nbatch_size = 1\n";
+  const TrainConfig defaults{.seed = 0, .max_steps = 0, .batch_size = 8, .accumulation = 2};
+  const Invocation invocation =
+      parse({"--seed", "3", "--config", file.string()},
+            {{"LOCKSTEP_CFG_SEED", "2"}, {"LOCKSTEP_CFG_MAX_STEPS", "2"}, {"HOME", "/root"}}, defaults);
+  EXPECT_EQ(invocation.config.seed, 3U);
+  EXPECT_EQ(invocation.config.max_steps, 2);
+  EXPECT_EQ(invocation.config.batch_size, 1);
+  EXPECT_EQ(invocation.config.accumulation, 2);
+  EXPECT_EQ(invocation.origins.at("seed"), "flag");
+  EXPECT_EQ(invocation.origins.at("max_steps"), "environment LOCKSTEP_CFG_MAX_STEPS");
+  EXPECT_EQ(invocation.origins.at("batch_size"), "file " + file.string());
+  EXPECT_EQ(invocation.origins.at("accumulation"), "program");
+}
+
+TEST(ParseInvocation, SaysWhereABadValueCameFrom) {
+  EXPECT_THAT(
+      problems({"--batch_size=-3"}),
+      ElementsAre(
+          "--batch_size=-3: expected a whole number of 1 or more | batch_size: samples per rank and micro-batch"));
+  EXPECT_THAT(problems({"--batch-size", "-3"}),
+              ElementsAre(HasSubstr("--batch-size -3: expected a whole number of 1 or more")));
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_BATCH_SIZE", "0"}}),
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_BATCH_SIZE=0: expected a whole number of 1 or more")));
+  EXPECT_THAT(problems({}, {}, {.batch_size = 0}),
+              ElementsAre(HasSubstr("batch_size 0 (the program's default): expected a whole number of 1 or more")));
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_DEVICES", "0,0"}}),
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_DEVICES=0,0: GPU 0 is named twice")));
+  for (const std::string& text : problems({"--devices=\x1b[2Jx", "--\x1b[2J", "\x1b[2J"})) {
+    EXPECT_EQ(text.find('\x1b'), std::string::npos) << "no escape reaches the terminal";
+  }
+}
+
+TEST(ParseInvocation, LetsOnlyAFlagStartOver) {
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_FRESH", "1"}}),
+              ElementsAre("LOCKSTEP_CFG_FRESH=1: can only be a flag | use --fresh on the command line"));
+}
+
+TEST(ParseInvocation, FillsTheProgramsOwnFlags) {
+  std::string data = "data";
+  std::int64_t hidden = 64;
+  double dropout = 0.1;
+  bool quiet = false;
+  std::int64_t epochs = 1;
+  std::string output;
+  Flags flags;
+  flags.add("data", &data, "d")
+      .add("hidden-size", &hidden, "h")
+      .add("dropout", &dropout, "p")
+      .add("quiet", &quiet, "q");
+  flags.positional("epochs", &epochs, "e").positional("output", &output, "o");
+
+  const Invocation invocation =
+      parse({"--data=/d", "5", "--hidden_size", "8", "--quiet", "out", "--dropout", "-0.5"}, {}, {}, flags);
+  EXPECT_EQ(data, "/d");
+  EXPECT_EQ(hidden, 8);
+  EXPECT_EQ(dropout, -0.5);
+  EXPECT_TRUE(quiet) << "and the word after it is not its value";
+  EXPECT_EQ(epochs, 5);
+  EXPECT_EQ(output, "out");
+  EXPECT_EQ(invocation.origins.at("hidden_size"), "flag");
+
+  parse({"--quiet", "false", "--", "-7", "--odd"}, {}, {}, flags);
+  EXPECT_FALSE(quiet);
+  EXPECT_EQ(epochs, -7);
+  EXPECT_EQ(output, "--odd");
+  parse({"--quiet"}, {}, {}, flags);
+  parse({"--no-quiet"}, {}, {}, flags);
+  EXPECT_FALSE(quiet);
+}
+
+TEST(ParseInvocation, ChangesNothingOfTheProgramWhenSomethingIsWrong) {
+  std::int64_t hidden = 64;
+  std::int64_t epochs = 1;
+  Flags flags;
+  flags.add("hidden", &hidden, "width of the hidden layer").positional("epochs", &epochs, "how long");
+  EXPECT_THAT(problems({"--hidden", "8", "--seed", "x"}, {}, {}, flags), testing::SizeIs(1));
+  EXPECT_EQ(hidden, 64);
+  EXPECT_THAT(problems({"--hidden", "wide", "abc", "def"}, {}, {}, flags),
+              ElementsAre("--hidden wide: expected a whole number | hidden: width of the hidden layer",
+                          "epochs abc: expected a whole number | epochs: how long",
+                          "unexpected argument \"def\" | this program takes one argument at most; see --help"));
+}
+
+TEST(ParseInvocation, RefusesAProgramFlagThatTakesOurName) {
+  std::int64_t mine = 0;
+  Flags flags;
+  flags.add("batch-size", &mine, "mine");
+  EXPECT_THAT(
+      problems({}, {}, {}, flags),
+      ElementsAre("--batch_size: the program declares a flag that exists already | give the program's own flag another "
+                  "name"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/config/config_io.h>
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(CheckConfig, AcceptsTheDefaults) { EXPECT_TRUE(check_config(TrainConfig{}).empty()); }
+
+TEST(CheckConfig, AcceptsWhatOnlyLooksOdd) {
+  const TrainConfig configs[] = {
+      {.compute_setup = ComputeSetup::cpu, .devices = 4},
+      {.compute_setup = ComputeSetup::cpu, .devices = "cpu", .backend = Backend::gloo},
+      {.compute_setup = ComputeSetup::gpu, .backend = Backend::gloo},
+      {.max_epochs = 0, .max_steps = 10},
+      {.run_name = "a.b-c_d", .resume = "runs/old/checkpoints/step-10", .fresh = true},
+      {.optim = {.schedule = ScheduleKind::cosine, .warmup_steps = 10, .decay_steps = 11, .min_lr_ratio = 1}},
+      {.dist = {.grace_s = 0, .static_graph = true}},
+  };
+  for (const TrainConfig& config : configs) {
+    for (const Problem& problem : check_config(config)) {
+      ADD_FAILURE() << problem.what;
+    }
+  }
+}
+
+TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
+  struct Case {
+    TrainConfig config;
+    const char* what;
+    const char* hint;
+  };
+  const Case cases[] = {
+      {{.batch_size = -3}, "--batch_size -3: expected a whole number of 1 or more", "samples per rank"},
+      {{.batch_size = 0}, "--batch_size 0: expected a whole number of 1 or more", "samples per rank"},
+      {{.batch_size = 2'000'000'000}, "--batch_size 2000000000: expected a whole number of 1000000000 at most", ""},
+      {{.accumulation = -1}, "--accumulation -1: expected a whole number from 0 to 100000", "micro-batches"},
+      {{.global_batch_size = -1}, "--global_batch_size -1: expected a whole number of 0 or more", ""},
+      {{.nprocs = -1}, "--nprocs -1: expected a whole number from 0 to 65536", ""},
+      {{.max_epochs = -1}, "--max_epochs -1: expected a whole number of 0 or more", ""},
+      {{.max_epochs = 0}, "--max_epochs 0 with --max_steps 0: the run would never end", "--max_epochs 1"},
+      {{.data = {.workers = 1025}}, "--data.workers 1025: expected a whole number from 0 to 1024", ""},
+      {{.data = {.prefetch = -1}}, "--data.prefetch -1: expected a whole number from 0 to 1024", ""},
+      {{.optim = {.lr = -0.1}}, "--optim.lr -0.1: expected a number of 0 or more", ""},
+      {{.optim = {.lr = std::numeric_limits<double>::quiet_NaN()}},
+       "--optim.lr nan: expected a number of 0 or more",
+       ""},
+      {{.optim = {.max_grad_norm = std::numeric_limits<double>::infinity()}},
+       "--optim.max_grad_norm inf: expected",
+       ""},
+      {{.optim = {.min_lr_ratio = 1.5}}, "--optim.min_lr_ratio 1.5: expected a number from 0 to 1", ""},
+      {{.optim = {.warmup_steps = -1}}, "--optim.warmup_steps -1: expected a whole number of 0 or more", ""},
+      {{.optim = {.schedule = ScheduleKind::cosine, .warmup_steps = 10, .decay_steps = 10}},
+       "--optim.decay_steps 10 with --optim.warmup_steps 10: the minimum would come before the end of the warm-up",
+       "larger than warmup_steps"},
+      {{.checkpoint = {.keep_last = 1}},
+       "--checkpoint.keep_last 1: expected a whole number of 2 or more",
+       "durable before"},
+      {{.dist = {.timeout_s = 0}}, "--dist.timeout_s 0: expected a number above 0", ""},
+      {{.dist = {.init_timeout_s = -1}}, "--dist.init_timeout_s -1: expected a number above 0", ""},
+      {{.dist = {.grace_s = -1}}, "--dist.grace_s -1: expected a number of 0 or more", ""},
+      {{.dist = {.bucket_mib = 0}}, "--dist.bucket_mib 0: expected a number above 0, 65536 at most", ""},
+      {{.dist = {.find_unused_parameters = true, .static_graph = true}},
+       "--dist.find_unused_parameters true with --dist.static_graph true: a static graph has no changing set",
+       "leave one of them out"},
+      {{.report = {.every_steps = -1}}, "--report.every_steps -1: expected a whole number of 0 or more", ""},
+      {{.compute_setup = ComputeSetup::cpu, .backend = Backend::nccl},
+       "--backend nccl with --compute_setup cpu: NCCL needs GPUs",
+       "use --backend gloo (or auto) on the CPU"},
+      {{.devices = "cpu", .backend = Backend::nccl},
+       "--backend nccl with --devices cpu: NCCL needs GPUs",
+       "--backend gloo"},
+      {{.compute_setup = ComputeSetup::cpu, .devices = {0, 2}},
+       "--devices 0,2 with --compute_setup cpu: these are GPUs",
+       "use --compute_setup gpu, or a number such as --devices 2"},
+      {{.compute_setup = ComputeSetup::cpu, .devices = -1},
+       "--devices -1 with --compute_setup cpu: these are GPUs",
+       ""},
+      {{.compute_setup = ComputeSetup::cpu, .devices = "free:1"}, "--devices free:1 with --compute_setup cpu", ""},
+      {{.compute_setup = ComputeSetup::gpu, .devices = "cpu"},
+       "--devices cpu with --compute_setup gpu: the CPU is no GPU",
+       "use --compute_setup cpu, or --devices auto"},
+      {{.devices = "1,,3"}, "--devices 1,,3: empty entry in the list", "use 1,3"},
+      {{.devices = ""}, "--devices \"\": no device was asked for", "use auto or -1"},
+      {{.nprocs = 4, .strategy = StrategyKind::single},
+       "--strategy single with --nprocs 4: a single rank was asked for, and 4",
+       "use --strategy ddp"},
+      {{.run_name = "a/b"}, "--run_name a/b: expected the name of one directory", "--run_dir takes a path"},
+      {{.run_name = ".."}, "--run_name ..: expected the name of one directory", ""},
+      {{.run_name = " \t"}, "expected the name of one directory", ""},
+      {{.run_name = "a\nb"}, "--run_name ab: expected the name of one directory", ""},
+      {{.run_dir = "  "}, "expected a directory", "runs/first"},
+      {{.resume = ""}, "--resume \"\": expected auto, never, require or a checkpoint directory", "--resume auto"},
+      {{.resume = "Auto"}, "--resume Auto: expected lower case", "use auto (or ./Auto for a directory)"},
+      {{.resume = "require", .fresh = true}, "--fresh true with --resume require: starting over resumes nothing", ""},
+  };
+  for (const Case& row : cases) {
+    const auto problems = check_config(row.config);
+    ASSERT_EQ(problems.size(), 1U) << row.what;
+    EXPECT_THAT(problems[0].what, HasSubstr(row.what));
+    EXPECT_THAT(problems[0].hint, HasSubstr(row.hint)) << row.what;
+    EXPECT_FALSE(problems[0].hint.empty()) << row.what;
+  }
+}
+
+TEST(CheckConfig, CollectsEverything) {
+  const TrainConfig config{.devices = "0,0", .batch_size = 0, .run_name = "/", .checkpoint = {.keep_last = 0}};
+  EXPECT_EQ(check_config(config).size(), 4U);
+}
+
+}  // namespace
+}  // namespace lockstep

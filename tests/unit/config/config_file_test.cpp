@@ -1,0 +1,223 @@
+#include "config/config_file.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/config/config_io.h>
+
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class ConfigFile : public testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::string& text) {
+    const auto path = directory_.path() / name;
+    std::ofstream(path) << text;
+    return path.string();
+  }
+
+  TrainConfig read(const std::string& name, const std::string& text) {
+    return parse_invocation({}, std::vector<std::string>{"--config", write(name, text)}, {}).config;
+  }
+
+  /// Problems as "what | hint", the directory's name left out.
+  std::vector<std::string> problems(const std::string& name, const std::string& text) {
+    return problems_of(write(name, text));
+  }
+
+  std::vector<std::string> problems_of(const std::string& file) {
+    std::vector<std::string> found;
+    try {
+      parse_invocation({}, std::vector<std::string>{"--config", file}, {});
+    } catch (const ConfigError& error) {
+      for (const Problem& problem : error.problems()) {
+        std::string line = problem.what + " | " + problem.hint;
+        const std::string prefix = directory_.path().string() + "/";
+        for (auto at = line.find(prefix); at != std::string::npos; at = line.find(prefix)) {
+          line.erase(at, prefix.size());
+        }
+        found.push_back(line);
+      }
+    }
+    return found;
+  }
+
+  TempDir directory_;
+};
+
+TEST_F(ConfigFile, ReadsToml) {
+  const TrainConfig config = read("run.toml", R"(
+run-name = "first"
+devices = [0, 2]
+seed = "18446744073709551615"
+precision = "bf16_mixed"
+optim.lr = 1
+
+[checkpoint]
+enabled = false
+keep_last = 5
+
+[dist]
+timeout_s = 1e2
+)");
+  EXPECT_EQ(config.run_name, "first");
+  EXPECT_EQ(config.devices, DeviceSpec({0, 2}));
+  EXPECT_EQ(config.seed, UINT64_MAX);
+  EXPECT_EQ(config.precision, Precision::bf16_mixed);
+  EXPECT_EQ(config.optim.lr, 1.0);
+  EXPECT_FALSE(config.checkpoint.enabled);
+  EXPECT_EQ(config.checkpoint.keep_last, 5);
+  EXPECT_EQ(config.dist.timeout_s, 100.0);
+}
+
+TEST_F(ConfigFile, ReadsJson) {
+  const TrainConfig config = read("run.json", R"({"devices": 2, "seed": 18446744073709551615, "optim": {"lr": 0.5},
+      "checkpoint": {"enabled": false}, "backend": "gloo"})");
+  EXPECT_EQ(config.devices, DeviceSpec(2));
+  EXPECT_EQ(config.seed, UINT64_MAX);
+  EXPECT_EQ(config.optim.lr, 0.5);
+  EXPECT_FALSE(config.checkpoint.enabled);
+  EXPECT_EQ(config.backend, Backend::gloo);
+  EXPECT_EQ(read("list.json", R"({"devices": [3, 1]})").devices, DeviceSpec({3, 1}));
+}
+
+TEST_F(ConfigFile, ReportsAllMistakesWithTheirLines) {
+  EXPECT_THAT(
+      problems("run.toml", "batch_szie = 3\nmax_epochs = \"5\"\n\n[optim]\nlr = -1\n[checkpoint]\nkeep_last = 2.5\n"),
+      ElementsAre(
+          "run.toml:1: batch_szie: unknown setting | did you mean batch_size?",
+          "run.toml:2: max_epochs = \"5\": expected a whole number of 0 or more | write it without quotes",
+          "run.toml:7: checkpoint.keep_last = 2.5: expected a whole number of 2 or more | checkpoint.keep_last: newest "
+          "checkpoints to keep; 2 at least: a new one is durable before an old one is deleted",
+          "run.toml:5: optim.lr = -1: expected a number of 0 or more | optim.lr: learning rate; 0: what the program's "
+          "optimizer says"));
+}
+
+TEST_F(ConfigFile, RefusesWrongTypes) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"sampler.shuffle = 1", "sampler.shuffle = 1: expected true or false"},
+      {"sampler.shuffle = \"true\"", "sampler.shuffle = \"true\": expected true or false"},
+      {"run_name = 3", "run_name = 3: expected a text in quotes"},
+      {"run_name = ['a']", "run_name = a list of other things than whole numbers: expected a text in quotes"},
+      {"batch_size = 1.0", "batch_size = 1.0: expected a whole number of 1 or more"},
+      {"batch_size = true", "batch_size = true: expected a whole number"},
+      {"batch_size = 1979-05-27", "batch_size = a date or time: expected a whole number"},
+      {"nprocs = 99999999999", "nprocs = 99999999999: expected a whole number from 0 to 65536"},
+      {"optim.lr = \"fast\"", "optim.lr = \"fast\": expected a number of 0 or more"},
+      {"optim.lr = nan", "optim.lr = nan: expected a number of 0 or more"},
+      {"precision = 32", "precision = 32: expected fp32 or bf16_mixed"},
+      {"precision = \"bf16-mixed\"", "precision = \"bf16-mixed\": expected fp32 or bf16_mixed | use bf16_mixed"},
+      {"devices = 1.0", "devices = 1.0: expected a number of devices, a list of GPU indices"},
+      {"devices = true", "devices = true: expected a number of devices"},
+      {"devices = [\"0\"]", "devices = a list of other things than whole numbers: expected a number of devices"},
+      {"devices = [0, 0]", "devices = [0, 0]: GPU 0 is named twice"},
+      {"devices = -5", "devices = -5: found -5, expected a number of devices"},
+      {"devices = \"1,,3\"", "devices = \"1,,3\": empty entry in the list | use 1,3"},
+      {"seed = -1", "seed = -1: expected a whole number from 0 to 18446744073709551615"},
+      {"optim = 3", "optim: unknown setting"},
+      {"seed.x = 3", "seed.x: unknown setting"},
+      {"optim.lr.x = 3", "optim.lr = a table: expected a number"},
+      {"lr = 3", "lr: unknown setting | did you mean optim.lr?"},
+      {"fresh = true", "fresh = true: can only be a flag | use --fresh on the command line"},
+      {"batch-size = 3\nbatch_size = 4", "batch_size is set twice | leave one of them out"},
+  };
+  for (const auto& [text, expected] : cases) {
+    EXPECT_THAT(problems("run.toml", text), ElementsAre(HasSubstr(expected))) << text;
+  }
+  EXPECT_THAT(problems("run.json", R"({"optim": {"lr": null}, "batch_szie": 3})"),
+              ElementsAre(HasSubstr("run.json: optim.lr = null: expected a number"),
+                          "run.json: batch_szie: unknown setting | did you mean batch_size?"));
+}
+
+TEST_F(ConfigFile, SaysWhyAFileCannotBeUsed) {
+  EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
+  EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
+  EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
+  EXPECT_THAT(problems("run.yaml", "seed: 1"),
+              ElementsAre(HasSubstr("--config run.yaml: expected a file that ends in .toml or .json")));
+  EXPECT_THAT(problems_of((directory_.path() / "none.toml").string()),
+              ElementsAre(HasSubstr("--config none.toml: cannot open none.toml: No such file or directory")));
+}
+
+TEST_F(ConfigFile, MayBeASymbolicLink) {
+  const std::string target = write("target.toml", "seed = 7\n");
+  const auto link = directory_.path() / "link.toml";
+  std::filesystem::create_symlink(target, link);
+  EXPECT_EQ(parse_invocation({}, std::vector<std::string>{"--config", link.string()}, {}).config.seed, 7U);
+}
+
+TEST_F(ConfigFile, RefersAProgramsFlagToTheCommandLine) {
+  std::int64_t hidden = 0;
+  Flags flags;
+  flags.add("hidden", &hidden, "width");
+  try {
+    parse_invocation({}, std::vector<std::string>{"--config", write("run.toml", "hidden = 3")}, {}, flags);
+    FAIL() << "had to be refused";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.hint(), "--hidden is the program's own flag; give it on the command line");
+  }
+}
+
+TEST_F(ConfigFile, RoundTripsEveryValue) {
+  const TrainConfig config{
+      .compute_setup = ComputeSetup::gpu,
+      .devices = "cuda:0,2-3",
+      .nprocs = 3,
+      .backend = Backend::nccl,
+      .strategy = StrategyKind::ddp,
+      .precision = Precision::bf16_mixed,
+      .seed = UINT64_MAX,
+      .max_epochs = 0,
+      .max_steps = 123'456'789'012,
+      .batch_size = 7,
+      .accumulation = 2,
+      .global_batch_size = 42,
+      .run_dir = "/tmp/a \"b\" \\ c",
+      .run_name = "größe \x7f?",
+      .allow_fallback = true,
+      .resume = "never",
+      .data = {.workers = 3, .prefetch = 4, .pin_memory = false},
+      .sampler = {.order = SampleOrder::pytorch, .shuffle = false, .drop_last = true},
+      .optim = {.lr = 0.1,
+                .max_grad_norm = 1e-7,
+                .schedule = ScheduleKind::cosine,
+                .warmup_steps = 5,
+                .decay_steps = 9,
+                .min_lr_ratio = 1.0 / 3},
+      .validate = {.every_epochs = 2, .every_steps = 3, .max_batches = 4},
+      .checkpoint = {.enabled = false, .every_epochs = 5, .every_steps = 6, .keep_last = 7, .allow_partial = true},
+      .dist = {.timeout_s = 0.5,
+               .init_timeout_s = 1e6,
+               .grace_s = 0,
+               .bucket_mib = 12.5,
+               .find_unused_parameters = true,
+               .broadcast_buffers = false,
+               .compression = GradCompression::bf16},
+      .report = {.every_steps = 8, .progress = false, .jsonl = false, .csv = false},
+  };
+  TrainConfig expected = config;
+  expected.run_name = "größe";
+  const auto defaults = config_values(TrainConfig{});
+  const auto values = config_values(expected);
+  ASSERT_EQ(values.size(), defaults.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].first != "fresh" && values[i].first != "dist.static_graph") {
+      EXPECT_NE(values[i], defaults[i]) << "the round trip would not notice " << values[i].first;
+    }
+  }
+  EXPECT_EQ(config_values(read("run.toml", config_toml(expected))), values);
+  EXPECT_EQ(config_values(read("defaults.toml", config_toml(TrainConfig{}))), defaults);
+  const auto odd = parse_config_toml(config_toml(config), "odd");
+  EXPECT_EQ(std::get<std::string>(odd.at(13).value), config.run_name) << odd.at(13).name;
+}
+
+}  // namespace
+}  // namespace lockstep

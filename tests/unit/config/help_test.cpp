@@ -1,0 +1,93 @@
+#include <filesystem>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/file_system.h>
+#include <lockstep/config/config_io.h>
+
+#include "config/flags.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(HelpText, ListsEveryFieldAndFlag) {
+  std::string data = "data/digits";
+  bool quiet = false;
+  std::int64_t epochs = 5;
+  Flags flags;
+  flags.add("data", &data, "where the data is")
+      .add("quiet", &quiet, "say less")
+      .positional("epochs", &epochs, "how long");
+  const std::string text = help_text("digits", {.max_epochs = 7}, flags);
+  for (const auto& [name, value] : config_values({})) {
+    EXPECT_TRUE(text.find("--" + name + " ") != std::string::npos || text.find("--[no-]" + name) != std::string::npos)
+        << name;
+  }
+  for (const char* expected :
+       {"usage: digits [flags] [epochs]", "where the data is (default: data/digits)", "--[no-]quiet",
+        "how long (default: 5)", "--config FILE", "--print-config", "--dry-run", "--hardware FILE", "--help",
+        "--backend auto|nccl|gloo", "--max_epochs N", "(default: 7)"}) {
+    EXPECT_THAT(text, HasSubstr(expected));
+  }
+  std::size_t longest = 0;
+  for (std::size_t start = 0; start < text.size(); start = text.find('\n', start) + 1) {
+    longest = std::max(longest, text.find('\n', start) - start);
+  }
+  EXPECT_LE(longest, 100U);
+}
+
+TEST(PrintConfigText, ShowsValueAndOriginAndReadsBack) {
+  std::int64_t hidden = 64;
+  Flags flags;
+  flags.add("hidden", &hidden, "width");
+  const std::vector<std::string> args{"--optim.lr", "0.1", "--hidden", "8"};
+  const Invocation invocation = parse_invocation(
+      {}, args, Variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_SEED", "7"}}), flags);
+  const std::string text = print_config_text(invocation, flags);
+  EXPECT_THAT(text, testing::ContainsRegex("lr = 0.1 +# flag\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("seed = 7 +# environment LOCKSTEP_CFG_SEED\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("batch_size = 32 +# program\n"));
+  EXPECT_THAT(text, HasSubstr("#   --hidden 8 (flag)\n"));
+}
+
+TEST(FieldTable, GivesEveryFieldItsOwnVariable) {
+  std::set<std::string> variables;
+  for (const auto& [name, value] : config_values({})) {
+    EXPECT_TRUE(variables.insert(environment_name(name)).second) << environment_name(name);
+  }
+  EXPECT_TRUE(variables.contains("LOCKSTEP_CFG_OPTIM_MAX_GRAD_NORM"));
+}
+
+TEST(FieldTable, SaysWhatRanksAgreeOn) {
+  EXPECT_TRUE(ranks_agree_on("global_batch_size"));
+  EXPECT_TRUE(ranks_agree_on("optim.lr"));
+  for (const char* name :
+       {"devices", "run_dir", "resume", "fresh", "data.workers", "report.progress", "no.such_field"}) {
+    EXPECT_FALSE(ranks_agree_on(name)) << name;
+  }
+}
+
+/// Everything after this line of docs/configuration.md comes from the field table.
+constexpr std::string_view kMarker = "<!-- generated from src/config/fields.h -->\n";
+
+TEST(ConfigurationDocs, MatchTheFieldTable) {
+  const auto path = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs/configuration.md";
+  const std::string text = read_file(real_file_system(), path);
+  const auto marker = text.find(kMarker);
+  ASSERT_NE(marker, std::string::npos) << path << " has lost the line " << kMarker;
+  const std::string introduction = text.substr(0, marker + kMarker.size());
+  if (read_environment().get("LOCKSTEP_UPDATE_DOCS") == "1") {
+    write_file(real_file_system(), path, introduction + configuration_markdown());
+    std::filesystem::permissions(path, std::filesystem::perms(0644));
+  } else {
+    EXPECT_EQ(text.substr(introduction.size()), configuration_markdown())
+        << "run the tests once with LOCKSTEP_UPDATE_DOCS=1 to write " << path;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

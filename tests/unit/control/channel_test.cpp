@@ -1,0 +1,127 @@
+#include "control/channel.h"
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::steady_clock;
+
+TEST(Channel, CarriesEveryKindOfMessage) {
+  const Message messages[] = {
+      {.kind = Message::Kind::line, .text = "step 20 | loss 2.1"},
+      {.kind = Message::Kind::status, .text = ""},
+      {.kind = Message::Kind::failure, .text = "peer closed\n  hint: look at rank 1", .code = 76, .secondary = true},
+      {.kind = Message::Kind::failure, .text = std::string("a\0b", 3), .code = 255},
+      {.kind = Message::Kind::finished, .code = 75},
+  };
+  const auto [supervisor, worker] = make_channel_pair();
+  for (const Message& sent : messages) {
+    worker.send(sent);
+  }
+  for (const Message& sent : messages) {
+    const auto received = supervisor.receive();
+    ASSERT_TRUE(received);
+    EXPECT_EQ(received->kind, sent.kind);
+    EXPECT_EQ(received->text, sent.text);
+    EXPECT_EQ(received->code, sent.code);
+    EXPECT_EQ(received->secondary, sent.secondary);
+  }
+  EXPECT_FALSE(supervisor.receive());
+}
+
+TEST(Channel, CutsLongTextBetweenCharacters) {
+  const auto [supervisor, worker] = make_channel_pair();
+  worker.send({.text = std::string(Channel::kMaxText, 'x')});
+  EXPECT_EQ(supervisor.receive().value().text.size(), Channel::kMaxText);
+  std::string text = "xx";
+  while (text.size() <= Channel::kMaxText) {
+    text += "\u20ac";  // three bytes; kMaxText - 2 is no multiple of three
+  }
+  worker.send({.text = text});
+  const std::string received = supervisor.receive().value().text;
+  EXPECT_EQ(received, text.substr(0, received.size()));
+  EXPECT_EQ((received.size() - 2) % 3, 0U);
+  EXPECT_GT(received.size(), Channel::kMaxText - 3);
+}
+
+TEST(Channel, DropsMalformedMessages) {
+  const std::string too_long = "L" + std::string(2, '\0') + std::string(Channel::kMaxText + 1, 'x');
+  const std::string_view malformed[] = {
+      "L",               // no header
+      "LX",              // half a header
+      {"X\0\0text", 7},  // unknown kind
+      {"F\2\1text", 7},  // a flag that is neither
+      too_long,
+  };
+  const auto [supervisor, worker] = make_channel_pair();
+  for (const std::string_view packet : malformed) {
+    ASSERT_EQ(send(worker.fd(), packet.data(), packet.size(), 0), static_cast<ssize_t>(packet.size()));
+  }
+  worker.send({.kind = Message::Kind::finished, .code = 3});
+  const auto first = supervisor.receive();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->kind, Message::Kind::finished);
+  EXPECT_EQ(first->code, 3);
+}
+
+TEST(Channel, DropsAStatusThatDoesNotFitAtOnce) {
+  const auto [supervisor, worker] = make_channel_pair();
+  const std::string big(Channel::kMaxText, 's');
+  const auto begin = steady_clock::now();
+  for (int i = 0; i < 100; ++i) {
+    worker.send({.kind = Message::Kind::status, .text = big});
+  }
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::milliseconds(900));
+  int received = 0;
+  while (supervisor.receive()) {
+    ++received;
+  }
+  EXPECT_GT(received, 0);
+  EXPECT_LT(received, 100);
+}
+
+TEST(Channel, WaitsBrieflyWithOtherMessagesAndThenGoesOn) {
+  const auto [supervisor, worker] = make_channel_pair();
+  const std::string big(Channel::kMaxText, 's');
+  for (int i = 0; i < 100; ++i) {
+    worker.send({.kind = Message::Kind::status, .text = big});
+  }
+  const auto begin = steady_clock::now();
+  worker.send({.kind = Message::Kind::line, .text = big});
+  const auto waited = steady_clock::now() - begin;
+  EXPECT_GE(waited, std::chrono::milliseconds(900));
+  EXPECT_LT(waited, std::chrono::seconds(5));
+}
+
+TEST(Channel, SendingToADeadPeerIsHarmless) {
+  auto [supervisor, worker] = make_channel_pair();
+  { const Channel gone = std::move(supervisor); }
+  worker.send({.text = "nobody listens"});  // would raise SIGPIPE
+  EXPECT_FALSE(worker.receive());
+}
+
+TEST(Channel, BothEndsAreCloseOnExecAndClosedOnce) {
+  auto [supervisor, worker] = make_channel_pair();
+  EXPECT_TRUE((fcntl(supervisor.fd(), F_GETFD) & FD_CLOEXEC) != 0);
+  EXPECT_TRUE((fcntl(worker.fd(), F_GETFD) & FD_CLOEXEC) != 0);
+  const int inherited = dup(worker.fd());
+  ASSERT_EQ(fcntl(inherited, F_GETFD) & FD_CLOEXEC, 0);
+  const Channel adopted(inherited);
+  EXPECT_TRUE((fcntl(inherited, F_GETFD) & FD_CLOEXEC) != 0);
+  const int fd = worker.fd();
+  { const Channel moved = std::move(worker); }
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+}  // namespace
+}  // namespace lockstep

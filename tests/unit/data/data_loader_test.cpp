@@ -1,0 +1,382 @@
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/world/world.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Ids = std::vector<std::int64_t>;
+
+World cpu() { return World::single(c10::kCPU); }
+
+LoaderPlan plan_of(std::int64_t global_batch_size, std::int64_t batch_size, int workers, int prefetch = 2) {
+  return {.batch = {.batch_size = batch_size, .global_batch_size = global_batch_size},
+          .data = {.workers = workers, .prefetch = prefetch},
+          .seed = 11};
+}
+
+/// Samples that carry their id and the seed they were given.
+std::shared_ptr<Dataset> seeded_samples(std::int64_t size) {
+  return sample_dataset(size, [](std::int64_t id, std::uint64_t seed) {
+    return Batch{.input = at::scalar_tensor(static_cast<std::int64_t>(seed >> 1), at::kLong),
+                 .target = at::scalar_tensor(id, at::kLong)};
+  });
+}
+
+std::vector<StepBatches> take(BatchSource& source, int steps) {
+  std::vector<StepBatches> taken;
+  for (int step = 0; step < steps; ++step) {
+    taken.push_back(*source.next());
+  }
+  return taken;
+}
+
+/// "" when both are the same to the last bit, else the first difference.
+std::string difference(const std::vector<StepBatches>& a, const std::vector<StepBatches>& b) {
+  for (std::size_t step = 0; step < std::max(a.size(), b.size()); ++step) {
+    const std::string here = "step " + std::to_string(step);
+    if (step >= a.size() || step >= b.size() || a[step].micro.size() != b[step].micro.size() ||
+        a[step].local_samples != b[step].local_samples || a[step].global_samples != b[step].global_samples ||
+        a[step].epoch != b[step].epoch || a[step].ends_epoch != b[step].ends_epoch) {
+      return here;
+    }
+    for (std::size_t micro = 0; micro < a[step].micro.size(); ++micro) {
+      const Batch& x = a[step].micro[micro];
+      const Batch& y = b[step].micro[micro];
+      if (x.ids != y.ids || x.samples != y.samples || !at::equal(x.input, y.input) || !at::equal(x.target, y.target)) {
+        return here + " micro-batch " + std::to_string(micro);
+      }
+    }
+  }
+  return "";
+}
+
+TEST(DataLoader, GivesEverySampleOncePerEpochWithItsContent) {
+  World world = cpu();
+  for (const std::int64_t size : {1, 13, 64, 101}) {
+    for (const int workers : {0, 3}) {
+      const at::Tensor input = at::arange(size * 2, at::kFloat).reshape({size, 2});
+      DataLoader loader(tensor_dataset(input, at::arange(size)), plan_of(12, 5, workers), world);
+      for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+        Ids seen;
+        for (std::int64_t step = 0; step < *loader.steps_per_epoch(); ++step) {
+          const StepBatches& batches = *loader.next();
+          ASSERT_EQ(batches.epoch, epoch);
+          ASSERT_EQ(batches.ends_epoch, step + 1 == *loader.steps_per_epoch());
+          std::int64_t samples = 0;
+          for (const Batch& batch : batches.micro) {
+            ASSERT_EQ(batch.samples, static_cast<std::int64_t>(batch.ids.size()));
+            ASSERT_TRUE(at::equal(batch.target, at::tensor(batch.ids)));
+            ASSERT_TRUE(at::equal(batch.input, input.index_select(0, batch.target)));
+            samples += batch.samples;
+            seen.insert(seen.end(), batch.ids.begin(), batch.ids.end());
+          }
+          ASSERT_EQ(batches.local_samples, samples);
+          ASSERT_EQ(batches.global_samples, samples);
+        }
+        std::sort(seen.begin(), seen.end());
+        ASSERT_TRUE(at::equal(at::tensor(seen), at::arange(size))) << "size " << size << " epoch " << epoch;
+      }
+    }
+  }
+}
+
+TEST(DataLoader, DropsTheLastSmallerStepWhenAsked) {
+  World world = cpu();
+  LoaderPlan plan = plan_of(12, 5, 2);
+  plan.sampler.drop_last = true;
+  DataLoader loader(seeded_samples(101), plan, world);
+  EXPECT_EQ(loader.steps_per_epoch(), 8);
+  for (const StepBatches& batches : take(loader, 8)) {
+    EXPECT_EQ(batches.global_samples, 12);
+  }
+  EXPECT_EQ(loader.position(), (LoaderPosition{.epoch = 1, .consumed = 0, .dataset_size = 101, .global_batch = 12}));
+}
+
+TEST(DataLoader, GivesTheSameBatchesWithAnyNumberOfWorkers) {
+  World world = cpu();
+  const auto run = [&](int workers, int prefetch, std::uint64_t seed = 11) {
+    LoaderPlan plan = plan_of(10, 3, workers, prefetch);
+    plan.seed = seed;
+    DataLoader loader(seeded_samples(57), plan, world);
+    return take(loader, 20);
+  };
+  const std::vector<StepBatches> expected = run(0, 2);
+  EXPECT_EQ(difference(run(0, 0), expected), "");
+  EXPECT_EQ(difference(run(1, 0), expected), "");
+  EXPECT_EQ(difference(run(1, 2), expected), "");
+  EXPECT_EQ(difference(run(4, 1), expected), "");
+  EXPECT_EQ(difference(run(4, 5), expected), "");
+  EXPECT_EQ(difference(run(4, 5, /*seed=*/12), expected), "step 0 micro-batch 0");
+}
+
+TEST(DataLoader, BuildsWithoutGraphAndReusesItsAnswer) {
+  World world = cpu();
+  for (const int workers : {0, 2}) {
+    DataLoader loader(sample_dataset(10,
+                                     [](std::int64_t, std::uint64_t) {
+                                       EXPECT_FALSE(c10::GradMode::is_enabled());
+                                       return Batch{.input = at::ones({})};
+                                     }),
+                      plan_of(4, 2, workers), world);
+    const StepBatches* first = loader.next();
+    EXPECT_EQ(loader.next(), first);
+    EXPECT_TRUE(c10::GradMode::is_enabled());
+  }
+}
+
+TEST(DataLoader, ContinuesAfterSeekAsIfItHadNeverStopped) {
+  World world = cpu();
+  for (const int workers : {0, 2}) {
+    DataLoader straight(seeded_samples(57), plan_of(10, 3, workers), world);
+    std::vector<LoaderPosition> positions = {straight.position()};
+    std::vector<StepBatches> steps;
+    for (int step = 0; step < 15; ++step) {
+      steps.push_back(*straight.next());
+      positions.push_back(straight.position());
+    }
+    DataLoader jumping(seeded_samples(57), plan_of(10, 3, workers), world);
+    for (const std::size_t start : {4U, 0U, 11U, 6U, 5U, 12U}) {  // forth and back, with the pool full of other steps
+      jumping.seek(positions[start]);
+      EXPECT_EQ(jumping.position(), positions[start]);
+      const std::vector<StepBatches> expected(steps.begin() + static_cast<std::ptrdiff_t>(start),
+                                              steps.begin() + static_cast<std::ptrdiff_t>(start) + 3);
+      EXPECT_EQ(difference(take(jumping, 3), expected), "")
+          << "from step " << start << " with " << workers << " workers";
+      EXPECT_EQ(jumping.position(), positions[start + 3]);
+    }
+  }
+}
+
+TEST(DataLoader, CountsPositionsByWhatWasTakenNotByWhatIsPrepared) {
+  World world = cpu();
+  DataLoader loader(seeded_samples(57), plan_of(10, 3, 2, /*prefetch=*/8), world);
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 0, 57, 10}));
+  loader.next();
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 10, 57, 10}));
+  loader.seek({.epoch = 2, .consumed = 57});
+  EXPECT_EQ(loader.position(), (LoaderPosition{3, 0, 57, 10}));
+  EXPECT_EQ(loader.next()->epoch, 3);
+}
+
+TEST(DataLoader, RefusesThePositionOfAnotherDataSetAndGoesOn) {
+  World world = cpu();
+  DataLoader loader(seeded_samples(57), plan_of(10, 10, 2), world);
+  DataLoader reference(seeded_samples(57), plan_of(10, 10, 0), world);
+  loader.next();
+  reference.next();
+  EXPECT_THROW(loader.seek({.consumed = 10, .dataset_size = 58}), CheckpointError);
+  EXPECT_THROW(loader.seek({.consumed = 58}), CheckpointError);
+  EXPECT_EQ(difference(take(loader, 3), take(reference, 3)), "");
+}
+
+TEST(DataLoader, ThrowsWhatASampleThrewInExactlyItsStep) {
+  World world = cpu();
+  static constexpr std::int64_t kBad = 23;
+  for (const int workers : {0, 1, 4}) {
+    DataLoader good(seeded_samples(57), plan_of(10, 3, 0), world);
+    const auto bad = sample_dataset(57, [samples = seeded_samples(57)](std::int64_t id, std::uint64_t) -> Batch {
+      if (id == kBad) {
+        throw std::runtime_error("not an image");
+      }
+      return {.input = at::ones({})};
+    });
+    DataLoader loader(bad, plan_of(10, 3, workers), world);
+    bool thrown = false;
+    while (!thrown) {
+      const StepBatches& expected = *good.next();
+      const bool is_bad_step = std::any_of(expected.micro.begin(), expected.micro.end(), [](const Batch& batch) {
+        return std::count(batch.ids.begin(), batch.ids.end(), kBad) > 0;
+      });
+      const LoaderPosition before = loader.position();
+      try {
+        loader.next();
+        ASSERT_FALSE(is_bad_step);
+      } catch (const DataError& error) {
+        EXPECT_TRUE(is_bad_step);
+        EXPECT_STREQ(error.what(), "sample 23: not an image");
+        EXPECT_EQ(loader.position(), before);
+        EXPECT_THROW(loader.next(), DataError) << "the same step again";
+        thrown = true;
+      }
+    }
+    loader.seek(good.position());
+    loader.next();  // the steps after it are well
+  }
+}
+
+/// A data set whose get() does what a test says.
+class Scripted final : public Dataset {
+ public:
+  explicit Scripted(std::function<void()> on_get) : on_get_(std::move(on_get)) {}
+  std::int64_t size() const override { return 1000; }
+  Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+    on_get_();
+    return {.input = at::empty({static_cast<std::int64_t>(ids.size())})};
+  }
+
+ private:
+  std::function<void()> on_get_;
+};
+
+TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
+  World world = cpu();
+  LoaderPlan plan = plan_of(20, 10, 2);
+  plan.sampler.shuffle = false;
+  const auto message = [&](const std::function<void()>& on_get) -> std::string {
+    DataLoader loader(std::make_shared<Scripted>(on_get), plan, world);
+    try {
+      loader.next();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message([] { throw std::out_of_range("row 7"); }),
+            "samples 0, 1, 2, 3, 4, 5, 6, 7, ... (10 samples): row 7");
+  EXPECT_EQ(message([] { throw IoError("shard 3: short read"); }), "shard 3: short read");
+  EXPECT_EQ(message([] {}), "no error");
+}
+
+TEST(DataLoader, PreparesNoMoreStepsThanPrefetchSays) {
+  constexpr int kPrefetch = 3;
+  constexpr int kMicroBatches = 2;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int gets = 0;
+  int asked = 0;       // steps that next() was called for
+  int most_ahead = 0;  // micro-batches begun beyond those
+  const auto data = std::make_shared<Scripted>([&] {
+    const std::lock_guard lock(mutex);
+    most_ahead = std::max(most_ahead, ++gets - asked * kMicroBatches);
+    changed.notify_all();
+  });
+  World world = cpu();
+  DataLoader loader(data, plan_of(10, 5, 4, kPrefetch), world);
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(gets, 0) << "nothing is prepared before the first step is asked for";
+  }
+  for (int step = 1; step <= 30; ++step) {
+    {
+      const std::lock_guard lock(mutex);
+      asked = step;
+    }
+    loader.next();
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return gets >= (step + kPrefetch) * kMicroBatches; });  // it does work ahead
+  }
+  EXPECT_EQ(most_ahead, kPrefetch * kMicroBatches);
+}
+
+TEST(DataLoader, EndsWhileWorkersAreBusy) {
+  World world = cpu();
+  std::mutex mutex;
+  std::condition_variable changed;
+  int gets = 0;
+  bool open = false;
+  std::thread opener;
+  {
+    DataLoader loader(std::make_shared<Scripted>([&] {
+                        std::unique_lock lock(mutex);
+                        ++gets;
+                        changed.notify_all();
+                        changed.wait(lock, [&] { return open || gets <= 1; });
+                      }),
+                      plan_of(10, 10, 2), world);
+    loader.next();
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return gets == 3; });
+    opener = std::thread([&] {
+      const std::lock_guard opening(mutex);
+      open = true;
+      changed.notify_all();
+    });
+  }
+  opener.join();
+  EXPECT_GE(gets, 3);
+}
+
+TEST(DataLoader, EndsWithAnErrorThatNobodyTook) {
+  World world = cpu();
+  std::atomic<int> gets = 0;
+  DataLoader loader(std::make_shared<Scripted>([&] {
+                      if (++gets > 1) {
+                        throw std::runtime_error("late");
+                      }
+                    }),
+                    plan_of(10, 10, 1), world);
+  loader.next();
+}
+
+TEST(DataLoader, MovesWithItsWorkers) {
+  World world = cpu();
+  std::optional<DataLoader> first(std::in_place, seeded_samples(57), plan_of(10, 3, 2), world);
+  DataLoader reference(seeded_samples(57), plan_of(10, 3, 0), world);
+  EXPECT_EQ(difference(take(*first, 2), take(reference, 2)), "");
+  DataLoader second = std::move(*first);
+  first.reset();
+  EXPECT_EQ(difference(take(second, 5), take(reference, 5)), "");
+}
+
+TEST(DataLoader, RefusesPlansThatCannotWork) {
+  World world = cpu();
+  EXPECT_THROW(DataLoader(nullptr, plan_of(10, 3, 0), world), DataError);
+  EXPECT_THROW(DataLoader(seeded_samples(0), plan_of(10, 3, 0), world), DataError);
+  try {
+    const DataLoader loader(seeded_samples(5), plan_of(0, 0, -1, -2), world);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.problems().size(), 4U);
+    EXPECT_EQ(error.problems().at(2).what, "data.workers: found -1, expected 0 or more");
+  }
+}
+
+TEST(DataLoader, CountsStepsWhereThereIsNoData) {
+  World world = cpu();
+  DataLoader loader = DataLoader::none(2, world);
+  EXPECT_EQ(loader.steps_per_epoch(), 2);
+  std::vector<bool> ends;
+  Ids epochs;
+  for (int step = 0; step < 5; ++step) {
+    const StepBatches& batches = *loader.next();
+    ASSERT_EQ(batches.micro.size(), 1U);
+    EXPECT_EQ(batches.micro[0].samples, 1);
+    EXPECT_FALSE(batches.micro[0].input.defined());
+    EXPECT_EQ(batches.local_samples, 1);
+    EXPECT_EQ(batches.global_samples, 1);
+    ends.push_back(batches.ends_epoch);
+    epochs.push_back(batches.epoch);
+  }
+  EXPECT_THAT(ends, ElementsAre(false, true, false, true, false));
+  EXPECT_THAT(epochs, ElementsAre(0, 0, 1, 1, 2));
+  EXPECT_EQ(loader.position(), (LoaderPosition{2, 1, 2}));
+  loader.seek({.epoch = 7, .consumed = 2, .dataset_size = 2});
+  EXPECT_EQ(loader.position(), (LoaderPosition{8, 0, 2}));
+  EXPECT_THROW(loader.seek({.dataset_size = 3}), CheckpointError);
+  EXPECT_THROW(DataLoader::none(0, world), DataError);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,223 @@
+#include <any>
+#include <functional>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/dataset.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Ids = std::vector<std::int64_t>;
+
+std::string data_error(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "no DataError";
+}
+
+// Computed by another program: three rounds of splitmix64.
+TEST(SampleSeed, IsFrozen) {
+  struct Case {
+    std::uint64_t seed;
+    std::int64_t epoch;
+    std::int64_t sample;
+    std::uint64_t value;
+  };
+  for (const auto& [seed, epoch, sample, value] : {
+           Case{0, 0, 0, 0x238275bc38fcbe91U},
+           Case{42, 0, 0, 0x6310bf04d8207f46U},
+           Case{42, 0, 1, 0xb682ee25ce24109eU},
+           Case{42, 1, 0, 0x93be8420bb55b94cU},
+           Case{42, 3, 1'000'000'007, 0x51f3f241ed55ef36U},
+           Case{0xffffffffffffffffU, 1'000'000, 9'000'000'000'000'000'000, 0x5bc4bb46ef8682f0U},
+       }) {
+    EXPECT_EQ((SampleSeed{seed, epoch}(sample)), value)
+        << "seed " << seed << " epoch " << epoch << " sample " << sample;
+  }
+}
+
+TEST(SampleSeed, DiffersBySeedEpochAndSample) {
+  std::set<std::uint64_t> values;
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
+      for (std::int64_t sample = 0; sample < 10; ++sample) {
+        values.insert(SampleSeed{seed, epoch}(sample));
+      }
+    }
+  }
+  EXPECT_EQ(values.size(), 1000U);
+}
+
+TEST(TensorDataset, PicksRowsInOrder) {
+  const at::Tensor input = at::arange(60).reshape({10, 2, 3});
+  const at::Tensor target = at::arange(10).to(at::kByte);
+  const struct {
+    const char* name;
+    at::Tensor input;
+  } cases[] = {
+      {"contiguous", input.clone()},
+      {"transposed", input.transpose(1, 2).contiguous().transpose(1, 2)},
+      {"every second column", input.repeat_interleave(2, 2).slice(2, 0, 6, 2)},
+      {"a slice of a larger tensor", at::cat({input - 1, input}).slice(0, 10)},
+      {"half precision", input.to(at::kHalf)},
+  };
+  for (const auto& [name, rows] : cases) {
+    const Batch batch = tensor_dataset(rows, target)->get(Ids{7, 0, 7, 9}, {});
+    const at::Tensor index = at::tensor({7, 0, 7, 9}, at::kLong);
+    for (const std::int64_t i : {0, 1, 2, 3}) {
+      const std::int64_t id = index[i].item<std::int64_t>();
+      EXPECT_TRUE(at::equal(batch.input[i], rows[id])) << name;
+      EXPECT_EQ(batch.target[i].item<std::int64_t>(), id) << name;
+    }
+  }
+}
+
+TEST(TensorDataset, MayHaveNoTargetAndRowsOfNothing) {
+  EXPECT_FALSE(tensor_dataset(at::ones({3}))->get(Ids{2}, {}).target.defined());
+  const Batch empty_rows = tensor_dataset(at::ones({3, 0}))->get(Ids{2, 1}, {});
+  EXPECT_THAT(empty_rows.input.sizes(), ElementsAre(2, 0));
+}
+
+TEST(TensorDataset, GivesBatchesOfItsOwnMemoryWithoutAGraph) {
+  const at::Tensor input = at::ones({4, 2}).requires_grad_();
+  const Batch batch = tensor_dataset(input)->get(Ids{0, 1, 2, 3}, {});
+  EXPECT_NE(batch.input.data_ptr(), input.data_ptr());
+  EXPECT_FALSE(batch.input.requires_grad());
+}
+
+TEST(TensorDataset, RefusesWhatDoesNotFit) {
+  const struct {
+    std::function<void()> act;
+    const char* message;
+  } cases[] = {
+      {[] { tensor_dataset({}); }, "tensor data set: found no input, expected a tensor of shape [N, ...]"},
+      {[] { tensor_dataset(at::ones({})); }, "tensor data set: found input of shape [], expected [N, ...]"},
+      {[] { tensor_dataset(at::ones({3}), at::ones({})); },
+       "tensor data set: found target of shape [], expected [N, ...]"},
+      {[] {
+         tensor_dataset(at::ones({100, 2}), at::ones({99}));
+       },
+       "tensor data set: found 99 targets, expected 100, one for each row of input"},
+      {[] {
+         tensor_dataset(at::ones({3}))->get(Ids{0, 3}, {});
+       },
+       "tensor data set: found sample id 3, expected 0 to 2"},
+      {[] { tensor_dataset(at::ones({3}))->get(Ids{-1}, {}); }, "tensor data set: found sample id -1, expected 0 to 2"},
+  };
+  for (const auto& [act, message] : cases) {
+    EXPECT_EQ(data_error(act), message);
+  }
+}
+
+TEST(SampleDataset, StacksEveryTensorAndCollectsTheRest) {
+  const auto data = sample_dataset(100, [](std::int64_t id, std::uint64_t seed) {
+    return Batch{.input = at::full({2}, id),
+                 .target = at::scalar_tensor(id),
+                 .fields = {{"seed", at::scalar_tensor(static_cast<std::int64_t>(seed >> 1), at::kLong)}},
+                 .weight = at::scalar_tensor(0.5),
+                 .extra = std::to_string(id)};
+  });
+  const SampleSeed seed{.seed = 7, .epoch = 3};
+  const Batch batch = data->get(Ids{31, 4}, seed);
+  EXPECT_THAT(batch.input.sizes(), ElementsAre(2, 2));
+  EXPECT_EQ(batch.input[0][1].item<std::int64_t>(), 31);
+  EXPECT_THAT(batch.target.sizes(), ElementsAre(2));
+  EXPECT_THAT(batch.weight.sizes(), ElementsAre(2));
+  EXPECT_EQ(batch["seed"][1].item<std::int64_t>(), static_cast<std::int64_t>(seed(4) >> 1));
+  const auto extras = std::any_cast<std::vector<std::any>>(batch.extra);
+  EXPECT_EQ(std::any_cast<std::string>(extras.at(1)), "4");
+}
+
+TEST(SampleDataset, NamesTheSampleThatThrew) {
+  const auto throwing = [](const auto& act) {
+    return sample_dataset(100, [act](std::int64_t id, std::uint64_t) {
+      if (id == 31) {
+        act();
+      }
+      return Batch{.input = at::ones({2})};
+    });
+  };
+  EXPECT_EQ(data_error([&] {
+              throwing([] { throw std::runtime_error("bad JPEG"); })->get(Ids{3, 31}, {});
+            }),
+            "sample 31: bad JPEG");
+  EXPECT_EQ(data_error([&] { throwing([] { throw IoError("a.png: no such file"); })->get(Ids{31}, {}); }),
+            "sample 31: a.png: no such file");
+  const std::string torch_message = data_error([&] { throwing([] { at::ones({2}).view({3}); })->get(Ids{31}, {}); });
+  EXPECT_THAT(torch_message, HasSubstr("sample 31: shape '[3]' is invalid"));
+  EXPECT_THAT(torch_message, testing::Not(HasSubstr("frame #")));
+  EXPECT_EQ(data_error([&] {
+              throwing([] { throw std::runtime_error("bad JPEG"); })->get(Ids{3, 30}, {});
+            }),
+            "no DataError");
+}
+
+TEST(SampleDataset, NamesSamplesThatDoNotStack) {
+  const Batch first{.input = at::ones({2, 3}), .fields = {{"mask", at::ones({4})}}};
+  const auto other = [&](const auto& change) {
+    Batch second = first;
+    change(second);
+    return data_error([&] {
+      sample_dataset(10, [&](std::int64_t id, std::uint64_t) { return id == 5 ? second : first; })->get(Ids{8, 5}, {});
+    });
+  };
+  EXPECT_EQ(other([](Batch&) {}), "no DataError");
+  EXPECT_EQ(other([](Batch& b) {
+              b.input = at::ones({2, 4});
+            }),
+            "sample 5: found input of shape [2, 4], expected [2, 3] as in sample 8");
+  EXPECT_EQ(other([](Batch& b) {
+              b.input = at::ones({2, 3}, at::kDouble);
+            }),
+            "sample 5: found input of type Double, expected Float as in sample 8");
+  EXPECT_EQ(other([](Batch& b) { b.target = at::ones({}); }),
+            "sample 5: found a tensor target, expected none as in sample 8");
+  EXPECT_EQ(other([](Batch& b) { b.fields[0].second = at::Tensor(); }),
+            "sample 5: found no tensor mask, expected one as in sample 8");
+  EXPECT_EQ(other([](Batch& b) { b.fields[0].first = "maks"; }),
+            "sample 5: found field 'maks', expected the fields of sample 8");
+  EXPECT_EQ(other([](Batch& b) { b.fields.emplace_back("more", at::ones({1})); }),
+            "sample 5: found field 'more', expected the fields of sample 8");
+  EXPECT_EQ(other([](Batch& b) { b.fields.clear(); }), "sample 5: found no field 'mask', expected it as in sample 8");
+}
+
+TEST(SampleDataset, RefusesNothing) {
+  EXPECT_EQ(data_error([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
+            "sample data set: found size -1, expected 0 or more");
+  EXPECT_EQ(data_error([] { sample_dataset(3, {}); }),
+            "sample data set: found an empty function, expected one that makes a sample");
+}
+
+TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
+  const auto whole = sample_dataset(10, [](std::int64_t id, std::uint64_t seed) {
+    return Batch{.input = at::tensor({id, static_cast<std::int64_t>(seed >> 1)})};
+  });
+  const auto part = subset(whole, {9, 2, 5});
+  const SampleSeed seed{.seed = 1};
+  EXPECT_EQ(part->size(), 3);
+  EXPECT_TRUE(at::equal(part->get(Ids{2, 0}, seed).input, whole->get(Ids{5, 9}, seed).input));
+}
+
+TEST(Subset, RefusesIdsThatAreNotThere) {
+  const auto whole = tensor_dataset(at::ones({10}));
+  EXPECT_EQ(data_error([&] { subset(whole, {9, 10}); }), "subset: found sample id 10, expected 0 to 9");
+  EXPECT_EQ(data_error([&] { subset(whole, {9, 2})->get(Ids{2}, {}); }), "subset: found sample id 2, expected 0 to 1");
+  EXPECT_EQ(data_error([] { subset(nullptr, {}); }), "subset: found no data set, expected one");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,288 @@
+#include "data/step_plan.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+struct Case {
+  std::int64_t size;
+  std::int64_t global_batch;
+  std::int64_t batch_size;
+  int world_size;
+  bool drop_last = false;
+  SampleOrder order = SampleOrder::keyed;
+};
+
+std::string describe(const Case& setup) {
+  return "size " + std::to_string(setup.size) + " G " + std::to_string(setup.global_batch) + " b " +
+         std::to_string(setup.batch_size) + " W " + std::to_string(setup.world_size) +
+         (setup.drop_last ? " drop_last" : "");
+}
+
+StepPlanner planner(const Case& setup, int rank) {
+  return StepPlanner({.size = setup.size,
+                      .global_batch = setup.global_batch,
+                      .world_size = setup.world_size,
+                      .seed = 7,
+                      .sampler = {.order = setup.order, .drop_last = setup.drop_last}},
+                     setup.batch_size, rank);
+}
+
+std::vector<StepPlanner> planners(const Case& setup) {
+  std::vector<StepPlanner> ranks;
+  for (int rank = 0; rank < setup.world_size; ++rank) {
+    ranks.push_back(planner(setup, rank));
+  }
+  return ranks;
+}
+
+/// The plans of all ranks for one step, which agree on everything that must be agreed on.
+std::vector<StepPlan> next_step(std::vector<StepPlanner>& ranks) {
+  std::vector<StepPlan> plans(ranks.size());
+  std::int64_t samples = 0;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    StepPlan& plan = plans[rank];
+    ranks[rank].next(plan);
+    samples += static_cast<std::int64_t>(plan.ids.size());
+    EXPECT_EQ(plan.micro_batches, plans[0].micro_batches);
+    EXPECT_EQ(plan.global_samples, plans[0].global_samples);
+    EXPECT_EQ(plan.epoch, plans[0].epoch);
+    EXPECT_EQ(plan.ends_epoch, plans[0].ends_epoch);
+    EXPECT_EQ(plan.after, plans[0].after);
+  }
+  EXPECT_EQ(samples, plans[0].global_samples);
+  return plans;
+}
+
+/// Ids in the order rank 0's, rank 1's, ...; read through the micro-batches.
+void append_ids(const std::vector<StepPlan>& plans, Ids& ids) {
+  for (const StepPlan& plan : plans) {
+    Ids of_rank;
+    for (std::size_t micro = 0; micro < plan.micro_batches; ++micro) {
+      const auto part = plan.micro_ids(micro);
+      EXPECT_LE(part.size(), static_cast<std::size_t>(plan.batch_size));
+      of_rank.insert(of_rank.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(of_rank, plan.ids);
+    ids.insert(ids.end(), of_rank.begin(), of_rank.end());
+  }
+}
+
+Ids epoch_ids(const Case& setup, std::int64_t epoch) {
+  auto ranks = planners(setup);
+  for (StepPlanner& rank : ranks) {
+    rank.seek({.epoch = epoch});
+  }
+  Ids ids;
+  for (bool over = false; !over;) {
+    const auto plans = next_step(ranks);
+    EXPECT_EQ(plans[0].epoch, epoch);
+    append_ids(plans, ids);
+    over = plans[0].ends_epoch;
+  }
+  return ids;
+}
+
+bool each_at_most_once(Ids ids, std::int64_t size) {
+  std::sort(ids.begin(), ids.end());
+  return std::adjacent_find(ids.begin(), ids.end()) == ids.end() && ids.front() >= 0 && ids.back() < size;
+}
+
+std::vector<Case> sweep() {
+  std::vector<Case> setups;
+  for (const int world_size : {1, 2, 3, 4}) {
+    for (const std::int64_t size : {1, 7, 97, 120}) {
+      for (const std::int64_t global_batch : {1, 5, 12, 32}) {
+        for (const std::int64_t batch_size : {1, 2, 3, 32}) {
+          for (const bool drop_last : {false, true}) {
+            if (!drop_last || global_batch <= size) {
+              setups.push_back({size, global_batch, batch_size, world_size, drop_last});
+            }
+          }
+        }
+      }
+    }
+  }
+  return setups;
+}
+
+TEST(StepPlanner, VisitsEverySampleOncePerEpochWhateverTheSizes) {
+  for (const Case& setup : sweep()) {
+    for (const std::int64_t epoch : {0, 1}) {
+      const Ids ids = epoch_ids(setup, epoch);
+      const std::int64_t expected = setup.drop_last ? setup.size / setup.global_batch * setup.global_batch : setup.size;
+      ASSERT_EQ(static_cast<std::int64_t>(ids.size()), expected) << describe(setup);
+      ASSERT_TRUE(each_at_most_once(ids, setup.size)) << describe(setup);
+    }
+  }
+}
+
+TEST(StepPlanner, TheCheckAboveSeesRepeatedSamples) {
+  // The pytorch order pads 7 samples to 8 for two ranks.
+  const Ids ids =
+      epoch_ids({.size = 7, .global_batch = 4, .batch_size = 2, .world_size = 2, .order = SampleOrder::pytorch}, 0);
+  EXPECT_EQ(ids.size(), 8U);
+  EXPECT_FALSE(each_at_most_once(ids, 7));
+}
+
+TEST(StepPlanner, TakesTheSameSamplesInEveryStepAtEveryWorldSize) {
+  for (const Case& setup : sweep()) {
+    Case alone = setup;
+    alone.world_size = 1;
+    auto ranks = planners(setup);
+    auto reference = planners(alone);
+    for (int step = 0; step < 5; ++step) {
+      Ids ids;
+      Ids expected;
+      append_ids(next_step(ranks), ids);
+      append_ids(next_step(reference), expected);
+      ASSERT_EQ(ids, expected) << describe(setup) << " step " << step;
+    }
+  }
+}
+
+TEST(StepPlanner, CutsABlockIntoAsManyMicroBatchesOnEveryRank) {
+  const struct {
+    std::int64_t samples;
+    int world_size;
+    std::int64_t batch_size;
+    std::vector<std::vector<std::size_t>> sizes;  // [rank][micro-batch]
+  } cases[] = {
+      {8, 1, 4, {{4, 4}}},         {8, 1, 3, {{3, 3, 2}}},
+      {10, 3, 4, {{4}, {3}, {3}}}, {10, 3, 3, {{3, 1}, {3, 0}, {3, 0}}},
+      {2, 3, 4, {{1}, {1}, {0}}},  {5, 2, 1, {{1, 1, 1}, {1, 1, 0}}},
+      {7, 2, 64, {{4}, {3}}},
+  };
+  for (const auto& [samples, world_size, batch_size, sizes] : cases) {
+    auto ranks = planners({samples, samples, batch_size, world_size});
+    const auto plans = next_step(ranks);
+    for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+      std::vector<std::size_t> found;
+      for (std::size_t micro = 0; micro < plans[rank].micro_batches; ++micro) {
+        found.push_back(plans[rank].micro_ids(micro).size());
+      }
+      EXPECT_EQ(found, sizes[rank]) << samples << " samples, batch size " << batch_size << ", rank " << rank;
+    }
+  }
+}
+
+TEST(StepPlanner, NormalizesTheEndOfAnEpoch) {
+  StepPlanner plain = planner({10, 4, 4, 1}, 0);
+  StepPlan plan;
+  const std::vector<LoaderPosition> expected = {{0, 4, 10, 4}, {0, 8, 10, 4}, {1, 0, 10, 4}, {1, 4, 10, 4}};
+  for (const LoaderPosition& position : expected) {
+    plain.next(plan);
+    EXPECT_EQ(plan.after, position);
+    EXPECT_EQ(plain.position(), position);
+    EXPECT_EQ(plan.ends_epoch, position.consumed == 0);
+  }
+  StepPlanner dropping =
+      planner({.size = 10, .global_batch = 4, .batch_size = 4, .world_size = 1, .drop_last = true}, 0);
+  dropping.seek({.consumed = 8});
+  EXPECT_EQ(dropping.position(), (LoaderPosition{1, 0, 10, 4}));
+  dropping.seek({.consumed = 9});  // saved with another global batch
+  EXPECT_EQ(dropping.position(), (LoaderPosition{1, 0, 10, 4}));
+}
+
+TEST(StepPlanner, ContinuesFromEveryPosition) {
+  const Case setup{.size = 23, .global_batch = 5, .batch_size = 2, .world_size = 3};
+  for (int rank = 0; rank < setup.world_size; ++rank) {
+    StepPlanner straight = planner(setup, rank);
+    for (int step = 0; step < 12; ++step) {
+      StepPlanner resumed = planner(setup, rank);
+      resumed.seek(straight.position());
+      StepPlan expected;
+      StepPlan found;
+      straight.next(expected);
+      resumed.next(found);
+      EXPECT_EQ(found.ids, expected.ids) << "rank " << rank << " step " << step;
+      EXPECT_EQ(found.after, expected.after);
+    }
+  }
+}
+
+TEST(StepPlanner, KeepsAnEpochWholeWhenTheRanksChangeInside) {
+  auto before = planners({.size = 97, .global_batch = 10, .batch_size = 3, .world_size = 4});
+  auto after = planners({.size = 97, .global_batch = 10, .batch_size = 3, .world_size = 3});
+  Ids ids;
+  for (int step = 0; step < 4; ++step) {
+    append_ids(next_step(before), ids);
+  }
+  for (StepPlanner& rank : after) {
+    rank.seek(before[0].position());
+  }
+  while (ids.size() < 97) {
+    append_ids(next_step(after), ids);
+  }
+  EXPECT_TRUE(each_at_most_once(ids, 97));
+  EXPECT_EQ(after[0].position(), (LoaderPosition{1, 0, 97, 10}));
+}
+
+TEST(StepPlanner, TakesOverTheGlobalBatchOfAPositionUnlessItsOwnWasAskedFor) {
+  const DistributedSampler::Options options{.size = 100, .global_batch = 10, .world_size = 3};
+  const LoaderPosition saved{.epoch = 0, .consumed = 30, .dataset_size = 100, .global_batch = 15};
+  const struct {
+    bool keep_global_batch;
+    std::int64_t samples;
+    std::size_t micro_batches;
+  } cases[] = {{true, 10, 2}, {false, 15, 3}};
+  for (const auto& [keep_global_batch, samples, micro_batches] : cases) {
+    StepPlanner ours(options, /*batch_size=*/2, /*rank=*/0, keep_global_batch);
+    EXPECT_THROW(ours.seek({.consumed = 30, .dataset_size = 99, .global_batch = 15}), CheckpointError);
+    EXPECT_EQ(ours.steps_per_epoch(), 10) << "a refused seek changes nothing";
+    ours.seek(saved);
+    StepPlan plan;
+    ours.next(plan);
+    EXPECT_EQ(plan.global_samples, samples);
+    EXPECT_EQ(plan.micro_batches, micro_batches);
+    EXPECT_EQ(plan.after, (LoaderPosition{0, 30 + samples, 100, samples}));
+    EXPECT_EQ(ours.steps_per_epoch(), 100 / samples + (100 % samples != 0 ? 1 : 0));
+  }
+}
+
+TEST(StepPlanner, RefusesPositionsThatAreNotOfThisDataSet) {
+  const Case keyed{.size = 100, .global_batch = 10, .batch_size = 5, .world_size = 2};
+  const Case pytorch{.size = 100, .global_batch = 10, .batch_size = 5, .world_size = 2, .order = SampleOrder::pytorch};
+  const struct {
+    Case setup;
+    LoaderPosition position;
+    std::string message;  // empty: accepted
+  } cases[] = {
+      {keyed, {3, 55, 100}, ""},
+      {keyed, {3, 55, 0}, ""},
+      {keyed, {0, 10, 120}, "checkpoint position: found a data set of 120 samples, expected 100"},
+      {keyed, {0, 101, 100}, "checkpoint position: found epoch 0 with 101 samples consumed, expected 0 to 100"},
+      {keyed, {0, -1, 100}, "checkpoint position: found epoch 0 with -1 samples consumed, expected 0 to 100"},
+      {keyed, {-1, 0, 100}, "checkpoint position: found epoch -1 with 0 samples consumed, expected 0 to 100"},
+      {pytorch, {3, 56, 100}, ""},
+      {pytorch,
+       {3, 55, 100},
+       "checkpoint position: found 55 samples of the epoch consumed, expected a multiple of the 2 ranks"},
+  };
+  for (const auto& [setup, position, message] : cases) {
+    StepPlanner ours = planner(setup, 0);
+    std::string found;
+    try {
+      ours.seek(position);
+    } catch (const CheckpointError& error) {
+      found = error.what();
+      EXPECT_EQ(error.exit_code(), ExitCode::bad_data);
+      EXPECT_FALSE(error.hint().empty());
+      EXPECT_EQ(ours.position(), (LoaderPosition{0, 0, 100, 10})) << "a refused seek changes nothing";
+    }
+    EXPECT_EQ(found, message);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

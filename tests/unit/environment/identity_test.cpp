@@ -1,0 +1,201 @@
+#include <map>
+
+#include <gmock/gmock.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/environment/identity.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+using Values = std::map<std::string, std::string, std::less<>>;
+
+Values torchrun() {
+  return {{"RANK", "3"},
+          {"WORLD_SIZE", "4"},
+          {"LOCAL_RANK", "1"},
+          {"LOCAL_WORLD_SIZE", "2"},
+          {"GROUP_RANK", "1"},
+          {"GROUP_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "node0"},
+          {"MASTER_PORT", "29500"},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+          {"TORCHELASTIC_RESTART_COUNT", "2"},
+          {"TORCHELASTIC_RUN_ID", "abc"}};
+}
+
+/// `values` with some replaced; an empty optional removes one.
+Values with(Values values, const std::map<std::string, std::optional<std::string>>& changes) {
+  for (const auto& [name, value] : changes) {
+    values.erase(name);
+    if (value) {
+      values[name] = *value;
+    }
+  }
+  return values;
+}
+
+std::vector<std::string> problems(const Values& values) {
+  std::vector<std::string> texts;
+  try {
+    detect_identity(Variables(values));
+  } catch (const ConfigError& error) {
+    for (const Problem& problem : error.problems()) {
+      texts.push_back(problem.what);
+    }
+  }
+  return texts;
+}
+
+TEST(Identity, IsNobodysWithoutRankVariables) {
+  EXPECT_FALSE(detect_identity(Variables{}));
+  EXPECT_FALSE(detect_identity(Variables({{"MASTER_ADDR", "somewhere"}, {"MASTER_PORT", "1"}})));
+}
+
+TEST(Identity, ReadsTorchrun) {
+  const auto identity = detect_identity(Variables(torchrun()));
+  ASSERT_TRUE(identity);
+  EXPECT_EQ(identity->launcher, "torchrun");
+  EXPECT_EQ(identity->rank, 3);
+  EXPECT_EQ(identity->world_size, 4);
+  EXPECT_EQ(identity->local_rank, 1);
+  EXPECT_EQ(identity->local_world_size, 2);
+  EXPECT_EQ(identity->node, 1);
+  EXPECT_EQ(identity->nodes, 2);
+  EXPECT_EQ(identity->master_addr, "node0");
+  EXPECT_EQ(identity->master_port, 29500);
+  EXPECT_TRUE(identity->agent_store);
+  EXPECT_EQ(identity->restart, 2);
+  EXPECT_EQ(identity->run_id, "abc");
+  EXPECT_EQ(identity->control_fd, -1);
+  EXPECT_EQ(identity->variables.front(), "RANK");
+  EXPECT_EQ(identity->variables.size(), torchrun().size());
+}
+
+TEST(Identity, TakesOnlyTheLiteralTrueForAnAgentStore) {
+  for (const char* other : {"False", "true", "1"}) {
+    const auto identity = detect_identity(Variables(with(torchrun(), {{"TORCHELASTIC_USE_AGENT_STORE", other}})));
+    EXPECT_FALSE(identity->agent_store) << other;
+  }
+  EXPECT_FALSE(detect_identity(Variables(with(torchrun(), {{"TORCHELASTIC_USE_AGENT_STORE", {}}})))->agent_store);
+}
+
+TEST(Identity, ReadsOurOwnLauncherAndNothingOfAnotherOne) {
+  const Values values = with(torchrun(), {{"RANK", "1"},
+                                          {"WORLD_SIZE", "2"},
+                                          {"GROUP_RANK", "0"},
+                                          {"GROUP_WORLD_SIZE", "7"},
+                                          {"LOCKSTEP_RUN_ID", "f00"},
+                                          {"LOCKSTEP_CONTROL_FD", "3"},
+                                          {"LOCKSTEP_DEVICES", "1,3"}});
+  const auto identity = detect_identity(Variables(values));
+  ASSERT_TRUE(identity);
+  EXPECT_EQ(identity->launcher, "lockstep");
+  EXPECT_EQ(identity->nodes, 1);
+  EXPECT_EQ(identity->run_id, "f00");
+  EXPECT_EQ(identity->control_fd, 3);
+  EXPECT_EQ(identity->store_fd, -1);
+  EXPECT_EQ(identity->devices, "1,3");
+  EXPECT_FALSE(identity->agent_store);
+  EXPECT_EQ(identity->restart, 0);
+  EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);
+}
+
+TEST(Identity, ReadsVariablesThatSomebodySetByHand) {
+  const auto identity = detect_identity(Variables({{"RANK", "5"},
+                                                   {"WORLD_SIZE", "6"},
+                                                   {"LOCAL_RANK", "1"},
+                                                   {"LOCAL_WORLD_SIZE", "2"},
+                                                   {"MASTER_ADDR", "10.0.0.1"},
+                                                   {"MASTER_PORT", "1234"}}));
+  ASSERT_TRUE(identity);
+  EXPECT_EQ(identity->launcher, "environment");
+  EXPECT_EQ(identity->node, 2);
+  EXPECT_EQ(identity->nodes, 3);
+  EXPECT_EQ(identity->run_id, "");
+}
+
+TEST(Identity, NeedsLittleOfASingleRank) {
+  const auto identity = detect_identity(Variables({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+  ASSERT_TRUE(identity);
+  EXPECT_EQ(identity->local_rank, 0);
+  EXPECT_EQ(identity->local_world_size, 1);
+  EXPECT_EQ(identity->nodes, 1);
+  EXPECT_EQ(identity->master_port, 0);
+}
+
+TEST(Identity, NamesEveryMissingVariable) {
+  EXPECT_THAT(problems({{"RANK", "0"}}),
+              ElementsAre(HasSubstr("WORLD_SIZE is not set"), HasSubstr("LOCAL_RANK is not set"),
+                          HasSubstr("LOCAL_WORLD_SIZE is not set"), HasSubstr("MASTER_ADDR is not set"),
+                          HasSubstr("MASTER_PORT is not set")));
+  EXPECT_THAT(problems({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}),
+              ElementsAre(HasSubstr("LOCAL_RANK is not set"), HasSubstr("LOCAL_WORLD_SIZE is not set")));
+  EXPECT_THAT(problems({{"WORLD_SIZE", "1"}}), ElementsAre(HasSubstr("RANK is not set")));
+  EXPECT_THAT(problems({{"LOCAL_RANK", "0"}}), testing::Contains(HasSubstr("RANK is not set")));
+  EXPECT_THAT(problems({{"LOCKSTEP_CONTROL_FD", "3"}}), testing::Contains(HasSubstr("RANK is not set")));
+}
+
+TEST(Identity, RefusesEachMalformedVariableWithItsValue) {
+  EXPECT_THAT(problems(torchrun()), IsEmpty());  // the vectors below change one variable of a good set
+  const std::pair<const char*, const char*> cases[] = {
+      {"RANK", "-1"},
+      {"RANK", "one"},
+      {"RANK", ""},
+      {"RANK", " 1"},
+      {"RANK", "1 "},
+      {"RANK", "1.0"},
+      {"RANK", "0x1"},
+      {"RANK", "+1"},
+      {"RANK", "99999999999"},
+      {"WORLD_SIZE", "0"},
+      {"LOCAL_RANK", "x"},
+      {"LOCAL_WORLD_SIZE", "0"},
+      {"GROUP_RANK", "-2"},
+      {"GROUP_WORLD_SIZE", "0"},
+      {"MASTER_PORT", "0"},
+      {"MASTER_PORT", "65536"},
+      {"MASTER_ADDR", ""},
+      {"TORCHELASTIC_RESTART_COUNT", "x"},
+  };
+  for (const auto& [name, value] : cases) {
+    EXPECT_THAT(problems(with(torchrun(), {{name, value}})),
+                ElementsAre(HasSubstr(std::string(name) + "=\"" + value + '"')))
+        << name << '=' << value;
+  }
+}
+
+TEST(Identity, RefusesContradictionsWithBothValues) {
+  struct Case {
+    std::map<std::string, std::optional<std::string>> changes;
+    const char* expected;
+  };
+  const Case cases[] = {
+      {{{"RANK", "4"}}, "RANK=4 and WORLD_SIZE=4: expected 0 to 3"},
+      {{{"LOCAL_RANK", "2"}}, "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2: expected 0 to 1"},
+      {{{"GROUP_RANK", "2"}}, "GROUP_RANK=2 and GROUP_WORLD_SIZE=2: expected 0 to 1"},
+      {{{"LOCAL_WORLD_SIZE", "8"}}, "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 2 nodes: found 16 ranks, expected 4"},
+      {{{"LOCAL_WORLD_SIZE", "8"}, {"GROUP_WORLD_SIZE", {}}, {"GROUP_RANK", {}}},
+       "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 1 nodes: found 8 ranks, expected 4"},
+      {{{"LOCAL_WORLD_SIZE", "3"}, {"GROUP_WORLD_SIZE", {}}},
+       "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=3 on 2 nodes: found 6 ranks, expected 4"},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(problems(with(torchrun(), c.changes)), ElementsAre(c.expected));
+  }
+}
+
+TEST(Identity, ReportsEverythingAtOnce) {
+  EXPECT_THAT(
+      problems(with(torchrun(), {{"RANK", "nine"}, {"LOCAL_RANK", "5"}, {"MASTER_PORT", "http"}, {"MASTER_ADDR", {}}})),
+      UnorderedElementsAre(HasSubstr("RANK=\"nine\""), HasSubstr("LOCAL_RANK=5"), HasSubstr("MASTER_PORT=\"http\""),
+                           HasSubstr("MASTER_ADDR is not set")));
+}
+
+}  // namespace
+}  // namespace lockstep

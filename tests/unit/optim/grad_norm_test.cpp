@@ -1,0 +1,81 @@
+#include "optim/grad_norm.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/utils/clip_grad.h>
+
+namespace lockstep {
+namespace {
+
+std::vector<at::Tensor> parameters_with_gradients() {
+  std::vector<at::Tensor> parameters{at::ones({3, 2}), at::ones({4}), at::ones({})};
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].mutable_grad() = at::full_like(parameters[i], static_cast<double>(i) + 1.5);
+  }
+  return parameters;
+}
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : parameters) {
+    gradients.push_back(parameter.grad());
+  }
+  return gradients;
+}
+
+TEST(GlobalNorm, IsTheNormOfAllValuesTogether) {
+  const std::vector<at::Tensor> gradients{at::full({2, 2}, 2.0), at::full({1}, 3.0), at::zeros({0})};
+  const at::Tensor norm = global_norm(gradients);
+  EXPECT_EQ(norm.dim(), 0);
+  EXPECT_EQ(norm.scalar_type(), at::kFloat);
+  EXPECT_FLOAT_EQ(norm.item<float>(), 5);
+}
+
+TEST(GlobalNorm, OfNothingIsZero) { EXPECT_EQ(global_norm({}).item<float>(), 0); }
+
+TEST(GlobalNorm, SumsHalfTypesInFloat) {
+  // 300^2 is beyond half's range; 4097 ones are not countable in bfloat16.
+  EXPECT_NEAR(global_norm(std::vector{at::full({4}, 300, at::kHalf)}).item<double>(), 600, 1e-3);
+  EXPECT_NEAR(global_norm(std::vector{at::ones({4097}, at::kBFloat16)}).item<double>(), std::sqrt(4097.0), 1e-4);
+  EXPECT_NEAR(global_norm(std::vector{at::ones({4}, at::kDouble), at::ones({5}, at::kHalf)}).item<double>(), 3, 1e-6);
+}
+
+TEST(ClipFactor, ClipsAsTorchDoes) {
+  for (const double max_norm : {0.5, 7.0, 1000.0}) {
+    const auto ours = parameters_with_gradients();
+    const auto theirs = parameters_with_gradients();
+    const double expected_norm = torch::nn::utils::clip_grad_norm_(theirs, max_norm);
+
+    const auto gradients = gradients_of(ours);
+    const at::Tensor norm = global_norm(gradients);
+    scale_(gradients, clip_factor(norm, max_norm));
+    EXPECT_NEAR(norm.item<double>(), expected_norm, 1e-5);
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_TRUE(at::allclose(ours[i].grad(), theirs[i].grad(), 1e-6, 0)) << "max_norm " << max_norm;
+    }
+  }
+}
+
+TEST(ClipFactor, NeverEnlargesAndKeepsNotANumber) {
+  EXPECT_EQ(clip_factor(at::full({}, 0.0f), 1.0).item<float>(), 1);
+  EXPECT_EQ(clip_factor(at::full({}, 0.25f), 1.0).item<float>(), 1);
+  EXPECT_TRUE(std::isnan(clip_factor(at::full({}, std::numeric_limits<float>::quiet_NaN()), 1.0).item<float>()));
+}
+
+TEST(Scale, KeepsEachDtype) {
+  const std::vector<at::Tensor> tensors{at::ones({2}, at::kBFloat16), at::ones({2}), at::ones({2}, at::kDouble)};
+  scale_(tensors, at::full({}, 0.5f));
+  scale_({}, at::full({}, 0.5f));
+  for (const at::Tensor& tensor : tensors) {
+    EXPECT_EQ(tensor.sum().item<double>(), 1) << tensor.scalar_type();
+  }
+  EXPECT_EQ(tensors[0].scalar_type(), at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace lockstep

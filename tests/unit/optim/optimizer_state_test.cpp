@@ -1,0 +1,180 @@
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/base/error.h>
+
+#include "optim/param_groups.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+NamedTensors make_parameters() {
+  return {{"a.weight", at::arange(6, at::kFloat).view({2, 3})}, {"a.bias", at::ones({3})}, {"late", at::ones({2})}};
+}
+
+void train(BuiltOptimizer& built, const NamedTensors& parameters, int from, int to) {
+  for (int step = from; step < to; ++step) {
+    for (const auto& [name, parameter] : parameters) {
+      const bool absent = name == "late" && step < 6;
+      parameter.mutable_grad() = absent ? at::Tensor() : at::sin(parameter + step);
+    }
+    built.optimizer->step();
+  }
+}
+
+/// As a checkpoint would: values, not aliases.
+NamedTensors copies(const NamedTensors& tensors) {
+  NamedTensors result;
+  for (const auto& [name, tensor] : tensors) {
+    result.emplace_back(name, tensor.clone());
+  }
+  return result;
+}
+
+std::vector<std::string> names(const NamedTensors& tensors) {
+  std::vector<std::string> result;
+  for (const auto& [name, tensor] : tensors) {
+    result.push_back(name);
+  }
+  return result;
+}
+
+template <class Optimizer, class Options>
+OptimizerFactory torch_factory(Options options) {
+  return [options](ParamGroups groups) -> OptimizerPtr { return std::make_unique<Optimizer>(groups, options); };
+}
+
+struct Case {
+  const char* name;
+  OptimizerFactory make;
+};
+
+class OptimizerState : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, OptimizerState,
+    testing::Values(
+        Case{"fused_adamw", adamw({.lr = 0.1})}, Case{"fused_sgd", sgd({.lr = 0.1, .momentum = 0.9})},
+        Case{"plain_sgd", sgd({.lr = 0.1})},
+        Case{"adamw", torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
+        Case{"adam_amsgrad", torch_factory<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true))},
+        Case{"sgd", torch_factory<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
+        Case{"adagrad", torch_factory<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1))},
+        Case{"rmsprop",
+             torch_factory<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.1).momentum(0.9).centered(true))}),
+    [](const auto& test) { return test.param.name; });
+
+TEST_P(OptimizerState, ContinuesBitwiseAfterARoundTrip) {
+  const NamedTensors straight = make_parameters();
+  const NamedTensors resumed = make_parameters();
+  BuiltOptimizer first = build_optimizer(GetParam().make, straight, 0);
+  train(first, straight, 0, 5);
+  const NamedTensors saved = copies(optimizer_state(first));
+
+  BuiltOptimizer second = build_optimizer(GetParam().make, resumed, 0);
+  train(second, resumed, 20, 22);  // its states and "late"'s must go
+  for (std::size_t i = 0; i < straight.size(); ++i) {
+    resumed[i].second.copy_(straight[i].second);
+  }
+  load_optimizer_state(second, saved);
+  EXPECT_EQ(names(optimizer_state(second)), names(saved));
+  train(first, straight, 5, 9);
+  train(second, resumed, 5, 9);
+  for (std::size_t i = 0; i < straight.size(); ++i) {
+    EXPECT_TRUE(at::equal(straight[i].second, resumed[i].second)) << straight[i].first;
+  }
+}
+
+TEST(OptimizerStateNames, AreParameterAndField) {
+  const NamedTensors parameters = make_parameters();
+  BuiltOptimizer built = build_optimizer(adamw(), parameters, 0);
+  EXPECT_TRUE(optimizer_state(built).empty());
+  train(built, parameters, 0, 3);
+  const NamedTensors state = optimizer_state(built);
+  EXPECT_THAT(names(state), ElementsAre("a.weight.step", "a.weight.exp_avg", "a.weight.exp_avg_sq", "a.bias.step",
+                                        "a.bias.exp_avg", "a.bias.exp_avg_sq"));
+  EXPECT_EQ(state[0].second.scalar_type(), at::kLong);
+  EXPECT_EQ(state[0].second.dim(), 0);
+  EXPECT_EQ(state[0].second.item<std::int64_t>(), 3);
+}
+
+TEST(OptimizerStateNames, AreThoseOfTorchAdamW) {
+  const NamedTensors parameters = make_parameters();
+  BuiltOptimizer theirs =
+      build_optimizer(torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions()), parameters, 0);
+  train(theirs, parameters, 0, 3);
+  BuiltOptimizer ours = build_optimizer(adamw(), parameters, 0);
+  load_optimizer_state(ours, copies(optimizer_state(theirs)));
+  const NamedTensors a = optimizer_state(ours);
+  const NamedTensors b = optimizer_state(theirs);
+  ASSERT_EQ(names(a), names(b));
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(at::equal(a[i].second, b[i].second)) << a[i].first;
+  }
+}
+
+TEST(LoadOptimizerState, NamesWhatDoesNotFitAndChangesNothing) {
+  const NamedTensors parameters = make_parameters();
+  BuiltOptimizer built = build_optimizer(adamw(), parameters, 0);
+  train(built, parameters, 0, 2);
+  const NamedTensors before = copies(optimizer_state(built));
+  NamedTensors wrong = copies(before);
+  wrong[0].second = at::full({}, 17, at::kLong);
+  wrong[1].second = at::zeros({3, 2});
+  wrong[2].first = "a.weight.exp_avg_squared";
+  wrong[3].second = at::ones({2}, at::kLong);
+  EXPECT_THAT([&] { load_optimizer_state(built, wrong); },
+              ThrowsMessage<CheckpointError>(AllOf(HasSubstr("1 missing (a.weight.exp_avg_sq)"),
+                                                   HasSubstr("1 unexpected (a.weight.exp_avg_squared)"),
+                                                   HasSubstr("a.weight.exp_avg is Float [3, 2], expected Float [2, 3]"),
+                                                   HasSubstr("a.bias.step is Long [2], expected Long []"))));
+  const NamedTensors after = optimizer_state(built);
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(at::equal(before[i].second, after[i].second)) << before[i].first;
+  }
+}
+
+TEST(LoadOptimizerState, ShortensLongLists) {
+  BuiltOptimizer built = build_optimizer(sgd(), {{"w", at::ones({1})}}, 0);
+  NamedTensors extra;
+  for (int i = 0; i < 13; ++i) {
+    extra.emplace_back("x" + std::to_string(i), at::ones({1}));
+  }
+  EXPECT_THAT(
+      [&] { load_optimizer_state(built, extra); },
+      ThrowsMessage<CheckpointError>(HasSubstr("13 unexpected (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, and 3 more)")));
+}
+
+TEST(LoadOptimizerState, RefusesAnEmptyStateForAdagrad) {
+  BuiltOptimizer built =
+      build_optimizer(torch_factory<torch::optim::Adagrad>(torch::optim::AdagradOptions()), {{"w", at::ones({1})}}, 0);
+  EXPECT_THAT([&] { load_optimizer_state(built, {}); },
+              ThrowsMessage<CheckpointError>(HasSubstr("2 missing (w.step, w.sum)")));
+}
+
+TEST(OptimizerStateKinds, OthersAreNamed) {
+  OptimizerSpec spec = OptimizerFactory([](ParamGroups groups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::LBFGS>(groups.front().params());
+  });
+  BuiltOptimizer built = build_optimizer(spec, make_parameters(), 0);
+  EXPECT_THAT([&] { optimizer_state(built); },
+              ThrowsMessage<CheckpointError>(HasSubstr("found a torch::optim::LBFGS")));
+  EXPECT_THAT([&] { load_optimizer_state(built, {}); },
+              ThrowsMessage<CheckpointError>(HasSubstr("torch::optim::LBFGS")));
+}
+
+}  // namespace
+}  // namespace lockstep

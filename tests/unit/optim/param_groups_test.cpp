@@ -1,0 +1,126 @@
+#include "optim/param_groups.h"
+
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+using Names = std::vector<std::string>;
+
+NamedTensors parameters() {
+  return {{"embed.weight", at::ones({4, 3})},
+          {"fc.weight", at::ones({3, 3})},
+          {"fc.bias", at::ones({3})},
+          {"scale", at::ones({})}};
+}
+
+const torch::optim::AdamWOptions& adamw_options(const BuiltOptimizer& built, std::size_t group) {
+  return dynamic_cast<const torch::optim::AdamWOptions&>(built.optimizer->param_groups().at(group).options());
+}
+
+TEST(BuildOptimizer, DecaysMatricesOnly) {
+  const BuiltOptimizer built = build_optimizer(adamw({.weight_decay = 0.3}), parameters(), 0);
+  EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight", "fc.weight"}, Names{"fc.bias", "scale"}));
+  ASSERT_EQ(built.optimizer->param_groups().size(), 2U);
+  EXPECT_EQ(built.optimizer->param_groups()[0].params().size(), 2U);
+  EXPECT_EQ(built.optimizer->param_groups()[1].params()[0].dim(), 1);
+  EXPECT_EQ(adamw_options(built, 0).weight_decay(), 0.3);
+  EXPECT_EQ(adamw_options(built, 1).weight_decay(), 0);
+}
+
+TEST(BuildOptimizer, NeedsOneGroupWithoutDecay) {
+  EXPECT_EQ(build_optimizer(sgd(), parameters(), 0).names.size(), 1U);
+  EXPECT_EQ(build_optimizer(sgd({.weight_decay = 0.1}), parameters(), 0).names.size(), 2U);
+}
+
+TEST(BuildOptimizer, NeedsOneGroupWhenAllParametersAreAlike) {
+  const BuiltOptimizer vectors = build_optimizer(adamw(), {{"bias", at::ones({3})}}, 0);
+  ASSERT_EQ(vectors.names.size(), 1U);
+  EXPECT_EQ(adamw_options(vectors, 0).weight_decay(), 0);
+  const BuiltOptimizer matrices = build_optimizer(adamw(), {{"weight", at::ones({3, 1})}}, 0);
+  ASSERT_EQ(matrices.names.size(), 1U);
+  EXPECT_EQ(adamw_options(matrices, 0).weight_decay(), 0.01);
+}
+
+TEST(BuildOptimizer, GivesParametersToTheFirstGroupThatSelectsThem) {
+  OptimizerSpec spec = adamw({.lr = 0.1, .weight_decay = 0.3});
+  spec.groups = {{.select = [](std::string_view name, const at::Tensor&) { return name.starts_with("fc"); },
+                  .lr_scale = 0.5,
+                  .weight_decay = 0.7},
+                 {.select = [](std::string_view name, const at::Tensor&) { return name.ends_with("weight"); }},
+                 {.lr_scale = 2}};
+  const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+  EXPECT_THAT(built.names, ElementsAre(Names{"fc.weight", "fc.bias"}, Names{"embed.weight"}, Names{"scale"}));
+  EXPECT_THAT(built.base_lr, ElementsAre(0.05, 0.1, 0.2));
+  EXPECT_EQ(adamw_options(built, 0).weight_decay(), 0.7);
+  EXPECT_EQ(adamw_options(built, 1).weight_decay(), 0.3);
+  EXPECT_EQ(adamw_options(built, 0).lr(), 0.05);
+}
+
+TEST(BuildOptimizer, PrefersTheGivenLearningRate) {
+  BuiltOptimizer built = build_optimizer(adamw({.lr = 0.1}), parameters(), 0.4);
+  EXPECT_THAT(built.base_lr, ElementsAre(0.4, 0.4));
+  set_lr_factor(built, 0.25);
+  EXPECT_EQ(adamw_options(built, 0).lr(), 0.1);
+  EXPECT_EQ(adamw_options(built, 1).lr(), 0.1);
+}
+
+TEST(BuildOptimizer, TakesTorchOptimizers) {
+  OptimizerSpec spec = OptimizerFactory([](ParamGroups groups) {
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).weight_decay(0.2));
+  });
+  EXPECT_EQ(build_optimizer(spec, parameters(), 0).names.size(), 2U);
+}
+
+TEST(BuildOptimizer, RefusesWhatCannotTrain) {
+  const auto build = [](const OptimizerSpec& spec) { return [spec] { build_optimizer(spec, parameters(), 0); }; };
+  OptimizerSpec spec;
+  spec.name = "critic";
+  EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("optimizer 'critic': found no factory")));
+
+  spec.make = adamw();
+  EXPECT_THAT([&] { build_optimizer(spec, {}, 0); },
+              ThrowsMessage<ConfigError>(HasSubstr("optimizer 'critic': found no parameters that require gradients")));
+
+  spec.groups = {{}, {}};
+  EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("group 1 selects no parameter")));
+
+  spec.groups = {};
+  spec.make = [](ParamGroups) { return OptimizerPtr(); };
+  EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("its factory returned nothing")));
+
+  spec.make = [](ParamGroups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::SGD>(std::vector{at::ones({2})}, torch::optim::SGDOptions(0.1));
+  };
+  EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("its factory changed the parameter groups")));
+
+  spec.make = [](ParamGroups groups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::LBFGS>(groups.front().params());
+  };
+  spec.groups = {{.weight_decay = 0.5}};
+  EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("group 0 asks for weight decay 0.5")));
+}
+
+TEST(Factories, NameEveryOptionThatIsOutOfRange) {
+  EXPECT_THAT([] { adamw({.lr = -1, .beta2 = 1}); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("adamw: lr is -1, expected 0 or more"),
+                                               HasSubstr("adamw: beta2 is 1, expected 0 or more and less than 1"))));
+  EXPECT_THAT([] { sgd({.nesterov = true}); },
+              ThrowsMessage<ConfigError>(HasSubstr("sgd: momentum is 0, expected more than 0 with nesterov")));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,371 @@
+#include <lockstep/parallel/strategy.h>
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/base/error.h>
+
+#include "parallel/ddp.h"
+#include "parallel/single_device.h"
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+// Deterministic without the global generator, which threads share.
+at::Tensor wave(at::IntArrayRef shape, double shift) {
+  const std::int64_t n = c10::multiply_integers(shape);
+  return at::sin(at::arange(n, at::kFloat) * 0.7 + shift).view(shape);
+}
+
+struct Net : torch::nn::Module {
+  Net() {
+    a = register_module("a", torch::nn::Linear(4, 8));
+    b = register_module("b", torch::nn::Linear(8, 8));
+    c = register_module("c", torch::nn::Linear(8, 1));
+    at::NoGradGuard no_grad;
+    double shift = 0;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(wave(parameter.sizes(), shift += 1) * 0.5);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x, bool skip_b = false) {
+    const auto h = at::relu(a(x));
+    return c(skip_b ? h : at::relu(b(h)));
+  }
+  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+};
+
+at::Tensor loss_of(const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }
+
+NamedTensors grads_of(const torch::nn::Module& module) {
+  NamedTensors grads;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().grad().defined()) {
+      grads.emplace_back(item.key(), item.value().grad().clone());
+    }
+  }
+  return grads;
+}
+
+void expect_close(const NamedTensors& found, const NamedTensors& expected, double tolerance) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i].first, expected[i].first);
+    const double difference = (found[i].second - expected[i].second).abs().max().item<double>();
+    ASSERT_LE(difference, tolerance) << found[i].first;
+  }
+}
+
+constexpr std::int64_t kBatch = 12;
+at::Tensor inputs(std::int64_t step) { return wave({kBatch, 4}, static_cast<double>(step) * 3.1); }
+at::Tensor targets(std::int64_t step) { return wave({kBatch, 1}, static_cast<double>(step) * 1.3); }
+
+struct Case {
+  std::string name;
+  int ranks;
+  DistConfig options{};
+  bool skip_b_sometimes = false;   // in steps 1, 3, ... the loss does not reach b
+  int micro = 1;
+  double tolerance = 1e-6;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+class DdpGradients : public testing::TestWithParam<Case> {};
+
+// The gradient of N ranks is the gradient of the whole batch on one.
+TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
+  const Case& c = GetParam();
+  thread_world(c.ranks, [&](World& world) {
+    Net net;
+    Net whole;
+    Ddp strategy(0, c.options, world);
+    const OptimizerSpec spec(sgd({.lr = 0.1}));
+    strategy.prepare(net, {&spec, 1});
+    torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.1));
+    for (std::int64_t step = 0; step < 5; ++step) {
+      const bool skip = c.skip_b_sometimes && step % 2 == 1;
+      reference.zero_grad();
+      loss_of(whole.forward(inputs(step), skip), targets(step)).backward();
+
+      strategy.zero_grad(0);
+      const std::int64_t mine = kBatch / c.ranks / c.micro;
+      for (int m = 0; m < c.micro; ++m) {
+        strategy.begin_forward(/*reduce=*/m == c.micro - 1, 0);
+        const std::int64_t begin = world.rank() * (kBatch / c.ranks) + m * mine;
+        const auto loss = loss_of(net.forward(inputs(step).narrow(0, begin, mine), skip), targets(step).narrow(0, begin, mine));
+        strategy.Strategy::backward(loss, 1.0 / c.micro);
+      }
+      strategy.finish(0);
+      ASSERT_FALSE(strategy.mean_count(0).defined());   // nobody counts
+      expect_close(grads_of(net), grads_of(whole), c.tolerance);
+      strategy.step(0);
+      reference.step();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, DdpGradients,
+    testing::Values(Case{"plain", 2}, Case{"four_ranks", 4}, Case{"tiny_buckets", 3, {.bucket_mib = 0.0001}},
+                    Case{"accumulation", 2, {}, false, 3}, Case{"static_graph", 2, {.static_graph = true}},
+                    Case{"unused", 2, {.find_unused_parameters = true}, true},
+                    Case{"unused_accumulated", 3, {.find_unused_parameters = true}, true, 2},
+                    Case{"bf16", 2, {.compression = GradCompression::bf16}, false, 1, 2e-2},
+                    Case{"fp16", 2, {.compression = GradCompression::fp16}, false, 1, 2e-3}),
+    [](const auto& test) { return test.param.name; });
+
+// Rank 1 has no samples in the last micro-batch.
+TEST(Ddp, TakesPartWithNothing) {
+  for (const bool find_unused : {false, true}) {
+    thread_world(2, [&](World& world) {
+      Net net;
+      Net whole;
+      Ddp strategy(0, {.find_unused_parameters = find_unused}, world);
+      const OptimizerSpec spec(sgd());
+      strategy.prepare(net, {&spec, 1});
+      for (std::int64_t step = 0; step < 3; ++step) {
+        whole.zero_grad();
+        loss_of(whole.forward(inputs(step).narrow(0, 0, 9)), targets(step).narrow(0, 0, 9)).backward();
+        strategy.zero_grad(0);
+        strategy.begin_forward(true, 0);
+        if (world.rank() == 0) {
+          const auto loss = loss_of(net.forward(inputs(step).narrow(0, 0, 9)), targets(step).narrow(0, 0, 9));
+          strategy.Strategy::backward(loss, 9.0 * 2 / 9);
+        } else {
+          strategy.backward_nothing(0);
+        }
+        strategy.finish(0);
+        expect_close(grads_of(net), grads_of(whole), 1e-6);
+      }
+    });
+  }
+}
+
+TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {
+  thread_world(2, [](World& world) {
+    Net net;
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    strategy.begin_forward(true, 0);
+    strategy.Strategy::backward(loss_of(net.forward(inputs(0), /*skip_b=*/true), targets(0)));
+    try {
+      strategy.finish(0);
+      FAIL() << "unused parameters were accepted";
+    } catch (const Error& error) {
+      ASSERT_THAT(error.what(), HasSubstr("2 of 6 parameters got no gradient on rank"));
+      ASSERT_THAT(error.what(), HasSubstr("b.weight, b.bias"));
+      ASSERT_THAT(error.hint(), HasSubstr("--dist.find_unused_parameters true"));
+    }
+  });
+}
+
+TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
+  try {
+    thread_world(2, [](World& world) {
+      Net net;
+      if (world.rank() == 1) {
+        net.register_parameter("extra", at::ones({3}));
+      }
+      Ddp strategy(0, {}, world);
+      const OptimizerSpec spec(sgd());
+      strategy.prepare(net, {&spec, 1});
+    });
+    FAIL();
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 has another model than rank 0"));
+    EXPECT_THAT(error.what(), HasSubstr("extra"));
+  }
+}
+
+TEST(Ddp, StartsFromRankZeroEverywhere) {
+  thread_world(3, [](World& world) {
+    Net net;
+    {
+      at::NoGradGuard no_grad;
+      for (auto& parameter : net.parameters()) {
+        parameter.add_(world.rank());
+      }
+    }
+    const Net expected;
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+      ASSERT_TRUE(at::equal(net.parameters()[i], expected.parameters()[i]));
+    }
+  });
+}
+
+// Requests ride with the gradients: every rank learns them after the same step.
+TEST(Ddp, AgreesOnRequestsAtTheSameStep) {
+  thread_world(3, [](World& world) {
+    Net net;
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    for (std::int64_t step = 0; step < 40; ++step) {
+      const bool i_ask = step % 7 == 3 && world.rank() == static_cast<int>(step % 3);
+      const bool i_save = step % 5 == 1 && world.rank() == 2;
+      strategy.put({.stop = i_ask, .save = i_save});
+      strategy.zero_grad(0);
+      strategy.begin_forward(true, 0);
+      strategy.Strategy::backward(loss_of(net.forward(inputs(step)), targets(step)));
+      strategy.finish(0);
+      ASSERT_EQ(strategy.agreed().stop, step % 7 == 3) << step;
+      ASSERT_EQ(strategy.agreed().save, step % 5 == 1) << step;
+    }
+  });
+}
+
+// Ranks with different numbers of tokens: the gradient is the mean over all tokens.
+TEST(Ddp, WeighsByCountsThatOnlyTheDeviceKnows) {
+  thread_world(2, [](World& world) {
+    Net net;
+    Net whole;
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    for (std::int64_t step = 0; step < 3; ++step) {
+      whole.zero_grad();
+      loss_of(whole.forward(inputs(step)), targets(step)).backward();
+      strategy.zero_grad(0);
+      const std::int64_t begin = world.rank() == 0 ? 0 : 5;
+      const std::int64_t mine = world.rank() == 0 ? 5 : 7;
+      strategy.begin_forward(true, 0);
+      const auto loss = loss_of(net.forward(inputs(step).narrow(0, begin, mine)), targets(step).narrow(0, begin, mine));
+      const auto count = at::full({}, static_cast<float>(mine));
+      strategy.add_count(count, 0);
+      strategy.backward(loss, count, 0);
+      strategy.finish(0);
+      ASSERT_NEAR(strategy.mean_count(0).item<float>(), 6, 1e-6);
+      at::NoGradGuard no_grad;
+      strategy.scale_grads(strategy.mean_count(0).reciprocal(), 0);
+      expect_close(grads_of(net), grads_of(whole), 1e-6);
+    }
+  });
+}
+
+struct Pair : torch::nn::Module {
+  Pair() {
+    g = register_module("g", std::make_shared<Net>());
+    d = register_module("d", std::make_shared<Net>());
+  }
+  std::shared_ptr<Net> g, d;
+};
+
+// Two optimizers: one's backward neither reduces nor touches the other's gradients.
+TEST(Ddp, KeepsTwoOptimizersApart) {
+  thread_world(2, [](World& world) {
+    Pair pair;
+    Pair whole;
+    OptimizerSpec d(sgd());
+    d.module = pair.d.get();
+    OptimizerSpec g(sgd());
+    g.module = pair.g.get();
+    Ddp strategy(0, {}, world);
+    strategy.prepare(pair, std::vector<OptimizerSpec>{d, g});
+    const std::int64_t mine = kBatch / 2;
+    const std::int64_t begin = world.rank() * mine;
+    for (std::int64_t step = 0; step < 4; ++step) {
+      const auto x = inputs(step);
+      const auto y = targets(step);
+      whole.zero_grad();
+      loss_of(whole.d->forward(x), y).backward();
+      loss_of(whole.g->forward(x), y).backward();
+      strategy.zero_grad(0);
+      strategy.begin_forward(true, 0);
+      strategy.Strategy::backward(loss_of(pair.d->forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)), 1, 0);
+      strategy.finish(0);
+      expect_close(grads_of(*pair.d), grads_of(*whole.d), 1e-6);
+      strategy.zero_grad(1);
+      strategy.begin_forward(true, 1);
+      strategy.Strategy::backward(loss_of(pair.g->forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)), 1, 1);
+      strategy.finish(1);
+      expect_close(grads_of(*pair.g), grads_of(*whole.g), 1e-6);
+      expect_close(grads_of(*pair.d), grads_of(*whole.d), 1e-6);
+    }
+  });
+}
+
+TEST(Ddp, SendsRankZerosBuffersOncePerStep) {
+  thread_world(2, [](World& world) {
+    torch::nn::BatchNorm1d norm(4);
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(*norm, {&spec, 1});
+    for (std::int64_t step = 0; step < 2; ++step) {
+      strategy.zero_grad(0);
+      strategy.begin_forward(true, 0);
+      const auto mean = norm->running_mean.clone();
+      world.broadcast(mean);
+      ASSERT_TRUE(at::equal(mean, norm->running_mean));
+      strategy.Strategy::backward(norm(inputs(step) + world.rank()).square().mean());
+      strategy.finish(0);
+    }
+  });
+}
+
+TEST(Ddp, LeavesAnOrdinaryModule) {
+  thread_world(2, [](World& world) {
+    Net net;
+    {
+      Ddp strategy(0, {}, world);
+      const OptimizerSpec spec(sgd());
+      strategy.prepare(net, {&spec, 1});
+      strategy.begin_forward(true, 0);
+      strategy.Strategy::backward(loss_of(net.forward(inputs(0)), targets(0)));
+      strategy.finish(0);
+    }
+    ASSERT_FALSE(net.a->weight.grad().is_view());
+    torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
+    optimizer.zero_grad();
+    loss_of(net.forward(inputs(1)), targets(1)).backward();   // no hook waits for a peer
+  });
+}
+
+TEST(SingleDevice, IsPlainTraining) {
+  Net net;
+  Net whole;
+  SingleDevice strategy(0);
+  const OptimizerSpec spec(sgd({.lr = 0.1}));
+  strategy.prepare(net, {&spec, 1});
+  loss_of(whole.forward(inputs(0)), targets(0)).backward();
+  strategy.put({.stop = true});
+  strategy.begin_forward(true, 0);
+  strategy.Strategy::backward(loss_of(net.forward(inputs(0)), targets(0)));
+  EXPECT_FALSE(strategy.agreed().stop);
+  strategy.finish(0);
+  EXPECT_TRUE(strategy.agreed().stop);
+  expect_close(grads_of(net), grads_of(whole), 0);
+  EXPECT_NEAR(strategy.grad_norm(0).item<double>(),
+              std::sqrt([&] {
+                double sum = 0;
+                for (const auto& [name, grad] : grads_of(net)) {
+                  sum += grad.square().sum().item<double>();
+                }
+                return sum;
+              }()),
+              1e-6);
+  strategy.zero_grad(0);
+  EXPECT_TRUE(grads_of(net).empty());
+}
+
+TEST(SingleDevice, NeedsAnOptimizer) {
+  Net net;
+  SingleDevice strategy(0);
+  EXPECT_THROW(strategy.prepare(net, {}), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+#include <gmock/gmock.h>
+
+#include <lockstep/plan/plan.h>
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+struct Case {
+  std::int64_t batch_size, accumulation, global_batch_size;
+  int ranks;
+  std::int64_t expected_accumulation, expected_global;
+  const char* explanation;
+};
+
+BatchPlan plan_of(const Case& c, std::vector<Problem>& problems) {
+  const TrainConfig config{
+      .batch_size = c.batch_size, .accumulation = c.accumulation, .global_batch_size = c.global_batch_size};
+  return plan_batch(config, c.ranks, problems);
+}
+
+TEST(BatchPlan, DerivesWhatIsNotSet) {
+  const Case cases[] = {
+      // b  A  G   W   A  G
+      {16, 0, 0, 1, 1, 16, "16 = 16 per rank x 1 micro-batch x 1 rank"},
+      {16, 0, 0, 4, 1, 64, "64 = 16 per rank x 1 micro-batch x 4 ranks"},
+      {16, 3, 0, 2, 3, 96, "96 = 16 per rank x 3 micro-batches x 2 ranks"},
+      {16, 0, 64, 2, 2, 64, "64 = 16 per rank x 2 micro-batches x 2 ranks"},
+      {16, 0, 65, 2, 3, 65, "65 over 2 ranks (33 or 32 each), in 3 micro-batches of at most 16"},
+      {16, 0, 1, 4, 1, 1, "1 over 4 ranks (1 or 0 each), in 1 micro-batch of at most 16"},
+      {16, 2, 50, 2, 2, 50, "50 over 2 ranks (25 each), in 2 micro-batches of at most 16"},
+      {16, 2, 33, 2, 2, 33, "33 over 2 ranks (17 or 16 each), in 2 micro-batches of at most 16"},
+      {16, 2, 64, 2, 2, 64, "64 = 16 per rank x 2 micro-batches x 2 ranks"},
+  };
+  for (const Case& c : cases) {
+    std::vector<Problem> problems;
+    const BatchPlan plan = plan_of(c, problems);
+    EXPECT_THAT(problems, IsEmpty());
+    EXPECT_EQ(plan.batch_size, c.batch_size);
+    EXPECT_EQ(plan.accumulation, c.expected_accumulation) << c.explanation;
+    EXPECT_EQ(plan.global_batch_size, c.expected_global) << c.explanation;
+    EXPECT_EQ(plan.global_is_given, c.global_batch_size > 0) << c.explanation;
+    EXPECT_EQ(plan.explanation, c.explanation);
+  }
+}
+
+TEST(BatchPlan, RefusesThreeThatDisagreeAndShowsTheSum) {
+  for (const std::int64_t global : {32, 65}) {  // 33 to 64 agree
+    std::vector<Problem> problems;
+    plan_of({16, 2, global, 2, 0, 0, ""}, problems);
+    ASSERT_EQ(problems.size(), 1U) << global;
+    EXPECT_EQ(problems[0].what, "--global_batch_size " + std::to_string(global) +
+                                    ": 16 per rank x 2 micro-batches x 2 ranks = 64, expected 33 to 64");
+  }
+}
+
+TEST(BatchPlan, RefusesWhatDoesNotFit) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 61;
+  for (const Case& c : {Case{kHuge, 0, 0, 4, 0, 0, ""}, Case{1 << 20, kHuge, 0, 1, 0, 0, ""}}) {
+    std::vector<Problem> problems;
+    plan_of(c, problems);
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_THAT(problems[0].what, HasSubstr("does not fit 64 bits"));
+  }
+}
+
+TEST(BatchPlan, LeavesNonsenseToTheConfigurationsOwnCheck) {
+  for (const Case& c : {Case{0, 0, 0, 1, 0, 0, ""}, Case{1, -1, 0, 1, 0, 0, ""}, Case{1, 0, -5, 1, 0, 0, ""}}) {
+    std::vector<Problem> problems;
+    plan_of(c, problems);
+    EXPECT_THAT(problems, IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <sstream>
+
+#include <gmock/gmock.h>
+
+#include <lockstep/plan/plan.h>
+
+#include "support/fake_hardware.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(Describe, IsTheStartUpTable) {
+  const TrainConfig config{
+      .precision = Precision::bf16_mixed,
+      .max_epochs = 5,
+      .max_steps = 1000,
+      .batch_size = 16,
+      .global_batch_size = 64,
+      .run_name = "digits",
+      .optim = {.lr = 0.001, .max_grad_norm = 1, .schedule = ScheduleKind::cosine, .warmup_steps = 100}};
+  EXPECT_EQ(describe(resolve(config, machine_with(2), std::nullopt)),
+            "launch       this program starts 2 ranks\n"
+            "host         test\n"
+            "devices      2 x Test GPU (80.0 GiB), cuda:0-1\n"
+            "backend      nccl\n"
+            "strategy     ddp\n"
+            "precision    bf16_mixed\n"
+            "seed         42\n"
+            "batch        64 = 16 per rank x 2 micro-batches x 2 ranks\n"
+            "limits       5 epochs or 1000 steps, whichever ends first\n"
+            "optimizer    learning rate 0.001, gradient norm at most 1\n"
+            "schedule     100 warm-up steps, then cosine to 0 of the learning rate at the last step\n"
+            "data         keyed order, shuffled, 2 workers per rank, 2 steps ahead\n"
+            "validation   every epoch\n"
+            "checkpoints  every epoch and at the end, last 2 kept; resume auto\n"
+            "run          runs/digits\n"
+            "threads      8 per rank\n");
+}
+
+TEST(Describe, SaysWarningsAndNotesLast) {
+  const TrainConfig config{.compute_setup = ComputeSetup::cpu, .backend = Backend::gloo};
+  const std::string text = describe(resolve(config, machine_with(2), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("launch       alone\n"));
+  EXPECT_THAT(text, HasSubstr("devices      CPU\n"));
+  EXPECT_THAT(text, HasSubstr("backend      none (one rank)\n"));
+  EXPECT_THAT(text, HasSubstr("optimizer    learning rate of the program\n"));
+  EXPECT_THAT(text, HasSubstr("schedule     constant\n"));
+  const auto warning = text.find("\nwarning: 2 GPUs here, not used");
+  const auto note = text.find("\nnote: one rank: --backend gloo is not used\n");
+  ASSERT_NE(warning, std::string::npos);
+  ASSERT_NE(note, std::string::npos);
+  EXPECT_LT(warning, note);
+  EXPECT_LT(text.find("threads"), warning);
+}
+
+TEST(Describe, NamesDifferentGpusApart) {
+  Hardware machine = machine_with(4);
+  machine.gpus[1].name = "Other GPU";
+  machine.gpus[3].memory_bytes = 0;
+  EXPECT_THAT(describe(resolve({}, machine, std::nullopt)),
+              HasSubstr("Test GPU (80.0 GiB), cuda:0; Other GPU (80.0 GiB), cuda:1; Test GPU (80.0 GiB), cuda:2; "
+                        "Test GPU, cuda:3\n"));
+}
+
+TEST(Describe, SaysHowManyNodesThereAre) {
+  const std::string text = describe(resolve({}, no_gpu(), launched(0, 4, 2)));
+  EXPECT_THAT(text, HasSubstr("devices      2 CPU ranks on this node, 2 nodes\n"));
+  EXPECT_THAT(text, HasSubstr("backend      gloo\n"));
+}
+
+TEST(Describe, FitsOneScreen) {
+  const std::string text = describe(resolve({}, eight_gpus(), std::nullopt));
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 18);
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 100U) << line;
+  }
+}
+
+TEST(Describe, SpellsTheOffSwitches) {
+  const TrainConfig config{.max_epochs = 0,
+                           .max_steps = 1,
+                           .fresh = true,
+                           .data = {.workers = 0},
+                           .sampler = {.shuffle = false},
+                           .validate = {.every_epochs = 0},
+                           .checkpoint = {.enabled = false}};
+  const std::string text = describe(resolve(config, no_gpu(), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("limits       1 step\n"));
+  EXPECT_THAT(text, HasSubstr("data         keyed order, built in the training thread\n"));
+  EXPECT_THAT(text, HasSubstr("validation   never\n"));
+  EXPECT_THAT(text, HasSubstr("checkpoints  off\n"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,395 @@
+#include <algorithm>
+
+#include <gmock/gmock.h>
+
+#include <lockstep/plan/plan.h>
+
+#include "support/fake_hardware.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+using testing::StartsWith;
+
+constexpr std::nullopt_t kAlone = std::nullopt;
+
+std::vector<std::string> devices(const Plan& plan) {
+  std::vector<std::string> names;
+  std::transform(plan.local_devices.begin(), plan.local_devices.end(), std::back_inserter(names),
+                 [](DeviceId device) { return to_string(device); });
+  return names;
+}
+
+std::vector<Problem> problems(const TrainConfig& config, const Hardware& hardware,
+                              const std::optional<Identity>& identity = kAlone) {
+  try {
+    resolve(config, hardware, identity);
+  } catch (const ConfigError& error) {
+    return error.problems();
+  }
+  return {};
+}
+
+/// The only problem as "what | hint"; what else there is, if it is not one.
+std::string refusal(const TrainConfig& config, const Hardware& hardware,
+                    const std::optional<Identity>& identity = kAlone) {
+  const std::vector<Problem> all = problems(config, hardware, identity);
+  std::string text = all.size() == 1 ? "" : std::to_string(all.size()) + " problems: ";
+  for (const Problem& problem : all) {
+    text += problem.what + " | " + problem.hint;
+  }
+  return text;
+}
+
+Hardware with_free_memory(const std::vector<std::int64_t>& free_gib) {
+  Hardware hardware = machine_with(static_cast<int>(free_gib.size()));
+  for (std::size_t i = 0; i < free_gib.size(); ++i) {
+    hardware.gpus[i].free_bytes = free_gib[i] * kGiB;
+  }
+  return hardware;
+}
+
+Hardware with_unusable(int gpus, const std::vector<int>& unusable) {
+  Hardware hardware = machine_with(gpus);
+  for (const int index : unusable) {
+    hardware.gpus[static_cast<std::size_t>(index)].usable = false;
+  }
+  return hardware;
+}
+
+// --- compute ---
+
+TEST(Resolve, PlansOneCpuRankWithoutGpu) {
+  const Plan plan = resolve({}, no_gpu(), kAlone);
+  EXPECT_THAT(devices(plan), ElementsAre("cpu"));
+  EXPECT_EQ(plan.world_size, 1);
+  EXPECT_EQ(plan.config.compute_setup, ComputeSetup::cpu);
+  EXPECT_EQ(plan.config.backend, Backend::gloo);
+  EXPECT_EQ(plan.config.strategy, StrategyKind::single);
+  EXPECT_EQ(plan.launch, "alone");
+  EXPECT_EQ(plan.threads_per_rank, 16);
+  EXPECT_THAT(plan.warnings, IsEmpty());
+  EXPECT_THAT(plan.notes, IsEmpty());
+}
+
+TEST(Resolve, PrefersAllGpus) {
+  const Plan plan = resolve({}, eight_gpus(), kAlone);
+  EXPECT_EQ(plan.world_size, 8);
+  EXPECT_EQ(devices(plan).front(), "cuda:0");
+  EXPECT_EQ(devices(plan).back(), "cuda:7");
+  EXPECT_EQ(plan.config.compute_setup, ComputeSetup::gpu);
+  EXPECT_EQ(plan.config.backend, Backend::nccl);
+  EXPECT_EQ(plan.config.strategy, StrategyKind::ddp);
+  EXPECT_EQ(plan.config.nprocs, 8);
+  EXPECT_EQ(plan.launch, "this program starts 8 ranks");
+  EXPECT_EQ(plan.threads_per_rank, 2);
+  EXPECT_EQ(plan.local_device_names[3], "Test GPU");
+  EXPECT_EQ(plan.local_device_uuids[3], "GPU-30000000");
+  EXPECT_EQ(plan.local_device_memory_bytes[3], 80 * kGiB);
+}
+
+TEST(Resolve, SaysWhyNoGpuCanBeUsed) {
+  const TrainConfig config{.compute_setup = ComputeSetup::gpu};
+  Hardware not_built = eight_gpus();
+  not_built.cuda_built = false;
+  EXPECT_EQ(
+      refusal(config, no_gpu()),
+      "--compute_setup gpu: no GPU can be used: no NVIDIA driver | use --compute_setup cpu, or --allow_fallback true");
+  EXPECT_THAT(refusal(config, seen_through(eight_gpus(), "")), HasSubstr("CUDA_VISIBLE_DEVICES=\"\" hides"));
+  EXPECT_THAT(refusal(config, not_built), HasSubstr("built without CUDA | build lockstep with"));
+  EXPECT_THAT(refusal(config, with_unusable(2, {0, 1})), HasSubstr("all 2 are prohibited, or in exclusive mode"));
+  EXPECT_THAT(refusal({.devices = {0, 1}}, no_gpu()), StartsWith("--devices 0,1: no GPU can be used"));
+}
+
+TEST(Resolve, FallsBackWhereThatIsAllowed) {
+  const Plan one = resolve({.compute_setup = ComputeSetup::gpu, .allow_fallback = true}, no_gpu(), kAlone);
+  EXPECT_THAT(devices(one), ElementsAre("cpu"));
+  EXPECT_THAT(one.warnings, ElementsAre("no GPU can be used: no NVIDIA driver; going on with the CPU"));
+  const Plan two = resolve({.devices = {0, 2}, .allow_fallback = true}, no_gpu(), kAlone);
+  EXPECT_THAT(devices(two), ElementsAre("cpu", "cpu"));
+  const Plan all =
+      resolve({.compute_setup = ComputeSetup::gpu, .devices = -1, .allow_fallback = true}, no_gpu(), kAlone);
+  EXPECT_THAT(devices(all), ElementsAre("cpu"));
+}
+
+TEST(Resolve, WarnsOfGpusThatAreNotUsed) {
+  const Plan asked = resolve({.compute_setup = ComputeSetup::cpu}, machine_with(2), kAlone);
+  EXPECT_THAT(asked.warnings, ElementsAre("2 GPUs here, not used; --compute_setup gpu --devices auto uses them"));
+  Hardware not_built = machine_with(1);
+  not_built.cuda_built = false;
+  EXPECT_THAT(resolve({}, not_built, kAlone).warnings,
+              ElementsAre(HasSubstr("built without CUDA; build lockstep with")));
+  EXPECT_THAT(resolve({}, seen_through(machine_with(1), ""), kAlone).warnings,
+              ElementsAre(HasSubstr("change CUDA_VISIBLE_DEVICES")));
+}
+
+// --- devices ---
+
+TEST(Resolve, ChoosesGpus) {
+  struct Case {
+    DeviceSpec wish;
+    int nprocs;
+    std::vector<std::string> expected;
+    const char* effective;
+  };
+  const Hardware machine = with_free_memory({30, 70, 10, 70});
+  const Case cases[] = {
+      {"auto", 0, {"cuda:0", "cuda:1", "cuda:2", "cuda:3"}, "0,1,2,3"},
+      {"auto", 1, {"cuda:1"}, "1,"},
+      {"auto", 2, {"cuda:1", "cuda:3"}, "1,3"},
+      {"auto", 3, {"cuda:0", "cuda:1", "cuda:3"}, "0,1,3"},
+      {2, 0, {"cuda:0", "cuda:1"}, "0,1"},
+      {2, 2, {"cuda:0", "cuda:1"}, "0,1"},
+      {-1, 0, {"cuda:0", "cuda:1", "cuda:2", "cuda:3"}, "0,1,2,3"},
+      {{3, 0}, 0, {"cuda:0", "cuda:3"}, "0,3"},
+      {"2,", 0, {"cuda:2"}, "2,"},
+      {"cuda:0,2-3", 3, {"cuda:0", "cuda:2", "cuda:3"}, "0,2,3"},
+      {"free:2", 0, {"cuda:1", "cuda:3"}, "1,3"},
+      {"free:3@20GiB", 0, {"cuda:0", "cuda:1", "cuda:3"}, "0,1,3"},
+      {"usable:2", 0, {"cuda:0", "cuda:1"}, "0,1"},
+  };
+  for (const Case& c : cases) {
+    const Plan plan = resolve({.devices = c.wish, .nprocs = c.nprocs}, machine, kAlone);
+    EXPECT_EQ(devices(plan), c.expected) << c.wish.text() << ", nprocs " << c.nprocs;
+    EXPECT_EQ(plan.config.devices, DeviceSpec(c.effective)) << plan.config.devices.text();
+    EXPECT_EQ(plan.config.nprocs, static_cast<int>(c.expected.size()));
+  }
+}
+
+TEST(Resolve, SkipsGpusThatCannotBeUsed) {
+  const Hardware machine = with_unusable(4, {0, 2});
+  EXPECT_THAT(devices(resolve({}, machine, kAlone)), ElementsAre("cuda:1", "cuda:3"));
+  EXPECT_THAT(devices(resolve({.devices = "usable:1"}, machine, kAlone)), ElementsAre("cuda:1"));
+  EXPECT_THAT(devices(resolve({.devices = "free:2"}, machine, kAlone)), ElementsAre("cuda:1", "cuda:3"));
+  EXPECT_THAT(refusal({.devices = 3}, machine), StartsWith("--devices 3: GPU 0,2 cannot be used"));
+  EXPECT_THAT(refusal({.devices = "usable:3"}, machine), StartsWith("--devices usable:3: found 2 usable GPUs"));
+}
+
+TEST(Resolve, SaysWhichGpusThereAre) {
+  EXPECT_EQ(refusal({.devices = "cuda:0,4"}, seen_through(machine_with(2), "0,1")),
+            "--devices cuda:0,4: GPU 4 does not exist, this machine has 2 (0-1) | "
+            "use --devices 0,1 or check CUDA_VISIBLE_DEVICES=\"0,1\"");
+  EXPECT_EQ(refusal({.devices = {5, 6}}, machine_with(1)),
+            "--devices 5,6: GPUs 5-6 do not exist, this machine has 1 (0) | use --devices 0,");
+  EXPECT_EQ(refusal({.devices = "2,"}, seen_through(machine_with(8), "4,5")),
+            "--devices 2,: GPU 2 does not exist, this process sees 2 of this machine's 8 (0-1) | "
+            "use --devices 0, or check CUDA_VISIBLE_DEVICES=\"4,5\"");
+  EXPECT_EQ(refusal({.devices = 4}, machine_with(2)),
+            "--devices 4: found 2 GPUs, this machine has 2 (0-1) | use --devices 2");
+  EXPECT_EQ(refusal({.nprocs = 4}, machine_with(2)),
+            "--nprocs 4: found 2 usable GPUs, expected one per rank | use --nprocs 2 at most");
+  EXPECT_EQ(refusal({.devices = "free:2@50GiB"}, with_free_memory({60, 40})),
+            "--devices free:2@50GiB: found 1 GPU with that much free memory (GPU 0: 60.0 GiB; GPU 1: 40.0 GiB) | "
+            "use fewer GPUs or a smaller limit");
+}
+
+TEST(Resolve, RefusesDevicesAndRanksThatDisagree) {
+  for (const DeviceSpec& wish : {DeviceSpec(2), DeviceSpec("0,1"), DeviceSpec("free:2"), DeviceSpec("usable:2")}) {
+    EXPECT_EQ(
+        refusal({.devices = wish, .nprocs = 3}, machine_with(4)),
+        "--nprocs 3 and --devices " + wish.text() + ": found 2 devices, expected one per rank | leave one of them out");
+  }
+  EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .devices = 2, .nprocs = 3}, no_gpu()),
+              StartsWith("--nprocs 3 and --devices 2: found 2 devices"));
+}
+
+TEST(Resolve, CountsRanksOnTheCpu) {
+  EXPECT_THAT(devices(resolve({.nprocs = 3}, no_gpu(), kAlone)), SizeIs(3));
+  EXPECT_THAT(devices(resolve({.devices = 4}, no_gpu(), kAlone)), SizeIs(4));
+  EXPECT_THAT(devices(resolve({.devices = "cpu", .nprocs = 2}, eight_gpus(), kAlone)), ElementsAre("cpu", "cpu"));
+  const Plan plan = resolve({.nprocs = 3}, machine_with(0, 2), kAlone);
+  EXPECT_EQ(plan.threads_per_rank, 1);
+  EXPECT_EQ(plan.config.devices, DeviceSpec("cpu"));
+  EXPECT_EQ(plan.config.backend, Backend::gloo);
+  EXPECT_EQ(plan.config.strategy, StrategyKind::ddp);
+}
+
+TEST(Resolve, RefusesContradictionsOnce) {
+  for (const char* wish : {"-1", "0,1", "usable:2", "free:2"}) {
+    EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .devices = wish}, machine_with(2)),
+                StartsWith(std::string("--devices ") + wish + " with --compute_setup cpu"));
+    EXPECT_THAT(refusal({.devices = wish}, no_gpu()),
+                AllOf(StartsWith(std::string("--devices ") + wish + ": no GPU can be used"),
+                      HasSubstr("| use --devices auto, or")));
+  }
+  EXPECT_THAT(refusal({.compute_setup = ComputeSetup::gpu, .devices = "cpu"}, machine_with(1)),
+              StartsWith("--devices cpu with --compute_setup gpu"));
+  EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .nprocs = 2, .backend = Backend::nccl}, no_gpu()),
+              StartsWith("--backend nccl with --compute_setup cpu"));
+  EXPECT_THAT(refusal({.nprocs = 2, .strategy = StrategyKind::single}, machine_with(2)),
+              StartsWith("--strategy single with --nprocs 2"));
+  EXPECT_THAT(refusal({.devices = "0"}, machine_with(2)), HasSubstr("no device was asked for"));
+}
+
+// --- backend and strategy ---
+
+TEST(Resolve, ChoosesTheBackend) {
+  Hardware no_nccl = machine_with(2);
+  no_nccl.nccl_built = false;
+  EXPECT_EQ(resolve({}, machine_with(2), kAlone).config.backend, Backend::nccl);
+  const Plan staged = resolve({.backend = Backend::gloo}, no_nccl, kAlone);
+  EXPECT_EQ(staged.config.backend, Backend::gloo);
+  EXPECT_THAT(staged.notes, ElementsAre(HasSubstr("staged through the host")));
+  for (const Backend backend : {Backend::automatic, Backend::nccl}) {
+    EXPECT_THAT(refusal({.backend = backend}, no_nccl), HasSubstr("| use --backend gloo (staged through the host)"));
+  }
+  EXPECT_EQ(resolve({.nprocs = 1}, no_nccl, kAlone).config.backend, Backend::gloo);
+  EXPECT_EQ(refusal({.nprocs = 2, .backend = Backend::nccl}, no_gpu()),
+            "--backend nccl: needs a GPU per rank, found ranks on the CPU | use --backend gloo");
+}
+
+TEST(Resolve, IgnoresTheBackendOfOneRankWithANote) {
+  EXPECT_THAT(resolve({.backend = Backend::nccl}, no_gpu(), kAlone).notes,
+              ElementsAre("one rank: --backend nccl is not used"));
+  EXPECT_THAT(resolve({.backend = Backend::gloo}, one_gpu(), kAlone).notes,
+              ElementsAre("one rank: --backend gloo is not used"));
+}
+
+TEST(Resolve, RefusesOneStrategyForManyRanks) {
+  EXPECT_EQ(refusal({.strategy = StrategyKind::single}, machine_with(2)),
+            "--strategy single: found 2 ranks, expected 1 | use --strategy auto, or --nprocs 1");
+  const Plan alone = resolve({.strategy = StrategyKind::ddp}, one_gpu(), kAlone);
+  EXPECT_EQ(alone.config.strategy, StrategyKind::single);
+  EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("--strategy ddp")));
+}
+
+// --- launched by somebody ---
+
+TEST(Resolve, TakesItsPlaceInALaunch) {
+  const Plan plan = resolve({}, machine_with(4), launched(5, 8, 2));
+  EXPECT_EQ(plan.world_size, 8);
+  EXPECT_EQ(plan.nodes, 2);
+  EXPECT_THAT(devices(plan), ElementsAre("cuda:0", "cuda:1", "cuda:2", "cuda:3"));
+  EXPECT_EQ(plan.config.global_batch_size, 8 * 32);
+  EXPECT_EQ(plan.launch, "torchrun, 8 ranks on 2 nodes (RANK, WORLD_SIZE, LOCAL_RANK, ...)");
+}
+
+TEST(Resolve, GivesTheFirstGpusToLaunchedRanks) {
+  const Plan plan = resolve({}, with_free_memory({1, 2, 3, 4}), launched(0, 2));
+  EXPECT_THAT(devices(plan), ElementsAre("cuda:0", "cuda:1"));  // free memory changes while the others start
+  EXPECT_THAT(plan.notes, ElementsAre("2 of 4 GPUs used: one per rank on this node"));
+}
+
+TEST(Resolve, UsesTheOneGpuThatTheLauncherShowsARank) {
+  const Plan plan = resolve({}, seen_through(machine_with(4), "2"), launched(1, 4));
+  EXPECT_THAT(devices(plan), ElementsAre("cuda:0", "cuda:0", "cuda:0", "cuda:0"));
+  EXPECT_EQ(plan.local_device_uuids[1], "GPU-20000000");
+  EXPECT_THAT(plan.warnings, IsEmpty());
+}
+
+TEST(Resolve, RefusesToShareTheOnlyGpuOverNccl) {
+  EXPECT_THAT(refusal({}, one_gpu(), launched(0, 2)),
+              StartsWith("LOCAL_WORLD_SIZE=2: 2 ranks on this node share one GPU"));
+  EXPECT_THAT(resolve({.backend = Backend::gloo}, one_gpu(), launched(0, 2)).warnings,
+              ElementsAre("2 ranks on this node share one GPU"));
+}
+
+TEST(Resolve, DoesNotMindAGpuThatItsOwnRankHasTaken) {
+  EXPECT_THAT(devices(resolve({}, with_unusable(2, {0, 1}), launched(1, 2))), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_THAT(devices(resolve({.devices = {0, 1}}, with_unusable(2, {0}), launched(1, 2))),
+              ElementsAre("cuda:0", "cuda:1"));
+}
+
+TEST(Resolve, RefusesALaunchThatDoesNotFit) {
+  EXPECT_EQ(refusal({}, machine_with(2), launched(0, 4)),
+            "LOCAL_WORLD_SIZE=4: found 2 visible GPUs, expected one per rank | use 2 ranks per node");
+  EXPECT_EQ(refusal({.nprocs = 3}, machine_with(2), launched(0, 2)),
+            "--nprocs 3: the ranks run already, WORLD_SIZE=2 | leave out --nprocs, or start that many ranks");
+  for (const DeviceSpec& wish : {DeviceSpec(3), DeviceSpec({0, 1, 3}), DeviceSpec("usable:2"), DeviceSpec("free:2")}) {
+    EXPECT_THAT(refusal({.devices = wish}, machine_with(4), launched(0, 2)), StartsWith("--devices " + wish.text()));
+  }
+  EXPECT_THAT(refusal({.devices = -1}, machine_with(4), launched(0, 2)), HasSubstr("found 4 devices"));
+  EXPECT_THAT(refusal({.devices = 3}, no_gpu(), launched(0, 2)), HasSubstr("found 3 devices"));
+}
+
+TEST(Resolve, KeepsTheNamedGpusOfALaunch) {
+  EXPECT_THAT(devices(resolve({.devices = {3, 1}}, machine_with(4), launched(0, 2))), ElementsAre("cuda:1", "cuda:3"));
+  EXPECT_THAT(devices(resolve({.devices = 2}, machine_with(4), launched(0, 2))), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_THAT(devices(resolve({}, no_gpu(), launched(0, 3))), ElementsAre("cpu", "cpu", "cpu"));
+}
+
+TEST(Resolve, FollowsTheDevicesThatTheSupervisorChose) {
+  Identity identity = launched(1, 2);
+  identity.launcher = "lockstep";
+  const TrainConfig config{.devices = "free:2"};
+  const Plan supervisor = resolve(config, with_free_memory({10, 70, 20, 70}), kAlone);
+  identity.devices = supervisor.config.devices.text();
+  const Plan worker = resolve(config, with_free_memory({70, 10, 70, 10}), identity);  // memory moved meanwhile
+  EXPECT_EQ(worker.local_devices, supervisor.local_devices);
+
+  identity.devices = resolve({.devices = 2}, no_gpu(), kAlone).config.devices.text();
+  const Plan cpu = resolve({.devices = 2}, machine_with(2), identity);
+  EXPECT_THAT(devices(cpu), ElementsAre("cpu", "cpu"));
+  EXPECT_THAT(cpu.warnings, IsEmpty());
+}
+
+// --- the whole ---
+
+TEST(Resolve, ReportsEverythingAtOnce) {
+  const TrainConfig config{.devices = {0, 4},
+                           .nprocs = 2,
+                           .strategy = StrategyKind::single,
+                           .batch_size = 16,
+                           .accumulation = 1,
+                           .global_batch_size = 64,
+                           .checkpoint = {.keep_last = 1}};
+  std::vector<std::string> texts;
+  for (const Problem& problem : problems(config, machine_with(2))) {
+    EXPECT_NE(problem.hint, "") << problem.what;
+    texts.push_back(problem.what);
+  }
+  EXPECT_THAT(texts, SizeIs(4));
+  EXPECT_THAT(texts, Contains(HasSubstr("keep_last")));
+  EXPECT_THAT(texts, Contains(HasSubstr("GPU 4 does not exist")));
+  EXPECT_THAT(texts, Contains(HasSubstr("--strategy single")));
+  EXPECT_THAT(texts, Contains(HasSubstr("--global_batch_size 64")));
+}
+
+TEST(Resolve, LeavesNoFieldToDerive) {
+  const Plan plan = resolve({.global_batch_size = 100}, machine_with(2), kAlone);
+  EXPECT_EQ(plan.config.accumulation, 2);
+  EXPECT_EQ(plan.config.global_batch_size, 100);
+  EXPECT_EQ(plan.config.run_name, "run");
+  EXPECT_EQ(plan.config.run_dir, "runs/run");
+  EXPECT_EQ(run_directory({.run_name = "digits"}), "runs/digits");
+  EXPECT_EQ(run_directory({.run_dir = "/data/a", .run_name = "digits"}), "/data/a");
+  EXPECT_EQ(plan.loader.batch.global_batch_size, 100);
+  EXPECT_EQ(plan.loader.seed, 42U);
+}
+
+TEST(Resolve, ValidatesInOrderAndWhole) {
+  const TrainConfig config{.batch_size = 8,
+                           .global_batch_size = 100,
+                           .sampler = {.order = SampleOrder::pytorch, .shuffle = true, .drop_last = true}};
+  const Plan plan = resolve(config, machine_with(2), kAlone);
+  EXPECT_EQ(plan.loader.sampler.order, SampleOrder::pytorch);
+  EXPECT_EQ(plan.eval_loader.sampler.order, SampleOrder::keyed);
+  EXPECT_FALSE(plan.eval_loader.sampler.shuffle);
+  EXPECT_FALSE(plan.eval_loader.sampler.drop_last);
+  EXPECT_EQ(plan.eval_loader.batch.batch_size, 8);
+  EXPECT_EQ(plan.eval_loader.batch.accumulation, 1);
+  EXPECT_EQ(plan.eval_loader.batch.global_batch_size, 16);
+}
+
+TEST(Resolve, WarnsOfRanksWithoutSamples) {
+  EXPECT_THAT(resolve({.global_batch_size = 3}, eight_gpus(), kAlone).warnings,
+              ElementsAre(HasSubstr("some ranks have nothing to compute")));
+}
+
+TEST(Resolve, PlansADescribedMachine) {
+  const std::filesystem::path folder = std::filesystem::path(LOCKSTEP_TEST_DATA) / "hardware";
+  const Plan eight = resolve({.nprocs = 4}, read_hardware(folder / "eight_gpus.json"), kAlone);
+  EXPECT_THAT(devices(eight), ElementsAre("cuda:1", "cuda:3", "cuda:4", "cuda:7"));
+  EXPECT_EQ(eight.threads_per_rank, 32);
+  EXPECT_THAT(devices(resolve({}, read_hardware(folder / "one_gpu.json"), kAlone)), ElementsAre("cuda:0"));
+  EXPECT_THAT(devices(resolve({}, read_hardware(folder / "no_gpu.json"), kAlone)), ElementsAre("cpu"));
+}
+
+}  // namespace
+}  // namespace lockstep

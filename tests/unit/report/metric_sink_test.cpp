@@ -1,0 +1,128 @@
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/report/metric_sink.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::EndsWith;
+using testing::HasSubstr;
+
+class MetricSinkTest : public testing::Test {
+ protected:
+  std::string text() const { return read_file(fs_, file_); }
+  std::vector<Json> rows() const {
+    std::vector<std::string> lines = split(text(), '\n');
+    EXPECT_EQ(lines.back(), "");
+    lines.pop_back();
+    std::vector<Json> parsed;
+    for (const std::string& line : lines) {
+      parsed.push_back(parse_json(line));
+    }
+    return parsed;
+  }
+  std::vector<std::int64_t> steps() const {
+    std::vector<std::int64_t> found;
+    for (const Json& row : rows()) {
+      found.push_back(row.at("step").get<std::int64_t>());
+    }
+    return found;
+  }
+  void put(std::string_view text) { write_file(fs_, file_, text); }
+
+  TempDir directory_;
+  FileSystem& fs_ = real_file_system();
+  std::filesystem::path file_ = directory_.path() / "metrics";
+};
+
+using JsonlSink = MetricSinkTest;
+using CsvSink = MetricSinkTest;
+
+TEST_F(JsonlSink, WritesARowAtOnceWithEveryDigit) {
+  const auto sink = jsonl_sink(fs_, file_, 0);
+  const double third = 1.0 / 3;
+  const Metric metrics[] = {
+      {"loss", third}, {"lr", 1e-300}, {"bad", std::nan("")}, {"up", HUGE_VAL}, {"down", -HUGE_VAL}};
+  sink->write(20, metrics);
+  ASSERT_EQ(rows().size(), 1U);  // the sink still lives: nothing waits in a buffer
+  const Json row = rows().front();
+  EXPECT_EQ(row.at("loss").get<double>(), third);
+  EXPECT_EQ(row.at("lr").get<double>(), 1e-300);
+  EXPECT_EQ(row.at("bad"), "NaN");
+  EXPECT_EQ(row.at("up"), "Infinity");
+  EXPECT_EQ(row.at("down"), "-Infinity");
+  EXPECT_THAT(row.at("time").get<std::string>(),
+              testing::MatchesRegex("20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-9:]{8}\\.[0-9]{3}Z"));
+  EXPECT_THAT(text(), testing::StartsWith("{\"step\":20,\"time\":\""));
+}
+
+TEST_F(JsonlSink, HasEveryStepOnceAfterAResume) {
+  {
+    const auto first = jsonl_sink(fs_, file_, 0);
+    for (const std::int64_t step : {10, 20, 30}) {
+      first->write(step, {});
+    }
+  }
+  const auto second = jsonl_sink(fs_, file_, 20);
+  second->write(30, {});
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{10, 20, 30}));
+}
+
+TEST_F(JsonlSink, CutsATornLastRowAndKeepsWhatItDoesNotKnow) {
+  put("{\"step\":10}\nnot ours\n{\"step\":20,\"lo");
+  jsonl_sink(fs_, file_, 100);
+  EXPECT_EQ(text(), "{\"step\":10}\nnot ours\n");
+}
+
+TEST_F(CsvSink, WidensTheFileForNewColumns) {
+  const auto sink = csv_sink(fs_, file_, 0);
+  const Metric first[] = {{"loss", 0.5}};
+  const Metric second[] = {{"val_loss", 0.1 + 0.2}, {"loss", std::nan("")}, {"a,\"b\"", 2}};
+  const Metric third[] = {{"lr", -HUGE_VAL}};
+  sink->write(1, first);
+  EXPECT_EQ(text(), "step,loss\n1,0.5\n");
+  sink->write(2, second);
+  EXPECT_EQ(text(), "step,loss,val_loss,\"a,\"\"b\"\"\"\n1,0.5,,\n2,NaN,0.30000000000000004,2\n");
+  sink->write(3, third);
+  EXPECT_EQ(text(), "step,loss,val_loss,\"a,\"\"b\"\"\",lr\n1,0.5,,,\n2,NaN,0.30000000000000004,2,\n3,,,,-Infinity\n");
+}
+
+TEST_F(CsvSink, ContinuesAFileWithItsColumns) {
+  put("step,loss,\"a,\"\"b\"\"\"\n10,0.5,1\n20,0.25,2\n30,0.125,3\n40,0.1");
+  const auto sink = csv_sink(fs_, file_, 20);
+  const Metric metrics[] = {{"a,\"b\"", 4}, {"loss", 1}};
+  sink->write(30, metrics);
+  EXPECT_EQ(text(), "step,loss,\"a,\"\"b\"\"\"\n10,0.5,1\n20,0.25,2\n30,1,4\n");
+}
+
+TEST_F(CsvSink, StartsOverAfterATornHeader) {
+  put("step,lo");
+  const auto sink = csv_sink(fs_, file_, 0);
+  sink->write(1, {});
+  EXPECT_EQ(text(), "step\n1\n");
+}
+
+TEST_F(CsvSink, RefusesAFileThatIsNotItsOwn) {
+  put("name,age\nx,1\n");
+  try {
+    csv_sink(fs_, file_, 0);
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), EndsWith("metrics: found a first column named 'name', expected 'step'"));
+    EXPECT_THAT(error.hint(), HasSubstr("move it away"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

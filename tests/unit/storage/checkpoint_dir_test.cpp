@@ -1,0 +1,231 @@
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/storage/checkpoint_dir.h>
+
+#include "base/memory_file_system.h"
+#include "support/temp_dir.h"
+#include "unit/storage/checkpoint_samples.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_storage;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+using Path = std::filesystem::path;
+
+const Path kDirectory = "/checkpoints";
+
+TEST(CheckpointDir, IsEmptyBeforeTheFirstSave) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  EXPECT_THAT(directory.steps(), ElementsAre());
+  EXPECT_FALSE(directory.newest_valid({}));
+  EXPECT_THAT(directory.remove_incomplete(), ElementsAre());
+  EXPECT_EQ(fs.operations(), 0) << "looking changes nothing";
+}
+
+TEST(CheckpointDir, GivesBackWhatWasSaved) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run 7", 3);
+  save(directory, 500, sample_contents(500));
+  save(directory, 1000, sample_contents(1000));
+  EXPECT_THAT(directory.steps(), ElementsAre(500, 1000));
+  EXPECT_EQ(directory.path(500), kDirectory / "step-0000000500");
+  const auto newest = directory.newest_valid({});
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->step, 1000);
+  EXPECT_EQ(newest->run_id, "run 7");
+  EXPECT_EQ(newest->restart, 3);
+  EXPECT_EQ(newest->format, kCheckpointFormat);
+  EXPECT_EQ(load(directory, *newest), sample_contents(1000));
+}
+
+TEST(CheckpointDir, ReplacesAStepAndLeavesNothingBehind) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 500, sample_contents(500, 0));
+  save(directory, 500, sample_contents(500, 1));
+  EXPECT_EQ(load(directory, directory.verify(500)), sample_contents(500, 1));
+  EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000500"));
+}
+
+TEST(CheckpointDir, ReadsACheckpointThatIsOnlyMovedAside) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 500, sample_contents(500));
+  const Path aside = kDirectory / "step-0000000500.old.0123456789abcdef";
+  fs.rename(directory.path(500), aside);
+  EXPECT_THAT(directory.steps(), ElementsAre(500));
+  EXPECT_EQ(directory.path(500), aside);
+  EXPECT_EQ(load(directory, directory.verify(500)), sample_contents(500));
+  EXPECT_THAT(directory.remove_incomplete(), ElementsAre());
+  EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000500")) << "put back";
+  EXPECT_EQ(load(directory, directory.verify(500)), sample_contents(500));
+}
+
+TEST(CheckpointDir, RemovesLeftOversAndNothingElse) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 500, sample_contents(500));
+  const std::vector<std::string> ours = {"step-0000000500.old.0123456789abcdef",
+                                         "step-0000000900.tmp.0123456789abcdef"};
+  const std::vector<std::string> others = {"step-0000000900.tmp",
+                                           "step-0000000900.tmp.0123",
+                                           "step-900.tmp.0123456789abcdef",
+                                           "step-0000000900.bak.0123456789abcdef",
+                                           "step--000000001",
+                                           "step-+000000001",
+                                           "step-",
+                                           "best",
+                                           "step-00000000500"};
+  for (const std::string& name : ours) {
+    fs.create_directories(kDirectory / name);
+  }
+  for (const std::string& name : others) {
+    fs.create_directories(kDirectory / name);
+  }
+  EXPECT_THAT(directory.steps(), ElementsAre(500));
+  EXPECT_EQ(directory.remove_incomplete(), ours);
+  std::vector<std::string> expected = others;
+  expected.emplace_back("step-0000000500");
+  EXPECT_THAT(fs.list(kDirectory), testing::UnorderedElementsAreArray(expected));
+  EXPECT_THAT(directory.remove_incomplete(), ElementsAre());
+}
+
+TEST(CheckpointDir, KeepsTheNewest) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {50, 900, 7, 100}) {
+    save(directory, step, sample_contents(step));
+  }
+  directory.retain(3);
+  EXPECT_THAT(directory.steps(), ElementsAre(50, 100, 900));
+  directory.retain(2);
+  EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000100", "step-0000000900"));
+  directory.retain(2);
+  EXPECT_THAT(directory.steps(), ElementsAre(100, 900));
+}
+
+// The verbs of what `change` does to the disk.
+template <typename Function>
+std::vector<std::string> verbs(const MemoryFileSystem& fs, const Function& change) {
+  const auto before = fs.operations();
+  change();
+  std::vector<std::string> trace = fs.trace();
+  trace.erase(trace.begin(), trace.begin() + before);
+  for (std::string& line : trace) {
+    line = line.substr(0, line.find(' '));
+  }
+  return trace;
+}
+
+TEST(CheckpointDir, MakesSureThatWhatItDeletesIsNoLongerReadable) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {1, 2, 3, 4}) {
+    save(directory, step, sample_contents(step));
+  }
+  EXPECT_THAT(verbs(fs, [&] { directory.retain(2); }), ElementsAre("rename", "rename", "sync", "remove", "remove"));
+}
+
+TEST(CheckpointDir, MakesSureThatWhatItKeepsIsDurableBeforeItCleansUp) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 500, sample_contents(500));
+  fs.create_directories(kDirectory / "step-0000000500.old.0123456789abcdef");
+  EXPECT_THAT(verbs(fs, [&] { directory.remove_incomplete(); }), ElementsAre("sync", "remove", "sync"));
+}
+
+TEST(CheckpointDirDeathTest, RefusesToKeepOnlyOne) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  EXPECT_DEATH(directory.retain(1), "one checkpoint is not enough");
+}
+
+TEST(StepsToDelete, AreTheOldest) {
+  EXPECT_THAT(steps_to_delete({}, 2), ElementsAre());
+  EXPECT_THAT(steps_to_delete({5}, 2), ElementsAre());
+  EXPECT_THAT(steps_to_delete({9, 5, 7}, 2), ElementsAre(5));
+  EXPECT_THAT(steps_to_delete({1, 2, 3, 4}, 3), ElementsAre(1));
+}
+
+TEST(CheckpointDir, SaysHowMuchSpaceIsMissingBeforeItWrites) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 850, sample_contents(850));
+  fs.set_free_bytes(std::int64_t{1} << 30);
+  EXPECT_NO_THROW(directory.begin(900, std::int64_t{1} << 30));
+  const auto names = fs.list(kDirectory);
+  try {
+    directory.begin(900, (std::int64_t{1} << 30) + (std::int64_t{1} << 29));
+    FAIL() << "began without space";
+  } catch (const IoError& error) {
+    EXPECT_STREQ(error.what(), "cannot save step-0000000900: found 1.0 GiB free in /checkpoints, need 1.5 GiB");
+    EXPECT_FALSE(error.hint().empty());
+  }
+  EXPECT_EQ(fs.list(kDirectory), names);
+  EXPECT_TRUE(directory.newest_valid({}));
+}
+
+TEST(CheckpointDir, WorksOnTheRealFileSystem) {
+  const TempDir temp;
+  const Path path = temp.path() / "runs" / "digits" / "checkpoints";
+  FileSystem& fs = real_file_system();
+  CheckpointDir directory(fs, path, "run", 0);
+  for (const std::int64_t step : {100, 200, 300}) {
+    save(directory, step, sample_contents(step));
+    directory.retain(2);
+  }
+  save(directory, 300, sample_contents(300, 1));
+  { directory.begin(400); }
+  EXPECT_THAT(fs.list(path), ElementsAre("step-0000000200", "step-0000000300"));
+  const auto newest = CheckpointDir(fs, path, "another", 1).newest_valid({});
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(load(directory, *newest), sample_contents(300, 1));
+
+  const Path moved = temp.path() / "moved";  // nothing in a checkpoint knows its path
+  std::filesystem::rename(path, moved);
+  EXPECT_TRUE(CheckpointDir(fs, moved, "run", 0).newest_valid({}));
+}
+
+TEST(CheckpointDir, OpensNothingButRegularFilesInPlace) {
+  const TempDir temp;
+  FileSystem& fs = real_file_system();
+  CheckpointDir directory(fs, temp.path(), "run", 0);
+  save(directory, 100, sample_contents(100));
+  const Path file = directory.path(100) / "state.json";
+  const Path elsewhere = temp.path() / "elsewhere";
+  std::filesystem::copy_file(file, elsewhere);
+  const auto message = [&] {
+    std::string text = "accepted";
+    directory.newest_valid([&](const std::string& found) { text = found; });
+    return text;
+  };
+  EXPECT_EQ(message(), "accepted");
+
+  std::filesystem::remove(file);
+  std::filesystem::create_symlink(elsewhere, file);
+  EXPECT_THAT(message(), HasSubstr("step-0000000100/state.json: cannot open"));
+  std::filesystem::remove(file);
+  std::filesystem::create_directory(file);
+  EXPECT_THAT(message(), HasSubstr("step-0000000100/state.json: cannot open"));
+  std::filesystem::remove(file);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_THAT(message(), HasSubstr("step-0000000100/state.json: cannot open"));
+  std::filesystem::remove(file);
+  std::filesystem::copy_file(elsewhere, file);
+  EXPECT_EQ(message(), "accepted");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,356 @@
+#include <lockstep/trainer/trainer.h>
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <ATen/ATen.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<at::Tensor> weights_of(Task& task) {
+  std::vector<at::Tensor> weights;
+  for (const auto& parameter : task.module().parameters()) {
+    weights.push_back(parameter.detach().clone());
+  }
+  return weights;
+}
+
+double difference(Task& a, Task& b) {
+  double worst = 0;
+  const auto left = weights_of(a);
+  const auto right = weights_of(b);
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    worst = std::max(worst, (left[i] - right[i]).abs().max().item<double>());
+  }
+  return worst;
+}
+
+TEST(Trainer, IsTheLoopOneWouldWriteByHand) {
+  Session session = Session::single(in_memory({.max_epochs = 3, .batch_size = 8, .sampler = {.shuffle = false}}));
+  TinyTask task;
+  DataLoader data(tiny_data(20), session.plan.loader, session.world);
+  const FitResult result = Trainer(session).fit(task, data);
+  EXPECT_EQ(result.state.step, 9);
+  EXPECT_EQ(result.state.epoch, 3);
+  EXPECT_EQ(result.state.samples, 60);
+  EXPECT_EQ(result.stop, StopKind::none);
+
+  TinyTask hand;
+  torch::optim::SGD optimizer(hand.module().parameters(), torch::optim::SGDOptions(0.1));
+  const auto all = tiny_data(20);
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    for (std::int64_t begin = 0; begin < 20; begin += 8) {
+      std::vector<std::int64_t> ids;
+      for (std::int64_t id = begin; id < std::min<std::int64_t>(begin + 8, 20); ++id) {
+        ids.push_back(id);
+      }
+      optimizer.zero_grad();
+      hand.training_step(all->get(ids, {})).loss.backward();
+      optimizer.step();
+    }
+  }
+  EXPECT_LE(difference(task, hand), 1e-6);
+}
+
+// Stages in order, at the right steps.
+class Recorder final : public Callback {
+ public:
+  std::string_view name() const override { return "recorder"; }
+  std::uint32_t stages() const override {
+    return Stage::fit_start | Stage::step_end | Stage::epoch_end | Stage::validation_end | Stage::fit_end;
+  }
+  void on(const StageContext& context) override {
+    static const std::map<Stage, std::string> names{{Stage::fit_start, "start"}, {Stage::step_end, "step"},
+                                                    {Stage::epoch_end, "epoch"}, {Stage::validation_end, "validation"},
+                                                    {Stage::fit_end, "end"}};
+    seen.push_back(names.at(context.stage) + std::to_string(context.state.step));
+    if (context.stage == Stage::validation_end) {
+      metrics = *context.metrics;
+    }
+  }
+  std::vector<std::string> seen;
+  Metrics metrics;
+};
+
+TEST(Trainer, CallsBack) {
+  Session session = Session::single(in_memory({.max_epochs = 2, .batch_size = 8}));
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(5), session.plan.eval_loader, session.world);
+  const auto recorder = std::make_shared<Recorder>();
+  Trainer trainer(session);
+  trainer.add(recorder);
+  EXPECT_THROW(trainer.add(recorder), ConfigError);
+  trainer.fit(task, data, &validation);
+  EXPECT_THAT(recorder->seen, ElementsAre("start0", "step1", "step2", "epoch2", "validation2", "step3", "step4", "epoch4",
+                                          "validation4", "end4"));
+  ASSERT_EQ(recorder->metrics.size(), 1U);
+  EXPECT_EQ(recorder->metrics[0].first, "val_loss");
+  const auto all = tiny_data(5)->get(std::vector<std::int64_t>{0, 1, 2, 3, 4}, {});
+  EXPECT_NEAR(recorder->metrics[0].second, task.training_step(all).loss.item<double>(), 1e-6);
+}
+
+TEST(Trainer, ValidatesExactlyAtAnyNumberOfRanks) {
+  const auto all = tiny_data(7)->get(std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6}, {});
+  TinyTask reference;
+  const double expected = reference.training_step(all).loss.item<double>();
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.batch_size = 2});
+      config.nprocs = ranks;
+      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      TinyTask task;
+      DataLoader data(tiny_data(7), plan.eval_loader, world);
+      const Metrics metrics = Trainer(plan, world).validate(task, data);
+      ASSERT_NEAR(metrics.at(0).second, expected, 1e-6);
+      ASSERT_TRUE(task.module().is_training());
+    });
+  }
+}
+
+TEST(Trainer, RanksAsThreadsAreOneRank) {
+  TinyTask one;
+  {
+    Session session = Session::single(in_memory({.max_epochs = 4, .batch_size = 6, .global_batch_size = 6}));
+    DataLoader data(tiny_data(20), session.plan.loader, session.world);
+    Trainer(session).fit(one, data);
+  }
+  for (const int ranks : {2, 4}) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 4, .batch_size = 6, .global_batch_size = 6});
+      config.nprocs = ranks;
+      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      TinyTask task;
+      DataLoader data(tiny_data(20), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+      ASSERT_LE(difference(task, one), 1e-5);
+    });
+  }
+}
+
+// Two trainings in one process; the second with another plan and frozen parameters.
+TEST(Trainer, LeavesAnOrdinaryModuleForTheNextTraining) {
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  task.module().zero_grad();
+  auto bias = task.module().named_parameters()["bias"];
+  bias.set_requires_grad(false);
+  const auto before = bias.detach().clone();
+  const auto weight = task.module().named_parameters()["weight"].detach().clone();
+
+  TrainConfig second = session.plan.config;
+  second.max_epochs = 2;
+  const Plan plan = resolve(second, probe_hardware(), std::nullopt);
+  DataLoader again(tiny_data(16), plan.loader, session.world);
+  EXPECT_EQ(Trainer(plan, session.world).fit(task, again).state.step, 8);
+  EXPECT_TRUE(at::equal(bias, before));
+  EXPECT_FALSE(at::equal(task.module().named_parameters()["weight"], weight));
+}
+
+TEST(Trainer, StopsWhenAThreadAsks) {
+  Session session = Session::single(in_memory({.max_epochs = 0, .max_steps = 1000000, .batch_size = 4}));
+  class Stopper final : public Callback {
+   public:
+    std::string_view name() const override { return "stopper"; }
+    std::uint32_t stages() const override { return 0 | Stage::step_end; }
+    void on(const StageContext& context) override {
+      if (context.state.step == 5) {
+        context.control.request_stop("loss is low enough");
+      }
+    }
+  };
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  Trainer trainer(session);
+  trainer.add(std::make_shared<Stopper>());
+  const FitResult result = trainer.fit(task, data);
+  EXPECT_EQ(result.stop, StopKind::program);
+  EXPECT_EQ(result.state.step, 6);   // the request travels with the next step
+  EXPECT_THAT(result.why, HasSubstr("loss is low enough"));
+}
+
+TEST(Trainer, ClipsAndSchedules) {
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1e-3, .warmup_steps = 4}}));
+  class Watch final : public Callback {
+   public:
+    std::string_view name() const override { return "watch"; }
+    std::uint32_t stages() const override { return 0 | Stage::step_end; }
+    void on(const StageContext& context) override {
+      rates.push_back(context.step->lr);
+      EXPECT_GT(context.step->grad_norm.item<double>(), 1e-3);
+      double sum = 0;
+      for (const auto& parameter : context.module.parameters()) {
+        sum += parameter.grad().square().sum().item<double>();
+      }
+      EXPECT_NEAR(std::sqrt(sum), 1e-3, 1e-6);
+    }
+    std::vector<double> rates;
+  };
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  const auto watch = std::make_shared<Watch>();
+  Trainer trainer(session);
+  trainer.add(watch).fit(task, data);
+  ASSERT_EQ(watch->rates.size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_NEAR(watch->rates[i], 0.1 * static_cast<double>(i + 1) / 4, 1e-12);
+  }
+}
+
+// LBFGS evaluates as often on every rank, whatever its own loss is.
+TEST(Trainer, DrivesAnOptimizerWithAClosure) {
+  class Newton final : public TinyTask {
+   public:
+    Newton() : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
+          return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
+        })) {}
+    void optimize(Step& step) override {
+      step.add(step.minimize([&] {
+        step.zero_grad();
+        const auto out = step.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
+        step.backward(out);
+        return out;
+      }));
+    }
+  };
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 16 / ranks});
+      config.nprocs = ranks;
+      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      Newton task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+      DataLoader all(tiny_data(16), plan.eval_loader, world);
+      ASSERT_LT(Trainer(plan, world).validate(task, all).at(0).second, 1e-6);
+    });
+  }
+}
+
+// Two optimizers by hand, each with its own part of the module.
+TEST(Trainer, HandsTheStepToTheTask) {
+  struct Two : torch::nn::Module {
+    Two() {
+      left = register_module("left", torch::nn::Linear(4, 1));
+      right = register_module("right", torch::nn::Linear(4, 1));
+    }
+    torch::nn::Linear left{nullptr}, right{nullptr};
+  };
+  class Alternating final : public Task {
+   public:
+    torch::nn::Module& module() override { return *two_; }
+    std::vector<OptimizerSpec> optimizers() override {
+      OptimizerSpec left(sgd({.lr = 0.2}));
+      left.module = two_->left.get();
+      OptimizerSpec right(adamw({.lr = 0.1}));
+      right.module = two_->right.get();
+      return {left, right};
+    }
+    StepOutput training_step(const Batch& batch) override { return at::mse_loss(two_->left(batch.input) + two_->right(batch.input), batch.target); }
+    void optimize(Step& step) override {
+      for (std::size_t set = 0; set < 2; ++set) {
+        step.zero_grad(set);
+        for (const Batch& batch : step.batches()) {
+          const auto out = step.forward(batch, [this](const Batch& b) { return training_step(b); }, set);
+          step.backward(out, set);
+          step.add(out);
+        }
+        step.update(set);
+      }
+    }
+    std::shared_ptr<Two> two_ = std::make_shared<Two>();
+  };
+  Session session = Session::single(in_memory({.max_epochs = 60, .batch_size = 8}));
+  Alternating task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  DataLoader all(tiny_data(16), session.plan.eval_loader, session.world);
+  EXPECT_LT(Trainer(session).validate(task, all).at(0).second, 1e-2);
+}
+
+// Ranks and micro-batches with different numbers of tokens give the gradient of all tokens together.
+TEST(Trainer, WeighsByTheTasksOwnCount) {
+  class Masked final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      const auto mask = (batch.target > 0).to(at::kFloat);
+      const auto squares = (net_(batch.input) - batch.target).square() * mask;
+      StepOutput out(squares.sum() / mask.sum().clamp_min(1), {{"bias", net_->bias.detach().sum()}});
+      out.count = mask.sum();
+      return out;
+    }
+  };
+  Masked one;
+  {
+    Session session = Session::single(in_memory({.max_epochs = 3, .batch_size = 10}));
+    DataLoader data(tiny_data(20), session.plan.loader, session.world);
+    Trainer(session).fit(one, data);
+  }
+  thread_world(2, [&](World& world) {
+    TrainConfig config = in_memory({.max_epochs = 3, .batch_size = 2, .global_batch_size = 10});
+    config.nprocs = 2;
+    const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+    Masked task;
+    DataLoader data(tiny_data(20), plan.loader, world);
+    Trainer(plan, world).fit(task, data);
+    ASSERT_LE(difference(task, one), 1e-5);
+  });
+}
+
+TEST(Meter, RefusesOtherMetricsOnAnotherRank) {
+  try {
+    thread_world(2, [](World& world) {
+      Meter meter;
+      meter.add({at::ones({}), {{world.rank() == 0 ? "accuracy" : "recall", at::ones({})}}}, 1);
+      meter.take(world);
+    });
+    FAIL();
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 reports other metrics than rank 0"));
+  }
+}
+
+TEST(Meter, IsExactWhenARankHasNothing) {
+  thread_world(3, [](World& world) {
+    Meter meter;
+    if (world.rank() != 1) {
+      meter.add({at::full({}, world.rank() == 0 ? 1.0F : 4.0F), {}}, world.rank() == 0 ? 1 : 2);
+    }
+    const auto means = meter.take(world);
+    ASSERT_EQ(means.size(), 1U);
+    ASSERT_NEAR(means[0].second, 3.0, 1e-12);   // (1 x 1 + 4 x 2) / 3
+  });
+}
+
+TEST(Trainer, NeedsTheLengthOfARunForCosine) {
+  Session session = Session::single(in_memory({.max_epochs = 1, .optim = {.schedule = ScheduleKind::cosine}}));
+  class Endless final : public BatchSource {
+   public:
+    const StepBatches* next() override { return nullptr; }
+    std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
+    LoaderPosition position() const override { return {}; }
+    void seek(const LoaderPosition&) override {}
+  };
+  Endless data;
+  TinyTask task;
+  EXPECT_THROW(Trainer(session).fit(task, data), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep

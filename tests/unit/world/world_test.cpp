@@ -1,0 +1,187 @@
+#include <lockstep/world/world.h>
+
+#include <atomic>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(World, OfOneNeedsNobody) {
+  World world = World::single(c10::Device(c10::kCPU));
+  EXPECT_EQ(world.rank(), 0);
+  EXPECT_EQ(world.size(), 1);
+  EXPECT_TRUE(world.is_main());
+  const auto tensor = at::ones({3});
+  world.all_reduce(tensor, Reduce::sum);
+  EXPECT_TRUE(at::equal(tensor, at::ones({3})));
+  EXPECT_TRUE(at::equal(world.all_gather(tensor), tensor));
+  EXPECT_THAT(world.gather("x"), ElementsAre("x"));
+  EXPECT_EQ(world.broadcast_bytes("y"), "y");
+  EXPECT_FALSE(world.any(false));
+  world.barrier("alone");
+  EXPECT_THROW(world.store("x"), CommError);
+}
+
+class WorldOf : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, WorldOf, testing::Values(2, 3, 4));
+
+TEST_P(WorldOf, ReducesOnTheDataPlane) {
+  thread_world(GetParam(), [](World& world) {
+    const int n = world.size();
+    const auto reduced = [&](Reduce op) {
+      const auto tensor = at::full({5}, static_cast<float>(world.rank() + 1));
+      world.all_reduce(tensor, op);
+      return tensor[4].item<float>();
+    };
+    const float sum = static_cast<float>(n * (n + 1)) / 2;
+    ASSERT_EQ(reduced(Reduce::sum), sum);
+    ASSERT_EQ(reduced(Reduce::mean), sum / static_cast<float>(n));
+    ASSERT_EQ(reduced(Reduce::min), 1);
+    ASSERT_EQ(reduced(Reduce::max), static_cast<float>(n));
+
+    const auto sent = at::full({2}, world.rank(), at::kLong);
+    world.broadcast(sent, n - 1);
+    ASSERT_EQ(sent[0].item<std::int64_t>(), n - 1);
+
+    // Rank r gives r rows.
+    const auto rows = world.all_gather(at::full({world.rank(), 2}, world.rank(), at::kLong));
+    std::int64_t at = 0;
+    for (int rank = 0; rank < n; ++rank) {
+      for (int row = 0; row < rank; ++row, ++at) {
+        ASSERT_EQ(rows[at][1].item<std::int64_t>(), rank);
+      }
+    }
+    ASSERT_EQ(rows.size(0), at);
+  });
+}
+
+TEST_P(WorldOf, MovesHostValuesOnTheControlPlane) {
+  thread_world(GetParam(), [](World& world) {
+    ASSERT_TRUE(world.any(world.rank() == 1));
+    ASSERT_FALSE(world.any(false));
+    ASSERT_FALSE(world.all(world.rank() != 1));
+    ASSERT_TRUE(world.all(true));
+    const auto all = world.gather(std::string(static_cast<std::size_t>(world.rank() * 1000), 'x'));
+    for (int rank = 0; rank < world.size(); ++rank) {
+      ASSERT_EQ(all[static_cast<std::size_t>(rank)].size(), static_cast<std::size_t>(rank * 1000));
+    }
+    ASSERT_EQ(world.broadcast_bytes(world.rank() == 1 ? "from one" : "", 1), "from one");
+    ASSERT_EQ(world.broadcast_bytes("", 0), "");
+  });
+}
+
+TEST_P(WorldOf, TakesTurns) {
+  std::atomic<int> done{0};
+  thread_world(GetParam(), [&](World& world) {
+    world.main_first("prepare", [&] {
+      if (world.is_main()) {
+        ASSERT_EQ(done.load(), 0);
+      } else {
+        ASSERT_GE(done.load(), 1);
+      }
+      ++done;
+    });
+    ASSERT_EQ(done.load(), world.size());   // nobody goes on before everybody is done
+    world.one_by_one("count", [&] { ASSERT_EQ(done.fetch_add(1), world.size() + world.rank()); });
+  });
+}
+
+TEST_P(WorldOf, TellsEveryRankWhatFailedOnOne) {
+  std::atomic<int> told{0};
+  thread_world(GetParam(), [&](World& world) {
+    const int bad = world.size() - 1;
+    try {
+      world.main_first("prepare", [&] {
+        if (world.rank() == bad) {
+          throw std::runtime_error("no space");
+        }
+      });
+      FAIL() << "rank " << world.rank() << " heard nothing";
+    } catch (const CommError& error) {
+      ASSERT_NE(world.rank(), bad);
+      ASSERT_THAT(error.what(), HasSubstr("prepare failed on rank"));
+      ASSERT_THAT(error.what(), HasSubstr("no space"));
+    } catch (const std::runtime_error& error) {
+      ASSERT_EQ(world.rank(), bad) << error.what();
+    }
+    ++told;
+    world.barrier("still usable");
+  });
+  EXPECT_EQ(told.load(), GetParam());
+}
+
+TEST(World, NamesTheRankThatDidNotCome) {
+  const auto start = std::chrono::steady_clock::now();
+  std::atomic<bool> named{false};
+  thread_world(
+      3,
+      [&](World& world) {
+        world.barrier("first");
+        if (world.rank() == 2) {
+          // Stays alive but never comes: it leaves when the others have given up.
+          world.store("done")->get("done", std::chrono::seconds(30));
+          return;
+        }
+        try {
+          world.barrier("second");
+          FAIL() << "a barrier without rank 2";
+        } catch (const CommError& error) {
+          EXPECT_THAT(error.what(), HasSubstr("barrier 'second' failed"));
+          EXPECT_THAT(error.what(), HasSubstr("missing ranks: 2 (last seen at 'barrier 'first''"));
+          named = true;
+        }
+        if (world.rank() == 0) {
+          world.store("done")->set("done", "1");
+        }
+      },
+      std::chrono::milliseconds(800));
+  EXPECT_TRUE(named.load());
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+TEST(World, GivesAThreadAChannelOfItsOwn) {
+  thread_world(2, [](World& world) {
+    World side = world.channel("saver");
+    std::thread background([&] {
+      for (int i = 0; i < 50; ++i) {
+        const auto tensor = at::ones({10});
+        side.all_reduce(tensor, Reduce::sum);
+        ASSERT_EQ(tensor[0].item<float>(), 2);
+      }
+    });
+    for (int i = 0; i < 50; ++i) {
+      const auto tensor = at::full({10}, 2.0F);
+      world.all_reduce(tensor, Reduce::sum);
+      ASSERT_EQ(tensor[0].item<float>(), 4);
+    }
+    background.join();
+  });
+}
+
+TEST(World, SharesSmallValues) {
+  thread_world(2, [](World& world) {
+    const auto store = world.store("mine");
+    if (world.is_main()) {
+      store->set("answer", "42");
+    }
+    ASSERT_EQ(store->get("answer", std::chrono::seconds(10)), "42");
+    ASSERT_FALSE(store->check("nothing"));
+    store->add("sum", world.rank() + 1);
+    world.barrier("added");
+    ASSERT_EQ(store->add("sum", 0), 3);
+    ASSERT_THROW(store->get("nothing", std::chrono::milliseconds(10)), CommError);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
