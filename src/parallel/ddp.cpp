@@ -56,12 +56,16 @@ constexpr double kCountUnit = 1024;
 
 std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> sparse;
-  for (const auto& part : module.modules()) {
-    if (const auto* embedding = part->as<torch::nn::EmbeddingImpl>(); embedding != nullptr && embedding->options.sparse()) {
+  const auto add = [&sparse](const torch::nn::Module& part) {
+    if (const auto* embedding = part.as<torch::nn::EmbeddingImpl>(); embedding != nullptr && embedding->options.sparse()) {
       sparse.insert(embedding->weight.unsafeGetTensorImpl());
-    } else if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>(); bag != nullptr && bag->options.sparse()) {
+    } else if (const auto* bag = part.as<torch::nn::EmbeddingBagImpl>(); bag != nullptr && bag->options.sparse()) {
       sparse.insert(bag->weight.unsafeGetTensorImpl());
     }
+  };
+  add(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) {   // with itself it would have to be in a shared_ptr
+    add(*part);
   }
   return sparse;
 }

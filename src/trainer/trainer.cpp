@@ -61,13 +61,13 @@ class Fit {
       if (batches == nullptr) {
         break;
       }
-      const StepResult result = step(*batches);
-      notify(Stage::step_end, &result);
+      step(*batches);
+      notify(Stage::step_end);
       if (batches->ends_epoch) {
         notify(Stage::epoch_end);
       }
       if (due(config_.report.every_steps)) {
-        report(&result);                             // the only place that waits for the device
+        report();                                    // the only place that waits for the device
       }
       if (validation_ != nullptr && (due(config_.validate.every_steps) || epoch_due(config_.validate.every_epochs, *batches))) {
         validate();
@@ -162,7 +162,7 @@ class Fit {
     return every_epochs > 0 && batches.ends_epoch && state_.epoch % every_epochs == 0;
   }
 
-  StepResult step(const StepBatches& batches) {
+  void step(const StepBatches& batches) {
     strategy_->put({.stop = control_.stop_requested() != StopKind::none, .save = control_.take_checkpoint_request()});
     Step step({.strategy = *strategy_,
                .world = world_,
@@ -176,8 +176,8 @@ class Fit {
     state_.epoch += batches.ends_epoch ? 1 : 0;
     state_.samples += batches.global_samples;
     agreed_ = strategy_->agreed();
+    last_ = step.result();
     show_progress(batches);
-    return step.result();
   }
 
   void show_progress(const StepBatches& batches) {
@@ -194,13 +194,11 @@ class Fit {
     progress_.update(now_);
   }
 
-  void report(const StepResult* last) {
+  void report() {
     Metrics metrics = meter_.take(world_);
-    if (last != nullptr) {
-      metrics.emplace_back("lr", last->lr);
-      if (last->grad_norm.defined()) {
-        metrics.emplace_back("grad_norm", last->grad_norm.item<double>());
-      }
+    metrics.emplace_back("lr", last_.lr);
+    if (last_.grad_norm.defined()) {
+      metrics.emplace_back("grad_norm", last_.grad_norm.item<double>());
     }
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - report_time_).count();
@@ -224,7 +222,7 @@ class Fit {
     }
     files_.metrics(state_.step, row);
     progress_.report(now_, line);
-    notify(stage, nullptr, &metrics);
+    notify(stage, &metrics);
   }
 
   void validate() {
@@ -254,7 +252,7 @@ class Fit {
   FitResult finish() {
     if (state_.step > 0 && !(resumed_ && last_saved_ == state_.step)) {
       if (!due(config_.report.every_steps)) {
-        report(nullptr);   // what was measured since the last report
+        report();   // what was measured since the last report
       }
       save();
     }
@@ -298,10 +296,10 @@ class Fit {
     return fmt::format("finished at {}{}", where, saved);
   }
 
-  void notify(Stage stage, const StepResult* step = nullptr, const Metrics* metrics = nullptr) {
+  void notify(Stage stage, const Metrics* metrics = nullptr) {
     for (const auto& callback : callbacks_) {
       if ((callback->stages() & static_cast<std::uint32_t>(stage)) != 0) {
-        callback->on({stage, state_, task_.module(), *strategy_, world_, plan_, control_, step, metrics});
+        callback->on({stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, metrics});
       }
     }
   }
@@ -321,6 +319,7 @@ class Fit {
   std::optional<CheckpointStore> store_{};
   Meter meter_{};
   TrainState state_{};
+  StepResult last_{};
   Progress now_{};
   std::int64_t shown_epoch_ = 0;
   ControlLane agreed_{};

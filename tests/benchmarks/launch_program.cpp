@@ -45,7 +45,7 @@ class ReportAndWait final : public lockstep::Callback {
     }
     std::ofstream(folder_ + "/report") << fmt::format("{} {} {:.6f} {:.9g} {:.9g}\n", context.world.rank(), getpid(),
                                                       std::chrono::duration<double>(now).count(),
-                                                      context.step->loss.item<double>(), weights);
+                                                      context.step.loss.item<double>(), weights);
     const std::ifstream released(folder_ + "/go");  // a fifo: opens when the other end does
   }
 

@@ -34,7 +34,7 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult* step = nullptr;
+  const StepResult& step;             ///< the last one's
   const Metrics* metrics = nullptr;   ///< the same on all ranks
 };
 

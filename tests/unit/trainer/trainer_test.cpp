@@ -191,8 +191,8 @@ TEST(Trainer, ClipsAndSchedules) {
     std::string_view name() const override { return "watch"; }
     std::uint32_t stages() const override { return 0 | Stage::step_end; }
     void on(const StageContext& context) override {
-      rates.push_back(context.step->lr);
-      EXPECT_GT(context.step->grad_norm.item<double>(), 1e-3);
+      rates.push_back(context.step.lr);
+      EXPECT_GT(context.step.grad_norm.item<double>(), 1e-3);
       double sum = 0;
       for (const auto& parameter : context.module.parameters()) {
         sum += parameter.grad().square().sum().item<double>();
