@@ -86,6 +86,11 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   return std::make_shared<Channel>(identity.control_fd);
 }
 
+void print_error(const std::exception& error) {
+  const std::string label = log_world_size() > 1 ? fmt::format("[rank{}]: ", log_rank()) : std::string();
+  write_line(label + error_text(error));
+}
+
 // What ends a rank, told to whoever watches it.
 int report_failure(const std::exception& error, const Channel* channel) {
   const int code = code_of(exit_code_of(error));
@@ -95,7 +100,7 @@ int report_failure(const std::exception& error, const Channel* channel) {
                    .code = code,
                    .secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost)});
   } else {
-    log_error(error_text(error));
+    print_error(error);
   }
   return code;
 }
@@ -187,7 +192,7 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv, 
     }
     return run_program(defaults, flags, {argv, argv + argc}, worker);
   } catch (const std::exception& error) {
-    log_error(error_text(error));
+    print_error(error);
     return code_of(exit_code_of(error));
   }
 }

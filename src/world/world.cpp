@@ -16,6 +16,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/config/config_io.h>
 #include <lockstep/plan/plan.h>
 
 #include "base/text.h"
@@ -292,6 +293,26 @@ World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
 
+void compare_settings(const TrainConfig& config, World& world) {
+  std::vector<std::string> mine;
+  for (const auto& [name, value] : config_values(config)) {
+    if (ranks_agree_on(name)) {
+      mine.push_back(fmt::format("{} = {}", name, value));
+    }
+  }
+  const auto all = world.gather(join(mine, "\n"));
+  const auto expected = split(all[0], '\n');
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const auto found = split(all[rank], '\n');
+    for (std::size_t i = 0; i < std::min(expected.size(), found.size()); ++i) {
+      if (found[i] != expected[i]) {
+        throw CommError(fmt::format("rank {} has {}, rank 0 has {}", rank, printable(found[i]), printable(expected[i])),
+                        "start every rank with the same flags, files and LOCKSTEP_CFG_ variables", ExitCode::disagree);
+      }
+    }
+  }
+}
+
 World World::connect(const Plan& plan, const Identity& identity) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
   LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
@@ -312,7 +333,10 @@ World World::connect(const Plan& plan, const Identity& identity) {
                     .local_size = identity.local_world_size,
                     .node = identity.node};
   try {
-    return WorldAccess::make(store, place, device, plan.config.backend, to_milliseconds(plan.config.dist.timeout_s));
+    World world =
+        WorldAccess::make(store, place, device, plan.config.backend, to_milliseconds(plan.config.dist.timeout_s));
+    compare_settings(plan.config, world);
+    return world;
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -30,6 +30,9 @@ struct WorldAccess {
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
 };
 
+/// Collective. Throws: CommError (exit 78) naming the first setting on which a rank differs from rank 0.
+void compare_settings(const TrainConfig& config, World& world);
+
 /// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's code.
 bool is_peer_failure(const std::exception& error) noexcept;
 

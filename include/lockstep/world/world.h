@@ -39,7 +39,7 @@ class Store {
 class World {
  public:
   /// Collective: returns when all ranks are there. Blocks: up to dist.init_timeout_s; a line every 10 s says who is missing.
-  /// Throws: CommError (exit 124) naming the missing ranks.
+  /// Throws: CommError naming the missing ranks (exit 124), or the setting on which ranks disagree (exit 78).
   static World connect(const Plan& plan, const Identity& identity);
   /// A world of one: no sockets, no process group.
   static World single(c10::Device device);
