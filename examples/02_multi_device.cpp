@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   lockstep::Flags flags;
   flags.positional("max_epochs").positional("checkpoint.every_epochs");
 
-  const lockstep::TrainConfig defaults{.max_epochs = 10};   // changed: no .nprocs = 1
+  const lockstep::TrainConfig defaults{.max_epochs = 10};  // changed: no .nprocs = 1
   return lockstep::run(defaults, flags, argc, argv, [](lockstep::Session& session) {
     auto task = lockstep::make_task(
         torch::nn::Linear(20, 1), [](const auto& y, const auto& target) { return torch::mse_loss(y, target); },

@@ -1,5 +1,5 @@
-// A small GPT learns English from the licence texts on this machine, or from --text FILE, on as many ranks as there are devices.
-// Stop it with Ctrl-C and start it again: it goes on where it was.
+// A small GPT learns English from the licence texts on this machine, or from --text FILE, on as many ranks as there are
+// devices. Stop it with Ctrl-C and start it again: it goes on where it was.
 #include <fmt/format.h>
 
 #include "char_gpt.h"
@@ -7,7 +7,9 @@
 struct CharModel final : lockstep::Task {
   explicit CharModel(char_gpt::Gpt model) : gpt(std::move(model)) {}
   torch::nn::Module& module() override { return *gpt; }
-  std::vector<lockstep::OptimizerSpec> optimizers() override { return {lockstep::adamw({.lr = char_gpt::kLearningRate})}; }
+  std::vector<lockstep::OptimizerSpec> optimizers() override {
+    return {lockstep::adamw({.lr = char_gpt::kLearningRate})};
+  }
   lockstep::StepOutput training_step(const lockstep::Batch& batch) override { return char_gpt::loss(gpt, batch); }
 
   char_gpt::Gpt gpt;

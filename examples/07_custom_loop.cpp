@@ -1,5 +1,5 @@
-// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a loop of your own. It ends
-// with the same weights, bit for bit.
+// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a loop of
+// your own. It ends with the same weights, bit for bit.
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/lr_schedule.h>
@@ -27,9 +27,10 @@ int main(int argc, char** argv) {
 
     std::int64_t step = 0;
     const auto save = [&] {
-      store.save(step, {.tensors = {{"model", lockstep::module_tensors(*model)}, {"optimizer", strategy->optimizer_state()}},
-                        .values = {{"consumed", std::to_string(data.position().consumed)}},
-                        .per_rank = lockstep::rng_state(world.device())});
+      store.save(step,
+                 {.tensors = {{"model", lockstep::module_tensors(*model)}, {"optimizer", strategy->optimizer_state()}},
+                  .values = {{"consumed", std::to_string(data.position().consumed)}},
+                  .per_rank = lockstep::rng_state(world.device())});
     };
     if (const auto latest = store.latest()) {
       const auto snapshot = store.load(*latest);
@@ -47,11 +48,12 @@ int main(int argc, char** argv) {
       for (const auto& batch : batches.micro) {
         strategy->begin_forward(/*reduce=*/&batch == &batches.micro.back());
         if (batch.samples == 0) {
-          strategy->backward_nothing();   // other ranks have samples in this micro-batch
+          strategy->backward_nothing();  // other ranks have samples in this micro-batch
           continue;
         }
         const auto loss = char_gpt::loss(model, batch);
-        strategy->backward(loss, static_cast<double>(batch.samples * world.size()) / static_cast<double>(batches.global_samples));
+        strategy->backward(
+            loss, static_cast<double>(batch.samples * world.size()) / static_cast<double>(batches.global_samples));
       }
       strategy->finish();
       {

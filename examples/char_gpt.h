@@ -18,14 +18,14 @@
 
 namespace char_gpt {
 
-constexpr std::int64_t kContext = 64;   // characters the model sees
+constexpr std::int64_t kContext = 64;  // characters the model sees
 
 /// Text as character numbers, a tenth of it held out for validation.
 struct Text {
   std::string all{};
   std::string alphabet{};
-  torch::Tensor train{};        // [n] int64
-  torch::Tensor validation{};   // [m] int64
+  torch::Tensor train{};       // [n] int64
+  torch::Tensor validation{};  // [m] int64
 };
 
 /// `file`, or the licence texts that every Debian has.
@@ -49,9 +49,9 @@ inline Text load_text(const std::string& file) {
   }
   constexpr std::size_t kBlock = 1024;
   if (text.all.size() < 20 * kBlock) {
-    throw lockstep::DataError(
-        "the text has " + std::to_string(text.all.size()) + " characters, expected at least " + std::to_string(20 * kBlock),
-        "give a longer one with --text FILE");
+    throw lockstep::DataError("the text has " + std::to_string(text.all.size()) + " characters, expected at least " +
+                                  std::to_string(20 * kBlock),
+                              "give a longer one with --text FILE");
   }
   const std::set<char> characters(text.all.begin(), text.all.end());
   text.alphabet.assign(characters.begin(), characters.end());
@@ -80,7 +80,8 @@ class Windows final : public lockstep::Dataset {
   lockstep::Batch get(std::span<const std::int64_t> ids, const lockstep::SampleSeed&) const override {
     const auto begins = torch::tensor(torch::ArrayRef<std::int64_t>(ids.data(), ids.size())) * stride_;
     const auto windows = characters_.index({begins.unsqueeze(1) + torch::arange(kContext + 1)});
-    return {.input = windows.narrow(1, 0, kContext).contiguous(), .target = windows.narrow(1, 1, kContext).contiguous()};
+    return {.input = windows.narrow(1, 0, kContext).contiguous(),
+            .target = windows.narrow(1, 1, kContext).contiguous()};
   }
 
  private:
@@ -125,7 +126,8 @@ struct GptImpl : torch::nn::Module {
     constexpr std::int64_t kHeads = 4;
     characters = register_module("characters", torch::nn::Embedding(alphabet, kWidth));
     positions = register_module("positions", torch::nn::Embedding(kContext, kWidth));
-    blocks = register_module("blocks", torch::nn::ModuleList(Block(kWidth, kHeads, dropout), Block(kWidth, kHeads, dropout)));
+    blocks = register_module("blocks",
+                             torch::nn::ModuleList(Block(kWidth, kHeads, dropout), Block(kWidth, kHeads, dropout)));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
     head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, alphabet).bias(false)));
     torch::NoGradGuard no_grad;
@@ -163,7 +165,8 @@ inline std::string sample(Gpt& model, const std::string& alphabet, std::int64_t 
   model->eval();
   constexpr double kTemperature = 0.7;
   const auto newline = std::max<std::size_t>(1, alphabet.find('\n') + 1) - 1;
-  auto tokens = torch::full({1, 1}, static_cast<std::int64_t>(newline), torch::TensorOptions(torch::kLong).device(device));
+  auto tokens =
+      torch::full({1, 1}, static_cast<std::int64_t>(newline), torch::TensorOptions(torch::kLong).device(device));
   std::string text;
   for (std::int64_t i = 0; i < length; ++i) {
     const auto seen = tokens.slice(1, std::max<std::int64_t>(0, tokens.size(1) - kContext));
@@ -192,7 +195,8 @@ inline double known_words(const std::string& sample, const std::string& text) {
   const auto all = words(text);
   const std::set<std::string> known(all.begin(), all.end());
   const auto said = words(sample);
-  const auto hits = std::count_if(said.begin(), said.end(), [&](const std::string& word) { return known.contains(word); });
+  const auto hits =
+      std::count_if(said.begin(), said.end(), [&](const std::string& word) { return known.contains(word); });
   return said.empty() ? 0.0 : static_cast<double>(hits) / static_cast<double>(said.size());
 }
 
@@ -202,7 +206,10 @@ inline lockstep::TrainConfig defaults() {
           .max_steps = 1500,
           .batch_size = 32,
           .global_batch_size = 32,
-          .optim = {.max_grad_norm = 1.0, .schedule = lockstep::ScheduleKind::cosine, .warmup_steps = 100, .min_lr_ratio = 0.1},
+          .optim = {.max_grad_norm = 1.0,
+                    .schedule = lockstep::ScheduleKind::cosine,
+                    .warmup_steps = 100,
+                    .min_lr_ratio = 0.1},
           .validate = {.every_steps = 500},
           .checkpoint = {.every_steps = 250},
           .report = {.every_steps = 50}};

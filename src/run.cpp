@@ -1,9 +1,4 @@
 // The map of a program's life: parse -> resolve -> describe -> supervise ranks, or be one.
-#include <lockstep/run.h>
-
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +7,10 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
+
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
@@ -22,6 +20,7 @@
 #include <lockstep/environment/hardware.h>
 #include <lockstep/environment/identity.h>
 #include <lockstep/launch/launcher.h>
+#include <lockstep/run.h>
 
 #include "base/terminal.h"
 #include "base/text.h"
@@ -79,7 +78,8 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.control_fd < 0) {
     return nullptr;
   }
-  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+  for (const char* name :
+       {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
   fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
@@ -95,10 +95,11 @@ void print_error(const std::exception& error) {
 int report_failure(const std::exception& error, const Channel* channel) {
   const int code = code_of(exit_code_of(error));
   if (channel != nullptr) {
-    channel->send({.kind = Message::Kind::failure,
-                   .text = error_text(error),
-                   .code = code,
-                   .secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost)});
+    channel->send(
+        {.kind = Message::Kind::failure,
+         .text = error_text(error),
+         .code = code,
+         .secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost)});
   } else {
     print_error(error);
   }
@@ -124,7 +125,7 @@ int be_a_rank(const Plan& plan, const Identity& identity, const Variables& envir
         }
       });
     }
-    at::manual_seed(plan.config.seed);   // the same on all ranks: they build the same module
+    at::manual_seed(plan.config.seed);  // the same on all ranks: they build the same module
     worker(*session);
     // Nobody leaves, and takes the store along, while others still work.
     world.main_first("end of run", [] {});
@@ -165,7 +166,8 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     return 0;
   }
   const auto identity = detect_identity(environment);
-  const Hardware hardware = invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
+  const Hardware hardware =
+      invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
   const Plan plan = resolve(invocation.config, hardware, identity);
   if (invocation.dry_run) {
     fmt::print("{}", describe(plan));
@@ -183,7 +185,8 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
 
 }  // namespace
 
-int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv, const std::function<void(Session&)>& worker) {
+int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
+        const std::function<void(Session&)>& worker) {
   static std::atomic<bool> called{false};
   try {
     if (called.exchange(true)) {

@@ -1,10 +1,9 @@
-#include <lockstep/session.h>
-
 #include <utility>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 #include <lockstep/environment/hardware.h>
+#include <lockstep/session.h>
 
 #include "base/text.h"
 #include "report/console.h"

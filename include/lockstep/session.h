@@ -1,7 +1,7 @@
 // lockstep/session.h
 //
-// One process's part of a run: the decision, the world and the requests. run() hands it to your function; a program that owns
-// its process makes it itself, and then the library never exits and installs no signal handler.
+// One process's part of a run: the decision, the world and the requests. run() hands it to your function; a program
+// that owns its process makes it itself, and then the library never exits and installs no signal handler.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ class Session {
  public:
   /// One rank in this process. Throws: ConfigError.
   static Session single(const TrainConfig& config = {});
-  /// Collective. One rank of a launch: our launcher's, torchrun's or the same variables; one rank alone when there are none.
-  /// Throws: ConfigError, CommError.
+  /// Collective. One rank of a launch: our launcher's, torchrun's or the same variables; one rank alone when there are
+  /// none. Throws: ConfigError, CommError.
   static Session connect(const TrainConfig& config = {});
 
   Session(Plan plan, World world, TrainControl control = {}, std::shared_ptr<Console> console = nullptr);
@@ -31,7 +31,7 @@ class Session {
   Plan plan;
   World world;
   TrainControl control;
-  std::shared_ptr<Console> console;   ///< where the main rank's reports go; silent on the others
+  std::shared_ptr<Console> console;  ///< where the main rank's reports go; silent on the others
 };
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -37,7 +38,7 @@ class CompressionHook final : public c10d::CommHookInterface {
     std::vector<at::Tensor> half{full.to(dtype_).div_(group_->getSize())};
     return group_->allreduce(half)->getFuture()->then(
         [full, half](c10::ivalue::Future& future) {
-          future.value();   // rethrows
+          future.value();  // rethrows
           full.copy_(half[0]);
           return c10::IValue(full);
         },
@@ -51,20 +52,22 @@ class CompressionHook final : public c10d::CommHookInterface {
   at::ScalarType dtype_;
 };
 
-// Counts travel in this unit, so that half precision does not overflow; a power of two, so that nothing else is rounded.
+// Counts travel in this unit, so that half precision does not overflow; a power of two, so that nothing else is
+// rounded.
 constexpr double kCountUnit = 1024;
 
 std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> sparse;
   const auto add = [&sparse](const torch::nn::Module& part) {
-    if (const auto* embedding = part.as<torch::nn::EmbeddingImpl>(); embedding != nullptr && embedding->options.sparse()) {
+    if (const auto* embedding = part.as<torch::nn::EmbeddingImpl>();
+        embedding != nullptr && embedding->options.sparse()) {
       sparse.insert(embedding->weight.unsafeGetTensorImpl());
     } else if (const auto* bag = part.as<torch::nn::EmbeddingBagImpl>(); bag != nullptr && bag->options.sparse()) {
       sparse.insert(bag->weight.unsafeGetTensorImpl());
     }
   };
   add(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) {   // with itself it would have to be in a shared_ptr
+  for (const auto& part : module.modules(/*include_self=*/false)) {  // with itself it would have to be in a shared_ptr
     add(*part);
   }
   return sparse;
@@ -73,12 +76,12 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
 }  // namespace
 
 struct Ddp::Reduction {
-  at::Tensor lane{};   // the reducer's parameter 0
+  at::Tensor lane{};  // the reducer's parameter 0
   std::shared_ptr<c10d::Reducer> reducer{};
-  std::shared_ptr<c10d::Logger> logger{};   // the reducer uses it without asking whether it is there
+  std::shared_ptr<c10d::Logger> logger{};  // the reducer uses it without asking whether it is there
   bool reduce = true;
   bool first_backward = true;
-  bool idle = true;   // no samples in this step so far
+  bool idle = true;  // no samples in this step so far
 };
 
 Ddp::Ddp(double lr, const DistConfig& options, World& world) : SingleDevice(lr), options_(options), world_(world) {}
@@ -88,16 +91,16 @@ Ddp::~Ddp() {
   for (auto& set : sets_) {
     for (auto& [name, parameter] : set.parameters) {
       if (parameter.grad().defined()) {
-        parameter.mutable_grad() = parameter.grad().clone();   // was a view of a bucket
+        parameter.mutable_grad() = parameter.grad().clone();  // was a view of a bucket
       }
     }
   }
 }
 
-// Note [Buckets from the first step on]: Python's DDP learns the order of gradients in its first backward and rebuilds the
-// buckets then. Sums over more than two ranks depend on where an element lies in its bucket, so a resumed run, which learns
-// again, would not be bitwise the undisturbed one. The order here is fixed: parameters in reverse order of registration, final
-// from the first step on.
+// Note [Buckets from the first step on]: Python's DDP learns the order of gradients in its first backward and rebuilds
+// the buckets then. Sums over more than two ranks depend on where an element lies in its bucket, so a resumed run,
+// which learns again, would not be bitwise the undisturbed one. The order here is fixed: parameters in reverse order of
+// registration, final from the first step on.
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   reductions_.clear();
   SingleDevice::prepare(module, optimizers);
@@ -128,7 +131,8 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
       parameters.push_back(entry->second);
     }
     auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-        parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)}, expect_sparse);
+        parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
+        expect_sparse);
     reduction.reducer = std::make_shared<c10d::Reducer>(
         parameters, std::move(buckets), group, expect_sparse, bucket_bytes, options_.find_unused_parameters,
         /*gradient_as_bucket_view=*/true, std::move(names), first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
@@ -195,7 +199,7 @@ void Ddp::backward_nothing(std::size_t set) {
   put_count(sets_[set]);
   std::vector<at::Tensor> roots;
   std::vector<at::Tensor> gradients;
-  if (!options_.find_unused_parameters) {   // else the reducer takes parameters that are not reached as zero by itself
+  if (!options_.find_unused_parameters) {  // else the reducer takes parameters that are not reached as zero by itself
     for (const auto& [name, parameter] : sets_[set].parameters) {
       roots.push_back(parameter);
       gradients.push_back(at::zeros_like(parameter));
@@ -261,9 +265,7 @@ void Ddp::check_all_used(Reduction& reduction, const Set& set) const {
 }
 
 void Ddp::read_lane(const at::Tensor& lane) {
-  const auto read = [this](const float* sums) {
-    agreed_ = {.stop = sums[kStop] > 0, .save = sums[kSave] > 0};
-  };
+  const auto read = [this](const float* sums) { agreed_ = {.stop = sums[kStop] > 0, .save = sums[kSave] > 0}; };
   if (!lane_copied_) {
     read(lane.const_data_ptr<float>());
     return;

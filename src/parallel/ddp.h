@@ -27,7 +27,7 @@ class Ddp final : public SingleDevice {
   at::Tensor mean_count(std::size_t set) override;
 
  private:
-  struct Reduction;   // one per optimizer
+  struct Reduction;  // one per optimizer
 
   void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, Reduction& reduction);
   void put_count(const Set& set);
@@ -37,15 +37,15 @@ class Ddp final : public SingleDevice {
   const DistConfig options_;
   World& world_;
   std::vector<Reduction> reductions_;
-  bool buffers_due_ = true;          // once per step, before its first forward
+  bool buffers_due_ = true;  // once per step, before its first forward
 
-  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a four-element parameter of the
-  // reducer that the module does not know. backward() starts from the loss and from this lane with the rank's own values as
-  // its gradient, so they are averaged with the first bucket at no visible cost, and every rank reads the same numbers after
-  // the same step. On a GPU the copy to the host is not waited for: it is read one step later.
+  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a four-element parameter of
+  // the reducer that the module does not know. backward() starts from the loss and from this lane with the rank's own
+  // values as its gradient, so they are averaged with the first bucket at no visible cost, and every rank reads the
+  // same numbers after the same step. On a GPU the copy to the host is not waited for: it is read one step later.
   enum LaneSlot : std::int64_t { kStop, kSave, kCount, kLaneSize = 4 };
-  at::Tensor lane_values_{};         // [4] on the device: this rank's
-  at::Tensor lane_host_{};           // [4] pinned, GPU only
+  at::Tensor lane_values_{};  // [4] on the device: this rank's
+  at::Tensor lane_host_{};    // [4] pinned, GPU only
   std::unique_ptr<c10::Event> lane_copied_{};
   ControlLane sent_{};
 };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -80,7 +81,9 @@ void SingleDevice::scale_grads(const at::Tensor& factor, std::size_t set) {
   scale_(defined_grads(sets_.at(set)), factor);
 }
 
-void SingleDevice::set_lr_factor(double factor, std::size_t set) { lockstep::set_lr_factor(sets_.at(set).built, factor); }
+void SingleDevice::set_lr_factor(double factor, std::size_t set) {
+  lockstep::set_lr_factor(sets_.at(set).built, factor);
+}
 
 double SingleDevice::lr(std::size_t set) const {
   return sets_.at(set).built.optimizer->param_groups().front().options().get_lr();

@@ -40,8 +40,8 @@ class SingleDevice : public Strategy {
     NamedTensors parameters{};        // those that require gradients, shared ones once
     std::vector<at::Tensor> grads{};  // scratch of grad_norm and scale_grads
     BuiltOptimizer built{};
-    at::Tensor count{};               // of this step
-    bool counts = false;              // the task has ever given one
+    at::Tensor count{};   // of this step
+    bool counts = false;  // the task has ever given one
   };
 
   const std::vector<at::Tensor>& defined_grads(Set& set);

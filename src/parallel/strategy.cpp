@@ -1,7 +1,6 @@
-#include <lockstep/parallel/strategy.h>
-
 #include <ATen/ATen.h>
 
+#include <lockstep/parallel/strategy.h>
 #include <lockstep/world/world.h>
 
 #include "parallel/ddp.h"

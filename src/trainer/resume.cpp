@@ -7,12 +7,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/sampling/distributed_sampler.h>
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
-#include <lockstep/checkpoint/rng_state.h>
 
 namespace lockstep {
 
@@ -33,7 +33,8 @@ constexpr std::string_view kConfig = "config.";
 // What may change from one start to the next without a word: where and how long, not what is learned.
 // The global batch is the loader's to compare.
 bool may_change(std::string_view field) {
-  constexpr std::array<std::string_view, 6> kFields{"max_epochs", "max_steps", "nprocs", "batch_size", "accumulation", "global_batch_size"};
+  constexpr std::array<std::string_view, 6> kFields{"max_epochs", "max_steps",    "nprocs",
+                                                    "batch_size", "accumulation", "global_batch_size"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
@@ -91,8 +92,10 @@ void restore(RunParts& run, const Snapshot& snapshot) {
   const auto world_size = integer(snapshot, "world_size");
   if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
     throw CheckpointError(
-        fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size, run.world.size()),
-        fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}", world_size));
+        fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size,
+                    run.world.size()),
+        fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
+                    world_size));
   }
   run.train.seek(position);
   load_module(run.module, snapshot.tensors.at("model"), config.checkpoint.allow_partial);
@@ -109,11 +112,13 @@ void restore(RunParts& run, const Snapshot& snapshot) {
       callback->load(mine);
     }
   }
-  run.state = {.step = integer(snapshot, "step"), .epoch = integer(snapshot, "epoch"), .samples = integer(snapshot, "samples")};
+  run.state = {
+      .step = integer(snapshot, "step"), .epoch = integer(snapshot, "epoch"), .samples = integer(snapshot, "samples")};
   if (snapshot.per_rank.defined()) {
     set_rng_state(snapshot.per_rank, run.world.device());
   } else {
-    log_info(fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size, run.world.size()));
+    log_info(fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size,
+                         run.world.size()));
     seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
   }
   warn_about_changes(config, snapshot, run.world);

@@ -24,8 +24,8 @@ struct RunParts {
 
 Snapshot make_snapshot(const RunParts& run);
 
-/// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not fit; nothing
-/// is changed then. Warns about every hyperparameter that differs.
+/// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not
+/// fit; nothing is changed then. Warns about every hyperparameter that differs.
 void restore(RunParts& run, const Snapshot& snapshot);
 
 }  // namespace lockstep

@@ -1,15 +1,15 @@
 // One training step: the other half of the page that trainer.cpp begins.
-#include <lockstep/trainer/step.h>
-
 #include <algorithm>
 
 #include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/precision.h>
+#include <lockstep/trainer/step.h>
 #include <lockstep/trainer/task.h>
 #include <lockstep/world/world.h>
 
@@ -22,8 +22,9 @@ void Task::optimize(Step& step) {
   step.zero_grad();
   for (const Batch& batch : step.batches()) {
     const StepOutput out = step.forward(batch, [this](const Batch& b) { return training_step(b); });
-    step.backward(out);  // weighted by its share of the global batch; the last one's gradients are reduced while it runs
-    step.add(out);       // loss and metrics stay on the device
+    step.backward(
+        out);       // weighted by its share of the global batch; the last one's gradients are reduced while it runs
+    step.add(out);  // loss and metrics stay on the device
   }
   step.update();  // mean over the global batch, clip, schedule, optimizer
 }
@@ -141,8 +142,9 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
   add_weighted(sums_[0], output.loss);
   for (std::size_t i = 0; i < output.metrics.size(); ++i) {
     if (output.metrics[i].first != names_[i + 1]) {
-      throw Error(fmt::format("metric {} is called '{}', in the first step '{}'", i, output.metrics[i].first, names_[i + 1]),
-                  "return the same metrics in the same order from every step");
+      throw Error(
+          fmt::format("metric {} is called '{}', in the first step '{}'", i, output.metrics[i].first, names_[i + 1]),
+          "return the same metrics in the same order from every step");
     }
     add_weighted(sums_[i + 1], output.metrics[i].second);
   }
@@ -153,7 +155,8 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
   }
 }
 
-// A rank that had no samples yet learns the names from the others; two different sets of names would add up different things.
+// A rank that had no samples yet learns the names from the others; two different sets of names would add up different
+// things.
 void Meter::agree_on_names(World& world) {
   const auto all = world.gather(join(names_, "\n"));
   std::size_t known = all.size();

@@ -1,6 +1,4 @@
 // Training on one page: fit() is the loop, Task::optimize in step.cpp one step of it.
-#include <lockstep/trainer/trainer.h>
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -8,16 +6,18 @@
 #include <optional>
 
 #include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/lr_schedule.h>
 #include <lockstep/session.h>
+#include <lockstep/trainer/trainer.h>
 
 #include "base/text.h"
-#include <lockstep/checkpoint/rng_state.h>
 #include "report/console.h"
 #include "report/progress_bar.h"
 #include "trainer/resume.h"
@@ -32,7 +32,7 @@ struct Parts {
   Plan plan;
   World& world;
   TrainControl control;
-  std::shared_ptr<Console> console;   // silent off the main rank
+  std::shared_ptr<Console> console;  // silent off the main rank
   std::vector<std::shared_ptr<Callback>> callbacks{};
 };
 
@@ -56,8 +56,8 @@ class Fit {
   FitResult run() {
     prepare();
     notify(Stage::fit_start);
-    while (!finished()) {                            // limits and the agreed stop: the same answer on every rank
-      const StepBatches* batches = train_.next();    // from the resume position on; rolls into the next epoch by itself
+    while (!finished()) {                          // limits and the agreed stop: the same answer on every rank
+      const StepBatches* batches = train_.next();  // from the resume position on; rolls into the next epoch by itself
       if (batches == nullptr) {
         break;
       }
@@ -67,9 +67,10 @@ class Fit {
         notify(Stage::epoch_end);
       }
       if (due(config_.report.every_steps)) {
-        report();                                    // the only place that waits for the device
+        report();  // the only place that waits for the device
       }
-      if (validation_ != nullptr && (due(config_.validate.every_steps) || epoch_due(config_.validate.every_epochs, *batches))) {
+      if (validation_ != nullptr &&
+          (due(config_.validate.every_steps) || epoch_due(config_.validate.every_epochs, *batches))) {
         validate();
       }
       if (agreed_.save || due(config_.checkpoint.every_steps) || epoch_due(config_.checkpoint.every_epochs, *batches)) {
@@ -185,7 +186,7 @@ class Fit {
       shown_epoch_ = batches.epoch;
       now_.phase = fmt::format("epoch {}", batches.epoch + 1);
       now_.total = train_.steps_per_epoch();
-      const auto position = train_.position();   // after this step
+      const auto position = train_.position();  // after this step
       now_.done = position.global_batch > 0 && !batches.ends_epoch ? position.consumed / position.global_batch - 1 : 0;
     }
     ++now_.done;
@@ -213,7 +214,7 @@ class Fit {
 
   void publish(Stage stage, const Metrics& metrics) {
     std::vector<Metric> row;
-    std::vector<Metric> line;   // the console shows epoch and rate in its own way
+    std::vector<Metric> line;  // the console shows epoch and rate in its own way
     for (const auto& [name, value] : metrics) {
       row.push_back({.name = name, .value = value});
       if (name != "epoch" && name != "samples_per_s") {
@@ -227,14 +228,16 @@ class Fit {
 
   void validate() {
     const auto batches = validation_->steps_per_epoch();
-    Metrics metrics = evaluate(task_, *validation_, world_, config_, config_.validate.max_batches, [&](std::int64_t done) {
-      progress_.update({.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
-    });
+    Metrics metrics =
+        evaluate(task_, *validation_, world_, config_, config_.validate.max_batches, [&](std::int64_t done) {
+          progress_.update(
+              {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
+        });
     for (auto& [name, value] : metrics) {
       name = "val_" + name;
     }
     publish(Stage::validation_end, metrics);
-    report_time_ = Clock::now();   // its time is not training time
+    report_time_ = Clock::now();  // its time is not training time
     report_samples_ = state_.samples;
   }
 
@@ -245,14 +248,15 @@ class Fit {
     const auto start = Clock::now();
     store_->save(state_.step, make_snapshot(run_parts()));
     last_saved_ = state_.step;
-    files_.event("save", {{"step", state_.step}, {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}});
+    files_.event("save",
+                 {{"step", state_.step}, {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}});
     notify(Stage::checkpoint_saved);
   }
 
   FitResult finish() {
     if (state_.step > 0 && !(resumed_ && last_saved_ == state_.step)) {
       if (!due(config_.report.every_steps)) {
-        report();   // what was measured since the last report
+        report();  // what was measured since the last report
       }
       save();
     }
@@ -269,7 +273,8 @@ class Fit {
   // The stop came with the step; who asked, and why, is worth a gather now that the loop is over.
   StopKind agree_on_stop() {
     auto kind = StopKind::program;
-    for (const auto& answer : world_.gather(fmt::format("{} {}", static_cast<int>(control_.stop_requested()), control_.stop_reason()))) {
+    for (const auto& answer :
+         world_.gather(fmt::format("{} {}", static_cast<int>(control_.stop_requested()), control_.stop_reason()))) {
       const auto theirs = static_cast<StopKind>(answer.front() - '0');
       if (theirs >= kind) {
         kind = theirs;
@@ -289,9 +294,10 @@ class Fit {
       return fmt::format("stopped at {}: {}{}; run the same command again to go on", where, stop_reason_, saved);
     }
     if (resumed_ && steps_at_start_ == state_.step) {
-      return fmt::format("nothing to do: this run is finished ({}){}; go on with a larger --max_epochs or --max_steps, or start "
-                         "over with --fresh",
-                         where, saved);
+      return fmt::format(
+          "nothing to do: this run is finished ({}){}; go on with a larger --max_epochs or --max_steps, or start "
+          "over with --fresh",
+          where, saved);
     }
     return fmt::format("finished at {}{}", where, saved);
   }
@@ -325,7 +331,7 @@ class Fit {
   ControlLane agreed_{};
   bool resumed_ = false;
   std::int64_t steps_at_start_ = 0;
-  std::int64_t total_steps_ = 0;   // 0: not limited
+  std::int64_t total_steps_ = 0;  // 0: not limited
   std::int64_t last_saved_ = -1;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};
@@ -336,12 +342,11 @@ class Fit {
 
 struct Trainer::Impl : Parts {};
 
-Trainer::Trainer(Session& session)
-    : impl_(new Impl{{session.plan, session.world, session.control, session.console}}) {}
+Trainer::Trainer(Session& session) : impl_(new Impl{{session.plan, session.world, session.control, session.console}}) {}
 
 Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
     : impl_(new Impl{{plan, world, std::move(control),
-                     world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()}}) {}
+                      world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()}}) {}
 
 Trainer::~Trainer() = default;
 

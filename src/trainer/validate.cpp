@@ -4,10 +4,10 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/precision.h>
 #include <lockstep/world/world.h>
 
-#include <lockstep/checkpoint/rng_state.h>
 #include "parallel/parameter_sync.h"
 
 namespace lockstep {

@@ -1,9 +1,9 @@
-#include <dlfcn.h>
-
 #include <filesystem>
 #include <typeinfo>
 
+#include <dlfcn.h>
 #include <fmt/format.h>
+
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,8 +27,9 @@ void* cuda_library() {
     const auto file = std::filesystem::path(self.dli_fname).parent_path() / kLibrary;
     void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (handle == nullptr) {
-      throw LaunchError(fmt::format("cannot load {}: {}", file.string(), dlerror()),
-                        "build lockstep with -DLOCKSTEP_WITH_CUDA=ON against a LibTorch with CUDA, or use --compute_setup cpu");
+      throw LaunchError(
+          fmt::format("cannot load {}: {}", file.string(), dlerror()),
+          "build lockstep with -DLOCKSTEP_WITH_CUDA=ON against a LibTorch with CUDA, or use --compute_setup cpu");
     }
     return handle;
   }();
@@ -37,14 +38,15 @@ void* cuda_library() {
 
 }  // namespace
 
-// LibTorch looks for its CUDA half once, the first time anything asks it about CUDA, and a backward asks: what it did not find
-// then it never finds.
+// LibTorch looks for its CUDA half once, the first time anything asks it about CUDA, and a backward asks: what it did
+// not find then it never finds.
 void load_cuda() {
   cuda_library();
   if (typeid(at::detail::getCUDAHooks()) == typeid(at::CUDAHooksInterface)) {
-    throw LaunchError("LibTorch decided that there is no CUDA before lockstep loaded it",
-                      "call lockstep::run, or make the Session, before this process's first backward, torch::manual_seed, "
-                      "torch::cuda::is_available or pin_memory");
+    throw LaunchError(
+        "LibTorch decided that there is no CUDA before lockstep loaded it",
+        "call lockstep::run, or make the Session, before this process's first backward, torch::manual_seed, "
+        "torch::cuda::is_available or pin_memory");
   }
 }
 

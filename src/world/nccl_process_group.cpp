@@ -1,4 +1,5 @@
-// liblockstep_cuda.so: what is linked to LibTorch's CUDA half and NCCL. Loaded by cuda_library.cpp when a plan needs GPUs.
+// liblockstep_cuda.so: what is linked to LibTorch's CUDA half and NCCL. Loaded by cuda_library.cpp when a plan needs
+// GPUs.
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #ifndef USE_C10D_NCCL
@@ -6,8 +7,9 @@
 #endif
 
 /// Returns an owned reference. An exception passes through: both sides share one C++ runtime.
-extern "C" __attribute__((visibility("default"))) c10d::Backend* lockstep_make_nccl_backend(c10d::Store* store, int rank,
-                                                                                            int size, int device,
+extern "C" __attribute__((visibility("default"))) c10d::Backend* lockstep_make_nccl_backend(c10d::Store* store,
+                                                                                            int rank, int size,
+                                                                                            int device,
                                                                                             long timeout_ms) {
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/false);
   options->timeout = std::chrono::milliseconds(timeout_ms);

@@ -1,9 +1,5 @@
 #include "world/rendezvous.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -11,6 +7,10 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -92,11 +92,10 @@ void wait_for_all(c10d::Store& store, const Identity& identity, milliseconds tim
       const auto now = Clock::now();
       if (now - start >= timeout) {
         const auto missing = missing_ranks(store, identity.world_size);
-        throw CommError(fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(),
-                                    identity.world_size, seconds(timeout), missing.size() == 1 ? "rank" : "ranks",
-                                    join(missing, ", ")),
-                        "look at their output; a slow start can be given more time with --dist.init_timeout_s",
-                        ExitCode::timeout);
+        throw CommError(
+            fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(), identity.world_size,
+                        seconds(timeout), missing.size() == 1 ? "rank" : "ranks", join(missing, ", ")),
+            "look at their output; a slow start can be given more time with --dist.init_timeout_s", ExitCode::timeout);
       }
       if (now >= say_at) {
         say_at += kSayEvery;
@@ -136,8 +135,8 @@ c10::intrusive_ptr<c10d::Store> rendezvous(const Identity& identity, millisecond
   try {
     const auto tcp = connect_store(identity, timeout);
     // A restarted launch meets the keys of the attempt before on the same store, and a second world those of the first.
-    const auto launch = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("lockstep/{}/{}", identity.run_id, identity.restart), tcp);
+    const auto launch =
+        c10::make_intrusive<c10d::PrefixStore>(fmt::format("lockstep/{}/{}", identity.run_id, identity.restart), tcp);
     const auto nth = launch->add(fmt::format("connects/{}", identity.rank), 1);
     const auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(nth), launch);
     store_set(*store, here_key(identity.rank), std::to_string(getpid()));

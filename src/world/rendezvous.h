@@ -10,9 +10,9 @@
 
 namespace lockstep {
 
-/// Collective. Connects to the launch's store (or serves it) and waits until every rank is there; a line every 10 s says who is
-/// missing. The store returned is this process's own connection, below a prefix that no other launch, restart or earlier world
-/// uses. Throws: CommError (exit 124) naming the missing ranks.
+/// Collective. Connects to the launch's store (or serves it) and waits until every rank is there; a line every 10 s
+/// says who is missing. The store returned is this process's own connection, below a prefix that no other launch,
+/// restart or earlier world uses. Throws: CommError (exit 124) naming the missing ranks.
 c10::intrusive_ptr<c10d::Store> rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
 
 /// A store key's value as text, the way c10d wants and gives it.

@@ -1,5 +1,3 @@
-#include <lockstep/world/world.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -7,6 +5,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -18,6 +17,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/plan/plan.h>
+#include <lockstep/world/world.h>
 
 #include "base/text.h"
 #include "world/process_group.h"
@@ -108,14 +108,14 @@ struct World::Impl {
   milliseconds timeout{};
   c10::intrusive_ptr<c10d::Store> store{};
   c10::intrusive_ptr<c10d::ProcessGroup> group{};
-  std::int64_t operations = 0;   // control-plane collectives begun by this rank
+  std::int64_t operations = 0;  // control-plane collectives begun by this rank
   std::int64_t channels = 0;
 
   bool alone() const noexcept { return place.size == 1; }
   std::string at_key(int rank) const { return fmt::format("at/{}", rank); }
 
-  // Note [Who is missing]: before a control-plane collective each rank leaves its number and name in the store. When one
-  // fails, the ranks whose note is older than ours are the ones that did not come.
+  // Note [Who is missing]: before a control-plane collective each rank leaves its number and name in the store. When
+  // one fails, the ranks whose note is older than ours are the ones that did not come.
   void announce(std::string_view what) {
     store_set(*store, at_key(place.rank), fmt::format("{} {}", ++operations, what));
   }
@@ -206,8 +206,8 @@ struct World::Impl {
     return tensor.item<std::int64_t>();
   }
 
-  // Note [Taking turns]: ranks wait for each other's turn in the store, so that work may take any time without tripping the
-  // timeout of a collective. A store that dies with its rank ends the wait. `after` says after whom a rank works.
+  // Note [Taking turns]: ranks wait for each other's turn in the store, so that work may take any time without tripping
+  // the timeout of a collective. A store that dies with its rank ends the wait. `after` says after whom a rank works.
   template <class After>
   void take_turns(std::string_view what, const std::function<void()>& work, After&& after) {
     if (alone()) {
@@ -265,8 +265,8 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Plac
     using Type = c10d::ProcessGroup::BackendType;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.size);
     const bool one_machine = place.local_size == place.size;
-    const auto gloo =
-        make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), place.rank, place.size, one_machine, timeout);
+    const auto gloo = make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), place.rank, place.size,
+                                        one_machine, timeout);
     group->setBackend(c10::kCPU, Type::GLOO, gloo);
     if (device.is_cuda() && backend == Backend::nccl) {
       group->setBoundDeviceId(device);
@@ -317,8 +317,8 @@ World World::connect(const Plan& plan, const Identity& identity) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
   LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
   const DeviceId chosen = plan.local_devices[local];
-  const c10::Device device = chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index))
-                                        : c10::Device(c10::kCPU);
+  const c10::Device device =
+      chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index)) : c10::Device(c10::kCPU);
   set_log_rank(identity.rank, identity.world_size);
   if (identity.world_size == 1) {
     return single(device);

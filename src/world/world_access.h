@@ -24,8 +24,8 @@ struct Place {
 struct WorldAccess {
   /// Collective. A world over an already agreed store whose keys belong to this world alone. Every rank passes its own
   /// connection (ranks that are threads may share a HashStore).
-  static World make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device, Backend backend,
-                    std::chrono::milliseconds timeout);
+  static World make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
+                    Backend backend, std::chrono::milliseconds timeout);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
 };
@@ -33,7 +33,8 @@ struct WorldAccess {
 /// Collective. Throws: CommError (exit 78) naming the first setting on which a rank differs from rank 0.
 void compare_settings(const TrainConfig& config, World& world);
 
-/// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's code.
+/// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's
+/// code.
 bool is_peer_failure(const std::exception& error) noexcept;
 
 /// One line, without LibTorch's backtrace.

@@ -1,7 +1,9 @@
-// What the Trainer costs per step, beside the same loop written by hand with the same optimizer, and beside forward and backward alone.
+// What the Trainer costs per step, beside the same loop written by hand with the same optimizer, and beside forward and
+// backward alone.
 //
-// One process, one thread. A round runs every contestant once in random order; ratios are formed within a round. Reported: the
-// smallest and the median time of a step, and the median ratio to the hand-written loop with a 95 % bootstrap interval.
+// One process, one thread. A round runs every contestant once in random order; ratios are formed within a round.
+// Reported: the smallest and the median time of a step, and the median ratio to the hand-written loop with a 95 %
+// bootstrap interval.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>
@@ -69,7 +72,9 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) { return torch::cross_entropy_loss(output, target); }
+torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) {
+  return torch::cross_entropy_loss(output, target);
+}
 
 double run_trainer(lockstep::Session& session, Net net, const lockstep::Batch& batch) {
   auto task = lockstep::make_task(std::move(net), loss_of, lockstep::adamw());
@@ -119,11 +124,12 @@ double median(std::vector<double> values) {
 int main() {
   at::set_num_threads(1);
   lockstep::set_log_level(lockstep::LogLevel::off);
-  lockstep::Session session = lockstep::Session::single({.compute_setup = lockstep::ComputeSetup::cpu,
-                                                         .max_epochs = 0,
-                                                         .max_steps = 1'000'000'000,
-                                                         .checkpoint = {.enabled = false},
-                                                         .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}});
+  lockstep::Session session =
+      lockstep::Session::single({.compute_setup = lockstep::ComputeSetup::cpu,
+                                 .max_epochs = 0,
+                                 .max_steps = 1'000'000'000,
+                                 .checkpoint = {.enabled = false},
+                                 .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}});
   at::set_num_threads(1);
   std::mt19937 random(1);
   for (const auto& [name, layers, width] : {std::tuple{"MLP, 3 layers of 32, batch 16", 2, std::int64_t{32}},
@@ -159,7 +165,8 @@ int main() {
       std::sort(resampled.begin(), resampled.end());
       const auto& all = seconds[contestant];
       fmt::print("  {:10} min {:8.1f} us  median {:8.1f} us  ratio {:.3f} [{:.3f}, {:.3f}]\n", contestant,
-                 1e6 * *std::min_element(all.begin(), all.end()), 1e6 * median(all), median(ratios), resampled[50], resampled[1949]);
+                 1e6 * *std::min_element(all.begin(), all.end()), 1e6 * median(all), median(ratios), resampled[50],
+                 resampled[1949]);
     }
   }
 }

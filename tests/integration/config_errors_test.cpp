@@ -40,7 +40,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Refused{"negative_ranks", {"--nprocs", "-1"}, {"--nprocs"}},
                     Refused{"misspelt_flag", {"--batch_szie", "3"}, {"--batch_szie", "--batch_size"}},
                     Refused{"nccl_for_two_ranks_without_gpu", {"--backend", "nccl", "--nprocs", "2"}, {"nccl"}},
-                    Refused{"all_at_once", {"--nprocs", "-1", "--batch_szie", "3", "--devices", "0,0"},
+                    Refused{"all_at_once",
+                            {"--nprocs", "-1", "--batch_szie", "3", "--devices", "0,0"},
                             {"--nprocs", "--batch_szie", "--devices"}}),
     [](const auto& test) { return test.param.name; });
 
@@ -76,7 +77,8 @@ TEST(RightSettings, PlanForAnotherMachine) {
   }
   machine << "]}";
   machine.close();
-  const auto result = run_program({TRAIN_PROGRAM, "--hardware", (dir.path() / "big.json").string()}, {{"CUDA_VISIBLE_DEVICES", ""}});
+  const auto result =
+      run_program({TRAIN_PROGRAM, "--hardware", (dir.path() / "big.json").string()}, {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("8 ranks"));
   EXPECT_THAT(result.out, HasSubstr("H200"));

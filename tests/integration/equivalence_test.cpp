@@ -14,8 +14,16 @@ class Equivalence : public testing::Test {
   std::filesystem::path train(const std::string& name, const std::vector<std::string>& more) {
     const auto run = dir_.path() / name;
     std::filesystem::create_directories(dir_.path() / (name + "_ledger"));
-    std::vector<std::string> flags{"--dropout", "0", "--max_steps", "100", "--max_epochs", "0", "--global_batch_size", "12",
-                                   "--ledger", (dir_.path() / (name + "_ledger")).string()};
+    std::vector<std::string> flags{"--dropout",
+                                   "0",
+                                   "--max_steps",
+                                   "100",
+                                   "--max_epochs",
+                                   "0",
+                                   "--global_batch_size",
+                                   "12",
+                                   "--ledger",
+                                   (dir_.path() / (name + "_ledger")).string()};
     flags.insert(flags.end(), more.begin(), more.end());
     const auto result = run_program(command(TRAIN_PROGRAM, run, flags));
     EXPECT_EQ(result.code, 0) << result.err;

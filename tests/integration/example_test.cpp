@@ -16,7 +16,8 @@ std::string example(const std::string& name) { return std::string(EXAMPLES_DIR) 
 
 TEST(Example, OneDeviceAndManyLearnThePlane) {
   const TempDir dir;
-  const auto one = run_program(command(example("01_single_device"), dir.path() / "one", {"10", "2", "--batch_size", "64"}));
+  const auto one =
+      run_program(command(example("01_single_device"), dir.path() / "one", {"10", "2", "--batch_size", "64"}));
   ASSERT_EQ(one.code, 0) << one.err;
   const auto two = run_program(command(example("02_multi_device"), dir.path() / "two", {"10", "2", "--nprocs", "2"}));
   ASSERT_EQ(two.code, 0) << two.err;
@@ -30,7 +31,8 @@ TEST(Example, OneDeviceAndManyLearnThePlane) {
 // Example 06 and its loop by hand, 07, with dropout, clipping, schedule and two ranks: the same bytes.
 TEST(Example, TheLoopByHandEndsWithTheTrainersWeights) {
   const TempDir dir;
-  const std::vector<std::string> flags{"--nprocs", "2", "--max_steps", "60", "--sample", "0", "--checkpoint.every_steps", "30"};
+  const std::vector<std::string> flags{
+      "--nprocs", "2", "--max_steps", "60", "--sample", "0", "--checkpoint.every_steps", "30"};
   const auto trainer = run_program(command(example("06_char_gpt"), dir.path() / "trainer", flags));
   ASSERT_EQ(trainer.code, 0) << trainer.err;
   auto by_hand = flags;

@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
@@ -109,21 +110,28 @@ class RanksOnGpu : public testing::Test {
   std::filesystem::path run(const std::string& name) const { return dir_.path() / name; }
 
   static std::vector<std::string> flags(const std::vector<std::string>& more) {
-    std::vector<std::string> all{"--dropout", "0", "--max_steps", "50", "--max_epochs", "0", "--global_batch_size", "12"};
+    std::vector<std::string> all{"--dropout",    "0", "--max_steps",         "50",
+                                 "--max_epochs", "0", "--global_batch_size", "12"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
 
-  /// Two ranks that share GPU 0, started as torchrun would. To NCCL, which refuses two ranks on one GPU of one host, they seem to
-  /// be on two hosts.
+  /// Two ranks that share GPU 0, started as torchrun would. To NCCL, which refuses two ranks on one GPU of one host,
+  /// they seem to be on two hosts.
   void train_two_ranks(const std::string& name, const std::vector<std::string>& more) {
     const std::string port = free_port();
     std::vector<std::unique_ptr<Process>> ranks;
     for (const std::string rank : {"0", "1"}) {
       auto environment = kOneGpu;
-      environment.insert({{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"},
-                          {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"NCCL_HOSTID", "host" + rank},
-                          {"NCCL_SOCKET_IFNAME", "lo"}, {"NCCL_NET", "Socket"}});
+      environment.insert({{"RANK", rank},
+                          {"LOCAL_RANK", rank},
+                          {"WORLD_SIZE", "2"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "127.0.0.1"},
+                          {"MASTER_PORT", port},
+                          {"NCCL_HOSTID", "host" + rank},
+                          {"NCCL_SOCKET_IFNAME", "lo"},
+                          {"NCCL_NET", "Socket"}});
       ranks.push_back(std::make_unique<Process>(gpu_command(run(name), flags(more)), environment));
     }
     for (const auto& rank : ranks) {
@@ -132,7 +140,7 @@ class RanksOnGpu : public testing::Test {
       EXPECT_EQ(result.err.find("destroy_process_group"), std::string::npos) << result.err;
     }
     EXPECT_THAT(ranks[0]->err(), HasSubstr("GPU"));
-    EXPECT_THAT(ranks[0]->err(), HasSubstr(more.at(1)));   // the backend, in the table at start
+    EXPECT_THAT(ranks[0]->err(), HasSubstr(more.at(1)));  // the backend, in the table at start
   }
 
   void train_one_rank(const std::string& name, const std::vector<std::string>& more = {}) {
@@ -158,7 +166,7 @@ TEST_F(RanksOnGpu, NcclLearnsWhatOneRankLearns) {
   train_one_rank("one");
   train_one_rank("other", {"--seed", "7"});
   EXPECT_LE(worst_difference(losses("two"), losses("one")), 1e-4);
-  EXPECT_GT(worst_difference(losses("other"), losses("one")), 1e-2);   // control
+  EXPECT_GT(worst_difference(losses("other"), losses("one")), 1e-2);  // control
 }
 
 TEST_F(RanksOnGpu, GlooLearnsWhatOneRankLearns) {
@@ -185,14 +193,15 @@ TEST(ResumeOnGpu, AfterCtrlCIsBitwise) {
     ASSERT_EQ(result.code, 130) << result.err;
     EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
   }
-  ASSERT_NE(newest_checkpoint(dir.path() / "stopped").filename(), newest_checkpoint(dir.path() / "straight").filename());
+  ASSERT_NE(newest_checkpoint(dir.path() / "stopped").filename(),
+            newest_checkpoint(dir.path() / "straight").filename());
   const auto resumed = run_program(stopped, kOneGpu);
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("resuming from"));
 
   const auto expected = final_state(dir.path() / "straight");
   const auto found = final_state(dir.path() / "stopped");
-  ASSERT_EQ(expected.size(), 4U);   // name, model, optimizer and generators
+  ASSERT_EQ(expected.size(), 4U);  // name, model, optimizer and generators
   ASSERT_EQ(found.size(), expected.size());
   for (const auto& [name, bytes] : expected) {
     EXPECT_TRUE(found.at(name) == bytes) << name << " differs";

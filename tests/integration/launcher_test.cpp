@@ -42,9 +42,13 @@ TEST(Environment, PartialVariablesAreRefused) {
 
 TEST(Environment, ContradictingRankCountIsRefused) {
   const TempDir dir;
-  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "3"}),
-                                  {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"},
-                                   {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", free_port()}});
+  const auto result =
+      run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "3"}), {{"RANK", "0"},
+                                                                                  {"WORLD_SIZE", "2"},
+                                                                                  {"LOCAL_RANK", "0"},
+                                                                                  {"LOCAL_WORLD_SIZE", "2"},
+                                                                                  {"MASTER_ADDR", "127.0.0.1"},
+                                                                                  {"MASTER_PORT", free_port()}});
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("3"));
   EXPECT_THAT(result.err, HasSubstr("WORLD_SIZE"));
@@ -53,8 +57,12 @@ TEST(Environment, ContradictingRankCountIsRefused) {
 TEST(Environment, MissingRanksAreNamed) {
   const TempDir dir;
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--dist.init_timeout_s", "1"}),
-                                  {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "3"},
-                                   {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", free_port()}});
+                                  {{"RANK", "0"},
+                                   {"WORLD_SIZE", "3"},
+                                   {"LOCAL_RANK", "0"},
+                                   {"LOCAL_WORLD_SIZE", "3"},
+                                   {"MASTER_ADDR", "127.0.0.1"},
+                                   {"MASTER_PORT", free_port()}});
   EXPECT_EQ(result.code, 124) << result.err;
   EXPECT_THAT(result.err, HasSubstr("2 of 3 ranks did not start"));
   EXPECT_THAT(result.err, HasSubstr("1, 2"));

@@ -19,14 +19,15 @@ TEST_P(PythonDdp, HasTheSameLosses) {
   const std::string torchrun = find_torchrun(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
   constexpr int kSteps = 50;
-  const auto python = run_program({torchrun, "--standalone", "--nproc-per-node", "2", std::string(PARITY_DIR) + "/ddp_losses.py",
-                                   GetParam(), std::to_string(kSteps)},
+  const auto python = run_program({torchrun, "--standalone", "--nproc-per-node", "2",
+                                   std::string(PARITY_DIR) + "/ddp_losses.py", GetParam(), std::to_string(kSteps)},
                                   {{"OMP_NUM_THREADS", "1"}});
   ASSERT_EQ(python.code, 0) << python.err;
   const TempDir dir;
-  const auto ours = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
-                                        {"--nprocs", "2", "--dropout", "0", "--noise", "false", "--optimizer", GetParam(),
-                                         "--sampler.order", "pytorch", "--max_epochs", "0", "--max_steps", std::to_string(kSteps)}));
+  const auto ours =
+      run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                          {"--nprocs", "2", "--dropout", "0", "--noise", "false", "--optimizer", GetParam(),
+                           "--sampler.order", "pytorch", "--max_epochs", "0", "--max_steps", std::to_string(kSteps)}));
   ASSERT_EQ(ours.code, 0) << ours.err;
   const auto losses = metric(dir.path() / "run", "loss");
   ASSERT_EQ(losses.size(), static_cast<std::size_t>(kSteps));
@@ -39,16 +40,18 @@ TEST_P(PythonDdp, HasTheSameLosses) {
   }
   EXPECT_LE(worst, 1e-5);
 }
-INSTANTIATE_TEST_SUITE_P(Optimizers, PythonDdp, testing::Values("sgd", "adamw"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Optimizers, PythonDdp, testing::Values("sgd", "adamw"),
+                         [](const auto& test) { return test.param; });
 
 TEST(PythonSafetensors, OpensACheckpoint) {
   const std::string python = find_python(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
-                                       "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
+  LOCKSTEP_REQUIRE(
+      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
+                          "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
   const TempDir dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"})).code, 0);
-  const auto loaded =
-      run_program({python, std::string(PARITY_DIR) + "/load_checkpoint.py", newest_checkpoint(dir.path() / "run").string()});
+  const auto loaded = run_program(
+      {python, std::string(PARITY_DIR) + "/load_checkpoint.py", newest_checkpoint(dir.path() / "run").string()});
   EXPECT_EQ(loaded.code, 0) << loaded.err;
   EXPECT_THAT(loaded.out, HasSubstr("4 tensors"));
 }

@@ -12,7 +12,8 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<std::string> kTwoRanks{"--nprocs", "2", "--max_epochs", "6", "--data.workers", "2", "--checkpoint.every_steps", "4"};
+const std::vector<std::string> kTwoRanks{
+    "--nprocs", "2", "--max_epochs", "6", "--data.workers", "2", "--checkpoint.every_steps", "4"};
 
 class Resume : public testing::Test {
  protected:
@@ -21,7 +22,7 @@ class Resume : public testing::Test {
     const auto result = run_program(command(TRAIN_PROGRAM, straight_dir_->path() / "run", kTwoRanks));
     ASSERT_EQ(result.code, 0) << result.err;
     straight_ = final_state(straight_dir_->path() / "run");
-    ASSERT_EQ(straight_.size(), 5U);   // name, model, optimizer and two generators
+    ASSERT_EQ(straight_.size(), 5U);  // name, model, optimizer and two generators
   }
   static void TearDownTestSuite() {
     delete straight_dir_;

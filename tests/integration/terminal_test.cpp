@@ -1,15 +1,14 @@
 // On a terminal: a progress bar that redraws, and Ctrl-C typed by a person.
-#include <poll.h>
-#include <pty.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <chrono>
 #include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "support/runs.h"
 
@@ -45,14 +44,17 @@ class OnTerminal {
   OnTerminal(const OnTerminal&) = delete;
   OnTerminal& operator=(const OnTerminal&) = delete;
 
-  void type(const std::string& keys) const { ASSERT_EQ(write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
+  void type(const std::string& keys) const {
+    ASSERT_EQ(write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
+  }
 
   /// Reads until `text` appears ("" : until the program ends). False: it did not within a minute.
   bool read_until(const std::string& text) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (text.empty() || screen.find(text) == std::string::npos) {
       pollfd waiting{.fd = terminal_, .events = POLLIN, .revents = 0};
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
       std::array<char, 4096> buffer{};
       if (left <= 0 || poll(&waiting, 1, static_cast<int>(left)) <= 0) {
         return false;
@@ -83,8 +85,9 @@ class OnATerminal : public testing::TestWithParam<int> {};
 
 TEST_P(OnATerminal, ShowsABarAndSavesOnCtrlC) {
   const TempDir dir;
-  OnTerminal program(command(TRAIN_PROGRAM, dir.path() / "run",
-                             {"--nprocs", std::to_string(GetParam()), "--max_epochs", "100000", "--report.every_steps", "50"}));
+  OnTerminal program(
+      command(TRAIN_PROGRAM, dir.path() / "run",
+              {"--nprocs", std::to_string(GetParam()), "--max_epochs", "100000", "--report.every_steps", "50"}));
   ASSERT_TRUE(program.read_until("%|")) << program.screen;
   ASSERT_TRUE(program.read_until("loss")) << program.screen;
   program.type("\x03");

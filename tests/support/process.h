@@ -1,12 +1,6 @@
 // A program under test: started with its own output pipes, watched with deadlines, always ended.
 #pragma once
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -20,6 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <lockstep/base/variables.h>
 
 namespace lockstep {
@@ -27,16 +27,17 @@ namespace lockstep {
 class Process {
  public:
   using Seconds = std::chrono::seconds;
-  using Environment = std::map<std::string, std::string>;   // added to this process's; "" removes
+  using Environment = std::map<std::string, std::string>;  // added to this process's; "" removes
 
   struct Result {
-    int code = 0;   // 128 + N for signal N
+    int code = 0;  // 128 + N for signal N
     std::string out{};
     std::string err{};
     double seconds = 0;
   };
 
-  explicit Process(const std::vector<std::string>& argv, const Environment& extra = {}, const std::string& directory = ".") {
+  explicit Process(const std::vector<std::string>& argv, const Environment& extra = {},
+                   const std::string& directory = ".") {
     auto merged = read_environment().all();
     for (const auto& [name, value] : extra) {
       if (value.empty()) {
@@ -103,7 +104,9 @@ class Process {
   /// Reads until standard error or output contains `text`. False: the deadline came or the program ended first.
   bool wait_for(const std::string& text, Seconds deadline = Seconds(60)) {
     const auto end = std::chrono::steady_clock::now() + deadline;
-    const auto seen = [&] { return result_.err.find(text) != std::string::npos || result_.out.find(text) != std::string::npos; };
+    const auto seen = [&] {
+      return result_.err.find(text) != std::string::npos || result_.out.find(text) != std::string::npos;
+    };
     while (!seen()) {
       if (!pump(end)) {
         return seen();
@@ -121,7 +124,8 @@ class Process {
       }
     }
     pollfd ended{.fd = handle_, .events = POLLIN, .revents = 0};
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
     if (poll(&ended, 1, static_cast<int>(std::max<std::int64_t>(left, 0))) != 1) {
       throw std::runtime_error("closed its output but still running");
     }
@@ -149,10 +153,11 @@ class Process {
     for (const pid_t pid : pids) {
       const int handle = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
       if (handle < 0) {
-        continue;   // gone already
+        continue;  // gone already
       }
       pollfd ended{.fd = handle, .events = POLLIN, .revents = 0};
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
       const int found = poll(&ended, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
       close(handle);
       if (found != 1) {
@@ -167,7 +172,8 @@ class Process {
   bool pump(std::chrono::steady_clock::time_point end) {
     std::array<pollfd, 2> waiting{{{.fd = out_open_ ? out_ : -1, .events = POLLIN, .revents = 0},
                                    {.fd = err_open_ ? err_ : -1, .events = POLLIN, .revents = 0}}};
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
     if ((!out_open_ && !err_open_) || left <= 0 || poll(waiting.data(), 2, static_cast<int>(left)) <= 0) {
       return false;
     }
@@ -202,7 +208,8 @@ class Process {
 };
 
 inline Process::Result run_program(const std::vector<std::string>& argv, const Process::Environment& extra = {},
-                                   const std::string& directory = ".", Process::Seconds deadline = Process::Seconds(120)) {
+                                   const std::string& directory = ".",
+                                   Process::Seconds deadline = Process::Seconds(120)) {
   return Process(argv, extra, directory).wait(deadline);
 }
 

@@ -1,9 +1,6 @@
 // What integration tests ask of finished runs.
 #pragma once
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -13,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include <netinet/in.h>
 #include <nlohmann/json.hpp>
+#include <sys/socket.h>
 
 #include "support/process.h"
 #include "support/temp_dir.h"

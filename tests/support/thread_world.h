@@ -17,7 +17,8 @@
 
 namespace lockstep {
 
-/// Runs `body` once per rank and rethrows the exception that came first in cause: a lost peer is a consequence of another.
+/// Runs `body` once per rank and rethrows the exception that came first in cause: a lost peer is a consequence of
+/// another.
 inline void thread_world(int size, const std::function<void(World&)>& body,
                          std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -27,8 +28,9 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
     threads.emplace_back([&, rank] {
       set_log_rank(rank, size);
       try {
-        World world = WorldAccess::make(store, {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .node = 0},
-                                        c10::Device(c10::kCPU), Backend::gloo, timeout);
+        World world =
+            WorldAccess::make(store, {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .node = 0},
+                              c10::Device(c10::kCPU), Backend::gloo, timeout);
         body(world);
       } catch (...) {
         failures[static_cast<std::size_t>(rank)] = std::current_exception();

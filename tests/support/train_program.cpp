@@ -3,8 +3,9 @@
 #include <cstdlib>
 #include <fstream>
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
+
+#include <ATen/ATen.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
@@ -12,7 +13,7 @@
 
 namespace {
 
-constexpr std::int64_t kSize = 103;   // no batch divides it
+constexpr std::int64_t kSize = 103;  // no batch divides it
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(double dropout) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
@@ -47,14 +48,15 @@ struct Options {
   double dropout = 0.2;
   bool noise = true;
   std::string optimizer = "adamw";
-  std::string ledger;           // folder: every rank notes the samples of each step
+  std::string ledger;  // folder: every rank notes the samples of each step
   std::int64_t fail_step = -1;
   std::int64_t fail_rank = 0;
-  std::string fail = "throw";   // throw, segv, abort, kill, exit0, exit7
+  std::string fail = "throw";  // throw, segv, abort, kill, exit0, exit7
 };
 
 struct Regression final : lockstep::Task {
-  Regression(const Options& options_, lockstep::World& world_) : options(options_), world(world_), net(options_.dropout) {
+  Regression(const Options& options_, lockstep::World& world_)
+      : options(options_), world(world_), net(options_.dropout) {
     if (!options.ledger.empty()) {
       ledger.open(fmt::format("{}/rank_{}.txt", options.ledger, world.rank()), std::ios::app);
     }

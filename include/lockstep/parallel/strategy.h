@@ -3,11 +3,11 @@
 // All that a training loop needs from data parallelism, for hand-written loops as for the Trainer.
 //
 // Per step: zero_grad; for each micro-batch begin_forward, your forward, backward; then finish, step.
-// Gradients are means: with weights w_i the result is (1 / ranks) * sum over ranks and micro-batches of w_i * dloss_i. A weight of
-// samples x ranks / global samples makes it the mean over the global batch, whatever the split.
+// Gradients are means: with weights w_i the result is (1 / ranks) * sum over ranks and micro-batches of w_i * dloss_i.
+// A weight of samples x ranks / global samples makes it the mean over the global batch, whatever the split.
 //
-// `set` is an optimizer's number. Each optimizer has its own reduction, so that a GAN's generator step neither reduces nor waits
-// for the discriminator's gradients.
+// `set` is an optimizer's number. Each optimizer has its own reduction, so that a GAN's generator step neither reduces
+// nor waits for the discriminator's gradients.
 #pragma once
 
 #include <array>
@@ -24,7 +24,8 @@ namespace lockstep {
 
 class World;
 
-/// Two requests that ride in a gradient bucket, so that all ranks learn them at the same step without a collective of its own.
+/// Two requests that ride in a gradient bucket, so that all ranks learn them at the same step without a collective of
+/// its own.
 struct ControlLane {
   bool stop = false;
   bool save = false;
@@ -35,34 +36,36 @@ class Strategy {
   /// Leaves an ordinary module behind: no hooks; parameters and gradients own their memory.
   virtual ~Strategy();
 
-  /// Collective. Compares parameter names, shapes, dtypes and order over ranks (CommError, exit 78, names the first difference),
-  /// sends rank 0's parameters and buffers everywhere, builds the optimizers. Call after module.to(device). Call again after
-  /// freezing, unfreezing or replacing parameters.
+  /// Collective. Compares parameter names, shapes, dtypes and order over ranks (CommError, exit 78, names the first
+  /// difference), sends rank 0's parameters and buffers everywhere, builds the optimizers. Call after
+  /// module.to(device). Call again after freezing, unfreezing or replacing parameters.
   virtual void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) = 0;
 
   /// Before a forward. `reduce`: this micro-batch's backward ends the accumulation and is the one in which ranks talk.
   virtual void begin_forward(bool reduce, std::size_t set = 0) = 0;
 
-  /// Runs backward from `loss` (0-dim) with `weight` as its gradient. Modules may return anything: outputs that do not reach the
-  /// loss count as unused.
+  /// Runs backward from `loss` (0-dim) with `weight` as its gradient. Modules may return anything: outputs that do not
+  /// reach the loss count as unused.
   virtual void backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set = 0) = 0;
   void backward(const at::Tensor& loss, double weight = 1, std::size_t set = 0);
 
   /// This rank has no samples in a micro-batch that others have: takes part in the reduction with zeros.
   virtual void backward_nothing(std::size_t set = 0) = 0;
 
-  /// After the last backward: gradients are the mean, the same on every rank. Throws: Error naming the parameters that got no
-  /// gradient, before any of them is updated.
+  /// After the last backward: gradients are the mean, the same on every rank. Throws: Error naming the parameters that
+  /// got no gradient, before any of them is updated.
   virtual void finish(std::size_t set = 0) = 0;
 
-  /// Drops the gradients. The only way while a strategy lives: Optimizer::zero_grad throws on gradients that are views of buckets.
+  /// Drops the gradients. The only way while a strategy lives: Optimizer::zero_grad throws on gradients that are views
+  /// of buckets.
   virtual void zero_grad(std::size_t set = 0) = 0;
 
-  virtual at::Tensor grad_norm(std::size_t set = 0) = 0;                            ///< 0-dim, on the device
-  virtual void scale_grads(const at::Tensor& factor, std::size_t set = 0) = 0;      ///< 0-dim; clipping, unscaling, token weights
-  virtual void set_lr_factor(double factor, std::size_t set = 0) = 0;               ///< learning rates = base x factor
-  virtual double lr(std::size_t set = 0) const = 0;                                 ///< of the first group
-  virtual void step(std::size_t set = 0) = 0;                                       ///< the optimizer's update
+  virtual at::Tensor grad_norm(std::size_t set = 0) = 0;  ///< 0-dim, on the device
+  virtual void scale_grads(const at::Tensor& factor,
+                           std::size_t set = 0) = 0;                   ///< 0-dim; clipping, unscaling, token weights
+  virtual void set_lr_factor(double factor, std::size_t set = 0) = 0;  ///< learning rates = base x factor
+  virtual double lr(std::size_t set = 0) const = 0;                    ///< of the first group
+  virtual void step(std::size_t set = 0) = 0;                          ///< the optimizer's update
   virtual torch::optim::Optimizer& optimizer(std::size_t set = 0) = 0;
   virtual std::size_t sets() const noexcept = 0;
 
@@ -75,13 +78,14 @@ class Strategy {
   /// What any rank asked for. CPU: as of the last finish(). GPU: as of the finish() before it, so that nothing waits.
   virtual ControlLane agreed() = 0;
 
-  /// What this rank's mean was taken over (0-dim, on the device), when it is not known without communication (tokens). Summed up
-  /// until finish(); afterwards mean_count() is the mean over ranks: dividing the gradients by it makes them exact.
+  /// What this rank's mean was taken over (0-dim, on the device), when it is not known without communication (tokens).
+  /// Summed up until finish(); afterwards mean_count() is the mean over ranks: dividing the gradients by it makes them
+  /// exact.
   virtual void add_count(const at::Tensor& count, std::size_t set = 0) = 0;
   virtual at::Tensor mean_count(std::size_t set = 0) = 0;
 
  private:
-  at::Tensor weight_{};   // the last weight as a tensor: it seldom changes
+  at::Tensor weight_{};  // the last weight as a tensor: it seldom changes
   double weight_value_ = 0;
 };
 

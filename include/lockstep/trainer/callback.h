@@ -20,7 +20,9 @@ enum class Stage : std::uint32_t {
   checkpoint_saved = 32,  ///< durable
   fit_end = 64,
 };
-constexpr std::uint32_t operator|(Stage a, Stage b) { return static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b); }
+constexpr std::uint32_t operator|(Stage a, Stage b) {
+  return static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b);
+}
 constexpr std::uint32_t operator|(std::uint32_t a, Stage b) { return a | static_cast<std::uint32_t>(b); }
 
 using Metrics = std::vector<std::pair<std::string, double>>;
@@ -34,17 +36,17 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;             ///< the last one's
-  const Metrics* metrics = nullptr;   ///< the same on all ranks
+  const StepResult& step;            ///< the last one's
+  const Metrics* metrics = nullptr;  ///< the same on all ranks
 };
 
 class Callback {
  public:
   virtual ~Callback() = default;
-  virtual std::string_view name() const = 0;                 ///< unique in a trainer; the key of its state in checkpoints
-  virtual std::uint32_t stages() const = 0;                  ///< mask of Stage; others are never called and cost nothing
-  virtual void on(const StageContext& context) = 0;          ///< on every rank, in order of registration, at the same step
-  virtual NamedTensors save() const { return {}; }           ///< goes into every checkpoint, rank 0's
+  virtual std::string_view name() const = 0;         ///< unique in a trainer; the key of its state in checkpoints
+  virtual std::uint32_t stages() const = 0;          ///< mask of Stage; others are never called and cost nothing
+  virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
+  virtual NamedTensors save() const { return {}; }   ///< goes into every checkpoint, rank 0's
   virtual void load(const NamedTensors&) {}
 };
 

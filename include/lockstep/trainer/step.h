@@ -18,13 +18,13 @@ namespace lockstep {
 
 /// What a forward gives back. A loss alone converts to it: `return torch::cross_entropy_loss(...)`.
 struct StepOutput {
-  at::Tensor loss{};   ///< 0-dim, the mean over `count`
-  /// What the mean was taken over: 0-dim on the device; undefined: batch.samples. Tokens for a language model with padding: any
-  /// split of a global batch over ranks and micro-batches then gives the same gradient.
+  at::Tensor loss{};  ///< 0-dim, the mean over `count`
+  /// What the mean was taken over: 0-dim on the device; undefined: batch.samples. Tokens for a language model with
+  /// padding: any split of a global batch over ranks and micro-batches then gives the same gradient.
   at::Tensor count{};
-  NamedTensors metrics{};   ///< 0-dim means over count; summed on the device, reduced over ranks at a report only
+  NamedTensors metrics{};  ///< 0-dim means over count; summed on the device, reduced over ranks at a report only
   StepOutput() = default;
-  StepOutput(at::Tensor loss_) : loss(std::move(loss_)) {}   // NOLINT(google-explicit-constructor)
+  StepOutput(at::Tensor loss_) : loss(std::move(loss_)) {}  // NOLINT(google-explicit-constructor)
   StepOutput(at::Tensor loss_, NamedTensors metrics_) : loss(std::move(loss_)), metrics(std::move(metrics_)) {}
 };
 
@@ -34,16 +34,17 @@ class World;
 class Meter {
  public:
   void add(const StepOutput& output, std::int64_t samples);
-  /// Collective. Means over all ranks since the last call, "loss" first; {} when nothing was added anywhere. Waits for the device.
+  /// Collective. Means over all ranks since the last call, "loss" first; {} when nothing was added anywhere. Waits for
+  /// the device.
   std::vector<std::pair<std::string, double>> take(World& world);
 
  private:
   void agree_on_names(World& world);
 
-  std::vector<std::string> names_{};   // "loss", then the task's metrics; agreed over ranks at the first take()
-  std::vector<at::Tensor> sums_{};     // beside names_, weighted by count
-  double samples_ = 0;                 // weight that is known on the host
-  at::Tensor counts_{};                // weight that only the device knows
+  std::vector<std::string> names_{};  // "loss", then the task's metrics; agreed over ranks at the first take()
+  std::vector<at::Tensor> sums_{};    // beside names_, weighted by count
+  double samples_ = 0;                // weight that is known on the host
+  at::Tensor counts_{};               // weight that only the device knows
   bool agreed_ = false;
 };
 
@@ -56,8 +57,8 @@ class Step {
     const TrainConfig& config;
     const StepBatches& batches;
     Meter& meter;
-    std::int64_t number = 0;   ///< of the step, from 0
-    double lr_factor = 1;      ///< the schedule's
+    std::int64_t number = 0;  ///< of the step, from 0
+    double lr_factor = 1;     ///< the schedule's
   };
   explicit Step(const Context& context) : context_(context) {}
 
@@ -68,8 +69,8 @@ class Step {
   /// Drops the gradients of optimizer `set`.
   void zero_grad(std::size_t set = 0) { context_.strategy.zero_grad(set); }
 
-  /// Runs `f` on the batch in the configured precision. Ranks will talk in the backward of the step's last batch only. A batch
-  /// without samples, which exists because other ranks have some, is not shown to `f`; its output has no loss.
+  /// Runs `f` on the batch in the configured precision. Ranks will talk in the backward of the step's last batch only.
+  /// A batch without samples, which exists because other ranks have some, is not shown to `f`; its output has no loss.
   StepOutput forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f, std::size_t set = 0);
 
   /// Backward of what forward() returned last for this set, weighted by its share of the global batch.
@@ -81,9 +82,9 @@ class Step {
   /// Gradients become the mean over the global batch, are clipped, and the optimizer updates with the scheduled rate.
   void update(std::size_t set = 0);
 
-  /// For optimizers with a closure (LBFGS): it does zero_grad, forward and backward and returns the output. It is called with
-  /// gradients enabled, and the optimizer sees the mean loss over ranks: with their own values ranks would evaluate a different
-  /// number of times and wait for each other forever. Returns the first evaluation's output.
+  /// For optimizers with a closure (LBFGS): it does zero_grad, forward and backward and returns the output. It is
+  /// called with gradients enabled, and the optimizer sees the mean loss over ranks: with their own values ranks would
+  /// evaluate a different number of times and wait for each other forever. Returns the first evaluation's output.
   StepOutput minimize(const std::function<StepOutput()>& closure, std::size_t set = 0);
 
   /// This rank's mean loss of what was added, and the last norm and rate.
@@ -94,11 +95,10 @@ class Step {
   void finish(std::size_t set);
 
   const Context context_;
-  std::int64_t samples_ = 0;              // of the batch that forward() saw last
-  std::vector<at::Tensor> losses_{};      // of added outputs
+  std::int64_t samples_ = 0;          // of the batch that forward() saw last
+  std::vector<at::Tensor> losses_{};  // of added outputs
   std::vector<double> loss_samples_{};
   at::Tensor grad_norm_{};
 };
-
 
 }  // namespace lockstep

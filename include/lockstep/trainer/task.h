@@ -25,8 +25,8 @@ class Task {
   virtual void optimize(Step& step);
 };
 
-/// The common case without a class: `net` is a module holder (TORCH_MODULE) or a shared_ptr to a module whose forward takes
-/// batch.input.
+/// The common case without a class: `net` is a module holder (TORCH_MODULE) or a shared_ptr to a module whose forward
+/// takes batch.input.
 template <class Net, class Loss>
 std::unique_ptr<Task> make_task(Net net, Loss loss, OptimizerSpec optimizer) {
   class Supervised final : public Task {

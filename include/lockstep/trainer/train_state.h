@@ -13,22 +13,23 @@
 namespace lockstep {
 
 struct TrainState {
-  std::int64_t step = 0;      ///< optimizer updates done
-  std::int64_t epoch = 0;     ///< epochs completed
-  std::int64_t samples = 0;   ///< seen over all ranks
+  std::int64_t step = 0;     ///< optimizer updates done
+  std::int64_t epoch = 0;    ///< epochs completed
+  std::int64_t samples = 0;  ///< seen over all ranks
 };
 
-/// One step's results as device tensors, never read by the library: `loss.item()` in a callback is its author's own wait.
+/// One step's results as device tensors, never read by the library: `loss.item()` in a callback is its author's own
+/// wait.
 struct StepResult {
-  at::Tensor loss{};        ///< 0-dim; this rank's mean over the step; undefined when the rank had no samples
-  at::Tensor grad_norm{};   ///< 0-dim, before clipping; undefined without optim.max_grad_norm
+  at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined when the rank had no samples
+  at::Tensor grad_norm{};  ///< 0-dim, before clipping; undefined without optim.max_grad_norm
   double lr = 0;
 };
 
 struct FitResult {
   TrainState state{};
-  StopKind stop = StopKind::none;   ///< none: the limits were reached
-  std::string why{};                ///< "max_steps reached", "SIGTERM", a callback's reason
+  StopKind stop = StopKind::none;  ///< none: the limits were reached
+  std::string why{};               ///< "max_steps reached", "SIGTERM", a callback's reason
 };
 
 }  // namespace lockstep

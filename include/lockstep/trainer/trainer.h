@@ -22,12 +22,12 @@ class Trainer {
   Trainer& add(std::shared_ptr<Callback> callback);
 
   /// Collective. Trains until the plan's limits or an agreed stop, and saves. Resumes from the run directory as
-  /// plan.config.resume says; a run that is finished already returns at once and says so. Afterwards module and gradients are
-  /// ordinary again. Throws: what the task threw; DataError, CheckpointError, CommError.
+  /// plan.config.resume says; a run that is finished already returns at once and says so. Afterwards module and
+  /// gradients are ordinary again. Throws: what the task threw; DataError, CheckpointError, CommError.
   FitResult fit(Task& task, BatchSource& train, BatchSource* validation = nullptr);
 
-  /// Collective. Means over every sample of one epoch of `data`, exact at any number of ranks and the same on all: "loss" and
-  /// the task's metrics. The module is in evaluation mode meanwhile and without gradients.
+  /// Collective. Means over every sample of one epoch of `data`, exact at any number of ranks and the same on all:
+  /// "loss" and the task's metrics. The module is in evaluation mode meanwhile and without gradients.
   Metrics validate(Task& task, BatchSource& data);
 
   /// Requests from other threads.

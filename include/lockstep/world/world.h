@@ -1,11 +1,11 @@
 // lockstep/world/world.h
 //
-// Who am I, and how do I talk to the others. A move-only resource, passed by reference, never global. Size 1 is not a special
-// case for callers: its collectives return at once.
+// Who am I, and how do I talk to the others. A move-only resource, passed by reference, never global. Size 1 is not a
+// special case for callers: its collectives return at once.
 //
-// Two planes: the data plane moves tensors on device(); the control plane moves host values over CPU sockets and never touches
-// the device or its stream. One caller at a time, and the same order of collectives on every rank; another thread takes its own
-// channel().
+// Two planes: the data plane moves tensors on device(); the control plane moves host values over CPU sockets and never
+// touches the device or its stream. One caller at a time, and the same order of collectives on every rank; another
+// thread takes its own channel().
 #pragma once
 
 #include <chrono>
@@ -24,8 +24,8 @@ namespace lockstep {
 
 enum class Reduce { sum, mean, min, max };
 
-/// Small named values shared by all ranks (the rendezvous store). Each object has a connection of its own, so that a wait in
-/// one thread does not hold up another. Thread-safe.
+/// Small named values shared by all ranks (the rendezvous store). Each object has a connection of its own, so that a
+/// wait in one thread does not hold up another. Thread-safe.
 class Store {
  public:
   virtual ~Store() = default;
@@ -33,13 +33,13 @@ class Store {
   /// Waits for the key. Throws: CommError (timeout or lost store).
   virtual std::string get(std::string_view key, std::chrono::milliseconds timeout) = 0;
   virtual bool check(std::string_view key) = 0;
-  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;   ///< returns the new value
+  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;  ///< returns the new value
 };
 
 class World {
  public:
-  /// Collective: returns when all ranks are there. Blocks: up to dist.init_timeout_s; a line every 10 s says who is missing.
-  /// Throws: CommError naming the missing ranks (exit 124), or the setting on which ranks disagree (exit 78).
+  /// Collective: returns when all ranks are there. Blocks: up to dist.init_timeout_s; a line every 10 s says who is
+  /// missing. Throws: CommError naming the missing ranks (exit 124), or the setting on which ranks disagree (exit 78).
   static World connect(const Plan& plan, const Identity& identity);
   /// A world of one: no sockets, no process group.
   static World single(c10::Device device);
@@ -53,23 +53,23 @@ class World {
   int local_rank() const noexcept;
   int local_size() const noexcept;
   int node() const noexcept;
-  bool is_main() const noexcept;   ///< rank 0
+  bool is_main() const noexcept;  ///< rank 0
   c10::Device device() const noexcept;
 
   // Data plane: tensors on device(). Throws: CommError naming the operation and the ranks that are missing.
-  void all_reduce(const at::Tensor& tensor, Reduce op);          ///< Collective. In place.
-  void broadcast(const at::Tensor& tensor, int root = 0);        ///< Collective. In place.
+  void all_reduce(const at::Tensor& tensor, Reduce op);    ///< Collective. In place.
+  void broadcast(const at::Tensor& tensor, int root = 0);  ///< Collective. In place.
   /// Collective. Tensors may differ in dimension 0 only. Returns rank 0's, rank 1's, ... along dimension 0.
   at::Tensor all_gather(const at::Tensor& tensor);
 
   // Control plane: host values. `what` names the operation in messages.
-  void barrier(std::string_view what);                                             ///< Collective.
-  bool any(bool value);                                                            ///< Collective.
-  bool all(bool value);                                                            ///< Collective.
-  std::vector<std::string> gather(std::string_view bytes);                         ///< Collective. Every rank's bytes on every rank.
-  std::string broadcast_bytes(std::string_view bytes, int root = 0);               ///< Collective.
-  /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. An exception on one
-  /// rank is a CommError with its text on all the others.
+  void barrier(std::string_view what);                                ///< Collective.
+  bool any(bool value);                                               ///< Collective.
+  bool all(bool value);                                               ///< Collective.
+  std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
+  std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
+  /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. An exception
+  /// on one rank is a CommError with its text on all the others.
   void main_first(std::string_view what, const std::function<void()>& work);
   /// Collective. Ranks run `work` one after another, in order; the same rules.
   void one_by_one(std::string_view what, const std::function<void()>& work);
@@ -80,7 +80,7 @@ class World {
   std::unique_ptr<Store> store(std::string_view prefix) const;
 
  private:
-  friend struct WorldAccess;   // src/world/world_access.h: the process group, for parallel/
+  friend struct WorldAccess;  // src/world/world_access.h: the process group, for parallel/
   struct Impl;
   explicit World(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -226,26 +226,29 @@ TEST(DataLoader, ThrowsWhatASampleThrewInExactlyItsStep) {
   }
 }
 
-/// A data set whose get() does what a test says.
+/// A data set whose get() does what a test says, which is told the first of the ids.
 class Scripted final : public Dataset {
  public:
-  explicit Scripted(std::function<void()> on_get) : on_get_(std::move(on_get)) {}
+  explicit Scripted(std::function<void(std::int64_t)> on_get) : on_get_(std::move(on_get)) {}
   std::int64_t size() const override { return 1000; }
   Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
-    on_get_();
+    on_get_(ids.front());
     return {.input = at::empty({static_cast<std::int64_t>(ids.size())})};
   }
 
  private:
-  std::function<void()> on_get_;
+  std::function<void(std::int64_t)> on_get_;
 };
+
+LoaderPlan in_order(LoaderPlan plan) {
+  plan.sampler.shuffle = false;
+  return plan;
+}
 
 TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   World world = cpu();
-  LoaderPlan plan = plan_of(20, 10, 2);
-  plan.sampler.shuffle = false;
-  const auto message = [&](const std::function<void()>& on_get) -> std::string {
-    DataLoader loader(std::make_shared<Scripted>(on_get), plan, world);
+  const auto message = [&](const std::function<void(std::int64_t)>& on_get) -> std::string {
+    DataLoader loader(std::make_shared<Scripted>(on_get), in_order(plan_of(20, 10, 2)), world);
     try {
       loader.next();
     } catch (const Error& error) {
@@ -253,10 +256,10 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
     }
     return "no error";
   };
-  EXPECT_EQ(message([] { throw std::out_of_range("row 7"); }),
+  EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }),
             "samples 0, 1, 2, 3, 4, 5, 6, 7, ... (10 samples): row 7");
-  EXPECT_EQ(message([] { throw IoError("shard 3: short read"); }), "shard 3: short read");
-  EXPECT_EQ(message([] {}), "no error");
+  EXPECT_EQ(message([](std::int64_t) { throw IoError("shard 3: short read"); }), "shard 3: short read");
+  EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }
 
 TEST(DataLoader, PreparesNoMoreStepsThanPrefetchSays) {
@@ -267,7 +270,7 @@ TEST(DataLoader, PreparesNoMoreStepsThanPrefetchSays) {
   int gets = 0;
   int asked = 0;       // steps that next() was called for
   int most_ahead = 0;  // micro-batches begun beyond those
-  const auto data = std::make_shared<Scripted>([&] {
+  const auto data = std::make_shared<Scripted>([&](std::int64_t) {
     const std::lock_guard lock(mutex);
     most_ahead = std::max(most_ahead, ++gets - asked * kMicroBatches);
     changed.notify_all();
@@ -292,42 +295,37 @@ TEST(DataLoader, PreparesNoMoreStepsThanPrefetchSays) {
 
 TEST(DataLoader, EndsWhileWorkersAreBusy) {
   World world = cpu();
-  std::mutex mutex;
-  std::condition_variable changed;
-  int gets = 0;
-  bool open = false;
+  std::latch open(1);
+  std::latch busy(2);
   std::thread opener;
   {
-    DataLoader loader(std::make_shared<Scripted>([&] {
-                        std::unique_lock lock(mutex);
-                        ++gets;
-                        changed.notify_all();
-                        changed.wait(lock, [&] { return open || gets <= 1; });
-                      }),
-                      plan_of(10, 10, 2), world);
-    loader.next();
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return gets == 3; });
-    opener = std::thread([&] {
-      const std::lock_guard opening(mutex);
-      open = true;
-      changed.notify_all();
+    const auto data = std::make_shared<Scripted>([&](std::int64_t first_id) {
+      if (first_id == 10 || first_id == 20) {  // the second and third step
+        busy.count_down();
+        open.wait();
+      }
     });
+    DataLoader loader(data, in_order(plan_of(10, 10, 2)), world);
+    loader.next();
+    busy.wait();
+    opener = std::thread([&] { open.count_down(); });
   }
+  EXPECT_TRUE(open.try_wait()) << "the loader ended after the batches in hand";
   opener.join();
-  EXPECT_GE(gets, 3);
 }
 
 TEST(DataLoader, EndsWithAnErrorThatNobodyTook) {
   World world = cpu();
-  std::atomic<int> gets = 0;
-  DataLoader loader(std::make_shared<Scripted>([&] {
-                      if (++gets > 1) {
-                        throw std::runtime_error("late");
-                      }
-                    }),
-                    plan_of(10, 10, 1), world);
+  std::latch thrown(1);
+  const auto data = std::make_shared<Scripted>([&](std::int64_t first_id) {
+    if (first_id == 10) {
+      thrown.count_down();
+      throw std::runtime_error("late");
+    }
+  });
+  DataLoader loader(data, in_order(plan_of(10, 10, 1)), world);
   loader.next();
+  thrown.wait();
 }
 
 TEST(DataLoader, MovesWithItsWorkers) {

@@ -1,15 +1,15 @@
-#include <lockstep/parallel/strategy.h>
-
 #include <cmath>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <ATen/ATen.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/strategy.h>
 
 #include "parallel/ddp.h"
 #include "parallel/single_device.h"
@@ -73,7 +73,7 @@ struct Case {
   std::string name;
   int ranks;
   DistConfig options{};
-  bool skip_b_sometimes = false;   // in steps 1, 3, ... the loss does not reach b
+  bool skip_b_sometimes = false;  // in steps 1, 3, ... the loss does not reach b
   int micro = 1;
   double tolerance = 1e-6;
 };
@@ -101,11 +101,12 @@ TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
       for (int m = 0; m < c.micro; ++m) {
         strategy.begin_forward(/*reduce=*/m == c.micro - 1, 0);
         const std::int64_t begin = world.rank() * (kBatch / c.ranks) + m * mine;
-        const auto loss = loss_of(net.forward(inputs(step).narrow(0, begin, mine), skip), targets(step).narrow(0, begin, mine));
+        const auto loss =
+            loss_of(net.forward(inputs(step).narrow(0, begin, mine), skip), targets(step).narrow(0, begin, mine));
         strategy.Strategy::backward(loss, 1.0 / c.micro);
       }
       strategy.finish(0);
-      ASSERT_FALSE(strategy.mean_count(0).defined());   // nobody counts
+      ASSERT_FALSE(strategy.mean_count(0).defined());  // nobody counts
       expect_close(grads_of(net), grads_of(whole), c.tolerance);
       strategy.step(0);
       reference.step();
@@ -113,15 +114,16 @@ TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Modes, DdpGradients,
-    testing::Values(Case{"plain", 2}, Case{"four_ranks", 4}, Case{"tiny_buckets", 3, {.bucket_mib = 0.0001}},
-                    Case{"accumulation", 2, {}, false, 3}, Case{"static_graph", 2, {.static_graph = true}},
-                    Case{"unused", 2, {.find_unused_parameters = true}, true},
-                    Case{"unused_accumulated", 3, {.find_unused_parameters = true}, true, 2},
-                    Case{"bf16", 2, {.compression = GradCompression::bf16}, false, 1, 2e-2},
-                    Case{"fp16", 2, {.compression = GradCompression::fp16}, false, 1, 2e-3}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Modes, DdpGradients,
+                         testing::Values(Case{"plain", 2}, Case{"four_ranks", 4},
+                                         Case{"tiny_buckets", 3, {.bucket_mib = 0.0001}},
+                                         Case{"accumulation", 2, {}, false, 3},
+                                         Case{"static_graph", 2, {.static_graph = true}},
+                                         Case{"unused", 2, {.find_unused_parameters = true}, true},
+                                         Case{"unused_accumulated", 3, {.find_unused_parameters = true}, true, 2},
+                                         Case{"bf16", 2, {.compression = GradCompression::bf16}, false, 1, 2e-2},
+                                         Case{"fp16", 2, {.compression = GradCompression::fp16}, false, 1, 2e-3}),
+                         [](const auto& test) { return test.param.name; });
 
 // Rank 1 has no samples in the last micro-batch.
 TEST(Ddp, TakesPartWithNothing) {
@@ -330,7 +332,7 @@ TEST(Ddp, LeavesAnOrdinaryModule) {
     ASSERT_FALSE(net.a->weight.grad().is_view());
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
     optimizer.zero_grad();
-    loss_of(net.forward(inputs(1)), targets(1)).backward();   // no hook waits for a peer
+    loss_of(net.forward(inputs(1)), targets(1)).backward();  // no hook waits for a peer
   });
 }
 
@@ -348,8 +350,7 @@ TEST(SingleDevice, IsPlainTraining) {
   strategy.finish(0);
   EXPECT_TRUE(strategy.agreed().stop);
   expect_close(grads_of(net), grads_of(whole), 0);
-  EXPECT_NEAR(strategy.grad_norm(0).item<double>(),
-              std::sqrt([&] {
+  EXPECT_NEAR(strategy.grad_norm(0).item<double>(), std::sqrt([&] {
                 double sum = 0;
                 for (const auto& [name, grad] : grads_of(net)) {
                   sum += grad.square().sum().item<double>();

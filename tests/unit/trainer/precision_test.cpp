@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 
@@ -52,7 +53,7 @@ TEST(TrainerPrecision, Bf16MixedLearnsTheSame) {
   const auto exact = train(Precision::fp32, full);
   ASSERT_EQ(rounded.size(), 160U);
   ASSERT_EQ(exact.size(), rounded.size());
-  EXPECT_NE(rounded.front(), exact.front());   // control: something was rounded
+  EXPECT_NE(rounded.front(), exact.front());  // control: something was rounded
   const double start = exact.front();
   for (std::size_t step = 0; step < exact.size(); ++step) {
     EXPECT_NEAR(rounded[step], exact[step], 0.02 * start) << "step " << step;

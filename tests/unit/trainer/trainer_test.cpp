@@ -1,14 +1,14 @@
-#include <lockstep/trainer/trainer.h>
-
 #include <cmath>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <ATen/ATen.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/trainer/trainer.h>
 
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -73,8 +73,10 @@ class Recorder final : public Callback {
     return Stage::fit_start | Stage::step_end | Stage::epoch_end | Stage::validation_end | Stage::fit_end;
   }
   void on(const StageContext& context) override {
-    static const std::map<Stage, std::string> names{{Stage::fit_start, "start"}, {Stage::step_end, "step"},
-                                                    {Stage::epoch_end, "epoch"}, {Stage::validation_end, "validation"},
+    static const std::map<Stage, std::string> names{{Stage::fit_start, "start"},
+                                                    {Stage::step_end, "step"},
+                                                    {Stage::epoch_end, "epoch"},
+                                                    {Stage::validation_end, "validation"},
                                                     {Stage::fit_end, "end"}};
     seen.push_back(names.at(context.stage) + std::to_string(context.state.step));
     if (context.stage == Stage::validation_end) {
@@ -95,8 +97,8 @@ TEST(Trainer, CallsBack) {
   trainer.add(recorder);
   EXPECT_THROW(trainer.add(recorder), ConfigError);
   trainer.fit(task, data, &validation);
-  EXPECT_THAT(recorder->seen, ElementsAre("start0", "step1", "step2", "epoch2", "validation2", "step3", "step4", "epoch4",
-                                          "validation4", "end4"));
+  EXPECT_THAT(recorder->seen, ElementsAre("start0", "step1", "step2", "epoch2", "validation2", "step3", "step4",
+                                          "epoch4", "validation4", "end4"));
   ASSERT_EQ(recorder->metrics.size(), 1U);
   EXPECT_EQ(recorder->metrics[0].first, "val_loss");
   const auto all = tiny_data(5)->get(std::vector<std::int64_t>{0, 1, 2, 3, 4}, {});
@@ -180,12 +182,13 @@ TEST(Trainer, StopsWhenAThreadAsks) {
   trainer.add(std::make_shared<Stopper>());
   const FitResult result = trainer.fit(task, data);
   EXPECT_EQ(result.stop, StopKind::program);
-  EXPECT_EQ(result.state.step, 6);   // the request travels with the next step
+  EXPECT_EQ(result.state.step, 6);  // the request travels with the next step
   EXPECT_THAT(result.why, HasSubstr("loss is low enough"));
 }
 
 TEST(Trainer, ClipsAndSchedules) {
-  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1e-3, .warmup_steps = 4}}));
+  Session session = Session::single(
+      in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1e-3, .warmup_steps = 4}}));
   class Watch final : public Callback {
    public:
     std::string_view name() const override { return "watch"; }
@@ -216,9 +219,10 @@ TEST(Trainer, ClipsAndSchedules) {
 TEST(Trainer, DrivesAnOptimizerWithAClosure) {
   class Newton final : public TinyTask {
    public:
-    Newton() : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
-          return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
-        })) {}
+    Newton()
+        : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
+            return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
+          })) {}
     void optimize(Step& step) override {
       step.add(step.minimize([&] {
         step.zero_grad();
@@ -261,12 +265,15 @@ TEST(Trainer, HandsTheStepToTheTask) {
       right.module = two_->right.get();
       return {left, right};
     }
-    StepOutput training_step(const Batch& batch) override { return at::mse_loss(two_->left(batch.input) + two_->right(batch.input), batch.target); }
+    StepOutput training_step(const Batch& batch) override {
+      return at::mse_loss(two_->left(batch.input) + two_->right(batch.input), batch.target);
+    }
     void optimize(Step& step) override {
       for (std::size_t set = 0; set < 2; ++set) {
         step.zero_grad(set);
         for (const Batch& batch : step.batches()) {
-          const auto out = step.forward(batch, [this](const Batch& b) { return training_step(b); }, set);
+          const auto out = step.forward(
+              batch, [this](const Batch& b) { return training_step(b); }, set);
           step.backward(out, set);
           step.add(out);
         }
@@ -334,7 +341,7 @@ TEST(Meter, IsExactWhenARankHasNothing) {
     }
     const auto means = meter.take(world);
     ASSERT_EQ(means.size(), 1U);
-    ASSERT_NEAR(means[0].second, 3.0, 1e-12);   // (1 x 1 + 4 x 2) / 3
+    ASSERT_NEAR(means[0].second, 3.0, 1e-12);  // (1 x 1 + 4 x 2) / 3
   });
 }
 

@@ -1,12 +1,12 @@
-#include <lockstep/world/world.h>
-
 #include <atomic>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/world/world.h>
 
 #include "support/thread_world.h"
 
@@ -91,7 +91,7 @@ TEST_P(WorldOf, TakesTurns) {
       }
       ++done;
     });
-    EXPECT_GE(done.load(), world.size());   // nobody goes on before everybody is done
+    EXPECT_GE(done.load(), world.size());  // nobody goes on before everybody is done
     world.one_by_one("count", [&] { EXPECT_EQ(done.fetch_add(1), world.size() + world.rank()); });
   });
 }
@@ -151,9 +151,7 @@ TEST(World, NamesTheRankThatDidNotCome) {
 
 TEST(World, NamesTheSettingOnWhichRanksDisagree) {
   try {
-    thread_world(3, [](World& world) {
-      compare_settings({.optim = {.lr = world.rank() == 2 ? 0.2 : 0.1}}, world);
-    });
+    thread_world(3, [](World& world) { compare_settings({.optim = {.lr = world.rank() == 2 ? 0.2 : 0.1}}, world); });
     FAIL();
   } catch (const CommError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::disagree);
