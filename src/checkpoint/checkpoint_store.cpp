@@ -37,9 +37,14 @@ std::string this_process() {
 }
 
 std::unique_ptr<FileLock> lock_directory(const path& directory) {
-  real_file_system().create_directories(directory);
+  FileSystem& fs = real_file_system();
+  fs.create_directories(directory);
+  // The run's directory is as durable as what will be saved in it.
+  const path run = std::filesystem::absolute(directory / ".").parent_path().parent_path();
+  fs.sync_directory(run);
+  fs.sync_directory(run.parent_path());
   std::string owner;
-  auto lock = real_file_system().try_lock(directory / ".lock", this_process(), owner);
+  auto lock = fs.try_lock(directory / ".lock", this_process(), owner);
   if (lock == nullptr) {
     throw CheckpointError(fmt::format("checkpoints in {}: found them in use by {}, expected no other owner",
                                       directory.string(), printable(owner)),
@@ -153,9 +158,9 @@ struct CheckpointStore::Impl {
   std::optional<Manifest> verified{};  // rank 0's, by latest()
 
   /// A checkpoint is safe already when old ones cannot be removed.
-  void retain() {
+  void retain(std::int64_t saved) {
     try {
-      directory.retain(keep_last);
+      directory.retain(keep_last, saved);
     } catch (const IoError& error) {
       log_warning(fmt::format("old checkpoints stay: {}", error.what()));
     }
@@ -184,7 +189,7 @@ void CheckpointStore::save(std::int64_t step, const Snapshot& snapshot) {
     const auto writer = impl_->directory.begin(step, byte_size(snapshot));
     write_snapshot(*writer, step, snapshot, per_rank);
     writer->commit();
-    impl_->retain();
+    impl_->retain(step);
     return std::string();
   });
 }

@@ -179,9 +179,11 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
   return removed;
 }
 
-void CheckpointDir::retain(int keep_last) {
+void CheckpointDir::retain(int keep_last, std::int64_t saved) {
   LOCKSTEP_ASSERT(keep_last >= 2, "one checkpoint is not enough while the next is written");
-  const std::vector<std::int64_t> doomed = steps_to_delete(steps(), keep_last);
+  std::vector<std::int64_t> candidates = steps();
+  std::erase_if(candidates, [saved](std::int64_t step) { return step > saved; });
+  const std::vector<std::int64_t> doomed = steps_to_delete(std::move(candidates), keep_last);
   if (doomed.empty()) {
     return;
   }

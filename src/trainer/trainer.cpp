@@ -127,6 +127,7 @@ class Fit {
       }
     } else {
       snapshot = load_checkpoint(from, world_);
+      refuse_newer_than(*snapshot);
     }
     if (!snapshot) {
       return;
@@ -138,6 +139,17 @@ class Fit {
     last_saved_ = state_.step;
     console_.line(fmt::format("resuming from {} (epoch {}, {} samples seen)", from, state_.epoch, state_.samples));
     files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", from}});
+  }
+
+  // Going on from an older state would leave two histories in one directory.
+  void refuse_newer_than(const Snapshot& snapshot) {
+    const auto latest = store_->latest();
+    const auto step = parse_int(snapshot.values.at("step"));
+    if (latest && step && *latest > *step) {
+      throw CheckpointError(fmt::format("--resume {} is step {}, but {} has step {} already", config_.resume, *step,
+                                        run_directory(config_), *latest),
+                            "go on from there with --resume auto, or give this run another --run_name");
+    }
   }
 
   RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_}; }

@@ -167,6 +167,21 @@ TEST_F(Resume, WarnsAboutAnotherHyperparameter) {
   EXPECT_THAT(result.err, HasSubstr("optim.lr is 0.002 now, 0 when"));
 }
 
+TEST_F(Resume, FromANamedCheckpointNeedsARunWithoutNewerOnes) {
+  expect_same_end();
+  const auto checkpoint = run() / "checkpoints" / "step-0000000076";
+  ASSERT_TRUE(std::filesystem::exists(checkpoint));
+  auto back = train();
+  back.insert(back.end(), {"--resume", checkpoint.string()});
+  const auto refused = run_program(back);
+  EXPECT_EQ(refused.code, 65) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("has step 78 already"));
+  back.insert(back.end(), {"--run_dir", (dir_.path() / "branch").string()});
+  const auto branched = run_program(back);
+  EXPECT_EQ(branched.code, 0) << branched.err;
+  EXPECT_TRUE(final_state(dir_.path() / "branch") == straight_);
+}
+
 TEST_F(Resume, RequireNeedsACheckpoint) {
   auto required = train();
   required.insert(required.end(), {"--resume", "require"});

@@ -46,11 +46,11 @@ class Requirements {
 }  // namespace lockstep
 
 /// Goes on when the Requirements are met; else skips the test with the reasons, or fails under LOCKSTEP_FORBID_SKIPS=1.
-#define LOCKSTEP_REQUIRE(requirements)                                                                \
-  if (const std::string missing_here = (requirements).missing(); !missing_here.empty()) {             \
-    if (::lockstep::Requirements::skips_are_forbidden()) {                                            \
-      GTEST_FAIL() << "LOCKSTEP_FORBID_SKIPS=1, and this test cannot run here: " << missing_here;     \
-    }                                                                                                 \
-    GTEST_SKIP() << missing_here;                                                                     \
-  }                                                                                                   \
+#define LOCKSTEP_REQUIRE(requirements)                                                            \
+  if (const std::string missing_here = (requirements).missing(); !missing_here.empty()) {         \
+    if (::lockstep::Requirements::skips_are_forbidden()) {                                        \
+      GTEST_FAIL() << "LOCKSTEP_FORBID_SKIPS=1, and this test cannot run here: " << missing_here; \
+    }                                                                                             \
+    GTEST_SKIP() << missing_here;                                                                 \
+  }                                                                                               \
   static_assert(true, "asks for the semicolon")

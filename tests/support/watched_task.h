@@ -13,7 +13,7 @@ class WatchedTask final : public TinyTask {
   StepOutput training_step(const Batch& batch) override { return watched(batch, training_outputs); }
   StepOutput validation_step(const Batch& batch) override { return watched(batch, validation_outputs); }
 
-  std::set<at::ScalarType> training_outputs{};   // of the linear layer
+  std::set<at::ScalarType> training_outputs{};  // of the linear layer
   std::set<at::ScalarType> validation_outputs{};
   std::set<at::ScalarType> losses{};
 

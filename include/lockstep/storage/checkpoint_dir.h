@@ -67,8 +67,9 @@ class CheckpointDir {
   /// Removes left-over temporary directories and returns their names; puts back a checkpoint whose replacement never
   /// arrived. Call when nobody is writing.
   std::vector<std::string> remove_incomplete();
-  /// Deletes the oldest so that `keep_last` (2 at least) remain. Call only after commit().
-  void retain(int keep_last);
+  /// Deletes the oldest so that `keep_last` (2 at least) remain of the steps up to `saved`, the one that was committed last.
+  /// Higher ones are damaged or of an abandoned attempt: they do not count, and are replaced when the run gets there.
+  void retain(int keep_last, std::int64_t saved);
 
  private:
   FileSystem& fs_;

@@ -108,12 +108,24 @@ TEST(CheckpointDir, KeepsTheNewest) {
   for (const std::int64_t step : {50, 900, 7, 100}) {
     save(directory, step, sample_contents(step));
   }
-  directory.retain(3);
+  directory.retain(3, 900);
   EXPECT_THAT(directory.steps(), ElementsAre(50, 100, 900));
-  directory.retain(2);
+  directory.retain(2, 900);
   EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000100", "step-0000000900"));
-  directory.retain(2);
+  directory.retain(2, 900);
   EXPECT_THAT(directory.steps(), ElementsAre(100, 900));
+}
+
+// Resumed below two damaged checkpoints, a run must not delete what it saves.
+TEST(CheckpointDir, KeepsWhatWasSavedBelowDamagedOnes) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {100, 200, 900, 950}) {
+    save(directory, step, sample_contents(step));
+  }
+  save(directory, 300, sample_contents(300));
+  directory.retain(2, 300);
+  EXPECT_THAT(directory.steps(), ElementsAre(200, 300, 900, 950));
 }
 
 // The verbs of what `change` does to the disk.
@@ -135,7 +147,7 @@ TEST(CheckpointDir, MakesSureThatWhatItDeletesIsNoLongerReadable) {
   for (const std::int64_t step : {1, 2, 3, 4}) {
     save(directory, step, sample_contents(step));
   }
-  EXPECT_THAT(verbs(fs, [&] { directory.retain(2); }), ElementsAre("rename", "rename", "sync", "remove", "remove"));
+  EXPECT_THAT(verbs(fs, [&] { directory.retain(2, 4); }), ElementsAre("rename", "rename", "sync", "remove", "remove"));
 }
 
 TEST(CheckpointDir, MakesSureThatWhatItKeepsIsDurableBeforeItCleansUp) {
@@ -149,7 +161,7 @@ TEST(CheckpointDir, MakesSureThatWhatItKeepsIsDurableBeforeItCleansUp) {
 TEST(CheckpointDirDeathTest, RefusesToKeepOnlyOne) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
-  EXPECT_DEATH(directory.retain(1), "one checkpoint is not enough");
+  EXPECT_DEATH(directory.retain(1, 1), "one checkpoint is not enough");
 }
 
 TEST(StepsToDelete, AreTheOldest) {
@@ -184,7 +196,7 @@ TEST(CheckpointDir, WorksOnTheRealFileSystem) {
   CheckpointDir directory(fs, path, "run", 0);
   for (const std::int64_t step : {100, 200, 300}) {
     save(directory, step, sample_contents(step));
-    directory.retain(2);
+    directory.retain(2, step);
   }
   save(directory, 300, sample_contents(300, 1));
   { directory.begin(400); }

@@ -104,7 +104,7 @@ const std::vector<Scenario> kScenarios = {
 void library_save(FileSystem& fs, Version version) {
   CheckpointDir directory(fs, kDirectory, "run", 0);
   save(directory, version.step, sample_contents(version.step, version.version));
-  directory.retain(2);
+  directory.retain(2, version.step);
 }
 
 // The save of many trainers: straight into the directory it will be read from.
