@@ -70,7 +70,7 @@ Json writable(const Json& value) {
 }  // namespace
 
 Json parse_json(std::string_view text, int max_depth) {
-  if (text.find('\0') != std::string_view::npos) {   // the parser would take it for the end
+  if (text.find('\0') != std::string_view::npos) {  // the parser would take it for the end
     throw std::runtime_error("found a zero byte, expected text");
   }
   const char* furthest = text.data();

@@ -217,10 +217,12 @@ Snapshot load_checkpoint(const path& checkpoint, World& world) {
     const std::string name = folder.filename().string();
     const auto step = name.starts_with(kPrefix) ? parse_int(name.substr(kPrefix.size())) : std::nullopt;
     if (!step) {
-      throw CheckpointError(fmt::format("{}: found a folder called '{}', expected step-<number>", checkpoint.string(), name),
-                            "name one checkpoint, e.g. runs/a/checkpoints/step-0000000500");
+      throw CheckpointError(
+          fmt::format("{}: found a folder called '{}', expected step-<number>", checkpoint.string(), name),
+          "name one checkpoint, e.g. runs/a/checkpoints/step-0000000500");
     }
-    const CheckpointDir directory(real_file_system(), folder.parent_path(), run_name(folder.parent_path()), /*restart=*/0);
+    const CheckpointDir directory(real_file_system(), folder.parent_path(), run_name(folder.parent_path()),
+                                  /*restart=*/0);
     return read_snapshot(directory, directory.verify(*step));
   });
 }

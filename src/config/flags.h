@@ -25,7 +25,9 @@ struct Flags::Impl {
 
 struct FlagsAccess {
   static const std::vector<ProgramFlag>& flags(const Flags& flags) { return flags.impl_->flags; }
-  static const std::vector<std::string>& positional_fields(const Flags& flags) { return flags.impl_->positional_fields; }
+  static const std::vector<std::string>& positional_fields(const Flags& flags) {
+    return flags.impl_->positional_fields;
+  }
   static const std::vector<ProgramFlag>& positionals(const Flags& flags) { return flags.impl_->positionals; }
 };
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/distributed/c10d/debug.h>
@@ -76,7 +77,9 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
 }  // namespace
 
 struct Ddp::Reduction {
-  at::Tensor lane{};  // the reducer's parameter 0
+  at::Tensor lane{};       // the reducer's parameter 0
+  at::Tensor lane_host{};  // its gradient of the step before, in pinned memory; GPU only
+  std::unique_ptr<c10::Event> lane_copied{};
   std::shared_ptr<c10d::Reducer> reducer{};
   std::shared_ptr<c10d::Logger> logger{};  // the reducer uses it without asking whether it is there
   bool reduce = true;
@@ -111,10 +114,6 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   const auto on_device = at::TensorOptions().device(world_.device()).dtype(at::kFloat);
   lane_values_ = at::zeros({kLaneSize}, on_device);
   sent_ = {};
-  if (world_.device().is_cuda()) {
-    lane_host_ = at::zeros({kLaneSize}, at::kFloat).pin_memory();
-    lane_copied_ = std::make_unique<c10::Event>(world_.device().type());
-  }
   const auto sparse = sparse_parameters(module);
   const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_mib * (1 << 20));
   const std::int64_t first_bucket_bytes = std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
@@ -122,6 +121,10 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   for (const auto& set : sets_) {
     auto& reduction = reductions_.emplace_back();
     reduction.lane = at::zeros({kLaneSize}, on_device).requires_grad_();
+    if (world_.device().is_cuda()) {
+      reduction.lane_host = at::zeros({kLaneSize}, at::kFloat).pin_memory();
+      reduction.lane_copied = std::make_unique<c10::Event>(world_.device().type());
+    }
     std::vector<at::Tensor> parameters{reduction.lane};
     std::vector<bool> expect_sparse{false};
     std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
@@ -236,7 +239,7 @@ void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gr
 void Ddp::finish(std::size_t set) {
   auto& reduction = reductions_.at(set);
   check_all_used(reduction, sets_[set]);
-  read_lane(reduction.lane.grad());
+  read_lane(reduction);
   buffers_due_ = true;
 }
 
@@ -264,19 +267,20 @@ void Ddp::check_all_used(Reduction& reduction, const Set& set) const {
   }
 }
 
-void Ddp::read_lane(const at::Tensor& lane) {
+void Ddp::read_lane(Reduction& reduction) {
+  const at::Tensor& lane = reduction.lane.grad();
   const auto read = [this](const float* sums) { agreed_ = {.stop = sums[kStop] > 0, .save = sums[kSave] > 0}; };
-  if (!lane_copied_) {
+  if (!reduction.lane_copied) {
     read(lane.const_data_ptr<float>());
     return;
   }
   // What the last step copied has arrived long ago; this step's copy is not waited for.
-  if (lane_copied_->was_marked_for_recording()) {
-    lane_copied_->synchronize();
-    read(lane_host_.const_data_ptr<float>());
+  if (reduction.lane_copied->was_marked_for_recording()) {
+    reduction.lane_copied->synchronize();
+    read(reduction.lane_host.const_data_ptr<float>());
   }
-  lane_host_.copy_(lane, /*non_blocking=*/true);
-  lane_copied_->record(c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device()));
+  reduction.lane_host.copy_(lane, /*non_blocking=*/true);
+  reduction.lane_copied->record(c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device()));
 }
 
 void Ddp::zero_grad(std::size_t set) {

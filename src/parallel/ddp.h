@@ -3,8 +3,6 @@
 
 #include <memory>
 
-#include <c10/core/Event.h>
-
 #include <lockstep/config/train_config.h>
 
 #include "parallel/single_device.h"
@@ -32,7 +30,7 @@ class Ddp final : public SingleDevice {
   void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, Reduction& reduction);
   void put_count(const Set& set);
   void check_all_used(Reduction& reduction, const Set& set) const;
-  void read_lane(const at::Tensor& lane);
+  void read_lane(Reduction& reduction);
 
   const DistConfig options_;
   World& world_;
@@ -45,8 +43,6 @@ class Ddp final : public SingleDevice {
   // same numbers after the same step. On a GPU the copy to the host is not waited for: it is read one step later.
   enum LaneSlot : std::int64_t { kStop, kSave, kCount, kLaneSize = 4 };
   at::Tensor lane_values_{};  // [4] on the device: this rank's
-  at::Tensor lane_host_{};    // [4] pinned, GPU only
-  std::unique_ptr<c10::Event> lane_copied_{};
   ControlLane sent_{};
 };
 

@@ -1,5 +1,6 @@
 // One training step: the other half of the page that trainer.cpp begins.
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -107,8 +108,11 @@ StepResult Step::result() const {
     result.loss = losses_.front();
   } else if (!losses_.empty()) {
     const at::NoGradGuard no_grad;
-    const auto weights = at::tensor(loss_samples_, losses_.front().options());
-    result.loss = at::dot(at::stack(losses_), weights) / weights.sum();
+    auto sum = losses_[0] * loss_samples_[0];  // no tensor of weights: copying one to a GPU would wait
+    for (std::size_t i = 1; i < losses_.size(); ++i) {
+      sum.add_(losses_[i], loss_samples_[i]);
+    }
+    result.loss = sum / std::accumulate(loss_samples_.begin(), loss_samples_.end(), 0.0);
   }
   return result;
 }

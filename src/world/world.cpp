@@ -271,8 +271,8 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Plac
     if (device.is_cuda() && backend == Backend::nccl) {
       group->setBoundDeviceId(device);
       group->setBackend(c10::kCUDA, Type::NCCL,
-                        make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), place.rank, place.size,
-                                          device, timeout));
+                        make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store->clone()), place.rank,
+                                          place.size, device, timeout));
       group->setDefaultBackend(Type::NCCL);
     } else {
       if (device.is_cuda()) {
