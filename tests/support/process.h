@@ -16,6 +16,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@ class Process {
     std::string out{};
     std::string err{};
     double seconds = 0;
+    double cpu_seconds = 0;  // of the program and the children it waited for
   };
 
   explicit Process(const std::vector<std::string>& argv, const Environment& extra = {},
@@ -130,8 +132,13 @@ class Process {
       throw std::runtime_error("closed its output but still running");
     }
     int status = 0;
-    waitpid(pid_, &status, 0);
+    rusage used{};
+    wait4(pid_, &status, 0, &used);
     ended_ = true;
+    const auto seconds_of = [](const timeval& time) {
+      return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+    };
+    result_.cpu_seconds = seconds_of(used.ru_utime) + seconds_of(used.ru_stime);
     result_.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     return result_;
