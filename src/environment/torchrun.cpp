@@ -53,6 +53,8 @@ void read_node(VariableReader& reader, Identity& identity, bool ours) {
 void read_lockstep(VariableReader& reader, Identity& identity) {
   identity.launcher = "lockstep";
   identity.control_fd = reader.number("LOCKSTEP_CONTROL_FD", 0, kMaxInt).value_or(-1);
+  identity.progress_fd = reader.number("LOCKSTEP_PROGRESS_FD", 0, kMaxInt).value_or(-1);
+  identity.restart = reader.number("LOCKSTEP_RESTART", 0, kMaxInt).value_or(0);
   identity.store_fd = reader.number("LOCKSTEP_STORE_FD", 0, kMaxInt).value_or(-1);
   identity.run_id = reader.text("LOCKSTEP_RUN_ID").value_or("");
   identity.devices = reader.text("LOCKSTEP_DEVICES").value_or("");

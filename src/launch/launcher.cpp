@@ -14,6 +14,7 @@
 #include <lockstep/launch/launcher.h>
 
 #include "base/terminal.h"
+#include "control/progress_record.h"
 #include "launch/descriptor.h"
 #include "launch/signal_inbox.h"
 #include "launch/supervisor.h"
@@ -76,6 +77,7 @@ Variables worker_environment(const LaunchRequest& request, int rank, int port, c
   values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");  // c10d warns about sockets of ranks that failed: the failure is what counts
   values["LOCKSTEP_RUN_ID"] = run_id;
   values["LOCKSTEP_CONTROL_FD"] = std::to_string(WorkerProcess::kControlFd);
+  values["LOCKSTEP_PROGRESS_FD"] = std::to_string(WorkerProcess::kProgressFd);
   values["LOCKSTEP_TERMINAL_WIDTH"] = std::to_string(width);
   values.erase("LOCKSTEP_STORE_FD");
   if (rank == 0) {
@@ -91,6 +93,7 @@ LaunchReport launch_workers(const LaunchRequest& request) {
   SignalInbox signals;  // before the first worker, so that no request is lost
   const std::string run_id = random_run_id();
   const Descriptor own_program = request.program.empty() ? open_own_program() : Descriptor();
+  ProgressBoard progress(request.world_size);
   std::vector<WorkerProcess> workers;
   {
     const StoreSocket store = bind_store_socket();
@@ -99,10 +102,12 @@ LaunchReport launch_workers(const LaunchRequest& request) {
                                          .own_program = own_program.get(),
                                          .argv = request.argv,
                                          .environment = worker_environment(request, rank, store.port, run_id),
+                                         .progress = progress.fd(),
                                          .store_socket = rank == 0 ? store.socket.get() : -1});
     }
   }  // rank 0 holds the socket alone now: when it dies, nobody waits for an answer
-  return supervise(std::move(workers), signals, {.grace = request.grace, .terminal_status = request.terminal_status});
+  return supervise(std::move(workers), std::move(progress), signals,
+                   {.grace = request.grace, .terminal_status = request.terminal_status});
 }
 
 }  // namespace lockstep

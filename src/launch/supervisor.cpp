@@ -40,8 +40,10 @@ std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
 
 class Supervisor {
  public:
-  Supervisor(std::vector<WorkerProcess> workers, SignalInbox& signals, const SupervisorOptions& options)
+  Supervisor(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
+             const SupervisorOptions& options)
       : workers_(std::move(workers)),
+        progress_(std::move(progress)),
         signals_(signals),
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
@@ -71,7 +73,11 @@ class Supervisor {
       stop_the_rest();
     }
     say_farewell();
-    return verdict_.report();
+    LaunchReport report = verdict_.report();
+    for (int rank = 0; rank < size(); ++rank) {
+      report.step = std::max(report.step, view(progress_[rank]).step);
+    }
+    return report;
   }
 
  private:
@@ -285,6 +291,7 @@ class Supervisor {
   void say(std::string text) { terminal_.line(OutputStream::err, std::move(text)); }
 
   std::vector<WorkerProcess> workers_;
+  ProgressBoard progress_;
   SignalInbox& signals_;
   SupervisorOptions options_;
   TerminalQueue terminal_;
@@ -301,8 +308,9 @@ class Supervisor {
 
 }  // namespace
 
-LaunchReport supervise(std::vector<WorkerProcess> workers, SignalInbox& signals, const SupervisorOptions& options) {
-  return Supervisor(std::move(workers), signals, options).run();
+LaunchReport supervise(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
+                       const SupervisorOptions& options) {
+  return Supervisor(std::move(workers), std::move(progress), signals, options).run();
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 
 #include <lockstep/launch/launcher.h>
 
+#include "control/progress_record.h"
 #include "launch/signal_inbox.h"
 #include "launch/worker_process.h"
 
@@ -16,8 +17,9 @@ struct SupervisorOptions {
   bool terminal_status = false;
 };
 
-/// workers[r] is rank r. Prints their output, forwards signals, ends the rest after a failure, and says last what
+/// workers[r] is rank r, progress[r] its record. Prints their output, forwards signals, ends the rest after a failure, and says last what
 /// failed.
-LaunchReport supervise(std::vector<WorkerProcess> workers, SignalInbox& signals, const SupervisorOptions& options);
+LaunchReport supervise(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
+                       const SupervisorOptions& options);
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ struct ChildPlan {
   int own_program = -1;
   char** argv = nullptr;
   char** envp = nullptr;
-  std::array<int, 5> inherited{};  // what becomes 0, 1, 2, kControlFd, kStoreFd; -1: nothing
+  std::array<int, 6> inherited{};  // what becomes 0, 1, 2, kControlFd, kProgressFd, kStoreFd; -1: nothing
   int failures = -1;               // pipe for a StartFailure
 };
 
@@ -202,7 +202,7 @@ WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
       .own_program = command.own_program,
       .argv = const_cast<char**>(argv_pointers.data()),
       .envp = const_cast<char**>(environment_pointers.data()),
-      .inherited = {no_input.get(), output.write.get(), errors.write.get(), worker_end.fd(), command.store_socket},
+      .inherited = {no_input.get(), output.write.get(), errors.write.get(), worker_end.fd(), command.progress, command.store_socket},
       .failures = failures.write.get()};
   pid_ = fork_child(plan);
   if (pid_ < 0) {

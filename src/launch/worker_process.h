@@ -27,15 +27,18 @@ struct WorkerCommand {
   int own_program = -1;   ///< open descriptor of the running program
   std::vector<std::string> argv{};
   Variables environment{};  ///< complete
+  int progress = -1;        ///< descriptor of the ProgressBoard: becomes kProgressFd
   int store_socket = -1;    ///< rank 0: becomes kStoreFd
 };
 
 /// A child in a process group of its own that dies with this process. Its standard input is empty, its standard output
-/// and error are pipes, and it has no other descriptor than kControlFd and, if given, kStoreFd.
+/// and error are pipes, and it has no other descriptor than kControlFd and, if given, kProgressFd
+/// and kStoreFd.
 class WorkerProcess {
  public:
   static constexpr int kControlFd = 3;
-  static constexpr int kStoreFd = 4;
+  static constexpr int kProgressFd = 4;
+  static constexpr int kStoreFd = 5;
 
   /// Forks and executes; returns when the new program runs. To be called from the main thread: the child dies with the
   /// thread that made it. Throws: LaunchError (not_found, cannot_run).

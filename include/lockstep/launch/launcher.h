@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct LaunchReport {
   int exit_code = 0;        ///< 0, or the first failed rank's; 130/75 when stopped on request
   int failed_rank = -1;     ///< -1: none
   std::string failure{};    ///< "rank 1 (pid 71) died of signal 9 (Killed)"
+  std::int64_t step = -1;   ///< the furthest step that a rank had done; -1: not known
 };
 
 /// Starts one worker process per rank (own process group, dies with this process), prefixes its output with "[rank3]: ",

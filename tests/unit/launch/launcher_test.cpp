@@ -254,10 +254,10 @@ TEST(Launcher, GivesWorkersACleanStart) {
   sigprocmask(SIG_UNBLOCK, &blocked, nullptr);
   ASSERT_EQ(supervisor.wait(), 0);
   std::vector<std::string> lines = supervisor.out_lines();
-  for (const char* expected : {"descriptors 0-3", "stdin 0", "own group 1", "death signal 9", "signal defaults 1",
+  for (const char* expected : {"descriptors 0-4", "stdin 0", "own group 1", "death signal 9", "signal defaults 1",
                                "argv ./train.sh finish:0 inspect", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1",
                                "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1", "OMP_NUM_THREADS=3",
-                               "LOCKSTEP_CONTROL_FD=3", "LOCKSTEP_TERMINAL_WIDTH=0", "USERS_OWN=kept"}) {
+                               "LOCKSTEP_CONTROL_FD=3", "LOCKSTEP_PROGRESS_FD=4", "LOCKSTEP_TERMINAL_WIDTH=0", "USERS_OWN=kept"}) {
     EXPECT_THAT(lines, Contains("[rank1]: " + std::string(expected)));
   }
   EXPECT_THAT(lines, Contains(testing::MatchesRegex("\\[rank1\\]: LOCKSTEP_RUN_ID=[0-9a-f]{16}")));
@@ -290,9 +290,9 @@ TEST(Launcher, HandsTheStoreSocketToRankZeroOnly) {
   Supervisor supervisor(request);
   ASSERT_EQ(supervisor.wait(), 0);
   const std::vector<std::string> lines = supervisor.out_lines();
-  EXPECT_THAT(lines, Contains("[rank0]: descriptors 0-4"));
-  EXPECT_THAT(lines, Contains("[rank0]: LOCKSTEP_STORE_FD=4"));
-  EXPECT_THAT(lines, Contains("[rank1]: descriptors 0-3"));
+  EXPECT_THAT(lines, Contains("[rank0]: descriptors 0-5"));
+  EXPECT_THAT(lines, Contains("[rank0]: LOCKSTEP_STORE_FD=5"));
+  EXPECT_THAT(lines, Contains("[rank1]: descriptors 0-4"));
   EXPECT_THAT(lines, Contains("[rank1]: OMP_NUM_THREADS=7"));
   const auto value_of = [&](const std::string& name, const std::string& rank) {
     const auto line =

@@ -1,0 +1,145 @@
+#include "control/progress_record.h"
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+[[noreturn]] void throw_board_error(std::string_view what) {
+  throw LaunchError(fmt::format("progress board: {}", what), "this is inherited from the launcher; start it again");
+}
+
+}  // namespace
+
+std::string_view to_string(Phase phase) noexcept {
+  switch (phase) {
+    case Phase::start:
+      return "start-up";
+    case Phase::rendezvous:
+      return "rendezvous";
+    case Phase::prepare:
+      return "preparation";
+    case Phase::resume:
+      return "resume";
+    case Phase::data:
+      return "data";
+    case Phase::forward:
+      return "forward";
+    case Phase::backward:
+      return "backward";
+    case Phase::optimizer:
+      return "optimizer";
+    case Phase::report:
+      return "report";
+    case Phase::validation:
+      return "validation";
+    case Phase::save:
+      return "save";
+    case Phase::finish:
+      return "finish";
+  }
+  return "unknown phase";
+}
+
+std::string_view to_string(Operation operation) noexcept {
+  switch (operation) {
+    case Operation::none:
+      return "none";
+    case Operation::all_reduce:
+      return "all-reduce";
+    case Operation::broadcast:
+      return "broadcast";
+    case Operation::all_gather:
+      return "all-gather";
+    case Operation::barrier:
+      return "barrier";
+    case Operation::any:
+      return "any";
+    case Operation::all:
+      return "all";
+    case Operation::gather:
+      return "gather";
+    case Operation::bytes:
+      return "broadcast of bytes";
+    case Operation::turn:
+      return "taking turns";
+  }
+  return "unknown operation";
+}
+
+ProgressView view(const ProgressRecord& record) noexcept {
+  return {.beats = record.beats.load(std::memory_order_relaxed),
+          .step = record.step.load(std::memory_order_relaxed),
+          .collectives = record.collectives.load(std::memory_order_relaxed),
+          .bytes = record.bytes.load(std::memory_order_relaxed),
+          .phase = record.phase.load(std::memory_order_relaxed),
+          .operation = record.operation.load(std::memory_order_relaxed)};
+}
+
+std::string to_string(const ProgressView& view) {
+  std::string text = view.step >= 0 ? fmt::format("step {}, {}", view.step, to_string(view.phase))
+                                    : std::string(to_string(view.phase));
+  if (view.operation != Operation::none) {
+    text += fmt::format(", in collective {}: {}", view.collectives, to_string(view.operation));
+    if (view.bytes > 0) {
+      text += fmt::format(" of {}", human_bytes(view.bytes));
+    }
+  }
+  return text;
+}
+
+ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", MFD_CLOEXEC)), size_(ranks) {
+  if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(sizeof(ProgressRecord)) * ranks) != 0) {
+    throw_board_error(std::strerror(errno));
+  }
+  map();
+  std::uninitialized_default_construct_n(records_, size_);
+}
+
+ProgressBoard::ProgressBoard(int fd, int rank) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+  struct stat status {};
+  if (fd_ < 0 || fstat(fd_, &status) != 0) {
+    throw_board_error(std::strerror(errno));
+  }
+  size_ = static_cast<int>(status.st_size / static_cast<off_t>(sizeof(ProgressRecord)));
+  if (rank >= size_) {
+    throw_board_error(fmt::format("found {} records, expected more than {}", size_, rank));
+  }
+  map();
+}
+
+ProgressBoard::ProgressBoard(ProgressBoard&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), size_(other.size_), records_(std::exchange(other.records_, nullptr)) {}
+
+ProgressBoard::~ProgressBoard() {
+  if (records_ != nullptr) {
+    munmap(records_, sizeof(ProgressRecord) * static_cast<std::size_t>(size_));
+  }
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+void ProgressBoard::map() {
+  void* memory = mmap(nullptr, sizeof(ProgressRecord) * static_cast<std::size_t>(size_), PROT_READ | PROT_WRITE,
+                      MAP_SHARED, fd_, 0);
+  if (memory == MAP_FAILED) {
+    throw_board_error(std::strerror(errno));
+  }
+  records_ = static_cast<ProgressRecord*>(memory);
+}
+
+}  // namespace lockstep

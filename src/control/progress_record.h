@@ -1,0 +1,121 @@
+// What each rank is doing, in memory that it shares with its supervisor: written without a system call. Torch-free.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+/// Where a rank is in its life. In the order of a run.
+enum class Phase : std::uint8_t {
+  start,
+  rendezvous,
+  prepare,
+  resume,
+  data,
+  forward,
+  backward,
+  optimizer,
+  report,
+  validation,
+  save,
+  finish,
+};
+std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
+
+enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
+std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
+
+/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other, which
+/// is good enough to see who hangs where.
+struct alignas(64) ProgressRecord {
+  std::atomic<std::uint64_t> beats{0};       ///< changes of anything here: a rank whose beats stand still stands still
+  std::atomic<std::int64_t> step{-1};        ///< steps done since the beginning of the run; -1: not known
+  std::atomic<std::uint64_t> collectives{0};  ///< collectives begun through World
+  std::atomic<std::int64_t> bytes{0};        ///< of the last one
+  std::atomic<Phase> phase{Phase::start};
+  std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
+
+  void set_phase(Phase now) noexcept {
+    phase.store(now, std::memory_order_relaxed);
+    beat();
+  }
+  void set_step(std::int64_t done) noexcept {
+    step.store(done, std::memory_order_relaxed);
+    beat();
+  }
+  void begin(Operation what, std::int64_t size) noexcept {
+    bytes.store(size, std::memory_order_relaxed);
+    operation.store(what, std::memory_order_relaxed);
+    collectives.store(collectives.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    beat();
+  }
+  void end() noexcept {
+    operation.store(Operation::none, std::memory_order_relaxed);
+    beat();
+  }
+
+ private:
+  void beat() noexcept { beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+};
+static_assert(sizeof(ProgressRecord) == 64);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Phase>::is_always_lock_free);
+
+/// What a record says, for a table and for error texts.
+struct ProgressView {
+  std::uint64_t beats = 0;
+  std::int64_t step = -1;
+  std::uint64_t collectives = 0;
+  std::int64_t bytes = 0;
+  Phase phase = Phase::start;
+  Operation operation = Operation::none;
+  bool operator==(const ProgressView&) const = default;
+};
+ProgressView view(const ProgressRecord& record) noexcept;
+std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
+
+/// The records of all ranks of one machine: anonymous shared memory behind a descriptor that workers inherit. The
+/// supervisor makes it; a rank maps the same descriptor again, so that no pointer has to be passed around.
+class ProgressBoard {
+ public:
+  /// New memory for so many ranks. Throws: LaunchError.
+  explicit ProgressBoard(int ranks);
+  /// The memory behind `fd`, of which a duplicate is kept (close-on-exec). Throws: LaunchError when it is not a board
+  /// of at least `rank` + 1 records.
+  ProgressBoard(int fd, int rank);
+  ProgressBoard(ProgressBoard&& other) noexcept;
+  ProgressBoard& operator=(ProgressBoard&&) = delete;
+  ~ProgressBoard();
+
+  int fd() const noexcept { return fd_; }
+  int size() const noexcept { return size_; }
+  ProgressRecord& operator[](int rank) noexcept { return records_[rank]; }
+  const ProgressRecord& operator[](int rank) const noexcept { return records_[rank]; }
+
+ private:
+  void map();
+
+  int fd_ = -1;
+  int size_ = 0;
+  ProgressRecord* records_ = nullptr;
+};
+
+/// The phase while it lives; then the one before it.
+class PhaseScope {
+ public:
+  PhaseScope(ProgressRecord& record, Phase phase) noexcept
+      : record_(record), before_(record.phase.load(std::memory_order_relaxed)) {
+    record_.set_phase(phase);
+  }
+  ~PhaseScope() { record_.set_phase(before_); }
+  PhaseScope(const PhaseScope&) = delete;
+  PhaseScope& operator=(const PhaseScope&) = delete;
+
+ private:
+  ProgressRecord& record_;
+  Phase before_;
+};
+
+}  // namespace lockstep

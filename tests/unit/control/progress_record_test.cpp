@@ -1,0 +1,62 @@
+#include "control/progress_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+TEST(ProgressBoard, ShowsWhatAnotherProcessWrites) {
+  ProgressBoard board(3);
+  ASSERT_EQ(board.size(), 3);
+  const pid_t child = fork();
+  if (child == 0) {
+    ProgressBoard same(board.fd(), 2);
+    same[2].set_step(812);
+    same[2].set_phase(Phase::backward);
+    same[2].begin(Operation::all_reduce, 1 << 20);
+    _exit(0);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(view(board[1]), ProgressView{});
+  EXPECT_EQ(view(board[2]), (ProgressView{.beats = 3,
+                                          .step = 812,
+                                          .collectives = 1,
+                                          .bytes = 1 << 20,
+                                          .phase = Phase::backward,
+                                          .operation = Operation::all_reduce}));
+}
+
+TEST(ProgressBoard, RefusesWhatIsNoBoardForTheRank) {
+  ProgressBoard board(2);
+  EXPECT_THROW(ProgressBoard(board.fd(), 2), LaunchError);
+  EXPECT_THROW(ProgressBoard(-1, 0), LaunchError);
+}
+
+TEST(ProgressView, IsReadAsText) {
+  EXPECT_EQ(to_string(ProgressView{}), "start-up");
+  EXPECT_EQ(to_string(ProgressView{.step = 7, .phase = Phase::data}), "step 7, data");
+  EXPECT_EQ(to_string(ProgressView{.step = 7,
+                                   .collectives = 4103,
+                                   .bytes = 1 << 20,
+                                   .phase = Phase::backward,
+                                   .operation = Operation::all_reduce}),
+            "step 7, backward, in collective 4103: all-reduce of 1.0 MiB");
+}
+
+TEST(PhaseScope, GoesBackToThePhaseBefore) {
+  ProgressRecord record;
+  record.set_phase(Phase::validation);
+  {
+    const PhaseScope data(record, Phase::data);
+    EXPECT_EQ(view(record).phase, Phase::data);
+  }
+  EXPECT_EQ(view(record).phase, Phase::validation);
+}
+
+}  // namespace
+}  // namespace lockstep
