@@ -6,4 +6,5 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/run.h>
+#include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>

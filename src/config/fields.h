@@ -173,6 +173,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false,
              .flag_only = true},
         c.fresh);
+  visit(Info{.name = "max_time_s",
+             .help = "stop and save before so many seconds have passed, and exit with 75; 0: no limit",
+             .minimum = 0,
+             .maximum = 1e9},
+        c.max_time_s);
 
   visit(Info{.name = "data.workers",
              .help = "threads per rank that build batches; 0: built in the training thread",

@@ -28,13 +28,13 @@ std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
 std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
 
-/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other, which
-/// is good enough to see who hangs where.
+/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other,
+/// which is good enough to see who hangs where.
 struct alignas(64) ProgressRecord {
-  std::atomic<std::uint64_t> beats{0};       ///< changes of anything here: a rank whose beats stand still stands still
-  std::atomic<std::int64_t> step{-1};        ///< steps done since the beginning of the run; -1: not known
+  std::atomic<std::uint64_t> beats{0};        ///< changes of anything here: a rank whose beats stand still stands still
+  std::atomic<std::int64_t> step{-1};         ///< steps done since the beginning of the run; -1: not known
   std::atomic<std::uint64_t> collectives{0};  ///< collectives begun through World
-  std::atomic<std::int64_t> bytes{0};        ///< of the last one
+  std::atomic<std::int64_t> bytes{0};         ///< of the last one
   std::atomic<Phase> phase{Phase::start};
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
 

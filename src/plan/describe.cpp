@@ -48,6 +48,10 @@ std::string limit_text(const TrainConfig& config) {
   return config.max_epochs > 0 ? epochs : config.max_steps > 0 ? steps : "none: until stopped";
 }
 
+std::string time_limit_text(const TrainConfig& config) {
+  return config.max_time_s > 0 ? ", stopping before " + human_duration(config.max_time_s) : "";
+}
+
 std::string optimizer_text(const OptimConfig& optim) {
   const std::string lr = optim.lr > 0 ? fmt::format("learning rate {}", optim.lr) : "learning rate of the program";
   return optim.max_grad_norm > 0 ? fmt::format("{}, gradient norm at most {}", lr, optim.max_grad_norm) : lr;
@@ -118,7 +122,7 @@ std::string describe(const Plan& plan) {
       {"precision", config.precision == Precision::bf16_mixed ? "bf16_mixed" : "fp32"},
       {"seed", fmt::to_string(config.seed)},
       {"batch", plan.loader.batch.explanation},
-      {"limits", limit_text(config)},
+      {"limits", limit_text(config) + time_limit_text(config)},
       {"optimizer", optimizer_text(config.optim)},
       {"schedule", schedule_text(config.optim)},
       {"data", data_text(plan.loader)},

@@ -33,7 +33,7 @@ constexpr std::string_view kConfig = "config.";
 // What may change from one start to the next without a word: where and how long, not what is learned.
 // The global batch is the loader's to compare.
 bool may_change(std::string_view field) {
-  constexpr std::array<std::string_view, 6> kFields{"max_epochs", "max_steps",    "nprocs",
+  constexpr std::array<std::string_view, 7> kFields{"max_epochs", "max_steps",    "max_time_s",       "nprocs",
                                                     "batch_size", "accumulation", "global_batch_size"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }

@@ -15,6 +15,7 @@
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/lr_schedule.h>
 #include <lockstep/session.h>
+#include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "base/text.h"
@@ -27,6 +28,8 @@
 namespace lockstep {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 struct Parts {
   Plan plan;
@@ -81,8 +84,6 @@ class Fit {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void prepare() {
     torch::nn::Module& module = task_.module();
     module.to(world_.device());
@@ -354,11 +355,20 @@ class Fit {
 
 struct Trainer::Impl : Parts {};
 
-Trainer::Trainer(Session& session) : impl_(new Impl{{session.plan, session.world, session.control, session.console}}) {}
+Trainer::Trainer(Session& session)
+    : Trainer(std::make_unique<Impl>(Impl{{session.plan, session.world, session.control, session.console}})) {}
 
 Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
-    : impl_(new Impl{{plan, world, std::move(control),
-                      world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()}}) {}
+    : Trainer(std::make_unique<Impl>(
+          Impl{{plan, world, std::move(control),
+                world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()}})) {}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  if (const double seconds = impl_->plan.config.max_time_s; seconds > 0) {
+    const auto allowed = std::chrono::duration<double>(seconds);
+    add(std::make_shared<TimeLimit>(Clock::now() + std::chrono::ceil<Clock::duration>(allowed)));
+  }
+}
 
 Trainer::~Trainer() = default;
 

@@ -6,6 +6,7 @@
 // bootstrap interval.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <random>
@@ -22,13 +23,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kWarmUp = 100;
-constexpr std::int64_t kSteps = 500;
+constexpr std::int64_t kWarmUp = 50;
 
 // The same batch again and again, and the time between two of its steps.
 class OneBatch final : public lockstep::BatchSource {
  public:
-  explicit OneBatch(lockstep::Batch batch) {
+  OneBatch(lockstep::Batch batch, std::int64_t steps) : steps_(steps) {
     step_.local_samples = step_.global_samples = batch.samples;
     step_.micro.push_back(std::move(batch));
   }
@@ -36,8 +36,8 @@ class OneBatch final : public lockstep::BatchSource {
     if (served_ == kWarmUp) {
       start_ = Clock::now();
     }
-    if (served_++ == kWarmUp + kSteps) {
-      seconds_ = std::chrono::duration<double>(Clock::now() - start_).count() / kSteps;
+    if (served_++ == kWarmUp + steps_) {
+      seconds_ = std::chrono::duration<double>(Clock::now() - start_).count() / static_cast<double>(steps_);
       return nullptr;
     }
     return &step_;
@@ -48,6 +48,7 @@ class OneBatch final : public lockstep::BatchSource {
   double seconds() const { return seconds_; }
 
  private:
+  std::int64_t steps_;
   lockstep::StepBatches step_;
   std::int64_t served_ = 0;
   Clock::time_point start_{};
@@ -76,14 +77,14 @@ torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) 
   return torch::cross_entropy_loss(output, target);
 }
 
-double run_trainer(lockstep::Session& session, Net net, const lockstep::Batch& batch) {
+double run_trainer(lockstep::Session& session, Net net, const lockstep::Batch& batch, std::int64_t steps) {
   auto task = lockstep::make_task(std::move(net), loss_of, lockstep::adamw());
-  OneBatch data(batch);
+  OneBatch data(batch, steps);
   lockstep::Trainer(session).fit(*task, data);
   return data.seconds();
 }
 
-double run_hand_loop(Net net, const lockstep::Batch& batch) {
+double run_hand_loop(Net net, const lockstep::Batch& batch, std::int64_t steps) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   std::vector<torch::Tensor> matrices;
   std::vector<torch::Tensor> vectors;
@@ -93,7 +94,7 @@ double run_hand_loop(Net net, const lockstep::Batch& batch) {
   groups.emplace_back(matrices);
   groups.emplace_back(vectors);
   const auto optimizer = lockstep::adamw()(std::move(groups));
-  OneBatch data(batch);
+  OneBatch data(batch, steps);
   while (const auto* step = data.next()) {
     optimizer->zero_grad();
     const auto loss = loss_of(net->forward(step->micro[0].input), step->micro[0].target);
@@ -103,8 +104,8 @@ double run_hand_loop(Net net, const lockstep::Batch& batch) {
   return data.seconds();
 }
 
-double run_floor(Net net, const lockstep::Batch& batch) {
-  OneBatch data(batch);
+double run_floor(Net net, const lockstep::Batch& batch, std::int64_t steps) {
+  OneBatch data(batch, steps);
   while (const auto* step = data.next()) {
     for (auto& parameter : net->parameters()) {
       parameter.mutable_grad().reset();
@@ -132,14 +133,21 @@ int main() {
                                  .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}});
   at::set_num_threads(1);
   std::mt19937 random(1);
-  for (const auto& [name, layers, width] : {std::tuple{"MLP, 3 layers of 32, batch 16", 2, std::int64_t{32}},
-                                            std::tuple{"deep, 100 layers of 64, batch 16", 100, std::int64_t{64}}}) {
+  struct Model {
+    const char* name;
+    int layers;
+    std::int64_t width;
+    std::int64_t steps;  // of a contestant in a round: short, so that a busy moment of the machine meets all of them
+  };
+  for (const auto& [name, layers, width, steps] :
+       {Model{.name = "MLP, 3 layers of 32, batch 16", .layers = 2, .width = 32, .steps = 300},
+        Model{.name = "deep, 100 layers of 64, batch 16", .layers = 100, .width = 64, .steps = 25}}) {
     const lockstep::Batch batch{.input = torch::randn({16, width}), .target = torch::randint(10, {16}), .samples = 16};
     const std::map<std::string, std::function<double()>> contestants{
-        {"trainer", [&] { return run_trainer(session, Net(layers, width), batch); }},
-        {"hand loop", [&] { return run_hand_loop(Net(layers, width), batch); }},
-        {"floor", [&] { return run_floor(Net(layers, width), batch); }}};
-    constexpr int kRounds = 15;
+        {"trainer", [&] { return run_trainer(session, Net(layers, width), batch, steps); }},
+        {"hand loop", [&] { return run_hand_loop(Net(layers, width), batch, steps); }},
+        {"floor", [&] { return run_floor(Net(layers, width), batch, steps); }}};
+    constexpr int kRounds = 60;
     std::map<std::string, std::vector<double>> seconds;
     std::vector<std::string> order{"trainer", "hand loop", "floor"};
     for (int round = 0; round < kRounds; ++round) {
@@ -148,7 +156,7 @@ int main() {
         seconds[contestant].push_back(contestants.at(contestant)());
       }
     }
-    fmt::print("{}\n", name);
+    fmt::print("{} ({} rounds of {} steps)\n", name, kRounds, steps);
     for (const auto& contestant : {"floor", "hand loop", "trainer"}) {
       std::vector<double> ratios;
       for (std::size_t i = 0; i < kRounds; ++i) {
@@ -168,5 +176,6 @@ int main() {
                  1e6 * *std::min_element(all.begin(), all.end()), 1e6 * median(all), median(ratios), resampled[50],
                  resampled[1949]);
     }
+    std::fflush(stdout);
   }
 }

@@ -92,6 +92,7 @@ struct TrainConfig {
   bool allow_fallback = false;         ///< gpu asked and none here: go on with cpu, warned
   std::string resume = "auto";         ///< auto, never, require, or a checkpoint directory
   bool fresh = false;                  ///< start over: an old run directory is renamed, nothing is deleted
+  double max_time_s = 0;               ///< stop and save before so many seconds have passed, exit 75; 0: no limit
   DataConfig data{};
   SamplerConfig sampler{};
   OptimConfig optim{};

@@ -35,6 +35,7 @@ class Trainer {
 
  private:
   struct Impl;
+  explicit Trainer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

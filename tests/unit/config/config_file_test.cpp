@@ -184,6 +184,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
       .run_name = "größe \x7f?",
       .allow_fallback = true,
       .resume = "never",
+      .max_time_s = 1.5,
       .data = {.workers = 3, .prefetch = 4, .pin_memory = false},
       .sampler = {.order = SampleOrder::pytorch, .shuffle = false, .drop_last = true},
       .optim = {.lr = 0.1,

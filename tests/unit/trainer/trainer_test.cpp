@@ -1,4 +1,5 @@
 #include <cmath>
+#include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/temp_dir.h"
@@ -184,6 +186,51 @@ TEST(Trainer, StopsWhenAThreadAsks) {
   EXPECT_EQ(result.stop, StopKind::program);
   EXPECT_EQ(result.state.step, 6);  // the request travels with the next step
   EXPECT_THAT(result.why, HasSubstr("loss is low enough"));
+}
+
+TEST(Trainer, StopsAndSavesBeforeItsTimeIsOver) {
+  const TempDir dir;
+  Session session = Session::single({.compute_setup = ComputeSetup::cpu,
+                                     .max_epochs = 0,
+                                     .max_steps = 1'000'000'000,
+                                     .batch_size = 4,
+                                     .run_dir = dir.path() / "run",
+                                     .max_time_s = 1});
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  const FitResult result = Trainer(session).fit(task, data);
+  EXPECT_EQ(result.stop, StopKind::terminate);
+  EXPECT_GT(result.state.step, 2);
+  EXPECT_THAT(result.why, HasSubstr("time limit"));
+  EXPECT_FALSE(std::filesystem::is_empty(dir.path() / "run" / "checkpoints"));
+}
+
+// The slowest step and save so far decide how early the limit acts.
+TEST(TimeLimit, LeavesTimeForTwoStepsAndASave) {
+  Session session = Session::single(in_memory({}));
+  TinyTask task;
+  const auto strategy = make_strategy(session.plan, session.world);
+  const auto stops = [&](std::chrono::milliseconds left, bool saves_slowly) {
+    TrainControl control;
+    const TrainState state;
+    const StepResult step;
+    TimeLimit limit(TimeLimit::Clock::now() + left);
+    const auto at = [&](Stage stage) {
+      limit.on({stage, state, task.module(), *strategy, session.world, session.plan, control, step});
+    };
+    at(Stage::fit_start);
+    at(Stage::step_end);
+    const auto until = TimeLimit::Clock::now() + std::chrono::milliseconds(saves_slowly ? 300 : 0);
+    while (TimeLimit::Clock::now() < until) {
+    }
+    at(Stage::checkpoint_saved);
+    at(Stage::step_end);
+    return control.stop_requested() == StopKind::terminate;
+  };
+  EXPECT_FALSE(stops(std::chrono::hours(1), false));
+  EXPECT_FALSE(stops(std::chrono::hours(1), true));
+  EXPECT_TRUE(stops(std::chrono::milliseconds(500), true));  // 200 left, the last save took 300
+  EXPECT_TRUE(stops(std::chrono::milliseconds(0), false));
 }
 
 TEST(Trainer, ClipsAndSchedules) {

@@ -1,0 +1,36 @@
+// lockstep/trainer/callbacks.h
+//
+// Callbacks that come with the library.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+
+#include <lockstep/trainer/callback.h>
+
+namespace lockstep {
+
+/// Stops and saves before a deadline, the end of a batch job for instance: as soon as two more steps and a save, at the
+/// longest seen so far, would not fit any more. run() then returns 75: start again to go on. The Trainer adds one by
+/// itself when max_time_s is set.
+class TimeLimit final : public Callback {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit TimeLimit(Clock::time_point deadline) : deadline_(deadline) {}
+
+  std::string_view name() const override { return "time_limit"; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::checkpoint_saved; }
+  void on(const StageContext& context) override;
+
+ private:
+  Clock::duration needed() const { return 2 * longest_step_ + longest_save_; }
+
+  Clock::time_point deadline_;
+  Clock::time_point last_step_{};
+  Clock::duration longest_step_{};
+  Clock::duration longest_save_{};  // from the end of a step on, a validation in between included
+};
+
+}  // namespace lockstep

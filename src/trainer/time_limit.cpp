@@ -1,0 +1,20 @@
+#include <algorithm>
+
+#include <lockstep/trainer/callbacks.h>
+
+namespace lockstep {
+
+void TimeLimit::on(const StageContext& context) {
+  const auto now = Clock::now();
+  if (context.stage == Stage::checkpoint_saved) {
+    longest_save_ = std::max(longest_save_, now - last_step_);
+  } else if (context.stage == Stage::step_end) {
+    longest_step_ = std::max(longest_step_, now - last_step_);
+  }
+  last_step_ = now;
+  if (now + needed() >= deadline_) {
+    context.control.request_stop("the time limit is near", StopKind::terminate);
+  }
+}
+
+}  // namespace lockstep

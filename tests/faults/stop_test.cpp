@@ -1,0 +1,133 @@
+// Stopped at any time, by any signal, through any process: all ranks end at the same step, and nothing is lost.
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/runs.h"
+#include "support/sweep.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+constexpr int kLongestWait = 1500;  // ms; start-up, training, validation and saves lie in it
+
+class Stop : public testing::Test {
+ protected:
+  static std::vector<std::string> flags(const TempDir& dir) {
+    return {"--nprocs",
+            "2",
+            "--max_epochs",
+            "40",
+            "--checkpoint.every_steps",
+            "50",
+            "--data.workers",
+            "2",
+            "--ledger",
+            dir.path().string(),
+            "--report.every_steps",
+            "100"};
+  }
+  std::vector<std::string> train() const { return command(TRAIN_PROGRAM, run(), flags(dir_)); }
+  std::filesystem::path run() const { return dir_.path() / "run"; }
+
+  /// The step that a rank did last, as it noted itself.
+  std::string last_step(int rank) const {
+    std::ifstream in(dir_.path() / ("rank_" + std::to_string(rank) + ".txt"));
+    std::string last;
+    for (std::string line; std::getline(in, line);) {
+      last = line.substr(0, line.find(':'));
+    }
+    return last;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(Stop, AtRandomTimesLosesNothing) {
+  const TempDir straight_dir;
+  auto straight = command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir));
+  ASSERT_EQ(run_program(straight).code, 0);
+
+  Sweep sweep("stop requests");
+  const int wanted = rounds(8);
+  int landed = 0;
+  for (int trial = 0; trial < wanted; ++trial) {
+    Process process(train());
+    ASSERT_TRUE(process.wait_for("checkpoints"))
+        << process.err();  // the start-up table: signals are watched from here on
+    std::this_thread::sleep_for(milliseconds(sweep.between(0, kLongestWait)));
+    const auto ranks = Process::children_of(process.pid());
+    const int target = sweep.between(-1, static_cast<int>(ranks.size()) - 1);
+    const int signal = sweep.between(0, 3) == 0 ? SIGUSR1 : SIGTERM;
+    kill(target < 0 ? process.pid() : ranks[static_cast<std::size_t>(target)], signal);
+    const auto result = process.wait(Process::Seconds(30));
+    SCOPED_TRACE("signal " + std::to_string(signal) + " to " + (target < 0 ? "the supervisor" : "a rank") + "\n" +
+                 result.err);
+    EXPECT_TRUE(result.code == 75 || result.code == 0) << result.code;
+    EXPECT_EQ(last_step(0), last_step(1));
+    sweep.count((result.code == 75 || result.code == 0) && last_step(0) == last_step(1));
+    if (result.code == 0) {
+      EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
+      std::filesystem::remove_all(run());
+    } else {
+      ++landed;
+    }
+  }
+  EXPECT_EQ(sweep.points(), wanted);
+  EXPECT_GE(landed, wanted / 2) << "most requests came after the end of the run: the sweep shows nothing";
+  ASSERT_EQ(run_program(train()).code, 0);
+  EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
+}
+
+// The control: a run that went on with another order does not end with the same bytes.
+TEST_F(Stop, IsComparedInEarnest) {
+  const TempDir straight_dir;
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir))).code, 0);
+  Process process(train());
+  ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
+  process.signal(SIGTERM);
+  ASSERT_EQ(process.wait().code, 75);
+  auto other = train();
+  other.insert(other.end(), {"--sampler.shuffle", "false"});
+  ASSERT_EQ(run_program(other).code, 0);
+  EXPECT_FALSE(final_state(run()) == final_state(straight_dir.path() / "run"));
+}
+
+TEST_F(Stop, OfASuspendedRankGoesOnWithIt) {
+  const TempDir straight_dir;
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir))).code, 0);
+  Process process(train());
+  ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
+  const auto ranks = Process::children_of(process.pid());
+  ASSERT_EQ(ranks.size(), 2U);
+  kill(ranks[1], SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  kill(ranks[1], SIGCONT);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
+}
+
+TEST(ManyRanks, StartTrainAndStopOnFewCores) {
+  const TempDir dir;
+  Process process(command(TRAIN_PROGRAM, dir.path() / "run",
+                          {"--nprocs", "16", "--max_epochs", "100000", "--global_batch_size", "16"}));
+  ASSERT_TRUE(process.wait_for("step 5 ", Process::Seconds(120))) << process.err();
+  const auto ranks = Process::children_of(process.pid());
+  EXPECT_GE(ranks.size(), 16U);
+  process.signal(SIGTERM);
+  const auto result = process.wait(Process::Seconds(60));
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_TRUE(Process::gone(ranks, std::chrono::seconds(0)));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#include "launch/requeue.h"
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using Values = std::map<std::string, std::string, std::less<>>;
+
+TEST(Requeue, NamesTheJobOrTheTaskOfAnArray) {
+  EXPECT_THAT(requeue_command(Variables(Values{})), IsEmpty());
+  EXPECT_THAT(requeue_command(Variables(Values{{"SLURM_JOB_ID", "4711"}})), ElementsAre("scontrol", "requeue", "4711"));
+  EXPECT_THAT(requeue_command(Variables(
+                  Values{{"SLURM_JOB_ID", "4714"}, {"SLURM_ARRAY_JOB_ID", "4711"}, {"SLURM_ARRAY_TASK_ID", "3"}})),
+              ElementsAre("scontrol", "requeue", "4711_3"));
+}
+
+TEST(Requeue, RefusesWhatIsNoJobNumber) {
+  for (const std::string& hostile :
+       std::vector<std::string>{"", "1; touch x", "$(id)", "-1", "0x10", "4711_3", std::string(4096, '9')}) {
+    EXPECT_THROW(requeue_command(Variables(Values{{"SLURM_JOB_ID", hostile}})), ConfigError) << hostile;
+  }
+}
+
+TEST(Requeue, RunsTheCommandWithoutAShellAndReportsItsFailure) {
+  const TempDir dir;
+  const std::string program = dir.path() / "scontrol";
+  std::ofstream(program) << "#!/bin/sh\nprintf '%s\\n' \"$#\" \"$@\" > '" << (dir.path() / "seen").string()
+                         << "'\nexit 0\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  run_requeue({program, "requeue", "0"}, read_environment());
+  std::ifstream seen(dir.path() / "seen");
+  std::string count, first, second;
+  seen >> count >> first >> second;
+  EXPECT_EQ(count + first + second, "2requeue0");
+
+  std::ofstream(program) << "#!/bin/sh\nexit 3\n";
+  try {
+    run_requeue({program, "requeue", "4711"}, {});
+    FAIL() << "a failed command was not reported";
+  } catch (const LaunchError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("requeue 4711 failed with code 3"));
+  }
+  EXPECT_THROW(run_requeue({dir.path() / "nothing", "requeue", "1"}, {}), LaunchError);
+}
+
+}  // namespace
+}  // namespace lockstep
