@@ -63,7 +63,7 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
     ASSERT_TRUE(process.wait_for("checkpoints"))
         << process.err();  // the start-up table: signals are watched from here on
     std::this_thread::sleep_for(milliseconds(sweep.between(0, kLongestWait)));
-    const auto ranks = Process::children_of(process.pid());
+    const auto ranks = Process::ranks_of(process.pid());
     const int target = sweep.between(-1, static_cast<int>(ranks.size()) - 1);
     const int signal = sweep.between(0, 3) == 0 ? SIGUSR1 : SIGTERM;
     kill(target < 0 ? process.pid() : ranks[static_cast<std::size_t>(target)], signal);
@@ -105,7 +105,7 @@ TEST_F(Stop, OfASuspendedRankGoesOnWithIt) {
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir))).code, 0);
   Process process(train());
   ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
-  const auto ranks = Process::children_of(process.pid());
+  const auto ranks = Process::ranks_of(process.pid());
   ASSERT_EQ(ranks.size(), 2U);
   kill(ranks[1], SIGSTOP);
   std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -120,7 +120,7 @@ TEST(ManyRanks, StartTrainAndStopOnFewCores) {
   Process process(command(TRAIN_PROGRAM, dir.path() / "run",
                           {"--nprocs", "16", "--max_epochs", "100000", "--global_batch_size", "16"}));
   ASSERT_TRUE(process.wait_for("step 5 ", Process::Seconds(120))) << process.err();
-  const auto ranks = Process::children_of(process.pid());
+  const auto ranks = Process::ranks_of(process.pid());
   EXPECT_GE(ranks.size(), 16U);
   process.signal(SIGTERM);
   const auto result = process.wait(Process::Seconds(60));

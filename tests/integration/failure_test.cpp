@@ -67,7 +67,7 @@ TEST(Launch, GivesEveryRankAProcessGroupOfItsOwn) {
   const TempDir dir;
   Process process(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--max_epochs", "10000"}));
   ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
-  for (const auto rank : Process::children_of(process.pid())) {
+  for (const auto rank : Process::ranks_of(process.pid())) {
     EXPECT_EQ(getpgid(rank), rank) << "a rank shares its process group with another process";
   }
   process.signal(SIGTERM);

@@ -85,7 +85,7 @@ TEST_F(Resume, AfterAKilledRankAtManySteps) {
     std::filesystem::remove_all(run());
     Process process(train());
     ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
-    const auto ranks = Process::children_of(process.pid());
+    const auto ranks = Process::ranks_of(process.pid());
     ASSERT_EQ(ranks.size(), 2U);
     ASSERT_EQ(kill(ranks[victim], SIGKILL), 0);
     const auto result = process.wait();
@@ -107,7 +107,7 @@ TEST_F(Resume, AfterAKilledSupervisor) {
     std::filesystem::remove_all(run());
     Process process(train());
     ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
-    const auto ranks = Process::children_of(process.pid());
+    const auto ranks = Process::ranks_of(process.pid());
     ASSERT_EQ(ranks.size(), 2U);
     process.signal(SIGKILL);
     EXPECT_TRUE(Process::gone(ranks, std::chrono::seconds(1))) << "a rank outlived its supervisor";

@@ -117,6 +117,14 @@ class Process {
     return true;
   }
 
+  /// Reads for this long; true: the program ended meanwhile.
+  bool ended_within(std::chrono::milliseconds time) {
+    const auto end = std::chrono::steady_clock::now() + time;
+    while ((out_open_ || err_open_) && pump(end)) {
+    }
+    return !out_open_ && !err_open_;
+  }
+
   /// Reads to the end. Throws when the deadline comes first.
   Result wait(Seconds deadline = Seconds(120)) {
     const auto end = std::chrono::steady_clock::now() + deadline;
@@ -152,6 +160,29 @@ class Process {
       children.push_back(child);
     }
     return children;
+  }
+
+  /// The ranks below a launcher, in order of rank: descendants that were given a RANK.
+  static std::vector<pid_t> ranks_of(pid_t launcher) {
+    std::map<int, pid_t> ranks;
+    std::vector<pid_t> left = children_of(launcher);
+    while (!left.empty()) {
+      const pid_t pid = left.back();
+      left.pop_back();
+      const auto below = children_of(pid);
+      left.insert(left.end(), below.begin(), below.end());
+      std::ifstream in("/proc/" + std::to_string(pid) + "/environ");
+      for (std::string entry; std::getline(in, entry, '\0');) {
+        if (entry.starts_with("RANK=")) {
+          ranks.try_emplace(std::stoi(entry.substr(5)), pid);
+        }
+      }
+    }
+    std::vector<pid_t> pids;
+    for (const auto& [rank, pid] : ranks) {
+      pids.push_back(pid);
+    }
+    return pids;
   }
 
   /// True when all these processes are gone within the deadline.
