@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -28,13 +29,13 @@ std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
 std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
 
-/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other, which
-/// is good enough to see who hangs where.
+/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other,
+/// which is good enough to see who hangs where.
 struct alignas(64) ProgressRecord {
-  std::atomic<std::uint64_t> beats{0};       ///< changes of anything here: a rank whose beats stand still stands still
-  std::atomic<std::int64_t> step{-1};        ///< steps done since the beginning of the run; -1: not known
+  std::atomic<std::uint64_t> beats{0};        ///< changes of anything here: a rank whose beats stand still stands still
+  std::atomic<std::int64_t> step{-1};         ///< steps done since the beginning of the run; -1: not known
   std::atomic<std::uint64_t> collectives{0};  ///< collectives begun through World
-  std::atomic<std::int64_t> bytes{0};        ///< of the last one
+  std::atomic<std::int64_t> bytes{0};         ///< of the last one
   std::atomic<Phase> phase{Phase::start};
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
 
@@ -102,20 +103,26 @@ class ProgressBoard {
   ProgressRecord* records_ = nullptr;
 };
 
-/// The phase while it lives; then the one before it.
+/// The phase while it lives; then the one before it. An exception that leaves the scope leaves the phase as it is:
+/// whoever catches it wants to know where it came from.
 class PhaseScope {
  public:
   PhaseScope(ProgressRecord& record, Phase phase) noexcept
       : record_(record), before_(record.phase.load(std::memory_order_relaxed)) {
     record_.set_phase(phase);
   }
-  ~PhaseScope() { record_.set_phase(before_); }
+  ~PhaseScope() {
+    if (std::uncaught_exceptions() == exceptions_) {
+      record_.set_phase(before_);
+    }
+  }
   PhaseScope(const PhaseScope&) = delete;
   PhaseScope& operator=(const PhaseScope&) = delete;
 
  private:
   ProgressRecord& record_;
   Phase before_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace lockstep
