@@ -25,8 +25,12 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "control/channel.h"
+#include "control/progress_record.h"
+#include "environment/error_file.h"
 #include "launch/signals.h"
 #include "report/console.h"
+#include "world/guard.h"
+#include "world/out_of_memory.h"
 
 namespace lockstep {
 
@@ -78,47 +82,62 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.control_fd < 0) {
     return nullptr;
   }
-  for (const char* name :
-       {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
-        "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
+                           "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
   fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
   return std::make_shared<Channel>(identity.control_fd);
 }
 
-void print_error(const std::exception& error) {
+void print_error(const std::string& text) {
   const std::string label = log_world_size() > 1 ? fmt::format("[rank{}]: ", log_rank()) : std::string();
-  write_line(label + error_text(error));
+  write_line(label + text);
 }
 
-// What ends a rank, told to whoever watches it.
-int report_failure(const std::exception& error, const Channel* channel) {
+// What ends a rank, told to whoever watches it: our supervisor, or the other ranks and torchrun.
+int report_failure(const std::exception& error, const std::string& text, const Channel* channel, Guard* guard,
+                   const Identity& identity) {
+  constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
   const int code = code_of(exit_code_of(error));
+  const bool secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost);
   if (channel != nullptr) {
-    channel->send(
-        {.kind = Message::Kind::failure,
-         .text = error_text(error),
-         .code = code,
-         .secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost)});
-  } else {
-    print_error(error);
+    channel->send({.kind = Message::Kind::failure, .text = text, .code = code, .secondary = secondary});
+    return code;
+  }
+  if (const auto cause = secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
+    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, *cause));
+    return code;
+  }
+  print_error(text);
+  write_error_file(identity.error_file, text);
+  if (guard != nullptr) {
+    guard->report(error.what());
   }
   return code;
 }
 
-int be_a_rank(const Plan& plan, const Identity& identity, const Variables& environment,
+int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
               const std::function<void(Session&)>& worker) {
   const std::shared_ptr<Channel> channel = take_channel(identity);
+  std::optional<ProgressBoard> own_board;
+  if (identity.progress_fd < 0) {
+    own_board.emplace(identity.local_world_size);
+    identity.progress_fd = own_board->fd();
+  }
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);
   }
   std::optional<Session> session;
+  std::optional<Guard> guard;
   try {
     TrainControl control;
     const SignalScope signals(control);
     session.emplace(plan, World::connect(plan, identity), control, make_console(channel, environment));
     World& world = session->world;
+    if (!channel && world.size() > 1) {
+      guard.emplace(world);
+    }
     if (plan.config.fresh && identity.restart == 0) {
       world.main_first("--fresh", [&] {
         if (world.is_main()) {
@@ -130,6 +149,7 @@ int be_a_rank(const Plan& plan, const Identity& identity, const Variables& envir
     worker(*session);
     // Nobody leaves, and takes the store along, while others still work.
     world.main_first("end of run", [] {});
+    guard.reset();  // all have worked: from now on an ending process is no failure
     world.barrier("end of run");
     const StopKind stop = control.agreed();
     const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted
@@ -140,7 +160,8 @@ int be_a_rank(const Plan& plan, const Identity& identity, const Variables& envir
     }
     return code;
   } catch (const std::exception& error) {
-    const int code = report_failure(error, channel.get());
+    const std::string text = error_text(error) + out_of_memory_hint(error, plan, identity.local_rank);
+    const int code = report_failure(error, text, channel.get(), guard ? &*guard : nullptr, identity);
     if (plan.world_size > 1) {
       // The ordinary way out joins threads of collectives that may never end.
       std::fflush(nullptr);
@@ -196,7 +217,7 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
     }
     return run_program(defaults, flags, {argv, argv + argc}, worker);
   } catch (const std::exception& error) {
-    print_error(error);
+    print_error(error_text(error));
     return code_of(exit_code_of(error));
   }
 }

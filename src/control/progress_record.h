@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -102,20 +103,26 @@ class ProgressBoard {
   ProgressRecord* records_ = nullptr;
 };
 
-/// The phase while it lives; then the one before it.
+/// The phase while it lives; then the one before it. An exception that leaves the scope leaves the phase as it is:
+/// whoever catches it wants to know where it came from.
 class PhaseScope {
  public:
   PhaseScope(ProgressRecord& record, Phase phase) noexcept
       : record_(record), before_(record.phase.load(std::memory_order_relaxed)) {
     record_.set_phase(phase);
   }
-  ~PhaseScope() { record_.set_phase(before_); }
+  ~PhaseScope() {
+    if (std::uncaught_exceptions() == exceptions_) {
+      record_.set_phase(before_);
+    }
+  }
   PhaseScope(const PhaseScope&) = delete;
   PhaseScope& operator=(const PhaseScope&) = delete;
 
  private:
   ProgressRecord& record_;
   Phase before_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace lockstep

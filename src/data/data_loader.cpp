@@ -12,10 +12,12 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "base/text.h"
 #include "data/device_prefetcher.h"
 #include "data/exception_text.h"
 #include "data/step_plan.h"
 #include "data/worker_pool.h"
+#include "world/agreement.h"
 
 namespace lockstep {
 
@@ -61,19 +63,28 @@ void check_plan(const LoaderPlan& plan) {
   }
 }
 
-std::shared_ptr<const Dataset> required(std::shared_ptr<const Dataset> data) {
+const Dataset& required(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
     throw DataError("data loader: found no data set, expected one",
                     "for models without data there is DataLoader::none");
   }
-  return data;
+  return *data;
+}
+
+void check_same_data(const Dataset& data, World& world) {
+  if (const auto difference = find_disagreement(world.gather(data.fingerprint()))) {
+    throw CommError(fmt::format("rank {} has other data: {}, {} {}", difference->rank, printable(difference->found),
+                                difference->others, printable(difference->expected)),
+                    "give every rank the same files; which samples are whose is the loader's to say",
+                    ExitCode::disagree);
+  }
 }
 
 /// planner -> pool -> prefetcher -> StepBatches.
 class DatasetSource final : public BatchSource {
  public:
   DatasetSource(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, const World& world)
-      : data_(required(std::move(data))),
+      : data_(std::move(data)),
         seed_(plan.seed),
         planner_({.size = data_->size(),
                   .global_batch = plan.batch.global_batch_size,
@@ -206,6 +217,7 @@ struct DataLoader::Impl {
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world) {
   check_plan(plan);
+  check_same_data(required(data), world);
   impl_ = std::make_unique<Impl>(Impl{std::make_unique<DatasetSource>(std::move(data), plan, world)});
 }
 

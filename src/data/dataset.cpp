@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <any>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
 
+#include "base/crc32c.h"
 #include "data/exception_text.h"
 
 namespace lockstep {
@@ -33,6 +36,27 @@ void check_ids(std::string_view what, std::span<const std::int64_t> ids, std::in
   }
 }
 
+template <typename T>
+std::uint32_t crc_of(std::span<const T> values) {
+  return crc32c(std::as_bytes(values));
+}
+
+/// ", input [1000, 10] Float 1a2b3c4d": of the first and the last row, so that it costs the same for any size.
+std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return {};
+  }
+  const std::int64_t rows = tensor.size(0);
+  const at::Tensor ends =
+      at::cat({tensor.narrow(0, 0, std::min<std::int64_t>(rows, 1)),
+               tensor.narrow(0, std::max<std::int64_t>(rows - 1, 0), std::min<std::int64_t>(rows, 1))})
+          .cpu()
+          .contiguous();
+  const std::span bytes(static_cast<const std::byte*>(ends.const_data_ptr()), ends.nbytes());
+  return fmt::format(", {} [{}] {} {:08x}", name, fmt::join(tensor.sizes(), ", "), c10::toString(tensor.scalar_type()),
+                     crc_of(bytes));
+}
+
 class TensorDataset final : public Dataset {
  public:
   TensorDataset(const at::Tensor& input, const at::Tensor& target)
@@ -44,6 +68,10 @@ class TensorDataset final : public Dataset {
     check_ids("tensor data set", ids, size());
     const at::Tensor rows = at::tensor(at::IntArrayRef(ids.data(), ids.size()));
     return {.input = select(input_, rows), .target = target_.defined() ? select(target_, rows) : at::Tensor()};
+  }
+
+  std::string fingerprint() const override {
+    return Dataset::fingerprint() + describe_rows("input", input_) + describe_rows("target", target_);
   }
 
  private:
@@ -196,6 +224,11 @@ class Subset final : public Dataset {
     return data_->get(mapped, seed);
   }
 
+  std::string fingerprint() const override {
+    return fmt::format("{} ({:08x}) of {}", Dataset::fingerprint(), crc_of(std::span<const std::int64_t>(ids_)),
+                       data_->fingerprint());
+  }
+
  private:
   std::shared_ptr<const Dataset> data_;
   std::vector<std::int64_t> ids_;
@@ -209,6 +242,8 @@ void check_has_rows(std::string_view name, const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+std::string Dataset::fingerprint() const { return fmt::format("{} samples", size()); }
 
 std::uint64_t SampleSeed::operator()(std::int64_t sample) const noexcept {
   const std::uint64_t of_epoch = splitmix(splitmix(seed) ^ static_cast<std::uint64_t>(epoch));

@@ -1,7 +1,11 @@
 #include "environment/nvml.h"
 
+#include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -29,6 +33,12 @@ struct PciInfo {
   unsigned domain, bus, device, device_id, subsystem_id;
   char bus_id[32];
 };
+
+struct ProcessInfo {
+  unsigned pid;
+  unsigned long long memory;
+};
+constexpr unsigned long long kUnknownMemory = ~0ULL;
 
 struct CloseLibrary {
   void operator()(void* handle) const noexcept { dlclose(handle); }
@@ -62,7 +72,7 @@ class Nvml {
   Result (*get_pci_info)(Device, PciInfo*) = nullptr;
   Result (*get_memory)(Device, Memory*) = nullptr;
   Result (*get_compute_mode)(Device, int*) = nullptr;
-  Result (*get_processes)(Device, unsigned*, void*) = nullptr;
+  Result (*get_processes)(Device, unsigned*, ProcessInfo*) = nullptr;
 
  private:
   template <class Function>
@@ -113,6 +123,20 @@ Gpu describe(const Nvml& nvml, Device device) {
   return gpu;
 }
 
+std::vector<GpuProcess> list_processes(const Nvml& nvml, Device device) {
+  std::array<ProcessInfo, 64> infos{};
+  auto count = static_cast<unsigned>(infos.size());
+  if (nvml.get_processes(device, &count, infos.data()) != kSuccess) {
+    return {};
+  }
+  std::vector<GpuProcess> processes;
+  for (const ProcessInfo& info : std::span(infos).first(std::min<std::size_t>(count, infos.size()))) {
+    processes.push_back(
+        {.pid = info.pid, .bytes = info.memory == kUnknownMemory ? 0 : static_cast<std::int64_t>(info.memory)});
+  }
+  return processes;
+}
+
 // NVML numbers GPUs by PCI bus. CUDA does so only under CUDA_DEVICE_ORDER=PCI_BUS_ID; its default, FASTEST_FIRST, is
 // the same order wherever all GPUs are of one kind, and cannot be told from here where they are not. PCI order is kept:
 // the UUID and the bus id say which GPU is meant.
@@ -138,23 +162,47 @@ NvmlFacts list_gpus(const Nvml& nvml) {
   return facts;
 }
 
-}  // namespace
-
-NvmlFacts query_nvml(const char* library) {
+/// nullopt: done; else why not.
+std::optional<std::string> with_nvml(const char* library, const std::function<void(const Nvml&)>& ask) {
   const std::unique_ptr<void, CloseLibrary> handle(dlopen(library, RTLD_NOW | RTLD_LOCAL));
   if (!handle) {
-    return {.note = fmt::format("no NVIDIA driver ({} cannot be loaded)", library)};
+    return fmt::format("no NVIDIA driver ({} cannot be loaded)", library);
   }
   const Nvml nvml(handle.get());
   if (nvml.missing != nullptr) {
-    return {.note = fmt::format("the NVIDIA driver is too old ({} has no {})", library, nvml.missing)};
+    return fmt::format("the NVIDIA driver is too old ({} has no {})", library, nvml.missing);
   }
   if (const Result result = nvml.init(); result != kSuccess) {
-    return {.note = fmt::format("the NVIDIA driver does not start: {}", nvml.error_string(result))};
+    return fmt::format("the NVIDIA driver does not start: {}", nvml.error_string(result));
   }
-  NvmlFacts facts = list_gpus(nvml);
+  ask(nvml);
   nvml.shutdown();
+  return std::nullopt;
+}
+
+}  // namespace
+
+NvmlFacts query_nvml(const char* library) {
+  NvmlFacts facts{};
+  if (const auto why_not = with_nvml(library, [&](const Nvml& nvml) { facts = list_gpus(nvml); })) {
+    facts.note = *why_not;
+  }
   return facts;
+}
+
+std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library) {
+  std::vector<GpuProcess> found;
+  with_nvml(library, [&](const Nvml& nvml) {
+    unsigned gpus = 0;
+    nvml.get_count(&gpus);
+    for (unsigned index = 0; index < gpus; ++index) {
+      Device device = nullptr;
+      if (nvml.get_handle(index, &device) == kSuccess && describe(nvml, device).uuid == uuid) {
+        found = list_processes(nvml, device);
+      }
+    }
+  });
+  return found;
 }
 
 }  // namespace lockstep

@@ -64,6 +64,7 @@ void read_torchelastic(VariableReader& reader, Identity& identity) {
   identity.launcher = reader.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "environment";
   identity.run_id = reader.text("TORCHELASTIC_RUN_ID").value_or("");
   identity.restart = reader.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxInt).value_or(0);
+  identity.error_file = reader.text("TORCHELASTIC_ERROR_FILE").value_or("");
   identity.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";  // what Python's str(True) writes
 }
 

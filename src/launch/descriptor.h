@@ -20,6 +20,7 @@ class Descriptor {
 
   int get() const noexcept { return fd_; }
   bool is_open() const noexcept { return fd_ >= 0; }
+  int release() noexcept { return std::exchange(fd_, -1); }
   void reset() noexcept {
     if (fd_ >= 0) {
       close(std::exchange(fd_, -1));

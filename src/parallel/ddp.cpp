@@ -82,12 +82,13 @@ struct Ddp::Reduction {
   std::unique_ptr<c10::Event> lane_copied{};
   std::shared_ptr<c10d::Reducer> reducer{};
   std::shared_ptr<c10d::Logger> logger{};  // the reducer uses it without asking whether it is there
+  std::int64_t bytes = 0;                  // of gradients
   bool reduce = true;
   bool first_backward = true;
   bool idle = true;  // no samples in this step so far
 };
 
-Ddp::Ddp(double lr, const DistConfig& options, World& world) : SingleDevice(lr), options_(options), world_(world) {}
+Ddp::Ddp(double lr, const DistConfig& options, World& world) : SingleDevice(lr, world), options_(options) {}
 
 Ddp::~Ddp() {
   reductions_.clear();
@@ -132,6 +133,7 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
       names[parameters.size()] = entry->first;
       expect_sparse.push_back(sparse.contains(entry->second.unsafeGetTensorImpl()));
       parameters.push_back(entry->second);
+      reduction.bytes += static_cast<std::int64_t>(entry->second.nbytes());
     }
     auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
         parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
@@ -159,6 +161,7 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
 }
 
 void Ddp::begin_forward(bool reduce, std::size_t set) {
+  progress_.set_phase(Phase::forward);
   auto& reduction = reductions_.at(set);
   reduction.reduce = reduce;
   if (reduce) {
@@ -171,6 +174,7 @@ void Ddp::begin_forward(bool reduce, std::size_t set) {
 }
 
 void Ddp::backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set) {
+  progress_.set_phase(Phase::backward);
   auto& reduction = reductions_.at(set);
   if (!reduction.reduce) {
     reduction.idle = false;
@@ -195,6 +199,7 @@ void Ddp::put_count(const Set& set) {
 }
 
 void Ddp::backward_nothing(std::size_t set) {
+  progress_.set_phase(Phase::backward);
   auto& reduction = reductions_.at(set);
   if (!reduction.reduce) {
     return;
@@ -224,8 +229,10 @@ void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gr
     });
   }
   reduction.first_backward = false;
+  progress_.begin(Operation::all_reduce, reduction.bytes);  // bucket by bucket, while the backward runs
   try {
     torch::autograd::backward(roots, gradients);
+    progress_.end();
   } catch (const std::exception& error) {
     if (is_peer_failure(error)) {
       throw CommError(fmt::format("gradient all-reduce failed on rank {} of {}: {}", world_.rank(), world_.size(),

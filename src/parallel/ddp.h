@@ -33,7 +33,6 @@ class Ddp final : public SingleDevice {
   void read_lane(Reduction& reduction);
 
   const DistConfig options_;
-  World& world_;
   std::vector<Reduction> reductions_;
   bool buffers_due_ = true;  // once per step, before its first forward
 

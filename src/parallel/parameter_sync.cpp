@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "world/agreement.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -35,28 +36,27 @@ std::string description(const torch::nn::Module& module) {
 }
 
 void broadcast(std::vector<at::Tensor> tensors, World& world) {
-  if (!tensors.empty() && world.size() > 1) {
-    c10d::broadcast_coalesced(WorldAccess::group(world), tensors, kBroadcastBytes, 0);
+  if (tensors.empty() || world.size() == 1) {
+    return;
   }
+  std::int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    bytes += static_cast<std::int64_t>(tensor.nbytes());
+  }
+  ProgressRecord& progress = WorldAccess::progress(world);
+  progress.begin(Operation::broadcast, bytes);
+  c10d::broadcast_coalesced(WorldAccess::group(world), tensors, kBroadcastBytes, 0);
+  progress.end();
 }
 
 }  // namespace
 
 void compare_parameters(const torch::nn::Module& module, World& world) {
-  const auto all = world.gather(description(module));
-  const auto expected = split(all[0], '\n');
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto found = split(all[rank], '\n');
-    for (std::size_t line = 0; line < std::max(expected.size(), found.size()); ++line) {
-      const auto at = [line](const std::vector<std::string>& lines) {
-        return line < lines.size() && !lines[line].empty() ? lines[line] : std::string("nothing");
-      };
-      if (at(expected) != at(found)) {
-        throw CommError(fmt::format("rank {} has another model than rank 0: entry {} is {}, expected {}", rank, line,
-                                    at(found), at(expected)),
-                        "build the same module on every rank, whatever its rank", ExitCode::disagree);
-      }
-    }
+  if (const auto difference = find_disagreement(world.gather(description(module)))) {
+    throw CommError(
+        fmt::format("rank {} has another model: its entry {} is {}, {} {}", difference->rank, difference->line,
+                    printable(difference->found), difference->others, printable(difference->expected)),
+        "build the same module on every rank, whatever its rank", ExitCode::disagree);
   }
 }
 

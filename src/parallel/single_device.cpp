@@ -47,9 +47,10 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
   }
 }
 
-void SingleDevice::begin_forward(bool, std::size_t) {}
+void SingleDevice::begin_forward(bool, std::size_t) { progress_.set_phase(Phase::forward); }
 
 void SingleDevice::backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t) {
+  progress_.set_phase(Phase::backward);
   torch::autograd::backward({loss}, {weight});
 }
 
@@ -89,7 +90,10 @@ double SingleDevice::lr(std::size_t set) const {
   return sets_.at(set).built.optimizer->param_groups().front().options().get_lr();
 }
 
-void SingleDevice::step(std::size_t set) { sets_.at(set).built.optimizer->step(); }
+void SingleDevice::step(std::size_t set) {
+  progress_.set_phase(Phase::optimizer);
+  sets_.at(set).built.optimizer->step();
+}
 
 torch::optim::Optimizer& SingleDevice::optimizer(std::size_t set) { return *sets_.at(set).built.optimizer; }
 

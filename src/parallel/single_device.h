@@ -6,13 +6,14 @@
 #include <lockstep/parallel/strategy.h>
 
 #include "optim/param_groups.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
 class SingleDevice : public Strategy {
  public:
   /// `lr`: the learning rate of config.optim.lr, 0 for the factories' own.
-  explicit SingleDevice(double lr) : lr_(lr) {}
+  SingleDevice(double lr, World& world) : world_(world), progress_(WorldAccess::progress(world)), lr_(lr) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void begin_forward(bool reduce, std::size_t set) override;
@@ -46,6 +47,8 @@ class SingleDevice : public Strategy {
 
   const std::vector<at::Tensor>& defined_grads(Set& set);
 
+  World& world_;
+  ProgressRecord& progress_;
   double lr_;
   torch::nn::Module* module_ = nullptr;
   std::vector<Set> sets_{};

@@ -21,7 +21,7 @@ void Strategy::backward(const at::Tensor& loss, double weight, std::size_t set) 
 
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world) {
   if (world.size() == 1) {
-    return std::make_unique<SingleDevice>(plan.config.optim.lr);
+    return std::make_unique<SingleDevice>(plan.config.optim.lr, world);
   }
   return std::make_unique<Ddp>(plan.config.optim.lr, plan.config.dist, world);
 }

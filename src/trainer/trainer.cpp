@@ -24,6 +24,7 @@
 #include "trainer/resume.h"
 #include "trainer/run_files.h"
 #include "trainer/validate.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -46,6 +47,7 @@ class Fit {
       : plan_(trainer.plan),
         config_(plan_.config),
         world_(trainer.world),
+        record_(WorldAccess::progress(world_)),
         control_(trainer.control),
         console_(*trainer.console),
         callbacks_(trainer.callbacks),
@@ -59,7 +61,8 @@ class Fit {
   FitResult run() {
     prepare();
     notify(Stage::fit_start);
-    while (!finished()) {                          // limits and the agreed stop: the same answer on every rank
+    while (!finished()) {  // limits and the agreed stop: the same answer on every rank
+      record_.set_phase(Phase::data);
       const StepBatches* batches = train_.next();  // from the resume position on; rolls into the next epoch by itself
       if (batches == nullptr) {
         break;
@@ -85,6 +88,7 @@ class Fit {
 
  private:
   void prepare() {
+    record_.set_phase(Phase::prepare);
     torch::nn::Module& module = task_.module();
     module.to(world_.device());
     module.train();
@@ -95,6 +99,7 @@ class Fit {
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
     resume();
+    record_.set_step(state_.step);
     total_steps_ = limit_in_steps();
     if (config_.optim.schedule == ScheduleKind::cosine && total_steps_ == 0 && config_.optim.decay_steps == 0) {
       throw ConfigError("--optim.schedule cosine: the length of the run is not known",
@@ -109,6 +114,7 @@ class Fit {
     if (!store_) {
       return;
     }
+    record_.set_phase(Phase::resume);
     if (config_.resume == "never") {
       if (store_->latest()) {
         throw CheckpointError(fmt::format("--resume never: {} has checkpoints already", run_directory(config_)),
@@ -187,6 +193,7 @@ class Fit {
                .lr_factor = lr_factor(config_.optim, total_steps_, state_.step)});
     task_.optimize(step);
     ++state_.step;
+    record_.set_step(state_.step);
     state_.epoch += batches.ends_epoch ? 1 : 0;
     state_.samples += batches.global_samples;
     agreed_ = strategy_->agreed();
@@ -209,6 +216,7 @@ class Fit {
   }
 
   void report() {
+    record_.set_phase(Phase::report);
     Metrics metrics = meter_.take(world_);
     metrics.emplace_back("lr", last_.lr);
     if (last_.grad_norm.defined()) {
@@ -258,6 +266,7 @@ class Fit {
     if (!store_ || last_saved_ == state_.step) {
       return;
     }
+    record_.set_phase(Phase::save);
     const auto start = Clock::now();
     store_->save(state_.step, make_snapshot(run_parts()));
     last_saved_ = state_.step;
@@ -267,12 +276,14 @@ class Fit {
   }
 
   FitResult finish() {
+    record_.set_phase(Phase::finish);
     if (state_.step > 0 && !(resumed_ && last_saved_ == state_.step)) {
       if (!due(config_.report.every_steps)) {
         report();  // what was measured since the last report
       }
       save();
     }
+    record_.set_phase(Phase::finish);
     progress_.finish_phase();
     FitResult result{.state = state_, .stop = agreed_.stop ? agree_on_stop() : StopKind::none, .why = {}};
     result.why = describe_end(result.stop);
@@ -326,6 +337,7 @@ class Fit {
   const Plan& plan_;
   const TrainConfig& config_;
   World& world_;
+  ProgressRecord& record_;
   TrainControl& control_;
   Console& console_;
   const std::vector<std::shared_ptr<Callback>>& callbacks_;

@@ -9,6 +9,7 @@
 #include <lockstep/world/world.h>
 
 #include "parallel/parameter_sync.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -39,6 +40,7 @@ class EvaluationScope {
 
 Metrics evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, std::int64_t max_batches,
                  const std::function<void(std::int64_t done)>& on_batch) {
+  const PhaseScope phase(WorldAccess::progress(world), Phase::validation);
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world);
   }

@@ -10,13 +10,13 @@
 namespace lockstep {
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    bool one_machine, std::chrono::milliseconds timeout) {
+                                                    const std::string& address, std::chrono::milliseconds timeout) {
   c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options;
-  if (one_machine) {
-    options = c10d::ProcessGroupGloo::Options::create(timeout);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  } else {
+  if (address.empty()) {
     options = c10d::ProcessGroupGloo::Options::create_default(timeout);
+  } else {
+    options = c10d::ProcessGroupGloo::Options::create(timeout);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   }
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
 }

@@ -14,10 +14,9 @@ class Store;
 
 namespace lockstep {
 
-/// Sockets on one interface: the loopback when all ranks are on this machine, else the interface named by
-/// GLOO_SOCKET_IFNAME, else the one the host name resolves to.
+/// Sockets on `address` alone; "": on the interface named by GLOO_SOCKET_IFNAME.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    bool one_machine, std::chrono::milliseconds timeout);
+                                                    const std::string& address, std::chrono::milliseconds timeout);
 
 /// Throws: CommError when this build or machine cannot.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

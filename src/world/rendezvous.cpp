@@ -1,14 +1,13 @@
 #include "world/rendezvous.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <functional>
+#include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
-#include <netdb.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
@@ -17,8 +16,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/version.h>
 
+#include "base/json.h"
 #include "base/text.h"
+#include "environment/process_name.h"
+#include "world/store_socket.h"
 
 namespace lockstep {
 
@@ -27,47 +30,152 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Without a socket of our own c10d's store listens on every interface, whatever host it is given.
-int listen_on(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const std::string service = std::to_string(port);
-  if (const int error = getaddrinfo(address.c_str(), service.c_str(), &hints, &found); error != 0) {
-    throw CommError(fmt::format("cannot resolve MASTER_ADDR {}: {}", address, gai_strerror(error)),
-                    "set MASTER_ADDR to a name or address of the node of rank 0", ExitCode::timeout);
-  }
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int yes = 1;
-  const bool listening = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
-                         bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0;
-  const int error = errno;
-  freeaddrinfo(found);
-  if (!listening) {
-    if (fd >= 0) {
-      close(fd);
-    }
-    throw CommError(fmt::format("rank 0 cannot listen on {}:{}: {}", address, port, std::strerror(error)),
-                    "choose another MASTER_PORT, or a MASTER_ADDR of this node");
-  }
-  return fd;
+constexpr const char* kHandshake = "lockstep/handshake";
+constexpr const char* kRefused = "refused";
+constexpr int kProtocol = 1;
+constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes it before it does anything else
+
+std::int64_t whole_seconds(Clock::duration time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time).count();
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(const Identity& identity, milliseconds timeout) {
+// Asks again and again: a wait in the store that times out makes c10d write warnings of its own.
+bool poll_key(c10d::Store& store, const std::string& key, milliseconds timeout,
+              const std::function<void(Clock::duration waited)>& meanwhile = {}) {
+  constexpr milliseconds kLongestPause{50};
+  const auto start = Clock::now();
+  for (milliseconds pause{1}; !store.check({key}); pause = std::min(2 * pause, kLongestPause)) {
+    const auto waited = Clock::now() - start;
+    if (waited >= timeout) {
+      return false;
+    }
+    if (meanwhile) {
+      meanwhile(waited);
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+bool serves(const Identity& identity) { return identity.rank == 0 && !identity.agent_store; }
+
+// The socket of our own launcher listens before rank 0 serves on it: there is no stranger to find, only to wait.
+bool launched_by_us(const Identity& identity) { return identity.control_fd >= 0; }
+
+c10::intrusive_ptr<c10d::Store> serve_store(const Identity& identity, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(identity.master_port);
-  options.isServer = identity.rank == 0 && !identity.agent_store;
+  options.isServer = true;
   options.waitWorkers = false;  // we wait ourselves, and say for whom
   options.timeout = timeout;
-  if (options.isServer) {
-    options.masterListenFd =
-        identity.store_fd >= 0 ? identity.store_fd : listen_on(identity.master_addr, identity.master_port);
-  }
+  options.masterListenFd = identity.store_fd >= 0 ? identity.store_fd : listen_for_store(identity);
   return c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options);
 }
 
+c10::intrusive_ptr<c10d::Store> join_store(const Identity& identity, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(identity.master_port);
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options);
+}
+
+std::string random_run_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+// Note [Handshake]: below a fixed key rank 0 says whose store this is before anything else is in it. Another run, or a
+// store left over from one, is so told from ours; and ranks that were started without a common run id get one.
+// A launcher that serves the store itself started every rank of it: there the prefix is enough.
+struct Handshake {
+  int protocol = kProtocol;
+  std::string version = LOCKSTEP_VERSION;
+  std::string run{};
+  int world_size = 0;
+  std::string process{};  // rank 0's
+};
+
+Handshake write_handshake(c10d::Store& store, const Identity& identity) {
+  Handshake mine{.run = identity.run_id.empty() ? random_run_id() : identity.run_id,
+                 .world_size = identity.world_size,
+                 .process = to_string(this_process())};
+  store_set(store, kHandshake,
+            dump_json(Json{{"protocol", mine.protocol},
+                           {"version", mine.version},
+                           {"run", mine.run},
+                           {"world_size", mine.world_size},
+                           {"process", mine.process}}));
+  return mine;
+}
+
+Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseconds timeout) {
+  const milliseconds patience = launched_by_us(identity) ? timeout : std::min(timeout, kHandshakeTime);
+  if (!poll_key(store, kHandshake, patience)) {
+    throw CommError(fmt::format("the store at {} is not this launch's: rank 0 has not written its handshake there",
+                                store_address(identity)),
+                    "another program serves a store on this port; choose another MASTER_PORT on every rank",
+                    ExitCode::usage);
+  }
+  const Json found = parse_json(store_get(store, kHandshake));
+  Handshake theirs{.protocol = found.value("protocol", 0),
+                   .version = printable(found.value("version", "?")),
+                   .run = found.value("run", ""),
+                   .world_size = found.value("world_size", 0),
+                   .process = printable(found.value("process", "?"))};
+  if (!identity.run_id.empty() && theirs.run != identity.run_id) {
+    throw CommError(fmt::format("the store at {} belongs to run {} ({}), expected run {}", store_address(identity),
+                                printable(theirs.run), theirs.process, identity.run_id),
+                    "two runs use one MASTER_PORT, or an old one has not ended: choose another port, or end it",
+                    ExitCode::usage);
+  }
+  return theirs;
+}
+
+/// Ranks that wait for others hear of it too: what is wrong with one launch is wrong for all of them.
+[[noreturn]] void refuse(c10d::Store& launch, const CommError& reason) {
+  store_set(launch, kRefused, fmt::format("{} {}", static_cast<int>(reason.exit_code()), reason.what()));
+  throw reason;
+}
+
+void throw_if_refused(c10d::Store& launch) {
+  if (launch.check({kRefused})) {
+    const std::string text = store_get(launch, kRefused);
+    const auto space = std::min(text.find(' '), text.size() - 1);
+    const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);
+    throw CommError(printable(text.substr(space + 1)), "see that rank's own message",
+                    code == static_cast<int>(ExitCode::disagree) ? ExitCode::disagree : ExitCode::usage);
+  }
+}
+
+void compare_handshake(c10d::Store& launch, const Handshake& theirs, const Identity& identity) {
+  if (theirs.protocol != kProtocol || theirs.version != LOCKSTEP_VERSION) {
+    refuse(launch, CommError(fmt::format("rank {} is lockstep {}, rank 0 ({}) is {}", identity.rank, LOCKSTEP_VERSION,
+                                         theirs.process, theirs.version),
+                             "start the same build on every rank", ExitCode::disagree));
+  }
+  if (theirs.world_size != identity.world_size) {
+    refuse(launch, CommError(fmt::format("rank {} was started for {} ranks, rank 0 ({}) for {}", identity.rank,
+                                         identity.world_size, theirs.process, theirs.world_size),
+                             "give every rank the same WORLD_SIZE", ExitCode::disagree));
+  }
+}
+
 std::string here_key(int rank) { return fmt::format("here/{}", rank); }
+
+// The first process that says it is this rank is; another world of the same process is no second claim.
+void claim_rank(c10d::Store& launch, const Identity& identity) {
+  const ProcessName me = this_process();
+  const std::string mine = encode(me);
+  const auto bytes = launch.compareSet(fmt::format("process/{}", identity.rank), {},
+                                       std::vector<std::uint8_t>(mine.begin(), mine.end()));
+  const auto first = parse_process_name({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  if (first != me) {
+    refuse(launch, CommError(fmt::format("rank {} is claimed twice: {}, {}", identity.rank,
+                                         first ? to_string(*first) : "another process", to_string(me)),
+                             "give every process a RANK of its own", ExitCode::usage));
+  }
+}
 
 std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
   std::vector<std::string> missing;
@@ -79,33 +187,49 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
   return missing;
 }
 
-// Asks again and again: a wait in the store that times out makes c10d write warnings of its own.
-void wait_for_all(c10d::Store& store, const Identity& identity, milliseconds timeout) {
+void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& identity, milliseconds timeout) {
   constexpr auto kSayEvery = std::chrono::seconds(10);
-  constexpr milliseconds kLongestPause{50};
   const auto start = Clock::now();
   auto say_at = start + kSayEvery;
-  const auto seconds = [](auto duration) { return std::chrono::duration_cast<std::chrono::seconds>(duration).count(); };
-  milliseconds pause{1};
+  const auto wait_for_one = [&](Clock::duration) {
+    throw_if_refused(launch);
+    if (const auto now = Clock::now(); now >= say_at) {
+      say_at += kSayEvery;
+      log_info(fmt::format("waiting for rank {} ({} of {} s)", join(missing_ranks(store, identity.world_size), ", "),
+                           whole_seconds(now - start), whole_seconds(timeout)));
+    }
+  };
   for (int rank = 0; rank < identity.world_size; ++rank) {
-    while (!store.check({here_key(rank)})) {
-      const auto now = Clock::now();
-      if (now - start >= timeout) {
-        const auto missing = missing_ranks(store, identity.world_size);
-        throw CommError(
-            fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(), identity.world_size,
-                        seconds(timeout), missing.size() == 1 ? "rank" : "ranks", join(missing, ", ")),
-            "look at their output; a slow start can be given more time with --dist.init_timeout_s", ExitCode::timeout);
-      }
-      if (now >= say_at) {
-        say_at += kSayEvery;
-        log_info(fmt::format("waiting for rank {} ({} of {} s)", join(missing_ranks(store, identity.world_size), ", "),
-                             seconds(now - start), seconds(timeout)));
-      }
-      std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, kLongestPause);
+    const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
+    if (!poll_key(store, here_key(rank), left, wait_for_one)) {
+      const auto missing = missing_ranks(store, identity.world_size);
+      throw CommError(
+          fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(), identity.world_size,
+                      whole_seconds(timeout), missing.size() == 1 ? "rank" : "ranks", join(missing, ", ")),
+          "look at their output; a slow start can be given more time with --dist.init_timeout_s", ExitCode::timeout);
     }
   }
+}
+
+c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds timeout) {
+  if (!serves(identity) && !launched_by_us(identity)) {
+    reach_store(identity, timeout);
+  }
+  const auto tcp = serves(identity) ? serve_store(identity, timeout) : join_store(identity, timeout);
+  Handshake handshake{.run = identity.run_id, .world_size = identity.world_size};
+  if (!identity.agent_store) {
+    handshake = serves(identity) ? write_handshake(*tcp, identity) : read_handshake(*tcp, identity, timeout);
+  }
+  // A restarted launch meets the keys of the attempt before on the same store, and a second world those of the first.
+  const auto launch =
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("lockstep/{}/{}", handshake.run, identity.restart), tcp);
+  compare_handshake(*launch, handshake, identity);
+  claim_rank(*launch, identity);
+  const auto nth = launch->add(fmt::format("connects/{}", identity.rank), 1);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(nth), launch);
+  store_set(*store, here_key(identity.rank), to_string(this_process()));
+  wait_for_all(*store, *launch, identity, timeout);
+  return store;
 }
 
 }  // namespace
@@ -131,20 +255,12 @@ bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout
   }
 }
 
-c10::intrusive_ptr<c10d::Store> rendezvous(const Identity& identity, milliseconds timeout) {
+Meeting rendezvous(const Identity& identity, milliseconds timeout) {
   try {
-    const auto tcp = connect_store(identity, timeout);
-    // A restarted launch meets the keys of the attempt before on the same store, and a second world those of the first.
-    const auto launch =
-        c10::make_intrusive<c10d::PrefixStore>(fmt::format("lockstep/{}/{}", identity.run_id, identity.restart), tcp);
-    const auto nth = launch->add(fmt::format("connects/{}", identity.rank), 1);
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(nth), launch);
-    store_set(*store, here_key(identity.rank), std::to_string(getpid()));
-    wait_for_all(*store, identity, timeout);
-    return store;
+    return {.store = meet(identity, timeout), .address = local_address(identity)};
   } catch (const c10::Error& error) {
-    throw CommError(fmt::format("rank {} cannot reach the rendezvous store at {}:{}: {}", identity.rank,
-                                identity.master_addr, identity.master_port, error.what_without_backtrace()),
+    throw CommError(fmt::format("rank {} cannot reach the rendezvous store at {}: {}", identity.rank,
+                                store_address(identity), error.what_without_backtrace()),
                     "check MASTER_ADDR and MASTER_PORT, and that rank 0 is running", ExitCode::timeout);
   }
 }

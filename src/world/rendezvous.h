@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -10,10 +11,17 @@
 
 namespace lockstep {
 
+struct Meeting {
+  /// This process's own connection, below a prefix that no other launch, restart or earlier world uses.
+  c10::intrusive_ptr<c10d::Store> store{};
+  std::string address{};  ///< this machine's, on the interface that leads to the store
+};
+
 /// Collective. Connects to the launch's store (or serves it) and waits until every rank is there; a line every 10 s
-/// says who is missing. The store returned is this process's own connection, below a prefix that no other launch,
-/// restart or earlier world uses. Throws: CommError (exit 124) naming the missing ranks.
-c10::intrusive_ptr<c10d::Store> rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
+/// says who is missing. Throws: CommError naming the missing ranks (exit 124); a port that is taken, a store of another
+/// run, a rank that two processes claim (exit 2); ranks that were told different world sizes or are of different
+/// versions (exit 78).
+Meeting rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
 
 /// A store key's value as text, the way c10d wants and gives it.
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);

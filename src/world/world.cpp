@@ -15,11 +15,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/config/config_io.h>
+#include <lockstep/base/variables.h>
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "world/agreement.h"
 #include "world/process_group.h"
 #include "world/rendezvous.h"
 #include "world/world_access.h"
@@ -44,6 +45,8 @@ namespace {
 using std::chrono::milliseconds;
 
 milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+std::int64_t bytes_of(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
 
 at::Tensor bytes_tensor(std::string_view bytes) {
   auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
@@ -108,7 +111,11 @@ struct World::Impl {
   milliseconds timeout{};
   c10::intrusive_ptr<c10d::Store> store{};
   c10::intrusive_ptr<c10d::ProcessGroup> group{};
+  c10::intrusive_ptr<c10d::Backend> gloo{};
   std::int64_t operations = 0;  // control-plane collectives begun by this rank
+  ProgressRecord own_progress{};
+  std::optional<ProgressBoard> board{};  // the launcher's, instead of our own
+  ProgressRecord* progress = &own_progress;
   std::int64_t channels = 0;
 
   bool alone() const noexcept { return place.size == 1; }
@@ -137,10 +144,13 @@ struct World::Impl {
     return join(missing, ", ");
   }
 
-  template <class Operation>
-  void checked(std::string_view what, Operation&& operation) {
+  // What fails leaves its operation in the record: that is where this rank is.
+  template <class Work>
+  void checked(std::string_view what, Operation operation, std::int64_t bytes, Work&& work) {
+    progress->begin(operation, bytes);
     try {
-      operation();
+      work();
+      progress->end();
     } catch (const std::exception& error) {
       std::string missing;
       try {
@@ -154,12 +164,42 @@ struct World::Impl {
     }
   }
 
-  template <class Operation>
-  void control(std::string_view what, Operation&& operation) {
-    checked(what, [&] {
+  template <class Work>
+  void control(std::string_view what, Operation operation, std::int64_t bytes, Work&& work) {
+    checked(what, operation, bytes, [&] {
       announce(what);
-      operation();
+      work();
     });
+  }
+
+  using Type = c10d::ProcessGroup::BackendType;
+
+  void connect_control_plane() {
+    if (alone()) {
+      return;
+    }
+    group = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.size);
+    gloo = make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), place.rank, place.size,
+                             place.address, timeout);
+    group->setBackend(c10::kCPU, Type::GLOO, gloo);
+    group->setDefaultBackend(Type::GLOO);
+    group->setGroupName("lockstep");
+  }
+
+  void connect_data_plane(c10::Device on, Backend backend) {
+    device = on;
+    if (alone() || !device.is_cuda()) {
+      return;
+    }
+    if (backend != Backend::nccl) {
+      group->setBackend(c10::kCUDA, Type::GLOO, gloo);
+      return;
+    }
+    group->setBoundDeviceId(device);
+    group->setBackend(c10::kCUDA, Type::NCCL,
+                      make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store->clone()), place.rank,
+                                        place.size, device, timeout));
+    group->setDefaultBackend(Type::NCCL);
   }
 
   std::vector<std::string> gather(std::string_view what, std::string_view bytes) {
@@ -167,7 +207,7 @@ struct World::Impl {
       return {std::string(bytes)};
     }
     std::vector<std::string> all;
-    control(what, [&] {
+    control(what, Operation::gather, static_cast<std::int64_t>(bytes.size()), [&] {
       const auto count = static_cast<std::size_t>(place.size);
       auto mine = at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
       std::vector<std::vector<at::Tensor>> sizes(1);
@@ -195,9 +235,9 @@ struct World::Impl {
     return all;
   }
 
-  std::int64_t control_all_reduce(std::string_view what, std::int64_t value, c10d::ReduceOp op) {
+  std::int64_t control_all_reduce(std::string_view what, Operation operation, std::int64_t value, c10d::ReduceOp op) {
     auto tensor = at::full({1}, value, at::kLong);
-    control(what, [&] {
+    control(what, operation, 0, [&] {
       std::vector<at::Tensor> tensors{tensor};
       c10d::AllreduceOptions options;
       options.reduceOp = op;
@@ -214,6 +254,7 @@ struct World::Impl {
       work();
       return;
     }
+    progress->begin(Operation::turn, 0);
     announce(what);
     const std::string prefix = fmt::format("turn/{}/", operations);
     const auto outcome_of = [&](int rank) {
@@ -232,12 +273,14 @@ struct World::Impl {
     std::exception_ptr mine;
     std::string outcome = failed ? failed->second : "ok";
     if (!failed) {
+      progress->end();  // its own turn: what it does now is no collective
       try {
         work();
       } catch (const std::exception& error) {
         mine = std::current_exception();
         outcome = fmt::format("rank {}: {}", place.rank, plain_text(error));
       }
+      progress->begin(Operation::turn, 0);
     }
     store_set(*store, prefix + std::to_string(place.rank), outcome);
     for (int rank = 0; rank < place.size; ++rank) {
@@ -245,6 +288,7 @@ struct World::Impl {
         failed = {rank, theirs};
       }
     }
+    progress->end();
     if (mine) {
       std::rethrow_exception(mine);
     }
@@ -258,60 +302,21 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Plac
                         Backend backend, milliseconds timeout) {
   auto impl = std::make_unique<World::Impl>();
   impl->place = place;
-  impl->device = device;
   impl->timeout = timeout;
   impl->store = store;
-  if (place.size > 1) {
-    using Type = c10d::ProcessGroup::BackendType;
-    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, place.size);
-    const bool one_machine = place.local_size == place.size;
-    const auto gloo = make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store), place.rank, place.size,
-                                        one_machine, timeout);
-    group->setBackend(c10::kCPU, Type::GLOO, gloo);
-    if (device.is_cuda() && backend == Backend::nccl) {
-      group->setBoundDeviceId(device);
-      group->setBackend(c10::kCUDA, Type::NCCL,
-                        make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store->clone()), place.rank,
-                                          place.size, device, timeout));
-      group->setDefaultBackend(Type::NCCL);
-    } else {
-      if (device.is_cuda()) {
-        group->setBackend(c10::kCUDA, Type::GLOO, gloo);
-      }
-      group->setDefaultBackend(Type::GLOO);
-    }
-    group->setGroupName("lockstep");
-    impl->group = std::move(group);
-  }
+  impl->connect_control_plane();
+  impl->connect_data_plane(device, backend);
   return World(std::move(impl));
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& WorldAccess::group(const World& world) { return world.impl_->group; }
 
+ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
+
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
-
-void compare_settings(const TrainConfig& config, World& world) {
-  std::vector<std::string> mine;
-  for (const auto& [name, value] : config_values(config)) {
-    if (ranks_agree_on(name)) {
-      mine.push_back(fmt::format("{} = {}", name, value));
-    }
-  }
-  const auto all = world.gather(join(mine, "\n"));
-  const auto expected = split(all[0], '\n');
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto found = split(all[rank], '\n');
-    for (std::size_t i = 0; i < std::min(expected.size(), found.size()); ++i) {
-      if (found[i] != expected[i]) {
-        throw CommError(fmt::format("rank {} has {}, rank 0 has {}", rank, printable(found[i]), printable(expected[i])),
-                        "start every rank with the same flags, files and LOCKSTEP_CFG_ variables", ExitCode::disagree);
-      }
-    }
-  }
-}
 
 World World::connect(const Plan& plan, const Identity& identity) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
@@ -320,22 +325,38 @@ World World::connect(const Plan& plan, const Identity& identity) {
   const c10::Device device =
       chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index)) : c10::Device(c10::kCPU);
   set_log_rank(identity.rank, identity.world_size);
-  if (identity.world_size == 1) {
-    return single(device);
+  World world(std::make_unique<Impl>());
+  Impl& impl = *world.impl_;
+  if (identity.progress_fd >= 0) {
+    impl.board.emplace(identity.progress_fd, identity.local_rank);
+    impl.progress = &(*impl.board)[identity.local_rank];
   }
   if (chosen.gpu) {
     start_gpu(device);
   }
-  const auto store = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
-  const Place place{.rank = identity.rank,
-                    .size = identity.world_size,
-                    .local_rank = identity.local_rank,
-                    .local_size = identity.local_world_size,
-                    .node = identity.node};
+  impl.place = {.rank = identity.rank,
+                .size = identity.world_size,
+                .local_rank = identity.local_rank,
+                .local_size = identity.local_world_size,
+                .node = identity.node};
+  impl.device = device;
+  if (impl.alone()) {
+    return world;
+  }
+  const PhaseScope phase(*impl.progress, Phase::rendezvous);
+  Meeting meeting = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
+  impl.store = std::move(meeting.store);
+  impl.timeout = to_milliseconds(plan.config.dist.timeout_s);
+  const Variables environment = read_environment();
+  if (impl.place.local_size < impl.place.size) {
+    impl.place.address = environment.has("GLOO_SOCKET_IFNAME") ? std::string() : meeting.address;
+  }
   try {
-    World world =
-        WorldAccess::make(store, place, device, plan.config.backend, to_milliseconds(plan.config.dist.timeout_s));
-    compare_settings(plan.config, world);
+    impl.connect_control_plane();
+    // To NCCL a host is what this variable says.
+    const std::string gpu = local < plan.local_device_uuids.size() ? plan.local_device_uuids[local] : std::string();
+    agree_at_start(plan.config, gpu.empty() ? gpu : gpu + environment.get("NCCL_HOSTID").value_or(""), world);
+    impl.connect_data_plane(device, plan.config.backend);
     return world;
   } catch (const Error&) {
     throw;
@@ -364,7 +385,7 @@ void World::all_reduce(const at::Tensor& tensor, Reduce op) {
   if (impl_->alone()) {
     return;
   }
-  impl_->checked("all-reduce", [&] {
+  impl_->checked("all-reduce", Operation::all_reduce, bytes_of(tensor), [&] {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
     switch (op) {
@@ -390,7 +411,7 @@ void World::broadcast(const at::Tensor& tensor, int root) {
   if (impl_->alone()) {
     return;
   }
-  impl_->checked("broadcast", [&] {
+  impl_->checked("broadcast", Operation::broadcast, bytes_of(tensor), [&] {
     std::vector<at::Tensor> tensors{tensor};
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -410,7 +431,7 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
   auto shape = tensor.sizes().vec();
   shape[0] = longest;
   std::vector<at::Tensor> parts;
-  impl_->checked("all-gather", [&] {
+  impl_->checked("all-gather", Operation::all_gather, bytes_of(tensor), [&] {
     auto padded = at::zeros(shape, tensor.options());
     padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
     std::vector<std::vector<at::Tensor>> outputs(1);
@@ -428,16 +449,18 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
 
 void World::barrier(std::string_view what) {
   if (!impl_->alone()) {
-    impl_->control_all_reduce(fmt::format("barrier '{}'", what), 0, c10d::ReduceOp::SUM);
+    impl_->control_all_reduce(fmt::format("barrier '{}'", what), Operation::barrier, 0, c10d::ReduceOp::SUM);
   }
 }
 
 bool World::any(bool value) {
-  return impl_->alone() ? value : impl_->control_all_reduce("any", value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
+  return impl_->alone() ? value
+                        : impl_->control_all_reduce("any", Operation::any, value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
 }
 
 bool World::all(bool value) {
-  return impl_->alone() ? value : impl_->control_all_reduce("all", value ? 1 : 0, c10d::ReduceOp::MIN) != 0;
+  return impl_->alone() ? value
+                        : impl_->control_all_reduce("all", Operation::all, value ? 1 : 0, c10d::ReduceOp::MIN) != 0;
 }
 
 std::vector<std::string> World::gather(std::string_view bytes) { return impl_->gather("gather", bytes); }
@@ -447,7 +470,7 @@ std::string World::broadcast_bytes(std::string_view bytes, int root) {
     return std::string(bytes);
   }
   std::string result;
-  impl_->control("broadcast of bytes", [&] {
+  impl_->control("broadcast of bytes", Operation::bytes, static_cast<std::int64_t>(bytes.size()), [&] {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     std::vector<at::Tensor> size{at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong)};

@@ -10,6 +10,8 @@
 #include <lockstep/config/train_config.h>
 #include <lockstep/world/world.h>
 
+#include "control/progress_record.h"
+
 namespace lockstep {
 
 /// Where a rank stands.
@@ -19,6 +21,7 @@ struct Place {
   int local_rank = 0;
   int local_size = 1;
   int node = 0;
+  std::string address = "127.0.0.1";  ///< of this machine, to listen on; "": GLOO_SOCKET_IFNAME's
 };
 
 struct WorldAccess {
@@ -28,10 +31,9 @@ struct WorldAccess {
                     Backend backend, std::chrono::milliseconds timeout);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
+  /// What this rank is doing, as its supervisor sees it. The rank's own thread writes it.
+  static ProgressRecord& progress(const World& world);
 };
-
-/// Collective. Throws: CommError (exit 78) naming the first setting on which a rank differs from rank 0.
-void compare_settings(const TrainConfig& config, World& world);
 
 /// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's
 /// code.

@@ -53,7 +53,8 @@ class BatchSource {
 /// Endless: limits are the caller's. The batches are the same with any number of workers. Keeps nothing of `world`.
 class DataLoader final : public BatchSource {
  public:
-  /// Throws: DataError (no data set, nothing in it); ConfigError (numbers below their smallest value).
+  /// Collective: compares Dataset::fingerprint() over the ranks. Throws: DataError (no data set, nothing in it);
+  /// ConfigError (numbers below their smallest value); CommError (exit 78) naming the rank that has other data.
   DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world);
   /// Models without data: every step has one micro-batch of one sample without tensors on each rank. Positions count
   /// steps.

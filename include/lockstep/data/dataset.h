@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include <lockstep/data/batch.h>
 
@@ -31,6 +32,9 @@ class Dataset {
   /// Thread-safe. Same ids and seed: same batch. `ids` is not empty. `samples` and `ids` of the batch may be left
   /// empty: the loader fills them in. Runs without autograd graph; in a worker, tensor operations use one thread.
   virtual Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const = 0;
+  /// One line that another data set would not have, cheaply: a DataLoader refuses ranks whose lines differ. Default:
+  /// "1000 samples"; override it where files may differ between nodes (a hash of an index, a version).
+  virtual std::string fingerprint() const;
 };
 
 /// Rows of tensors in memory. Shape: input [N, ...], target [N, ...] or undefined.

@@ -29,6 +29,7 @@ struct Identity {
   int store_fd = -1;         ///< our launcher, rank 0: bound socket to serve the store on
   int control_fd = -1;       ///< our launcher: the supervisor's control channel
   int progress_fd = -1;      ///< our launcher: the ranks' progress records
+  std::string error_file{};  ///< torchrun: where a failing rank leaves its error; "": nowhere
   std::string devices{};     ///< our launcher: what it chose, as --devices says it; "": the rank chooses
 };
 

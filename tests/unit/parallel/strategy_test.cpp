@@ -171,23 +171,88 @@ TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {
   });
 }
 
+// Same shapes under swapped names would train on, silently wrong.
+struct OtherModel {
+  const char* name;
+  std::function<void(torch::nn::Module&, bool odd)> build;
+  const char* text;
+};
+
 TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
-  try {
-    thread_world(2, [](World& world) {
-      Net net;
-      if (world.rank() == 1) {
-        net.register_parameter("extra", at::ones({3}));
-      }
-      Ddp strategy(0, {}, world);
-      const OptimizerSpec spec(sgd());
-      strategy.prepare(net, {&spec, 1});
-    });
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 has another model than rank 0"));
-    EXPECT_THAT(error.what(), HasSubstr("extra"));
+  const OtherModel cases[] = {
+      {"extra",
+       [](auto& module, bool odd) {
+         module.register_parameter("w", at::ones({3}));
+         if (odd) {
+           module.register_parameter("extra", at::ones({3}));
+         }
+       },
+       "entry 1 is parameter extra [3] Float, 2 of 3 ranks have nothing"},
+      {"swapped",
+       [](auto& module, bool odd) {
+         module.register_parameter(odd ? "b" : "a", at::ones({3}));
+         module.register_parameter(odd ? "a" : "b", at::ones({3}));
+       },
+       "entry 0 is parameter b [3] Float, 2 of 3 ranks have parameter a [3] Float"},
+      {"shape", [](auto& module, bool odd) { module.register_parameter("w", at::ones({odd ? 4 : 3})); }, "w [4] Float"},
+      {"dtype",
+       [](auto& module, bool odd) { module.register_parameter("w", at::ones({3}, odd ? at::kDouble : at::kFloat)); },
+       "w [3] Double"},
+      {"frozen",
+       [](auto& module, bool odd) {
+         module.register_parameter("w", at::ones({3}));
+         module.register_parameter("v", at::ones({3}), !odd);
+       },
+       "v [3] Float frozen"},
+      {"buffer",
+       [](auto& module, bool odd) {
+         module.register_parameter("w", at::ones({3}));
+         module.register_buffer("mean", at::ones({odd ? 2 : 1}));
+       },
+       "buffer mean [2] Float"},
+  };
+  for (const auto& [name, build, text] : cases) {
+    SCOPED_TRACE(name);
+    try {
+      thread_world(3, [&](World& world) {
+        torch::nn::Module module;
+        build(module, /*odd=*/world.rank() == 1);
+        Ddp strategy(0, {}, world);
+        const OptimizerSpec spec(sgd());
+        strategy.prepare(module, {&spec, 1});
+      });
+      FAIL();
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 has another model: its entry "));
+      EXPECT_THAT(error.what(), HasSubstr(text));
+    }
   }
+}
+
+TEST(Ddp, IsInItsRankRecord) {
+  thread_world(2, [](World& world) {
+    Net net;
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    const ProgressRecord& record = WorldAccess::progress(world);
+    strategy.begin_forward(/*reduce=*/true);
+    ASSERT_EQ(view(record).phase, Phase::forward);
+    const auto loss = net.forward(at::ones({2, 4})).sum();
+    ProgressView inside;
+    const auto hook = loss.register_hook([&](const at::Tensor&) { inside = view(record); });
+    const auto collectives = view(record).collectives;
+    strategy.backward(loss);
+    ASSERT_EQ(inside.phase, Phase::backward);
+    ASSERT_EQ(inside.operation, Operation::all_reduce);
+    ASSERT_GT(inside.bytes, 0);
+    ASSERT_EQ(view(record).collectives, collectives + 1);
+    ASSERT_EQ(view(record).operation, Operation::none);
+    strategy.finish();
+    strategy.step();
+    ASSERT_EQ(view(record).phase, Phase::optimizer);
+  });
 }
 
 TEST(Ddp, StartsFromRankZeroEverywhere) {
@@ -339,7 +404,8 @@ TEST(Ddp, LeavesAnOrdinaryModule) {
 TEST(SingleDevice, IsPlainTraining) {
   Net net;
   Net whole;
-  SingleDevice strategy(0);
+  World world = World::single(c10::Device(c10::kCPU));
+  SingleDevice strategy(0, world);
   const OptimizerSpec spec(sgd({.lr = 0.1}));
   strategy.prepare(net, {&spec, 1});
   loss_of(whole.forward(inputs(0)), targets(0)).backward();
@@ -364,7 +430,8 @@ TEST(SingleDevice, IsPlainTraining) {
 
 TEST(SingleDevice, NeedsAnOptimizer) {
   Net net;
-  SingleDevice strategy(0);
+  World world = World::single(c10::Device(c10::kCPU));
+  SingleDevice strategy(0, world);
   EXPECT_THROW(strategy.prepare(net, {}), ConfigError);
 }
 

@@ -149,17 +149,6 @@ TEST(World, NamesTheRankThatDidNotCome) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
-TEST(World, NamesTheSettingOnWhichRanksDisagree) {
-  try {
-    thread_world(3, [](World& world) { compare_settings({.optim = {.lr = world.rank() == 2 ? 0.2 : 0.1}}, world); });
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
-    EXPECT_STREQ(error.what(), "rank 2 has optim.lr = 0.2, rank 0 has optim.lr = 0.1");
-  }
-  thread_world(2, [](World& world) { compare_settings({.run_name = std::to_string(world.rank())}, world); });
-}
-
 TEST(World, GivesAThreadAChannelOfItsOwn) {
   thread_world(2, [](World& world) {
     World side = world.channel("saver");

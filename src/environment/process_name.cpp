@@ -1,0 +1,40 @@
+#include "environment/process_name.h"
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+ProcessName this_process() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code unreadable;
+  const auto numbers = std::filesystem::read_symlink("/proc/self/ns/pid", unreadable).string();
+  return {.pid = getpid(), .machine = fmt::format("{}/{}", boot, numbers), .host = host.data()};
+}
+
+std::string to_string(const ProcessName& process) { return fmt::format("pid {}@{}", process.pid, process.host); }
+
+std::string encode(const ProcessName& process) {
+  return fmt::format("{} {} {}", process.pid, process.machine, process.host);
+}
+
+std::optional<ProcessName> parse_process_name(std::string_view line) {
+  const auto words = split(line, ' ');
+  const auto pid = parse_int(words.front());
+  if (words.size() != 3 || !pid || *pid < 1 || *pid > std::numeric_limits<pid_t>::max()) {
+    return std::nullopt;
+  }
+  return ProcessName{.pid = static_cast<pid_t>(*pid), .machine = printable(words[1]), .host = printable(words[2])};
+}
+
+}  // namespace lockstep

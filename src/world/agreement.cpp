@@ -1,0 +1,123 @@
+#include "world/agreement.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/Parallel.h>
+#include <torch/headeronly/version.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/version.h>
+
+#include "base/text.h"
+#include "environment/build_id.h"
+
+namespace lockstep {
+namespace {
+
+std::string line_of(const std::vector<std::string>& lines, std::size_t line) {
+  return line < lines.size() && !lines[line].empty() ? lines[line] : std::string("nothing");
+}
+
+/// Among values that are not all equal.
+Disagreement odd_one_out(const std::vector<std::string>& values) {
+  std::map<std::string_view, std::size_t> counts;
+  for (const auto& value : values) {
+    ++counts[value];
+  }
+  const auto most =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const bool majority = 2 * most->second > values.size();
+  Disagreement result;
+  result.expected = majority ? std::string(most->first) : values.front();
+  result.others = majority ? fmt::format("{} of {} ranks have", most->second, values.size()) : "rank 0 has";
+  const auto odd = std::find_if(values.begin(), values.end(), [&](const auto& v) { return v != result.expected; });
+  result.rank = static_cast<std::size_t>(odd - values.begin());
+  result.found = *odd;
+  return result;
+}
+
+std::string facts(const TrainConfig& config) {
+  std::vector<std::string> lines{
+      fmt::format("program build {}", program_build_id()),
+      fmt::format("lockstep {} build {}", LOCKSTEP_VERSION,
+                  build_id_of(reinterpret_cast<const void*>(&agree_at_start))),
+      fmt::format("LibTorch {} build {}", TORCH_VERSION,
+                  build_id_of(reinterpret_cast<const void*>(&at::get_num_threads))),
+  };
+  for (const auto& [name, value] : config_values(config)) {
+    if (ranks_agree_on(name)) {
+      lines.push_back(fmt::format("{} = {}", name, value));
+    }
+  }
+  return join(lines, "\n");
+}
+
+// NCCL waits without end on a GPU that it has twice; Gloo works, at half the speed.
+void check_gpus(const std::vector<std::string>& gpus, Backend backend, const World& world) {
+  std::map<std::string_view, std::size_t> owners;
+  for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
+    const auto [other, first] = owners.emplace(gpus[rank], rank);
+    if (gpus[rank].empty() || first) {
+      continue;
+    }
+    const std::string what =
+        fmt::format("ranks {} and {} use one GPU ({})", other->second, rank, printable(gpus[rank]));
+    if (backend == Backend::nccl) {
+      throw CommError(what,
+                      "give every rank a GPU of its own (--devices, --nprocs, CUDA_VISIBLE_DEVICES), or use "
+                      "--backend gloo",
+                      ExitCode::usage);
+    }
+    if (world.is_main()) {
+      log_warning(what);
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts) {
+  std::vector<std::vector<std::string>> ranks;
+  std::size_t longest = 0;
+  for (const auto& text : texts) {
+    ranks.push_back(split(text, '\n'));
+    longest = std::max(longest, ranks.back().size());
+  }
+  for (std::size_t line = 0; line < longest; ++line) {
+    std::vector<std::string> values;
+    for (const auto& lines : ranks) {
+      values.push_back(line_of(lines, line));
+    }
+    if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) != values.end()) {
+      Disagreement result = odd_one_out(values);
+      result.line = line;
+      return result;
+    }
+  }
+  return std::nullopt;
+}
+
+void agree_at_start(const TrainConfig& config, std::string_view gpu, World& world) {
+  std::vector<std::string> gpus;
+  std::vector<std::string> texts;
+  for (const auto& theirs : world.gather(fmt::format("{}\n{}", gpu, facts(config)))) {
+    const auto end = std::min(theirs.find('\n'), theirs.size());
+    gpus.push_back(theirs.substr(0, end));
+    texts.push_back(theirs.substr(std::min(end + 1, theirs.size())));
+  }
+  if (const auto difference = find_disagreement(texts)) {
+    throw CommError(fmt::format("rank {} has {}, {} {}", difference->rank, printable(difference->found),
+                                difference->others, printable(difference->expected)),
+                    "start every rank with the same program, flags, files and LOCKSTEP_CFG_ variables",
+                    ExitCode::disagree);
+  }
+  check_gpus(gpus, config.backend, world);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,185 @@
+#include "world/guard.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/terminal.h"
+#include "base/text.h"
+#include "environment/process_name.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kInterval{200};
+constexpr milliseconds kHearingTime{1000};
+constexpr const char* kFailures = "failures";  // how many have told of one; the first one's word counts
+constexpr const char* kFailed = "failed";
+constexpr const char* kHeard = "heard";
+
+std::string process_key(int rank) { return fmt::format("process/{}", rank); }
+
+std::string first_line(std::string_view text) {
+  constexpr std::size_t kLongest = 500;
+  return printable(text.substr(0, std::min({text.find('\n'), text.size(), kLongest})));
+}
+
+}  // namespace
+
+Guard::Guard(const World& world, milliseconds head_start)
+    : rank_(world.rank()),
+      size_(world.size()),
+      head_start_(head_start),
+      store_(world.store("lockstep/guard")),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      peers_(static_cast<std::size_t>(world.size())) {
+  store_->set(process_key(rank_), encode(this_process()));
+  peers_[static_cast<std::size_t>(rank_)].name = to_string(this_process());
+  thread_ = std::thread([this] { watch(); });
+}
+
+Guard::~Guard() {
+  {
+    const std::lock_guard lock(mutex_);
+    handed_over_ = true;
+  }
+  changed_.notify_all();
+  eventfd_write(stop_.get(), 1);
+  thread_.join();
+}
+
+void Guard::watch() {
+  set_log_rank(rank_, size_);
+  std::optional<std::string> failure;
+  while (!failure) {
+    std::vector<pollfd> events{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
+    for (const Peer& peer : peers_) {
+      events.push_back({.fd = peer.process.get(), .events = POLLIN, .revents = 0});  // -1 is ignored
+    }
+    poll(events.data(), events.size(), static_cast<int>(kInterval.count()));
+    if (events.front().revents != 0) {
+      return;
+    }
+    try {
+      failure = look();
+    } catch (const std::exception&) {
+      failure = "the rendezvous store is gone: rank 0, or what serves it, ended";
+    }
+  }
+  end_process(*failure);
+}
+
+std::optional<std::string> Guard::look() {
+  meet_peers();
+  if (store_->check(kFailed)) {
+    return printable(store_->get(kFailed, kHearingTime));
+  }
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    pollfd ended{.fd = peers_[rank].process.get(), .events = POLLIN, .revents = 0};
+    if (ended.fd >= 0 && poll(&ended, 1, 0) == 1) {
+      tell(fmt::format("rank {} ({}) ended before the others", rank, peers_[rank].name));
+      return printable(store_->get(kFailed, kHearingTime));
+    }
+  }
+  return std::nullopt;
+}
+
+void Guard::meet_peers() {
+  const std::string machine = this_process().machine;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    const std::string key = process_key(static_cast<int>(rank));
+    if (!peer.name.empty() || !store_->check(key)) {
+      continue;
+    }
+    const auto process = parse_process_name(store_->get(key, kHearingTime));
+    peer.name = process ? to_string(*process) : "unknown process";
+    if (process && process->machine == machine) {
+      peer.process = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, process->pid, 0)));
+      if (!peer.process.is_open() && errno == ESRCH) {
+        tell(fmt::format("rank {} ({}) ended before the others", rank, peer.name));
+      }
+    }
+  }
+}
+
+void Guard::tell(const std::string& failure) {
+  if (store_->add(kFailures, 1) == 1) {
+    store_->set(kFailed, failure);
+  }
+}
+
+void Guard::end_process(const std::string& failure) {
+  std::unique_lock lock(mutex_);
+  failure_ = failure;
+  changed_.notify_all();
+  lock.unlock();
+  try {
+    store_->add(kHeard, 1);
+  } catch (const std::exception&) {
+    // It has served its purpose.
+  }
+  lock.lock();
+  if (changed_.wait_for(lock, head_start_, [this] { return handed_over_; })) {
+    return;
+  }
+  write_line(fmt::format("[rank{}]: stopped: {}", rank_, failure));
+  std::fflush(nullptr);
+  _exit(static_cast<int>(ExitCode::peer_lost));
+}
+
+void Guard::report(std::string_view error) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    handed_over_ = true;
+  }
+  changed_.notify_all();
+  try {
+    tell(
+        fmt::format("rank {} ({}) failed: {}", rank_, peers_[static_cast<std::size_t>(rank_)].name, first_line(error)));
+  } catch (const std::exception&) {
+    return;  // the store is gone, which the others see as well
+  }
+  let_others_hear();
+}
+
+std::optional<std::string> Guard::first_failure(milliseconds patience) noexcept {
+  std::optional<std::string> failure;
+  {
+    std::unique_lock lock(mutex_);
+    handed_over_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, patience, [this] { return failure_.has_value(); });
+    failure = failure_;
+  }
+  if (failure) {
+    let_others_hear();
+  }
+  return failure;
+}
+
+// Rank 0 often serves the store and would take the word along.
+void Guard::let_others_hear() noexcept {
+  const auto end = std::chrono::steady_clock::now() + kHearingTime;
+  try {
+    while (rank_ == 0 && store_->add(kHeard, 0) < size_ && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+  } catch (const std::exception&) {
+    // Gone: there is nobody to wait for.
+  }
+}
+
+}  // namespace lockstep

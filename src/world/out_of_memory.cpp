@@ -1,0 +1,59 @@
+#include "world/out_of_memory.h"
+
+#include <new>
+#include <string_view>
+
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/environment/hardware.h>
+
+#include "environment/nvml.h"
+#include "environment/port_owner.h"
+#include "plan/memory_advice.h"
+
+namespace lockstep {
+namespace {
+
+// LibTorch's host allocator throws a plain c10::Error, with this name in it.
+bool is_out_of_memory(const std::exception& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+         std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
+}
+
+OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
+  OutOfMemory facts;
+  if (local >= plan.local_devices.size() || !plan.local_devices[local].gpu) {
+    return facts;
+  }
+  facts.device = plan.local_devices[local];
+  if (local < plan.local_device_uuids.size()) {
+    for (const auto& process : gpu_processes(plan.local_device_uuids[local])) {
+      if (process.pid != getpid()) {
+        facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
+      }
+    }
+  }
+  const Hardware hardware = probe_hardware();
+  for (std::size_t gpu = 0; gpu < hardware.gpus.size(); ++gpu) {
+    if (gpu_processes(hardware.gpus[gpu].uuid).empty()) {
+      facts.free_gpus.push_back(static_cast<int>(gpu));
+    }
+  }
+  return facts;
+}
+
+}  // namespace
+
+std::string out_of_memory_hint(const std::exception& error, const Plan& plan, int local_rank) noexcept try {
+  if (!is_out_of_memory(error)) {
+    return {};
+  }
+  return "\n  hint: " + memory_advice(gather_facts(plan, static_cast<std::size_t>(local_rank)), plan);
+} catch (const std::exception&) {
+  return {};  // there was no memory for the advice either
+}
+
+}  // namespace lockstep

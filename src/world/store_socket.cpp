@@ -1,0 +1,213 @@
+#include "world/store_socket.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/text.h"
+#include "environment/port_owner.h"
+#include "launch/descriptor.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr std::chrono::seconds kAnswerTime{4};  // a store answers in microseconds
+constexpr std::chrono::seconds kSayEvery{10};
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// Null with `error`: the name is not known, perhaps not yet.
+Addresses resolve_name(const std::string& host, int port, int& error) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return {error == 0 ? found : nullptr, &freeaddrinfo};
+}
+
+bool ready(int fd, short events, milliseconds patience) {
+  pollfd entry{.fd = fd, .events = events, .revents = 0};
+  return poll(&entry, 1, static_cast<int>(std::max(patience, milliseconds(0)).count())) == 1;
+}
+
+/// Closed: nobody listens there.
+Descriptor try_connect(const addrinfo& address, milliseconds patience) {
+  Descriptor fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) {
+    return fd;
+  }
+  int error = errno;
+  socklen_t size = sizeof error;
+  if (error != EINPROGRESS || !ready(fd.get(), POLLOUT, patience) ||
+      getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
+    return {};
+  }
+  return fd;
+}
+
+std::string numeric_address(int fd, decltype(&getsockname) which) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  std::array<char, NI_MAXHOST> text{};
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (which(fd, generic, &size) != 0 ||
+      getnameinfo(generic, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return {};
+  }
+  return text.data();
+}
+
+/// c10d's greeting and ping; its server sends the ping's number back. "": it did; else what came instead.
+std::string greet(int fd) {
+  constexpr std::uint32_t kNumber = 0x6c6f636b;
+  std::array<char, 10> greeting{};
+  greeting[0] = static_cast<char>(c10d::detail::QueryType::VALIDATE);
+  std::memcpy(&greeting[1], &c10d::detail::validationMagicNumber, sizeof(std::uint32_t));
+  greeting[5] = static_cast<char>(c10d::detail::QueryType::PING);
+  std::memcpy(&greeting[6], &kNumber, sizeof kNumber);
+  if (send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(greeting.size())) {
+    return "it closes connections at once";
+  }
+  const auto end = Clock::now() + kAnswerTime;
+  std::string answer;
+  while (answer.size() < sizeof kNumber) {
+    std::array<char, 64> buffer{};
+    if (!ready(fd, POLLIN, std::chrono::duration_cast<milliseconds>(end - Clock::now()))) {
+      return fmt::format("it does not answer within {} s", kAnswerTime.count());
+    }
+    const ssize_t got = recv(fd, buffer.data(), buffer.size(), 0);
+    if (got <= 0) {
+      return answer.empty() ? "it closes the connection" : fmt::format("it says '{}'", printable(answer));
+    }
+    answer.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  return std::memcmp(answer.data(), &kNumber, sizeof kNumber) == 0 ? std::string()
+                                                                   : fmt::format("it says '{}'", printable(answer));
+}
+
+[[noreturn]] void throw_no_store(const Identity& identity, int fd, const std::string& found) {
+  const bool here = numeric_address(fd, getsockname) == numeric_address(fd, getpeername);
+  throw CommError(fmt::format("what listens on {} is not the rendezvous store of rank 0: {}{}", store_address(identity),
+                              found, here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
+                  "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
+}
+
+/// Says now and then what this rank waits for: one rank of each node, not all of them.
+class WaitingLine {
+ public:
+  WaitingLine(const Identity& identity, milliseconds timeout)
+      : speaks_(identity.local_rank == (identity.node == 0 ? 1 : 0)), timeout_(timeout) {}
+  void say(const std::string& what) {
+    const auto now = Clock::now();
+    if (speaks_ && now >= say_at_) {
+      say_at_ += kSayEvery;
+      const auto seconds = [](auto time) { return std::chrono::duration_cast<std::chrono::seconds>(time).count(); };
+      log_warning(fmt::format("{} ({} of {} s)", what, seconds(now - start_), seconds(timeout_)));
+    }
+  }
+  bool over() const { return Clock::now() - start_ >= timeout_; }
+
+ private:
+  bool speaks_;
+  milliseconds timeout_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point say_at_ = start_ + kSayEvery;
+};
+
+}  // namespace
+
+std::string store_address(const Identity& identity) {
+  const bool numeric_v6 = identity.master_addr.find(':') != std::string::npos;
+  return fmt::format("{}{}{}:{}", numeric_v6 ? "[" : "", identity.master_addr, numeric_v6 ? "]" : "",
+                     identity.master_port);
+}
+
+int listen_for_store(const Identity& identity) {
+  int error = 0;
+  const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
+  if (!found) {
+    throw CommError(fmt::format("cannot resolve MASTER_ADDR {}: {}", identity.master_addr, gai_strerror(error)),
+                    "set MASTER_ADDR to a name or address of the node of rank 0", ExitCode::usage);
+  }
+  Descriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+      bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
+    return fd.release();
+  }
+  if (errno == EADDRINUSE) {
+    throw CommError(
+        fmt::format("MASTER_PORT {} is held by {}", identity.master_port, describe_port_owner(identity.master_port)),
+        "end that process, or choose another MASTER_PORT on every rank", ExitCode::usage);
+  }
+  throw CommError(fmt::format("rank 0 cannot listen on {}: {}", store_address(identity), std::strerror(errno)),
+                  "set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
+                  ExitCode::usage);
+}
+
+std::string local_address(const Identity& identity) {
+  int error = 0;
+  const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
+  if (!found) {
+    return {};
+  }
+  // Nothing is sent: connecting a datagram socket only chooses the interface.
+  const Descriptor fd(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ? numeric_address(fd.get(), getsockname)
+                                                                   : std::string();
+}
+
+void reach_store(const Identity& identity, milliseconds timeout) {
+  constexpr milliseconds kLongestPause{200};
+  WaitingLine line(identity, timeout);
+  for (milliseconds pause{5};; pause = std::min(2 * pause, kLongestPause)) {
+    int error = 0;
+    const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
+    for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
+      const Descriptor fd = try_connect(*address, kAnswerTime);
+      if (!fd.is_open()) {
+        continue;
+      }
+      if (const std::string wrong = greet(fd.get()); !wrong.empty()) {
+        throw_no_store(identity, fd.get(), wrong);
+      }
+      return;
+    }
+    const std::string missing =
+        found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
+              : fmt::format("cannot resolve MASTER_ADDR {}: {}", identity.master_addr, gai_strerror(error));
+    if (line.over()) {
+      throw CommError(
+          fmt::format("{} after {} s", missing, std::chrono::duration_cast<std::chrono::seconds>(timeout).count()),
+          "check MASTER_ADDR and MASTER_PORT, and the output of rank 0; a slow start can be given more time with "
+          "--dist.init_timeout_s",
+          ExitCode::timeout);
+    }
+    line.say("waiting: " + missing);
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace lockstep

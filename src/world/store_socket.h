@@ -1,0 +1,27 @@
+// The rendezvous store's address, walked with sockets of our own: c10d's client waits without end for a listener that
+// says nothing, and its server listens on every interface.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <lockstep/environment/identity.h>
+
+namespace lockstep {
+
+/// Rank 0: a socket that listens on MASTER_ADDR:MASTER_PORT and nowhere else. Throws: CommError (exit 2) naming the
+/// process that has the port.
+int listen_for_store(const Identity& identity);
+
+/// The others: waits until a c10d store answers at MASTER_ADDR:MASTER_PORT; a line every 10 s while nobody does.
+/// Throws: CommError: nobody came within `timeout` (exit 124); something that is no store listens there (exit 2, after
+/// 4 s at most).
+void reach_store(const Identity& identity, std::chrono::milliseconds timeout);
+
+/// This machine's address on the interface that leads to MASTER_ADDR; "": not known.
+std::string local_address(const Identity& identity);
+
+/// "127.0.0.1:29500"
+std::string store_address(const Identity& identity);
+
+}  // namespace lockstep

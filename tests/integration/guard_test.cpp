@@ -1,0 +1,125 @@
+// Under launchers that are not ours: whoever fails is named by the others, who do not wait for it.
+#include <csignal>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/plain_ranks.h"
+#include "support/python.h"
+#include "support/requirements.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+std::vector<std::string> failing(const TempDir& dir, const std::string& how, int rank) {
+  return command(TRAIN_PROGRAM, dir.path() / "run",
+                 {"--max_epochs", "10000", "--fail", how, "--fail_rank", std::to_string(rank), "--fail_step", "5"});
+}
+
+struct Failure {
+  std::string how;
+  std::string text;  // what the others say of it
+};
+std::ostream& operator<<(std::ostream& out, const Failure& failure) { return out << failure.how; }
+
+class UnderTorchrun : public testing::TestWithParam<std::tuple<Failure, int>> {};
+
+TEST_P(UnderTorchrun, TheRightRankIsNamedAndNobodyWaits) {
+  const std::string torchrun = find_torchrun(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
+  const auto& [failure, rank] = GetParam();
+  const TempDir dir;
+  std::vector<std::string> argv{torchrun, "--standalone", "--no-python", "--nproc-per-node", "3"};
+  const auto program = failing(dir, failure.how, rank);
+  argv.insert(argv.end(), program.begin(), program.end());
+  const auto result = run_program(argv, {{"OMP_NUM_THREADS", "1"}});
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_LT(result.seconds, 25) << result.err;
+  for (int other = 0; other < 3; ++other) {
+    if (other != rank) {
+      EXPECT_THAT(result.err, ContainsRegex("\\[rank" + std::to_string(other) + "\\]: stopped: rank " +
+                                            std::to_string(rank) + " \\(pid [0-9]+@[^)]+\\) " + failure.text));
+    }
+  }
+  const auto cause = result.err.find("Root Cause");
+  ASSERT_NE(cause, std::string::npos) << result.err;
+  EXPECT_THAT(result.err.substr(cause), ContainsRegex("rank      : " + std::to_string(rank) + " "));
+  if (failure.how == "throw") {
+    EXPECT_THAT(result.err.substr(cause), HasSubstr("cannot decode sample 4411")) << "from the error file";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, UnderTorchrun,
+                         testing::Combine(testing::Values(Failure{"throw", "failed: cannot decode sample 4411"},
+                                                          Failure{"kill", "ended before the others"}),
+                                          testing::Values(0, 2)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
+                         });
+
+class WithoutAnyLauncher : public testing::TestWithParam<std::tuple<Failure, int>> {};
+
+TEST_P(WithoutAnyLauncher, TheOthersEndByThemselves) {
+  const auto& [failure, failed] = GetParam();
+  const TempDir dir;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Process>(failing(dir, failure.how, failed), rank_variables(rank, 3, port)));
+  }
+  const auto cause = ranks[static_cast<std::size_t>(failed)]->wait();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == failed) {
+      continue;
+    }
+    const auto result = ranks[static_cast<std::size_t>(rank)]->wait();
+    EXPECT_EQ(result.code, 76) << result.err;
+    if (failed == 0 && failure.how != "throw") {  // it takes the store along
+      EXPECT_THAT(result.err,
+                  testing::AnyOf(HasSubstr("stopped: rank 0 ("), HasSubstr("the rendezvous store is gone")));
+    } else {
+      EXPECT_THAT(result.err, ContainsRegex("stopped: rank " + std::to_string(failed) + " \\(pid " +
+                                            std::to_string(ranks[static_cast<std::size_t>(failed)]->pid()) +
+                                            "@[^)]+\\) " + failure.text));
+    }
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "2 s, on busy cores";
+  EXPECT_EQ(cause.code, failure.how == "throw" ? 1 : failure.how == "exit0" ? 0 : 137) << cause.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, WithoutAnyLauncher,
+                         testing::Combine(testing::Values(Failure{"throw", "failed: cannot decode sample 4411"},
+                                                          Failure{"kill", "ended before the others"},
+                                                          Failure{"exit0", "ended before the others"}),
+                                          testing::Values(0, 2)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
+                         });
+
+// Rank 2 stands still, so that the others cannot leave their collective by themselves; then rank 1 dies.
+TEST(Guard, EndsARankThatIsStuckInACollective) {
+  const TempDir dir;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000"}),
+                                              rank_variables(rank, 3, port)));
+  }
+  ASSERT_TRUE(ranks[0]->wait_for("step 5 ")) << ranks[0]->err();
+  ranks[2]->signal(SIGSTOP);
+  ranks[1]->signal(SIGKILL);
+  const auto result = ranks[0]->wait(Process::Seconds(20));
+  EXPECT_EQ(result.code, 76) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped: rank 1 (pid " + std::to_string(ranks[1]->pid())));
+  EXPECT_EQ(ranks[1]->wait().code, 137);
+  ranks[2]->signal(SIGCONT);
+  EXPECT_EQ(ranks[2]->wait(Process::Seconds(20)).code, 76);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,208 @@
+// What can be wrong before the first step, with real processes and real sockets: named, quickly, on every rank.
+#include <csignal>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "environment/port_owner.h"
+#include "support/listener.h"
+#include "support/plain_ranks.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AnyOf;
+using testing::Each;
+using testing::Field;
+using testing::HasSubstr;
+using testing::Not;
+
+class Rendezvous : public testing::Test {
+ protected:
+  std::unique_ptr<Process> start(int rank, int world_size, const Process::Environment& more = {},
+                                 const std::vector<std::string>& flags = {},
+                                 const std::string& program = TRAIN_PROGRAM) {
+    auto variables = rank_variables(rank, world_size, port_);
+    variables.insert(more.begin(), more.end());
+    return std::make_unique<Process>(command(program, dir_.path() / "run", flags), variables);
+  }
+
+  TempDir dir_;
+  std::string port_ = free_port();
+};
+
+TEST_F(Rendezvous, NamesTheOwnerOfAPortThatIsTaken) {
+  const Listener squatter([](int, const auto&) {});
+  port_ = squatter.port();
+  const auto result = start(0, 2)->wait();
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("MASTER_PORT " + port_ + " is held by pid " + std::to_string(getpid()) + " '"));
+}
+
+struct Stranger {
+  std::string name;
+  Listener::Serve serve;
+  std::string text;
+};
+std::ostream& operator<<(std::ostream& out, const Stranger& stranger) { return out << stranger.name; }
+
+class StrangerOnMasterPort : public testing::TestWithParam<Stranger> {};
+
+void say(int connection, std::string_view text) {
+  [[maybe_unused]] const auto sent = send(connection, text.data(), text.size(), MSG_NOSIGNAL);
+}
+
+TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
+  const TempDir dir;
+  const Listener stranger(GetParam().serve);
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {}), rank_variables(1, 2, stranger.port()),
+                                  ".", Process::Seconds(60));
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("what listens on 127.0.0.1:" + stranger.port() + " is not the rendezvous store"));
+  EXPECT_THAT(result.err, HasSubstr(GetParam().text));
+  EXPECT_THAT(result.err, HasSubstr("it is pid " + std::to_string(getpid()) + " '"));
+  EXPECT_LT(result.seconds, 5 + 5) << "5 s, and a start on busy cores";
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, StrangerOnMasterPort,
+                         testing::Values(Stranger{"http_server",
+                                                  [](int connection, const auto&) {
+                                                    say(connection, "HTTP/1.1 400 Bad Request\r\n\r\n");
+                                                  },
+                                                  "it says 'HTTP/1.1 400"},
+                                         Stranger{"silent_listener",
+                                                  [](int, const std::atomic<bool>& over) {
+                                                    while (!over) {
+                                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                                                    }
+                                                  },
+                                                  "it does not answer within 4 s"},
+                                         Stranger{"slow_talker",
+                                                  [](int connection, const std::atomic<bool>& over) {
+                                                    while (!over) {
+                                                      say(connection, "x");
+                                                      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                                                    }
+                                                  },
+                                                  "it does not answer within 4 s"},
+                                         Stranger{"one_who_hangs_up", [](int, const auto&) {}, "it closes"}),
+                         [](const auto& test) { return test.param.name; });
+
+c10::intrusive_ptr<c10d::TCPStore> foreign_store() {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+TEST_F(Rendezvous, AForeignStoreIsNotJoined) {
+  const auto store = foreign_store();
+  port_ = std::to_string(store->getPort());
+  const auto result = start(1, 2)->wait();
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the store at 127.0.0.1:" + port_ + " is not this launch's"));
+  EXPECT_LT(result.seconds, 5 + 5);
+}
+
+TEST_F(Rendezvous, AStoreOfAnotherRunIsNamed) {
+  const auto store = foreign_store();
+  port_ = std::to_string(store->getPort());
+  const std::string handshake =
+      R"({"protocol":1,"version":"0.1.0","run":"7f3a","world_size":2,"process":"pid 71@far"})";
+  store->set("lockstep/handshake", {handshake.begin(), handshake.end()});
+  const auto result = start(1, 2, {{"TORCHELASTIC_RUN_ID", "91bc"}})->wait();
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("belongs to run 7f3a (pid 71@far), expected run 91bc"));
+  EXPECT_LT(result.seconds, 5 + 5);
+}
+
+TEST_F(Rendezvous, ARankThatIsClaimedTwiceIsNamedOnEveryRank) {
+  const auto zero = start(0, 3);
+  const auto one = start(1, 3);
+  const auto other = start(1, 3);
+  const std::string pids[] = {std::to_string(one->pid()), std::to_string(other->pid())};
+  for (Process* process : {zero.get(), one.get(), other.get()}) {
+    const auto result = process->wait(Process::Seconds(60));
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("rank 1 is claimed twice: pid "));
+    EXPECT_THAT(result.err, HasSubstr("pid " + pids[0] + "@"));
+    EXPECT_THAT(result.err, HasSubstr("pid " + pids[1] + "@"));
+    EXPECT_LT(result.seconds, 15);
+  }
+}
+
+TEST_F(Rendezvous, RanksOfTwoWorldSizesAreNamedOnEveryRank) {
+  const auto zero = start(0, 2);
+  const auto one = start(1, 3);
+  for (Process* process : {zero.get(), one.get()}) {
+    const auto result = process->wait(Process::Seconds(60));
+    EXPECT_EQ(result.code, 78) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("rank 1 was started for 3 ranks, rank 0 (pid "));
+    EXPECT_THAT(result.err, HasSubstr(") for 2"));
+    EXPECT_LT(result.seconds, 15);
+  }
+}
+
+TEST_F(Rendezvous, WaitsForALateRankZero) {
+  const auto one = start(1, 2, {}, {"--max_steps", "2"});
+  EXPECT_FALSE(one->wait_for("error", Process::Seconds(3)));
+  const auto zero = start(0, 2, {}, {"--max_steps", "2"});
+  EXPECT_EQ(zero->wait().code, 0) << zero->err();
+  EXPECT_EQ(one->wait().code, 0) << one->err();
+}
+
+TEST_F(Rendezvous, SaysThatNobodyListensAndGivesUp) {
+  const auto result = start(1, 2, {}, {"--dist.init_timeout_s", "11"})->wait();
+  EXPECT_EQ(result.code, 124) << result.err;
+  const std::string missing = "nobody listens on 127.0.0.1:" + port_ + ", rank 0 is missing";
+  EXPECT_THAT(result.err, HasSubstr("[rank1]: warning: waiting: " + missing + " (10 of 11 s)"));
+  EXPECT_THAT(result.err, HasSubstr("error: " + missing + " after 11 s"));
+  EXPECT_THAT(result.err, Not(HasSubstr("frame #"))) << "a stack trace of c10d";
+}
+
+TEST_F(Rendezvous, ListensOnTheLoopbackOnly) {
+  const std::vector<std::string> endless{"--max_epochs", "100000"};
+  const auto zero = start(0, 2, {}, endless);
+  const auto one = start(1, 2, {}, endless);
+  ASSERT_TRUE(zero->wait_for("step 2 ")) << zero->err();
+  std::size_t found = 0;
+  for (const Process* process : {zero.get(), one.get()}) {
+    const auto sockets = listening_sockets(process->pid());
+    EXPECT_THAT(sockets, Each(Field(&ListeningSocket::address, "127.0.0.1")));
+    found += sockets.size();
+  }
+  EXPECT_GE(found, 3U) << "the store and Gloo on both ranks";
+  zero->signal(SIGTERM);
+  EXPECT_EQ(zero->wait().code, 75);
+  EXPECT_EQ(one->wait().code, 75);
+}
+
+TEST_F(Rendezvous, RanksOfTwoBuildsAreRefused) {
+  const std::filesystem::path other = dir_.path() / "train_program";
+  std::string program = read_text(TRAIN_PROGRAM);
+  const std::string note{"\4\0\0\0\x14\0\0\0\3\0\0\0GNU\0", 16};
+  const auto at = program.find(note);
+  if (at == std::string::npos) {
+    GTEST_SKIP() << "this linker writes no build id";
+  }
+  program[at + note.size()] = static_cast<char>(program[at + note.size()] + 1);
+  std::ofstream(other, std::ios::binary) << program;
+  std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(start(rank, 3, {}, {}, rank == 1 ? other.string() : TRAIN_PROGRAM));
+  }
+  for (const auto& rank : ranks) {
+    const auto result = rank->wait();
+    EXPECT_EQ(result.code, 78) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("rank 1 has program build "));
+    EXPECT_THAT(result.err, HasSubstr(", 2 of 3 ranks have program build "));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

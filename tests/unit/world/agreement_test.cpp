@@ -1,0 +1,94 @@
+#include "world/agreement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+struct Case {
+  const char* name;
+  std::vector<std::string> texts;
+  std::size_t line;
+  std::size_t rank;
+  const char* found;
+  const char* expected;
+  const char* others;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+class FindDisagreement : public testing::TestWithParam<Case> {};
+
+TEST_P(FindDisagreement, NamesTheFirstLineAndTheOddRank) {
+  const Case& expected = GetParam();
+  const auto found = find_disagreement(expected.texts);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->line, expected.line);
+  EXPECT_EQ(found->rank, expected.rank);
+  EXPECT_EQ(found->found, expected.found);
+  EXPECT_EQ(found->expected, expected.expected);
+  EXPECT_EQ(found->others, expected.others);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, FindDisagreement,
+    testing::Values(Case{"two_ranks", {"a\nb", "a\nc"}, 1, 1, "c", "b", "rank 0 has"},
+                    Case{"rank_zero_is_odd", {"a\nx", "a\nb", "a\nb"}, 1, 0, "x", "b", "2 of 3 ranks have"},
+                    Case{"the_last_is_odd", {"a", "a", "a", "z"}, 0, 3, "z", "a", "3 of 4 ranks have"},
+                    Case{"no_majority", {"a", "b", "b", "a"}, 0, 1, "b", "a", "rank 0 has"},
+                    Case{"all_differ", {"a", "b", "c"}, 0, 1, "b", "a", "rank 0 has"},
+                    Case{"one_has_less", {"a\nb", "a\nb", "a"}, 1, 2, "nothing", "b", "2 of 3 ranks have"},
+                    Case{"same_lines_swapped", {"a\nb", "b\na"}, 0, 1, "b", "a", "rank 0 has"},
+                    Case{"first_of_two_differences", {"a\nb", "x\ny"}, 0, 1, "x", "a", "rank 0 has"}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST(FindDisagreement, IsSilentWhereAllAreEqual) {
+  EXPECT_FALSE(find_disagreement({"a\nb", "a\nb", "a\nb"}));
+  EXPECT_FALSE(find_disagreement({""}));
+}
+
+CommError agree(int size, const std::function<void(World&)>& body) {
+  try {
+    thread_world(size, body);
+  } catch (const CommError& error) {
+    return error;
+  }
+  throw std::runtime_error("the ranks agreed");
+}
+
+TEST(AgreeAtStart, NamesTheSettingAndTheOddRank) {
+  const auto of_three =
+      agree(3, [](World& world) { agree_at_start({.optim = {.lr = world.rank() == 0 ? 0.2 : 0.1}}, "", world); });
+  EXPECT_EQ(of_three.exit_code(), ExitCode::disagree);
+  EXPECT_STREQ(of_three.what(), "rank 0 has optim.lr = 0.2, 2 of 3 ranks have optim.lr = 0.1");
+  const auto of_two =
+      agree(2, [](World& world) { agree_at_start({.optim = {.lr = world.rank() == 1 ? 0.2 : 0.1}}, "", world); });
+  EXPECT_STREQ(of_two.what(), "rank 1 has optim.lr = 0.2, rank 0 has optim.lr = 0.1");
+}
+
+TEST(AgreeAtStart, LetsRanksDifferWhereTheyMay) {
+  thread_world(2, [](World& world) { agree_at_start({.run_name = std::to_string(world.rank())}, "", world); });
+}
+
+TEST(AgreeAtStart, RefusesOneGpuForTwoRanksOfNccl) {
+  const auto share = [](Backend backend) {
+    return
+        [backend](World& world) { agree_at_start({.backend = backend}, world.rank() == 1 ? "GPU-b" : "GPU-a", world); };
+  };
+  const auto error = agree(3, share(Backend::nccl));
+  EXPECT_EQ(error.exit_code(), ExitCode::usage);
+  EXPECT_STREQ(error.what(), "ranks 0 and 2 use one GPU (GPU-a)");
+  thread_world(3, share(Backend::gloo));  // a warning
+  thread_world(3, [](World& world) {
+    agree_at_start({.backend = Backend::nccl}, "GPU-" + std::to_string(world.rank()), world);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
