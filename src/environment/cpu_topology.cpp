@@ -1,9 +1,8 @@
 #include "environment/cpu_topology.h"
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
-#include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -13,15 +12,6 @@
 
 namespace lockstep {
 namespace {
-
-std::optional<std::string> read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return std::nullopt;
-  }
-  return std::move(text).str();
-}
 
 int affinity_cores() {
   constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t has room for
@@ -121,6 +111,6 @@ CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read) {
   return topology;
 }
 
-CpuTopology probe_cpu_topology() { return read_cpu_topology(affinity_cores(), read_text); }
+CpuTopology probe_cpu_topology() { return read_cpu_topology(affinity_cores(), read_text_file); }
 
 }  // namespace lockstep

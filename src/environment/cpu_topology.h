@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
-#include <string>
 #include <string_view>
+
+#include "environment/text_file.h"
 
 namespace lockstep {
 
@@ -13,9 +13,6 @@ struct CpuTopology {
   int cores = 1;
   std::int64_t memory_bytes = 0;
 };
-
-/// The text of a file; nullopt where there is none. Tests hand in a table.
-using ReadText = std::function<std::optional<std::string>(const std::string& path)>;
 
 /// Looks at /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every group from this process's up to the
 /// root.

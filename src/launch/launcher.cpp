@@ -71,6 +71,7 @@ Variables worker_environment(const LaunchRequest& request, int rank, int port, c
   values["RANK"] = values["LOCAL_RANK"] = std::to_string(rank);
   values["WORLD_SIZE"] = values["LOCAL_WORLD_SIZE"] = std::to_string(request.world_size);
   values["GROUP_RANK"] = "0";
+  values["GROUP_WORLD_SIZE"] = "1";
   values["MASTER_ADDR"] = "127.0.0.1";
   values["MASTER_PORT"] = std::to_string(port);
   values.emplace("OMP_NUM_THREADS", std::to_string(request.threads_per_rank));  // the user's own value wins

@@ -34,12 +34,14 @@ class DeviceChooser {
         identity_(identity),
         findings_(findings),
         decided_(identity && !identity->devices.empty()),
+        starts_ranks_(starts_ranks(identity)),
+        nprocs_(identity && starts_ranks_ ? config.nprocs / identity->nodes : config.nprocs),
         wish_(decided_ ? DeviceSpec(identity->devices) : config.devices),
         visible_(hardware.gpus.size()) {
     std::iota(visible_.begin(), visible_.end(), 0);
     // Among ranks that run already, a GPU in exclusive mode may be taken by the very rank it belongs to.
     std::copy_if(visible_.begin(), visible_.end(), std::back_inserter(usable_),
-                 [&](int index) { return identity_ || gpu(index).usable; });
+                 [&](int index) { return !starts_ranks_ || gpu(index).usable; });
   }
 
   std::optional<std::vector<DeviceId>> choose() {
@@ -53,7 +55,7 @@ class DeviceChooser {
     const std::size_t before = findings_.problems.size();
     std::vector<DeviceId> devices;
     if (*use_gpu) {
-      Indices indices = identity_ ? gpus_for_launched_ranks() : gpus_for_new_ranks();
+      Indices indices = starts_ranks_ ? gpus_for_new_ranks() : gpus_for_launched_ranks();
       std::sort(indices.begin(), indices.end());  // NCCL wants ranks in device order
       std::transform(indices.begin(), indices.end(), std::back_inserter(devices),
                      [](int index) { return DeviceId{.gpu = true, .index = index}; });
@@ -67,6 +69,10 @@ class DeviceChooser {
   const Gpu& gpu(int index) const { return hardware_.gpus[static_cast<std::size_t>(index)]; }
   int visible() const { return static_cast<int>(visible_.size()); }
   std::string flag() const { return fmt::format("--devices {}", wish_.text()); }
+  std::size_t nodes() const { return identity_ ? static_cast<std::size_t>(identity_->nodes) : 1; }
+  std::string nprocs_flag() const {
+    return fmt::format("--nprocs {}{}", config_.nprocs, nodes() > 1 ? fmt::format(" on {} nodes", nodes()) : "");
+  }
 
   /// "this machine has 2 (0-1)"
   std::string what_there_is() const {
@@ -167,15 +173,15 @@ class DeviceChooser {
   }
 
   Indices automatic_gpus() {
-    const int ranks = config_.nprocs == 0 ? static_cast<int>(usable_.size()) : config_.nprocs;
+    const int ranks = nprocs_ == 0 ? static_cast<int>(usable_.size()) : nprocs_;
     if (ranks > static_cast<int>(usable_.size())) {
-      findings_.problem(fmt::format("--nprocs {}: found {}, expected one per rank", ranks,
+      findings_.problem(fmt::format("{}: found {}, expected one per rank", nprocs_flag(),
                                     counted(static_cast<std::int64_t>(usable_.size()), "usable GPU")),
-                        use(fmt::format("--nprocs {} at most", usable_.size())));
+                        use(fmt::format("--nprocs {} at most", usable_.size() * nodes())));
       return {};
     }
     Indices chosen = most_free_of(usable_, ranks);
-    if (config_.nprocs != 0 && ranks < visible()) {
+    if (nprocs_ != 0 && ranks < visible()) {
       findings_.notes.push_back(fmt::format("{} of {} GPUs used, those with the most free memory ({})", ranks,
                                             visible(), format_ranges(chosen)));
     }
@@ -259,29 +265,32 @@ class DeviceChooser {
   }
 
   void check_nprocs(int devices) {
-    if (config_.nprocs != 0 && config_.nprocs != devices) {
-      findings_.problem(fmt::format("--nprocs {} and {}: found {}, expected one per rank", config_.nprocs, flag(),
-                                    counted(devices, "device")),
-                        "leave one of them out");
+    if (nprocs_ != 0 && nprocs_ != devices) {
+      findings_.problem(
+          fmt::format("{} and {}: found {}, expected one per rank", nprocs_flag(), flag(), counted(devices, "device")),
+          "leave one of them out");
     }
   }
 
   // --- ranks that somebody started ---
 
+  /// An index of a list stands for the local rank at its place; sorted, as all ranks of the node sort it.
   Indices gpus_for_launched_ranks() {
     const int ranks = identity_->local_world_size;
     switch (wish_.kind()) {
       case Kind::automatic:
-        return automatic_gpus_for(ranks);
+        return one_gpu_per_rank();
       case Kind::count:
         check_local_ranks(wish_.count());
-        return first_gpus(wish_.count());
+        return one_gpu_per_rank();
       case Kind::all:
-        check_local_ranks(visible());
-        return visible_;
+        if (!shows_one_gpu()) {
+          check_local_ranks(visible());
+        }
+        return one_gpu_per_rank();
       case Kind::indices:
         check_local_ranks(static_cast<int>(wish_.indices().size()));
-        return existing_gpus();
+        return named_gpus_of(ranks);
       case Kind::usable:
       case Kind::most_free:
         findings_.problem(fmt::format("{}: the ranks run already ({}) and would each choose differently", flag(),
@@ -295,13 +304,17 @@ class DeviceChooser {
     return {};
   }
 
-  Indices automatic_gpus_for(int ranks) {
-    if (visible() == 1) {
-      return Indices(static_cast<std::size_t>(ranks), 0);  // the launcher shows each process its own GPU
+  /// The launcher shows each process its own GPU, whose index is 0 then.
+  bool shows_one_gpu() const { return visible() == 1; }
+
+  Indices one_gpu_per_rank() {
+    const int ranks = identity_->local_world_size;
+    if (shows_one_gpu()) {
+      return Indices(static_cast<std::size_t>(ranks), 0);
     }
     if (ranks > visible()) {
       findings_.problem(
-          fmt::format("LOCAL_WORLD_SIZE={}: found {}, expected one per rank", ranks, counted(visible(), "visible GPU")),
+          fmt::format("{}: found {}, expected one per rank", launched_ranks(), counted(visible(), "visible GPU")),
           use(fmt::format("{} per node", counted(visible(), "rank"))));
       return {};
     }
@@ -311,11 +324,33 @@ class DeviceChooser {
     return Indices(visible_.begin(), visible_.begin() + ranks);
   }
 
+  Indices named_gpus_of(int ranks) {
+    if (ranks > 1 && shows_one_gpu()) {
+      findings_.warnings.push_back(
+          fmt::format("{} is not used: CUDA_VISIBLE_DEVICES=\"{}\" shows this rank one GPU already", flag(),
+                      hardware_.visible_devices));
+      return one_gpu_per_rank();
+    }
+    if (!decided_ && visible() < hardware_.gpus_present) {
+      findings_.warnings.push_back(
+          fmt::format("{} counts among the {} of {} GPUs that CUDA_VISIBLE_DEVICES=\"{}\" shows", flag(), visible(),
+                      hardware_.gpus_present, hardware_.visible_devices));
+    }
+    return existing_gpus();
+  }
+
+  /// "2 ranks of torchrun on this node"
+  std::string launched_ranks() const {
+    return fmt::format("{} of {} on this node", counted(identity_->local_world_size, "rank"), identity_->launcher);
+  }
+
   void check_local_ranks(int devices) {
     if (devices != identity_->local_world_size) {
-      findings_.problem(fmt::format("{} and LOCAL_WORLD_SIZE={}: found {}, expected one per rank on this node", flag(),
-                                    identity_->local_world_size, counted(devices, "device")),
-                        fmt::format("use --devices auto, or start {} per node", counted(devices, "rank")));
+      const std::string start =
+          identity_->ranks_flag.empty() ? "" : fmt::format(" ({} {})", identity_->ranks_flag, devices);
+      findings_.problem(fmt::format("{} and {}: found {}, expected one per rank on this node", flag(), launched_ranks(),
+                                    counted(devices, "device")),
+                        fmt::format("use --devices auto, or start {} per node{}", counted(devices, "rank"), start));
     }
   }
 
@@ -323,7 +358,7 @@ class DeviceChooser {
 
   int cpu_ranks() {
     const int asked = cpu_wish();
-    if (identity_) {
+    if (!starts_ranks_) {
       if (asked != 0 && !decided_) {
         check_local_ranks(asked);
       }
@@ -332,7 +367,7 @@ class DeviceChooser {
     if (asked != 0) {
       check_nprocs(asked);
     }
-    return asked != 0 ? asked : config_.nprocs;
+    return asked != 0 ? asked : nprocs_;
   }
 
   /// Ranks that `devices` asks for; 0: it does not say. GPUs are named here only where falling back is allowed.
@@ -357,6 +392,8 @@ class DeviceChooser {
   const std::optional<Identity>& identity_;
   Findings& findings_;
   const bool decided_;  ///< by the supervisor, for all ranks
+  const bool starts_ranks_;
+  const int nprocs_;  ///< on this node; 0: not said
   const DeviceSpec wish_;
   Indices visible_;
   Indices usable_{};

@@ -61,24 +61,52 @@ void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& find
   }
   const std::string what = fmt::format("{} on this node share one GPU", counted(plan.local_world_size(), "rank"));
   if (plan.config.backend == Backend::nccl) {
-    findings.problem(fmt::format("LOCAL_WORLD_SIZE={}: {}, NCCL needs one per rank", plan.local_world_size(), what),
-                     "start one rank per GPU, or use --backend gloo");
+    findings.problem(fmt::format("{}, NCCL needs one per rank", what), "start one rank per GPU, or use --backend gloo");
   } else {
     findings.warnings.push_back(what);
   }
 }
 
-std::string launch_text(int ranks, const std::optional<Identity>& identity) {
-  if (!identity) {
-    return ranks == 1 ? "alone" : fmt::format("this program starts {}", counted(ranks, "rank"));
-  }
+constexpr const char* kAlone = "single";
+
+/// "RANK, WORLD_SIZE, LOCAL_RANK, ..."
+std::string shown_variables(const Identity& identity) {
   constexpr std::size_t kShown = 3;
-  const std::size_t shown = std::min(kShown, identity->variables.size());
-  const std::vector<std::string> names(identity->variables.begin(),
-                                       identity->variables.begin() + static_cast<std::ptrdiff_t>(shown));
-  return fmt::format("{}, {}{} ({}{})", identity->launcher, counted(identity->world_size, "rank"),
-                     identity->nodes > 1 ? " on " + counted(identity->nodes, "node") : "", join(names, ", "),
-                     shown < identity->variables.size() ? ", ..." : "");
+  std::vector<std::string> names = identity.variables;
+  if (names.size() > kShown) {
+    names.resize(kShown);
+    names.emplace_back("...");
+  }
+  return join(names, ", ");
+}
+
+std::string launch_text(const Plan& plan, const std::optional<Identity>& identity) {
+  if (!identity || identity->launcher == kAlone) {
+    return plan.world_size == 1 ? "alone" : fmt::format("this program starts {}", counted(plan.world_size, "rank"));
+  }
+  const std::string nodes = plan.nodes > 1 ? " on " + counted(plan.nodes, "node") : "";
+  const std::string ranks = identity->starts_ranks && plan.local_world_size() > 1
+                                ? fmt::format("one process per node{}, this program starts {} there", nodes,
+                                              counted(plan.local_world_size(), "rank"))
+                                : counted(plan.world_size, "rank") + nodes;
+  return fmt::format("{}, {} ({})", identity->launcher, ranks, shown_variables(*identity));
+}
+
+/// --nprocs counts the ranks of all nodes.
+void check_nprocs(int nprocs, const Identity& identity, Findings& findings) {
+  if (nprocs == 0) {
+    return;
+  }
+  if (!identity.starts_ranks && nprocs != identity.world_size) {
+    findings.problem(fmt::format("--nprocs {}: the ranks run already, {} started {}", nprocs, identity.launcher,
+                                 identity.world_size),
+                     "leave out --nprocs, or start that many ranks");
+  }
+  if (identity.starts_ranks && nprocs % identity.nodes != 0) {
+    findings.problem(fmt::format("--nprocs {}: {} started this program on {}, expected a multiple of {}", nprocs,
+                                 identity.launcher, counted(identity.nodes, "node"), identity.nodes),
+                     "start one task per rank, or choose --nprocs so that every node runs as many");
+  }
 }
 
 void set_devices(Plan& plan, const Hardware& hardware, std::vector<DeviceId> devices) {
@@ -109,7 +137,11 @@ void set_loaders(Plan& plan, const BatchPlan& batch) {
 /// How many ranks there will be, as far as it is known when the devices are refused; 0: not at all.
 int expected_world_size(const TrainConfig& config, const std::optional<Identity>& identity,
                         const std::optional<std::vector<DeviceId>>& devices) {
-  return identity ? identity->world_size : devices ? static_cast<int>(devices->size()) : std::max(0, config.nprocs);
+  if (!starts_ranks(identity)) {
+    return identity->world_size;
+  }
+  const int nodes = identity ? identity->nodes : 1;
+  return devices ? nodes * static_cast<int>(devices->size()) : std::max(0, config.nprocs);
 }
 
 }  // namespace
@@ -125,10 +157,9 @@ std::string run_directory(const TrainConfig& config) {
 
 Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity) {
   Findings findings{.problems = check_config(config)};
-  if (identity && config.nprocs != 0 && config.nprocs != identity->world_size) {
-    findings.problem(
-        fmt::format("--nprocs {}: the ranks run already, WORLD_SIZE={}", config.nprocs, identity->world_size),
-        "leave out --nprocs, or start that many ranks");
+  if (identity) {
+    check_nprocs(config.nprocs, *identity, findings);
+    findings.warnings = identity->hints;
   }
   Plan plan{.config = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
   auto devices = choose_devices(config, hardware, identity, findings);
@@ -156,7 +187,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     plan.config.run_name = "run";
   }
   plan.threads_per_rank = std::max(1, hardware.cores / plan.local_world_size());
-  plan.launch = launch_text(plan.world_size, identity);
+  plan.launch = launch_text(plan, identity);
   plan.warnings = std::move(findings.warnings);
   plan.notes = std::move(findings.notes);
   return plan;

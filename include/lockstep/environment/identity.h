@@ -16,12 +16,19 @@ struct Identity {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
-  int local_world_size = 1;
-  int node = 0;
+  int local_world_size = 1;  ///< on this node; nodes may differ
+  int node = 0;              ///< where the launcher does not say: as if ranks were numbered node by node
   int nodes = 1;
-  std::string launcher = "single";       ///< "lockstep", "torchrun", "environment", "single"
+  /// The launcher started one process on each node, and the node's ranks are ours to start: `rank` is the node's
+  /// number then, `world_size` the number of nodes.
+  bool starts_ranks = false;
+  /// "single", "lockstep", "torchrun", "environment", "Open MPI", "Hydra", "MVAPICH2", "LSF", "Slurm", "SageMaker"
+  std::string launcher = "single";
+  std::string ranks_flag{};              ///< tells this launcher how many ranks a node gets; "" where no flag does
   std::vector<std::string> variables{};  ///< the variables it was read from
+  std::vector<std::string> hints{};      ///< what looks forgotten, e.g. srun inside an allocation
   std::string master_addr = "127.0.0.1";
+  std::string master_source = "MASTER_ADDR";  ///< the variable that `master_addr` comes from
   int master_port = 0;
   bool agent_store = false;  ///< the launcher serves the store: every rank is a client
   std::string run_id{};      ///< same on all ranks of one launch
@@ -33,9 +40,14 @@ struct Identity {
   std::string devices{};     ///< our launcher: what it chose, as --devices says it; "": the rank chooses
 };
 
-/// Our own launcher first, then torchrun and anything that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-/// MASTER_ADDR and MASTER_PORT (one rank: RANK and WORLD_SIZE are enough). nullopt: nobody launched us. Throws:
-/// ConfigError listing every missing, malformed or contradictory variable with its value.
+/// Asks, in this order, for: our own launcher, torchrun and anything that sets RANK, WORLD_SIZE and LOCAL_RANK; LSF's
+/// jsrun; Open MPI; Hydra (MPICH, Intel MPI); MVAPICH2; a Slurm step; RANK and WORLD_SIZE alone (Kubeflow); SageMaker
+/// without a launcher. nullopt: nobody launched us; "single" where that looks like a mistake, with the reason in
+/// `hints`. May read /proc and LSF's rank file. Throws: ConfigError listing every missing, malformed or contradictory
+/// variable with its value.
 std::optional<Identity> detect_identity(const Variables& variables);
+
+/// Whether the ranks of this node are ours to start: nobody launched us, or one process was launched on each node.
+inline bool starts_ranks(const std::optional<Identity>& identity) { return !identity || identity->starts_ranks; }
 
 }  // namespace lockstep

@@ -1,9 +1,8 @@
-#include <map>
-
 #include <gmock/gmock.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/environment/identity.h>
+
+#include "support/launch_environment.h"
 
 namespace lockstep {
 namespace {
@@ -12,8 +11,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::UnorderedElementsAre;
-
-using Values = std::map<std::string, std::string, std::less<>>;
 
 Values torchrun() {
   return {{"RANK", "3"},
@@ -27,29 +24,6 @@ Values torchrun() {
           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
           {"TORCHELASTIC_RESTART_COUNT", "2"},
           {"TORCHELASTIC_RUN_ID", "abc"}};
-}
-
-/// `values` with some replaced; an empty optional removes one.
-Values with(Values values, const std::map<std::string, std::optional<std::string>>& changes) {
-  for (const auto& [name, value] : changes) {
-    values.erase(name);
-    if (value) {
-      values[name] = *value;
-    }
-  }
-  return values;
-}
-
-std::vector<std::string> problems(const Values& values) {
-  std::vector<std::string> texts;
-  try {
-    detect_identity(Variables(values));
-  } catch (const ConfigError& error) {
-    for (const Problem& problem : error.problems()) {
-      texts.push_back(problem.what);
-    }
-  }
-  return texts;
 }
 
 TEST(Identity, IsNobodysWithoutRankVariables) {
@@ -85,7 +59,7 @@ TEST(Identity, TakesOnlyTheLiteralTrueForAnAgentStore) {
   EXPECT_FALSE(detect_identity(Variables(with(torchrun(), {{"TORCHELASTIC_USE_AGENT_STORE", {}}})))->agent_store);
 }
 
-TEST(Identity, ReadsOurOwnLauncherAndNothingOfAnotherOne) {
+TEST(Identity, ReadsOurOwnLauncher) {
   const Values values = with(torchrun(), {{"RANK", "1"},
                                           {"WORLD_SIZE", "2"},
                                           {"GROUP_RANK", "0"},
@@ -96,7 +70,7 @@ TEST(Identity, ReadsOurOwnLauncherAndNothingOfAnotherOne) {
   const auto identity = detect_identity(Variables(values));
   ASSERT_TRUE(identity);
   EXPECT_EQ(identity->launcher, "lockstep");
-  EXPECT_EQ(identity->nodes, 1);
+  EXPECT_EQ(identity->nodes, 7);
   EXPECT_EQ(identity->run_id, "f00");
   EXPECT_EQ(identity->control_fd, 3);
   EXPECT_EQ(identity->store_fd, -1);
@@ -130,12 +104,15 @@ TEST(Identity, NeedsLittleOfASingleRank) {
 }
 
 TEST(Identity, NamesEveryMissingVariable) {
-  EXPECT_THAT(problems({{"RANK", "0"}}),
+  EXPECT_THAT(problems({{"RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}),
               ElementsAre(HasSubstr("WORLD_SIZE is not set"), HasSubstr("LOCAL_RANK is not set"),
-                          HasSubstr("LOCAL_WORLD_SIZE is not set"), HasSubstr("MASTER_ADDR is not set"),
+                          HasSubstr("MASTER_ADDR is not set"), HasSubstr("MASTER_PORT is not set")));
+  EXPECT_THAT(problems({{"LOCAL_RANK", "0"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}),
+              ElementsAre(HasSubstr("LOCAL_WORLD_SIZE is not set"), HasSubstr("MASTER_ADDR is not set"),
                           HasSubstr("MASTER_PORT is not set")));
-  EXPECT_THAT(problems({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}),
-              ElementsAre(HasSubstr("LOCAL_RANK is not set"), HasSubstr("LOCAL_WORLD_SIZE is not set")));
+  EXPECT_THAT(problems({{"RANK", "0"}}),
+              ElementsAre(HasSubstr("WORLD_SIZE is not set"), HasSubstr("MASTER_ADDR is not set"),
+                          HasSubstr("MASTER_PORT is not set")));
   EXPECT_THAT(problems({{"WORLD_SIZE", "1"}}), ElementsAre(HasSubstr("RANK is not set")));
   EXPECT_THAT(problems({{"LOCAL_RANK", "0"}}), testing::Contains(HasSubstr("RANK is not set")));
   EXPECT_THAT(problems({{"LOCKSTEP_CONTROL_FD", "3"}}), testing::Contains(HasSubstr("RANK is not set")));
@@ -181,13 +158,35 @@ TEST(Identity, RefusesContradictionsWithBothValues) {
       {{{"GROUP_RANK", "2"}}, "GROUP_RANK=2 and GROUP_WORLD_SIZE=2: expected 0 to 1"},
       {{{"LOCAL_WORLD_SIZE", "8"}}, "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 2 nodes: found 16 ranks, expected 4"},
       {{{"LOCAL_WORLD_SIZE", "8"}, {"GROUP_WORLD_SIZE", {}}, {"GROUP_RANK", {}}},
-       "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 1 nodes: found 8 ranks, expected 4"},
+       "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 1 node: found 8 ranks, expected 4"},
       {{{"LOCAL_WORLD_SIZE", "3"}, {"GROUP_WORLD_SIZE", {}}},
        "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=3 on 2 nodes: found 6 ranks, expected 4"},
   };
   for (const Case& c : cases) {
-    EXPECT_THAT(problems(with(torchrun(), c.changes)), ElementsAre(c.expected));
+    EXPECT_THAT(problems(with(torchrun(), c.changes)), ElementsAre(HasSubstr(c.expected)));
   }
+}
+
+TEST(Identity, AcceptsUnequalNodesOfOurOwnLauncher) {
+  const Values second = with(torchrun(), {{"LOCKSTEP_CONTROL_FD", "3"},
+                                          {"RANK", "2"},
+                                          {"WORLD_SIZE", "3"},
+                                          {"LOCAL_RANK", "0"},
+                                          {"LOCAL_WORLD_SIZE", "1"}});
+  EXPECT_EQ(identity_of(second)->local_world_size, 1);
+  EXPECT_EQ(identity_of(with(second, {{"LOCKSTEP_CONTROL_FD", {}}, {"TORCHELASTIC_RUN_ID", {}}}))->local_world_size, 1);
+  EXPECT_THAT(problems(with(second, {{"LOCKSTEP_CONTROL_FD", {}}})),
+              ElementsAre(HasSubstr("found 2 ranks, expected 3")));
+  EXPECT_THAT(problems(with(second, {{"LOCAL_WORLD_SIZE", "4"}})),
+              ElementsAre("LOCAL_WORLD_SIZE=4 and WORLD_SIZE=3: expected 1 to 3"));
+}
+
+// torchrun's virtual local rank: every process is number 0 and sees its own GPU.
+TEST(Identity, ReadsAVirtualLocalRank) {
+  const auto identity = identity_of(with(torchrun(), {{"LOCAL_RANK", "0"}}));
+  EXPECT_EQ(identity->rank, 3);
+  EXPECT_EQ(identity->local_rank, 0);
+  EXPECT_EQ(identity->local_world_size, 2);
 }
 
 TEST(Identity, ReportsEverythingAtOnce) {

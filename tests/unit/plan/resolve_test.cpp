@@ -285,7 +285,7 @@ TEST(Resolve, UsesTheOneGpuThatTheLauncherShowsARank) {
 
 TEST(Resolve, RefusesToShareTheOnlyGpuOverNccl) {
   EXPECT_THAT(refusal({}, one_gpu(), launched(0, 2)),
-              StartsWith("LOCAL_WORLD_SIZE=2: 2 ranks on this node share one GPU"));
+              StartsWith("2 ranks on this node share one GPU, NCCL needs one per rank"));
   EXPECT_THAT(resolve({.backend = Backend::gloo}, one_gpu(), launched(0, 2)).warnings,
               ElementsAre("2 ranks on this node share one GPU"));
 }
@@ -298,9 +298,9 @@ TEST(Resolve, DoesNotMindAGpuThatItsOwnRankHasTaken) {
 
 TEST(Resolve, RefusesALaunchThatDoesNotFit) {
   EXPECT_EQ(refusal({}, machine_with(2), launched(0, 4)),
-            "LOCAL_WORLD_SIZE=4: found 2 visible GPUs, expected one per rank | use 2 ranks per node");
+            "4 ranks of torchrun on this node: found 2 visible GPUs, expected one per rank | use 2 ranks per node");
   EXPECT_EQ(refusal({.nprocs = 3}, machine_with(2), launched(0, 2)),
-            "--nprocs 3: the ranks run already, WORLD_SIZE=2 | leave out --nprocs, or start that many ranks");
+            "--nprocs 3: the ranks run already, torchrun started 2 | leave out --nprocs, or start that many ranks");
   for (const DeviceSpec& wish : {DeviceSpec(3), DeviceSpec({0, 1, 3}), DeviceSpec("usable:2"), DeviceSpec("free:2")}) {
     EXPECT_THAT(refusal({.devices = wish}, machine_with(4), launched(0, 2)), StartsWith("--devices " + wish.text()));
   }
@@ -312,6 +312,31 @@ TEST(Resolve, KeepsTheNamedGpusOfALaunch) {
   EXPECT_THAT(devices(resolve({.devices = {3, 1}}, machine_with(4), launched(0, 2))), ElementsAre("cuda:1", "cuda:3"));
   EXPECT_THAT(devices(resolve({.devices = 2}, machine_with(4), launched(0, 2))), ElementsAre("cuda:0", "cuda:1"));
   EXPECT_THAT(devices(resolve({}, no_gpu(), launched(0, 3))), ElementsAre("cpu", "cpu", "cpu"));
+}
+
+TEST(Resolve, CountsNamedGpusAsTheLauncherShowsThem) {
+  // each rank is shown one GPU: it is device 0 of every rank, whatever is named
+  const Hardware narrowed = seen_through(machine_with(4), "2");
+  for (const DeviceSpec& wish : {DeviceSpec(2), DeviceSpec(-1), DeviceSpec({0, 1})}) {
+    EXPECT_THAT(devices(resolve({.devices = wish}, narrowed, launched(1, 2))), ElementsAre("cuda:0", "cuda:0"))
+        << wish.text();
+  }
+  EXPECT_THAT(resolve({.devices = {0, 1}}, narrowed, launched(1, 2)).warnings,
+              ElementsAre("--devices 0,1 is not used: CUDA_VISIBLE_DEVICES=\"2\" shows this rank one GPU already"));
+  EXPECT_THAT(refusal({.devices = {0, 1, 2}}, narrowed, launched(1, 2)), HasSubstr("found 3 devices"));
+  // the scheduler gave the node two of its four
+  const Plan two = resolve({.devices = {0, 1}}, seen_through(machine_with(4), "2,3"), launched(0, 2));
+  EXPECT_THAT(devices(two), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_THAT(two.warnings,
+              ElementsAre("--devices 0,1 counts among the 2 of 4 GPUs that CUDA_VISIBLE_DEVICES=\"2,3\" shows"));
+  EXPECT_THAT(resolve({.devices = {0, 1}}, machine_with(4), launched(0, 2)).warnings, IsEmpty());
+}
+
+TEST(Resolve, SaysWhatSomebodyForgot) {
+  Identity alone{.starts_ranks = true, .hints = {"run it with: srun <program>"}};
+  const Plan plan = resolve({.nprocs = 2}, no_gpu(), alone);
+  EXPECT_THAT(plan.warnings, ElementsAre("run it with: srun <program>"));
+  EXPECT_EQ(plan.launch, "this program starts 2 ranks");
 }
 
 TEST(Resolve, FollowsTheDevicesThatTheSupervisorChose) {

@@ -1,0 +1,179 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+#include "environment/launch_variables.h"
+
+namespace lockstep {
+namespace {
+
+struct MpiNames {
+  const char* launcher;
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;
+  const char* pass;  ///< how this mpirun is told to set a variable on every rank
+};
+
+constexpr MpiNames kOpenMpi{"Open MPI",
+                            "OMPI_COMM_WORLD_RANK",
+                            "OMPI_COMM_WORLD_SIZE",
+                            "OMPI_COMM_WORLD_LOCAL_RANK",
+                            "OMPI_COMM_WORLD_LOCAL_SIZE",
+                            "mpirun -x {}=..."};
+constexpr MpiNames kHydra{"Hydra",           "PMI_RANK",        "PMI_SIZE",
+                          "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "mpiexec -genv {} ..."};
+constexpr MpiNames kMvapich2{"MVAPICH2",
+                             "MV2_COMM_WORLD_RANK",
+                             "MV2_COMM_WORLD_SIZE",
+                             "MV2_COMM_WORLD_LOCAL_RANK",
+                             "MV2_COMM_WORLD_LOCAL_SIZE",
+                             "mpirun_rsh {}=... <program>"};
+
+/// The process of Hydra or mpirun_rsh that started this machine's ranks, whatever shells stand between: neither sets a
+/// variable that its ranks share. The start time tells two processes of one number apart.
+std::string find_daemon(const VariableReader& reader) {
+  constexpr std::array<std::string_view, 2> kDaemons{"hydra_pmi_proxy", "mpispawn"};
+  constexpr int kDeepest = 32;
+  std::string process = "self";
+  for (int depth = 0; depth < kDeepest; ++depth) {
+    // "71 (a name) S 70 ...": the name may hold anything, blanks and parentheses too
+    const std::string stat = reader.file(fmt::format("/proc/{}/stat", process)).value_or("");
+    const std::size_t open = stat.find('(');
+    const std::size_t close = stat.rfind(')');
+    if (open == std::string::npos || close == std::string::npos || close < open) {
+      return {};
+    }
+    const auto fields = split(trim(std::string_view(stat).substr(close + 1)), ' ');
+    constexpr std::size_t kParent = 1;
+    constexpr std::size_t kStart = 19;
+    if (fields.size() <= kStart) {
+      return {};
+    }
+    const std::string_view name = std::string_view(stat).substr(open + 1, close - open - 1);
+    if (std::find(kDaemons.begin(), kDaemons.end(), name) != kDaemons.end()) {
+      return fmt::format("{}-{}", trim(std::string_view(stat).substr(0, open)), fields[kStart]);
+    }
+    process = fields[kParent];
+  }
+  return {};
+}
+
+/// What all ranks of this launch know and no other launch has; "" where there is no such thing.
+std::string find_launch(VariableReader& reader, const Identity& identity) {
+  if (identity.launcher == kOpenMpi.launcher) {
+    auto id = reader.text("PMIX_NAMESPACE");
+    return printable(id ? *id : reader.text("OMPI_MCA_ess_base_jobid").value_or(""));
+  }
+  const bool one_machine = identity.local_world_size == identity.world_size;
+  return one_machine ? find_daemon(reader) : std::string();
+}
+
+/// Azure's "address:port"; false where it is not set.
+bool read_azure_master(VariableReader& reader, Identity& identity) {
+  constexpr const char* kName = "AZ_BATCH_MASTER_NODE";
+  const auto value = reader.text(kName);
+  if (!value) {
+    return false;
+  }
+  const std::size_t colon = value->rfind(':');
+  const auto port = parse_int(colon == std::string::npos ? "" : std::string_view(*value).substr(colon + 1));
+  const std::string host = value->substr(0, colon);
+  if (!port || *port < 1 || *port > 65535 || !is_host(host)) {
+    reader.problem(fmt::format("{}=\"{}\": expected address:port", kName, printable(*value)));
+    return true;
+  }
+  identity.master_addr = host;
+  identity.master_source = kName;
+  identity.master_port = static_cast<int>(*port);
+  return true;
+}
+
+/// Ranks on several machines need to be told where rank 0 is: by the user, or by the cloud they run in.
+void read_address(VariableReader& reader, Identity& identity, const MpiNames& names) {
+  if (const auto address = reader.host("MASTER_ADDR")) {
+    identity.master_addr = *address;
+  } else if (identity.local_world_size == identity.world_size || reader.has("MASTER_ADDR") ||
+             read_azure_master(reader, identity)) {
+    return;
+  } else if (const auto hosts = read_sagemaker_hosts(reader); !hosts.empty()) {
+    identity.master_addr = hosts.front();
+    identity.master_source = "SM_HOSTS";
+  } else {
+    reader.missing("MASTER_ADDR",
+                   fmt::format("the address of rank 0's machine, as {} of {} ranks run on this one",
+                               identity.local_world_size, identity.world_size),
+                   fmt::format("set it: {}", fmt::format(fmt::runtime(names.pass), "MASTER_ADDR")));
+  }
+}
+
+void read_port(VariableReader& reader, Identity& identity, const MpiNames& names) {
+  if (reader.has("MASTER_PORT")) {
+    identity.master_port = reader.number("MASTER_PORT", 1, 65535).value_or(0);
+  } else if (identity.master_port == 0 && !identity.run_id.empty()) {
+    identity.master_port = derived_port(identity.run_id);
+  } else if (identity.master_port == 0) {
+    reader.missing(
+        "MASTER_PORT",
+        fmt::format("a free port of rank 0's machine: {} names nothing that its ranks share", names.launcher),
+        fmt::format("set it: {}", fmt::format(fmt::runtime(names.pass), "MASTER_PORT")));
+  }
+}
+
+Identity read_mpi(VariableReader& reader, const MpiNames& names) {
+  const std::string hint = fmt::format("{} sets all of them for its ranks, or none", names.launcher);
+  Identity identity{.launcher = names.launcher};
+  identity.rank = reader.required_number(names.rank, 0, "this process's number among all ranks", hint);
+  identity.world_size = reader.required_number(names.world_size, 1, "the number of ranks", hint);
+  identity.local_rank = reader.required_number(names.local_rank, 0, "this rank's number on its node", hint);
+  identity.local_world_size =
+      reader.required_number(names.local_world_size, 1, "the number of ranks on this node", hint);
+  if (!reader.problems().empty()) {
+    return identity;
+  }
+  reader.check_below(names.rank, identity.rank, names.world_size, identity.world_size);
+  reader.check_below(names.local_rank, identity.local_rank, names.local_world_size, identity.local_world_size);
+  if (identity.local_world_size > identity.world_size) {
+    reader.problem(fmt::format("{}={} and {}={}: expected 1 to {}", names.local_world_size, identity.local_world_size,
+                               names.world_size, identity.world_size, identity.world_size));
+  }
+  identity.nodes = (identity.world_size - 1) / identity.local_world_size + 1;
+  identity.node = identity.rank / identity.local_world_size;
+  identity.ranks_flag = "mpirun -np";
+  if (identity.world_size > 1) {
+    identity.run_id = find_launch(reader, identity);
+    read_address(reader, identity, names);
+    read_port(reader, identity, names);
+  }
+  return identity;
+}
+
+}  // namespace
+
+std::optional<Identity> read_open_mpi(VariableReader& reader) {
+  if (!reader.has(kOpenMpi.rank) && !reader.has(kOpenMpi.world_size)) {
+    return std::nullopt;
+  }
+  return read_mpi(reader, kOpenMpi);
+}
+
+/// Slurm's own PMI sets PMI_RANK and PMI_SIZE too: that is a step, not Hydra.
+std::optional<Identity> read_hydra(VariableReader& reader) {
+  if (!reader.has(kHydra.local_rank) && (!reader.has(kHydra.rank) || reader.has("SLURM_STEP_ID"))) {
+    return std::nullopt;
+  }
+  return read_mpi(reader, kHydra);
+}
+
+std::optional<Identity> read_mvapich2(VariableReader& reader) {
+  if (!reader.has(kMvapich2.rank) && !reader.has(kMvapich2.world_size)) {
+    return std::nullopt;
+  }
+  return read_mpi(reader, kMvapich2);
+}
+
+}  // namespace lockstep
