@@ -41,8 +41,8 @@ void read_place_on_node(VariableReader& reader, Identity& identity) {
   identity.local_world_size = required(reader, "LOCAL_WORLD_SIZE", 1, "the number of ranks on this node");
 }
 
-void read_node(VariableReader& reader, Identity& identity, bool ours) {
-  const auto nodes = ours ? std::nullopt : reader.number("GROUP_WORLD_SIZE", 1, kMaxInt);
+void read_node(VariableReader& reader, Identity& identity) {
+  const auto nodes = reader.number("GROUP_WORLD_SIZE", 1, kMaxInt);
   const auto node = reader.number("GROUP_RANK", 0, kMaxInt);
   const int local = identity.local_world_size;
   const bool known = local != kRefused && identity.world_size != kRefused;
@@ -78,7 +78,7 @@ std::optional<Identity> read_torchrun(VariableReader& reader) {
   identity.rank = required(reader, "RANK", 0, "this process's number among all ranks");
   identity.world_size = required(reader, "WORLD_SIZE", 1, "the number of ranks");
   read_place_on_node(reader, identity);
-  read_node(reader, identity, ours);
+  read_node(reader, identity);
   read_master(reader, identity);
   if (ours) {
     read_lockstep(reader, identity);
