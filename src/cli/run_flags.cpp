@@ -111,7 +111,7 @@ class Parser {
     read_ranks();
     read_restarts();
     read_output();
-    if (result_.command.empty()) {
+    if (result_.command.empty() && !unknown_) {  // which may have taken it for its value
       refuse("no program to run", "use: lockstep run [flags] -- program [arguments]; see lockstep run --help");
     }
     if (!problems_.empty()) {
@@ -153,7 +153,9 @@ class Parser {
       refuse(fmt::format("{}: unknown flag", printable(written)),
              near ? fmt::format("did you mean --{}?", *near)
                   : "see lockstep run --help; the program's own flags come after --");
-      return 0;
+      unknown_ = true;
+      const bool value_follows = next < args_.size() && !args_[next].starts_with('-');
+      return equals == std::string::npos && value_follows ? 1 : 0;  // most likely its value
     }
     if (flag->kind == Kind::refused) {
       refuse(fmt::format("--{}: not possible with lockstep run", flag->name), std::string(flag->help));
@@ -417,6 +419,7 @@ class Parser {
   std::map<std::string_view, Given> given_{};
   RunFlags result_{};
   std::vector<Problem> problems_{};
+  bool unknown_ = false;  // there was a flag of that kind
 };
 
 }  // namespace

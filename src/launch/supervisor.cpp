@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "base/text.h"
@@ -99,6 +100,7 @@ class Supervisor {
         std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
   }
   bool is_main(int rank) const { return options_.first_rank + rank == 0; }
+  bool is_stranger(int rank) const { return options_.any_program && view(progress_[rank]).beats == 0; }
   bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
 
   /// Time until something has to happen without an event; -1: never.
@@ -230,7 +232,7 @@ class Supervisor {
   void bury(int rank) {
     hear(rank);
     const ExitStatus status = worker(rank).reap();
-    if (options_.any_program && status.signal == 0 && view(progress_[rank]).beats == 0) {
+    if (is_stranger(rank) && status.signal == 0) {
       verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, Clock::now());
     }
     verdict_.exited(rank, status);
@@ -248,6 +250,7 @@ class Supervisor {
     if (!kill_at_) {
       kill_at_ = now + options_.grace;
       notice_at_ = now + kNoticeAfter;
+      ask_strangers_to_end();
     }
     if (now >= *kill_at_) {
       verdict_.killed_by_us();
@@ -257,6 +260,15 @@ class Supervisor {
       say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
                       left == 1 ? "" : "s", seconds(options_.grace)));
       notice_at_.reset();
+    }
+  }
+
+  /// Ranks of this library notice by themselves that a peer is gone; any other program may wait for it for ever.
+  void ask_strangers_to_end() {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (is_stranger(rank) && worker(rank).is_running()) {
+        worker(rank).send_signal(SIGTERM);
+      }
     }
   }
 
@@ -280,6 +292,7 @@ class Supervisor {
   }
 
   void say_farewell() {
+    say_what_is_missing();
     if (options_.terminal_status) {
       terminal_.status("");
     }
@@ -313,10 +326,14 @@ class Supervisor {
       ++not_shown_;
       return;
     }
+    say_what_is_missing();
+    terminal_.line(stream, std::move(text));
+  }
+
+  void say_what_is_missing() {
     if (const std::int64_t missing = std::exchange(not_shown_, 0); missing > 0) {
       say(fmt::format("{} lines are only in the log files: whoever reads this is too slow", missing));
     }
-    terminal_.line(stream, std::move(text));
   }
 
   void say(std::string text) { terminal_.line(OutputStream::err, std::move(text)); }

@@ -103,11 +103,11 @@ TEST(RunFlags, ReadsStreams) {
 }
 
 TEST(RunFlags, SaysEverythingThatIsWrongAtOnce) {
-  EXPECT_THAT(problems_of("--nproc-per-nod 2 --max-restarts x --nnodes 1:4 --module --tee 4"),
-              testing::UnorderedElementsAre("--nproc-per-nod: unknown flag | did you mean --nproc-per-node?",
-                                            HasSubstr("--max-restarts x: expected"),
-                                            HasSubstr("torchrun --nnodes MIN:MAX"), HasSubstr("python3 -m MODULE"),
-                                            HasSubstr("--tee 4: expected 0 to 3"), HasSubstr("no program to run")));
+  EXPECT_THAT(
+      problems_of("--nproc-per-nod 2 --max-restarts x --nnodes 1:4 --module --tee 4"),
+      testing::UnorderedElementsAre("--nproc-per-nod: unknown flag | did you mean --nproc-per-node?",
+                                    HasSubstr("--max-restarts x: expected"), HasSubstr("torchrun --nnodes MIN:MAX"),
+                                    HasSubstr("python3 -m MODULE"), HasSubstr("--tee 4: expected 0 to 3")));
 }
 
 TEST(RunFlags, RefusesWhatItCannotDo) {
@@ -130,6 +130,7 @@ TEST(RunFlags, RefusesWhatItCannotDo) {
       {"--standalone=1 t", "takes no value"},
       {"--nnodes", "expected a value"},
       {"--grace -1 t", "expected seconds"},
+      {"--nnodes 1", "no program to run"},
   };
   for (const auto& [line, expected] : cases) {
     EXPECT_THAT(problems_of(line), testing::Contains(HasSubstr(expected))) << line;
