@@ -57,8 +57,14 @@ void set_old_run_aside(const std::filesystem::path& directory) {
 int supervise(const Plan& plan, const std::vector<std::string>& argv, const Variables& environment) {
   LaunchRequest request;
   request.argv = argv;
-  request.world_size = plan.local_world_size();
+  request.ranks_per_node = {plan.local_world_size()};
   request.threads_per_rank = plan.threads_per_rank;
+  request.max_restarts = plan.config.dist.max_restarts;
+  request.event_log = run_directory(plan.config) / "events.jsonl";
+  if (!plan.config.report.log_dir.empty()) {
+    request.log_dir = plan.config.report.log_dir;
+    request.routes.assign(static_cast<std::size_t>(plan.local_world_size()), {.out_in_file = true, .err_in_file = true});
+  }
   request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(plan.config.dist.grace_s * 1000));
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();

@@ -63,7 +63,7 @@ TEST(Identity, ReadsOurOwnLauncher) {
   const Values values = with(torchrun(), {{"RANK", "1"},
                                           {"WORLD_SIZE", "2"},
                                           {"GROUP_RANK", "0"},
-                                          {"GROUP_WORLD_SIZE", "7"},
+                                          {"GROUP_WORLD_SIZE", "1"},
                                           {"LOCKSTEP_RUN_ID", "f00"},
                                           {"LOCKSTEP_CONTROL_FD", "3"},
                                           {"LOCKSTEP_DEVICES", "1,3"}});
@@ -78,6 +78,21 @@ TEST(Identity, ReadsOurOwnLauncher) {
   EXPECT_FALSE(identity->agent_store);
   EXPECT_EQ(identity->restart, 0);
   EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);
+}
+
+TEST(Identity, BelievesOurLauncherThatNodesDiffer) {
+  const Values values = with(torchrun(), {{"RANK", "2"},
+                                          {"WORLD_SIZE", "3"},
+                                          {"LOCAL_RANK", "0"},
+                                          {"LOCAL_WORLD_SIZE", "1"},
+                                          {"GROUP_RANK", "1"},
+                                          {"GROUP_WORLD_SIZE", "2"},
+                                          {"LOCKSTEP_CONTROL_FD", "3"}});
+  const auto identity = detect_identity(Variables(values));
+  ASSERT_TRUE(identity);
+  EXPECT_EQ(identity->nodes, 2);
+  EXPECT_EQ(identity->node, 1);
+  EXPECT_EQ(identity->rank, 2);
 }
 
 TEST(Identity, ReadsVariablesThatSomebodySetByHand) {
