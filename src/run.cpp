@@ -25,7 +25,12 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "control/channel.h"
+#include "control/progress_record.h"
+#include "launch/crash_handler.h"
+#include "launch/failure.h"
+#include "launch/orders.h"
 #include "launch/signals.h"
+#include "launch/worker_process.h"
 #include "report/console.h"
 
 namespace lockstep {
@@ -33,6 +38,10 @@ namespace lockstep {
 namespace {
 
 int code_of(ExitCode code) { return static_cast<int>(code); }
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
 
 // `--fresh`: the old run is kept under the next free number.
 void set_old_run_aside(const std::filesystem::path& directory) {
@@ -55,7 +64,9 @@ int supervise(const Plan& plan, const std::vector<std::string>& argv, const Vari
   request.argv = argv;
   request.world_size = plan.local_world_size();
   request.threads_per_rank = plan.threads_per_rank;
-  request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(plan.config.dist.grace_s * 1000));
+  request.grace = milliseconds(plan.config.dist.grace_s);
+  request.stall_warning = milliseconds(plan.config.dist.stall_warn_s);
+  request.stall_deadline = milliseconds(plan.config.dist.stall_timeout_s);
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
@@ -78,38 +89,42 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.control_fd < 0) {
     return nullptr;
   }
-  for (const char* name :
-       {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
-        "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
+                           "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
   fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
   return std::make_shared<Channel>(identity.control_fd);
 }
 
-void print_error(const std::exception& error) {
+void print_error(std::string_view text) {
   const std::string label = log_world_size() > 1 ? fmt::format("[rank{}]: ", log_rank()) : std::string();
-  write_line(label + error_text(error));
+  write_line(label + std::string(text));
 }
 
-// What ends a rank, told to whoever watches it.
-int report_failure(const std::exception& error, const Channel* channel) {
-  const int code = code_of(exit_code_of(error));
+// The exception that ends a rank, told to whoever watches it.
+int report_failure(const Channel* channel) {
+  const Message failure = current_failure();
   if (channel != nullptr) {
-    channel->send(
-        {.kind = Message::Kind::failure,
-         .text = error_text(error),
-         .code = code,
-         .secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost)});
+    channel->send(failure);
   } else {
-    print_error(error);
+    print_error(failure.text);
   }
-  return code;
+  return failure.code;
 }
 
 int be_a_rank(const Plan& plan, const Identity& identity, const Variables& environment,
               const std::function<void(Session&)>& worker) {
   const std::shared_ptr<Channel> channel = take_channel(identity);
+  std::optional<ProgressBoard> progress;
+  std::optional<Orders> orders;
+  std::optional<TerminateScope> terminate;
+  if (channel) {
+    progress.emplace(WorkerProcess::kProgressFd, identity.local_rank);
+    orders.emplace(channel);
+    terminate.emplace(*channel);
+  }
+  const CrashHandler crash_handler(identity.rank, progress ? &(*progress)[identity.local_rank] : nullptr);
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);
   }
@@ -139,8 +154,8 @@ int be_a_rank(const Plan& plan, const Identity& identity, const Variables& envir
       channel->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
     }
     return code;
-  } catch (const std::exception& error) {
-    const int code = report_failure(error, channel.get());
+  } catch (...) {
+    const int code = report_failure(channel.get());
     if (plan.world_size > 1) {
       // The ordinary way out joins threads of collectives that may never end.
       std::fflush(nullptr);
@@ -195,9 +210,8 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
                         "call it once, and train as often as you like inside its worker function");
     }
     return run_program(defaults, flags, {argv, argv + argc}, worker);
-  } catch (const std::exception& error) {
-    print_error(error);
-    return code_of(exit_code_of(error));
+  } catch (...) {
+    return report_failure(nullptr);
   }
 }
 

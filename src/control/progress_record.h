@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -28,13 +29,13 @@ std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
 std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
 
-/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other, which
-/// is good enough to see who hangs where.
+/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other,
+/// which is good enough to see who hangs where.
 struct alignas(64) ProgressRecord {
-  std::atomic<std::uint64_t> beats{0};       ///< changes of anything here: a rank whose beats stand still stands still
-  std::atomic<std::int64_t> step{-1};        ///< steps done since the beginning of the run; -1: not known
+  std::atomic<std::uint64_t> beats{0};        ///< changes of anything here: a rank whose beats stand still stands still
+  std::atomic<std::int64_t> step{-1};         ///< steps done since the beginning of the run; -1: not known
   std::atomic<std::uint64_t> collectives{0};  ///< collectives begun through World
-  std::atomic<std::int64_t> bytes{0};        ///< of the last one
+  std::atomic<std::int64_t> bytes{0};         ///< of the last one
   std::atomic<Phase> phase{Phase::start};
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
 
@@ -75,6 +76,7 @@ struct ProgressView {
 };
 ProgressView view(const ProgressRecord& record) noexcept;
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
+std::string place_of(const ProgressView& view);   ///< "at step 812 in data"; "": the record was never written
 
 /// The records of all ranks of one machine: anonymous shared memory behind a descriptor that workers inherit. The
 /// supervisor makes it; a rank maps the same descriptor again, so that no pointer has to be passed around.
@@ -102,20 +104,27 @@ class ProgressBoard {
   ProgressRecord* records_ = nullptr;
 };
 
-/// The phase while it lives; then the one before it.
+/// The phase while it lives; then the one before it, unless an exception ends it: who reports that says where it began.
 class PhaseScope {
  public:
   PhaseScope(ProgressRecord& record, Phase phase) noexcept
-      : record_(record), before_(record.phase.load(std::memory_order_relaxed)) {
+      : record_(record),
+        before_(record.phase.load(std::memory_order_relaxed)),
+        exceptions_(std::uncaught_exceptions()) {
     record_.set_phase(phase);
   }
-  ~PhaseScope() { record_.set_phase(before_); }
+  ~PhaseScope() {
+    if (std::uncaught_exceptions() == exceptions_) {
+      record_.set_phase(before_);
+    }
+  }
   PhaseScope(const PhaseScope&) = delete;
   PhaseScope& operator=(const PhaseScope&) = delete;
 
  private:
   ProgressRecord& record_;
   Phase before_;
+  int exceptions_;
 };
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -16,6 +17,12 @@ struct CpuTopology {
 
 /// The text of a file; nullopt where there is none. Tests hand in a table.
 using ReadText = std::function<std::optional<std::string>(const std::string& path)>;
+
+std::optional<std::string> read_text_file(const std::string& path);
+
+/// The groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, with their parents, as
+/// folders below the usual mount points; v1 and v2.
+std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller);
 
 /// Looks at /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every group from this process's up to the
 /// root.

@@ -74,7 +74,8 @@ Variables worker_environment(const LaunchRequest& request, int rank, int port, c
   values["MASTER_ADDR"] = "127.0.0.1";
   values["MASTER_PORT"] = std::to_string(port);
   values.emplace("OMP_NUM_THREADS", std::to_string(request.threads_per_rank));  // the user's own value wins
-  values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");  // c10d warns about sockets of ranks that failed: the failure is what counts
+  values.emplace("TORCH_CPP_LOG_LEVEL",
+                 "ERROR");  // c10d warns about sockets of ranks that failed: the failure is what counts
   values["LOCKSTEP_RUN_ID"] = run_id;
   values["LOCKSTEP_CONTROL_FD"] = std::to_string(WorkerProcess::kControlFd);
   values["LOCKSTEP_PROGRESS_FD"] = std::to_string(WorkerProcess::kProgressFd);
@@ -107,7 +108,9 @@ LaunchReport launch_workers(const LaunchRequest& request) {
     }
   }  // rank 0 holds the socket alone now: when it dies, nobody waits for an answer
   return supervise(std::move(workers), std::move(progress), signals,
-                   {.grace = request.grace, .terminal_status = request.terminal_status});
+                   {.grace = request.grace,
+                    .terminal_status = request.terminal_status,
+                    .stall = {.warning = request.stall_warning, .deadline = request.stall_deadline}});
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 
 #include "control/progress_record.h"
 #include "launch/signal_inbox.h"
+#include "launch/stall_watch.h"
 #include "launch/worker_process.h"
 
 namespace lockstep {
@@ -15,10 +16,11 @@ namespace lockstep {
 struct SupervisorOptions {
   std::chrono::milliseconds grace{5000};
   bool terminal_status = false;
+  StallLimits stall{};
 };
 
-/// workers[r] is rank r, progress[r] its record. Prints their output, forwards signals, ends the rest after a failure, and says last what
-/// failed.
+/// workers[r] is rank r, progress[r] its record. Prints their output, forwards signals, ends the rest after a failure,
+/// and says last what failed.
 LaunchReport supervise(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
                        const SupervisorOptions& options);
 

@@ -60,6 +60,8 @@ struct DistConfig {
   double timeout_s = 600;               ///< longest wait for a peer in a collective
   double init_timeout_s = 300;          ///< longest wait for all ranks to appear
   double grace_s = 5;                   ///< after a failure: time for the other ranks to end before they are killed
+  double stall_warn_s = 30;             ///< without progress, until the ranks that stand still are named; 0: never
+  double stall_timeout_s = 300;         ///< without progress inside a step, until the run is ended; 0: never
   double bucket_mib = 25;               ///< gradient bucket size
   bool find_unused_parameters = false;  ///< the loss may leave parameters without gradient; costs a graph walk a step
   bool static_graph = false;            ///< the graph is the same in every step
