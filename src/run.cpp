@@ -27,7 +27,11 @@
 #include "control/channel.h"
 #include "control/progress_record.h"
 #include "environment/error_file.h"
+#include "launch/crash_handler.h"
+#include "launch/failure.h"
+#include "launch/orders.h"
 #include "launch/signals.h"
+#include "launch/worker_process.h"
 #include "report/console.h"
 #include "world/guard.h"
 #include "world/out_of_memory.h"
@@ -37,6 +41,10 @@ namespace lockstep {
 namespace {
 
 int code_of(ExitCode code) { return static_cast<int>(code); }
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
 
 // `--fresh`: the old run is kept under the next free number.
 void set_old_run_aside(const std::filesystem::path& directory) {
@@ -63,9 +71,12 @@ int supervise(const Plan& plan, const std::vector<std::string>& argv, const Vari
   request.event_log = run_directory(plan.config) / "events.jsonl";
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
-    request.routes.assign(static_cast<std::size_t>(plan.local_world_size()), {.out_in_file = true, .err_in_file = true});
+    request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
+                          {.out_in_file = true, .err_in_file = true});
   }
-  request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(plan.config.dist.grace_s * 1000));
+  request.grace = milliseconds(plan.config.dist.grace_s);
+  request.stall_warning = milliseconds(plan.config.dist.stall_warn_s);
+  request.stall_deadline = milliseconds(plan.config.dist.stall_timeout_s);
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
@@ -92,50 +103,63 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
                            "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
-  fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
+  for (const int fd : {identity.control_fd, identity.progress_fd, identity.store_fd}) {
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
   return std::make_shared<Channel>(identity.control_fd);
 }
 
-void print_error(const std::string& text) {
+void print_error(std::string_view text) {
   const std::string label = log_world_size() > 1 ? fmt::format("[rank{}]: ", log_rank()) : std::string();
-  write_line(label + text);
+  write_line(label + std::string(text));
 }
 
 // What ends a rank, told to whoever watches it: our supervisor, or the other ranks and torchrun.
-int report_failure(const std::exception& error, const std::string& text, const Channel* channel, Guard* guard,
-                   const Identity& identity) {
+void report_failure(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
   constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
-  const int code = code_of(exit_code_of(error));
-  const bool secondary = dynamic_cast<const CommError*>(&error) != nullptr && code == code_of(ExitCode::peer_lost);
   if (channel != nullptr) {
-    channel->send({.kind = Message::Kind::failure, .text = text, .code = code, .secondary = secondary});
-    return code;
-  }
-  if (const auto cause = secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
+    channel->send(failure);
+  } else if (const auto cause =
+                 failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
     write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, *cause));
-    return code;
+  } else {
+    print_error(failure.text);
+    write_error_file(identity.error_file, failure.text);
+    if (guard != nullptr) {
+      guard->report(failure.text);
+    }
   }
-  print_error(text);
-  write_error_file(identity.error_file, text);
-  if (guard != nullptr) {
-    guard->report(error.what());
-  }
-  return code;
 }
 
 int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
               const std::function<void(Session&)>& worker) {
   const std::shared_ptr<Channel> channel = take_channel(identity);
-  std::optional<ProgressBoard> own_board;
-  if (identity.progress_fd < 0) {
-    own_board.emplace(identity.local_world_size);
-    identity.progress_fd = own_board->fd();
+  ProgressBoard progress = identity.progress_fd >= 0 ? ProgressBoard(identity.progress_fd, identity.local_rank)
+                                                     : ProgressBoard(identity.local_world_size);
+  identity.progress_fd = progress.fd();  // the World maps it again
+  const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
+  std::optional<Orders> orders;
+  std::optional<TerminateScope> terminate;
+  if (channel) {
+    orders.emplace(channel);
+    terminate.emplace(*channel);
   }
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);
   }
   std::optional<Session> session;
   std::optional<Guard> guard;
+  const auto fail = [&](const std::string& advice) {
+    Message failure = current_failure();
+    failure.text += advice;
+    report_failure(failure, identity, channel.get(), guard ? &*guard : nullptr);
+    if (plan.world_size > 1) {
+      // The ordinary way out joins threads of collectives that may never end.
+      std::fflush(nullptr);
+      _exit(failure.code);
+    }
+    return failure.code;
+  };
   try {
     TrainControl control;
     const SignalScope signals(control);
@@ -166,14 +190,9 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
     }
     return code;
   } catch (const std::exception& error) {
-    const std::string text = error_text(error) + out_of_memory_hint(error, plan, identity.local_rank);
-    const int code = report_failure(error, text, channel.get(), guard ? &*guard : nullptr, identity);
-    if (plan.world_size > 1) {
-      // The ordinary way out joins threads of collectives that may never end.
-      std::fflush(nullptr);
-      _exit(code);
-    }
-    return code;
+    return fail(out_of_memory_hint(error, plan, identity.local_rank));
+  } catch (...) {
+    return fail({});
   }
 }
 
@@ -222,9 +241,10 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
                         "call it once, and train as often as you like inside its worker function");
     }
     return run_program(defaults, flags, {argv, argv + argc}, worker);
-  } catch (const std::exception& error) {
-    print_error(error_text(error));
-    return code_of(exit_code_of(error));
+  } catch (...) {
+    const Message failure = current_failure();
+    print_error(failure.text);
+    return failure.code;
   }
 }
 

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <typeinfo>
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -53,7 +56,7 @@ std::string error_text(const std::exception& error) {
   } else if (const auto* ours = dynamic_cast<const Error*>(&error)) {
     append_problem(text, ours->what(), ours->hint());
   } else {
-    append_problem(text, error.what(), {});
+    append_problem(text, fmt::format("{}: {}", type_name(typeid(error)), error.what()), {});
   }
   return text;
 }

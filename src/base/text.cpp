@@ -4,8 +4,11 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <memory>
 
+#include <cxxabi.h>
 #include <fmt/format.h>
 
 namespace lockstep {
@@ -232,6 +235,13 @@ std::string format_ranges(std::span<const int> sorted) {
     i = last + 1;
   }
   return text;
+}
+
+std::string type_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
+                                                    std::free);
+  return name ? name.get() : type.name();
 }
 
 std::string printable(std::string_view text) {

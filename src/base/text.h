@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <vector>
 
 namespace lockstep {
@@ -26,6 +27,7 @@ std::string human_duration(double seconds);   ///< "1:02:03", "00:12"
 std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates);
 /// "0-3,7" for {0,1,2,3,7}.
 std::string format_ranges(std::span<const int> sorted);
+std::string type_name(const std::type_info& type);  ///< "std::runtime_error"
 /// Removes escape sequences and control characters except tab.
 std::string printable(std::string_view text);
 

@@ -270,6 +270,18 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .ranks_agree = false},
         c.dist.max_restarts);
+  visit(Info{.name = "dist.stall_warn_s",
+             .help = "seconds without progress until the ranks that stand still are named; 0: never",
+             .minimum = 0,
+             .maximum = 1e7,
+             .ranks_agree = false},
+        c.dist.stall_warn_s);
+  visit(Info{.name = "dist.stall_timeout_s",
+             .help = "seconds without progress inside a step until the run is ended with code 124; 0: never",
+             .minimum = 0,
+             .maximum = 1e7,
+             .ranks_agree = false},
+        c.dist.stall_timeout_s);
   visit(Info{.name = "dist.bucket_mib",
              .help = "gradient bucket size in MiB",
              .minimum = 0,

@@ -41,6 +41,11 @@ std::string_view shorten(std::string_view text) noexcept {
   return text.substr(0, end);
 }
 
+/// Only the latest status matters, and the supervisor waits for nobody.
+bool may_be_dropped(Message::Kind kind) noexcept {
+  return kind == Message::Kind::status || kind == Message::Kind::abort || kind == Message::Kind::dump;
+}
+
 bool wait_writable(int fd, std::chrono::steady_clock::time_point deadline) noexcept {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   pollfd entry{.fd = fd, .events = POLLOUT, .revents = 0};
@@ -55,9 +60,9 @@ std::optional<Message> parse(std::string_view packet) {
   }
   std::memcpy(&header, packet.data(), sizeof(header));
   const auto kind = static_cast<Message::Kind>(header.kind);
-  const bool known = kind == Message::Kind::line || kind == Message::Kind::status || kind == Message::Kind::failure ||
-                     kind == Message::Kind::finished;
-  if (!known || header.secondary > 1) {
+  constexpr std::array kKnown{Message::Kind::line,     Message::Kind::status, Message::Kind::failure,
+                              Message::Kind::finished, Message::Kind::abort,  Message::Kind::dump};
+  if (std::find(kKnown.begin(), kKnown.end(), kind) == kKnown.end() || header.secondary > 1) {
     return std::nullopt;
   }
   return Message{.kind = kind,
@@ -101,7 +106,7 @@ void Channel::send(const Message& message) const noexcept {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (sendmsg(fd_, &packet, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     const bool full = errno == EAGAIN;
-    const bool again = full ? message.kind != Message::Kind::status && wait_writable(fd_, deadline) : errno == EINTR;
+    const bool again = full ? !may_be_dropped(message.kind) && wait_writable(fd_, deadline) : errno == EINTR;
     if (!again) {
       return;
     }

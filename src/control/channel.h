@@ -15,6 +15,8 @@ struct Message {
     status = 'S',    ///< worker: replaces the status line
     failure = 'F',   ///< worker: code, secondary flag and text of the exception that ends it
     finished = 'E',  ///< worker: announced exit code; an exit that was not announced is a failure
+    abort = 'A',     ///< supervisor: somebody failed; end at once, without finishing what waits for others
+    dump = 'D',      ///< supervisor: write the stacks of all threads
   };
   Kind kind = Kind::line;
   std::string text{};
@@ -22,7 +24,8 @@ struct Message {
   bool secondary = false;  ///< failure: a peer was lost, so somebody else failed first
 };
 
-/// One end of the channel. Sends never block: a status that does not fit is dropped, other messages wait briefly.
+/// One end of the channel. Sends never block: a status or an order that does not fit is dropped, other messages wait
+/// briefly.
 class Channel {
  public:
   static constexpr std::size_t kMaxText = 60000;  ///< longer texts are cut

@@ -101,6 +101,14 @@ std::string to_string(const ProgressView& view) {
   return text;
 }
 
+std::string place_of(const ProgressView& view) {
+  if (view.beats == 0) {
+    return {};
+  }
+  return view.step >= 0 ? fmt::format("at step {} in {}", view.step, to_string(view.phase))
+                        : fmt::format("in {}", to_string(view.phase));
+}
+
 ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", MFD_CLOEXEC)), size_(ranks) {
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(sizeof(ProgressRecord)) * ranks) != 0) {
     throw_board_error(std::strerror(errno));

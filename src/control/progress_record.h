@@ -98,6 +98,7 @@ struct ProgressView {
 };
 ProgressView view(const ProgressRecord& record) noexcept;
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
+std::string place_of(const ProgressView& view);   ///< "at step 812 in data"; "": the record was never written
 
 /// The records of all ranks of one machine: anonymous shared memory behind a descriptor that workers inherit. The
 /// supervisor makes it; a rank maps the same descriptor again, so that no pointer has to be passed around.
@@ -130,7 +131,9 @@ class ProgressBoard {
 class PhaseScope {
  public:
   PhaseScope(ProgressRecord& record, Phase phase) noexcept
-      : record_(record), before_(record.phase.load(std::memory_order_relaxed)) {
+      : record_(record),
+        before_(record.phase.load(std::memory_order_relaxed)),
+        exceptions_(std::uncaught_exceptions()) {
     record_.set_phase(phase);
   }
   ~PhaseScope() {

@@ -37,10 +37,32 @@ std::vector<std::string> self_and_parents(std::string path) {
   return paths;
 }
 
-/// This process's groups that limit `controller`, as folders below the usual mount points.
-std::vector<std::string> cgroup_folders(std::string_view proc_self_cgroup, std::string_view controller) {
+/// "MemTotal:       24661812 kB"
+std::int64_t memory_of_meminfo(std::string_view meminfo) {
+  constexpr std::string_view kLabel = "MemTotal:";
+  for (const std::string& line : split(meminfo, '\n')) {
+    if (line.starts_with(kLabel) && line.ends_with("kB")) {
+      const std::string_view number(line.data() + kLabel.size(), line.size() - kLabel.size() - 2);
+      return parse_int(trim(number)).value_or(0) * 1024;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::optional<std::string> read_text_file(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return std::nullopt;
+  }
+  return std::move(text).str();
+}
+
+std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller) {
   std::vector<std::string> folders;
-  for (const std::string& line : split(proc_self_cgroup, '\n')) {
+  for (const std::string& line : split(proc_cgroup, '\n')) {
     const std::size_t first = line.find(':');
     const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) {
@@ -58,20 +80,6 @@ std::vector<std::string> cgroup_folders(std::string_view proc_self_cgroup, std::
   }
   return folders;
 }
-
-/// "MemTotal:       24661812 kB"
-std::int64_t memory_of_meminfo(std::string_view meminfo) {
-  constexpr std::string_view kLabel = "MemTotal:";
-  for (const std::string& line : split(meminfo, '\n')) {
-    if (line.starts_with(kLabel) && line.ends_with("kB")) {
-      const std::string_view number(line.data() + kLabel.size(), line.size() - kLabel.size() - 2);
-      return parse_int(trim(number)).value_or(0) * 1024;
-    }
-  }
-  return 0;
-}
-
-}  // namespace
 
 std::optional<int> cores_of_quota(std::string_view quota_us, std::string_view period_us) {
   const auto quota = parse_int(trim(quota_us));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "environment/text_file.h"
 
@@ -13,6 +14,10 @@ struct CpuTopology {
   int cores = 1;
   std::int64_t memory_bytes = 0;
 };
+
+/// The groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, with their parents, as
+/// folders below the usual mount points; v1 and v2.
+std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller);
 
 /// Looks at /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every group from this process's up to the
 /// root.

@@ -118,6 +118,7 @@ class Launch {
     return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
                      {.grace = request_.grace,
                       .terminal_status = request_.terminal_status,
+                      .stall = {.warning = request_.stall_warning, .deadline = request_.stall_deadline},
                       .first_rank = first,
                       .world_size = world_size(request_),
                       .any_program = request_.any_program,

@@ -14,7 +14,7 @@ namespace lockstep {
 SignalInbox::SignalInbox() {
   sigset_t wanted;
   sigemptyset(&wanted);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP}) {
     struct sigaction current {};
     sigaction(signal, nullptr, &current);
     if (current.sa_handler != SIG_IGN) {

@@ -9,8 +9,9 @@
 
 namespace lockstep {
 
-/// While it lives, SIGINT, SIGTERM, SIGUSR1 and SIGHUP wait in a descriptor instead of interrupting this thread. Those
-/// that were ignored stay ignored. Children stay collectable even if the parent of this process ignored SIGCHLD.
+/// While it lives, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP wait in a descriptor instead of interrupting this
+/// thread. Those that were ignored stay ignored. Children stay collectable even if the parent of this process ignored
+/// SIGCHLD.
 class SignalInbox {
  public:
   SignalInbox();  ///< Throws: LaunchError

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/text.h"
+#include "launch/memory_watch.h"
 #include "launch/rank_output.h"
 #include "launch/terminal_queue.h"
 #include "launch/verdict.h"
@@ -29,15 +30,21 @@ using std::chrono::milliseconds;
 constexpr milliseconds kSecondInterruptAfter{1000};
 constexpr milliseconds kLongestDying{5000};  // from SIGKILL; a process in a broken driver call may never end
 constexpr milliseconds kNoticeAfter{500};    // most ranks end by themselves sooner
-constexpr int kMessagesPerTurn = 1000;       // more than the channel holds
-constexpr int kReadsPerTurn = 16;            // one loud rank must not starve the others
-constexpr int kSaneReads = 64;               // more than a pipe holds: what a dead worker left behind
+constexpr milliseconds kTimeForStacks{1500};
+constexpr int kMessagesPerTurn = 1000;  // more than the channel holds
+constexpr int kReadsPerTurn = 16;       // one loud rank must not starve the others
+constexpr int kSaneReads = 64;          // more than a pipe holds: what a dead worker left behind
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
   std::transform(workers.begin(), workers.end(), std::back_inserter(pids),
                  [](const auto& worker) { return worker.pid(); });
   return pids;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? printable(name.data()) : "unknown";
 }
 
 class Supervisor {
@@ -49,13 +56,15 @@ class Supervisor {
         signals_(signals),
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
-        verdict_(pids_of(workers_), options.first_rank) {
+        verdict_(host_name(), pids_of(workers_), options.first_rank),
+        stall_watch_(options.stall, static_cast<int>(workers_.size())) {
     for (int rank = 0; rank < size(); ++rank) {
       outputs_.emplace_back(
           options.first_rank + rank, options.world_size,
           [this, rank](OutputStream stream, std::string text) { show(rank, stream, std::move(text)); },
           std::move(destinations[static_cast<std::size_t>(rank)]));
       talking_.push_back(true);
+      memory_.emplace_back(worker(rank).pid());
     }
   }
 
@@ -75,6 +84,7 @@ class Supervisor {
       if (options_.each_turn) {
         options_.each_turn();
       }
+      look_for_stalls();
       verdict_.settle(Clock::now());
       stop_the_rest();
     }
@@ -106,7 +116,7 @@ class Supervisor {
   /// Time until something has to happen without an event; -1: never.
   int timeout() const {
     auto next = Clock::time_point::max();
-    for (const auto& due : {verdict_.due(), notice_at_, kill_at_}) {
+    for (const auto& due : {verdict_.due(), notice_at_, kill_at_, look_at_}) {
       next = std::min(next, due.value_or(next));
     }
     if (next == Clock::time_point::max()) {
@@ -157,6 +167,10 @@ class Supervisor {
 
   void take_signals() {
     while (const std::optional<int> signal = signals_.take()) {
+      if (*signal == SIGUSR2) {
+        order(Message::Kind::dump);
+        continue;
+      }
       if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + kSecondInterruptAfter) {
         verdict_.killed_by_user();
         kill_all();
@@ -181,6 +195,67 @@ class Supervisor {
     }
   }
 
+  /// To the ranks that still run and do not know yet that the run is over.
+  void order(Message::Kind kind) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (worker(rank).is_running() && verdict_.is_unaware(rank)) {
+        worker(rank).channel().send({.kind = kind});
+      }
+    }
+  }
+
+  void look_for_stalls() {
+    const auto now = Clock::now();
+    if (verdict_.is_decided()) {
+      look_at_.reset();
+      return;
+    }
+    if (look_at_ && now < *look_at_) {
+      return;
+    }
+    look_at_ = now + StallWatch::kPeriod;
+    if (stall_) {
+      end_stalled();
+      return;
+    }
+    std::vector<RankSample> samples;
+    for (int rank = 0; rank < size(); ++rank) {
+      const bool runs = worker(rank).is_running() && !verdict_.has_finished(rank);
+      const pid_t pid = worker(rank).pid();
+      samples.push_back({.view = view(progress_[rank]),
+                         .process = runs ? read_process_state(pid) : ProcessState{},
+                         .pid = pid,
+                         .running = runs});
+    }
+    for (StallFinding& finding : stall_watch_.observe(samples, now)) {
+      say("warning: " + finding.lines.front());
+      std::for_each(finding.lines.begin() + 1, finding.lines.end(), [&](const std::string& line) { say(line); });
+      if (!finding.hint.empty()) {
+        say("  hint: " + finding.hint);
+      }
+      if (finding.ends_the_run) {
+        order(Message::Kind::dump);
+        look_at_ = now + kTimeForStacks;
+        stall_ = std::move(finding);
+      }
+    }
+  }
+
+  /// The stacks are written: who stood still is blamed.
+  void end_stalled() {
+    const int rank = stall_->ranks.front();
+    const std::string place = place_of(view(progress_[rank]));
+    verdict_.stalled(
+        rank,
+        fmt::format("made no progress for {} {}{}", seconds(options_.stall.deadline), place,
+                    stall_->ranks.size() == 1
+                        ? std::string()
+                        : fmt::format(", with ranks {}",
+                                      format_ranges(std::vector<int>(stall_->ranks.begin() + 1, stall_->ranks.end())))),
+        stall_->hint.empty() ? "the stacks of all ranks are above; --dist.stall_timeout_s sets the limit"
+                             : stall_->hint);
+  }
+
   void hear(int rank) {
     for (int heard = 0; heard < kMessagesPerTurn; ++heard) {
       const std::optional<Message> message = worker(rank).channel().receive();
@@ -202,7 +277,10 @@ class Supervisor {
           break;
         case Message::Kind::failure:
         case Message::Kind::finished:
-          verdict_.announced(rank, *message, Clock::now());
+          verdict_.announced(rank, *message, view(progress_[rank]), Clock::now());
+          break;
+        case Message::Kind::abort:  // orders go the other way
+        case Message::Kind::dump:
           break;
       }
     }
@@ -233,9 +311,14 @@ class Supervisor {
     hear(rank);
     const ExitStatus status = worker(rank).reap();
     if (is_stranger(rank) && status.signal == 0) {
-      verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, Clock::now());
+      verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
+                         Clock::now());
     }
-    verdict_.exited(rank, status);
+    const MemoryWatch& memory = memory_[static_cast<std::size_t>(rank)];
+    verdict_.exited(rank, {.status = status,
+                           .place = view(progress_[rank]),
+                           .out_of_memory = memory.killed_since(),
+                           .memory_limit = memory.limit_bytes()});
     for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
       read_pipe(rank, stream, kSaneReads);
       close_pipe(rank, stream);
@@ -251,6 +334,7 @@ class Supervisor {
       kill_at_ = now + options_.grace;
       notice_at_ = now + kNoticeAfter;
       ask_strangers_to_end();
+      order(Message::Kind::abort);
     }
     if (now >= *kill_at_) {
       verdict_.killed_by_us();
@@ -344,6 +428,8 @@ class Supervisor {
   SupervisorOptions options_;
   TerminalQueue terminal_;
   Verdict verdict_;
+  StallWatch stall_watch_;
+  std::vector<MemoryWatch> memory_{};
   std::vector<RankOutput> outputs_{};
   std::vector<bool> talking_{};  // the control channel is open
   std::int64_t not_shown_ = 0;   // lines since the last one that was
@@ -353,6 +439,8 @@ class Supervisor {
   std::optional<Clock::time_point> notice_at_{};
   std::optional<Clock::time_point> kill_at_{};  // when patience ends; after the kill, when we give up
   std::optional<Clock::time_point> killed_at_{};
+  std::optional<Clock::time_point> look_at_ = Clock::now();  // the next look for stalls
+  std::optional<StallFinding> stall_{};                      // found: ends the run when the stacks are written
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "control/progress_record.h"
 #include "launch/rank_output.h"
 #include "launch/signal_inbox.h"
+#include "launch/stall_watch.h"
 #include "launch/worker_process.h"
 
 namespace lockstep {
@@ -17,8 +18,9 @@ namespace lockstep {
 struct SupervisorOptions {
   std::chrono::milliseconds grace{5000};
   bool terminal_status = false;
-  int first_rank = 0;                 ///< of this machine
-  int world_size = 1;                 ///< on all machines
+  int first_rank = 0;  ///< of this machine
+  int world_size = 1;  ///< on all machines
+  StallLimits stall{};
   bool any_program = false;           ///< one that announces nothing is taken at its exit code
   std::function<void()> each_turn{};  ///< called after every event
 };

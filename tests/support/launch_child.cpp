@@ -2,9 +2,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <arpa/inet.h>
@@ -20,14 +24,24 @@
 #include <unistd.h>
 
 #include <lockstep/base/control.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 #include <lockstep/launch/launcher.h>
 
 #include "base/text.h"
 #include "control/channel.h"
 #include "control/progress_record.h"
+#include "launch/crash_handler.h"
+#include "launch/failure.h"
+#include "launch/orders.h"
 #include "launch/signals.h"
+#include "launch/worker_process.h"
 #include "support/loud_lines.h"
+
+/// A sanitizer's own handlers would keep ours out.
+extern "C" const char* __asan_default_options() {
+  return "handle_segv=0:handle_abort=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:use_sigaltstack=0";
+}
 
 namespace {
 
@@ -103,6 +117,67 @@ int wait_for_stop() {
   return control.stop_requested() == StopKind::interrupt ? 130 : 75;
 }
 
+/// What run() gives every rank.
+struct RankTools {
+  RankTools(int rank, const std::shared_ptr<const Channel>& channel)
+      : board(WorkerProcess::kProgressFd, rank),
+        record(board[rank]),
+        crash_handler(rank, &record),
+        terminate(*channel),
+        orders(channel) {}
+  ProgressBoard board;
+  ProgressRecord& record;
+  CrashHandler crash_handler;
+  TerminateScope terminate;
+  Orders orders;
+};
+
+[[gnu::noinline]] int overflow_the_stack(int depth) {
+  volatile char frame[4096];
+  frame[0] = 1;
+  return depth == 0 ? frame[0] : overflow_the_stack(depth - 1) + frame[0];
+}
+
+[[gnu::noinline]] void crash_here(const std::string& how) {
+  if (how == "segv") {
+    *reinterpret_cast<volatile int*>(16) = 1;
+  } else if (how == "overflow") {
+    std::printf("%d", overflow_the_stack(1 << 30));
+  } else if (how == "abort") {
+    std::abort();
+  } else {
+    raise(how == "bus" ? SIGBUS : how == "fpe" ? SIGFPE : SIGILL);
+  }
+}
+
+[[noreturn]] void throw_logic_error(const char* what) { throw std::logic_error(what); }
+[[noreturn]] void throw_in_noexcept() noexcept { throw_logic_error("left a noexcept function"); }
+
+[[noreturn]] void throw_something(const std::string& what) {
+  if (what == "ours") {
+    throw DataError("sample 5 is unusable");
+  }
+  if (what == "int") {
+    throw 5;
+  }
+  if (what == "noexcept") {
+    throw_in_noexcept();
+  }
+  if (what == "thread") {
+    std::thread([] { throw_logic_error("left a thread"); }).join();
+  }
+  if (what == "terminate") {
+    std::terminate();
+  }
+  throw std::runtime_error("cannot decode img_4411.jpg");
+}
+
+[[noreturn]] void eat_memory() {
+  for (std::vector<std::vector<char>> eaten;;) {
+    eaten.emplace_back(std::size_t{1} << 20, 'x');
+  }
+}
+
 void leave_grandchild() {
   if (fork() == 0) {
     wait_for_ever();
@@ -173,6 +248,19 @@ bool meet(int rank, int world_size, int port, const std::string& run_id) {
 
 int main(int argc, char** argv) {
   const Variables environment = read_environment();
+  const std::vector<std::string> launch = split(argc > 1 ? argv[1] : "", ':');
+  if (!environment.has("RANK") && launch[0] == "launch") {  // launch:RANKS:GRACE:STALL_WARNING:STALL_DEADLINE, in ms
+    const auto milliseconds = [&](std::size_t index) {
+      return std::chrono::milliseconds(parse_int(launch.at(index)).value());
+    };
+    return launch_workers({.argv = {argv + 1, argv + argc},
+                           .ranks_per_node = {static_cast<int>(parse_int(launch.at(1)).value())},
+                           .grace = milliseconds(2),
+                           .stall_warning = milliseconds(3),
+                           .stall_deadline = milliseconds(4),
+                           .environment = environment})
+        .exit_code;
+  }
   if (!environment.has("RANK")) {  // started by hand: launches itself, without its file
     unlink(argv[0]);
     return launch_workers({.argv = {argv, argv + argc}, .ranks_per_node = {2}, .environment = environment}).exit_code;
@@ -181,7 +269,8 @@ int main(int argc, char** argv) {
     return static_cast<int>(parse_int(environment.get(name).value()).value());
   };
   const int rank = number("RANK");
-  const Channel channel(number("LOCKSTEP_CONTROL_FD"));
+  const auto shared_channel = std::make_shared<const Channel>(number("LOCKSTEP_CONTROL_FD"));
+  const Channel& channel = *shared_channel;
   const std::vector<std::string> words = split(argv[std::min(rank + 1, argc - 1)], ':');
   const std::string& task = words[0];
   const auto argument = [&](std::size_t index) { return static_cast<int>(parse_int(words.at(index)).value()); };
@@ -197,6 +286,46 @@ int main(int argc, char** argv) {
 
   if (task == "finish") {
     return finish(argument(1));
+  }
+  if (task == "crash" || task == "throw" || task == "obey" || task == "stand" || task == "work" || task == "eat") {
+    RankTools tools(rank, shared_channel);
+    tools.record.set_step(812);
+    tools.record.set_phase(Phase::data);
+    if (task == "crash") {  // crash:HOW
+      crash_here(words.at(1));
+    }
+    if (task == "throw") {  // throw:WHAT
+      try {
+        const PhaseScope forward(tools.record, Phase::forward);
+        throw_something(words.at(1));
+      } catch (...) {
+        const Message failure = current_failure();
+        channel.send(failure);
+        _exit(failure.code);
+      }
+    }
+    if (task == "eat") {
+      eat_memory();
+    }
+    if (task == "stand") {  // stand:BYTES, in an all-reduce; without it, in data
+      if (words.size() > 1) {
+        tools.record.set_phase(Phase::backward);
+        tools.record.begin(Operation::all_reduce, argument(1));
+      }
+      wait_for_ever();
+    }
+    if (task == "obey") {
+      say("ready " + std::to_string(getpid()));
+      wait_for_ever();
+    }
+    TrainControl control;  // work: steps until it shall stop
+    const SignalScope scope(control);
+    say("ready " + std::to_string(getpid()));
+    while (control.stop_requested() == StopKind::none) {
+      tools.record.set_phase(Phase::forward);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return finish(75);
   }
   if (task == "announce") {  // announce:ANNOUNCED:EXIT
     finish(argument(1));

@@ -92,7 +92,8 @@ class IoError : public Error {
   explicit IoError(const std::string& what, std::string hint = {}) : Error(what, std::move(hint), ExitCode::io) {}
 };
 
-/// "error: what\n  hint: ..." for a terminal; a ConfigError lists all its problems.
+/// "error: what\n  hint: ..." for a terminal; a ConfigError lists all its problems. An exception that is not ours has
+/// its type in front: "error: std::runtime_error: what".
 std::string error_text(const std::exception& error);
 
 /// The exit code an exception stands for: its own if it is an Error, else ExitCode::failed.

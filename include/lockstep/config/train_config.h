@@ -61,6 +61,8 @@ struct DistConfig {
   double init_timeout_s = 300;          ///< longest wait for all ranks to appear
   double grace_s = 5;                   ///< after a failure: time for the other ranks to end before they are killed
   int max_restarts = 0;                 ///< own launcher: restarts after a failure, without progress between them
+  double stall_warn_s = 30;             ///< without progress, until the ranks that stand still are named; 0: never
+  double stall_timeout_s = 300;         ///< without progress inside a step, until the run is ended; 0: never
   double bucket_mib = 25;               ///< gradient bucket size
   bool find_unused_parameters = false;  ///< the loss may leave parameters without gradient; costs a graph walk a step
   bool static_graph = false;            ///< the graph is the same in every step

@@ -34,10 +34,14 @@ struct LaunchRequest {
   int threads_per_rank = 1;               ///< OMP_NUM_THREADS, unless the user set it
   int max_restarts = 0;                   ///< without progress between them; one machine only
   std::chrono::milliseconds grace{5000};  ///< after a failure, until the rest is killed
-  Variables environment{};                ///< what the workers inherit, before RANK and its like are set
-  bool terminal_status = false;           ///< standard error can redraw: show the main rank's status line
-  std::filesystem::path log_dir{};        ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
-  std::vector<OutputRoute> routes{};      ///< by local rank; {}: everything on the terminal
+  std::chrono::milliseconds stall_warning{
+      30000};  ///< without progress, until the ranks that stand still are named; 0: never
+  std::chrono::milliseconds stall_deadline{
+      300000};                        ///< without progress inside a step, until the run is ended (exit 124); 0: never
+  Variables environment{};            ///< what the workers inherit, before RANK and its like are set
+  bool terminal_status = false;       ///< standard error can redraw: show the main rank's status line
+  std::filesystem::path log_dir{};    ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
+  std::vector<OutputRoute> routes{};  ///< by local rank; {}: everything on the terminal
   std::vector<std::vector<int>> cores{};  ///< by local rank, the cores it may use; {}: this process's
   std::filesystem::path event_log{};      ///< gets a line per failure and restart, if its folder exists; "": none
 };

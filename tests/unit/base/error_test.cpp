@@ -11,7 +11,7 @@ TEST(ErrorText, ShowsWhatAndHint) {
             "error: sample 3: found 2 values, expected 4\n  hint: check the data set");
   EXPECT_EQ(error_text(IoError("cannot write /x: No space left on device")),
             "error: cannot write /x: No space left on device");
-  EXPECT_EQ(error_text(std::runtime_error("boom")), "error: boom");
+  EXPECT_EQ(error_text(std::runtime_error("boom")), "error: std::runtime_error: boom");
 }
 
 TEST(ErrorText, ListsAllProblemsOfAConfiguration) {

@@ -199,6 +199,8 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                .init_timeout_s = 1e6,
                .grace_s = 0,
                .max_restarts = 3,
+               .stall_warn_s = 0,
+               .stall_timeout_s = 1.5,
                .bucket_mib = 12.5,
                .find_unused_parameters = true,
                .broadcast_buffers = false,

@@ -1,0 +1,33 @@
+// Whether the kernel's OOM killer struck. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "environment/cpu_topology.h"
+
+namespace lockstep {
+
+/// Looks at the memory control group (v1 or v2) that a process is in when this is made.
+class MemoryWatch {
+ public:
+  explicit MemoryWatch(pid_t pid, ReadText read = read_text_file);
+
+  /// The kernel has killed a process of the group for want of memory since this was made.
+  bool killed_since() const;
+  /// The lowest limit of the group and its parents; nullopt: none.
+  std::optional<std::int64_t> limit_bytes() const;
+
+ private:
+  std::optional<std::int64_t> kills() const;
+
+  ReadText read_;
+  std::vector<std::string> folders_{};  // of the group, then of its parents
+  std::int64_t kills_before_ = 0;
+};
+
+}  // namespace lockstep
