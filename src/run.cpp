@@ -30,7 +30,6 @@
 #include "launch/failure.h"
 #include "launch/orders.h"
 #include "launch/signals.h"
-#include "launch/worker_process.h"
 #include "report/console.h"
 
 namespace lockstep {
@@ -119,8 +118,11 @@ int be_a_rank(const Plan& plan, const Identity& identity, const Variables& envir
   std::optional<ProgressBoard> progress;
   std::optional<Orders> orders;
   std::optional<TerminateScope> terminate;
+  if (identity.progress_fd >= 0) {
+    progress.emplace(identity.progress_fd, identity.local_rank);
+    fcntl(identity.progress_fd, F_SETFD, FD_CLOEXEC);
+  }
   if (channel) {
-    progress.emplace(WorkerProcess::kProgressFd, identity.local_rank);
     orders.emplace(channel);
     terminate.emplace(*channel);
   }
