@@ -31,7 +31,6 @@
 #include "launch/failure.h"
 #include "launch/orders.h"
 #include "launch/signals.h"
-#include "launch/worker_process.h"
 #include "report/console.h"
 #include "world/guard.h"
 #include "world/out_of_memory.h"
@@ -140,6 +139,10 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
   std::optional<Orders> orders;
   std::optional<TerminateScope> terminate;
+  if (identity.progress_fd >= 0) {
+    progress.emplace(identity.progress_fd, identity.local_rank);
+    fcntl(identity.progress_fd, F_SETFD, FD_CLOEXEC);
+  }
   if (channel) {
     orders.emplace(channel);
     terminate.emplace(*channel);

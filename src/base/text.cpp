@@ -48,6 +48,28 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
+/// Bytes of the well-formed UTF-8 character at text[i]; 0: there is none.
+std::size_t character_size(std::string_view text, std::size_t i) noexcept {
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned char first = byte(i);
+  if (first < 0x80) {
+    return 1;
+  }
+  const std::size_t size = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+  if (size == 0 || size > text.size() - i) {
+    return 0;
+  }
+  for (std::size_t k = 1; k < size; ++k) {
+    if ((byte(i + k) & 0xc0) != 0x80) {
+      return 0;
+    }
+  }
+  const unsigned char second = byte(i + 1);  // longer than needed, a surrogate, beyond U+10FFFF
+  const bool refused = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
+                       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
+  return refused ? 0 : size;
+}
+
 /// The end of the escape sequence that begins at text[i] (an ESC).
 std::size_t escape_end(std::string_view text, std::size_t i) noexcept {
   ++i;
@@ -245,18 +267,22 @@ std::string type_name(const std::type_info& type) {
 }
 
 std::string printable(std::string_view text) {
+  constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
   std::string result;
   result.reserve(text.size());
   for (std::size_t i = 0; i < text.size();) {
+    const std::size_t size = character_size(text, i);
     if (text[i] == '\x1b') {
       i = escape_end(text, i);
-    } else if (text[i] == '\xc2' && i + 1 < text.size() && is_c1_tail(text[i + 1])) {
-      i += 2;
-    } else {
-      if (!is_control(text[i]) || text[i] == '\t') {
-        result += text[i];
-      }
+    } else if (size == 0) {
+      result += kReplacement;
       ++i;
+    } else {
+      const bool control = size == 1 ? is_control(text[i]) : text[i] == '\xc2' && is_c1_tail(text[i + 1]);
+      if (!control || text[i] == '\t') {
+        result += text.substr(i, size);
+      }
+      i += size;
     }
   }
   return result;

@@ -28,7 +28,7 @@ std::optional<std::string> closest(std::string_view word, std::span<const std::s
 /// "0-3,7" for {0,1,2,3,7}.
 std::string format_ranges(std::span<const int> sorted);
 std::string type_name(const std::type_info& type);  ///< "std::runtime_error"
-/// Removes escape sequences and control characters except tab.
+/// Removes escape sequences and control characters except tab; bytes that are no UTF-8 become U+FFFD.
 std::string printable(std::string_view text);
 
 }  // namespace lockstep

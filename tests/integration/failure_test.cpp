@@ -1,9 +1,14 @@
 // One rank fails: its own message, the right exit code, everybody gone.
 #include <csignal>
+#include <cstdio>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/variables.h>
+
+#include "base/text.h"
 #include "support/runs.h"
 
 namespace lockstep {
@@ -33,16 +38,75 @@ TEST_P(OneRankFails, AndIsBlamed) {
   EXPECT_THAT(result.err.substr(last), HasSubstr(failure.text));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, OneRankFails,
-                         testing::Combine(testing::Values(Failure{"throw", 1, "cannot decode sample 4411"},
-                                                          Failure{"segv", 139, "signal 11"},
-                                                          Failure{"abort", 134, "signal 6"},
-                                                          Failure{"kill", 137, "signal 9"},
-                                                          Failure{"exit0", 1, "code 0"}, Failure{"exit7", 1, "code 7"}),
-                                          testing::Values(0, 2)),
-                         [](const auto& test) {
-                           return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, OneRankFails,
+    testing::Combine(testing::Values(Failure{"throw", 1, "cannot decode sample 4411"},
+                                     Failure{"segv", 139, "signal 11"}, Failure{"abort", 134, "signal 6"},
+                                     Failure{"kill", 137, "signal 9"}, Failure{"exit0", 1, "code 0"},
+                                     Failure{"exit7", 1, "code 7"}, Failure{"int", 1, "unknown exception of type int"},
+                                     Failure{"noexcept", 134, "std::terminate after std::runtime_error"},
+                                     Failure{"thread", 134, "std::terminate after std::runtime_error"},
+                                     Failure{"terminate", 134, "std::terminate after no exception"}),
+                     testing::Values(0, 2)),
+    [](const auto& test) {
+      return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
+    });
+
+/// What is wrong when `rank` was to be blamed for an exception; "": nothing.
+std::string problems(const Process::Result& result, int rank) {
+  const auto last = result.err.rfind("error: rank ");
+  const std::string cause = last == std::string::npos ? std::string() : result.err.substr(last);
+  std::string found;
+  const auto expect = [&](bool holds, const std::string& what) { found += holds ? "" : what + "; "; };
+  expect(result.code == 1, fmt::format("exit code {}", result.code));
+  expect(result.seconds < 30, fmt::format("{} s", result.seconds));
+  expect(cause.starts_with(fmt::format("error: rank {} ", rank)), "another rank is blamed");
+  expect(cause.find("std::runtime_error: cannot decode sample 4411") != std::string::npos, "the text is not there");
+  expect(cause.ends_with("\n  exit code 1\n"), "the cause is not the last thing on the screen");
+  return found.empty() ? found : found + result.err;
+}
+
+TEST(EveryPhase, OfEveryRankIsBlamedRight) {
+  const auto rounds = parse_int(read_environment().get("LOCKSTEP_TEST_ROUNDS").value_or("1")).value_or(1);
+  int points = 0;
+  int lost = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const int ranks = round % 2 == 0 ? 2 : 4;
+    for (const char* phase : {"init", "data", "forward", "backward", "optimizer", "validation", "teardown"}) {
+      for (const int rank : {0, ranks - 1}) {
+        const bool passed_once = std::string(phase) == "init" || std::string(phase) == "teardown";
+        const TempDir dir;
+        Process process(command(TRAIN_PROGRAM, dir.path() / "run",
+                                {"--nprocs", std::to_string(ranks), "--fail_in", phase, "--fail_rank",
+                                 std::to_string(rank), "--fail_step", passed_once ? "0" : "3"}));
+        const auto result = process.wait();
+        const std::string found = problems(result, rank);
+        EXPECT_EQ(found, "") << phase << " of rank " << rank << " of " << ranks;
+        lost += found.empty() ? 0 : 1;
+        ++points;
+      }
+    }
+  }
+  std::printf("%d points, %d lost\n", points, lost);
+}
+
+TEST(EveryPhase, SweepSeesAWrongRank) {  // known to be bad
+  const TempDir dir;
+  const auto result = run_program(
+      command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--fail_rank", "1", "--fail_step", "3"}));
+  EXPECT_EQ(problems(result, 1), "");
+  EXPECT_THAT(problems(result, 0), HasSubstr("another rank is blamed"));
+}
+
+TEST(OneRank, CrashesWithTheNamesOfItsFunctions) {
+  const TempDir dir;
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "segv", "--fail_step", "3"}));
+  EXPECT_EQ(result.code, 139);
+  EXPECT_THAT(result.err, HasSubstr("crashed"));
+  for (const char* function : {"fail+0x", "lockstep::Trainer::fit", "lockstep::run"}) {
+    EXPECT_THAT(result.err, HasSubstr(function));
+  }
+}
 
 TEST(OneRank, FailsWithItsOwnCodeAndText) {
   const TempDir dir;

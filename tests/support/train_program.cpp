@@ -1,7 +1,11 @@
 // The program that the integration tests train: small, with dropout and momentum, and with ways to fail on request.
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
+#include <functional>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -26,12 +30,69 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+struct Options {
+  double dropout = 0.2;
+  bool noise = true;
+  std::string optimizer = "adamw";
+  std::string ledger;  // folder: every rank notes the samples of each step
+  std::int64_t fail_step = -1;
+  std::int64_t fail_rank = 0;
+  std::string fail = "throw";         // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7
+  std::string fail_in = "optimizer";  // init, data, forward, backward, optimizer, validation, teardown
+};
+
+[[noreturn]] void throw_error() { throw std::runtime_error("cannot decode sample 4411"); }
+[[noreturn]] void throw_in_noexcept() noexcept { throw_error(); }
+
+void fail(const std::string& how) {
+  if (how == "segv") {
+    std::raise(SIGSEGV);
+  } else if (how == "abort") {
+    std::abort();
+  } else if (how == "exit0") {
+    std::exit(0);
+  } else if (how == "exit7") {
+    std::_Exit(7);
+  } else if (how == "kill") {
+    std::raise(SIGKILL);
+  } else if (how == "int") {
+    throw 5;
+  } else if (how == "noexcept") {
+    throw_in_noexcept();
+  } else if (how == "thread") {
+    std::thread(throw_error).join();
+  } else if (how == "terminate") {
+    std::terminate();
+  }
+  throw_error();
+}
+
+/// Fails when it is called for the `fail_step`-th time in the phase and on the rank that were asked for.
+class Failure {
+ public:
+  Failure(const Options& options, int rank) : options_(options), armed_(rank == options.fail_rank) {}
+  void reach(const std::string& phase) {
+    if (is_due(phase)) {
+      fail(options_.fail);
+    }
+  }
+  bool is_due(const std::string& phase) {
+    return armed_ && phase == options_.fail_in && options_.fail_step >= 0 && calls_++ == options_.fail_step;
+  }
+
+ private:
+  Options options_;
+  bool armed_;
+  std::atomic<std::int64_t> calls_{0};
+};
+
 // Sample i is a function of i, with noise that depends on (seed, epoch, sample) only.
 class Points final : public lockstep::Dataset {
  public:
-  explicit Points(bool noise) : noise_(noise) {}
+  Points(bool noise, std::function<void()> before) : noise_(noise), before_(std::move(before)) {}
   std::int64_t size() const override { return kSize; }
   lockstep::Batch get(std::span<const std::int64_t> ids, const lockstep::SampleSeed& seed) const override {
+    before_();
     auto x = at::empty({static_cast<std::int64_t>(ids.size()), 10});
     for (std::size_t row = 0; row < ids.size(); ++row) {
       const double shift = noise_ ? static_cast<double>(seed(ids[row]) % 1000) * 1e-4 : 0.0;
@@ -42,21 +103,12 @@ class Points final : public lockstep::Dataset {
 
  private:
   bool noise_;
-};
-
-struct Options {
-  double dropout = 0.2;
-  bool noise = true;
-  std::string optimizer = "adamw";
-  std::string ledger;  // folder: every rank notes the samples of each step
-  std::int64_t fail_step = -1;
-  std::int64_t fail_rank = 0;
-  std::string fail = "throw";  // throw, segv, abort, kill, exit0, exit7
+  std::function<void()> before_;
 };
 
 struct Regression final : lockstep::Task {
-  Regression(const Options& options_, lockstep::World& world_)
-      : options(options_), world(world_), net(options_.dropout) {
+  Regression(const Options& options_, lockstep::World& world_, Failure& failure_)
+      : options(options_), world(world_), failure(failure_), net(options_.dropout) {
     if (!options.ledger.empty()) {
       ledger.open(fmt::format("{}/rank_{}.txt", options.ledger, world.rank()), std::ios::app);
     }
@@ -69,12 +121,19 @@ struct Regression final : lockstep::Task {
     return {lockstep::adamw({.lr = 0.01})};
   }
   lockstep::StepOutput training_step(const lockstep::Batch& batch) override {
+    failure.reach("forward");
+    auto loss = at::mse_loss(net->forward(batch.input), batch.target);
+    if (loss.requires_grad() && failure.is_due("backward")) {
+      loss.register_hook([how = options.fail](const at::Tensor&) { fail(how); });
+    }
+    return loss;
+  }
+  lockstep::StepOutput validation_step(const lockstep::Batch& batch) override {
+    failure.reach("validation");
     return at::mse_loss(net->forward(batch.input), batch.target);
   }
   void optimize(lockstep::Step& step) override {
-    if (step.number() == options.fail_step && world.rank() == options.fail_rank) {
-      fail();
-    }
+    failure.reach("optimizer");
     Task::optimize(step);
     if (ledger.is_open()) {
       ledger << step.number() << ':';
@@ -86,24 +145,10 @@ struct Regression final : lockstep::Task {
       ledger << std::endl;
     }
   }
-  void fail() const {
-    if (options.fail == "segv") {
-      std::raise(SIGSEGV);
-    } else if (options.fail == "abort") {
-      std::abort();
-    } else if (options.fail == "exit0") {
-      std::exit(0);
-    } else if (options.fail == "exit7") {
-      std::_Exit(7);
-    } else if (options.fail == "kill") {
-      std::raise(SIGKILL);
-    } else {
-      throw std::runtime_error("cannot decode sample 4411");
-    }
-  }
 
   Options options;
   lockstep::World& world;
+  Failure& failure;
   Net net;
   std::ofstream ledger;
 };
@@ -117,14 +162,20 @@ int main(int argc, char** argv) {
       .add("noise", &options.noise, "noise on the samples")
       .add("optimizer", &options.optimizer, "adamw or sgd")
       .add("ledger", &options.ledger, "folder for the samples that each rank saw")
-      .add("fail_step", &options.fail_step, "step to fail in")
+      .add("fail_in", &options.fail_in, "phase to fail in")
+      .add("fail_step", &options.fail_step, "how often the phase is passed before it fails")
       .add("fail_rank", &options.fail_rank, "rank that fails")
       .add("fail", &options.fail, "how");
   const lockstep::TrainConfig defaults{.max_epochs = 3, .batch_size = 4, .report = {.every_steps = 1}};
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
-    Regression task(options, session.world);
-    lockstep::DataLoader train(std::make_shared<Points>(options.noise), session.plan.loader, session.world);
-    lockstep::DataLoader validation(std::make_shared<Points>(false), session.plan.eval_loader, session.world);
+    Failure failure(options, session.world.rank());
+    failure.reach("init");
+    Regression task(options, session.world, failure);
+    const auto train_set = std::make_shared<Points>(options.noise, [&] { failure.reach("data"); });
+    const auto validation_set = std::make_shared<Points>(false, [] {});
+    lockstep::DataLoader train(train_set, session.plan.loader, session.world);
+    lockstep::DataLoader validation(validation_set, session.plan.eval_loader, session.world);
     lockstep::Trainer(session).fit(task, train, &validation);
+    failure.reach("teardown");
   });
 }

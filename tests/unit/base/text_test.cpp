@@ -81,6 +81,17 @@ TEST(FormatRanges, JoinsNeighbours) {
   EXPECT_EQ(format_ranges({}), "");
 }
 
+TEST(Printable, ReplacesWhatIsNoUtf8) {
+  const std::string bad = "\xef\xbf\xbd";
+  EXPECT_EQ(printable("a\xff z"), "a" + bad + " z");
+  EXPECT_EQ(printable("\x9b[31mred"), bad + "[31mred") << "a control character of 8-bit terminals";
+  EXPECT_EQ(printable("\xc0\x9b"), bad + bad) << "longer than needed";
+  EXPECT_EQ(printable("\xed\xa0\x80"), bad + bad + bad) << "a surrogate";
+  EXPECT_EQ(printable("\xe2\x82"), bad + bad) << "cut";
+  EXPECT_EQ(printable(std::string("a\0b", 3)), "ab");
+  EXPECT_EQ(printable("\xe2\x82\xac \xf0\x9f\x98\x80"), "\xe2\x82\xac \xf0\x9f\x98\x80");
+}
+
 TEST(Printable, DropsEscapesAndControls) {
   EXPECT_EQ(printable("a\x1b[31mred\x1b[0m\tb\r\n"), "ared\tb");
   EXPECT_EQ(printable("\x1b]0;title\x07text\x1b]8;;x\x1b\\link"), "textlink");

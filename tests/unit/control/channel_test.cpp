@@ -1,6 +1,8 @@
 #include "control/channel.h"
 
+#include <algorithm>
 #include <chrono>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,6 +25,8 @@ TEST(Channel, CarriesEveryKindOfMessage) {
       {.kind = Message::Kind::failure, .text = "peer closed\n  hint: look at rank 1", .code = 76, .secondary = true},
       {.kind = Message::Kind::failure, .text = std::string("a\0b", 3), .code = 255},
       {.kind = Message::Kind::finished, .code = 75},
+      {.kind = Message::Kind::abort},
+      {.kind = Message::Kind::dump},
   };
   const auto [supervisor, worker] = make_channel_pair();
   for (const Message& sent : messages) {
@@ -72,6 +76,33 @@ TEST(Channel, DropsMalformedMessages) {
   ASSERT_TRUE(first);
   EXPECT_EQ(first->kind, Message::Kind::finished);
   EXPECT_EQ(first->code, 3);
+}
+
+TEST(Channel, SurvivesRandomBytes) {
+  const auto [supervisor, worker] = make_channel_pair();
+  std::mt19937 random(4);
+  const std::string kinds = "LSFEADX";
+  for (int round = 0; round < 2000; ++round) {
+    std::string packet(1 + random() % 300, '\0');
+    std::generate(packet.begin(), packet.end(), [&] { return static_cast<char>(random()); });
+    packet[0] = kinds[random() % kinds.size()];
+    ASSERT_EQ(send(worker.fd(), packet.data(), packet.size(), 0), static_cast<ssize_t>(packet.size()));
+    while (const auto message = supervisor.receive()) {
+      EXPECT_LE(message->text.size(), packet.size());
+      EXPECT_TRUE(message->code >= 0 && message->code <= 255);
+    }
+  }
+  worker.send({.kind = Message::Kind::finished, .code = 3});
+  EXPECT_EQ(supervisor.receive().value().code, 3);
+}
+
+TEST(Channel, NeverWaitsWithAnOrder) {
+  const auto [supervisor, worker] = make_channel_pair();
+  const auto begin = steady_clock::now();
+  for (int i = 0; i < 10000; ++i) {
+    supervisor.send({.kind = Message::Kind::dump});  // nobody reads
+  }
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(5)) << "one wait is a second";
 }
 
 TEST(Channel, DropsAStatusThatDoesNotFitAtOnce) {

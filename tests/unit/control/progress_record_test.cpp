@@ -48,6 +48,24 @@ TEST(ProgressView, IsReadAsText) {
             "step 7, backward, in collective 4103: all-reduce of 1.0 MiB");
 }
 
+TEST(ProgressView, NamesAPlace) {
+  EXPECT_EQ(place_of({}), "") << "the record was never written";
+  EXPECT_EQ(place_of({.beats = 1, .phase = Phase::rendezvous}), "in rendezvous");
+  EXPECT_EQ(place_of({.beats = 1, .step = 0, .phase = Phase::data}), "at step 0 in data");
+}
+
+TEST(PhaseScope, KeepsThePhaseInWhichAnExceptionBegan) {
+  ProgressRecord record;
+  record.set_phase(Phase::validation);
+  EXPECT_THROW(
+      {
+        const PhaseScope data(record, Phase::data);
+        throw LaunchError("x");
+      },
+      LaunchError);
+  EXPECT_EQ(view(record).phase, Phase::data);
+}
+
 TEST(PhaseScope, GoesBackToThePhaseBefore) {
   ProgressRecord record;
   record.set_phase(Phase::validation);
