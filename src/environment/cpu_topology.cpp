@@ -51,15 +51,6 @@ std::int64_t memory_of_meminfo(std::string_view meminfo) {
 
 }  // namespace
 
-std::optional<std::string> read_text_file(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return std::nullopt;
-  }
-  return std::move(text).str();
-}
-
 std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller) {
   std::vector<std::string> folders;
   for (const std::string& line : split(proc_cgroup, '\n')) {

@@ -18,9 +18,9 @@ namespace lockstep {
 struct SupervisorOptions {
   std::chrono::milliseconds grace{5000};
   bool terminal_status = false;
-  int first_rank = 0;  ///< of this machine
-  int world_size = 1;  ///< on all machines
   StallLimits stall{};
+  int first_rank = 0;                 ///< of this machine
+  int world_size = 1;                 ///< on all machines
   bool any_program = false;           ///< one that announces nothing is taken at its exit code
   std::function<void()> each_turn{};  ///< called after every event
 };

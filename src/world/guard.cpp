@@ -33,6 +33,8 @@ std::string process_key(int rank) { return fmt::format("process/{}", rank); }
 
 std::string first_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;
+  constexpr std::string_view kLabel = "error: ";
+  text.remove_prefix(text.starts_with(kLabel) ? kLabel.size() : 0);
   return printable(text.substr(0, std::min({text.find('\n'), text.size(), kLongest})));
 }
 

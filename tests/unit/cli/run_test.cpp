@@ -136,7 +136,7 @@ TEST(Run, BelievesTheExitCodeOfAnyProgram) {
   const auto failed = run_program(
       {LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", "sh", "-c", "test $RANK = 0 || exit 3; exec sleep 1000"});
   EXPECT_EQ(failed.code, 3);
-  EXPECT_THAT(failed.err, HasSubstr("rank 1 (pid "));
+  EXPECT_THAT(failed.err, HasSubstr("rank 1 (host "));
   EXPECT_THAT(failed.err, EndsWith("exit code 3\n"));
 }
 
@@ -204,7 +204,7 @@ TEST(Restart, GoesOnUntilItWorksAndSaysSo) {
                                       {"train:2:10,20,30", "finish:0"}));
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("attempt 2"));
-  EXPECT_THAT(result.err, HasSubstr("restart 1 in 1 s (0 left without progress): rank 0 (pid "));
+  EXPECT_THAT(result.err, HasSubstr("restart 1 in 1 s (0 left without progress): rank 0 (host "));
   EXPECT_THAT(result.err, HasSubstr("restart 2 in 1 s"));
   EXPECT_THAT(result.err,
               testing::ContainsRegex("2 restarts, 30 steps repeated, [0-9.]+ % of the time was productive"));
@@ -222,7 +222,7 @@ TEST(Restart, EndsWhenTheBudgetIsUsedUp) {
   const auto result = run_program(run({"--max-restarts", "1"}, {"train:9:30,20,10"}));  // no progress
   EXPECT_EQ(result.code, 137);
   EXPECT_EQ(numbers_after(result.out, "attempt "), (std::vector<pid_t>{0, 1}));
-  EXPECT_THAT(result.err, HasSubstr("not restarted: no progress in 1 restart: rank 0 (pid "));
+  EXPECT_THAT(result.err, HasSubstr("not restarted: no progress in 1 restart: rank 0 (host "));
 }
 
 TEST(Restart, EndsWhenTheSameHappensAgain) {

@@ -70,7 +70,7 @@ TEST(Identity, ReadsOurOwnLauncher) {
   const auto identity = detect_identity(Variables(values));
   ASSERT_TRUE(identity);
   EXPECT_EQ(identity->launcher, "lockstep");
-  EXPECT_EQ(identity->nodes, 7);
+  EXPECT_EQ(identity->nodes, 1);
   EXPECT_EQ(identity->run_id, "f00");
   EXPECT_EQ(identity->control_fd, 3);
   EXPECT_EQ(identity->store_fd, -1);
