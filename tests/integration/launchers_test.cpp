@@ -167,7 +167,7 @@ TEST(SlurmStep, RunsOnSomeNodesOfAnAllocation) {
   const SlurmCluster cluster("netns");
   const TempDir dir;
   const auto result =
-      cluster.run(launch({"salloc", "-N2", "-n4", "srun", "-N1", "-n2", "-w", "n2", "--overlap"}, dir.path() / "run"));
+      cluster.run(launch({"salloc", "-N2", "--ntasks-per-node=2", "srun", "-N1", "-n2", "-w", "n2", "--overlap"}, dir.path() / "run"));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("Slurm, 2 ranks (SLURM_PROCID"));
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
@@ -216,22 +216,21 @@ TEST(SlurmStep, NamesTheNodeThatDoesNotResolve) {
   EXPECT_EQ(told.code, 0) << told.err;
 }
 
-TEST(SlurmStep, StopsForScancelAndGoesOn) {
+TEST(SlurmStep, SavesAtOneStepWhenItIsCancelled) {
   LOCKSTEP_REQUIRE(SlurmCluster::networks());
   const SlurmCluster cluster("netns");
   const TempDir dir;
-  const std::vector<std::string> srun{"srun", "--job-name=train", "-N2", "-n2"};
-  const std::vector<std::string> longer{"--max_epochs", "400"};
-  Process training(launch(srun, dir.path() / "run", longer), cluster.environment());
+  Process training(launch({"srun", "--job-name=train", "-N2", "-n2"}, dir.path() / "run", {"--max_epochs", "100000"}),
+                   cluster.environment());
   ASSERT_TRUE(training.wait_for("step 5 ")) << training.err();
   EXPECT_EQ(cluster.run({"scancel", "--signal=TERM", "--name=train"}).code, 0);
   const auto stopped = training.wait();
   EXPECT_EQ(stopped.code, 75) << stopped.err;
-  ASSERT_FALSE(newest_checkpoint(dir.path() / "run").empty());
-  const auto resumed = cluster.run(launch(srun, dir.path() / "run", longer));
-  ASSERT_EQ(resumed.code, 0) << resumed.err;
-  const auto straight =
-      run_program(launch({}, dir.path() / "own", {"--nprocs", "2", "--max_epochs", "400"}), kOneThread);
+  const auto checkpoint = newest_checkpoint(dir.path() / "run");
+  ASSERT_FALSE(checkpoint.empty());
+  const auto step = std::to_string(std::stoi(checkpoint.filename().string().substr(std::string("step-").size())));
+  const auto straight = run_program(
+      launch({}, dir.path() / "own", {"--nprocs", "2", "--max_epochs", "100000", "--max_steps", step}), kOneThread);
   ASSERT_EQ(straight.code, 0) << straight.err;
   EXPECT_EQ(final_state(dir.path() / "run"), final_state(dir.path() / "own"));
 }
