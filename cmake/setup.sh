@@ -47,6 +47,32 @@ lockstep_install_packages() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
 }
 
+# Programs that only some tests need, named by $lockstep_optional_packages. Where they cannot be installed those tests are skipped, and
+# say so. Their services are not started: the tests start daemons of their own.
+lockstep_install_optional() {
+  local missing=() package policy=/usr/sbin/policy-rc.d own_policy=
+  for package in ${lockstep_optional_packages:-}; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then
+    return 0
+  fi
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    lockstep_say "not installed, and some tests are skipped without: ${missing[*]}"
+    return 0
+  fi
+  lockstep_say "installing for the tests: ${missing[*]}"
+  if [ ! -e "$policy" ]; then
+    own_policy=$policy
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy"
+  fi
+  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"; } >&2 ||
+    lockstep_say "apt-get failed (above); some tests are skipped"
+  if [ -n "$own_policy" ]; then
+    rm -f "$own_policy"
+  fi
+}
+
 # Whether the folder holds a LibTorch, of the version we build against.
 lockstep_is_libtorch() {
   local folder=$1 header major minor
@@ -123,7 +149,7 @@ lockstep_find_libtorch() {
   return 1
 }
 
-if ! lockstep_install_packages || ! lockstep_find_libtorch; then
+if ! lockstep_install_packages || ! lockstep_install_optional || ! lockstep_find_libtorch; then
   # shellcheck disable=SC2317  # sourced it returns, run it exits
   return 1 2>/dev/null || exit 1
 fi

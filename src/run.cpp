@@ -62,6 +62,11 @@ void set_old_run_aside(const std::filesystem::path& directory) {
 }
 
 int supervise(const Plan& plan, const std::vector<std::string>& argv, const Variables& environment) {
+  if (plan.nodes > 1) {
+    throw ConfigError(fmt::format("{}: found {} ranks for the one process of this node", plan.launch,
+                                  plan.local_world_size()),
+                      "start one task per rank");
+  }
   LaunchRequest request;
   request.argv = argv;
   request.ranks_per_node = {plan.local_world_size()};
@@ -227,7 +232,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   if ((!identity || identity->rank == 0) && !launched_by_us) {
     fmt::print(stderr, "{}\n", describe(plan));
   }
-  if (!identity && plan.local_world_size() > 1) {
+  if (starts_ranks(identity) && plan.local_world_size() > 1) {
     return supervise(plan, argv, environment);
   }
   return be_a_rank(plan, identity.value_or(Identity{}), environment, worker);

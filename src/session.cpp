@@ -36,10 +36,11 @@ Session Session::single(const TrainConfig& config) {
 
 Session Session::connect(const TrainConfig& config) {
   const Variables environment = read_environment();
-  const auto identity = detect_identity(environment);
+  auto identity = detect_identity(environment);
   if (!identity) {
     return single(config);
   }
+  identity->starts_ranks = false;  // the program that owns this process starts them, or nobody
   Plan plan = resolve(config, probe_hardware(environment), identity);
   World world = World::connect(plan, *identity);
   return Session(std::move(plan), std::move(world));

@@ -56,6 +56,10 @@ std::optional<Identity> read_lsf(VariableReader& reader) {
   }
   reader.check_below("JSM_NAMESPACE_RANK", identity.rank, "JSM_NAMESPACE_SIZE", identity.world_size);
   reader.check_below("JSM_NAMESPACE_LOCAL_RANK", identity.local_rank, local_size, identity.local_world_size);
+  if (identity.local_world_size > identity.world_size) {
+    reader.problem(fmt::format("{}={} and JSM_NAMESPACE_SIZE={}: expected 1 to {}", local_size,
+                               identity.local_world_size, identity.world_size, identity.world_size));
+  }
   identity.nodes = (identity.world_size - 1) / identity.local_world_size + 1;
   identity.node = identity.rank / identity.local_world_size;
   if (identity.world_size > 1) {

@@ -31,15 +31,15 @@ std::vector<int> parse_tasks_per_node(std::string_view text, int nodes) {
     const std::string_view entry = part;
     const std::size_t open = entry.find("(x");
     const bool repeated = open != std::string_view::npos && entry.ends_with(')');
-    const auto count = parse_int(entry.substr(0, open));
-    const auto times = repeated                         ? parse_int(entry.substr(open + 2, entry.size() - open - 3))
-                       : open == std::string_view::npos ? std::optional<std::int64_t>(1)
-                                                        : std::nullopt;
+    const std::int64_t count = parse_int(entry.substr(0, open)).value_or(0);
+    const std::int64_t times = open == std::string_view::npos ? 1
+                               : repeated ? parse_int(entry.substr(open + 2, entry.size() - open - 3)).value_or(0)
+                                          : 0;
     const auto room = static_cast<std::int64_t>(nodes) - static_cast<std::int64_t>(tasks.size());
-    if (!count || !times || *count < 1 || *count > VariableReader::kMaxInt || *times < 1 || *times > room) {
+    if (count < 1 || count > VariableReader::kMaxInt || times < 1 || times > room) {
       return {};
     }
-    tasks.insert(tasks.end(), static_cast<std::size_t>(*times), static_cast<int>(*count));
+    tasks.insert(tasks.end(), static_cast<std::size_t>(times), static_cast<int>(count));
   }
   return tasks;
 }

@@ -1,0 +1,18 @@
+#include <algorithm>
+
+#include "environment/hostlist.h"
+#include "fuzz/targets.h"
+
+namespace lockstep::fuzz {
+
+void hostlist(std::string_view input) {
+  const Hostlist list = parse_hostlist(input);
+  promise(list.hosts.empty() != list.problem.empty(), "hosts or a problem", input);
+  promise(list.hosts.size() <= kMaxHosts, "a bounded list", input);
+  const auto is_plain = [](const std::string& host) {
+    return !host.empty() && host.find_first_of("[], \n") == std::string::npos;
+  };
+  promise(std::all_of(list.hosts.begin(), list.hosts.end(), is_plain), "plain names", input);
+}
+
+}  // namespace lockstep::fuzz

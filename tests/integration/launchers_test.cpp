@@ -1,0 +1,239 @@
+// One binary under every launcher that can be installed here: the bytes of our own launcher at the same number of
+// ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/requirements.h"
+#include "support/runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<std::string> kFlags{"--max_epochs", "2", "--data.workers", "1"};
+const Process::Environment kOneThread{{"OMP_NUM_THREADS", "1"}};  // sums depend on the number of threads
+
+/// Whether PATH, or where Debian puts daemons, has the program.
+bool is_installed(const std::string& program) {
+  for (const auto& folder : split(read_environment().get("PATH").value_or("") + ":/usr/sbin:/sbin", ':')) {
+    if (access((folder + "/" + program).c_str(), X_OK) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Requirements installed(const std::string& program, const std::string& package) {
+  return Requirements().that(is_installed(program),
+                             program + " is missing: apt-get install --no-install-recommends " + package);
+}
+
+/// `launcher` and what it shall start: training into `run`.
+std::vector<std::string> launch(std::vector<std::string> launcher, const std::filesystem::path& run,
+                                const std::vector<std::string>& more = {}) {
+  std::vector<std::string> flags = kFlags;
+  flags.insert(flags.end(), more.begin(), more.end());
+  const auto program = command(TRAIN_PROGRAM, run, flags);
+  launcher.insert(launcher.end(), program.begin(), program.end());
+  return launcher;
+}
+
+/// Weights, optimizer and generators after training with our own launcher.
+std::map<std::string, std::string> own_state(const std::filesystem::path& run, int ranks) {
+  const auto result = run_program(launch({}, run, {"--nprocs", std::to_string(ranks)}), kOneThread);
+  EXPECT_EQ(result.code, 0) << result.err;
+  return final_state(run);
+}
+
+// --- MPI ---
+
+TEST(OpenMpi, EndsWithTheSameWeights) {
+  LOCKSTEP_REQUIRE(installed("mpirun.openmpi", "openmpi-bin"));
+  const TempDir dir;
+  std::vector<std::string> mpirun{"mpirun.openmpi", "--oversubscribe", "-np", "2"};
+  if (geteuid() == 0) {
+    mpirun.insert(mpirun.begin() + 1, "--allow-run-as-root");
+  }
+  const auto result = run_program(launch(mpirun, dir.path() / "run"), kOneThread);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Open MPI, 2 ranks (OMPI_COMM_WORLD_RANK"));
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
+}
+
+TEST(Mpich, EndsWithTheSameWeights) {
+  LOCKSTEP_REQUIRE(installed("mpirun.mpich", "mpich"));
+  const TempDir dir;
+  const auto result = run_program(launch({"mpirun.mpich", "-np", "2"}, dir.path() / "run"), kOneThread);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err + result.out, HasSubstr("Hydra, 2 ranks (PMI_RANK"));
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
+}
+
+// Every rank has a shell of its own as parent: the port still has to be one.
+TEST(Mpich, MeetsThroughAShellScript) {
+  LOCKSTEP_REQUIRE(installed("mpiexec.hydra", "mpich"));
+  const TempDir dir;
+  const auto script = dir.path() / "train.sh";
+  std::ofstream(script) << "#!/bin/sh\n\"$@\"\nexit $?\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  const auto result =
+      run_program(launch({"mpiexec.hydra", "-np", "2", script.string()}, dir.path() / "run"), kOneThread);
+  EXPECT_EQ(result.code, 0) << result.err << result.out;
+}
+
+// --- Slurm ---
+
+/// A cluster of two nodes for one test.
+class SlurmCluster {
+ public:
+  explicit SlurmCluster(const std::string& mode) : mode_(mode) {
+    const auto result = run_program({SLURM_CLUSTER, "up", folder(), mode_, "2"}, path());
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  ~SlurmCluster() { run_program({SLURM_CLUSTER, "down", folder()}, path()); }
+  SlurmCluster(const SlurmCluster&) = delete;
+  SlurmCluster& operator=(const SlurmCluster&) = delete;
+
+  static Requirements requirements() {
+    Requirements needed;
+    needed.that(geteuid() == 0, "only root can start Slurm's daemons");
+    for (const char* program : {"srun", "slurmctld", "slurmd", "munged"}) {
+      needed.that(is_installed(program),
+                  std::string(program) + " is missing: apt-get install --no-install-recommends slurm-wlm munge");
+    }
+    return needed;
+  }
+  /// ... and for nodes with networks of their own.
+  static Requirements networks() {
+    const bool allowed = is_installed("ip") && run_program({"unshare", "--net", "--uts", "--mount", "true"}).code == 0;
+    return requirements().that(allowed, "network namespaces need `ip` (iproute2) and the rights to make them");
+  }
+
+  std::string folder() const { return (dir_.path() / "cluster").string(); }
+  Process::Environment environment(Process::Environment more = {}) const {
+    more["SLURM_CONF"] = folder() + "/slurm.conf";
+    more["OMP_NUM_THREADS"] = "1";
+    return more;
+  }
+  Process::Result run(const std::vector<std::string>& argv, const Process::Environment& more = {}) const {
+    return run_program(argv, environment(more));
+  }
+
+ private:
+  static Process::Environment path() {
+    return {{"PATH", read_environment().get("PATH").value_or("") + ":/usr/sbin:/sbin"}};
+  }
+  TempDir dir_;
+  std::string mode_;
+};
+
+struct StepCase {
+  const char* what;
+  std::vector<std::string> flags;
+  int ranks;
+  const char* launch;
+};
+
+TEST(SlurmStep, EndsWithTheSameWeights) {
+  LOCKSTEP_REQUIRE(SlurmCluster::networks());
+  const StepCase cases[] = {
+      {"one task per node", {"-N2", "--ntasks-per-node=1"}, 2, "Slurm, 2 ranks on 2 nodes (SLURM_PROCID"},
+      {"2 + 1 tasks", {"-N2", "-n3"}, 3, "Slurm, 3 ranks on 2 nodes"},
+      {"ranks not numbered node by node", {"-N2", "-n3", "-m", "cyclic"}, 3, "Slurm, 3 ranks on 2 nodes"},
+      {"a step on the second node", {"-N1", "-n2", "-w", "n2"}, 2, "Slurm, 2 ranks (SLURM_PROCID"},
+      {"Slurm's own PMI", {"--mpi=pmi2", "-N2", "-n2"}, 2, "Slurm, 2 ranks on 2 nodes"},
+  };
+  const SlurmCluster cluster("netns");
+  const TempDir dir;
+  const std::map<int, std::map<std::string, std::string>> own{{2, own_state(dir.path() / "own2", 2)},
+                                                              {3, own_state(dir.path() / "own3", 3)}};
+  for (const auto& [what, flags, ranks, said] : cases) {
+    SCOPED_TRACE(what);
+    std::vector<std::string> srun{"srun", "--kill-on-bad-exit=1"};
+    srun.insert(srun.end(), flags.begin(), flags.end());
+    const auto run = dir.path() / what;
+    const auto result = cluster.run(launch(srun, run));
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(said));
+    EXPECT_EQ(final_state(run), own.at(ranks));
+  }
+}
+
+// salloc's shell has variables of the whole job: only the step that srun starts inside it counts, here one on the
+// second node.
+TEST(SlurmStep, RunsOnSomeNodesOfAnAllocation) {
+  LOCKSTEP_REQUIRE(SlurmCluster::networks());
+  const SlurmCluster cluster("netns");
+  const TempDir dir;
+  const auto result =
+      cluster.run(launch({"salloc", "-N2", "--ntasks-per-node=2", "srun", "-N1", "-n2", "-w", "n2", "--overlap"}, dir.path() / "run"));
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Slurm, 2 ranks (SLURM_PROCID"));
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
+}
+
+TEST(SlurmBatch, TrainsAloneWithoutSrunAndSaysSo) {
+  LOCKSTEP_REQUIRE(SlurmCluster::requirements());
+  const SlurmCluster cluster("loopback");
+  const TempDir dir;
+  const auto script = dir.path() / "job.sh";
+  const auto log = dir.path() / "job.log";
+  const auto train = join(launch({}, dir.path() / "run"), " ");
+  std::ofstream(script) << "#!/bin/sh\n" << train << '\n';
+  const auto result =
+      cluster.run({"sbatch", "--wait", "-N2", "--ntasks-per-node=2", "--output=" + log.string(), script.string()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  const std::string text = read_text(log);
+  EXPECT_THAT(text, HasSubstr("launch       alone"));
+  EXPECT_THAT(text, HasSubstr("warning: SLURM_JOB_NUM_NODES=2 and SLURM_NTASKS=4, but this is no step of the job"));
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 1));
+}
+
+TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
+  LOCKSTEP_REQUIRE(SlurmCluster::networks());
+  const SlurmCluster cluster("netns");
+  const TempDir dir;
+  const auto script = dir.path() / "job.sh";
+  const auto log = dir.path() / "job.log";
+  std::ofstream(script) << "#!/bin/sh\n" << join(launch({"srun"}, dir.path() / "run"), " ") << '\n';
+  const auto result =
+      cluster.run({"sbatch", "--wait", "-N2", "--ntasks=3", "--output=" + log.string(), script.string()});
+  EXPECT_EQ(result.code, 0) << read_text(log);
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
+}
+
+TEST(SlurmStep, NamesTheNodeThatDoesNotResolve) {
+  LOCKSTEP_REQUIRE(SlurmCluster::requirements());
+  const SlurmCluster cluster("loopback");
+  const TempDir dir;
+  const std::vector<std::string> srun{"srun", "--kill-on-bad-exit=1", "-N2", "-n2"};
+  const auto refused = cluster.run(launch(srun, dir.path() / "refused", {"--dist.init_timeout_s", "10"}));
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("n1"));
+  EXPECT_THAT(refused.err, HasSubstr("MASTER_ADDR"));
+  const auto told = cluster.run(launch(srun, dir.path() / "told"), {{"MASTER_ADDR", "127.0.0.1"}});
+  EXPECT_EQ(told.code, 0) << told.err;
+}
+
+TEST(SlurmStep, SavesAtOneStepWhenItIsCancelled) {
+  LOCKSTEP_REQUIRE(SlurmCluster::networks());
+  const SlurmCluster cluster("netns");
+  const TempDir dir;
+  Process training(launch({"srun", "--job-name=train", "-N2", "-n2"}, dir.path() / "run", {"--max_epochs", "100000"}),
+                   cluster.environment());
+  ASSERT_TRUE(training.wait_for("step 5 ")) << training.err();
+  EXPECT_EQ(cluster.run({"scancel", "--signal=TERM", "--name=train"}).code, 0);
+  const auto stopped = training.wait();
+  EXPECT_EQ(stopped.code, 75) << stopped.err;
+  const auto checkpoint = newest_checkpoint(dir.path() / "run");
+  ASSERT_FALSE(checkpoint.empty());
+  const auto step = std::to_string(std::stoi(checkpoint.filename().string().substr(std::string("step-").size())));
+  const auto straight = run_program(
+      launch({}, dir.path() / "own", {"--nprocs", "2", "--max_epochs", "100000", "--max_steps", step}), kOneThread);
+  ASSERT_EQ(straight.code, 0) << straight.err;
+  EXPECT_EQ(final_state(dir.path() / "run"), final_state(dir.path() / "own"));
+}
+
+}  // namespace
+}  // namespace lockstep
