@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <ATen/Context.h>
@@ -59,7 +60,8 @@ int supervise(const Plan& plan, const std::vector<std::string>& argv, const Vari
   request.event_log = run_directory(plan.config) / "events.jsonl";
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
-    request.routes.assign(static_cast<std::size_t>(plan.local_world_size()), {.out_in_file = true, .err_in_file = true});
+    request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
+                          {.out_in_file = true, .err_in_file = true});
   }
   request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(plan.config.dist.grace_s * 1000));
   // Workers plan again, and find other free memory then: they are told what was chosen.
@@ -84,12 +86,15 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.control_fd < 0) {
     return nullptr;
   }
-  for (const char* name :
-       {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
-        "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
+                           "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
   fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
+  if (identity.store_fd >= 0) {
+    listen(identity.store_fd,
+           SOMAXCONN);  // `lockstep run` left that to us: ranks that are earlier shall not be refused
+  }
   return std::make_shared<Channel>(identity.control_fd);
 }
 
