@@ -57,7 +57,7 @@ int supervise(const Plan& plan, const std::vector<std::string>& argv, const Vari
   request.ranks_per_node = {plan.local_world_size()};
   request.threads_per_rank = plan.threads_per_rank;
   request.max_restarts = plan.config.dist.max_restarts;
-  request.event_log = run_directory(plan.config) / "events.jsonl";
+  request.event_log = std::filesystem::path(run_directory(plan.config)) / "events.jsonl";
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
     request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
