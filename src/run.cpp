@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <ATen/Context.h>
@@ -72,7 +73,7 @@ int supervise(const Plan& plan, const std::vector<std::string>& argv, const Vari
   request.ranks_per_node = {plan.local_world_size()};
   request.threads_per_rank = plan.threads_per_rank;
   request.max_restarts = plan.config.dist.max_restarts;
-  request.event_log = run_directory(plan.config) / "events.jsonl";
+  request.event_log = std::filesystem::path(run_directory(plan.config)) / "events.jsonl";
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
     request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
@@ -109,6 +110,9 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   }
   for (const int fd : {identity.control_fd, identity.progress_fd, identity.store_fd}) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
+  if (identity.store_fd >= 0) {
+    listen(identity.store_fd, SOMAXCONN);  // `lockstep run` left that to us: earlier ranks shall not be refused
   }
   return std::make_shared<Channel>(identity.control_fd);
 }

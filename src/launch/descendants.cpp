@@ -48,8 +48,12 @@ std::string read_all(const std::string& path) {
 
 /// Whether the environment that the process began with names the launch. A zombie has none any more.
 bool is_marked(pid_t pid, std::string_view launch_id) {
+  const std::string environment = read_all("/proc/" + std::to_string(pid) + "/environ");
+  if (environment.find(launch_id) == std::string::npos) {
+    return false;  // nearly all processes of the machine
+  }
   const std::string mark = std::string(kLaunchMark) + "=";
-  const std::vector<std::string> entries = split(read_all("/proc/" + std::to_string(pid) + "/environ"), '\0');
+  const std::vector<std::string> entries = split(environment, '\0');
   return std::any_of(entries.begin(), entries.end(), [&](const std::string& entry) {
     return entry.starts_with(mark) && entry.find(launch_id, mark.size()) != std::string::npos;
   });
@@ -73,8 +77,11 @@ std::vector<pid_t> all_processes() {
 int kill_marked(std::string_view launch_id) {
   int found = 0;
   for (const pid_t pid : all_processes()) {
-    const Descriptor process = open_process(pid);  // first, or the number might be another's when it is killed
-    if (process.is_open() && is_marked(pid, launch_id)) {
+    if (!is_marked(pid, launch_id)) {
+      continue;
+    }
+    const Descriptor process = open_process(pid);
+    if (process.is_open() && is_marked(pid, launch_id)) {  // again: the number might be another's by now
       syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
       ++found;
     }

@@ -71,7 +71,6 @@ class Launch {
     for (int attempt = 0;; ++attempt) {
       LaunchReport report = run_attempt(attempt);
       report.restarts = attempt;
-      descendants_.end();
       goodput_.add(report);
       const RestartDecision decision = policy_.after(report);
       if (report.failed_rank >= 0) {
@@ -81,6 +80,7 @@ class Launch {
         conclude(report, decision, seconds_since(start));
         return report;
       }
+      descendants_.end();
       if (const std::optional<ExitCode> stopped = wait_for_restart(attempt + 1, decision, report)) {
         report.exit_code = static_cast<int>(*stopped);
         report.stop_requested = true;

@@ -110,7 +110,10 @@ class Supervisor {
         std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
   }
   bool is_main(int rank) const { return options_.first_rank + rank == 0; }
-  bool is_stranger(int rank) const { return options_.any_program && view(progress_[rank]).beats == 0; }
+  /// A program that knows nothing of this library, as far as one can tell.
+  bool is_stranger(int rank) const {
+    return options_.any_program && !heard_.contains(rank) && view(progress_[rank]).beats == 0;
+  }
   bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
 
   /// Time until something has to happen without an event; -1: never.
@@ -262,6 +265,7 @@ class Supervisor {
       if (!message) {
         return;
       }
+      heard_.insert(rank);
       switch (message->kind) {
         case Message::Kind::line:
           if (is_main(rank)) {
@@ -433,6 +437,7 @@ class Supervisor {
   std::vector<RankOutput> outputs_{};
   std::vector<bool> talking_{};  // the control channel is open
   std::int64_t not_shown_ = 0;   // lines since the last one that was
+  std::set<int> heard_{};        // ranks that sent a message
   std::set<int> ended_{};
   std::set<int> forwarded_{};
   std::optional<Clock::time_point> first_interrupt_{};

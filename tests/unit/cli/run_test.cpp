@@ -253,7 +253,7 @@ TEST(Restart, StopsDuringTheWait) {
 
 TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
   constexpr int kRanks = 8;
-  const int lines = rounds(20'000);
+  const int lines = rounds(6000);
   const TempDir directory;
   const Presence presence(directory);
   const auto logs = directory.path() / "logs";
@@ -286,7 +286,7 @@ TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
 TEST(RunOutput, ControlWithoutFilesTheWorkersWait) {
   const TempDir directory;
   const Presence presence(directory);
-  Process process(run({"--nproc-per-node", "8"}, {"loud:20000"}), presence.environment());
+  Process process(run({"--nproc-per-node", "8"}, {"loud:6000"}), presence.environment());
   EXPECT_FALSE(presence.ends_within(3s)) << "4 MiB are kept for the terminal, the rest has to wait";
 }
 
