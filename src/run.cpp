@@ -107,6 +107,7 @@ int report_failure(const std::exception& error, const std::string& text, const C
   }
   if (const auto cause = secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
     write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, *cause));
+    guard->wait_for_launcher();
     return code;
   }
   print_error(text);
@@ -128,11 +129,11 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);
   }
+  TrainControl control;
+  const SignalScope signals(control);  // a launcher's SIGTERM does not cut off the report of a failure
   std::optional<Session> session;
   std::optional<Guard> guard;
   try {
-    TrainControl control;
-    const SignalScope signals(control);
     session.emplace(plan, World::connect(plan, identity), control, make_console(channel, environment));
     World& world = session->world;
     if (!channel && world.size() > 1) {
