@@ -130,6 +130,7 @@ void report_failure(const Message& failure, const Identity& identity, const Chan
   } else if (const auto cause =
                  failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
     write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, *cause));
+    guard->wait_for_launcher();
   } else {
     print_error(failure.text);
     write_error_file(identity.error_file, failure.text);
@@ -159,6 +160,8 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);
   }
+  TrainControl control;
+  const SignalScope signals(control);  // a launcher's SIGTERM does not cut off the report of a failure
   std::optional<Session> session;
   std::optional<Guard> guard;
   const auto fail = [&](const std::string& advice) {
@@ -173,8 +176,6 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
     return failure.code;
   };
   try {
-    TrainControl control;
-    const SignalScope signals(control);
     session.emplace(plan, World::connect(plan, identity), control, make_console(channel, environment));
     World& world = session->world;
     if (!channel && world.size() > 1) {

@@ -14,9 +14,11 @@ void write_error_file(const std::string& path, std::string_view text) noexcept t
   if (path.empty()) {
     return;
   }
-  const std::string content = dump_json(Json{
-      {"message",
-       {{"message", text}, {"extraInfo", {{"py_callstack", ""}, {"timestamp", std::to_string(std::time(nullptr))}}}}}});
+  // torchrun's summary prints the call stack, and the message nowhere.
+  const std::string content =
+      dump_json(Json{{"message",
+                      {{"message", text},
+                       {"extraInfo", {{"py_callstack", text}, {"timestamp", std::to_string(std::time(nullptr))}}}}}});
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
   if (fd >= 0) {
     if (fchmod(fd, S_IRUSR | S_IWUSR) != 0 || write(fd, content.data(), content.size()) < 0) {

@@ -25,7 +25,7 @@ namespace lockstep {
 class Guard {
  public:
   /// Every rank makes one; not a collective. `head_start`: what the main thread has to end by itself.
-  explicit Guard(const World& world, std::chrono::milliseconds head_start = std::chrono::milliseconds(500));
+  explicit Guard(const World& world, std::chrono::milliseconds head_start = std::chrono::seconds(1));
   /// Ends the watch, not the process.
   ~Guard();
   Guard(const Guard&) = delete;
@@ -36,6 +36,8 @@ class Guard {
   /// This rank lost a peer: who failed first ("rank 3 (pid 71@a) failed: ..."), as soon as anybody knows; nullopt:
   /// nobody does within `patience`. Ending this process is the caller's then.
   std::optional<std::string> first_failure(std::chrono::milliseconds patience) noexcept;
+  /// Before this rank ends because of another's failure: a launcher that looks now and then sees that one first.
+  void wait_for_launcher() const noexcept { std::this_thread::sleep_for(head_start_); }
 
  private:
   struct Peer {

@@ -138,9 +138,13 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
   throw reason;
 }
 
-void throw_if_refused(c10d::Store& launch) {
+void throw_if_refused(c10d::Store& launch, const Identity& identity) {
+  constexpr milliseconds kReadingTime{500};
   if (launch.check({kRefused})) {
     const std::string text = store_get(launch, kRefused);
+    if (serves(identity)) {
+      std::this_thread::sleep_for(kReadingTime);  // the others read it too before the store goes
+    }
     const auto space = std::min(text.find(' '), text.size() - 1);
     const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);
     throw CommError(printable(text.substr(space + 1)), "see that rank's own message",
@@ -192,7 +196,7 @@ void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& ident
   const auto start = Clock::now();
   auto say_at = start + kSayEvery;
   const auto wait_for_one = [&](Clock::duration) {
-    throw_if_refused(launch);
+    throw_if_refused(launch, identity);
     if (const auto now = Clock::now(); now >= say_at) {
       say_at += kSayEvery;
       log_info(fmt::format("waiting for rank {} ({} of {} s)", join(missing_ranks(store, identity.world_size), ", "),

@@ -107,11 +107,14 @@ std::string greet(int fd) {
                                                                    : fmt::format("it says '{}'", printable(answer));
 }
 
-[[noreturn]] void throw_no_store(const Identity& identity, int fd, const std::string& found) {
+void check_store(const Identity& identity, int fd) {
   const bool here = numeric_address(fd, getsockname) == numeric_address(fd, getpeername);
-  throw CommError(fmt::format("what listens on {} is not the rendezvous store of rank 0: {}{}", store_address(identity),
-                              found, here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
-                  "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
+  if (const std::string wrong = greet(fd); !wrong.empty()) {
+    throw CommError(
+        fmt::format("what listens on {} is not the rendezvous store of rank 0: {}{}", store_address(identity), wrong,
+                    here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
+        "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
+  }
 }
 
 /// Says now and then what this rank waits for: one rank of each node, not all of them.
@@ -186,14 +189,10 @@ void reach_store(const Identity& identity, milliseconds timeout) {
     int error = 0;
     const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
     for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
-      const Descriptor fd = try_connect(*address, kAnswerTime);
-      if (!fd.is_open()) {
-        continue;
+      if (const Descriptor fd = try_connect(*address, kAnswerTime); fd.is_open()) {
+        check_store(identity, fd.get());
+        return;
       }
-      if (const std::string wrong = greet(fd.get()); !wrong.empty()) {
-        throw_no_store(identity, fd.get(), wrong);
-      }
-      return;
     }
     const std::string missing =
         found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))

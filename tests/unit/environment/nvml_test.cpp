@@ -39,5 +39,15 @@ TEST(Nvml, TakesADriverWithoutItsFunctionsAsAFact) {
   EXPECT_THAT(facts.note, HasSubstr("too old (libm.so.6 has no nvml"));
 }
 
+TEST(Nvml, ListsTheProcessesOfAGpu) {
+  const auto processes = gpu_processes("GPU-aaaa", LOCKSTEP_FAKE_NVML);
+  ASSERT_EQ(processes.size(), 3U);
+  EXPECT_EQ(processes[0].pid, 100);
+  EXPECT_EQ(processes[2].bytes, 30);
+  EXPECT_TRUE(gpu_processes("GPU-cccc", LOCKSTEP_FAKE_NVML).empty());
+  EXPECT_TRUE(gpu_processes("GPU-zzzz", LOCKSTEP_FAKE_NVML).empty());
+  EXPECT_TRUE(gpu_processes("GPU-aaaa", "libno_such_driver.so").empty());
+}
+
 }  // namespace
 }  // namespace lockstep
