@@ -1,7 +1,3 @@
-// Control messages of a worker that is broken or hostile, up to the words that the supervisor prints because of them.
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -9,32 +5,30 @@
 
 #include "base/text.h"
 #include "control/channel.h"
+#include "fuzz/targets.h"
 #include "launch/verdict.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace lockstep;
+namespace lockstep::fuzz {
+
+void channel(std::string_view input) {
   static const std::pair<Channel, Channel> ends = make_channel_pair();
   const auto& [supervisor, worker] = ends;
-  if (size == 0 || send(worker.fd(), data, size, MSG_DONTWAIT) < 0) {
-    return 0;  // an empty packet looks like the end
+  if (input.empty() || send(worker.fd(), input.data(), input.size(), MSG_DONTWAIT) < 0) {
+    return;  // an empty packet looks like the end
   }
   Verdict verdict("host", {70, 71});
   while (const auto message = supervisor.receive()) {
-    if (message->text.size() > Channel::kMaxText || message->code < 0 || message->code > 255) {
-      std::abort();
-    }
+    promise(message->text.size() <= Channel::kMaxText, "a bounded text", input);
+    promise(message->code >= 0 && message->code <= 255, "an exit code", input);
     if (message->kind == Message::Kind::failure || message->kind == Message::Kind::finished) {
       verdict.announced(0, *message, ProgressView{}, {});
     }
     const std::string line = printable(message->text);
-    if (line != printable(line)) {
-      std::abort();
-    }
+    promise(line == printable(line), "clean text stays as it is", input);
   }
   const std::string text = verdict.text();
-  if (text.find('\x1b') != std::string::npos ||
-      (!text.empty() && text.find("error: rank 0 (host host, pid 70)") != 0)) {
-    std::abort();
-  }
-  return 0;
+  promise(text.find('\x1b') == std::string::npos, "nothing that drives a terminal", input);
+  promise(text.empty() || text.starts_with("error: rank 0 (host host, pid 70)"), "words of our own first", input);
 }
+
+}  // namespace lockstep::fuzz

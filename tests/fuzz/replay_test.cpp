@@ -76,8 +76,9 @@ TEST_P(FuzzReplay, KeepsItsPromises) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Parsers, FuzzReplay,
-                         testing::Values(Target{"environment", fuzz::environment}, Target{"hostlist", fuzz::hostlist},
-                                         Target{"device_spec", fuzz::device_spec}, Target{"flags", fuzz::flags}),
+                         testing::Values(Target{"channel", fuzz::channel}, Target{"environment", fuzz::environment},
+                                         Target{"hostlist", fuzz::hostlist}, Target{"device_spec", fuzz::device_spec},
+                                         Target{"flags", fuzz::flags}),
                          [](const auto& each) { return std::string(each.param.name); });
 
 // The control: a target that breaks its promise is noticed.

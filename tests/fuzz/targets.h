@@ -8,6 +8,7 @@
 
 namespace lockstep::fuzz {
 
+void channel(std::string_view input);      ///< one control message of a worker, up to the words printed because of it
 void environment(std::string_view input);  ///< NAME=value lines
 void hostlist(std::string_view input);
 void device_spec(std::string_view input);
