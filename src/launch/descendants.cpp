@@ -22,7 +22,7 @@
 
 #include "base/text.h"
 #include "launch/worker_environment.h"
-#include "launch/worker_process.h"
+#include "supervise/worker_process.h"
 
 namespace lockstep {
 namespace {

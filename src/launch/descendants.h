@@ -6,7 +6,7 @@
 
 #include <sys/types.h>
 
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace lockstep {
 

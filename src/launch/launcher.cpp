@@ -18,15 +18,15 @@
 #include "base/terminal.h"
 #include "control/progress_record.h"
 #include "launch/descendants.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "launch/descriptor_limit.h"
 #include "launch/goodput.h"
 #include "launch/restart_policy.h"
-#include "launch/signal_inbox.h"
+#include "supervise/signal_inbox.h"
 #include "launch/store_socket.h"
-#include "launch/supervisor.h"
+#include "supervise/supervisor.h"
 #include "launch/worker_environment.h"
-#include "launch/worker_process.h"
+#include "supervise/worker_process.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "launch/worker_process.h"
+#include "supervise/worker_process.h"
 
 namespace lockstep {
 

@@ -13,7 +13,7 @@
 
 #include <lockstep/world/world.h>
 
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace lockstep {
 

@@ -24,7 +24,7 @@
 
 #include "base/text.h"
 #include "environment/port_owner.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "control/channel.h"
 #include "fuzz/targets.h"
-#include "launch/verdict.h"
+#include "supervise/verdict.h"
 
 namespace lockstep::fuzz {
 

@@ -16,7 +16,7 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
-const Names kCore = {"base",   "config",   "environment", "plan",   "control",
+const Names kCore = {"base",   "config",   "environment", "plan",   "control", "rank", "supervise",
                      "launch", "sampling", "storage",     "report", "version"};
 
 /// What each module may include besides itself. docs/architecture.md has the picture.
@@ -38,8 +38,10 @@ const std::map<std::string_view, Names>& layers() {
       {"environment", {"version", "base"}},
       {"plan", {"version", "base", "config", "environment"}},
       {"control", {"version", "base", "config", "environment", "plan"}},
-      {"launch", {"version", "base", "config", "environment", "plan", "control"}},
-      {"cli", {"version", "base", "config", "environment", "plan", "control", "launch"}},
+      {"rank", {"version", "base", "control"}},
+      {"supervise", {"version", "base", "environment", "control"}},
+      {"launch", {"version", "base", "config", "environment", "plan", "control", "supervise"}},
+      {"cli", {"version", "base", "config", "environment", "plan", "control", "supervise", "launch"}},
       {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
       {"storage", {"version", "base"}},
       {"report", {"version", "base", "control"}},

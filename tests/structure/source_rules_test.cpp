@@ -68,7 +68,7 @@ TEST(IncludeDirection, PointsOnlyDownward) {
 
 TEST(IncludeDirection, WantsARowForEveryModule) {
   EXPECT_THAT(check_include_direction({"src/magic/wand.cpp", ""}), ElementsAre(HasSubstr("\"magic\" has no row")));
-  EXPECT_THAT(check_include_direction({"tests/unit/base/text_test.cpp", "#include \"launch/signals.h\"\n"}), IsEmpty());
+  EXPECT_THAT(check_include_direction({"tests/unit/base/text_test.cpp", "#include \"rank/signals.h\"\n"}), IsEmpty());
 }
 
 TEST(IncludeDirection, DoesNotReadComments) {

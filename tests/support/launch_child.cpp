@@ -31,11 +31,11 @@
 #include "base/text.h"
 #include "control/channel.h"
 #include "control/progress_record.h"
-#include "launch/crash_handler.h"
-#include "launch/failure.h"
-#include "launch/orders.h"
-#include "launch/signals.h"
-#include "launch/worker_process.h"
+#include "rank/crash_handler.h"
+#include "rank/failure.h"
+#include "rank/orders.h"
+#include "rank/signals.h"
+#include "supervise/worker_process.h"
 #include "support/loud_lines.h"
 
 /// A sanitizer's own handlers would keep ours out.

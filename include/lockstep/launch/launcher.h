@@ -11,16 +11,10 @@
 #include <vector>
 
 #include <lockstep/base/variables.h>
+#include <lockstep/supervise/launch_report.h>
+#include <lockstep/supervise/output_route.h>
 
 namespace lockstep {
-
-/// Where the output of one rank goes; nowhere is possible.
-struct OutputRoute {
-  bool out_on_terminal = true;
-  bool err_on_terminal = true;
-  bool out_in_file = false;
-  bool err_in_file = false;
-};
 
 struct LaunchRequest {
   std::vector<std::string> argv{};        ///< argv[0] for show; the program is opened from /proc/self/exe
@@ -44,18 +38,6 @@ struct LaunchRequest {
   std::vector<OutputRoute> routes{};  ///< by local rank; {}: everything on the terminal
   std::vector<std::vector<int>> cores{};  ///< by local rank, the cores it may use; {}: this process's
   std::filesystem::path event_log{};      ///< gets a line per failure and restart, if its folder exists; "": none
-};
-
-struct LaunchReport {
-  int exit_code = 0;             ///< 0, or the first failed rank's; 130/75 when stopped on request
-  int failed_rank = -1;          ///< -1: none
-  std::string failure{};         ///< "rank 1 (pid 71) died of signal 9 (Killed)"
-  bool explained = false;        ///< the failed rank said why in its own words
-  bool stop_requested = false;   ///< a signal asked for the end
-  std::int64_t first_step = -1;  ///< steps done when the last attempt began; -1: not known
-  std::int64_t step = -1;        ///< the furthest step that a rank had done; -1: not known
-  double training_s = 0;         ///< duration of the last attempt from first_step on
-  int restarts = 0;
 };
 
 /// Starts one worker process per rank of this machine (own process group, dies with this process), prefixes its output

@@ -20,7 +20,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
-#include "launch/descriptor.h"
+#include "base/descriptor.h"
 #include "support/loud_lines.h"
 #include "support/process.h"
 #include "support/temp_dir.h"

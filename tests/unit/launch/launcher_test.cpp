@@ -21,7 +21,7 @@
 #include <lockstep/launch/launcher.h>
 
 #include "base/text.h"
-#include "launch/worker_process.h"
+#include "supervise/worker_process.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {

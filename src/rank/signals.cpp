@@ -1,0 +1,94 @@
+#include "rank/signals.h"
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+struct Target {
+  std::atomic<TrainControl*> control{nullptr};
+  std::atomic<std::int64_t> first_interrupt{0};  // CLOCK_MONOTONIC, ns; 0: none yet
+  std::atomic<int> handlers_running{0};
+};
+static_assert(std::atomic<TrainControl*>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
+
+// A signal handler gets nothing but a number, so what it acts on has to be static.
+constinit Target target;
+
+std::int64_t now_ns() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
+}
+
+void end_on_second_interrupt() noexcept {
+  const std::int64_t now = now_ns();
+  std::int64_t first = 0;
+  // One Ctrl-C may arrive twice, from the terminal and from a launcher: only a later one is a second wish.
+  if (!target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecond) {
+    _exit(static_cast<int>(ExitCode::interrupted));
+  }
+}
+
+extern "C" void on_signal(int signal) {
+  const int saved_errno = errno;
+  target.handlers_running.fetch_add(1);
+  if (signal == SIGINT) {
+    end_on_second_interrupt();
+  }
+  if (TrainControl* control = target.control.load()) {
+    control->request_stop_from_signal(signal == SIGINT ? StopKind::interrupt : StopKind::terminate);
+  }
+  target.handlers_running.fetch_sub(1);
+  errno = saved_errno;
+}
+
+}  // namespace
+
+struct SignalScope::State {
+  explicit State(TrainControl wishes) : control(std::move(wishes)) {}
+  TrainControl control;
+  std::array<struct sigaction, kSignals.size()> before{};
+};
+
+SignalScope::SignalScope(TrainControl control) : state_(std::make_unique<State>(std::move(control))) {
+  TrainControl* nobody = nullptr;
+  LOCKSTEP_ASSERT(target.control.compare_exchange_strong(nobody, &state_->control), "one SignalScope at a time");
+  target.first_interrupt = 0;
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &state_->before[i]);
+    if (state_->before[i].sa_handler != SIG_IGN) {  // nohup and background shells mean it
+      sigaction(kSignals[i], &action, nullptr);
+    }
+  }
+}
+
+SignalScope::~SignalScope() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &state_->before[i], nullptr);
+  }
+  target.control = nullptr;
+  while (target.handlers_running != 0) {  // in another thread, for the length of one store
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,458 @@
+#include "supervise/supervisor.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "base/text.h"
+#include "supervise/memory_watch.h"
+#include "supervise/rank_output.h"
+#include "supervise/terminal_queue.h"
+#include "supervise/verdict.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSecondInterruptAfter{1000};
+constexpr milliseconds kLongestDying{5000};  // from SIGKILL; a process in a broken driver call may never end
+constexpr milliseconds kNoticeAfter{500};    // most ranks end by themselves sooner
+constexpr milliseconds kTimeForStacks{1500};
+constexpr int kMessagesPerTurn = 1000;  // more than the channel holds
+constexpr int kReadsPerTurn = 16;       // one loud rank must not starve the others
+constexpr int kSaneReads = 64;          // more than a pipe holds: what a dead worker left behind
+
+std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
+  std::vector<pid_t> pids;
+  std::transform(workers.begin(), workers.end(), std::back_inserter(pids),
+                 [](const auto& worker) { return worker.pid(); });
+  return pids;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? printable(name.data()) : "unknown";
+}
+
+class Supervisor {
+ public:
+  Supervisor(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations, ProgressBoard progress,
+             SignalInbox& signals, const SupervisorOptions& options)
+      : workers_(std::move(workers)),
+        progress_(std::move(progress)),
+        signals_(signals),
+        options_(options),
+        terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
+        verdict_(host_name(), pids_of(workers_), options.first_rank),
+        stall_watch_(options.stall, static_cast<int>(workers_.size())) {
+    for (int rank = 0; rank < size(); ++rank) {
+      outputs_.emplace_back(
+          options.first_rank + rank, options.world_size,
+          [this, rank](OutputStream stream, std::string text) { show(rank, stream, std::move(text)); },
+          std::move(destinations[static_cast<std::size_t>(rank)]));
+      talking_.push_back(true);
+      memory_.emplace_back(worker(rank).pid());
+    }
+  }
+
+  LaunchReport run() {
+    while (running() > 0 && !given_up()) {
+      wait_for_events();
+      take_signals();
+      for (int rank = 0; rank < size(); ++rank) {
+        hear(rank);
+      }
+      for (int rank = 0; rank < size(); ++rank) {
+        if (ended_.contains(rank)) {
+          bury(rank);
+        }
+      }
+      ended_.clear();
+      if (options_.each_turn) {
+        options_.each_turn();
+      }
+      look_for_stalls();
+      verdict_.settle(Clock::now());
+      stop_the_rest();
+    }
+    say_farewell();
+    LaunchReport report = verdict_.report();
+    report.stop_requested = !forwarded_.empty();
+    for (int rank = 0; rank < size(); ++rank) {
+      report.step = std::max(report.step, view(progress_[rank]).step);
+    }
+    if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
+      report.first_step = start->step;
+      report.training_s = std::chrono::duration<double>(Clock::now() - start->time).count();
+    }
+    return report;
+  }
+
+ private:
+  int size() const { return static_cast<int>(workers_.size()); }
+  WorkerProcess& worker(int rank) { return workers_[static_cast<std::size_t>(rank)]; }
+  RankOutput& output(int rank) { return outputs_[static_cast<std::size_t>(rank)]; }
+  int running() const {
+    return static_cast<int>(
+        std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
+  }
+  bool is_main(int rank) const { return options_.first_rank + rank == 0; }
+  /// A program that knows nothing of this library, as far as one can tell.
+  bool is_stranger(int rank) const {
+    return options_.any_program && !heard_.contains(rank) && view(progress_[rank]).beats == 0;
+  }
+  bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
+
+  /// Time until something has to happen without an event; -1: never.
+  int timeout() const {
+    auto next = Clock::time_point::max();
+    for (const auto& due : {verdict_.due(), notice_at_, kill_at_, look_at_}) {
+      next = std::min(next, due.value_or(next));
+    }
+    if (next == Clock::time_point::max()) {
+      return -1;
+    }
+    return static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<milliseconds>(next - Clock::now()).count()));
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> entries;
+    std::vector<std::function<void(short)>> actions;
+    const auto watch = [&](int fd, std::function<void(short)> action) {
+      entries.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+      actions.push_back(std::move(action));
+    };
+    const bool read_pipes = !terminal_.is_full();
+    watch(signals_.fd(), [](short) {});
+    watch(terminal_.room_fd(), [this](short) { terminal_.take_room(); });
+    for (int rank = 0; rank < size(); ++rank) {
+      WorkerProcess& process = worker(rank);
+      if (!process.is_running()) {
+        continue;
+      }
+      watch(process.pidfd(), [this, rank](short) { ended_.insert(rank); });
+      if (talking_[static_cast<std::size_t>(rank)]) {
+        watch(process.channel().fd(), [this, rank](short events) {
+          hear(rank);
+          talking_[static_cast<std::size_t>(rank)] =
+              (events & POLLHUP) == 0;  // else poll would return at once for ever
+        });
+      }
+      if ((read_pipes || output(rank).is_kept(OutputStream::out)) && process.output().is_open()) {
+        watch(process.output().get(), [this, rank](short) { read_pipe(rank, OutputStream::out, kReadsPerTurn); });
+      }
+      if ((read_pipes || output(rank).is_kept(OutputStream::err)) && process.errors().is_open()) {
+        watch(process.errors().get(), [this, rank](short) { read_pipe(rank, OutputStream::err, kReadsPerTurn); });
+      }
+    }
+    if (poll(entries.data(), entries.size(), timeout()) <= 0) {
+      return;
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].revents != 0) {
+        actions[i](entries[i].revents);
+      }
+    }
+  }
+
+  void take_signals() {
+    while (const std::optional<int> signal = signals_.take()) {
+      if (*signal == SIGUSR2) {
+        order(Message::Kind::dump);
+        continue;
+      }
+      if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + kSecondInterruptAfter) {
+        verdict_.killed_by_user();
+        kill_all();
+        continue;
+      }
+      if (*signal == SIGINT && !first_interrupt_) {
+        first_interrupt_ = Clock::now();
+      }
+      forward(*signal == SIGHUP ? SIGTERM : *signal);
+    }
+  }
+
+  void forward(int signal) {
+    if (!forwarded_.insert(signal).second) {
+      return;
+    }
+    verdict_.signal_forwarded(signal);
+    for (const WorkerProcess& process : workers_) {
+      if (process.is_running()) {
+        process.send_signal(signal);
+      }
+    }
+  }
+
+  /// To the ranks that still run and do not know yet that the run is over.
+  void order(Message::Kind kind) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (worker(rank).is_running() && verdict_.is_unaware(rank)) {
+        worker(rank).channel().send({.kind = kind});
+      }
+    }
+  }
+
+  void look_for_stalls() {
+    const auto now = Clock::now();
+    if (verdict_.is_decided()) {
+      look_at_.reset();
+      return;
+    }
+    if (look_at_ && now < *look_at_) {
+      return;
+    }
+    look_at_ = now + StallWatch::kPeriod;
+    if (stall_) {
+      end_stalled();
+      return;
+    }
+    std::vector<RankSample> samples;
+    for (int rank = 0; rank < size(); ++rank) {
+      const bool runs = worker(rank).is_running() && !verdict_.has_finished(rank);
+      const pid_t pid = worker(rank).pid();
+      samples.push_back({.view = view(progress_[rank]),
+                         .process = runs ? read_process_state(pid) : ProcessState{},
+                         .pid = pid,
+                         .running = runs});
+    }
+    for (StallFinding& finding : stall_watch_.observe(samples, now)) {
+      say("warning: " + finding.lines.front());
+      std::for_each(finding.lines.begin() + 1, finding.lines.end(), [&](const std::string& line) { say(line); });
+      if (!finding.hint.empty()) {
+        say("  hint: " + finding.hint);
+      }
+      if (finding.ends_the_run) {
+        order(Message::Kind::dump);
+        look_at_ = now + kTimeForStacks;
+        stall_ = std::move(finding);
+      }
+    }
+  }
+
+  /// The stacks are written: who stood still is blamed.
+  void end_stalled() {
+    const int rank = stall_->ranks.front();
+    const std::string place = place_of(view(progress_[rank]));
+    verdict_.stalled(
+        rank,
+        fmt::format("made no progress for {} {}{}", seconds(options_.stall.deadline), place,
+                    stall_->ranks.size() == 1
+                        ? std::string()
+                        : fmt::format(", with ranks {}",
+                                      format_ranges(std::vector<int>(stall_->ranks.begin() + 1, stall_->ranks.end())))),
+        stall_->hint.empty() ? "the stacks of all ranks are above; --dist.stall_timeout_s sets the limit"
+                             : stall_->hint);
+  }
+
+  void hear(int rank) {
+    for (int heard = 0; heard < kMessagesPerTurn; ++heard) {
+      const std::optional<Message> message = worker(rank).channel().receive();
+      if (!message) {
+        return;
+      }
+      heard_.insert(rank);
+      switch (message->kind) {
+        case Message::Kind::line:
+          if (is_main(rank)) {
+            output(rank).report_line(message->text);
+          } else {
+            output(rank).line(message->text);
+          }
+          break;
+        case Message::Kind::status:
+          if (is_main(rank) && options_.terminal_status) {
+            terminal_.status(printable(message->text));
+          }
+          break;
+        case Message::Kind::failure:
+        case Message::Kind::finished:
+          verdict_.announced(rank, *message, view(progress_[rank]), Clock::now());
+          break;
+        case Message::Kind::abort:  // orders go the other way
+        case Message::Kind::dump:
+          break;
+      }
+    }
+  }
+
+  void read_pipe(int rank, OutputStream stream, int reads) {
+    Descriptor& pipe = stream == OutputStream::out ? worker(rank).output() : worker(rank).errors();
+    std::array<char, 16 << 10> buffer;
+    for (; reads > 0 && pipe.is_open(); --reads) {
+      const ssize_t size = read(pipe.get(), buffer.data(), buffer.size());
+      if (size > 0) {
+        output(rank).feed(stream, {buffer.data(), static_cast<std::size_t>(size)});
+      } else if (size == 0) {
+        close_pipe(rank, stream);
+      } else if (errno != EINTR) {
+        return;
+      }
+    }
+  }
+
+  void close_pipe(int rank, OutputStream stream) {
+    output(rank).finish(stream);
+    (stream == OutputStream::out ? worker(rank).output() : worker(rank).errors()).reset();
+  }
+
+  /// A process outside the worker's group may hold its pipes for ever: what is in them counts, not their end.
+  void bury(int rank) {
+    hear(rank);
+    const ExitStatus status = worker(rank).reap();
+    if (is_stranger(rank) && status.signal == 0) {
+      verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
+                         Clock::now());
+    }
+    const MemoryWatch& memory = memory_[static_cast<std::size_t>(rank)];
+    verdict_.exited(rank, {.status = status,
+                           .place = view(progress_[rank]),
+                           .out_of_memory = memory.killed_since(),
+                           .memory_limit = memory.limit_bytes()});
+    for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
+      read_pipe(rank, stream, kSaneReads);
+      close_pipe(rank, stream);
+    }
+  }
+
+  void stop_the_rest() {
+    if (!verdict_.is_decided() || killed_at_ || running() == 0) {
+      return;
+    }
+    const auto now = Clock::now();
+    if (!kill_at_) {
+      kill_at_ = now + options_.grace;
+      notice_at_ = now + kNoticeAfter;
+      ask_strangers_to_end();
+      order(Message::Kind::abort);
+    }
+    if (now >= *kill_at_) {
+      verdict_.killed_by_us();
+      kill_all();
+    } else if (notice_at_ && now >= *notice_at_) {
+      const int left = running();
+      say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
+                      left == 1 ? "" : "s", seconds(options_.grace)));
+      notice_at_.reset();
+    }
+  }
+
+  /// Ranks of this library notice by themselves that a peer is gone; any other program may wait for it for ever.
+  void ask_strangers_to_end() {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (is_stranger(rank) && worker(rank).is_running()) {
+        worker(rank).send_signal(SIGTERM);
+      }
+    }
+  }
+
+  void kill_all() {
+    for (const WorkerProcess& process : workers_) {
+      if (process.is_running()) {
+        process.kill_group();
+      }
+    }
+    killed_at_ = killed_at_.value_or(Clock::now());
+    kill_at_ = *killed_at_ + kLongestDying;
+    notice_at_.reset();
+  }
+
+  static std::string seconds(milliseconds duration) {
+    return fmt::format("{:g} s", static_cast<double>(duration.count()) / 1000);
+  }
+
+  static std::string first_line(const LaunchReport& report) {
+    return report.failed_rank < 0 ? "stopped" : report.failure.substr(0, report.failure.find('\n'));
+  }
+
+  void say_farewell() {
+    say_what_is_missing();
+    if (options_.terminal_status) {
+      terminal_.status("");
+    }
+    for (int rank = 0; rank < size(); ++rank) {
+      if (worker(rank).is_running()) {
+        worker(rank).abandon();
+        say(fmt::format("rank {} (pid {}) does not end although it was killed", options_.first_rank + rank,
+                        worker(rank).pid()));
+      }
+    }
+    const LaunchReport report = verdict_.report();
+    if (report.failed_rank >= 0 && !report.explained) {
+      const auto& tail = output(report.failed_rank - options_.first_rank).error_tail();
+      if (!tail.empty()) {
+        say(fmt::format("last lines of rank {}'s standard error:", report.failed_rank));
+      }
+      for (const std::string& line : tail) {
+        say("  | " + line);
+      }
+    }
+    if (const std::string text = verdict_.text(); !text.empty()) {
+      for (const std::string& line : split(text, '\n')) {
+        say(line);
+      }
+    }
+  }
+
+  /// A line that is in a file need not wait for a terminal that is too slow.
+  void show(int rank, OutputStream stream, std::string text) {
+    if (terminal_.is_full() && output(rank).is_kept(stream)) {
+      ++not_shown_;
+      return;
+    }
+    say_what_is_missing();
+    terminal_.line(stream, std::move(text));
+  }
+
+  void say_what_is_missing() {
+    if (const std::int64_t missing = std::exchange(not_shown_, 0); missing > 0) {
+      say(fmt::format("{} lines are only in the log files: whoever reads this is too slow", missing));
+    }
+  }
+
+  void say(std::string text) { terminal_.line(OutputStream::err, std::move(text)); }
+
+  std::vector<WorkerProcess> workers_;
+  ProgressBoard progress_;
+  SignalInbox& signals_;
+  SupervisorOptions options_;
+  TerminalQueue terminal_;
+  Verdict verdict_;
+  StallWatch stall_watch_;
+  std::vector<MemoryWatch> memory_{};
+  std::vector<RankOutput> outputs_{};
+  std::vector<bool> talking_{};  // the control channel is open
+  std::int64_t not_shown_ = 0;   // lines since the last one that was
+  std::set<int> heard_{};        // ranks that sent a message
+  std::set<int> ended_{};
+  std::set<int> forwarded_{};
+  std::optional<Clock::time_point> first_interrupt_{};
+  std::optional<Clock::time_point> notice_at_{};
+  std::optional<Clock::time_point> kill_at_{};  // when patience ends; after the kill, when we give up
+  std::optional<Clock::time_point> killed_at_{};
+  std::optional<Clock::time_point> look_at_ = Clock::now();  // the next look for stalls
+  std::optional<StallFinding> stall_{};                      // found: ends the run when the stacks are written
+};
+
+}  // namespace
+
+LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
+                       ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options) {
+  return Supervisor(std::move(workers), std::move(destinations), std::move(progress), signals, options).run();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// Watches running workers until all are gone. Torch-free.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include <lockstep/supervise/launch_report.h>
+
+#include "control/progress_record.h"
+#include "supervise/rank_output.h"
+#include "supervise/signal_inbox.h"
+#include "supervise/stall_watch.h"
+#include "supervise/worker_process.h"
+
+namespace lockstep {
+
+struct SupervisorOptions {
+  std::chrono::milliseconds grace{5000};
+  bool terminal_status = false;
+  StallLimits stall{};
+  int first_rank = 0;                 ///< of this machine
+  int world_size = 1;                 ///< on all machines
+  bool any_program = false;           ///< one that announces nothing is taken at its exit code
+  std::function<void()> each_turn{};  ///< called after every event
+};
+
+/// workers[i] is rank first_rank + i, progress[i] its record, destinations[i] where its output goes. Prints their
+/// output, forwards signals, ends the rest after a failure, and says last what failed.
+LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
+                       ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,123 @@
+#include "supervise/terminal_queue.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/terminal.h"
+
+namespace lockstep {
+namespace {
+
+/// A reader that went away (`| head`) is no reason to end the run.
+void write_out(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
+    if (size < 0 && errno != EINTR) {
+      return;
+    }
+    text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  }
+}
+
+}  // namespace
+
+TerminalQueue::TerminalQueue(bool shared_screen)
+    : shared_screen_(shared_screen), room_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!room_.is_open()) {
+    throw LaunchError(fmt::format("cannot watch workers: eventfd: {}", std::strerror(errno)));
+  }
+  // The thread inherits a full mask: signals belong to the main thread, and a closed pipe becomes an error code.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  writer_ = std::thread([this] { write_all(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TerminalQueue::~TerminalQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_one();
+  writer_.join();
+}
+
+void TerminalQueue::line(OutputStream stream, std::string text) {
+  {
+    const std::lock_guard lock(mutex_);
+    bytes_ += text.size();
+    is_full_ = is_full_ || bytes_ >= kFullBytes;
+    lines_.push_back({stream, std::move(text)});
+  }
+  changed_.notify_one();
+}
+
+void TerminalQueue::status(std::string text) {
+  {
+    const std::lock_guard lock(mutex_);
+    status_ = std::move(text);
+  }
+  changed_.notify_one();
+}
+
+bool TerminalQueue::is_full() {
+  const std::lock_guard lock(mutex_);
+  return is_full_;
+}
+
+void TerminalQueue::take_room() noexcept {
+  eventfd_t value = 0;
+  eventfd_read(room_.get(), &value);
+}
+
+void TerminalQueue::write_all() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return closing_ || status_ || !lines_.empty(); });
+    if (!lines_.empty()) {
+      const std::deque<Line> lines = std::exchange(lines_, {});
+      const std::size_t bytes = bytes_;
+      lock.unlock();
+      write_lines(lines);
+      lock.lock();
+      bytes_ -= bytes;
+      if (is_full_ && bytes_ < kFullBytes) {
+        is_full_ = false;
+        eventfd_write(room_.get(), 1);
+      }
+    } else if (status_) {
+      const std::string text = *std::exchange(status_, std::nullopt);
+      lock.unlock();
+      write_status(text);
+      lock.lock();
+    } else {
+      return;
+    }
+  }
+}
+
+void TerminalQueue::write_lines(const std::deque<Line>& lines) const {
+  std::string out;  // lines of one stream that follow each other are one write
+  for (const Line& line : lines) {
+    if (line.stream == OutputStream::err || shared_screen_) {
+      write_out(std::exchange(out, {}));
+      write_line(line.text);
+    } else {
+      out.append(line.text).append("\n");
+    }
+  }
+  write_out(out);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+// Who failed first, and what the launch returns. Pure: events and times in, a report out. Torch-free.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/types.h>
+
+#include <lockstep/supervise/launch_report.h>
+
+#include "control/channel.h"
+#include "control/progress_record.h"
+#include "supervise/worker_process.h"
+
+namespace lockstep {
+
+/// How a rank ended, and what was known then.
+struct Ending {
+  ExitStatus status{};
+  ProgressView place{};
+  bool out_of_memory = false;                  ///< the kernel's OOM killer did it
+  std::optional<std::int64_t> memory_limit{};  ///< of the rank's control group
+};
+
+/// Collects what happens to the ranks, in the order of arrival. The first primary event decides: an announced failure,
+/// a death by a signal that is not ours, an exit that was not announced, a stall. A lost peer is secondary: it waits
+/// for its cause a while.
+class Verdict {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  static constexpr std::chrono::seconds kWaitForCause{1};
+
+  /// Rank numbers in texts begin at `first_rank`.
+  Verdict(std::string host, const std::vector<pid_t>& pids, int first_rank = 0);
+
+  void announced(int rank, const Message& message, const ProgressView& place, Time now);  ///< failure or finished
+  void exited(int rank, const Ending& ending);
+  void stalled(int rank, std::string_view what, std::string hint);
+  void signal_forwarded(int signal) { forwarded_.insert(signal); }  ///< a death by it is no failure
+  void killed_by_us() { killed_ = true; }                           ///< the same for SIGKILL
+  void killed_by_user();                                            ///< the second Ctrl-C
+  void settle(Time now);                                            ///< to be called when events are in and when due
+  std::optional<Time> due() const;                          ///< when a secondary failure is blamed for want of another
+  bool is_decided() const { return outcome_.has_value(); }  ///< the other ranks have to end
+  bool has_finished(int rank) const { return ranks_[static_cast<std::size_t>(rank)].finished.has_value(); }
+  /// Has not ended and did not say that it will: it has to be told.
+  bool is_unaware(int rank) const;
+  bool speaks_for_itself() const { return outcome_ && outcome_->explained; }  ///< its message says why
+
+  LaunchReport report() const;  ///< when all ranks are gone
+  /// The last thing a user reads: the failure, its exit code, who stopped because of it. "": nothing to say.
+  std::string text() const;
+
+ private:
+  struct Rank {
+    pid_t pid = 0;
+    std::optional<int> finished{};
+    bool failed = false;  // announced it
+    bool gone = false;
+    bool ended_well = false;
+  };
+  struct Outcome {
+    int exit_code = 0;
+    int rank = -1;  // -1: by request
+    std::string what{};
+    std::string hint{};
+    bool explained = false;
+  };
+  struct Secondary {
+    Outcome outcome{};
+    Time due{};
+  };
+  void decide(Outcome outcome);
+  Outcome blame(int rank, std::string_view what, int exit_code) const;
+  Outcome judge_signal(int rank, const Ending& ending) const;
+  Outcome judge_exit(int rank, const Ending& ending) const;
+
+  int first_rank_ = 0;
+  std::string host_;
+  std::vector<Rank> ranks_{};
+  std::optional<Outcome> outcome_{};
+  std::optional<Secondary> secondary_{};
+  std::set<int> forwarded_{};
+  bool killed_ = false;
+  int stop_code_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,291 @@
+#include "supervise/worker_process.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+/// What the child sends if it cannot become the program.
+struct StartFailure {
+  std::array<char, 16> step{};
+  int error = 0;
+};
+
+/// Everything the child needs, made before the fork: after it, memory must not be allocated.
+struct ChildPlan {
+  pid_t parent = 0;
+  const char* program = nullptr;  // nullptr: own_program
+  int own_program = -1;
+  char** argv = nullptr;
+  char** envp = nullptr;
+  std::array<int, 6> inherited{};  // what becomes 0, 1, 2, kControlFd, kProgressFd, kStoreFd; -1: nothing
+  int failures = -1;               // pipe for a StartFailure
+  const cpu_set_t* cores = nullptr;
+  std::size_t cores_size = 0;
+};
+
+struct FreeCpuSet {
+  void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
+};
+
+/// nullptr for {}.
+std::unique_ptr<cpu_set_t, FreeCpuSet> cpu_set_of(const std::vector<int>& cores, std::size_t& size) {
+  if (cores.empty()) {
+    return nullptr;
+  }
+  const auto count = static_cast<std::size_t>(*std::max_element(cores.begin(), cores.end())) + 1;
+  std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(count));
+  size = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(size, set.get());
+  for (const int core : cores) {
+    CPU_SET_S(static_cast<std::size_t>(core), size, set.get());
+  }
+  return set;
+}
+
+struct Pipe {
+  Descriptor read;
+  Descriptor write;
+};
+
+[[noreturn]] void throw_start_error(const std::string& program, std::string_view step, int error) {
+  const auto code = error == ENOENT ? ExitCode::not_found : ExitCode::cannot_run;
+  throw LaunchError(fmt::format("cannot start {}: {}: {}", program, step, std::strerror(error)),
+                    program == "this program" ? "start one process per rank, e.g. with torchrun --no-python"
+                                              : "check the path and its permissions",
+                    code);
+}
+
+Pipe make_pipe(const std::string& program) {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw_start_error(program, "pipe", errno);
+  }
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) {
+    pointers.push_back(text.data());
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+/// Runs in the child, where only async-signal-safe calls are allowed.
+class Child {
+ public:
+  explicit Child(const ChildPlan& plan) noexcept : plan_(plan) {}
+
+  [[noreturn]] void become_program() noexcept {
+    die_with_parent();
+    check("setpgid", setpgid(0, 0));
+    if (plan_.cores != nullptr) {
+      check("affinity", sched_setaffinity(0, plan_.cores_size, plan_.cores));
+    }
+    place_descriptors();
+    reset_signals();
+    if (plan_.program != nullptr) {
+      execve(plan_.program, plan_.argv, plan_.envp);
+    } else {
+      execveat(plan_.own_program, "", plan_.argv, plan_.envp, AT_EMPTY_PATH);
+    }
+    fail("exec");
+  }
+
+ private:
+  [[noreturn]] void fail(const char* step) const noexcept {
+    StartFailure failure{.error = errno};
+    std::strncpy(failure.step.data(), step, failure.step.size() - 1);
+    [[maybe_unused]] const ssize_t written = write(plan_.failures, &failure, sizeof(failure));
+    _exit(static_cast<int>(ExitCode::cannot_run));
+  }
+
+  int check(const char* step, int result) const noexcept {
+    if (result < 0) {
+      fail(step);
+    }
+    return result;
+  }
+
+  void die_with_parent() const noexcept {
+    check("prctl", prctl(PR_SET_PDEATHSIG, SIGKILL));
+    if (getppid() != plan_.parent) {  // it died before the line above
+      _exit(static_cast<int>(ExitCode::cannot_run));
+    }
+  }
+
+  void place_descriptors() noexcept {
+    const int count = static_cast<int>(plan_.inherited.size());
+    const auto out_of_the_way = [&](int fd) { return check("fcntl", fcntl(fd, F_DUPFD_CLOEXEC, count)); };
+    plan_.failures = out_of_the_way(plan_.failures);
+    if (plan_.own_program >= 0) {
+      plan_.own_program = out_of_the_way(plan_.own_program);
+    }
+    for (int& fd : plan_.inherited) {
+      fd = fd >= 0 ? out_of_the_way(fd) : -1;
+    }
+    for (int target = 0; target < count; ++target) {
+      if (const int fd = plan_.inherited[static_cast<std::size_t>(target)]; fd >= 0) {
+        check("dup2", dup2(fd, target));
+      } else {
+        close(target);
+      }
+    }
+    check("close_range", close_range(static_cast<unsigned>(count), ~0U, CLOSE_RANGE_CLOEXEC));
+  }
+
+  void reset_signals() const noexcept {
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    for (int signal = 1; signal < NSIG; ++signal) {
+      sigaction(signal, &standard, nullptr);  // refused for SIGKILL and SIGSTOP, which have no other
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    check("sigprocmask", sigprocmask(SIG_SETMASK, &none, nullptr));
+  }
+
+  ChildPlan plan_;
+};
+
+/// No handler of this process may run in the child.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() noexcept {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+pid_t fork_child(const ChildPlan& plan) {
+  const AllSignalsBlocked blocked;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    Child(plan).become_program();
+  }
+  return pid;
+}
+
+bool read_failure(int fd, StartFailure& failure) {
+  while (true) {
+    const ssize_t size = read(fd, &failure, sizeof(failure));
+    if (size >= 0 || errno != EINTR) {
+      return size == static_cast<ssize_t>(sizeof(failure));
+    }
+  }
+}
+
+}  // namespace
+
+// Debian 12's <sys/pidfd.h> declares the functions with C++ names; older systems do not have it.
+Descriptor open_process(pid_t pid) noexcept { return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+
+WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
+  const std::string program = command.program.empty() ? "this program" : command.program;
+  std::vector<std::string> argv = command.argv;
+  std::vector<std::string> environment;
+  for (const auto& [name, value] : command.environment.all()) {
+    environment.push_back(fmt::format("{}={}", name, value));
+  }
+  const std::vector<char*> argv_pointers = pointers_to(argv);
+  const std::vector<char*> environment_pointers = pointers_to(environment);
+
+  const Descriptor no_input(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!no_input.is_open()) {
+    throw_start_error(program, "/dev/null", errno);
+  }
+  Pipe output = make_pipe(program);
+  Pipe errors = make_pipe(program);
+  Pipe failures = make_pipe(program);
+  auto [supervisor_end, worker_end] = make_channel_pair();
+
+  std::size_t cores_size = 0;
+  const auto cores = cpu_set_of(command.cores, cores_size);
+  const ChildPlan plan{.parent = getpid(),
+                       .program = command.program.empty() ? nullptr : command.program.c_str(),
+                       .own_program = command.own_program,
+                       .argv = const_cast<char**>(argv_pointers.data()),
+                       .envp = const_cast<char**>(environment_pointers.data()),
+                       .inherited = {no_input.get(), output.write.get(), errors.write.get(), worker_end.fd(),
+                                     command.progress, command.store_socket},
+                       .failures = failures.write.get(),
+                       .cores = cores.get(),
+                       .cores_size = cores_size};
+  pid_ = fork_child(plan);
+  if (pid_ < 0) {
+    throw_start_error(program, "fork", errno);
+  }
+  pidfd_ = open_process(pid_);
+  failures.write.reset();
+  StartFailure failure;
+  if (!pidfd_.is_open()) {
+    const int error = errno;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    throw_start_error(program, "pidfd_open", error);
+  }
+  if (read_failure(failures.read.get(), failure)) {
+    reap();
+    throw_start_error(program, failure.step.data(), failure.error);
+  }
+  for (Pipe* pipe : {&output, &errors}) {
+    fcntl(pipe->read.get(), F_SETFL, O_NONBLOCK);
+  }
+  output_ = std::move(output.read);
+  errors_ = std::move(errors.read);
+  channel_ = std::move(supervisor_end);
+}
+
+WorkerProcess::WorkerProcess(WorkerProcess&& other) noexcept = default;
+
+WorkerProcess::~WorkerProcess() {
+  if (is_running()) {
+    kill_group();
+    reap();
+  }
+}
+
+void WorkerProcess::send_signal(int signal) const noexcept {
+  syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0);
+}
+
+void WorkerProcess::kill_group() const noexcept { kill(-pid_, SIGKILL); }
+
+ExitStatus WorkerProcess::reap() noexcept {
+  siginfo_t info{};
+  // Until it is reaped the process number is ours, and with it the group's: look first, then kill the group, then reap.
+  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  }
+  kill_group();
+  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) < 0 && errno == EINTR) {
+  }
+  pidfd_.reset();
+  return info.si_code == CLD_EXITED ? ExitStatus{.code = info.si_status, .signal = 0}
+                                    : ExitStatus{.code = 0, .signal = info.si_status};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+#include "supervise/stall_watch.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+RankSample in_phase(Phase phase, std::int64_t step = 812, std::uint64_t beats = 7) {
+  return {.view = {.beats = beats, .step = step, .phase = phase}, .process = {.state = 'S'}, .pid = 71};
+}
+
+RankSample in_collective(std::uint64_t number, Operation operation, std::int64_t bytes = kMiB) {
+  RankSample sample = in_phase(Phase::backward);
+  sample.view.collectives = number;
+  sample.view.operation = operation;
+  sample.view.bytes = bytes;
+  return sample;
+}
+
+/// A watch whose clock is moved by hand.
+class Watched {
+ public:
+  explicit Watched(std::vector<RankSample> samples, StallLimits limits = {.warning = 30s, .deadline = 300s})
+      : samples_(std::move(samples)), watch_(limits, static_cast<int>(samples_.size())) {}
+
+  RankSample& operator[](std::size_t rank) { return samples_[rank]; }
+
+  /// Looks every period for that long; what was found, with `each` called before every look.
+  std::vector<StallFinding> pass(
+      milliseconds duration, const std::function<void()>& each = [] {}) {
+    std::vector<StallFinding> all;
+    for (milliseconds passed{}; passed < duration; passed += StallWatch::kPeriod) {
+      now_ += StallWatch::kPeriod;
+      each();
+      for (StallFinding& finding : watch_.observe(samples_, now_)) {
+        all.push_back(std::move(finding));
+      }
+    }
+    return all;
+  }
+  void sleep(milliseconds duration) { now_ += duration; }
+
+ private:
+  std::vector<RankSample> samples_;
+  StallWatch watch_;
+  StallWatch::Time now_{};
+};
+
+TEST(StallWatch, NamesWhoIsBehindOnceAndThenEndsTheRun) {
+  Watched ranks(
+      {in_phase(Phase::backward), in_phase(Phase::data), in_phase(Phase::backward), in_phase(Phase::backward)});
+  EXPECT_THAT(ranks.pass(29s), IsEmpty());
+  const auto warnings = ranks.pass(200s);
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_THAT(warnings[0].lines, ElementsAre("no progress for 30 s; rank 1 is behind:",
+                                             "  ranks 0,2-3: step 812, backward", "  rank 1: step 812, data"));
+  EXPECT_THAT(warnings[0].ranks, ElementsAre(1));
+  EXPECT_FALSE(warnings[0].ends_the_run);
+  const auto ends = ranks.pass(200s);
+  ASSERT_EQ(ends.size(), 1U);
+  EXPECT_TRUE(ends[0].ends_the_run);
+  EXPECT_THAT(ends[0].lines[0], HasSubstr("no progress for 300 s"));
+}
+
+TEST(StallWatch, SaysWhenTheRunGoesOn) {
+  Watched ranks({in_phase(Phase::backward), in_phase(Phase::data)});
+  EXPECT_EQ(ranks.pass(45s).size(), 1U);
+  ++ranks[1].view.beats;
+  const auto findings = ranks.pass(1s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_THAT(findings[0].lines, ElementsAre("the run goes on after it stood still for 45 s"));
+  EXPECT_EQ(ranks.pass(45s).size(), 1U) << "a second stall is a second warning";
+}
+
+TEST(StallWatch, IsSilentWhileThoseBehindMove) {
+  Watched ranks({in_phase(Phase::save), in_collective(5, Operation::barrier)});
+  EXPECT_THAT(ranks.pass(1000s, [&] { ++ranks[0].view.beats; }), IsEmpty());
+}
+
+TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
+  for (const Phase phase : {Phase::prepare, Phase::save, Phase::validation}) {
+    SCOPED_TRACE(to_string(phase));
+    Watched busy({in_phase(phase)});
+    EXPECT_THAT(busy.pass(1000s, [&] { ++busy[0].process.cpu_ticks; }), IsEmpty());
+    Watched idle({in_phase(phase)});
+    const auto findings = idle.pass(1000s);
+    ASSERT_EQ(findings.size(), 1U);
+    EXPECT_FALSE(findings[0].ends_the_run) << "what is between steps may take long";
+  }
+  Watched endless_loop({in_phase(Phase::forward)});
+  EXPECT_TRUE(endless_loop.pass(301s, [&] { ++endless_loop[0].process.cpu_ticks; }).back().ends_the_run);
+}
+
+TEST(StallWatch, NamesRanksInDifferentCollectives) {
+  Watched ranks({in_collective(4104, Operation::broadcast), in_collective(4103, Operation::all_reduce),
+                 in_collective(4104, Operation::broadcast), in_collective(4104, Operation::broadcast)});
+  const auto findings = ranks.pass(31s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_THAT(findings[0].lines,
+              ElementsAre("no progress for 30 s; the ranks are in different collectives:",
+                          "  ranks 0,2-3: step 812, backward, in collective 4104: broadcast of 1.0 MiB",
+                          "  rank 1: step 812, backward, in collective 4103: all-reduce of 1.0 MiB"));
+  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+  EXPECT_THAT(findings[0].hint, HasSubstr("same order"));
+}
+
+TEST(StallWatch, ComparesSizesWhereTheyHaveToBeEqual) {
+  const auto odd_ones = [](Operation operation) {
+    return in_another_collective(
+        {in_collective(7, operation, 8), in_collective(7, operation, 8), in_collective(7, operation, 12)});
+  };
+  EXPECT_THAT(odd_ones(Operation::all_reduce), ElementsAre(2));
+  EXPECT_THAT(odd_ones(Operation::gather), IsEmpty());
+  EXPECT_THAT(in_another_collective({in_collective(7, Operation::any), in_phase(Phase::data)}), IsEmpty());
+}
+
+TEST(StallWatch, OrdersPlacesAsARunPassesThem) {
+  const Phase order[] = {Phase::report,  Phase::validation, Phase::save,      Phase::data,
+                         Phase::forward, Phase::backward,   Phase::optimizer, Phase::finish};
+  for (std::size_t i = 0; i + 1 < std::size(order); ++i) {
+    EXPECT_THAT(furthest_behind({in_phase(order[i + 1]), in_phase(order[i])}), ElementsAre(1)) << to_string(order[i]);
+  }
+  EXPECT_THAT(furthest_behind({in_phase(Phase::data, 813), in_phase(Phase::optimizer, 812)}), ElementsAre(1));
+  RankSample gone = in_phase(Phase::data, 1);
+  gone.running = false;
+  EXPECT_THAT(furthest_behind({in_phase(Phase::data), gone}), ElementsAre(0));
+}
+
+TEST(StallWatch, SeesStoppedProcessesAtOnce) {
+  Watched ranks({in_phase(Phase::prepare), in_phase(Phase::prepare)});
+  EXPECT_THAT(ranks.pass(5s), IsEmpty());
+  ranks[1].process.state = 'T';
+  auto findings = ranks.pass(2s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_THAT(findings[0].lines,
+              ElementsAre("rank 1 (pid 71) is stopped by a signal (state T); kill -CONT 71 lets it go on"));
+  ranks[1].process.state = 'S';
+  findings = ranks.pass(2s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_THAT(findings[0].lines, ElementsAre("rank 1 (pid 71) goes on"));
+  ranks[1].process.state = 'T';
+  EXPECT_TRUE(ranks.pass(301s).back().ends_the_run) << "a stopped process is no work, in no phase";
+}
+
+TEST(StallWatch, NeverEndsWhatADebuggerHolds) {
+  Watched ranks({in_phase(Phase::forward), in_phase(Phase::backward)});
+  ranks[0].process = {.state = 't', .tracer = 99};
+  for (const auto& finding : ranks.pass(1000s)) {
+    EXPECT_FALSE(finding.ends_the_run);
+  }
+}
+
+TEST(StallWatch, DoesNotCountTimeInWhichNobodyLooked) {
+  Watched ranks({in_phase(Phase::data)});
+  EXPECT_THAT(ranks.pass(20s), IsEmpty());
+  ranks.sleep(3600s);  // the supervisor was stopped, or the lid was closed
+  EXPECT_THAT(ranks.pass(9s), IsEmpty());
+  EXPECT_EQ(ranks.pass(2s).size(), 1U);
+}
+
+TEST(StallWatch, DoesNotJudgeWhoNeverWroteItsRecord) {
+  Watched ranks({in_phase(Phase::start, -1, 0), in_phase(Phase::rendezvous, -1)});
+  EXPECT_THAT(ranks.pass(1000s), IsEmpty());
+}
+
+TEST(StallWatch, CanBeTurnedOff) {
+  Watched ranks({in_phase(Phase::data)}, {.warning = 0s, .deadline = 0s});
+  EXPECT_THAT(ranks.pass(1000s), IsEmpty());
+}
+
+TEST(ProcessState, ReadsWhatTheKernelWrites) {
+  const ProcessState state = parse_process_stat("4711 (a) b (c) D 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0\n");
+  EXPECT_EQ(state.state, 'D');
+  EXPECT_EQ(state.cpu_ticks, 300);
+  for (const char* broken : {"", "4711", "4711 (x", "4711 (x) R 1", "4711 (x) RR 1 2 3 4 5 6 7 8 9 10 1 2"}) {
+    EXPECT_EQ(parse_process_stat(broken).state, '?') << broken;
+  }
+  EXPECT_EQ(parse_tracer("Name:\tx\nTracerPid:\t4711\nUid:\t0"), 4711);
+  EXPECT_EQ(parse_tracer("Name:\tx\n"), 0);
+}
+
+}  // namespace
+}  // namespace lockstep
