@@ -50,7 +50,7 @@ std::string signal_hint(int signal) {
   constexpr std::array kCrashes{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
   return std::find(kCrashes.begin(), kCrashes.end(), signal) == kCrashes.end()
              ? std::string()
-             : "its stack is above; `ulimit -c unlimited` before the start lets it leave a core file";
+             : "`ulimit -c unlimited` before the start lets it leave a core file";
 }
 
 }  // namespace
