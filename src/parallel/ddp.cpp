@@ -284,6 +284,7 @@ void Ddp::read_lane(Reduction& reduction) {
   // What the last step copied has arrived long ago; this step's copy is not waited for.
   if (reduction.lane_copied->was_marked_for_recording()) {
     reduction.lane_copied->synchronize();
+    WorldAccess::check_device(world_);
     read(reduction.lane_host.const_data_ptr<float>());
   }
   reduction.lane_host.copy_(lane, /*non_blocking=*/true);

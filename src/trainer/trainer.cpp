@@ -267,6 +267,7 @@ class Fit {
       return;
     }
     record_.set_phase(Phase::save);
+    WorldAccess::settle_device(world_);
     const auto start = Clock::now();
     store_->save(state_.step, make_snapshot(run_parts()));
     last_saved_ = state_.step;

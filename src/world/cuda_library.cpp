@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <filesystem>
 #include <typeinfo>
 
@@ -9,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/variables.h>
 
 #include "world/process_group.h"
 
@@ -36,6 +38,31 @@ void* cuda_library() {
   return library;
 }
 
+// Note [NCCL policy]: by default NCCL's watchdog thread ends the process with SIGABRT when a collective fails or times
+// out. Here it only cleans up, and World throws a CommError before anything that was computed after it is used or
+// saved; what hangs in NCCL all the same is ended by the supervisor or the guard. A user's own setting stays.
+// LibTorch reads the variable when the backend is made, and nowhere else is this process's environment changed.
+class NcclPolicy {
+ public:
+  NcclPolicy() : set_(!read_environment().has(kVariable)) {
+    if (set_) {
+      setenv(kVariable, kCleanUpOnly, /*overwrite=*/0);
+    }
+  }
+  ~NcclPolicy() {
+    if (set_) {
+      unsetenv(kVariable);
+    }
+  }
+  NcclPolicy(const NcclPolicy&) = delete;
+  NcclPolicy& operator=(const NcclPolicy&) = delete;
+
+ private:
+  static constexpr const char* kVariable = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  static constexpr const char* kCleanUpOnly = "2";
+  bool set_;
+};
+
 }  // namespace
 
 // LibTorch looks for its CUDA half once, the first time anything asks it about CUDA, and a backward asks: what it did
@@ -57,6 +84,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   if (make == nullptr) {
     throw CommError(fmt::format("{} has no NCCL: {}", kLibrary, dlerror()), "use --backend gloo", ExitCode::usage);
   }
+  const NcclPolicy policy;
   try {
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));
   } catch (const c10::Error& error) {

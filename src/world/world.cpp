@@ -112,7 +112,8 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store{};
   c10::intrusive_ptr<c10d::ProcessGroup> group{};
   c10::intrusive_ptr<c10d::Backend> gloo{};
-  std::int64_t operations = 0;  // control-plane collectives begun by this rank
+  c10::intrusive_ptr<c10d::Backend> nccl{};  // null without
+  std::int64_t operations = 0;               // control-plane collectives begun by this rank
   ProgressRecord own_progress{};
   std::optional<ProgressBoard> board{};  // the launcher's, instead of our own
   ProgressRecord* progress = &own_progress;
@@ -144,11 +145,20 @@ struct World::Impl {
     return join(missing, ", ");
   }
 
+  // See Note [NCCL policy].
+  void check_device() const {
+    if (nccl && nccl->getError() != c10d::ErrorType::SUCCESS) {
+      throw CommError(fmt::format("a collective of NCCL failed or timed out on rank {} of {}", place.rank, place.size),
+                      "another rank failed or is late; its own message says why");
+    }
+  }
+
   // What fails leaves its operation in the record: that is where this rank is.
   template <class Work>
   void checked(std::string_view what, Operation operation, std::int64_t bytes, Work&& work) {
     progress->begin(operation, bytes);
     try {
+      check_device();
       work();
       progress->end();
     } catch (const std::exception& error) {
@@ -196,9 +206,9 @@ struct World::Impl {
       return;
     }
     group->setBoundDeviceId(device);
-    group->setBackend(c10::kCUDA, Type::NCCL,
-                      make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store->clone()), place.rank,
-                                        place.size, device, timeout));
+    nccl = make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store->clone()), place.rank, place.size,
+                             device, timeout);
+    group->setBackend(c10::kCUDA, Type::NCCL, nccl);
     group->setDefaultBackend(Type::NCCL);
   }
 
@@ -310,6 +320,15 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Plac
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& WorldAccess::group(const World& world) { return world.impl_->group; }
+
+void WorldAccess::check_device(const World& world) { world.impl_->check_device(); }
+
+void WorldAccess::settle_device(const World& world) {
+  if (world.device().is_cuda()) {
+    c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(world.device().index());
+  }
+  check_device(world);
+}
 
 ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
 

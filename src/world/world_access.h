@@ -31,6 +31,10 @@ struct WorldAccess {
                     Backend backend, std::chrono::milliseconds timeout);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
+  /// Throws: CommError when a collective of the device failed: what was computed after it is not to be trusted.
+  static void check_device(const World& world);
+  /// The same, after the device has done all that was asked of it: before anything is saved.
+  static void settle_device(const World& world);
   /// What this rank is doing, as its supervisor sees it. The rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
 };

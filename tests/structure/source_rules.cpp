@@ -79,11 +79,16 @@ const std::vector<Home>& header_homes() {
 
 const std::vector<Home>& name_homes() {
   static const std::vector<Home> homes = {
-      {"getenv", {}},    {"secure_getenv", {}},
-      {"setenv", {}},    {"unsetenv", {"src/run.cpp"}},
-      {"putenv", {}},    {"environ", {"src/base/variables.cpp"}},
-      {"std::exit", {}}, {"std::quick_exit", {}},
-      {"std::cout", {}}, {"system_clock", {"src/base/event_log.cpp", "src/base/log.cpp", "src/report/jsonl_sink.cpp"}},
+      {"getenv", {}},
+      {"secure_getenv", {}},
+      {"setenv", {"src/world/cuda_library.cpp"}},
+      {"unsetenv", {"src/run.cpp", "src/world/cuda_library.cpp"}},
+      {"putenv", {}},
+      {"environ", {"src/base/variables.cpp"}},
+      {"std::exit", {}},
+      {"std::quick_exit", {}},
+      {"std::cout", {}},
+      {"system_clock", {"src/base/event_log.cpp", "src/base/log.cpp", "src/report/jsonl_sink.cpp"}},
   };
   return homes;
 }
