@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <ATen/Context.h>
@@ -50,16 +51,31 @@ void set_old_run_aside(const std::filesystem::path& directory) {
   }
 }
 
-int supervise(const Plan& plan, const std::vector<std::string>& argv, const Variables& environment) {
-  if (plan.nodes > 1) {
-    throw ConfigError(fmt::format("{}: found {} ranks for the one process of this node", plan.launch,
-                                  plan.local_world_size()),
-                      "start one task per rank");
+// `identity`: of this node, where a launcher started this process once per node.
+int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
+              const Variables& environment) {
+  if (plan.nodes > 1 && plan.config.dist.max_restarts > 0) {
+    throw ConfigError(fmt::format("--dist.max_restarts {}: found {} nodes, our launcher restarts the ranks of one",
+                                  plan.config.dist.max_restarts, plan.nodes),
+                      fmt::format("leave it out, and let {} start the program again", identity.launcher));
   }
   LaunchRequest request;
   request.argv = argv;
-  request.world_size = plan.local_world_size();
+  request.ranks_per_node.assign(static_cast<std::size_t>(plan.nodes), plan.local_world_size());
+  request.node = identity.node;
+  if (plan.nodes > 1) {
+    request.master_addr = identity.master_addr;
+    request.master_port = identity.master_port;
+    request.run_id = identity.run_id;
+  }
   request.threads_per_rank = plan.threads_per_rank;
+  request.max_restarts = plan.config.dist.max_restarts;
+  request.event_log = std::filesystem::path(run_directory(plan.config)) / "events.jsonl";
+  if (!plan.config.report.log_dir.empty()) {
+    request.log_dir = plan.config.report.log_dir;
+    request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
+                          {.out_in_file = true, .err_in_file = true});
+  }
   request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(plan.config.dist.grace_s * 1000));
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();
@@ -83,12 +99,15 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.control_fd < 0) {
     return nullptr;
   }
-  for (const char* name :
-       {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
-        "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
+                           "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
   fcntl(identity.control_fd, F_SETFD, FD_CLOEXEC);
+  if (identity.store_fd >= 0) {
+    listen(identity.store_fd,
+           SOMAXCONN);  // `lockstep run` left that to us: ranks that are earlier shall not be refused
+  }
   return std::make_shared<Channel>(identity.control_fd);
 }
 
@@ -184,7 +203,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print(stderr, "{}\n", describe(plan));
   }
   if (starts_ranks(identity) && plan.local_world_size() > 1) {
-    return supervise(plan, argv, environment);
+    return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }
   return be_a_rank(plan, identity.value_or(Identity{}), environment, worker);
 }

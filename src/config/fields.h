@@ -260,6 +260,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 1e7,
              .ranks_agree = false},
         c.dist.grace_s);
+  visit(Info{.name = "dist.max_restarts",
+             .help = "own launcher: start all ranks again after a failure, so many times without progress between them",
+             .minimum = 0,
+             .ranks_agree = false},
+        c.dist.max_restarts);
   visit(Info{.name = "dist.bucket_mib",
              .help = "gradient bucket size in MiB",
              .minimum = 0,
@@ -287,6 +292,11 @@ void visit_fields(Config& c, Visit&& visit) {
         c.report.jsonl);
   visit(Info{.name = "report.csv", .help = "write metrics.csv in the run directory", .ranks_agree = false},
         c.report.csv);
+  visit(
+      Info{.name = "report.log_dir",
+           .help = "own launcher: keep what each rank prints in <log_dir>/<run id>/attempt_<n>/rank_<r>.log; empty: no",
+           .ranks_agree = false},
+      c.report.log_dir);
 }
 
 }  // namespace lockstep

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -28,13 +30,21 @@ std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
 std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
 
-/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other, which
-/// is good enough to see who hangs where.
+/// Where and when a process began to train.
+struct TrainingStart {
+  std::int64_t step = 0;
+  std::chrono::steady_clock::time_point time{};
+};
+
+/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other,
+/// which is good enough to see who hangs where.
 struct alignas(64) ProgressRecord {
   std::atomic<std::uint64_t> beats{0};       ///< changes of anything here: a rank whose beats stand still stands still
   std::atomic<std::int64_t> step{-1};        ///< steps done since the beginning of the run; -1: not known
-  std::atomic<std::uint64_t> collectives{0};  ///< collectives begun through World
-  std::atomic<std::int64_t> bytes{0};        ///< of the last one
+  std::atomic<std::int64_t> first_step{-1};  ///< the first value of `step`: where this process began
+  std::atomic<std::int64_t> first_step_ticks{0};  ///< when, of the steady clock
+  std::atomic<std::uint64_t> collectives{0};      ///< collectives begun through World
+  std::atomic<std::int64_t> bytes{0};             ///< of the last one
   std::atomic<Phase> phase{Phase::start};
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
 
@@ -43,6 +53,10 @@ struct alignas(64) ProgressRecord {
     beat();
   }
   void set_step(std::int64_t done) noexcept {
+    if (first_step.load(std::memory_order_relaxed) < 0) {
+      first_step_ticks.store(std::chrono::steady_clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+      first_step.store(done, std::memory_order_release);
+    }
     step.store(done, std::memory_order_relaxed);
     beat();
   }
@@ -55,6 +69,14 @@ struct alignas(64) ProgressRecord {
   void end() noexcept {
     operation.store(Operation::none, std::memory_order_relaxed);
     beat();
+  }
+  std::optional<TrainingStart> training_start() const noexcept {
+    const std::int64_t step_then = first_step.load(std::memory_order_acquire);
+    if (step_then < 0) {
+      return std::nullopt;
+    }
+    const std::chrono::steady_clock::duration ticks(first_step_ticks.load(std::memory_order_relaxed));
+    return TrainingStart{step_then, std::chrono::steady_clock::time_point(ticks)};
   }
 
  private:

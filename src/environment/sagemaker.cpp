@@ -68,7 +68,7 @@ std::optional<Identity> read_sagemaker(VariableReader& reader) {
   identity.master_addr = hosts.front();
   identity.master_source = kHosts;
   identity.master_port = reader.number("MASTER_PORT", 1, 65535).value_or(kPort);
-  identity.run_id = reader.text("TRAINING_JOB_NAME").value_or("");
+  identity.run_id = reader.text("TRAINING_JOB_NAME").value_or("sagemaker");
   return identity;
 }
 

@@ -1,56 +1,42 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <optional>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
+#include <poll.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
 #include <lockstep/launch/launcher.h>
 
+#include "base/event_log.h"
 #include "base/terminal.h"
 #include "control/progress_record.h"
+#include "launch/descendants.h"
 #include "launch/descriptor.h"
+#include "launch/descriptor_limit.h"
+#include "launch/goodput.h"
+#include "launch/restart_policy.h"
 #include "launch/signal_inbox.h"
+#include "launch/store_socket.h"
 #include "launch/supervisor.h"
+#include "launch/worker_environment.h"
 #include "launch/worker_process.h"
 
 namespace lockstep {
 namespace {
 
-[[noreturn]] void throw_system_error(std::string_view what) {
-  throw LaunchError(fmt::format("cannot start workers: {}: {}", what, std::strerror(errno)));
-}
+using Clock = std::chrono::steady_clock;
 
-struct StoreSocket {
-  Descriptor socket;
-  int port = 0;
-};
-
-/// Bound here, so that no port has to be chosen and nobody can take it; rank 0 serves the store on it.
-StoreSocket bind_store_socket() {
-  Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (!listener.is_open() || bind(listener.get(), generic, size) != 0 || listen(listener.get(), SOMAXCONN) != 0 ||
-      getsockname(listener.get(), generic, &size) != 0) {
-    throw_system_error("socket on 127.0.0.1");
-  }
-  return {std::move(listener), ntohs(address.sin_port)};
-}
-
-std::string random_run_id() {
+std::string random_id() {
   std::uint64_t bits = 0;
   if (getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) {
-    throw_system_error("getrandom");
+    throw LaunchError(fmt::format("cannot start workers: getrandom: {}", std::strerror(errno)));
   }
   return fmt::format("{:016x}", bits);
 }
@@ -65,50 +51,186 @@ Descriptor open_own_program() {
   return program;
 }
 
-Variables worker_environment(const LaunchRequest& request, int rank, int port, const std::string& run_id) {
-  const int width = request.terminal_status ? probe_terminal(STDERR_FILENO, request.environment).width : 0;
-  auto values = request.environment.all();
-  values["RANK"] = values["LOCAL_RANK"] = std::to_string(rank);
-  values["WORLD_SIZE"] = values["LOCAL_WORLD_SIZE"] = std::to_string(request.world_size);
-  values["GROUP_RANK"] = "0";
-  values["GROUP_WORLD_SIZE"] = "1";
-  values["MASTER_ADDR"] = "127.0.0.1";
-  values["MASTER_PORT"] = std::to_string(port);
-  values.emplace("OMP_NUM_THREADS", std::to_string(request.threads_per_rank));  // the user's own value wins
-  values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");  // c10d warns about sockets of ranks that failed: the failure is what counts
-  values["LOCKSTEP_RUN_ID"] = run_id;
-  values["LOCKSTEP_CONTROL_FD"] = std::to_string(WorkerProcess::kControlFd);
-  values["LOCKSTEP_PROGRESS_FD"] = std::to_string(WorkerProcess::kProgressFd);
-  values["LOCKSTEP_TERMINAL_WIDTH"] = std::to_string(width);
-  values.erase("LOCKSTEP_STORE_FD");
-  if (rank == 0) {
-    values["LOCKSTEP_STORE_FD"] = std::to_string(WorkerProcess::kStoreFd);
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// All attempts of one launch.
+class Launch {
+ public:
+  explicit Launch(const LaunchRequest& request)
+      : request_(request),
+        launch_id_(random_id()),
+        run_id_(request.run_id.empty() ? launch_id_ : request.run_id),
+        own_program_(request.program.empty() ? open_own_program() : Descriptor()),
+        descendants_(launch_id_),
+        policy_(request.max_restarts) {}
+
+  LaunchReport run() {
+    const auto start = Clock::now();
+    for (int attempt = 0;; ++attempt) {
+      LaunchReport report = run_attempt(attempt);
+      report.restarts = attempt;
+      goodput_.add(report);
+      const RestartDecision decision = policy_.after(report);
+      if (report.failed_rank >= 0) {
+        note_failure(report, decision);
+      }
+      if (!decision.restart) {
+        conclude(report, decision, seconds_since(start));
+        return report;
+      }
+      descendants_.end();
+      if (const std::optional<ExitCode> stopped = wait_for_restart(attempt + 1, decision, report)) {
+        report.exit_code = static_cast<int>(*stopped);
+        report.stop_requested = true;
+        return report;
+      }
+    }
   }
-  return Variables(std::move(values));
+
+ private:
+  LaunchReport run_attempt(int number) {
+    const int first = first_rank(request_);
+    const int ranks = local_world_size(request_);
+    ProgressBoard progress(ranks);
+    std::vector<RankDestination> destinations = open_destinations(number);
+    std::vector<WorkerProcess> workers;
+    {
+      const StoreSocket store = bind_store();
+      const Attempt attempt{
+          .number = number,
+          .master_port = store.port,
+          .run_id = run_id_,
+          .launch_id = launch_id_,
+          .terminal_width = request_.terminal_status ? probe_terminal(STDERR_FILENO, request_.environment).width : 0};
+      for (int local = 0; local < ranks; ++local) {
+        workers.emplace_back(WorkerCommand{.program = request_.program,
+                                           .own_program = own_program_.get(),
+                                           .argv = request_.argv,
+                                           .environment = worker_environment(request_, attempt, local),
+                                           .progress = progress.fd(),
+                                           .store_socket = first + local == 0 ? store.socket.get() : -1,
+                                           .cores = of_rank(request_.cores, local)});
+        descendants_.add_worker(workers.back().pid());
+      }
+    }  // rank 0 holds the socket alone now: when it dies, nobody waits for an answer
+    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
+                     {.grace = request_.grace,
+                      .terminal_status = request_.terminal_status,
+                      .first_rank = first,
+                      .world_size = world_size(request_),
+                      .any_program = request_.any_program,
+                      .each_turn = [this] { descendants_.reap(); }});
+  }
+
+  template <class T>
+  static T of_rank(const std::vector<T>& values, int local_rank) {
+    return values.empty() ? T{} : values.at(static_cast<std::size_t>(local_rank));
+  }
+
+  StoreSocket bind_store() const {
+    if (request_.node > 0) {
+      return {.socket = Descriptor(), .port = request_.master_port};
+    }
+    const bool listening = !request_.any_program;  // which may want to listen itself
+    return bind_store_socket(request_.master_addr, request_.master_port, listening);
+  }
+
+  std::vector<RankDestination> open_destinations(int attempt) const {
+    std::vector<RankDestination> destinations;
+    for (int local = 0; local < local_world_size(request_); ++local) {
+      const auto file = request_.log_dir / run_id_ / fmt::format("attempt_{}", attempt) /
+                        fmt::format("rank_{}.log", first_rank(request_) + local);
+      destinations.push_back(open_destination(of_rank(request_.routes, local), real_file_system(), file));
+    }
+    return destinations;
+  }
+
+  void note_failure(const LaunchReport& report, const RestartDecision& decision) {
+    write_event("failure", {{"attempt", std::int64_t{report.restarts}},
+                            {"rank", std::int64_t{report.failed_rank}},
+                            {"exit_code", std::int64_t{report.exit_code}},
+                            {"step", report.step},
+                            {"what", report.failure},
+                            {"restart", decision.restart}});
+  }
+
+  /// What signal ended the wait, as the code to end with.
+  std::optional<ExitCode> wait_for_restart(int attempt, const RestartDecision& decision, const LaunchReport& report) {
+    const std::int64_t wait_s = decision.wait.count();
+    write_line(fmt::format("restart {} in {} s ({} left without progress): {}", attempt, wait_s, policy_.left(),
+                           first_line(report.failure)));
+    const auto until = Clock::now() + decision.wait;
+    while (true) {
+      if (const std::optional<int> signal = signals_.take()) {
+        write_line("stopped before the restart");
+        return *signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped;
+      }
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+      if (left.count() <= 0) {
+        write_event("restart", {{"attempt", std::int64_t{attempt}}, {"wait_s", wait_s}});
+        return std::nullopt;
+      }
+      pollfd entry{.fd = signals_.fd(), .events = POLLIN, .revents = 0};
+      poll(&entry, 1, static_cast<int>(left.count()));
+    }
+  }
+
+  void conclude(const LaunchReport& report, const RestartDecision& decision, double wall_s) {
+    if (report.restarts > 0) {
+      write_line(goodput_.text(wall_s));
+      write_event("goodput", {{"restarts", std::int64_t{report.restarts}},
+                              {"steps_repeated", goodput_.steps_repeated()},
+                              {"productive_s", goodput_.productive_s()},
+                              {"wall_s", wall_s}});
+    }
+    if (!decision.reason.empty()) {
+      write_line(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
+    }
+  }
+
+  /// A log that cannot be written is no reason to end a training.
+  void write_event(std::string_view event, const EventFields& fields) const {
+    if (request_.event_log.empty() || !real_file_system().exists(request_.event_log.parent_path())) {
+      return;
+    }
+    try {
+      EventLog(real_file_system(), request_.event_log).write(event, fields);
+    } catch (const std::exception& error) {
+      write_line(fmt::format("warning: {}", error.what()));
+    }
+  }
+
+  const LaunchRequest& request_;
+  SignalInbox signals_{};  // before the first worker, so that no request is lost
+  const std::string launch_id_;
+  const std::string run_id_;
+  const Descriptor own_program_;
+  Descendants descendants_;
+  RestartPolicy policy_;
+  Goodput goodput_{};
+};
+
+void check(const LaunchRequest& request) {
+  const auto nodes = request.ranks_per_node.size();
+  LOCKSTEP_ASSERT(!request.argv.empty() && request.node >= 0 && static_cast<std::size_t>(request.node) < nodes &&
+                      local_world_size(request) > 0,
+                  "a launch has a command line and ranks");
+  LOCKSTEP_ASSERT(nodes == 1 || (request.master_port > 0 && !request.run_id.empty() && request.max_restarts == 0),
+                  "machines find each other by a port and a run id, and cannot agree on a restart");
+  const auto ranks = static_cast<std::size_t>(local_world_size(request));
+  LOCKSTEP_ASSERT((request.routes.empty() || request.routes.size() == ranks) &&
+                      (request.cores.empty() || request.cores.size() == ranks),
+                  "routes and cores are by local rank");
 }
 
 }  // namespace
 
 LaunchReport launch_workers(const LaunchRequest& request) {
-  LOCKSTEP_ASSERT(request.world_size > 0 && !request.argv.empty(), "a launch has ranks and a command line");
-  SignalInbox signals;  // before the first worker, so that no request is lost
-  const std::string run_id = random_run_id();
-  const Descriptor own_program = request.program.empty() ? open_own_program() : Descriptor();
-  ProgressBoard progress(request.world_size);
-  std::vector<WorkerProcess> workers;
-  {
-    const StoreSocket store = bind_store_socket();
-    for (int rank = 0; rank < request.world_size; ++rank) {
-      workers.emplace_back(WorkerCommand{.program = request.program,
-                                         .own_program = own_program.get(),
-                                         .argv = request.argv,
-                                         .environment = worker_environment(request, rank, store.port, run_id),
-                                         .progress = progress.fd(),
-                                         .store_socket = rank == 0 ? store.socket.get() : -1});
-    }
-  }  // rank 0 holds the socket alone now: when it dies, nobody waits for an answer
-  return supervise(std::move(workers), std::move(progress), signals,
-                   {.grace = request.grace, .terminal_status = request.terminal_status});
+  check(request);
+  raise_descriptor_limit(local_world_size(request), world_size(request));
+  return Launch(request).run();
 }
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 #include "launch/rank_output.h"
 
 #include <algorithm>
+#include <exception>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -40,18 +42,46 @@ void LineSplitter::finish(const OnLine& on_line) {
   }
 }
 
-RankOutput::RankOutput(int rank, int world_size, Sink sink)
-    : prefix_(world_size > 1 ? fmt::format("[rank{}]:", rank) : std::string{}), sink_(std::move(sink)) {}
+RankDestination open_destination(const OutputRoute& route, FileSystem& fs, const std::filesystem::path& file) {
+  RankDestination destination{.route = route};
+  if (route.out_in_file || route.err_in_file) {
+    fs.create_directories(file.parent_path());
+    destination.file = fs.open_append(file);
+  }
+  return destination;
+}
+
+RankOutput::RankOutput(int rank, int world_size, Sink sink, RankDestination destination)
+    : prefix_(world_size > 1 ? fmt::format("[rank{}]:", rank) : std::string{}),
+      sink_(std::move(sink)),
+      destination_(std::move(destination)) {}
 
 void RankOutput::feed(OutputStream stream, std::string_view bytes) {
-  splitter(stream).feed(bytes, [&](std::string_view text) { line(stream, text); });
+  if (is_kept(stream)) {
+    keep(bytes);
+  }
+  if (is_shown(stream) || stream == OutputStream::err) {  // its last lines may have to be shown after all
+    splitter(stream).feed(bytes, [&](std::string_view text) { show(stream, text); });
+  }
 }
 
 void RankOutput::finish(OutputStream stream) {
-  splitter(stream).finish([&](std::string_view text) { line(stream, text); });
+  splitter(stream).finish([&](std::string_view text) { show(stream, text); });
 }
 
-void RankOutput::line(OutputStream stream, std::string_view text) {
+void RankOutput::line(std::string_view text) {
+  keep_line(text);
+  show(OutputStream::err, text);
+}
+
+void RankOutput::report_line(std::string_view text) {
+  keep_line(text);
+  if (is_shown(OutputStream::err)) {
+    sink_(OutputStream::err, printable(text));
+  }
+}
+
+void RankOutput::show(OutputStream stream, std::string_view text) {
   std::string clean = printable(text);
   if (!clean.starts_with(prefix_)) {
     clean = prefix_ + ' ' + clean;
@@ -62,7 +92,39 @@ void RankOutput::line(OutputStream stream, std::string_view text) {
       error_tail_.pop_front();
     }
   }
-  sink_(stream, std::move(clean));
+  if (is_shown(stream)) {
+    sink_(stream, std::move(clean));
+  }
+}
+
+bool RankOutput::is_kept(OutputStream stream) const noexcept {
+  const OutputRoute& route = destination_.route;
+  return destination_.file && (stream == OutputStream::out ? route.out_in_file : route.err_in_file);
+}
+
+bool RankOutput::is_shown(OutputStream stream) const noexcept {
+  const OutputRoute& route = destination_.route;
+  return stream == OutputStream::out ? route.out_on_terminal : route.err_on_terminal;
+}
+
+void RankOutput::keep_line(std::string_view text) noexcept {
+  if (is_kept(OutputStream::err)) {
+    keep(text);
+    keep("\n");
+  }
+}
+
+/// A full disk must not end the training of ranks that may not even write to it.
+void RankOutput::keep(std::string_view bytes) noexcept {
+  if (!destination_.file) {
+    return;
+  }
+  try {
+    destination_.file->append(std::as_bytes(std::span(bytes)));
+  } catch (const std::exception& error) {
+    destination_.file.reset();
+    sink_(OutputStream::err, fmt::format("warning: {} is kept in no file any more: {}", prefix_, error.what()));
+  }
 }
 
 }  // namespace lockstep

@@ -8,9 +8,11 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "base/text.h"
@@ -40,18 +42,19 @@ std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
 
 class Supervisor {
  public:
-  Supervisor(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
-             const SupervisorOptions& options)
+  Supervisor(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations, ProgressBoard progress,
+             SignalInbox& signals, const SupervisorOptions& options)
       : workers_(std::move(workers)),
         progress_(std::move(progress)),
         signals_(signals),
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
-        verdict_(pids_of(workers_)) {
-    const int world_size = static_cast<int>(workers_.size());
-    for (int rank = 0; rank < world_size; ++rank) {
-      outputs_.emplace_back(rank, world_size,
-                            [this](OutputStream stream, std::string text) { terminal_.line(stream, std::move(text)); });
+        verdict_(pids_of(workers_), options.first_rank) {
+    for (int rank = 0; rank < size(); ++rank) {
+      outputs_.emplace_back(
+          options.first_rank + rank, options.world_size,
+          [this, rank](OutputStream stream, std::string text) { show(rank, stream, std::move(text)); },
+          std::move(destinations[static_cast<std::size_t>(rank)]));
       talking_.push_back(true);
     }
   }
@@ -69,13 +72,21 @@ class Supervisor {
         }
       }
       ended_.clear();
+      if (options_.each_turn) {
+        options_.each_turn();
+      }
       verdict_.settle(Clock::now());
       stop_the_rest();
     }
     say_farewell();
     LaunchReport report = verdict_.report();
+    report.stop_requested = !forwarded_.empty();
     for (int rank = 0; rank < size(); ++rank) {
       report.step = std::max(report.step, view(progress_[rank]).step);
+    }
+    if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
+      report.first_step = start->step;
+      report.training_s = std::chrono::duration<double>(Clock::now() - start->time).count();
     }
     return report;
   }
@@ -87,6 +98,11 @@ class Supervisor {
   int running() const {
     return static_cast<int>(
         std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
+  }
+  bool is_main(int rank) const { return options_.first_rank + rank == 0; }
+  /// A program that knows nothing of this library, as far as one can tell.
+  bool is_stranger(int rank) const {
+    return options_.any_program && !heard_.contains(rank) && view(progress_[rank]).beats == 0;
   }
   bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
 
@@ -125,10 +141,10 @@ class Supervisor {
               (events & POLLHUP) == 0;  // else poll would return at once for ever
         });
       }
-      if (read_pipes && process.output().is_open()) {
+      if ((read_pipes || output(rank).is_kept(OutputStream::out)) && process.output().is_open()) {
         watch(process.output().get(), [this, rank](short) { read_pipe(rank, OutputStream::out, kReadsPerTurn); });
       }
-      if (read_pipes && process.errors().is_open()) {
+      if ((read_pipes || output(rank).is_kept(OutputStream::err)) && process.errors().is_open()) {
         watch(process.errors().get(), [this, rank](short) { read_pipe(rank, OutputStream::err, kReadsPerTurn); });
       }
     }
@@ -174,16 +190,17 @@ class Supervisor {
       if (!message) {
         return;
       }
+      heard_.insert(rank);
       switch (message->kind) {
         case Message::Kind::line:
-          if (rank == 0) {
-            terminal_.line(OutputStream::err, printable(message->text));
+          if (is_main(rank)) {
+            output(rank).report_line(message->text);
           } else {
-            output(rank).line(OutputStream::err, message->text);
+            output(rank).line(message->text);
           }
           break;
         case Message::Kind::status:
-          if (rank == 0 && options_.terminal_status) {
+          if (is_main(rank) && options_.terminal_status) {
             terminal_.status(printable(message->text));
           }
           break;
@@ -218,7 +235,11 @@ class Supervisor {
   /// A process outside the worker's group may hold its pipes for ever: what is in them counts, not their end.
   void bury(int rank) {
     hear(rank);
-    verdict_.exited(rank, worker(rank).reap());
+    const ExitStatus status = worker(rank).reap();
+    if (is_stranger(rank) && status.signal == 0) {
+      verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, Clock::now());
+    }
+    verdict_.exited(rank, status);
     for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
       read_pipe(rank, stream, kSaneReads);
       close_pipe(rank, stream);
@@ -233,6 +254,7 @@ class Supervisor {
     if (!kill_at_) {
       kill_at_ = now + options_.grace;
       notice_at_ = now + kNoticeAfter;
+      ask_strangers_to_end();
     }
     if (now >= *kill_at_) {
       verdict_.killed_by_us();
@@ -242,6 +264,15 @@ class Supervisor {
       say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
                       left == 1 ? "" : "s", seconds(options_.grace)));
       notice_at_.reset();
+    }
+  }
+
+  /// Ranks of this library notice by themselves that a peer is gone; any other program may wait for it for ever.
+  void ask_strangers_to_end() {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (is_stranger(rank) && worker(rank).is_running()) {
+        worker(rank).send_signal(SIGTERM);
+      }
     }
   }
 
@@ -265,19 +296,24 @@ class Supervisor {
   }
 
   void say_farewell() {
+    say_what_is_missing();
     if (options_.terminal_status) {
       terminal_.status("");
     }
     for (int rank = 0; rank < size(); ++rank) {
       if (worker(rank).is_running()) {
         worker(rank).abandon();
-        say(fmt::format("rank {} (pid {}) does not end although it was killed", rank, worker(rank).pid()));
+        say(fmt::format("rank {} (pid {}) does not end although it was killed", options_.first_rank + rank,
+                        worker(rank).pid()));
       }
     }
     const LaunchReport report = verdict_.report();
-    if (report.failed_rank >= 0 && !verdict_.speaks_for_itself() && !output(report.failed_rank).error_tail().empty()) {
-      say(fmt::format("last lines of rank {}'s standard error:", report.failed_rank));
-      for (const std::string& line : output(report.failed_rank).error_tail()) {
+    if (report.failed_rank >= 0 && !report.explained) {
+      const auto& tail = output(report.failed_rank - options_.first_rank).error_tail();
+      if (!tail.empty()) {
+        say(fmt::format("last lines of rank {}'s standard error:", report.failed_rank));
+      }
+      for (const std::string& line : tail) {
         say("  | " + line);
       }
     }
@@ -285,6 +321,22 @@ class Supervisor {
       for (const std::string& line : split(text, '\n')) {
         say(line);
       }
+    }
+  }
+
+  /// A line that is in a file need not wait for a terminal that is too slow.
+  void show(int rank, OutputStream stream, std::string text) {
+    if (terminal_.is_full() && output(rank).is_kept(stream)) {
+      ++not_shown_;
+      return;
+    }
+    say_what_is_missing();
+    terminal_.line(stream, std::move(text));
+  }
+
+  void say_what_is_missing() {
+    if (const std::int64_t missing = std::exchange(not_shown_, 0); missing > 0) {
+      say(fmt::format("{} lines are only in the log files: whoever reads this is too slow", missing));
     }
   }
 
@@ -298,6 +350,8 @@ class Supervisor {
   Verdict verdict_;
   std::vector<RankOutput> outputs_{};
   std::vector<bool> talking_{};  // the control channel is open
+  std::int64_t not_shown_ = 0;   // lines since the last one that was
+  std::set<int> heard_{};        // ranks that sent a message
   std::set<int> ended_{};
   std::set<int> forwarded_{};
   std::optional<Clock::time_point> first_interrupt_{};
@@ -308,9 +362,9 @@ class Supervisor {
 
 }  // namespace
 
-LaunchReport supervise(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
-                       const SupervisorOptions& options) {
-  return Supervisor(std::move(workers), std::move(progress), signals, options).run();
+LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
+                       ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options) {
+  return Supervisor(std::move(workers), std::move(destinations), std::move(progress), signals, options).run();
 }
 
 }  // namespace lockstep

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <vector>
 
 #include <lockstep/launch/launcher.h>
 
 #include "control/progress_record.h"
+#include "launch/rank_output.h"
 #include "launch/signal_inbox.h"
 #include "launch/worker_process.h"
 
@@ -15,11 +17,15 @@ namespace lockstep {
 struct SupervisorOptions {
   std::chrono::milliseconds grace{5000};
   bool terminal_status = false;
+  int first_rank = 0;                 ///< of this machine
+  int world_size = 1;                 ///< on all machines
+  bool any_program = false;           ///< one that announces nothing is taken at its exit code
+  std::function<void()> each_turn{};  ///< called after every event
 };
 
-/// workers[r] is rank r, progress[r] its record. Prints their output, forwards signals, ends the rest after a failure, and says last what
-/// failed.
-LaunchReport supervise(std::vector<WorkerProcess> workers, ProgressBoard progress, SignalInbox& signals,
-                       const SupervisorOptions& options);
+/// workers[i] is rank first_rank + i, progress[i] its record, destinations[i] where its output goes. Prints their
+/// output, forwards signals, ends the rest after a failure, and says last what failed.
+LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
+                       ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options);
 
 }  // namespace lockstep

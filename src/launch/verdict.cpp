@@ -34,7 +34,7 @@ std::string clean_message(std::string_view text) {
 
 }  // namespace
 
-Verdict::Verdict(std::vector<pid_t> pids) {
+Verdict::Verdict(std::vector<pid_t> pids, int first_rank) : first_rank_(first_rank) {
   for (const pid_t pid : pids) {
     ranks_.push_back({.pid = pid});
   }
@@ -43,8 +43,8 @@ Verdict::Verdict(std::vector<pid_t> pids) {
 Verdict::Outcome Verdict::blame(int rank, std::string_view what, int exit_code, bool explained) const {
   const pid_t pid = ranks_[static_cast<std::size_t>(rank)].pid;
   return {.exit_code = exit_code,
-          .rank = rank,
-          .what = fmt::format("rank {} (pid {}) {}", rank, pid, what),
+          .rank = first_rank_ + rank,
+          .what = fmt::format("rank {} (pid {}) {}", first_rank_ + rank, pid, what),
           .explained = explained};
 }
 
@@ -123,7 +123,8 @@ LaunchReport Verdict::report() const {
   }
   return {.exit_code = outcome_->exit_code,
           .failed_rank = outcome_->rank,
-          .failure = outcome_->rank >= 0 ? outcome_->what : std::string{}};
+          .failure = outcome_->rank >= 0 ? outcome_->what : std::string{},
+          .explained = outcome_->explained};
 }
 
 std::string Verdict::text() const {

@@ -25,7 +25,7 @@ class Verdict {
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::seconds kWaitForCause{1};
 
-  explicit Verdict(std::vector<pid_t> pids);
+  explicit Verdict(std::vector<pid_t> pids, int first_rank = 0);  ///< rank numbers in texts begin there
 
   void announced(int rank, const Message& message, Time now);  ///< failure or finished
   void exited(int rank, ExitStatus status);
@@ -35,7 +35,6 @@ class Verdict {
   void settle(Time now);                                            ///< to be called when events are in and when due
   std::optional<Time> due() const;                          ///< when a secondary failure is blamed for want of another
   bool is_decided() const { return outcome_.has_value(); }  ///< the other ranks have to end
-  bool speaks_for_itself() const { return outcome_ && outcome_->explained; }  ///< its message says why
 
   LaunchReport report() const;  ///< when all ranks are gone
   /// The last thing a user reads: the failure, its exit code, who stopped because of it. "": nothing to say.
@@ -62,6 +61,7 @@ class Verdict {
   void decide(Outcome outcome);
   Outcome blame(int rank, std::string_view what, int exit_code, bool explained = false) const;
 
+  int first_rank_ = 0;
   std::vector<Rank> ranks_{};
   std::optional<Outcome> outcome_{};
   std::optional<Secondary> secondary_{};

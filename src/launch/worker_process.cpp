@@ -1,11 +1,14 @@
 #include "launch/worker_process.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -32,7 +35,28 @@ struct ChildPlan {
   char** envp = nullptr;
   std::array<int, 6> inherited{};  // what becomes 0, 1, 2, kControlFd, kProgressFd, kStoreFd; -1: nothing
   int failures = -1;               // pipe for a StartFailure
+  const cpu_set_t* cores = nullptr;
+  std::size_t cores_size = 0;
 };
+
+struct FreeCpuSet {
+  void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
+};
+
+/// nullptr for {}.
+std::unique_ptr<cpu_set_t, FreeCpuSet> cpu_set_of(const std::vector<int>& cores, std::size_t& size) {
+  if (cores.empty()) {
+    return nullptr;
+  }
+  const auto count = static_cast<std::size_t>(*std::max_element(cores.begin(), cores.end())) + 1;
+  std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(count));
+  size = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(size, set.get());
+  for (const int core : cores) {
+    CPU_SET_S(static_cast<std::size_t>(core), size, set.get());
+  }
+  return set;
+}
 
 struct Pipe {
   Descriptor read;
@@ -41,10 +65,10 @@ struct Pipe {
 
 [[noreturn]] void throw_start_error(const std::string& program, std::string_view step, int error) {
   const auto code = error == ENOENT ? ExitCode::not_found : ExitCode::cannot_run;
-  throw LaunchError(
-      fmt::format("cannot start {}: {}: {}", program, step, std::strerror(error)),
-      program == "this program" ? "start one process per rank, e.g. with torchrun --no-python" : "check the path and its permissions",
-      code);
+  throw LaunchError(fmt::format("cannot start {}: {}: {}", program, step, std::strerror(error)),
+                    program == "this program" ? "start one process per rank, e.g. with torchrun --no-python"
+                                              : "check the path and its permissions",
+                    code);
 }
 
 Pipe make_pipe(const std::string& program) {
@@ -72,6 +96,9 @@ class Child {
   [[noreturn]] void become_program() noexcept {
     die_with_parent();
     check("setpgid", setpgid(0, 0));
+    if (plan_.cores != nullptr) {
+      check("affinity", sched_setaffinity(0, plan_.cores_size, plan_.cores));
+    }
     place_descriptors();
     reset_signals();
     if (plan_.program != nullptr) {
@@ -196,14 +223,18 @@ WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
   Pipe failures = make_pipe(program);
   auto [supervisor_end, worker_end] = make_channel_pair();
 
-  const ChildPlan plan{
-      .parent = getpid(),
-      .program = command.program.empty() ? nullptr : command.program.c_str(),
-      .own_program = command.own_program,
-      .argv = const_cast<char**>(argv_pointers.data()),
-      .envp = const_cast<char**>(environment_pointers.data()),
-      .inherited = {no_input.get(), output.write.get(), errors.write.get(), worker_end.fd(), command.progress, command.store_socket},
-      .failures = failures.write.get()};
+  std::size_t cores_size = 0;
+  const auto cores = cpu_set_of(command.cores, cores_size);
+  const ChildPlan plan{.parent = getpid(),
+                       .program = command.program.empty() ? nullptr : command.program.c_str(),
+                       .own_program = command.own_program,
+                       .argv = const_cast<char**>(argv_pointers.data()),
+                       .envp = const_cast<char**>(environment_pointers.data()),
+                       .inherited = {no_input.get(), output.write.get(), errors.write.get(), worker_end.fd(),
+                                     command.progress, command.store_socket},
+                       .failures = failures.write.get(),
+                       .cores = cores.get(),
+                       .cores_size = cores_size};
   pid_ = fork_child(plan);
   if (pid_ < 0) {
     throw_start_error(program, "fork", errno);

@@ -26,9 +26,10 @@ struct WorkerCommand {
   std::string program{};  ///< "": the program behind own_program
   int own_program = -1;   ///< open descriptor of the running program
   std::vector<std::string> argv{};
-  Variables environment{};  ///< complete
-  int progress = -1;        ///< descriptor of the ProgressBoard: becomes kProgressFd
-  int store_socket = -1;    ///< rank 0: becomes kStoreFd
+  Variables environment{};   ///< complete
+  int progress = -1;         ///< descriptor of the ProgressBoard: becomes kProgressFd
+  int store_socket = -1;     ///< rank 0: becomes kStoreFd
+  std::vector<int> cores{};  ///< it may use only these; {}: those of this process
 };
 
 /// A child in a process group of its own that dies with this process. Its standard input is empty, its standard output

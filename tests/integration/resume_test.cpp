@@ -35,6 +35,10 @@ class Resume : public testing::Test {
   void expect_same_end() {
     const auto result = run_program(train());
     ASSERT_EQ(result.code, 0) << result.err;
+    expect_same_state();
+  }
+
+  void expect_same_state() {
     const auto state = final_state(run());
     ASSERT_EQ(state.size(), straight_.size());
     for (const auto& [name, bytes] : straight_) {
@@ -97,6 +101,26 @@ TEST_F(Resume, AfterAKilledRankAtManySteps) {
     EXPECT_LE(std::count(last.begin(), last.end(), '\n'), 5) << last;
     expect_same_end();
   }
+}
+
+TEST_F(Resume, ByItselfAfterEveryKilledRank) {
+  auto restarting = train();
+  restarting.insert(restarting.end(), {"--dist.max_restarts", "3", "--fresh"});  // fresh on the first attempt only
+  Process process(restarting);
+  for (const int step : {6, 15, 27}) {
+    ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
+    const auto ranks = Process::children_of(process.pid());
+    ASSERT_EQ(ranks.size(), 2U);
+    kill(ranks[static_cast<std::size_t>(step % 2)], SIGKILL);
+  }
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("\n3 restarts"));
+  expect_same_state();
+  const std::string events = read_text(run() / "events.jsonl");
+  EXPECT_THAT(events, HasSubstr(R"("event":"failure")"));
+  EXPECT_THAT(events, HasSubstr(R"("event":"restart")"));
+  EXPECT_THAT(events, HasSubstr(R"("event":"goodput")"));
 }
 
 TEST_F(Resume, AfterAKilledSupervisor) {

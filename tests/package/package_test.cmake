@@ -16,6 +16,9 @@ run(${CMAKE_COMMAND} -G Ninja -S ${consumer} -B ${work}/build -D CMAKE_PREFIX_PA
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
+# The launcher is installed, works from anywhere and runs any program, also one that knows nothing of it.
+run(${work}/moved/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
+
 # A package of another minor version must not be taken.
 file(WRITE ${work}/newer/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
 project(newer LANGUAGES CXX)

@@ -39,6 +39,7 @@ const std::map<std::string_view, Names>& layers() {
       {"plan", {"version", "base", "config", "environment"}},
       {"control", {"version", "base", "config", "environment", "plan"}},
       {"launch", {"version", "base", "config", "environment", "plan", "control"}},
+      {"cli", {"version", "base", "config", "environment", "plan", "control", "launch"}},
       {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
       {"storage", {"version", "base"}},
       {"report", {"version", "base", "control"}},

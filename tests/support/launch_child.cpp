@@ -1,15 +1,22 @@
 // A worker for the tests of the launcher: does what it is told, one word per rank (the last word is for the rest).
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <lockstep/base/control.h>
@@ -18,7 +25,9 @@
 
 #include "base/text.h"
 #include "control/channel.h"
+#include "control/progress_record.h"
 #include "launch/signals.h"
+#include "support/loud_lines.h"
 
 namespace {
 
@@ -100,13 +109,73 @@ void leave_grandchild() {
   }
 }
 
+/// Two forks and a session of its own: nothing of the worker's family is left. `bare`: not even its environment.
+void leave_daemon(bool bare) {
+  std::array<int, 2> ends{};
+  [[maybe_unused]] const int made = pipe(ends.data());
+  const pid_t child = fork();
+  if (child == 0) {
+    setsid();
+    const pid_t daemon = fork();
+    if (daemon != 0) {
+      [[maybe_unused]] const ssize_t written = write(ends[1], &daemon, sizeof(daemon));
+      _exit(0);
+    }
+    if (bare) {
+      std::string name = "sleep";
+      std::string seconds = "1000";
+      const std::array<char*, 3> argv{name.data(), seconds.data(), nullptr};
+      const std::array<char*, 1> environment{nullptr};
+      execve("/bin/sleep", argv.data(), environment.data());
+      _exit(1);
+    }
+    wait_for_ever();
+  }
+  waitpid(child, nullptr, 0);
+  pid_t daemon = 0;
+  [[maybe_unused]] const ssize_t size = read(ends[0], &daemon, sizeof(daemon));
+  close(ends[0]);
+  close(ends[1]);
+  say("daemon " + std::to_string(daemon));
+}
+
+/// All ranks meet at rank 0's socket and find that they are of one launch.
+bool meet(int rank, int world_size, int port, const std::string& run_id) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string heard(run_id.size(), ' ');
+  if (rank != 0) {
+    while (true) {
+      const int fd = socket(AF_INET, SOCK_STREAM, 0);
+      if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+        return write(fd, run_id.data(), run_id.size()) == static_cast<ssize_t>(run_id.size()) &&
+               read(fd, heard.data(), heard.size()) == static_cast<ssize_t>(heard.size()) && heard == run_id;
+      }
+      close(fd);
+      poll(nullptr, 0, 1);  // rank 0 is not there yet
+    }
+  }
+  constexpr int kStoreFd = 5;
+  listen(kStoreFd, SOMAXCONN);
+  for (int peer = 1; peer < world_size; ++peer) {
+    const int fd = accept(kStoreFd, nullptr, nullptr);
+    if (recv(fd, heard.data(), heard.size(), MSG_WAITALL) != static_cast<ssize_t>(heard.size()) || heard != run_id ||
+        write(fd, run_id.data(), run_id.size()) != static_cast<ssize_t>(run_id.size())) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const Variables environment = read_environment();
   if (!environment.has("RANK")) {  // started by hand: launches itself, without its file
     unlink(argv[0]);
-    return launch_workers({.argv = {argv, argv + argc}, .world_size = 2, .environment = environment}).exit_code;
+    return launch_workers({.argv = {argv, argv + argc}, .ranks_per_node = {2}, .environment = environment}).exit_code;
   }
   const auto number = [&](const char* name) {
     return static_cast<int>(parse_int(environment.get(name).value()).value());
@@ -168,6 +237,42 @@ int main(int argc, char** argv) {
   }
   if (task == "grandchild") {
     leave_grandchild();
+    return finish(0);
+  }
+  if (task == "daemon") {  // daemon:stay, daemon:finish
+    leave_daemon(false);
+    if (words.at(1) == "stay") {
+      wait_for_ever();
+    }
+    return finish(0);
+  }
+  if (task == "bare_daemon") {
+    leave_daemon(true);
+    return finish(0);
+  }
+  if (task == "meet") {
+    return finish(
+        meet(rank, number("WORLD_SIZE"), number("MASTER_PORT"), environment.get("LOCKSTEP_RUN_ID").value()) ? 0 : 1);
+  }
+  if (task == "train") {  // train:FAILURES:STEP,STEP...: dies so often, the n-th time at the n-th step
+    const int attempt = number("LOCKSTEP_RESTART");
+    const std::vector<std::string> steps = split(words.at(2), ',');
+    ProgressBoard board(number("LOCKSTEP_PROGRESS_FD"), number("LOCAL_RANK"));
+    board[number("LOCAL_RANK")].set_step(0);
+    board[number("LOCAL_RANK")].set_step(
+        parse_int(steps[std::min<std::size_t>(static_cast<std::size_t>(attempt), steps.size() - 1)]).value());
+    say("attempt " + std::to_string(attempt));
+    if (attempt < argument(1)) {
+      raise(SIGKILL);
+    }
+    return finish(0);
+  }
+  if (task == "loud") {  // loud:LINES
+    for (int line = 0; line < argument(1); ++line) {
+      const std::string text = loud_line(rank, line);
+      std::fwrite(text.data(), 1, text.size(), stdout);
+    }
+    std::fflush(stdout);
     return finish(0);
   }
   if (task == "inspect") {

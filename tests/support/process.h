@@ -28,6 +28,7 @@ namespace lockstep {
 class Process {
  public:
   using Seconds = std::chrono::seconds;
+  static constexpr const char* kWatcher = "lockstep-watch";
   using Environment = std::map<std::string, std::string>;  // added to this process's; "" removes
 
   struct Result {
@@ -144,13 +145,27 @@ class Process {
     return result_;
   }
 
+  /// The name of a process; "" when it is gone.
+  static std::string name_of(pid_t pid) {
+    std::string name;
+    std::ifstream("/proc/" + std::to_string(pid) + "/comm") >> name;
+    return name;
+  }
+
   /// The direct children of a process.
-  static std::vector<pid_t> children_of(pid_t pid) {
+  static std::vector<pid_t> all_children_of(pid_t pid) {
     std::ifstream in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
     std::vector<pid_t> children;
     for (pid_t child = 0; in >> child;) {
       children.push_back(child);
     }
+    return children;
+  }
+
+  /// The ranks of a launcher: its children but for the watcher.
+  static std::vector<pid_t> children_of(pid_t pid) {
+    std::vector<pid_t> children = all_children_of(pid);
+    std::erase_if(children, [](pid_t child) { return name_of(child) == kWatcher; });
     return children;
   }
 

@@ -60,6 +60,7 @@ struct DistConfig {
   double timeout_s = 600;               ///< longest wait for a peer in a collective
   double init_timeout_s = 300;          ///< longest wait for all ranks to appear
   double grace_s = 5;                   ///< after a failure: time for the other ranks to end before they are killed
+  int max_restarts = 0;                 ///< own launcher: restarts after a failure, without progress between them
   double bucket_mib = 25;               ///< gradient bucket size
   bool find_unused_parameters = false;  ///< the loss may leave parameters without gradient; costs a graph walk a step
   bool static_graph = false;            ///< the graph is the same in every step
@@ -72,6 +73,7 @@ struct ReportConfig {
   bool progress = true;           ///< progress bar on a terminal
   bool jsonl = true;              ///< metrics.jsonl in the run directory
   bool csv = true;                ///< metrics.csv in the run directory
+  std::string log_dir{};          ///< own launcher: a file per rank with what it prints; empty: none
 };
 
 struct TrainConfig {

@@ -1,10 +1,12 @@
 // lockstep/launch/launcher.h
 //
-// Starts and watches the ranks of one machine. The supervisor is never a rank and never loads CUDA. Torch-free.
+// Starts and watches the ranks of one machine, and starts them again. The supervisor is never a rank and never loads
+// CUDA. Torch-free.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,27 +14,53 @@
 
 namespace lockstep {
 
+/// Where the output of one rank goes; nowhere is possible.
+struct OutputRoute {
+  bool out_on_terminal = true;
+  bool err_on_terminal = true;
+  bool out_in_file = false;
+  bool err_in_file = false;
+};
+
 struct LaunchRequest {
-  std::vector<std::string> argv{};         ///< argv[0] for show; the program is opened from /proc/self/exe
-  std::string program{};                   ///< "": this program; else a path, for a launcher of other programs
-  int world_size = 1;
-  int threads_per_rank = 1;                ///< OMP_NUM_THREADS, unless the user set it
-  std::chrono::milliseconds grace{5000};   ///< after a failure, until the rest is killed
-  Variables environment{};                 ///< what the workers inherit, before RANK and its like are set
-  bool terminal_status = false;            ///< standard error can redraw: show the main rank's status line
+  std::vector<std::string> argv{};        ///< argv[0] for show; the program is opened from /proc/self/exe
+  std::string program{};                  ///< "": this program; else a path, for a launcher of other programs
+  bool any_program = false;               ///< it may know nothing of lockstep: an exit code is believed as it is
+  std::vector<int> ranks_per_node{1};     ///< one number per machine, the same on all machines
+  int node = 0;                           ///< which of them this one is
+  std::string master_addr = "127.0.0.1";  ///< of machine 0, which binds it
+  int master_port = 0;                    ///< 0: any free one; several machines need a number
+  std::string run_id{};                   ///< "": a random one; several machines need a common one
+  int threads_per_rank = 1;               ///< OMP_NUM_THREADS, unless the user set it
+  int max_restarts = 0;                   ///< without progress between them; one machine only
+  std::chrono::milliseconds grace{5000};  ///< after a failure, until the rest is killed
+  Variables environment{};                ///< what the workers inherit, before RANK and its like are set
+  bool terminal_status = false;           ///< standard error can redraw: show the main rank's status line
+  std::filesystem::path log_dir{};        ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
+  std::vector<OutputRoute> routes{};      ///< by local rank; {}: everything on the terminal
+  std::vector<std::vector<int>> cores{};  ///< by local rank, the cores it may use; {}: this process's
+  std::filesystem::path event_log{};      ///< gets a line per failure and restart, if its folder exists; "": none
 };
 
 struct LaunchReport {
-  int exit_code = 0;        ///< 0, or the first failed rank's; 130/75 when stopped on request
-  int failed_rank = -1;     ///< -1: none
-  std::string failure{};    ///< "rank 1 (pid 71) died of signal 9 (Killed)"
-  std::int64_t step = -1;   ///< the furthest step that a rank had done; -1: not known
+  int exit_code = 0;             ///< 0, or the first failed rank's; 130/75 when stopped on request
+  int failed_rank = -1;          ///< -1: none
+  std::string failure{};         ///< "rank 1 (pid 71) died of signal 9 (Killed)"
+  bool explained = false;        ///< the failed rank said why in its own words
+  bool stop_requested = false;   ///< a signal asked for the end
+  std::int64_t first_step = -1;  ///< steps done when the last attempt began; -1: not known
+  std::int64_t step = -1;        ///< the furthest step that a rank had done; -1: not known
+  double training_s = 0;         ///< duration of the last attempt from first_step on
+  int restarts = 0;
 };
 
-/// Starts one worker process per rank (own process group, dies with this process), prefixes its output with "[rank3]: ",
-/// forwards SIGINT and SIGTERM to all ranks once, kills at once on a second SIGINT, and returns when all are gone. After the
-/// first failure the rest end within grace + 5 s. The failure is the last thing printed. Blocks. Main thread only.
-/// Throws: LaunchError when a worker cannot be started.
+/// Starts one worker process per rank of this machine (own process group, dies with this process), prefixes its output
+/// with "[rank3]: ", forwards SIGINT and SIGTERM to all ranks once, kills at once on a second SIGINT, and returns when
+/// all are gone. After the first failure the rest end within grace + 5 s; then all are started again, if restarts are
+/// left and the failure may be another one next time (see RestartPolicy). What the workers started goes with them,
+/// whatever it did to get away, also when this process is killed. The failure is the last thing printed. Blocks. Main
+/// thread only.
+/// Throws: LaunchError when a worker cannot be started, ConfigError when this machine cannot hold the ranks.
 LaunchReport launch_workers(const LaunchRequest& request);
 
 }  // namespace lockstep

@@ -197,11 +197,12 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
       .dist = {.timeout_s = 0.5,
                .init_timeout_s = 1e6,
                .grace_s = 0,
+               .max_restarts = 3,
                .bucket_mib = 12.5,
                .find_unused_parameters = true,
                .broadcast_buffers = false,
                .compression = GradCompression::bf16},
-      .report = {.every_steps = 8, .progress = false, .jsonl = false, .csv = false},
+      .report = {.every_steps = 8, .progress = false, .jsonl = false, .csv = false, .log_dir = "logs"},
   };
   TrainConfig expected = config;
   expected.run_name = "größe";

@@ -63,14 +63,14 @@ TEST(Identity, ReadsOurOwnLauncher) {
   const Values values = with(torchrun(), {{"RANK", "1"},
                                           {"WORLD_SIZE", "2"},
                                           {"GROUP_RANK", "0"},
-                                          {"GROUP_WORLD_SIZE", "7"},
+                                          {"GROUP_WORLD_SIZE", "1"},
                                           {"LOCKSTEP_RUN_ID", "f00"},
                                           {"LOCKSTEP_CONTROL_FD", "3"},
                                           {"LOCKSTEP_DEVICES", "1,3"}});
   const auto identity = detect_identity(Variables(values));
   ASSERT_TRUE(identity);
   EXPECT_EQ(identity->launcher, "lockstep");
-  EXPECT_EQ(identity->nodes, 7);
+  EXPECT_EQ(identity->nodes, 1);
   EXPECT_EQ(identity->run_id, "f00");
   EXPECT_EQ(identity->control_fd, 3);
   EXPECT_EQ(identity->store_fd, -1);

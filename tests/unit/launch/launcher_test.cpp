@@ -48,7 +48,7 @@ bool readable_within(int fd, milliseconds limit) {
 /// launch_child with one word per rank; the last one is for the rest.
 LaunchRequest request_for(int world_size, std::vector<std::string> words) {
   words.insert(words.begin(), "launch_child");
-  return {.argv = std::move(words), .program = LOCKSTEP_LAUNCH_CHILD, .world_size = world_size, .grace = 300ms};
+  return {.argv = std::move(words), .program = LOCKSTEP_LAUNCH_CHILD, .ranks_per_node = {world_size}, .grace = 300ms};
 }
 
 /// launch_workers() in a process of its own, so that it can be signalled and its output read.
@@ -254,10 +254,11 @@ TEST(Launcher, GivesWorkersACleanStart) {
   sigprocmask(SIG_UNBLOCK, &blocked, nullptr);
   ASSERT_EQ(supervisor.wait(), 0);
   std::vector<std::string> lines = supervisor.out_lines();
-  for (const char* expected : {"descriptors 0-4", "stdin 0", "own group 1", "death signal 9", "signal defaults 1",
-                               "argv ./train.sh finish:0 inspect", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1",
-                               "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1", "OMP_NUM_THREADS=3",
-                               "LOCKSTEP_CONTROL_FD=3", "LOCKSTEP_PROGRESS_FD=4", "LOCKSTEP_TERMINAL_WIDTH=0", "USERS_OWN=kept"}) {
+  for (const char* expected :
+       {"descriptors 0-4", "stdin 0", "own group 1", "death signal 9", "signal defaults 1",
+        "argv ./train.sh finish:0 inspect", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
+        "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1", "OMP_NUM_THREADS=3", "LOCKSTEP_CONTROL_FD=3", "LOCKSTEP_PROGRESS_FD=4",
+        "LOCKSTEP_TERMINAL_WIDTH=0", "USERS_OWN=kept"}) {
     EXPECT_THAT(lines, Contains("[rank1]: " + std::string(expected)));
   }
   EXPECT_THAT(lines, Contains(testing::MatchesRegex("\\[rank1\\]: LOCKSTEP_RUN_ID=[0-9a-f]{16}")));

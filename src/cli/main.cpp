@@ -1,0 +1,49 @@
+// The command line tool: one sub-command, one file.
+#include <cstdio>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/version.h>
+
+#include "base/terminal.h"
+#include "base/text.h"
+#include "cli/run_command.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kUsage =
+    "usage: lockstep COMMAND\n\n"
+    "  run [flags] -- program   start and watch one process per rank; see lockstep run --help\n"
+    "  --version\n";
+
+int command(std::span<const std::string> args, const Variables& variables) {
+  const std::string first = args.empty() ? "--help" : args.front();
+  if (first == "run") {
+    return run_command(args.subspan(1), variables);
+  }
+  if (first == "--help" || first == "-h") {
+    fmt::print("{}", kUsage);
+    return 0;
+  }
+  if (first == "--version") {
+    fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
+    return 0;
+  }
+  throw ConfigError(fmt::format("{}: unknown command", printable(first)), "expected run; see lockstep --help");
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  try {
+    return lockstep::command(args, lockstep::read_environment());
+  } catch (const std::exception& error) {
+    lockstep::write_line(lockstep::error_text(error));
+    return static_cast<int>(lockstep::exit_code_of(error));
+  }
+}

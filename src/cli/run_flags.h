@@ -1,0 +1,55 @@
+// The command line of `lockstep run`: torchrun's flag names, for a set of machines that is known before the start.
+// Torch-free.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/variables.h>
+
+namespace lockstep {
+
+/// What --nproc-per-node asks for.
+enum class RankCount { numbers, automatic, gpu, cpu };
+
+/// torchrun's numbers: which streams of a rank are meant.
+enum class Streams { none = 0, out = 1, err = 2, both = 3 };
+
+/// The same for all ranks of a machine, or by local rank.
+struct StreamsPerRank {
+  Streams all = Streams::none;
+  std::map<int, Streams> by_local_rank{};
+  Streams of(int local_rank) const;
+};
+
+struct RunFlags {
+  bool help = false;
+  RankCount rank_count = RankCount::numbers;
+  std::vector<int> ranks_per_node{1};  ///< one number per machine, for RankCount::numbers
+  int nodes = 1;
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;   ///< 0: any free one
+  std::string run_id{};  ///< "": a random one
+  int max_restarts = 0;
+  double grace_s = 5;
+  std::filesystem::path log_dir{};
+  StreamsPerRank redirects{};
+  StreamsPerRank tee{};
+  std::optional<std::set<int>> shown_local_ranks{};  ///< nullopt: all
+  bool bind_numa = false;
+  std::vector<std::string> command{};  ///< the program and its arguments
+};
+
+/// `args`: what follows `lockstep run`. A flag that is not given takes its PET_ variable. Throws: ConfigError with
+/// every problem: unknown flags with "did you mean", values that do not parse, and what only torchrun can do.
+RunFlags parse_run_flags(std::span<const std::string> args, const Variables& variables);
+
+std::string run_help();
+
+}  // namespace lockstep

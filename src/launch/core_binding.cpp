@@ -1,0 +1,109 @@
+#include "launch/core_binding.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<std::string> read_text(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return std::nullopt;
+  }
+  return std::move(text).str();
+}
+
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (CPU_ISSET(static_cast<std::size_t>(core), &set)) {
+        cores.push_back(core);
+      }
+    }
+  }
+  return cores;
+}
+
+/// NVML's "00000000:3B:00.0" as sysfs has it: "0000:3b:00.0".
+std::string sysfs_name(std::string_view pci_bus_id) {
+  constexpr std::size_t kDomainDigits = 4;
+  const std::size_t colon = pci_bus_id.find(':');
+  const std::size_t extra = colon != std::string_view::npos && colon > kDomainDigits ? colon - kDomainDigits : 0;
+  return to_lower(pci_bus_id.substr(extra));
+}
+
+/// {}: the system does not say.
+std::vector<int> cores_near(const Gpu& gpu, const std::vector<int>& allowed, const ReadText& read) {
+  const std::string device = fmt::format("/sys/bus/pci/devices/{}/numa_node", sysfs_name(gpu.pci_bus_id));
+  const auto node = parse_int(trim(read(device).value_or("")));
+  if (!node || *node < 0) {
+    return {};
+  }
+  const auto near =
+      parse_core_list(trim(read(fmt::format("/sys/devices/system/node/node{}/cpulist", *node)).value_or("")));
+  std::vector<int> both;
+  std::set_intersection(near.begin(), near.end(), allowed.begin(), allowed.end(), std::back_inserter(both));
+  return both;
+}
+
+}  // namespace
+
+std::vector<int> parse_core_list(std::string_view text) {
+  constexpr std::int64_t kMaxCore = 1 << 14;
+  std::vector<int> cores;
+  for (const std::string& part : split(text, ',')) {
+    const std::size_t dash = part.find('-');
+    const auto first = parse_int(std::string_view(part).substr(0, dash));
+    const auto last = dash == std::string::npos ? first : parse_int(std::string_view(part).substr(dash + 1));
+    if (!first || !last || *first < 0 || *last < *first || *last > kMaxCore) {
+      return {};
+    }
+    for (auto core = *first; core <= *last; ++core) {
+      cores.push_back(static_cast<int>(core));
+    }
+  }
+  std::sort(cores.begin(), cores.end());
+  return cores;
+}
+
+std::vector<std::vector<int>> divide_cores(const std::vector<int>& cores, int ranks) {
+  std::vector<std::vector<int>> shares;
+  const auto count = static_cast<std::int64_t>(cores.size());
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const std::int64_t begin = count * rank / ranks;
+    const std::int64_t end = std::max(begin + 1, count * (rank + 1) / ranks);
+    shares.emplace_back(cores.begin() + begin, cores.begin() + std::min(end, count));
+  }
+  return shares;
+}
+
+std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& gpus, const std::vector<int>& allowed,
+                                             const ReadText& read) {
+  if (gpus.size() < static_cast<std::size_t>(ranks)) {
+    return divide_cores(allowed, ranks);
+  }
+  std::vector<std::vector<int>> cores;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::vector<int> near = cores_near(gpus[static_cast<std::size_t>(rank)], allowed, read);
+    cores.push_back(near.empty() ? allowed : near);
+  }
+  return cores;
+}
+
+std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware) {
+  return cores_of_ranks(ranks, hardware.gpus, allowed_cores(), read_text);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,199 @@
+#include "launch/descendants.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "launch/worker_environment.h"
+#include "launch/worker_process.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::seconds kPatience{5};
+constexpr int kPauseMs = 5;
+constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is seen by the next
+constexpr char kAllIsWell = '.';
+
+std::string read_all(const std::string& path) {
+  std::string text;
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 16 << 10> buffer;
+  while (file.is_open()) {
+    const ssize_t size = read(file.get(), buffer.data(), buffer.size());
+    if (size <= 0) {
+      break;
+    }
+    text.append(buffer.data(), static_cast<std::size_t>(size));
+  }
+  return text;
+}
+
+/// Whether the environment that the process began with names the launch. A zombie has none any more.
+bool is_marked(pid_t pid, std::string_view launch_id) {
+  const std::string environment = read_all("/proc/" + std::to_string(pid) + "/environ");
+  if (environment.find(launch_id) == std::string::npos) {
+    return false;  // nearly all processes of the machine
+  }
+  const std::string mark = std::string(kLaunchMark) + "=";
+  const std::vector<std::string> entries = split(environment, '\0');
+  return std::any_of(entries.begin(), entries.end(), [&](const std::string& entry) {
+    return entry.starts_with(mark) && entry.find(launch_id, mark.size()) != std::string::npos;
+  });
+}
+
+std::vector<pid_t> all_processes() {
+  struct Close {
+    void operator()(DIR* directory) const noexcept { closedir(directory); }
+  };
+  std::vector<pid_t> pids;
+  const std::unique_ptr<DIR, Close> directory(opendir("/proc"));
+  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr) {
+    if (const auto pid = parse_int(entry->d_name)) {
+      pids.push_back(static_cast<pid_t>(*pid));
+    }
+  }
+  return pids;
+}
+
+/// Kills every process that bears the mark; how many there were.
+int kill_marked(std::string_view launch_id) {
+  int found = 0;
+  for (const pid_t pid : all_processes()) {
+    if (!is_marked(pid, launch_id)) {
+      continue;
+    }
+    const Descriptor process = open_process(pid);
+    if (process.is_open() && is_marked(pid, launch_id)) {  // again: the number might be another's by now
+      syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+      ++found;
+    }
+  }
+  return found;
+}
+
+/// Calls `scan` until it finds nothing any more.
+template <class Scan>
+void until_none_is_left(Scan&& scan) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  for (int clean = 0; clean < kCleanScans && std::chrono::steady_clock::now() < deadline;) {
+    clean = scan() == 0 ? clean + 1 : 0;
+    poll(nullptr, 0, clean < kCleanScans ? kPauseMs : 0);
+  }
+}
+
+/// Orphans come to the main thread, which is the one that called; other threads have lists of their own.
+std::vector<pid_t> children() {
+  const std::string self = std::to_string(getpid());
+  std::vector<pid_t> pids;
+  for (const std::string& word : split(read_all("/proc/" + self + "/task/" + self + "/children"), ' ')) {
+    if (const auto pid = parse_int(word)) {
+      pids.push_back(static_cast<pid_t>(*pid));
+    }
+  }
+  return pids;
+}
+
+/// The watcher's life: waits for the end of the supervisor. Its session is its own, so that no terminal ends it.
+[[noreturn]] void watch(int pipe, std::string_view launch_id) {
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_BLOCK, &all, nullptr);
+  setsid();
+  prctl(PR_SET_NAME, "lockstep-watch");
+  const int nothing = open("/dev/null", O_RDWR);
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    dup2(nothing, fd);  // whoever reads the supervisor's output shall see its end
+  }
+  constexpr int kPipe = STDERR_FILENO + 1;
+  dup2(pipe, kPipe);
+  close_range(kPipe + 1, ~0U, 0);
+  [[maybe_unused]] const int moved = chdir("/");  // no mount is kept busy
+
+  char byte = 0;
+  ssize_t size = 0;
+  do {
+    size = read(kPipe, &byte, 1);
+  } while (size < 0 && errno == EINTR);
+  if (size <= 0) {
+    until_none_is_left([&] { return kill_marked(launch_id); });
+  }
+  _exit(0);
+}
+
+}  // namespace
+
+Descendants::Descendants(std::string launch_id) : launch_id_(std::move(launch_id)) {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw LaunchError(fmt::format("cannot watch workers: pipe: {}", std::strerror(errno)));
+  }
+  const Descriptor watched(ends[0]);
+  watcher_pipe_ = Descriptor(ends[1]);
+  watcher_ = fork();
+  if (watcher_ == 0) {
+    watch(watched.get(), launch_id_);
+  }
+  if (watcher_ < 0) {
+    throw LaunchError(fmt::format("cannot watch workers: fork: {}", std::strerror(errno)));
+  }
+  for (const pid_t child : children()) {
+    own_.insert(child);
+  }
+  prctl(PR_GET_CHILD_SUBREAPER, &subreaper_before_);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+Descendants::~Descendants() {
+  end();
+  prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
+  [[maybe_unused]] const ssize_t written = write(watcher_pipe_.get(), &kAllIsWell, 1);
+  watcher_pipe_.reset();
+  while (waitpid(watcher_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Descendants::reap() noexcept {
+  while (true) {
+    siginfo_t info{};
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0 || own_.contains(info.si_pid)) {
+      return;
+    }
+    waitpid(info.si_pid, nullptr, WNOHANG);
+  }
+}
+
+int Descendants::kill_orphans() noexcept {
+  int found = 0;
+  for (const pid_t child : children()) {
+    if (!own_.contains(child)) {
+      kill(child, SIGKILL);  // not reaped before the line below, so the number is still its own
+      waitpid(child, nullptr, WNOHANG);
+      ++found;
+    }
+  }
+  return found;
+}
+
+void Descendants::end() noexcept {
+  until_none_is_left([this] { return kill_marked(launch_id_) + kill_orphans(); });
+}
+
+}  // namespace lockstep

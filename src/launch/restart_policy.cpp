@@ -1,0 +1,74 @@
+#include "launch/restart_policy.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::seconds kLongestWait{30};
+
+bool is_hopeless(int exit_code) {
+  constexpr ExitCode kHopeless[] = {ExitCode::usage, ExitCode::bad_data, ExitCode::disagree, ExitCode::cannot_run,
+                                    ExitCode::not_found};
+  return std::any_of(std::begin(kHopeless), std::end(kHopeless),
+                     [&](ExitCode code) { return static_cast<int>(code) == exit_code; });
+}
+
+/// Process numbers, ports and addresses differ from one attempt to the next: every number becomes '#'.
+std::string without_numbers(std::string_view text) {
+  const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    if (!is_digit(text[at])) {
+      out += text[at++];
+      continue;
+    }
+    const bool address = text.substr(at).starts_with("0x");
+    at += address ? 2 : 0;
+    while (at < text.size() && (address ? is_hex(text[at]) : is_digit(text[at]))) {
+      ++at;
+    }
+    out += '#';
+  }
+  return out;
+}
+
+}  // namespace
+
+RestartDecision RestartPolicy::after(const LaunchReport& report) {
+  if (report.failed_rank < 0 || report.stop_requested || max_ == 0) {
+    return {};
+  }
+  if (is_hopeless(report.exit_code)) {
+    return {.reason = fmt::format("exit code {} would be the same again", report.exit_code)};
+  }
+  const Signature signature{without_numbers(report.failure), report.step};
+  // "died of signal 9" alone proves nothing: there must be a step, or a reason.
+  const bool telling = report.step >= 0 || report.explained;
+  if (telling && last_ == signature) {
+    return {.reason = report.step < 0
+                          ? "deterministic failure: the same twice in a row"
+                          : fmt::format("deterministic failure: the same twice in a row at step {}", report.step)};
+  }
+  last_ = signature;
+  if (report.step > furthest_) {
+    furthest_ = report.step;
+    left_ = max_;
+    fruitless_ = 0;
+  }
+  if (left_ == 0) {
+    return {.reason = fmt::format("no progress in {} restart{}", max_, max_ == 1 ? "" : "s")};
+  }
+  --left_;
+  constexpr int kDoublings = 5;  // 2^5 is beyond kLongestWait
+  return {.restart = true,
+          .wait = std::min(kLongestWait, std::chrono::seconds(1 << std::min(fruitless_++, kDoublings)))};
+}
+
+}  // namespace lockstep

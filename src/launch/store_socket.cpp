@@ -1,0 +1,64 @@
+#include "launch/store_socket.h"
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const noexcept { freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+Addresses resolve_address(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) {
+    throw LaunchError(fmt::format("cannot resolve the master address {}: {}", address, gai_strerror(error)),
+                      "use a name or address of the machine with --node-rank 0");
+  }
+  return Addresses(found);
+}
+
+int port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return 0;
+  }
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+}  // namespace
+
+StoreSocket bind_store_socket(const std::string& address, int port, bool listening) {
+  const Addresses found = resolve_address(address, port);
+  Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;  // the port of a run that just ended is free
+  if (!socket.is_open() || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
+      bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      (listening && listen(socket.get(), SOMAXCONN) != 0)) {
+    const int error = errno;
+    throw LaunchError(fmt::format("cannot bind the rendezvous store to {}:{}: {}", address, port, std::strerror(error)),
+                      error == EADDRNOTAVAIL ? "the master address must be one of the machine with --node-rank 0"
+                      : error == EADDRINUSE  ? "another program has this port; choose another --master-port"
+                                             : "");
+  }
+  const int bound = port_of(socket.get());
+  return {std::move(socket), bound};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,390 @@
+// `lockstep run` as a user has it: the program itself, real processes, real deaths.
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "launch/descriptor.h"
+#include "support/loud_lines.h"
+#include "support/process.h"
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+using namespace std::chrono_literals;
+
+using Words = std::vector<std::string>;
+
+/// lockstep run FLAGS -- launch_child WORDS
+Words run(Words flags, const Words& words) {
+  flags.insert(flags.begin(), {LOCKSTEP_CLI, "run"});
+  flags.insert(flags.end(), {"--", LOCKSTEP_LAUNCH_CHILD});
+  flags.insert(flags.end(), words.begin(), words.end());
+  return flags;
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(text).str();
+}
+
+/// More in the nightly run.
+int rounds(int standard) {
+  return static_cast<int>(parse_int(read_environment().get("LOCKSTEP_TEST_ROUNDS").value_or("")).value_or(standard));
+}
+
+/// Held open by every worker and what it forks: tells when the last of them is gone.
+class Presence {
+ public:
+  explicit Presence(const TempDir& directory) : path_(directory.path() / "presence") {
+    std::filesystem::remove(path_);
+    EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0);
+    fd_ = Descriptor(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  }
+  Process::Environment environment() const { return {{"TEST_FIFO", path_.string()}}; }
+  bool ends_within(milliseconds limit) const {
+    pollfd entry{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    return poll(&entry, 1, static_cast<int>(limit.count())) == 1;
+  }
+
+ private:
+  std::filesystem::path path_;
+  Descriptor fd_{};
+};
+
+std::vector<pid_t> numbers_after(const std::string& text, const std::string& word) {
+  std::vector<pid_t> pids;
+  for (const std::string& line : split(text, '\n')) {
+    if (const auto at = line.find(word); at != std::string::npos) {
+      pids.push_back(static_cast<pid_t>(parse_int(line.substr(at + word.size())).value_or(0)));
+    }
+  }
+  return pids;
+}
+
+// --- the program ---
+
+TEST(Run, IsNotLinkedToLibTorch) {
+  const std::string program = text_of(LOCKSTEP_CLI);
+  ASSERT_FALSE(program.empty());
+  EXPECT_THAT(program, Not(HasSubstr("libtorch")));
+  EXPECT_THAT(program, Not(HasSubstr("libc10")));
+  const auto result = run_program({LOCKSTEP_CLI, "--version"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, testing::StartsWith("lockstep "));
+}
+
+TEST(Run, RefusesBeforeAnythingStarts) {
+  struct Case {
+    Words args;
+    int code;
+    const char* says;
+  };
+  const Case cases[] = {
+      {{"run"}, 2, "no program to run"},
+      {{"run", "--nproc-per-nod", "2", "true"}, 2, "did you mean --nproc-per-node?"},
+      {{"walk"}, 2, "unknown command"},
+      {{"run", "no-such-program-anywhere"}, 127, "cannot find no-such-program-anywhere"},
+      {{"run", "./missing/program"}, 127, "cannot find ./missing/program"},
+      {{"run", "/etc/passwd"}, 126, "not executable"},
+      {{"run", "/etc"}, 127, "cannot find /etc"},
+  };
+  for (const Case& c : cases) {
+    Words argv = c.args;
+    argv.insert(argv.begin(), LOCKSTEP_CLI);
+    const auto result = run_program(argv);
+    EXPECT_EQ(result.code, c.code) << c.says;
+    EXPECT_THAT(result.err, HasSubstr(c.says));
+  }
+}
+
+TEST(Run, NeedsEnoughOpenFiles) {  // O3
+  const auto limited = [](const std::string& limit) {
+    return run_program({"sh", "-c", "ulimit -n " + limit + " && exec " LOCKSTEP_CLI " run --nproc-per-node 16 true"});
+  };
+  EXPECT_EQ(limited("160").code, 0);
+  const auto refused = limited("159");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err,
+              HasSubstr("16 of 16 ranks on this machine need up to 160 open files, the hard limit is 159"));
+}
+
+TEST(Run, BelievesTheExitCodeOfAnyProgram) {
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "true"}).code, 0);
+  const auto failed = run_program(
+      {LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", "sh", "-c", "test $RANK = 0 || exit 3; exec sleep 1000"});
+  EXPECT_EQ(failed.code, 3);
+  EXPECT_THAT(failed.err, HasSubstr("rank 1 (pid "));
+  EXPECT_THAT(failed.err, EndsWith("exit code 3\n"));
+}
+
+TEST(Run, StartsUnequalMachines) {
+  // Two launchers on loopback stand for two machines. Their ranks meet at the port that machine 0 bound.
+  const auto probe = run_program(run({"--nproc-per-node", "2"}, {"inspect"}));
+  const auto ports = numbers_after(probe.out, "[rank0]: MASTER_PORT=");
+  ASSERT_EQ(ports.size(), 1U);
+  const std::string port = std::to_string(ports[0]);  // free again, and not given out soon
+  const auto machine = [&](const std::string& number) {
+    return run({"--nnodes", "2", "--nproc-per-node", "2,1", "--node-rank", number, "--master-addr", "127.0.0.1",
+                "--master-port", port},
+               {"meet"});
+  };
+  Process second(machine("1"));
+  Process first(machine("0"));
+  EXPECT_EQ(first.wait().code, 0) << first.err();
+  EXPECT_EQ(second.wait().code, 0) << second.err();
+  const auto inspected = run_program(run({"--nnodes", "2", "--nproc-per-node", "2,1", "--node-rank", "1",
+                                          "--master-addr", "127.0.0.1", "--master-port", port},
+                                         {"inspect"}));
+  for (const char* line : {"[rank2]: RANK=2\n", "[rank2]: LOCAL_RANK=0\n", "[rank2]: WORLD_SIZE=3\n",
+                           "[rank2]: LOCAL_WORLD_SIZE=1\n", "[rank2]: GROUP_RANK=1\n"}) {
+    EXPECT_THAT(inspected.out, HasSubstr(line));
+  }
+}
+
+TEST(Run, LaunchesDoNotCollide) {
+  const int count = rounds(16);
+  std::vector<std::unique_ptr<Process>> launches;
+  for (int i = 0; i < count; ++i) {
+    launches.push_back(std::make_unique<Process>(run({"--nproc-per-node", "2"}, {"meet"})));
+  }
+  int collisions = 0;
+  for (const auto& launch : launches) {
+    const auto result = launch->wait();
+    collisions += result.code == 0 ? 0 : 1;
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  std::printf("%d launches, %d collisions\n", count, collisions);
+}
+
+TEST(Run, SaysThatAPortIsTaken) {
+  const auto held = Process(run({"--nproc-per-node", "2"}, {"stop"})).pid();
+  EXPECT_GT(held, 0);
+  const Descriptor squatter(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(squatter.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(squatter.get(), 1), 0);
+  ASSERT_EQ(getsockname(squatter.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const auto result = run_program(run({"--master-port", std::to_string(ntohs(address.sin_port))}, {"finish:0"}));
+  EXPECT_EQ(result.code, 126);
+  EXPECT_THAT(result.err, HasSubstr("Address already in use"));
+  EXPECT_THAT(result.err, HasSubstr("choose another --master-port"));
+}
+
+// --- restarts (E1, E2, E3) ---
+
+TEST(Restart, GoesOnUntilItWorksAndSaysSo) {
+  const TempDir directory;
+  const auto result = run_program(run({"--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", directory.path()},
+                                      {"train:2:10,20,30", "finish:0"}));
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("attempt 2"));
+  EXPECT_THAT(result.err, HasSubstr("restart 1 in 1 s (0 left without progress): rank 0 (pid "));
+  EXPECT_THAT(result.err, HasSubstr("restart 2 in 1 s"));
+  EXPECT_THAT(result.err,
+              testing::ContainsRegex("2 restarts, 30 steps repeated, [0-9.]+ % of the time was productive"));
+
+  std::vector<std::string> events;
+  for (const std::string& line : split(text_of(directory.path() / "events.jsonl"), '\n')) {
+    if (!line.empty()) {
+      events.push_back(Json::parse(line).at("event"));
+    }
+  }
+  EXPECT_EQ(events, (Words{"failure", "restart", "failure", "restart", "goodput"}));
+}
+
+TEST(Restart, EndsWhenTheBudgetIsUsedUp) {
+  const auto result = run_program(run({"--max-restarts", "1"}, {"train:9:30,20,10"}));  // no progress
+  EXPECT_EQ(result.code, 137);
+  EXPECT_EQ(numbers_after(result.out, "attempt "), (std::vector<pid_t>{0, 1}));
+  EXPECT_THAT(result.err, HasSubstr("not restarted: no progress in 1 restart: rank 0 (pid "));
+}
+
+TEST(Restart, EndsWhenTheSameHappensAgain) {
+  const auto result = run_program(run({"--max-restarts", "50"}, {"train:9:30"}));
+  EXPECT_EQ(result.code, 137);
+  EXPECT_EQ(numbers_after(result.out, "attempt "), (std::vector<pid_t>{0, 1}));
+  EXPECT_THAT(result.err, HasSubstr("not restarted: deterministic failure: the same twice in a row at step 30"));
+}
+
+TEST(Restart, IsNotTriedForWrongSettings) {
+  const auto result = run_program(run({"--max-restarts", "5"}, {"fail:78:ranks disagree"}));
+  EXPECT_EQ(result.code, 78);
+  EXPECT_THAT(result.err, Not(HasSubstr("restart 1")));
+}
+
+TEST(Restart, StopsDuringTheWait) {
+  const std::pair<int, int> cases[] = {{SIGTERM, 75}, {SIGINT, 130}};
+  for (const auto& [signal, code] : cases) {
+    Process process(run({"--max-restarts", "5"}, {"train:9:1,2,3,4,5,6"}));
+    ASSERT_TRUE(process.wait_for("restart 1 in"));
+    process.signal(signal);
+    EXPECT_EQ(process.wait().code, code);
+    EXPECT_THAT(process.err(), EndsWith("stopped before the restart\n"));
+  }
+}
+
+// --- output ---
+
+TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
+  constexpr int kRanks = 8;
+  const int lines = rounds(6000);
+  const TempDir directory;
+  const Presence presence(directory);
+  const auto logs = directory.path() / "logs";
+  Process process(
+      run({"--nproc-per-node", "8", "--log-dir", logs, "--rdzv-id", "job"}, {"loud:" + std::to_string(lines)}),
+      presence.environment());
+  EXPECT_TRUE(presence.ends_within(120s)) << "nobody reads the terminal, the workers must end";
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.err, HasSubstr("lines are only in the log files"));
+  int lost = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::string expected;
+    for (int line = 0; line < lines; ++line) {
+      expected += loud_line(rank, line);
+    }
+    const auto file = logs / "job" / "attempt_0" / ("rank_" + std::to_string(rank) + ".log");
+    lost += text_of(file) == expected ? 0 : 1;
+    struct stat status {};
+    ASSERT_EQ(stat(file.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777U, 0600U);
+  }
+  struct stat status {};
+  ASSERT_EQ(stat((logs / "job").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0700U);
+  EXPECT_EQ(lost, 0) << "files are not what was written";
+  std::printf("%d ranks x %d lines, %d files differ\n", kRanks, lines, lost);
+}
+
+TEST(RunOutput, ControlWithoutFilesTheWorkersWait) {
+  const TempDir directory;
+  const Presence presence(directory);
+  Process process(run({"--nproc-per-node", "8"}, {"loud:6000"}), presence.environment());
+  EXPECT_FALSE(presence.ends_within(3s)) << "4 MiB are kept for the terminal, the rest has to wait";
+}
+
+TEST(RunOutput, GoesWhereItWasSent) {
+  const TempDir directory;
+  const auto logs = directory.path() / "logs";
+  const auto result = run_program(run({"--nproc-per-node", "2", "--log-dir", logs, "--rdzv-id", "job", "--redirects",
+                                       "0:1", "--tee", "0", "--local-ranks-filter", "0"},
+                                      {"print", "print"}));
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("[rank0]: to err"));
+  EXPECT_THAT(result.err, Not(HasSubstr("[rank1]")));
+  EXPECT_THAT(text_of(logs / "job/attempt_0/rank_0.log"), HasSubstr("\x1b[31mred")) << "raw";
+  EXPECT_THAT(text_of(logs / "job/attempt_0/rank_0.log"), Not(HasSubstr("to err")));
+  EXPECT_FALSE(std::filesystem::exists(logs / "job/attempt_0/rank_1.log"));
+}
+
+TEST(RunOutput, TheMainRanksReportIsInItsFileToo) {
+  const TempDir directory;
+  const auto result = run_program(run({"--log-dir", directory.path(), "--rdzv-id", "job"}, {"print"}));
+  EXPECT_THAT(result.err, HasSubstr("step 20 | loss 2.1\n"));
+  EXPECT_THAT(text_of(directory.path() / "job/attempt_0/rank_0.log"), HasSubstr("step 20 | loss 2.1"));
+}
+
+// --- no orphans (K4, K5) ---
+
+TEST(Orphans, EndWithAnOrdinaryRun) {
+  const TempDir directory;
+  const Presence presence(directory);
+  const auto result = run_program(run({"--nproc-per-node", "2"}, {"daemon:finish"}), presence.environment());
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(presence.ends_within(0ms)) << "gone before the launcher is";
+}
+
+TEST(Orphans, EndWithAFailure) {
+  const TempDir directory;
+  const Presence presence(directory);
+  const auto result = run_program(
+      run({"--nproc-per-node", "2", "--grace", "0.2"}, {"daemon:stay", "fail:1:on purpose"}), presence.environment());
+  EXPECT_EQ(result.code, 1);
+  EXPECT_TRUE(presence.ends_within(0ms));
+}
+
+TEST(Orphans, EndThoughTheyThrewTheirEnvironmentAway) {
+  const auto result = run_program(run({"--nproc-per-node", "2"}, {"bare_daemon"}));
+  EXPECT_EQ(result.code, 0);
+  const auto daemons = numbers_after(result.out, "daemon ");
+  ASSERT_EQ(daemons.size(), 2U);
+  EXPECT_TRUE(Process::gone(daemons, 0ms));
+}
+
+pid_t watcher_of(pid_t launcher) {
+  for (const pid_t child : Process::all_children_of(launcher)) {
+    if (Process::name_of(child) == Process::kWatcher) {
+      return child;
+    }
+  }
+  return -1;
+}
+
+TEST(Orphans, DoNotOutliveAKilledLauncher) {
+  std::mt19937 random(std::random_device{}());
+  const int points = rounds(6);
+  int lost = 0;
+  for (int point = 0; point < points; ++point) {
+    const int ranks = 2 + static_cast<int>(random() % 3);
+    const auto delay = std::chrono::microseconds(random() % 20'000);
+    const TempDir directory;
+    const Presence presence(directory);
+    Process launcher(run({"--nproc-per-node", std::to_string(ranks)}, {"daemon:stay"}), presence.environment());
+    ASSERT_TRUE(launcher.wait_for("daemon "));
+    usleep(static_cast<useconds_t>(delay.count()));
+    launcher.signal(SIGKILL);
+    EXPECT_EQ(launcher.wait().code, 137);
+    const bool gone = presence.ends_within(1s);
+    EXPECT_TRUE(gone) << ranks << " ranks, killed " << delay.count() << " us after the first daemon";
+    lost += gone ? 0 : 1;
+  }
+  std::printf("%d points, %d lost\n", points, lost);
+}
+
+TEST(Orphans, ControlWithoutItsWatcherTheySurvive) {
+  const TempDir directory;
+  const Presence presence(directory);
+  Process launcher(run({"--nproc-per-node", "1"}, {"daemon:stay"}), presence.environment());
+  ASSERT_TRUE(launcher.wait_for("daemon "));
+  const pid_t watcher = watcher_of(launcher.pid());
+  ASSERT_GT(watcher, 0);
+  kill(watcher, SIGKILL);
+  launcher.signal(SIGKILL);
+  const auto result = launcher.wait();
+  EXPECT_FALSE(presence.ends_within(500ms)) << "this test would not see a survivor";
+  for (const pid_t daemon : numbers_after(result.out, "daemon ")) {
+    kill(daemon, SIGKILL);
+  }
+  EXPECT_TRUE(presence.ends_within(10s));
+}
+
+}  // namespace
+}  // namespace lockstep
