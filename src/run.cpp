@@ -62,15 +62,23 @@ void set_old_run_aside(const std::filesystem::path& directory) {
   }
 }
 
-int supervise(const Plan& plan, const std::vector<std::string>& argv, const Variables& environment) {
-  if (plan.nodes > 1) {
-    throw ConfigError(fmt::format("{}: found {} ranks for the one process of this node", plan.launch,
-                                  plan.local_world_size()),
-                      "start one task per rank");
+// `identity`: of this node, where a launcher started this process once per node.
+int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
+              const Variables& environment) {
+  if (plan.nodes > 1 && plan.config.dist.max_restarts > 0) {
+    throw ConfigError(fmt::format("--dist.max_restarts {}: found {} nodes, our launcher restarts the ranks of one",
+                                  plan.config.dist.max_restarts, plan.nodes),
+                      fmt::format("leave it out, and let {} start the program again", identity.launcher));
   }
   LaunchRequest request;
   request.argv = argv;
-  request.ranks_per_node = {plan.local_world_size()};
+  request.ranks_per_node.assign(static_cast<std::size_t>(plan.nodes), plan.local_world_size());
+  request.node = identity.node;
+  if (plan.nodes > 1) {
+    request.master_addr = identity.master_addr;
+    request.master_port = identity.master_port;
+    request.run_id = identity.run_id;
+  }
   request.threads_per_rank = plan.threads_per_rank;
   request.max_restarts = plan.config.dist.max_restarts;
   request.event_log = std::filesystem::path(run_directory(plan.config)) / "events.jsonl";
@@ -149,10 +157,6 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
   std::optional<Orders> orders;
   std::optional<TerminateScope> terminate;
-  if (identity.progress_fd >= 0) {
-    progress.emplace(identity.progress_fd, identity.local_rank);
-    fcntl(identity.progress_fd, F_SETFD, FD_CLOEXEC);
-  }
   if (channel) {
     orders.emplace(channel);
     terminate.emplace(*channel);
@@ -238,7 +242,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print(stderr, "{}\n", describe(plan));
   }
   if (starts_ranks(identity) && plan.local_world_size() > 1) {
-    return supervise(plan, argv, environment);
+    return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }
   return be_a_rank(plan, identity.value_or(Identity{}), environment, worker);
 }

@@ -160,14 +160,25 @@ TEST(SlurmStep, EndsWithTheSameWeights) {
   }
 }
 
+TEST(SlurmStep, StartsTheRanksOfANodeWithOneTask) {
+  LOCKSTEP_REQUIRE(SlurmCluster::networks());
+  const SlurmCluster cluster("netns");
+  const TempDir dir;
+  const auto result = cluster.run(
+      launch({"srun", "--kill-on-bad-exit=1", "-N2", "--ntasks-per-node=1"}, dir.path() / "run", {"--nprocs", "4"}));
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Slurm, one process per node on 2 nodes, this program starts 2 ranks there"));
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 4));
+}
+
 // salloc's shell has variables of the whole job: only the step that srun starts inside it counts, here one on the
 // second node.
 TEST(SlurmStep, RunsOnSomeNodesOfAnAllocation) {
   LOCKSTEP_REQUIRE(SlurmCluster::networks());
   const SlurmCluster cluster("netns");
   const TempDir dir;
-  const auto result =
-      cluster.run(launch({"salloc", "-N2", "--ntasks-per-node=2", "srun", "-N1", "-n2", "-w", "n2", "--overlap"}, dir.path() / "run"));
+  const auto result = cluster.run(launch(
+      {"salloc", "-N2", "--ntasks-per-node=2", "srun", "-N1", "-n2", "-w", "n2", "--overlap"}, dir.path() / "run"));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("Slurm, 2 ranks (SLURM_PROCID"));
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));

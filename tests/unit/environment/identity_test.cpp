@@ -80,21 +80,6 @@ TEST(Identity, ReadsOurOwnLauncher) {
   EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);
 }
 
-TEST(Identity, BelievesOurLauncherThatNodesDiffer) {
-  const Values values = with(torchrun(), {{"RANK", "2"},
-                                          {"WORLD_SIZE", "3"},
-                                          {"LOCAL_RANK", "0"},
-                                          {"LOCAL_WORLD_SIZE", "1"},
-                                          {"GROUP_RANK", "1"},
-                                          {"GROUP_WORLD_SIZE", "2"},
-                                          {"LOCKSTEP_CONTROL_FD", "3"}});
-  const auto identity = detect_identity(Variables(values));
-  ASSERT_TRUE(identity);
-  EXPECT_EQ(identity->nodes, 2);
-  EXPECT_EQ(identity->node, 1);
-  EXPECT_EQ(identity->rank, 2);
-}
-
 TEST(Identity, ReadsVariablesThatSomebodySetByHand) {
   const auto identity = detect_identity(Variables({{"RANK", "5"},
                                                    {"WORLD_SIZE", "6"},
