@@ -28,6 +28,7 @@
 #include "control/channel.h"
 #include "control/progress_record.h"
 #include "environment/error_file.h"
+#include "launch/requeue.h"
 #include "rank/crash_handler.h"
 #include "rank/failure.h"
 #include "rank/orders.h"
@@ -148,6 +149,15 @@ void report_failure(const Message& failure, const Identity& identity, const Chan
   }
 }
 
+// The run is saved: not being queued again is no reason to call it failed.
+void queue_again(const Variables& environment) {
+  try {
+    run_requeue(requeue_command(environment), environment);
+  } catch (const Error& error) {
+    log_warning(error_text(error));
+  }
+}
+
 int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
               const std::function<void(Session&)>& worker) {
   const std::shared_ptr<Channel> channel = take_channel(identity);
@@ -202,6 +212,9 @@ int be_a_rank(const Plan& plan, Identity identity, const Variables& environment,
     const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted
                              : stop == StopKind::terminate ? ExitCode::stopped
                                                            : ExitCode::ok);
+    if (stop == StopKind::terminate && plan.config.dist.requeue && world.is_main()) {
+      queue_again(environment);
+    }
     if (channel) {
       channel->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
     }
@@ -233,6 +246,10 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
   const Plan plan = resolve(invocation.config, hardware, identity);
+  if (plan.config.dist.requeue && requeue_command(environment).empty()) {
+    throw ConfigError("--dist.requeue: found no SLURM_JOB_ID, expected a Slurm job",
+                      "leave it out, or submit with sbatch");
+  }
   if (invocation.dry_run) {
     fmt::print("{}", describe(plan));
     return 0;

@@ -265,6 +265,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 1e7,
              .ranks_agree = false},
         c.dist.grace_s);
+  visit(Info{.name = "dist.requeue",
+             .help = "under Slurm: a run that stopped on SIGTERM, SIGUSR1 or its time limit is queued again (scontrol "
+                     "requeue)",
+             .ranks_agree = false},
+        c.dist.requeue);
   visit(Info{.name = "dist.max_restarts",
              .help = "own launcher: start all ranks again after a failure, so many times without progress between them",
              .minimum = 0,

@@ -12,6 +12,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "environment/port_owner.h"
+
 namespace lockstep {
 namespace {
 
@@ -27,9 +29,22 @@ Addresses resolve_address(const std::string& address, int port) {
   addrinfo* found = nullptr;
   if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) {
     throw LaunchError(fmt::format("cannot resolve the master address {}: {}", address, gai_strerror(error)),
-                      "use a name or address of the machine with --node-rank 0");
+                      "MASTER_ADDR, or --master-addr, is a name or address of the machine of rank 0", ExitCode::usage);
   }
   return Addresses(found);
+}
+
+[[noreturn]] void throw_bind_error(const std::string& address, int port, int error) {
+  if (error == EADDRINUSE) {
+    throw LaunchError(fmt::format("MASTER_PORT {} is held by {}", port, describe_port_owner(port)),
+                      "end that process, or choose another port everywhere (MASTER_PORT, --master-port)",
+                      ExitCode::usage);
+  }
+  throw LaunchError(fmt::format("cannot listen on {}:{}: {}", address, port, std::strerror(error)),
+                    error == EADDRNOTAVAIL
+                        ? "the master address (MASTER_ADDR, --master-addr) must be one of the machine of rank 0"
+                        : "choose a free port of the machine of rank 0 (MASTER_PORT, --master-port)",
+                    ExitCode::usage);
 }
 
 int port_of(int socket) {
@@ -51,11 +66,7 @@ StoreSocket bind_store_socket(const std::string& address, int port, bool listeni
   if (!socket.is_open() || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
       bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
       (listening && listen(socket.get(), SOMAXCONN) != 0)) {
-    const int error = errno;
-    throw LaunchError(fmt::format("cannot bind the rendezvous store to {}:{}: {}", address, port, std::strerror(error)),
-                      error == EADDRNOTAVAIL ? "the master address must be one of the machine with --node-rank 0"
-                      : error == EADDRINUSE  ? "another program has this port; choose another --master-port"
-                                             : "");
+    throw_bind_error(address, port, errno);
   }
   const int bound = port_of(socket.get());
   return {std::move(socket), bound};

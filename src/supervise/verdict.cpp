@@ -116,8 +116,12 @@ void Verdict::exited(int rank, const Ending& ending) {
 Verdict::Outcome Verdict::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
-  if (forwarded_.contains(signal)) {
-    return {.exit_code = code, .what = fmt::format("stopped by {} before the ranks could save", signal_text(signal))};
+  // A rank watches for stop requests from before it joins the others: who dies of one has not begun to train.
+  const bool asked = signal == SIGINT || signal == SIGTERM || signal == SIGUSR1;
+  if (forwarded_.contains(signal) || (asked && ending.place.phase == Phase::start)) {
+    return {.exit_code = signal == SIGINT ? kInterrupted : kStopped,
+            .what = fmt::format("stopped by {} before the training began; run the same command again",
+                                signal_text(signal))};
   }
   const std::string place = after_blank(place_of(ending.place));
   if (signal == SIGKILL && ending.out_of_memory) {

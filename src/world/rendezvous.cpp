@@ -21,6 +21,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "environment/process_name.h"
+#include "launch/store_socket.h"
 #include "world/store_socket.h"
 
 namespace lockstep {
@@ -68,7 +69,10 @@ c10::intrusive_ptr<c10d::Store> serve_store(const Identity& identity, millisecon
   options.isServer = true;
   options.waitWorkers = false;  // we wait ourselves, and say for whom
   options.timeout = timeout;
-  options.masterListenFd = identity.store_fd >= 0 ? identity.store_fd : listen_for_store(identity);
+  options.masterListenFd =
+      identity.store_fd >= 0
+          ? identity.store_fd
+          : bind_store_socket(identity.master_addr, identity.master_port, /*listening=*/true).socket.release();
   return c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options);
 }
 

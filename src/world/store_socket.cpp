@@ -22,9 +22,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/descriptor.h"
 #include "base/text.h"
 #include "environment/port_owner.h"
-#include "base/descriptor.h"
 
 namespace lockstep {
 namespace {
@@ -147,29 +147,6 @@ std::string store_address(const Identity& identity) {
                      identity.master_port);
 }
 
-int listen_for_store(const Identity& identity) {
-  int error = 0;
-  const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
-  if (!found) {
-    throw CommError(fmt::format("cannot resolve MASTER_ADDR {}: {}", identity.master_addr, gai_strerror(error)),
-                    "set MASTER_ADDR to a name or address of the node of rank 0", ExitCode::usage);
-  }
-  Descriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;
-  if (setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
-      bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
-    return fd.release();
-  }
-  if (errno == EADDRINUSE) {
-    throw CommError(
-        fmt::format("MASTER_PORT {} is held by {}", identity.master_port, describe_port_owner(identity.master_port)),
-        "end that process, or choose another MASTER_PORT on every rank", ExitCode::usage);
-  }
-  throw CommError(fmt::format("rank 0 cannot listen on {}: {}", store_address(identity), std::strerror(errno)),
-                  "set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
-                  ExitCode::usage);
-}
-
 std::string local_address(const Identity& identity) {
   int error = 0;
   const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
@@ -194,9 +171,9 @@ void reach_store(const Identity& identity, milliseconds timeout) {
         return;
       }
     }
-    const std::string missing =
-        found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
-              : fmt::format("cannot resolve MASTER_ADDR {}: {}", identity.master_addr, gai_strerror(error));
+    const std::string missing = found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
+                                      : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,
+                                                    identity.master_source, gai_strerror(error));
     if (line.over()) {
       throw CommError(
           fmt::format("{} after {} s", missing, std::chrono::duration_cast<std::chrono::seconds>(timeout).count()),

@@ -9,13 +9,9 @@
 
 namespace lockstep {
 
-/// Rank 0: a socket that listens on MASTER_ADDR:MASTER_PORT and nowhere else. Throws: CommError (exit 2) naming the
-/// process that has the port.
-int listen_for_store(const Identity& identity);
-
-/// The others: waits until a c10d store answers at MASTER_ADDR:MASTER_PORT; a line every 10 s while nobody does.
-/// Throws: CommError: nobody came within `timeout` (exit 124); something that is no store listens there (exit 2, after
-/// 4 s at most).
+/// Every rank but the first: waits until a c10d store answers at MASTER_ADDR:MASTER_PORT; a line every 10 s while
+/// nobody does. Throws: CommError: nobody came within `timeout` (exit 124); something that is no store listens there
+/// (exit 2, after 4 s at most).
 void reach_store(const Identity& identity, std::chrono::milliseconds timeout);
 
 /// This machine's address on the interface that leads to MASTER_ADDR; "": not known.

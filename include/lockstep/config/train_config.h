@@ -60,6 +60,7 @@ struct DistConfig {
   double timeout_s = 600;               ///< longest wait for a peer in a collective
   double init_timeout_s = 300;          ///< longest wait for all ranks to appear
   double grace_s = 5;                   ///< after a failure: time for the other ranks to end before they are killed
+  bool requeue = false;                 ///< under Slurm: a run that was asked to stop is queued again
   int max_restarts = 0;                 ///< own launcher: restarts after a failure, without progress between them
   double stall_warn_s = 30;             ///< without progress, until the ranks that stand still are named; 0: never
   double stall_timeout_s = 300;         ///< without progress inside a step, until the run is ended; 0: never

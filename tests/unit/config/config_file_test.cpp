@@ -198,6 +198,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
       .dist = {.timeout_s = 0.5,
                .init_timeout_s = 1e6,
                .grace_s = 0,
+               .requeue = true,
                .max_restarts = 3,
                .stall_warn_s = 0,
                .stall_timeout_s = 1.5,

@@ -325,9 +325,10 @@ TEST(Launcher, BlamesNobodyWhoDiesOfAForwardedSignal) {
   Supervisor supervisor(request_for(2, {"wait"}));
   supervisor.wait_for_lines("ready", 2);
   supervisor.send(SIGTERM);
-  EXPECT_EQ(supervisor.wait(), 143);
+  EXPECT_EQ(supervisor.wait(), 75);
   EXPECT_EQ(supervisor.failed_rank(), -1);
-  EXPECT_THAT(supervisor.err(), EndsWith("stopped by signal 15 (Terminated) before the ranks could save\n"));
+  EXPECT_THAT(supervisor.err(),
+              EndsWith("stopped by signal 15 (Terminated) before the training began; run the same command again\n"));
 }
 
 TEST(Launcher, KillsAtOnceOnTheSecondCtrlC) {

@@ -264,7 +264,7 @@ std::filesystem::path make_memory_group(std::int64_t limit) {
 }
 
 TEST(RankFailure, TheOomKillerIsRecognised) {
-  const auto group = make_memory_group(256 << 20);
+  const auto group = make_memory_group(1 << 30);
   if (group.empty()) {
     GTEST_SKIP() << "no memory control group can be made here";
   }
@@ -274,7 +274,7 @@ TEST(RankFailure, TheOomKillerIsRecognised) {
   std::error_code error;
   std::filesystem::remove(group, error);
   EXPECT_EQ(
-      problems(result, 1, " was killed by the kernel's OOM killer (memory limit 256.0 MiB) at step 812 in data", 137),
+      problems(result, 1, " was killed by the kernel's OOM killer (memory limit 1.0 GiB) at step 812 in data", 137),
       "");
   EXPECT_THAT(result.err, HasSubstr("batch_size"));
 }

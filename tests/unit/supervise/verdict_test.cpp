@@ -110,13 +110,17 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
          v.announced(1, lost_peer("connection closed"), kPlace, kStart);
          v.exited(1, code(76));
        },
-       143, -1, ""},
+       75, -1, ""},
+      {"death by a stop request before the training began is by request, whoever sent it",
+       [](Verdict& v) { v.exited(0, by_signal(15)); }, 75, -1, ""},
       {"death by another signal is not",
        [](Verdict& v) {
          v.signal_forwarded(2);
-         v.exited(0, by_signal(15));
+         Ending ending = by_signal(15);
+         ending.place = {.step = 812, .phase = Phase::data};
+         v.exited(0, ending);
        },
-       143, 0, "rank 0 (host a, pid 70) died of signal 15 (Terminated)"},
+       143, 0, "rank 0 (host a, pid 70) died of signal 15 (Terminated) at step 812 in data"},
       {"who stands still is blamed",
        [](Verdict& v) {
          v.stalled(2, "made no progress for 300 s", "");
