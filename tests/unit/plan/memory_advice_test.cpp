@@ -39,9 +39,9 @@ TEST(MemoryAdvice, KeepsTheGlobalBatch) {
 
 // What it advises must be accepted.
 TEST(MemoryAdvice, IsAPlanThatWorks) {
-  for (std::int64_t batch_size = 2; batch_size < 20; ++batch_size) {
-    for (const int ranks : {1, 2, 3, 8}) {
-      for (std::int64_t global = ranks; global <= batch_size * ranks * 2; ++global) {
+  for (const std::int64_t batch_size : {2, 3, 7, 16}) {
+    for (const int ranks : {1, 3, 8}) {
+      for (std::int64_t global = ranks; global <= batch_size * ranks * 2; global += 5) {
         const std::string advice = memory_advice({}, plan_of(batch_size, 1, ranks, global));
         TrainConfig config;
         ASSERT_EQ(std::sscanf(advice.c_str(), "use --batch_size %ld --accumulation %ld --global_batch_size %ld",
