@@ -38,7 +38,6 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   values["TORCHELASTIC_RUN_ID"] = attempt.run_id;
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   values.erase("TORCHELASTIC_ERROR_FILE");  // an outer launcher's, for another process
-  values.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   values.emplace("OMP_NUM_THREADS", std::to_string(request.threads_per_rank));
   // c10d warns about sockets of ranks that failed: the failure is what counts.
   values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");

@@ -25,8 +25,8 @@ int world_size(const LaunchRequest& request);
 int local_world_size(const LaunchRequest& request);
 int first_rank(const LaunchRequest& request);  ///< of this machine
 
-/// The request's variables, with torchrun's complete set and our own descriptors over them. OMP_NUM_THREADS,
-/// TORCH_NCCL_ASYNC_ERROR_HANDLING and TORCH_CPP_LOG_LEVEL only where the user set none.
+/// The request's variables, with torchrun's complete set and our own descriptors over them; OMP_NUM_THREADS and
+/// TORCH_CPP_LOG_LEVEL only where the user set none.
 Variables worker_environment(const LaunchRequest& request, const Attempt& attempt, int local_rank);
 
 }  // namespace lockstep

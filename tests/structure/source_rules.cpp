@@ -16,8 +16,8 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
-const Names kCore = {"base",   "config",   "environment", "plan",   "control", "rank", "supervise",
-                     "launch", "sampling", "storage",     "report", "version"};
+const Names kCore = {"base",      "config", "environment", "plan",    "control", "rank",
+                     "supervise", "launch", "sampling",    "storage", "report",  "version"};
 
 /// What each module may include besides itself. docs/architecture.md has the picture.
 const std::map<std::string_view, Names>& layers() {
@@ -30,7 +30,8 @@ const std::map<std::string_view, Names>& layers() {
   static const Names peers = above(optim, {"optim"});
   static const Names session = optim;
   static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "session"});
-  static const Names run = above(trainer, {"trainer"});
+  static const Names worker = above(trainer, {"trainer"});
+  static const Names run = above(worker, {"worker"});
   static const std::map<std::string_view, Names> table = {
       {"version", {}},
       {"base", {"version"}},
@@ -53,6 +54,7 @@ const std::map<std::string_view, Names>& layers() {
       {"checkpoint", peers},
       {"session", session},
       {"trainer", trainer},
+      {"worker", worker},
       {"run", run},
       {"lockstep", above(run, {"run"})},
   };
@@ -82,7 +84,7 @@ const std::vector<Home>& name_homes() {
       {"getenv", {}},
       {"secure_getenv", {}},
       {"setenv", {"src/world/cuda_library.cpp"}},
-      {"unsetenv", {"src/run.cpp", "src/world/cuda_library.cpp"}},
+      {"unsetenv", {"src/worker.cpp", "src/world/cuda_library.cpp"}},
       {"putenv", {}},
       {"environ", {"src/base/variables.cpp"}},
       {"std::exit", {}},

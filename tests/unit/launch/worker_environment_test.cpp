@@ -41,7 +41,6 @@ TEST(WorkerEnvironment, IsTorchrunsAndOurs) {
                            {"TORCHELASTIC_MAX_RESTARTS", "5"},
                            {"TORCHELASTIC_RUN_ID", "job"},
                            {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-                           {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
                            {"TORCH_CPP_LOG_LEVEL", "ERROR"},
                            {"OMP_NUM_THREADS", "4"},
                            {"LOCKSTEP_LAUNCH_ID", "f00d"},
@@ -55,10 +54,8 @@ TEST(WorkerEnvironment, IsTorchrunsAndOurs) {
 
 TEST(WorkerEnvironment, KeepsWhatTheUserChose) {
   LaunchRequest request;
-  request.environment = Variables(Values{{"OMP_NUM_THREADS", "7"},
-                                         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
-                                         {"TORCH_CPP_LOG_LEVEL", "INFO"},
-                                         {"CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"}});
+  request.environment = Variables(
+      Values{{"OMP_NUM_THREADS", "7"}, {"TORCH_CPP_LOG_LEVEL", "INFO"}, {"CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"}});
   const Variables environment = worker_environment(request, kAttempt, 0);
   for (const auto& [name, value] : request.environment.all()) {
     EXPECT_EQ(environment.get(name), value);
