@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -140,7 +141,8 @@ struct RankTools {
 
 [[gnu::noinline]] void crash_here(const std::string& how) {
   if (how == "segv") {
-    *reinterpret_cast<volatile int*>(16) = 1;
+    volatile std::uintptr_t nowhere = 16;
+    *reinterpret_cast<volatile int*>(nowhere) = 1;
   } else if (how == "overflow") {
     std::printf("%d", overflow_the_stack(1 << 30));
   } else if (how == "abort") {

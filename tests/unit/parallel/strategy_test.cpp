@@ -233,7 +233,8 @@ TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
 TEST(Ddp, IsInItsRankRecord) {
   thread_world(2, [](World& world) {
     Net net;
-    Ddp strategy(0, {}, world);
+    Ddp ddp(0, {}, world);
+    Strategy& strategy = ddp;
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     const ProgressRecord& record = WorldAccess::progress(world);
@@ -241,7 +242,7 @@ TEST(Ddp, IsInItsRankRecord) {
     ASSERT_EQ(view(record).phase, Phase::forward);
     const auto loss = net.forward(at::ones({2, 4})).sum();
     ProgressView inside;
-    const auto hook = loss.register_hook([&](const at::Tensor&) { inside = view(record); });
+    loss.register_hook([&](const at::Tensor&) { inside = view(record); });
     const auto collectives = view(record).collectives;
     strategy.backward(loss);
     ASSERT_EQ(inside.phase, Phase::backward);
