@@ -14,7 +14,7 @@
 
 #include "base/text.h"
 #include "data/device_prefetcher.h"
-#include "data/exception_text.h"
+#include "data/sample_error.h"
 #include "data/step_plan.h"
 #include "data/worker_pool.h"
 #include "world/agreement.h"
@@ -36,7 +36,7 @@ Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const Sa
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw DataError(fmt::format("samples {}: {}", list_ids(ids), exception_text(error)));
+    throw sample_error("samples " + list_ids(ids), error);
   }
 }
 

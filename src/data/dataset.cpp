@@ -14,7 +14,7 @@
 #include <lockstep/data/dataset.h>
 
 #include "base/crc32c.h"
-#include "data/exception_text.h"
+#include "data/sample_error.h"
 
 namespace lockstep {
 
@@ -197,7 +197,7 @@ class SampleDataset final : public Dataset {
     } catch (const Error& error) {
       throw DataError(fmt::format("sample {}: {}", id, error.what()), error.hint());
     } catch (const std::exception& error) {
-      throw DataError(fmt::format("sample {}: {}", id, exception_text(error)));
+      throw sample_error(fmt::format("sample {}", id), error);
     }
   }
 

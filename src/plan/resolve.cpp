@@ -98,8 +98,8 @@ void check_nprocs(int nprocs, const Identity& identity, Findings& findings) {
     return;
   }
   if (!identity.starts_ranks && nprocs != identity.world_size) {
-    findings.problem(fmt::format("--nprocs {}: the ranks run already, {} started {}", nprocs, identity.launcher,
-                                 identity.world_size),
+    findings.problem(fmt::format("--nprocs {}: the ranks run already, {} started {} ({})", nprocs, identity.launcher,
+                                 identity.world_size, join(identity.variables, ", ")),
                      "leave out --nprocs, or start that many ranks");
   }
   if (identity.starts_ranks && nprocs % identity.nodes != 0) {

@@ -54,7 +54,7 @@ TEST_P(UnderTorchrun, TheRightRankIsNamedAndNobodyWaits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, UnderTorchrun,
-                         testing::Combine(testing::Values(Failure{"throw", "failed: cannot decode sample 4411"},
+                         testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
                                                           Failure{"kill", "ended before the others"}),
                                           testing::Values(0, 2)),
                          [](const auto& test) {
@@ -93,7 +93,7 @@ TEST_P(WithoutAnyLauncher, TheOthersEndByThemselves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, WithoutAnyLauncher,
-                         testing::Combine(testing::Values(Failure{"throw", "failed: cannot decode sample 4411"},
+                         testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
                                                           Failure{"kill", "ended before the others"},
                                                           Failure{"exit0", "ended before the others"}),
                                           testing::Values(0, 2)),

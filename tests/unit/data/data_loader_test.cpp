@@ -215,7 +215,7 @@ TEST(DataLoader, ThrowsWhatASampleThrewInExactlyItsStep) {
         ASSERT_FALSE(is_bad_step);
       } catch (const DataError& error) {
         EXPECT_TRUE(is_bad_step);
-        EXPECT_STREQ(error.what(), "sample 23: not an image");
+        EXPECT_STREQ(error.what(), "sample 23: std::runtime_error: not an image");
         EXPECT_EQ(loader.position(), before);
         EXPECT_THROW(loader.next(), DataError) << "the same step again";
         thrown = true;
@@ -257,7 +257,7 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
     return "no error";
   };
   EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }),
-            "samples 0, 1, 2, 3, 4, 5, 6, 7, ... (10 samples): row 7");
+            "samples 0, 1, 2, 3, 4, 5, 6, 7, ... (10 samples): std::out_of_range: row 7");
   EXPECT_EQ(message([](std::int64_t) { throw IoError("shard 3: short read"); }), "shard 3: short read");
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }

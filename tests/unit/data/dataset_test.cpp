@@ -154,11 +154,11 @@ TEST(SampleDataset, NamesTheSampleThatThrew) {
   EXPECT_EQ(data_error([&] {
               throwing([] { throw std::runtime_error("bad JPEG"); })->get(Ids{3, 31}, {});
             }),
-            "sample 31: bad JPEG");
+            "sample 31: std::runtime_error: bad JPEG");
   EXPECT_EQ(data_error([&] { throwing([] { throw IoError("a.png: no such file"); })->get(Ids{31}, {}); }),
             "sample 31: a.png: no such file");
   const std::string torch_message = data_error([&] { throwing([] { at::ones({2}).view({3}); })->get(Ids{31}, {}); });
-  EXPECT_THAT(torch_message, HasSubstr("sample 31: shape '[3]' is invalid"));
+  EXPECT_THAT(torch_message, HasSubstr("sample 31: c10::Error: shape '[3]' is invalid"));
   EXPECT_THAT(torch_message, testing::Not(HasSubstr("frame #")));
   EXPECT_EQ(data_error([&] {
               throwing([] { throw std::runtime_error("bad JPEG"); })->get(Ids{3, 30}, {});

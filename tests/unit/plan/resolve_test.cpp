@@ -300,7 +300,8 @@ TEST(Resolve, RefusesALaunchThatDoesNotFit) {
   EXPECT_EQ(refusal({}, machine_with(2), launched(0, 4)),
             "4 ranks of torchrun on this node: found 2 visible GPUs, expected one per rank | use 2 ranks per node");
   EXPECT_EQ(refusal({.nprocs = 3}, machine_with(2), launched(0, 2)),
-            "--nprocs 3: the ranks run already, torchrun started 2 | leave out --nprocs, or start that many ranks");
+            "--nprocs 3: the ranks run already, torchrun started 2 (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) | "
+            "leave out --nprocs, or start that many ranks");
   for (const DeviceSpec& wish : {DeviceSpec(3), DeviceSpec({0, 1, 3}), DeviceSpec("usable:2"), DeviceSpec("free:2")}) {
     EXPECT_THAT(refusal({.devices = wish}, machine_with(4), launched(0, 2)), StartsWith("--devices " + wish.text()));
   }

@@ -117,7 +117,7 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        [](Verdict& v) {
          v.signal_forwarded(2);
          Ending ending = by_signal(15);
-         ending.place = {.step = 812, .phase = Phase::data};
+         ending.place = {.beats = 1, .step = 812, .phase = Phase::data};
          v.exited(0, ending);
        },
        143, 0, "rank 0 (host a, pid 70) died of signal 15 (Terminated) at step 812 in data"},
