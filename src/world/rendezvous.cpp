@@ -219,6 +219,54 @@ void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& ident
   }
 }
 
+// Note [Attempts under an agent's store]: torchrun's agents serve one store to all attempts and do not number them
+// alike: the agent whose rank failed counts a restart, the others see a change of membership and do not. So rank 0
+// opens each attempt under a number of its own and says which processes take part; who is not among them waits for the
+// next number.
+std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const Identity& identity,
+                              milliseconds timeout) {
+  constexpr milliseconds kPause{20};
+  constexpr const char* kMembers = "members";
+  const std::string me = encode(this_process());
+  const auto attempt_store = [&](std::int64_t number) {
+    return c10::make_intrusive<c10d::PrefixStore>(fmt::format("attempt/{}", number), run);
+  };
+  if (identity.rank == 0) {
+    const auto number = run->add("attempts", 1);
+    const auto attempt = attempt_store(number);
+    store_set(*attempt, here_key(0), me);
+    wait_for_all(*attempt, *attempt, identity, timeout);
+    std::vector<std::string> members;
+    for (int rank = 0; rank < identity.world_size; ++rank) {
+      members.push_back(store_get(*attempt, here_key(rank)));
+    }
+    store_set(*attempt, kMembers, join(members, "\n"));
+    return number;
+  }
+  const auto start = Clock::now();
+  for (std::int64_t joined = 0; Clock::now() - start < timeout; std::this_thread::sleep_for(kPause)) {
+    const auto number = run->add("attempts", 0);
+    if (number == 0) {
+      continue;
+    }
+    const auto attempt = attempt_store(number);
+    if (number != joined && !attempt->check({kMembers})) {
+      store_set(*attempt, here_key(identity.rank), me);
+      joined = number;
+    }
+    if (attempt->check({kMembers})) {
+      const auto members = split(store_get(*attempt, kMembers), '\n');
+      if (members.size() > static_cast<std::size_t>(identity.rank) &&
+          members[static_cast<std::size_t>(identity.rank)] == me) {
+        return number;
+      }
+    }
+  }
+  throw CommError(fmt::format("rank 0 did not open an attempt within {} s", whole_seconds(timeout)),
+                  "look at its output; a slow start can be given more time with --dist.init_timeout_s",
+                  ExitCode::timeout);
+}
+
 c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds timeout) {
   if (!serves(identity) && !launched_by_us(identity)) {
     reach_store(identity, timeout);
@@ -229,8 +277,9 @@ c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds time
     handshake = serves(identity) ? write_handshake(*tcp, identity) : read_handshake(*tcp, identity, timeout);
   }
   // A restarted launch meets the keys of the attempt before on the same store, and a second world those of the first.
-  const auto launch =
-      c10::make_intrusive<c10d::PrefixStore>(fmt::format("lockstep/{}/{}", handshake.run, identity.restart), tcp);
+  const auto run = c10::make_intrusive<c10d::PrefixStore>(fmt::format("lockstep/{}", handshake.run), tcp);
+  const auto attempt = identity.agent_store ? agree_on_attempt(run, identity, timeout) : identity.restart;
+  const auto launch = c10::make_intrusive<c10d::PrefixStore>(std::to_string(attempt), run);
   compare_handshake(*launch, handshake, identity);
   claim_rank(*launch, identity);
   const auto nth = launch->add(fmt::format("connects/{}", identity.rank), 1);

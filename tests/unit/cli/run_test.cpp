@@ -18,9 +18,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "base/descriptor.h"
 #include "support/loud_lines.h"
 #include "support/process.h"
 #include "support/temp_dir.h"
@@ -191,9 +191,9 @@ TEST(Run, SaysThatAPortIsTaken) {
   ASSERT_EQ(listen(squatter.get(), 1), 0);
   ASSERT_EQ(getsockname(squatter.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
   const auto result = run_program(run({"--master-port", std::to_string(ntohs(address.sin_port))}, {"finish:0"}));
-  EXPECT_EQ(result.code, 126);
-  EXPECT_THAT(result.err, HasSubstr("Address already in use"));
-  EXPECT_THAT(result.err, HasSubstr("choose another --master-port"));
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("is held by pid " + std::to_string(getpid()) + " '"));
+  EXPECT_THAT(result.err, HasSubstr("--master-port"));
 }
 
 // --- restarts (E1, E2, E3) ---
