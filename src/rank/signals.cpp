@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGPIPE};
 constexpr std::int64_t kSecond = 1'000'000'000;
 
 struct Target {
@@ -57,6 +57,10 @@ extern "C" void on_signal(int signal) {
   errno = saved_errno;
 }
 
+// c10d writes to sockets whose other end may be gone, and expects an error, not a signal. A handler, because an ignored
+// signal would stay ignored in the programs that this process starts.
+extern "C" void on_broken_pipe(int) {}
+
 }  // namespace
 
 struct SignalScope::State {
@@ -70,10 +74,10 @@ SignalScope::SignalScope(TrainControl control) : state_(std::make_unique<State>(
   LOCKSTEP_ASSERT(target.control.compare_exchange_strong(nobody, &state_->control), "one SignalScope at a time");
   target.first_interrupt = 0;
   struct sigaction action {};
-  action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    action.sa_handler = kSignals[i] == SIGPIPE ? on_broken_pipe : on_signal;
     sigaction(kSignals[i], nullptr, &state_->before[i]);
     if (state_->before[i].sa_handler != SIG_IGN) {  // nohup and background shells mean it
       sigaction(kSignals[i], &action, nullptr);

@@ -1,4 +1,4 @@
-// SIGINT, SIGTERM, SIGUSR1 -> TrainControl, for a process that is a rank. Torch-free.
+// SIGINT, SIGTERM, SIGUSR1 -> TrainControl, and no death by SIGPIPE, for a process that is a rank. Torch-free.
 #pragma once
 
 #include <memory>

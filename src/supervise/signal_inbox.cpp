@@ -31,7 +31,10 @@ SignalInbox::SignalInbox() {
   sigaction(SIGCHLD, &standard, &child_before_);
 }
 
+// What came after the last rank has ended asks for nothing more.
 SignalInbox::~SignalInbox() {
+  while (take()) {
+  }
   sigaction(SIGCHLD, &child_before_, nullptr);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }

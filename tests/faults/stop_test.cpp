@@ -70,10 +70,13 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
     const auto result = process.wait(Process::Seconds(30));
     SCOPED_TRACE("signal " + std::to_string(signal) + " to " + (target < 0 ? "the supervisor" : "a rank") + "\n" +
                  result.err);
-    EXPECT_TRUE(result.code == 75 || result.code == 0) << result.code;
+    // After the last line the process is on its way out, where a signal does what it does to any program.
+    const bool finished =
+        result.code == 0 || (result.code == 128 + signal && result.err.find("finished at") != std::string::npos);
+    EXPECT_TRUE(result.code == 75 || finished) << result.code;
     EXPECT_EQ(last_step(0), last_step(1));
-    sweep.count((result.code == 75 || result.code == 0) && last_step(0) == last_step(1));
-    if (result.code == 0) {
+    sweep.count((result.code == 75 || finished) && last_step(0) == last_step(1));
+    if (finished) {
       EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
       std::filesystem::remove_all(run());
     } else {

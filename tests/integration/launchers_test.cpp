@@ -1,5 +1,8 @@
 // One binary under every launcher that can be installed here: the bytes of our own launcher at the same number of
 // ranks.
+#include <chrono>
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -212,6 +215,41 @@ TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
       cluster.run({"sbatch", "--wait", "-N2", "--ntasks=3", "--output=" + log.string(), script.string()});
   EXPECT_EQ(result.code, 0) << read_text(log);
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
+}
+
+TEST(SlurmBatch, IsQueuedAgainWhenItWasAskedToStop) {
+  LOCKSTEP_REQUIRE(SlurmCluster::requirements());
+  const SlurmCluster cluster("loopback");
+  const TempDir dir;
+  const auto script = dir.path() / "job.sh";
+  const auto log = dir.path() / "job.log";
+  std::ofstream(script)
+      << "#!/bin/sh\nexport MASTER_ADDR=127.0.0.1\n"
+      << join(launch({"srun"}, dir.path() / "run", {"--max_epochs", "100000", "--dist.requeue", "true"}), " ") << '\n';
+  const auto submitted = cluster.run({"sbatch", "--parsable", "--requeue", "-N1", "--ntasks=2", "--open-mode=append",
+                                      "--output=" + log.string(), script.string()});
+  ASSERT_EQ(submitted.code, 0) << submitted.err;
+  const std::string job(trim(submitted.out));
+  const auto appears = [&](const std::string& text) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (read_text(log).find(text) == std::string::npos && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // a file of another process has no event here
+    }
+    return read_text(log).find(text) != std::string::npos;
+  };
+  ASSERT_TRUE(appears("step 5 ")) << read_text(log);
+  ASSERT_EQ(cluster.run({"scancel", "--signal=USR1", job}).code, 0);
+  ASSERT_TRUE(appears("run the same command again to go on")) << read_text(log);
+  // Slurm lets two minutes pass before a queued job starts again, unless it is told otherwise.
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    if (cluster.run({"squeue", "-h", "-j", job, "-o", "%T"}).out.starts_with("PENDING")) {
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  ASSERT_EQ(cluster.run({"scontrol", "update", "JobId=" + job, "StartTime=now"}).code, 0);
+  EXPECT_TRUE(appears("resuming from step")) << read_text(log);
+  cluster.run({"scancel", job});
 }
 
 TEST(SlurmStep, NamesTheNodeThatDoesNotResolve) {

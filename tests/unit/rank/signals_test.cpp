@@ -1,7 +1,10 @@
 #include "rank/signals.h"
 
+#include <array>
+#include <cerrno>
 #include <utility>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
@@ -78,6 +81,19 @@ TEST(SignalScopeDeathTest, IsOneAtATime) {
     const SignalScope another{TrainControl()};
   };
   EXPECT_DEATH(two(), "one SignalScope at a time");
+}
+
+TEST(SignalScope, LetsWritesToAClosedPipeFail) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+  close(ends[0]);
+  {
+    const SignalScope scope{TrainControl()};
+    EXPECT_EQ(write(ends[1], "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+  }
+  EXPECT_EXIT(static_cast<void>(write(ends[1], "x", 1) + 0), testing::KilledBySignal(SIGPIPE), "") << "the control: without the scope";
+  close(ends[1]);
 }
 
 }  // namespace
