@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "base/terminal.h"
 #include "launch/requeue.h"
 #include "rank/failure.h"
+#include "supervise/signal_inbox.h"
 #include "worker.h"
 
 namespace lockstep {
@@ -95,10 +97,15 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     return 0;
   }
   const bool launched_by_us = identity && identity->control_fd >= 0;
+  const bool starts_others = starts_ranks(identity) && plan.local_world_size() > 1;
+  std::optional<SignalInbox> held;  // who reads the table may ask for a stop: the launcher takes up what came before it
+  if (starts_others) {
+    held.emplace();
+  }
   if ((!identity || identity->rank == 0) && !launched_by_us) {
     fmt::print(stderr, "{}\n", describe(plan));
   }
-  if (starts_ranks(identity) && plan.local_world_size() > 1) {
+  if (starts_others) {
     return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }
   return be_a_worker(plan, identity.value_or(Identity{}), environment, worker);
