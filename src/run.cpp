@@ -68,6 +68,14 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   return launch_workers(request).exit_code;
 }
 
+// Once per run; ranks of our own launcher have been shown it.
+void show(const Plan& plan, const std::optional<Identity>& identity) {
+  const bool launched_by_us = identity && identity->control_fd >= 0;
+  if ((!identity || identity->rank == 0) && !launched_by_us) {
+    fmt::print(stderr, "{}\n", describe(plan));
+  }
+}
+
 int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std::string>& argv,
                 const std::function<void(Session&)>& worker) {
   const Variables environment = read_environment();
@@ -96,18 +104,12 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print("{}", describe(plan));
     return 0;
   }
-  const bool launched_by_us = identity && identity->control_fd >= 0;
-  const bool starts_others = starts_ranks(identity) && plan.local_world_size() > 1;
-  std::optional<SignalInbox> held;  // who reads the table may ask for a stop: the launcher takes up what came before it
-  if (starts_others) {
-    held.emplace();
-  }
-  if ((!identity || identity->rank == 0) && !launched_by_us) {
-    fmt::print(stderr, "{}\n", describe(plan));
-  }
-  if (starts_others) {
+  if (starts_ranks(identity) && plan.local_world_size() > 1) {
+    const SignalInbox held;  // who reads the table may ask for a stop: the launcher takes up what came before it
+    show(plan, identity);
     return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }
+  show(plan, identity);
   return be_a_worker(plan, identity.value_or(Identity{}), environment, worker);
 }
 

@@ -7,39 +7,31 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 #include <lockstep/launch/launcher.h>
 
+#include "base/descriptor.h"
 #include "base/event_log.h"
+#include "base/random_id.h"
 #include "base/terminal.h"
 #include "control/progress_record.h"
 #include "launch/descendants.h"
-#include "base/descriptor.h"
 #include "launch/descriptor_limit.h"
 #include "launch/goodput.h"
 #include "launch/restart_policy.h"
-#include "supervise/signal_inbox.h"
 #include "launch/store_socket.h"
-#include "supervise/supervisor.h"
 #include "launch/worker_environment.h"
+#include "supervise/signal_inbox.h"
+#include "supervise/supervisor.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string random_id() {
-  std::uint64_t bits = 0;
-  if (getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) {
-    throw LaunchError(fmt::format("cannot start workers: getrandom: {}", std::strerror(errno)));
-  }
-  return fmt::format("{:016x}", bits);
-}
 
 /// A rebuild during start-up replaces the file, not what this opens.
 Descriptor open_own_program() {

@@ -1,9 +1,7 @@
 #include "launch/requeue.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
 
 #include <fmt/format.h>
 #include <spawn.h>
@@ -12,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/exec_arguments.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -20,17 +19,10 @@ namespace {
 std::string number_of(const Variables& variables, const char* name) {
   const std::string text = variables.get(name).value_or("");
   if (const auto number = parse_int(text); !number || *number < 0) {
-    throw ConfigError(fmt::format("{}=\"{}\": expected a whole number", name, printable(text)));
+    throw ConfigError(fmt::format("{}=\"{}\": expected a whole number", name, printable(text)),
+                      "Slurm sets it; leave out --dist.requeue outside of a job");
   }
   return text;
-}
-
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  std::transform(texts.begin(), texts.end(), std::back_inserter(pointers),
-                 [](std::string& text) { return text.data(); });
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 }  // namespace
@@ -48,10 +40,7 @@ std::vector<std::string> requeue_command(const Variables& variables) {
 
 void run_requeue(const std::vector<std::string>& command, const Variables& variables) {
   std::vector<std::string> words = command;
-  std::vector<std::string> entries;
-  for (const auto& [name, value] : variables.all()) {
-    entries.push_back(fmt::format("{}={}", name, value));
-  }
+  std::vector<std::string> entries = environment_entries(variables);
   const auto argv = pointers_to(words);
   const auto envp = pointers_to(entries);
   const std::string text = join(command, " ");

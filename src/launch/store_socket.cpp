@@ -2,37 +2,19 @@
 
 #include <cerrno>
 #include <cstring>
-#include <memory>
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/address.h"
 #include "environment/port_owner.h"
 
 namespace lockstep {
 namespace {
-
-struct FreeAddresses {
-  void operator()(addrinfo* list) const noexcept { freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
-
-Addresses resolve_address(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) {
-    throw LaunchError(fmt::format("cannot resolve the master address {}: {}", address, gai_strerror(error)),
-                      "MASTER_ADDR, or --master-addr, is a name or address of the machine of rank 0", ExitCode::usage);
-  }
-  return Addresses(found);
-}
 
 [[noreturn]] void throw_bind_error(const std::string& address, int port, int error) {
   if (error == EADDRINUSE) {
@@ -60,7 +42,12 @@ int port_of(int socket) {
 }  // namespace
 
 StoreSocket bind_store_socket(const std::string& address, int port, bool listening) {
-  const Addresses found = resolve_address(address, port);
+  int error = 0;
+  const Addresses found = resolve_address(address, port, error);
+  if (!found) {
+    throw LaunchError(fmt::format("cannot resolve the master address {}: {}", address, gai_strerror(error)),
+                      "MASTER_ADDR, or --master-addr, is a name or address of the machine of rank 0", ExitCode::usage);
+  }
   Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;  // the port of a run that just ended is free
   if (!socket.is_open() || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||

@@ -17,6 +17,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/exec_arguments.h"
+
 namespace lockstep {
 namespace {
 
@@ -77,15 +79,6 @@ Pipe make_pipe(const std::string& program) {
     throw_start_error(program, "pipe", errno);
   }
   return {Descriptor(ends[0]), Descriptor(ends[1])};
-}
-
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) {
-    pointers.push_back(text.data());
-  }
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 /// Runs in the child, where only async-signal-safe calls are allowed.
@@ -207,10 +200,7 @@ Descriptor open_process(pid_t pid) noexcept { return Descriptor(static_cast<int>
 WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
   const std::string program = command.program.empty() ? "this program" : command.program;
   std::vector<std::string> argv = command.argv;
-  std::vector<std::string> environment;
-  for (const auto& [name, value] : command.environment.all()) {
-    environment.push_back(fmt::format("{}={}", name, value));
-  }
+  std::vector<std::string> environment = environment_entries(command.environment);
   const std::vector<char*> argv_pointers = pointers_to(argv);
   const std::vector<char*> environment_pointers = pointers_to(environment);
 

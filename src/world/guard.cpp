@@ -177,7 +177,7 @@ void Guard::let_others_hear() noexcept {
   const auto end = std::chrono::steady_clock::now() + kHearingTime;
   try {
     while (rank_ == 0 && store_->add(kHeard, 0) < size_ && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(milliseconds(10));
+      std::this_thread::sleep_for(milliseconds(10));  // a wait in the store that times out makes c10d write warnings
     }
   } catch (const std::exception&) {
     // Gone: there is nobody to wait for.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,6 +18,7 @@
 #include <lockstep/version.h>
 
 #include "base/json.h"
+#include "base/random_id.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "launch/store_socket.h"
@@ -84,11 +84,6 @@ c10::intrusive_ptr<c10d::Store> join_store(const Identity& identity, millisecond
   return c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options);
 }
 
-std::string random_run_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
-}
-
 // Note [Handshake]: below a fixed key rank 0 says whose store this is before anything else is in it. Another run, or a
 // store left over from one, is so told from ours; and ranks that were started without a common run id get one.
 // A launcher that serves the store itself started every rank of it: there the prefix is enough.
@@ -101,7 +96,7 @@ struct Handshake {
 };
 
 Handshake write_handshake(c10d::Store& store, const Identity& identity) {
-  Handshake mine{.run = identity.run_id.empty() ? random_run_id() : identity.run_id,
+  Handshake mine{.run = identity.run_id.empty() ? random_id() : identity.run_id,
                  .world_size = identity.world_size,
                  .process = to_string(this_process())};
   store_set(store, kHandshake,
@@ -221,8 +216,8 @@ void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& ident
 
 // Note [Attempts under an agent's store]: torchrun's agents serve one store to all attempts and do not number them
 // alike: the agent whose rank failed counts a restart, the others see a change of membership and do not. So rank 0
-// opens each attempt under a number of its own and says which processes take part; who is not among them waits for the
-// next number.
+// opens each attempt under a number of its own and says which processes take part; who is not among them asks for the
+// next number, again and again for the reason of poll_key.
 std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const Identity& identity,
                               milliseconds timeout) {
   constexpr milliseconds kPause{20};

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -22,6 +21,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/address.h"
 #include "base/descriptor.h"
 #include "base/text.h"
 #include "environment/port_owner.h"
@@ -34,18 +34,6 @@ using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kAnswerTime{4};  // a store answers in microseconds
 constexpr std::chrono::seconds kSayEvery{10};
-
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-/// Null with `error`: the name is not known, perhaps not yet.
-Addresses resolve_name(const std::string& host, int port, int& error) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  return {error == 0 ? found : nullptr, &freeaddrinfo};
-}
 
 bool ready(int fd, short events, milliseconds patience) {
   pollfd entry{.fd = fd, .events = events, .revents = 0};
@@ -149,7 +137,7 @@ std::string store_address(const Identity& identity) {
 
 std::string local_address(const Identity& identity) {
   int error = 0;
-  const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
+  const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
   if (!found) {
     return {};
   }
@@ -164,7 +152,7 @@ void reach_store(const Identity& identity, milliseconds timeout) {
   WaitingLine line(identity, timeout);
   for (milliseconds pause{5};; pause = std::min(2 * pause, kLongestPause)) {
     int error = 0;
-    const Addresses found = resolve_name(identity.master_addr, identity.master_port, error);
+    const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
     for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
       if (const Descriptor fd = try_connect(*address, kAnswerTime); fd.is_open()) {
         check_store(identity, fd.get());

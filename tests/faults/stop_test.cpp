@@ -62,6 +62,7 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
     Process process(train());
     ASSERT_TRUE(process.wait_for("checkpoints"))
         << process.err();  // the start-up table: signals are watched from here on
+    // The moment is what is swept: there is no event to wait for.
     std::this_thread::sleep_for(milliseconds(sweep.between(0, kLongestWait)));
     const auto ranks = Process::ranks_of(process.pid());
     const int target = sweep.between(-1, static_cast<int>(ranks.size()) - 1);
@@ -111,7 +112,7 @@ TEST_F(Stop, OfASuspendedRankGoesOnWithIt) {
   const auto ranks = Process::ranks_of(process.pid());
   ASSERT_EQ(ranks.size(), 2U);
   kill(ranks[1], SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::seconds(1));
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // what is tested: a rank that stands still for so long
   kill(ranks[1], SIGCONT);
   const auto result = process.wait();
   EXPECT_EQ(result.code, 0) << result.err;

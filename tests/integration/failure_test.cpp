@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "support/runs.h"
+#include "support/sweep.h"
 
 namespace lockstep {
 namespace {
@@ -67,10 +68,10 @@ std::string problems(const Process::Result& result, int rank) {
 }
 
 TEST(EveryPhase, OfEveryRankIsBlamedRight) {
-  const auto rounds = parse_int(read_environment().get("LOCKSTEP_TEST_ROUNDS").value_or("1")).value_or(1);
+  const int wanted = rounds(1);
   int points = 0;
   int lost = 0;
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < wanted; ++round) {
     const int ranks = round % 2 == 0 ? 2 : 4;
     for (const char* phase : {"init", "data", "forward", "backward", "optimizer", "validation", "teardown"}) {
       for (const int rank : {0, ranks - 1}) {

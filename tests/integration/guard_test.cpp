@@ -53,13 +53,14 @@ TEST_P(UnderTorchrun, TheRightRankIsNamedAndNobodyWaits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, UnderTorchrun,
-                         testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
-                                                          Failure{"kill", "ended before the others"}),
-                                          testing::Values(0, 2)),
-                         [](const auto& test) {
-                           return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, UnderTorchrun,
+    testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
+                                     Failure{"kill", "ended before the others"}),
+                     testing::Values(0, 2)),
+    [](const auto& test) {
+      return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
+    });
 
 class WithoutAnyLauncher : public testing::TestWithParam<std::tuple<Failure, int>> {};
 
@@ -92,14 +93,15 @@ TEST_P(WithoutAnyLauncher, TheOthersEndByThemselves) {
   EXPECT_EQ(cause.code, failure.how == "throw" ? 1 : failure.how == "exit0" ? 0 : 137) << cause.err;
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, WithoutAnyLauncher,
-                         testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
-                                                          Failure{"kill", "ended before the others"},
-                                                          Failure{"exit0", "ended before the others"}),
-                                          testing::Values(0, 2)),
-                         [](const auto& test) {
-                           return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, WithoutAnyLauncher,
+    testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
+                                     Failure{"kill", "ended before the others"},
+                                     Failure{"exit0", "ended before the others"}),
+                     testing::Values(0, 2)),
+    [](const auto& test) {
+      return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
+    });
 
 // Rank 2 stands still, so that the others cannot leave their collective by themselves; then rank 1 dies.
 TEST(Guard, EndsARankThatIsStuckInACollective) {

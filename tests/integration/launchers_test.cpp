@@ -245,7 +245,7 @@ TEST(SlurmBatch, IsQueuedAgainWhenItWasAskedToStop) {
     if (cluster.run({"squeue", "-h", "-j", job, "-o", "%T"}).out.starts_with("PENDING")) {
       break;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // Slurm can only be asked
   }
   ASSERT_EQ(cluster.run({"scontrol", "update", "JobId=" + job, "StartTime=now"}).code, 0);
   EXPECT_TRUE(appears("resuming from step")) << read_text(log);

@@ -109,7 +109,7 @@ TEST_F(Resume, ByItselfAfterEveryKilledRank) {
   Process process(restarting);
   for (const int step : {6, 15, 27}) {
     ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
-    const auto ranks = Process::children_of(process.pid());
+    const auto ranks = Process::ranks_of(process.pid());
     ASSERT_EQ(ranks.size(), 2U);
     kill(ranks[static_cast<std::size_t>(step % 2)], SIGKILL);
   }

@@ -161,7 +161,7 @@ class Process {
   }
 
   /// The direct children of a process.
-  static std::vector<pid_t> all_children_of(pid_t pid) {
+  static std::vector<pid_t> children_of(pid_t pid) {
     std::ifstream in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
     std::vector<pid_t> children;
     for (pid_t child = 0; in >> child;) {
@@ -191,13 +191,6 @@ class Process {
       pids.push_back(pid);
     }
     return pids;
-  }
-
-  /// The ranks of a launcher: its children but for the watcher.
-  static std::vector<pid_t> children_of(pid_t pid) {
-    std::vector<pid_t> children = all_children_of(pid);
-    std::erase_if(children, [](pid_t child) { return name_of(child) == kWatcher; });
-    return children;
   }
 
   /// True when all these processes are gone within the deadline.

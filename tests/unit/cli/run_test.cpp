@@ -23,6 +23,7 @@
 #include "base/text.h"
 #include "support/loud_lines.h"
 #include "support/process.h"
+#include "support/sweep.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -48,11 +49,6 @@ std::string text_of(const std::filesystem::path& path) {
   std::ostringstream text;
   text << std::ifstream(path, std::ios::binary).rdbuf();
   return std::move(text).str();
-}
-
-/// More in the nightly run.
-int rounds(int standard) {
-  return static_cast<int>(parse_int(read_environment().get("LOCKSTEP_TEST_ROUNDS").value_or("")).value_or(standard));
 }
 
 /// Held open by every worker and what it forks: tells when the last of them is gone.
@@ -253,7 +249,7 @@ TEST(Restart, StopsDuringTheWait) {
 
 TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
   constexpr int kRanks = 8;
-  const int lines = rounds(6000);
+  const int lines = 1000 * rounds(6);
   const TempDir directory;
   const Presence presence(directory);
   const auto logs = directory.path() / "logs";
@@ -340,7 +336,7 @@ TEST(Orphans, EndThoughTheyThrewTheirEnvironmentAway) {
 }
 
 pid_t watcher_of(pid_t launcher) {
-  for (const pid_t child : Process::all_children_of(launcher)) {
+  for (const pid_t child : Process::children_of(launcher)) {
     if (Process::name_of(child) == Process::kWatcher) {
       return child;
     }

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "environment/cpu_topology.h"
 #include "support/process.h"
+#include "support/sweep.h"
 
 namespace lockstep {
 namespace {
@@ -27,11 +28,6 @@ using namespace std::chrono_literals;
 constexpr const char* kLongGrace = "50000";
 constexpr const char* kShortGrace = "1000";
 constexpr double kLongGraceSeconds = 50;
-
-/// How often a sweep is repeated; more at night.
-int rounds() {
-  return static_cast<int>(parse_int(read_environment().get("LOCKSTEP_TEST_ROUNDS").value_or("1")).value_or(1));
-}
 
 std::vector<std::string> launch(int ranks, const std::string& grace, const std::vector<std::string>& words,
                                 const std::string& stall = "0:0") {
@@ -88,7 +84,7 @@ TEST(RankFailure, IsBlamedOnTheRankWithTypeAndPlace) {
   };
   int points = 0;
   int lost = 0;
-  for (int round = 0; round < rounds(); ++round) {
+  for (int round = 0; round < rounds(1); ++round) {
     for (const Way& way : ways) {
       for (const int rank : {0, 2}) {
         const auto result = run_program(launch(3, kLongGrace, one_of(3, rank, way.word)), {}, ".", 60s);
@@ -128,7 +124,7 @@ TEST(RankFailure, ACrashLeavesItsStack) {
                       {"crash:fpe", 136, "Floating point exception"}, {"crash:ill", 132, "Illegal instruction"}};
   int points = 0;
   int lost = 0;
-  for (int round = 0; round < rounds(); ++round) {
+  for (int round = 0; round < rounds(1); ++round) {
     for (const Way& way : ways) {
       const int rank = points % 2;
       const auto result = run_program(launch(2, kLongGrace, one_of(2, rank, way.word)), {}, ".", 60s);
@@ -155,7 +151,7 @@ TEST(RankFailure, WithoutOurHandlerThereIsNoStack) {  // the control of the test
 }
 
 TEST(RankFailure, FirstOfTwoIsBlamedAndTheOtherCounted) {
-  for (int round = 0; round < 3 * rounds(); ++round) {
+  for (int round = 0; round < 3 * rounds(1); ++round) {
     const auto result = run_program(launch(4, kLongGrace, {"throw:std", "obey", "throw:ours", "obey"}), {}, ".", 60s);
     EXPECT_TRUE(result.code == 1 || result.code == 65) << result.code;
     const int rank = result.code == 1 ? 0 : 2;
@@ -188,7 +184,7 @@ TEST(RankFailure, AStoppedRankIsNamedAndOneThatWorksIsNot) {
   Process process(launch(2, kLongGrace, {"work", "work"}, "20000:60000"));
   ASSERT_TRUE(process.wait_for("[rank1]: ready")) << process.err();
   ASSERT_TRUE(process.wait_for("[rank0]: ready")) << process.err();
-  const auto ranks = Process::children_of(process.pid());
+  const auto ranks = Process::ranks_of(process.pid());
   ASSERT_EQ(ranks.size(), 2U);
   kill(ranks[1], SIGSTOP);
   EXPECT_TRUE(process.wait_for(fmt::format("rank 1 (pid {}) is stopped by a signal", ranks[1]), 10s)) << process.err();
@@ -208,7 +204,7 @@ TEST(RankFailure, StacksAreWrittenOnRequestAndTheRunGoesOn) {
   for (const char* rank : {"[rank0]: ", "[rank1]: "}) {
     EXPECT_TRUE(process.wait_for(std::string(rank) + "stack of thread", 10s)) << process.err();
   }
-  kill(Process::children_of(process.pid()).front(), SIGUSR2);  // one rank alone, without the supervisor
+  kill(Process::ranks_of(process.pid()).front(), SIGUSR2);  // one rank alone, without the supervisor
   process.signal(SIGTERM);
   const auto result = process.wait();
   EXPECT_EQ(result.code, 75) << result.err;
@@ -220,7 +216,7 @@ TEST(RankFailure, NobodyIsLeftWhateverEndsTheLauncher) {
     Process process(launch(2, kLongGrace, {"work"}));
     ASSERT_TRUE(process.wait_for("[rank1]: ready")) << process.err();
     ASSERT_TRUE(process.wait_for("[rank0]: ready")) << process.err();
-    const auto ranks = Process::children_of(process.pid());
+    const auto ranks = Process::ranks_of(process.pid());
     process.signal(signal);
     EXPECT_EQ(process.wait().code, code);
     EXPECT_TRUE(Process::gone(ranks, 1000ms));

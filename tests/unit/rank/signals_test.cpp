@@ -92,7 +92,8 @@ TEST(SignalScope, LetsWritesToAClosedPipeFail) {
     EXPECT_EQ(write(ends[1], "x", 1), -1);
     EXPECT_EQ(errno, EPIPE);
   }
-  EXPECT_EXIT(static_cast<void>(write(ends[1], "x", 1) + 0), testing::KilledBySignal(SIGPIPE), "") << "the control: without the scope";
+  EXPECT_EXIT(static_cast<void>(write(ends[1], "x", 1) + 0), testing::KilledBySignal(SIGPIPE), "")
+      << "the control: without the scope";
   close(ends[1]);
 }
 
