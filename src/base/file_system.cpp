@@ -242,6 +242,31 @@ class RealFileSystem final : public FileSystem {
     }
   }
 
+  void replace_link(const Path& link, const Path& target) override {
+    Path temporary = link;
+    temporary += ".tmp";
+    for (const Path& place : {link, temporary}) {
+      if (exists(place) && !read_link(place)) {
+        throw_io_error("create the link", place, EEXIST);
+      }
+    }
+    remove_all(temporary);  // what a crash may have left
+    if (::symlink(target.c_str(), temporary.c_str()) != 0) {
+      throw_io_error("create the link", link, errno);
+    }
+    replace(temporary, link);
+  }
+
+  std::optional<Path> read_link(const Path& path) override {
+    std::error_code error;
+    Path target = std::filesystem::read_symlink(path, error);
+    // EINVAL: something else than a link.
+    if (error && error != std::errc::invalid_argument && error != std::errc::no_such_file_or_directory) {
+      throw_io_error("look at", path, error.value());
+    }
+    return error ? std::nullopt : std::optional(std::move(target));
+  }
+
   void remove_all(const Path& path) override {
     std::error_code error;
     std::filesystem::remove_all(path, error);

@@ -21,7 +21,7 @@ struct Node;
 using NodePointer = std::shared_ptr<Node>;
 using Entries = std::map<std::string, NodePointer>;
 
-/// A file or a directory: what programs see, and what the disk holds.
+/// A file, a directory or a symbolic link: what programs see, and what the disk holds.
 struct Node {
   bool is_directory = false;
   Bytes data{};
@@ -29,11 +29,13 @@ struct Node {
   bool poisoned = false;  // a sync failed: the kernel has forgotten what was dirty
   Entries entries{};
   Entries durable_entries{};
+  std::optional<Path> link{};
 };
 
 NodePointer survivor(const Node& node, Unsynced unsynced) {
   auto copy = std::make_shared<Node>();
   copy->is_directory = node.is_directory;
+  copy->link = node.link;
   copy->data = unsynced == Unsynced::all_kept ? node.data : node.durable_data;
   copy->durable_data = copy->data;
   for (const auto& [name, child] : unsynced == Unsynced::lost ? node.durable_entries : node.entries) {
@@ -255,8 +257,8 @@ std::unique_ptr<WritableFile> MemoryFileSystem::open_append(const Path& path) {
 std::unique_ptr<RandomAccessFile> MemoryFileSystem::open(const Path& path) {
   const std::lock_guard lock(state_->mutex);
   NodePointer node = state_->find(path);
-  if (node == nullptr || node->is_directory) {
-    throw_io_error("open", path, node == nullptr ? ENOENT : EISDIR);
+  if (node == nullptr || node->is_directory || node->link) {
+    throw_io_error("open", path, node == nullptr ? ENOENT : node->link ? ELOOP : EISDIR);
   }
   return std::make_unique<Reader>(state_, std::move(node), path);
 }
@@ -304,6 +306,21 @@ void MemoryFileSystem::move(std::string_view verb, const Path& from, const Path&
   }
   state_->parent(action, to).entries[to.filename().string()] = node;
   state_->parent(action, from).entries.erase(from.filename().string());
+}
+
+void MemoryFileSystem::replace_link(const Path& link, const Path& target) {
+  const std::lock_guard lock(state_->mutex);
+  state_->begin_or_throw("link", link);
+  if (const NodePointer existing = state_->find(link); existing != nullptr && !existing->link) {
+    throw_io_error("create the link", link, EEXIST);
+  }
+  state_->add_file(link)->link = target;
+}
+
+std::optional<Path> MemoryFileSystem::read_link(const Path& path) {
+  const std::lock_guard lock(state_->mutex);
+  const NodePointer node = state_->find(path);
+  return node == nullptr ? std::nullopt : node->link;
 }
 
 void MemoryFileSystem::remove_all(const Path& path) {

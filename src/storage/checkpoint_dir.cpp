@@ -45,23 +45,6 @@ std::map<std::int64_t, std::string> committed_directories(FileSystem& fs, const 
   return found;
 }
 
-void verify_chunks(const RandomAccessFile& file, const Manifest::File& entry, const std::string& where) {
-  if (file.size() != entry.size) {
-    throw CheckpointError(fmt::format("{}: found {} bytes, expected {}", where, file.size(), entry.size));
-  }
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(entry.size, kChunkBytes)));
-  for (std::size_t chunk = 0; chunk < entry.crc32c.size(); ++chunk) {
-    const std::int64_t offset = static_cast<std::int64_t>(chunk) * kChunkBytes;
-    const auto size = static_cast<std::size_t>(std::min(kChunkBytes, entry.size - offset));
-    const std::span<std::byte> bytes = std::span(buffer).first(size);
-    file.read(offset, bytes);
-    if (const std::uint32_t crc = crc32c(bytes); crc != entry.crc32c[chunk]) {
-      throw CheckpointError(fmt::format("{} chunk {} (offset {} MiB): checksum {:08x}, expected {:08x}", where, chunk,
-                                        offset >> 20, crc, entry.crc32c[chunk]));
-    }
-  }
-}
-
 // Calls `function`; what the operating system refuses becomes damage of `where`.
 template <typename Function>
 auto as_damage(const std::string& where, const Function& function) {
@@ -70,6 +53,33 @@ auto as_damage(const std::string& where, const Function& function) {
   } catch (const IoError& error) {
     throw CheckpointError(where + ": " + error.what(), error.hint());
   }
+}
+
+std::string where(const Path& file) { return (file.parent_path().filename() / file.filename()).string(); }
+
+// Reads a file of a checkpoint once, every chunk into the place that `place(offset, size)` gives, and checks each as it
+// comes. Throws: CheckpointError naming file, chunk and offset.
+template <typename Place>
+void read_checked(FileSystem& fs, const Path& path, const Manifest::File& entry, const Place& place) {
+  const std::string name = where(path);
+  as_damage(name, [&] {
+    if (!fs.exists(path)) {
+      throw CheckpointError(name + ": missing");
+    }
+    const auto file = fs.open(path);
+    if (file->size() != entry.size) {
+      throw CheckpointError(fmt::format("{}: found {} bytes, expected {}", name, file->size(), entry.size));
+    }
+    for (std::size_t chunk = 0; chunk < entry.crc32c.size(); ++chunk) {
+      const std::int64_t offset = static_cast<std::int64_t>(chunk) * kChunkBytes;
+      const std::span<std::byte> bytes = place(offset, std::min(kChunkBytes, entry.size - offset));
+      file->read(offset, bytes);
+      if (const std::uint32_t crc = crc32c(bytes); crc != entry.crc32c[chunk]) {
+        throw CheckpointError(fmt::format("{} chunk {} (offset {} MiB): checksum {:08x}, expected {:08x}", name, chunk,
+                                          offset >> 20, crc, entry.crc32c[chunk]));
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -104,31 +114,54 @@ Path CheckpointDir::path(std::int64_t step) const {
   return directory_ / (it == found.end() ? step_name(step) : it->second);
 }
 
-Manifest CheckpointDir::verify(std::int64_t step) const {
+Manifest CheckpointDir::manifest(std::int64_t step) const {
   const Path directory = path(step);
-  const std::string name = directory.filename().string();
   if (!fs_.exists(directory)) {
-    throw CheckpointError(fmt::format("{}: no such checkpoint in {}", name, directory_.string()));
+    throw CheckpointError(
+        fmt::format("{}: no such checkpoint in {}", directory.filename().string(), directory_.string()));
   }
-  const auto existing = [&](std::string_view file, const std::string& where) {
-    if (!fs_.exists(directory / file)) {
-      throw CheckpointError(where + ": missing");
-    }
-    return directory / file;
-  };
-
-  const std::string where = fmt::format("{}/{}", name, kManifestName);
-  const std::string text =
-      as_damage(where, [&] { return read_file(fs_, existing(kManifestName, where), kMaxManifestBytes); });
-  Manifest manifest = parse_manifest(text, where);
+  const Path file = directory / kManifestName;
+  const std::string name = where(file);
+  if (!fs_.exists(file)) {
+    throw CheckpointError(name + ": missing");
+  }
+  Manifest manifest = parse_manifest(as_damage(name, [&] { return read_file(fs_, file, kMaxManifestBytes); }), name);
   if (manifest.step != step) {
-    throw CheckpointError(fmt::format("{}: found step {}, expected {}", where, manifest.step, step));
-  }
-  for (const Manifest::File& entry : manifest.files) {
-    const std::string file = fmt::format("{}/{}", name, entry.name);
-    as_damage(file, [&] { verify_chunks(*fs_.open(existing(entry.name, file)), entry, file); });
+    throw CheckpointError(fmt::format("{}: found step {}, expected {}", name, manifest.step, step));
   }
   return manifest;
+}
+
+Manifest CheckpointDir::verify(std::int64_t step) const {
+  Manifest manifest = this->manifest(step);
+  const Path directory = path(step);
+  std::vector<std::byte> buffer;
+  for (const Manifest::File& entry : manifest.files) {
+    buffer.resize(static_cast<std::size_t>(std::min(entry.size, kChunkBytes)));
+    read_checked(fs_, directory / entry.name, entry, [&](std::int64_t /*offset*/, std::int64_t size) {
+      return std::span(buffer).first(static_cast<std::size_t>(size));
+    });
+  }
+  return manifest;
+}
+
+std::string CheckpointDir::read(std::int64_t step, const std::string& name, std::int64_t max_bytes) const {
+  const Manifest manifest = this->manifest(step);
+  const Path directory = path(step);
+  const auto entry = std::ranges::find(manifest.files, name, &Manifest::File::name);
+  if (entry == manifest.files.end()) {
+    throw CheckpointError(fmt::format("{}/{}: not in the manifest", directory.filename().string(), printable(name)));
+  }
+  const Path file = directory / name;
+  if (entry->size > max_bytes) {
+    throw CheckpointError(fmt::format("{}: found {} bytes, expected at most {}", where(file), entry->size, max_bytes));
+  }
+  std::string text(static_cast<std::size_t>(entry->size), '\0');
+  read_checked(fs_, file, *entry, [&](std::int64_t offset, std::int64_t size) {
+    return std::as_writable_bytes(std::span(text))
+        .subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
+  });
+  return text;
 }
 
 std::optional<Manifest> CheckpointDir::newest_valid(
@@ -179,11 +212,11 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
   return removed;
 }
 
-void CheckpointDir::retain(int keep_last, std::int64_t saved) {
+void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep) {
   LOCKSTEP_ASSERT(keep_last >= 2, "one checkpoint is not enough while the next is written");
   std::vector<std::int64_t> candidates = steps();
   std::erase_if(candidates, [saved](std::int64_t step) { return step > saved; });
-  const std::vector<std::int64_t> doomed = steps_to_delete(std::move(candidates), keep_last);
+  const std::vector<std::int64_t> doomed = steps_to_delete(std::move(candidates), keep_last, keep);
   if (doomed.empty()) {
     return;
   }
@@ -201,6 +234,22 @@ void CheckpointDir::retain(int keep_last, std::int64_t saved) {
   for (const Path& path : temporary) {
     fs_.remove_all(path);
   }
+  for (const std::string& name : fs_.list(directory_)) {
+    const std::optional<Path> target = is_link_name(name) ? fs_.read_link(directory_ / name) : std::nullopt;
+    if (target && parse_directory_name(target->string()) && !fs_.exists(directory_ / *target)) {
+      fs_.remove_all(directory_ / name);
+    }
+  }
+}
+
+void CheckpointDir::link(const std::string& name, std::int64_t step) {
+  if (!is_link_name(name)) {
+    throw CheckpointError(
+        fmt::format("link to a checkpoint: found the name \"{}\", expected [A-Za-z0-9._=,+-]{{1,128}} "
+                    "without a dot in front, and not a checkpoint's",
+                    printable(name)));
+  }
+  fs_.replace_link(directory_ / name, step_name(step));
 }
 
 }  // namespace lockstep

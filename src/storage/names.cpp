@@ -24,6 +24,15 @@ bool is_nonce(std::string_view text) {
   return text.size() == kNonceDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+// 1 to 128 letters, digits and `others`.
+bool has_only(std::string_view name, std::string_view others) noexcept {
+  const auto allowed = [others](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           others.find(c) != std::string_view::npos;
+  };
+  return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), allowed);
+}
+
 }  // namespace
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
@@ -52,13 +61,10 @@ std::optional<DirectoryName> parse_directory_name(std::string_view name) {
   return std::nullopt;
 }
 
-bool is_file_name(std::string_view name) noexcept {
-  const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  };
-  return !name.empty() && name.size() <= 128 && name != "." && name != ".." &&
-         std::all_of(name.begin(), name.end(), allowed);
+bool is_link_name(std::string_view name) {
+  return has_only(name, "._=,+-") && name.front() != '.' && !parse_directory_name(name);
 }
+
+bool is_file_name(std::string_view name) noexcept { return has_only(name, "._-") && name != "." && name != ".."; }
 
 }  // namespace lockstep

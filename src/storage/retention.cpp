@@ -5,11 +5,12 @@
 
 namespace lockstep {
 
-std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last) {
+std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
+                                          std::span<const std::int64_t> keep) {
   LOCKSTEP_ASSERT(keep_last >= 0, "a number of checkpoints");
   std::sort(steps.begin(), steps.end());
-  const auto keep = std::min(steps.size(), static_cast<std::size_t>(keep_last));
-  steps.resize(steps.size() - keep);
+  steps.resize(steps.size() - std::min(steps.size(), static_cast<std::size_t>(keep_last)));
+  std::erase_if(steps, [&](std::int64_t step) { return std::find(keep.begin(), keep.end(), step) != keep.end(); });
   return steps;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,7 +50,11 @@ class FileSystem {
   virtual void sync_directory(const Path& path) = 0;
   virtual void rename(const Path& from, const Path& to) = 0;   ///< fails if `to` exists
   virtual void replace(const Path& from, const Path& to) = 0;  ///< atomically replaces a file
-  virtual void remove_all(const Path& path) = 0;               ///< missing is fine
+  /// Atomically makes `link` a symbolic link that says `target`. Fails where something else than a link is in its
+  /// place.
+  virtual void replace_link(const Path& link, const Path& target) = 0;
+  virtual std::optional<Path> read_link(const Path& path) = 0;  ///< nullopt: there is no link
+  virtual void remove_all(const Path& path) = 0;                ///< missing is fine; of a link the link itself
   virtual bool exists(const Path& path) = 0;
   virtual std::vector<std::string> list(const Path& path) = 0;  ///< names, sorted; {} if missing
   virtual std::int64_t free_bytes(const Path& path) = 0;

@@ -62,14 +62,24 @@ class CheckpointDir {
   Manifest verify(std::int64_t step) const;
   /// Newest that verifies. Damaged ones are reported through `on_damage` and left alone.
   std::optional<Manifest> newest_valid(const std::function<void(const std::string& message)>& on_damage) const;
+  /// The manifest alone, checked; the files it names are not looked at. Throws: CheckpointError.
+  Manifest manifest(std::int64_t step) const;
   std::unique_ptr<RandomAccessFile> open(std::int64_t step, const std::string& name) const;
+  /// A small file of a checkpoint, such as state.json, checked against the manifest; the other files are not looked at.
+  /// Throws: CheckpointError, also when it has more than `max_bytes`.
+  std::string read(std::int64_t step, const std::string& name, std::int64_t max_bytes = 16 << 20) const;
 
   /// Removes left-over temporary directories and returns their names; puts back a checkpoint whose replacement never
   /// arrived. Call when nobody is writing.
   std::vector<std::string> remove_incomplete();
-  /// Deletes the oldest so that `keep_last` (2 at least) remain of the steps up to `saved`, the one that was committed last.
-  /// Higher ones are damaged or of an abandoned attempt: they do not count, and are replaced when the run gets there.
-  void retain(int keep_last, std::int64_t saved);
+  /// Deletes the oldest so that the newest `keep_last` (2 at least) and those of `keep` remain of the steps up to
+  /// `saved`, the one that was committed last. Higher ones are damaged or of an abandoned attempt: they do not count,
+  /// and are replaced when the run gets there. Links to what is deleted go, too.
+  void retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep = {});
+  /// For people: `name` ("best", "last", "epoch=3") beside the steps becomes a symbolic link to `step`. Nothing here
+  /// reads it. Throws: CheckpointError (a name that is not [A-Za-z0-9._=,+-]{1,128}, or a step's), IoError (also where
+  /// the file system has no links).
+  void link(const std::string& name, std::int64_t step);
 
  private:
   FileSystem& fs_;
@@ -78,7 +88,8 @@ class CheckpointDir {
   int restart_;
 };
 
-/// Steps to delete so that the newest `keep_last` remain. Pure.
-std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last);
+/// Steps to delete, ascending, so that the newest `keep_last` and those of `keep` remain. Pure.
+std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
+                                          std::span<const std::int64_t> keep = {});
 
 }  // namespace lockstep

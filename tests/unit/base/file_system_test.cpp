@@ -132,6 +132,28 @@ TEST_P(AnyFileSystem, LetsOneOwnerHoldALock) {
   EXPECT_EQ(read_file(fs(), path), "2");
 }
 
+TEST_P(AnyFileSystem, ReplacesLinksAndNothingElse) {
+  const auto link = root() / "best";
+  EXPECT_EQ(fs().read_link(link), std::nullopt);
+  fs().replace_link(link, "step-1");
+  fs().replace_link(link, "step-2");
+  EXPECT_EQ(fs().read_link(link), "step-2");
+  EXPECT_TRUE(fs().exists(link)) << "also when what it names is missing";
+  EXPECT_THAT(fs().list(root()), ElementsAre("best"));
+  EXPECT_THAT(failure([&] { fs().open(link); }), HasSubstr("cannot open"));
+
+  write_file(fs(), root() / "mine", "text");
+  fs().create_directories(root() / "folder");
+  for (const char* taken : {"mine", "folder"}) {
+    EXPECT_EQ(fs().read_link(root() / taken), std::nullopt);
+    EXPECT_EQ(failure([&] { fs().replace_link(root() / taken, "step-1"); }),
+              "cannot create the link " + (root() / taken).string() + ": File exists");
+  }
+  EXPECT_EQ(read_file(fs(), root() / "mine"), "text");
+  fs().remove_all(link);
+  EXPECT_FALSE(fs().exists(link));
+}
+
 TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
   const auto path = root() / "state.json";
   fs().create(root() / "state.json.tmp")->append(bytes("left by a crash"));

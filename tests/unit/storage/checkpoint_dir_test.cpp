@@ -128,6 +128,72 @@ TEST(CheckpointDir, KeepsWhatWasSavedBelowDamagedOnes) {
   EXPECT_THAT(directory.steps(), ElementsAre(200, 300, 900, 950));
 }
 
+TEST(CheckpointDir, KeepsWhatItIsTold) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {10, 20, 30, 40, 50}) {
+    save(directory, step, sample_contents(step));
+  }
+  const std::vector<std::int64_t> best = {20, 50};
+  directory.retain(2, 50, best);
+  EXPECT_THAT(directory.steps(), ElementsAre(20, 40, 50));
+  for (const std::int64_t step : directory.steps()) {
+    EXPECT_EQ(load(directory, directory.verify(step)), sample_contents(step));
+  }
+}
+
+TEST(CheckpointDir, LinksGoWithWhatTheyName) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {10, 20, 30}) {
+    save(directory, step, sample_contents(step));
+    directory.link("epoch=" + std::to_string(step / 10), step);
+    directory.link("last", step);
+  }
+  fs.replace_link(kDirectory / "mine", "elsewhere");
+  EXPECT_EQ(fs.read_link(kDirectory / "last"), "step-0000000030");
+  EXPECT_THAT(directory.steps(), ElementsAre(10, 20, 30)) << "links are never read";
+  directory.retain(2, 30);
+  EXPECT_THAT(fs.list(kDirectory),
+              ElementsAre("epoch=2", "epoch=3", "last", "mine", "step-0000000020", "step-0000000030"));
+}
+
+TEST(CheckpointDir, RefusesLinkNamesThatMeanSomethingElse) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 10, sample_contents(10));
+  for (const std::string name :
+       {"", ".", "..", ".lock", "a/b", "/a", "a b", "step-0000000020", "step-0000000020.tmp.0123456789abcdef"}) {
+    EXPECT_THROW(directory.link(name, 10), CheckpointError) << name;
+  }
+  EXPECT_THROW(directory.link(std::string(129, 'a'), 10), CheckpointError);
+  directory.link("step-20,loss=0.5", 10);
+  EXPECT_THAT(directory.steps(), ElementsAre(10));
+}
+
+TEST(CheckpointDir, ReadsOneSmallFile) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 10, sample_contents(10));
+  const Path folder = directory.path(10);
+  const auto message = [&](const std::string& name, std::int64_t max_bytes) -> std::string {
+    try {
+      return directory.read(10, name, max_bytes);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+  };
+  fs.corrupt(folder / "model.safetensors", 3);  // another file's damage is not looked for
+  EXPECT_EQ(message("state.json", 1000), sample_contents(10).at("state.json"));
+  EXPECT_EQ(message("state.json", 10), "step-0000000010/state.json: found 23 bytes, expected at most 10");
+  EXPECT_EQ(message("other.json", 1000), "step-0000000010/other.json: not in the manifest");
+  EXPECT_EQ(message("../state.json", 1000), "step-0000000010/../state.json: not in the manifest");
+  fs.corrupt(folder / "state.json", 3);
+  EXPECT_THAT(message("state.json", 1000), HasSubstr("step-0000000010/state.json chunk 0 (offset 0 MiB): checksum"));
+  fs.corrupt(folder / "MANIFEST.json", 3);
+  EXPECT_EQ(message("state.json", 1000), "step-0000000010/MANIFEST.json: its checksum does not fit its text");
+}
+
 // The verbs of what `change` does to the disk.
 template <typename Function>
 std::vector<std::string> verbs(const MemoryFileSystem& fs, const Function& change) {
@@ -169,6 +235,8 @@ TEST(StepsToDelete, AreTheOldest) {
   EXPECT_THAT(steps_to_delete({5}, 2), ElementsAre());
   EXPECT_THAT(steps_to_delete({9, 5, 7}, 2), ElementsAre(5));
   EXPECT_THAT(steps_to_delete({1, 2, 3, 4}, 3), ElementsAre(1));
+  const std::vector<std::int64_t> keep = {2, 4, 99};
+  EXPECT_THAT(steps_to_delete({5, 4, 3, 2, 1}, 1, keep), ElementsAre(1, 3));
 }
 
 TEST(CheckpointDir, SaysHowMuchSpaceIsMissingBeforeItWrites) {

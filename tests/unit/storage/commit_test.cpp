@@ -16,6 +16,7 @@
 #include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/memory_file_system.h"
+#include "support/forwarding_file_system.h"
 #include "unit/storage/checkpoint_samples.h"
 
 namespace lockstep {
@@ -27,55 +28,37 @@ using Path = std::filesystem::path;
 const Path kDirectory = "/runs/digits/checkpoints";
 
 // Removes directories entry by entry, as real file systems do, and can be told to lie about syncing.
-class StepwiseFileSystem final : public FileSystem {
+class StepwiseFileSystem final : public ForwardingFileSystem {
  public:
   struct Lies {
     bool file_sync = false;
     bool directory_sync = false;
   };
-  StepwiseFileSystem(FileSystem& inner, Lies lies) : inner_(inner), lies_(lies) {}
+  StepwiseFileSystem(FileSystem& inner, Lies lies) : ForwardingFileSystem(inner), lies_(lies) {}
 
-  std::unique_ptr<WritableFile> create(const Path& path) override { return wrap(inner_.create(path)); }
-  std::unique_ptr<WritableFile> open_append(const Path& path) override { return wrap(inner_.open_append(path)); }
-  std::unique_ptr<RandomAccessFile> open(const Path& path) override { return inner_.open(path); }
-  void create_directories(const Path& path) override { inner_.create_directories(path); }
+  std::unique_ptr<WritableFile> create(const Path& path) override {
+    auto file = inner_.create(path);
+    return lies_.file_sync ? std::make_unique<UnsyncedFile>(std::move(file)) : std::move(file);
+  }
   void sync_directory(const Path& path) override {
     if (!lies_.directory_sync) {
       inner_.sync_directory(path);
     }
   }
-  void rename(const Path& from, const Path& to) override { inner_.rename(from, to); }
-  void replace(const Path& from, const Path& to) override { inner_.replace(from, to); }
   void remove_all(const Path& path) override {
     for (const std::string& name : inner_.list(path)) {
       remove_all(path / name);
     }
     inner_.remove_all(path);
   }
-  bool exists(const Path& path) override { return inner_.exists(path); }
-  std::vector<std::string> list(const Path& path) override { return inner_.list(path); }
-  std::int64_t free_bytes(const Path& path) override { return inner_.free_bytes(path); }
-  std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& text, std::string& owner) override {
-    return inner_.try_lock(path, text, owner);
-  }
 
  private:
-  class UnsyncedFile final : public WritableFile {
+  class UnsyncedFile final : public ForwardingFile {
    public:
-    explicit UnsyncedFile(std::unique_ptr<WritableFile> inner) : inner_(std::move(inner)) {}
-    void append(std::span<const std::byte> bytes) override { inner_->append(bytes); }
+    using ForwardingFile::ForwardingFile;
     void sync() override {}
-    void close() override { inner_->close(); }
-
-   private:
-    std::unique_ptr<WritableFile> inner_;
   };
 
-  std::unique_ptr<WritableFile> wrap(std::unique_ptr<WritableFile> file) const {
-    return lies_.file_sync ? std::make_unique<UnsyncedFile>(std::move(file)) : std::move(file);
-  }
-
-  FileSystem& inner_;
   Lies lies_;
 };
 
@@ -104,6 +87,7 @@ const std::vector<Scenario> kScenarios = {
 void library_save(FileSystem& fs, Version version) {
   CheckpointDir directory(fs, kDirectory, "run", 0);
   save(directory, version.step, sample_contents(version.step, version.version));
+  directory.link("last", version.step);
   directory.retain(2, version.step);
 }
 
