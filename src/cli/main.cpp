@@ -9,7 +9,9 @@
 
 #include "base/terminal.h"
 #include "base/text.h"
+#include "cli/compare_command.h"
 #include "cli/run_command.h"
+#include "cli/verify_command.h"
 
 namespace lockstep {
 namespace {
@@ -17,12 +19,20 @@ namespace {
 constexpr std::string_view kUsage =
     "usage: lockstep COMMAND\n\n"
     "  run [flags] -- program   start and watch one process per rank; see lockstep run --help\n"
+    "  verify DIR               read every byte of a run's checkpoints; see lockstep verify --help\n"
+    "  compare A B              where two runs part; see lockstep compare --help\n"
     "  --version\n";
 
 int command(std::span<const std::string> args, const Variables& variables) {
   const std::string first = args.empty() ? "--help" : args.front();
   if (first == "run") {
     return run_command(args.subspan(1), variables);
+  }
+  if (first == "verify") {
+    return verify_command(args.subspan(1));
+  }
+  if (first == "compare") {
+    return compare_command(args.subspan(1));
   }
   if (first == "--help" || first == "-h") {
     fmt::print("{}", kUsage);
@@ -32,7 +42,8 @@ int command(std::span<const std::string> args, const Variables& variables) {
     fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
     return 0;
   }
-  throw ConfigError(fmt::format("{}: unknown command", printable(first)), "expected run; see lockstep --help");
+  throw ConfigError(fmt::format("{}: unknown command", printable(first)),
+                    "expected run, verify or compare; see lockstep --help");
 }
 
 }  // namespace

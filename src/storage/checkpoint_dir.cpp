@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
+#include <lockstep/storage/safetensors.h>
 
 #include "base/crc32c.h"
 #include "base/text.h"
@@ -17,6 +18,8 @@ namespace lockstep {
 namespace {
 
 using Path = std::filesystem::path;
+
+constexpr std::string_view kSafetensors = ".safetensors";
 
 // Makes `directory` and what is missing above it, each durable in its parent.
 void create_durable_directories(FileSystem& fs, const Path& directory) {
@@ -141,6 +144,10 @@ Manifest CheckpointDir::verify(std::int64_t step) const {
     read_checked(fs_, directory / entry.name, entry, [&](std::int64_t /*offset*/, std::int64_t size) {
       return std::span(buffer).first(static_cast<std::size_t>(size));
     });
+    if (entry.name.ends_with(kSafetensors)) {
+      const Path file = directory / entry.name;
+      as_damage(where(file), [&] { SafetensorsReader(fs_.open(file), where(file)); });
+    }
   }
   return manifest;
 }

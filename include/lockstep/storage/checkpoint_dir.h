@@ -58,7 +58,8 @@ class CheckpointDir {
   std::filesystem::path path(
       std::int64_t step) const;  ///< where its files are now; where they would be if there is none
 
-  /// Reads every byte. Throws: CheckpointError naming file, chunk and offset, or the format version.
+  /// Reads every byte, and the headers of safetensors files. Throws: CheckpointError naming file, chunk and offset, or the
+  /// format version.
   Manifest verify(std::int64_t step) const;
   /// Newest that verifies. Damaged ones are reported through `on_damage` and left alone.
   std::optional<Manifest> newest_valid(const std::function<void(const std::string& message)>& on_damage) const;

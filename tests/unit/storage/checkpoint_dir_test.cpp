@@ -183,7 +183,7 @@ TEST(CheckpointDir, ReadsOneSmallFile) {
       return error.what();
     }
   };
-  fs.corrupt(folder / "model.safetensors", 3);  // another file's damage is not looked for
+  fs.corrupt(folder / "weights.bin", 3);  // another file's damage is not looked for
   EXPECT_EQ(message("state.json", 1000), sample_contents(10).at("state.json"));
   EXPECT_EQ(message("state.json", 10), "step-0000000010/state.json: found 23 bytes, expected at most 10");
   EXPECT_EQ(message("other.json", 1000), "step-0000000010/other.json: not in the manifest");

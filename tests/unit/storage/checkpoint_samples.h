@@ -27,7 +27,7 @@ inline Contents sample_contents(std::int64_t step, int version = 0) {
   for (int i = 0; i < 60; ++i) {
     model += static_cast<char>((step * 31 + version * 17 + i * i) & 0xff);
   }
-  return {{"model.safetensors", model},
+  return {{"weights.bin", model},
           {"state.json", "{\"step\":" + std::to_string(step) + ",\"version\":" + std::to_string(version) + "}"},
           {"rng-0.bin", ""}};
 }

@@ -283,12 +283,12 @@ TEST(Commit, NamesTheStepAndTheCause) {
   const auto writer = directory.begin(100);
   fs.fail_at(fs.operations() + 1, ENOSPC);
   try {
-    add_file(*writer, "model.safetensors", "weights");
+    add_file(*writer, "weights.bin", "weights");
     FAIL() << "a full disk went unnoticed";
   } catch (const IoError& error) {
     EXPECT_THAT(error.what(),
                 testing::StartsWith("cannot save step-0000000100: cannot write /runs/digits/checkpoints/"));
-    EXPECT_THAT(error.what(), testing::EndsWith("model.safetensors: No space left on device"));
+    EXPECT_THAT(error.what(), testing::EndsWith("weights.bin: No space left on device"));
   }
 }
 
@@ -297,7 +297,7 @@ TEST(Commit, RemovesWhatWasNotCommitted) {
   CheckpointDir directory(fs, kDirectory, "run", 0);
   {
     const auto writer = directory.begin(100);
-    add_file(*writer, "model.safetensors", "weights");
+    add_file(*writer, "weights.bin", "weights");
     EXPECT_EQ(fs.list(kDirectory).size(), 1U);
     EXPECT_TRUE(directory.steps().empty());
   }

@@ -113,7 +113,7 @@ TEST_F(Corruption, IsFoundAtEveryLength) {
 }
 
 TEST_F(Corruption, IsFoundWhenFilesOfTwoCheckpointsAreMixed) {
-  const std::vector<std::string> names = {"MANIFEST.json", "model.safetensors", "state.json"};
+  const std::vector<std::string> names = {"MANIFEST.json", "weights.bin", "state.json"};
   for (const std::string& name : names) {
     const std::string good = text(name);
     overwrite(fs_, kNewest / name, read_all(*directory_.open(850, name)));
@@ -135,13 +135,13 @@ TEST_F(Corruption, IsNamed) {
     overwrite(fs_, kNewest / name, good);
     return message;
   };
-  const Path model = kNewest / "model.safetensors";
-  EXPECT_EQ(damaged("model.safetensors", [&] { fs_.remove_all(model); }), "step-0000000900/model.safetensors: missing");
-  EXPECT_EQ(damaged("model.safetensors", [&] { overwrite(fs_, model, "short"); }),
-            "step-0000000900/model.safetensors: found 5 bytes, expected 60");
+  const Path model = kNewest / "weights.bin";
+  EXPECT_EQ(damaged("weights.bin", [&] { fs_.remove_all(model); }), "step-0000000900/weights.bin: missing");
+  EXPECT_EQ(damaged("weights.bin", [&] { overwrite(fs_, model, "short"); }),
+            "step-0000000900/weights.bin: found 5 bytes, expected 60");
   EXPECT_THAT(
-      damaged("model.safetensors", [&] { fs_.corrupt(model, 7); }),
-      MatchesRegex("step-0000000900/model.safetensors chunk 0 .offset 0 MiB.: checksum [0-9a-f]+, expected [0-9a-f]+"));
+      damaged("weights.bin", [&] { fs_.corrupt(model, 7); }),
+      MatchesRegex("step-0000000900/weights.bin chunk 0 .offset 0 MiB.: checksum [0-9a-f]+, expected [0-9a-f]+"));
   EXPECT_EQ(damaged("MANIFEST.json", [&] { fs_.remove_all(kNewest / "MANIFEST.json"); }),
             "step-0000000900/MANIFEST.json: missing");
   EXPECT_EQ(damaged("MANIFEST.json", [&] { fs_.corrupt(kNewest / "MANIFEST.json", 7); }),
@@ -156,18 +156,18 @@ TEST_F(Corruption, IsLocatedInLargeFilesAndSwappedChunksAreFound) {
   for (std::size_t i = 0; i < large.size(); i += 101) {
     large[i] = static_cast<char>(i / 101 & 0x7f);
   }
-  save(directory_, 900, {{"model.safetensors", large}});
+  save(directory_, 900, {{"weights.bin", large}});
   const Manifest manifest = directory_.verify(900);
   ASSERT_EQ(manifest.files.size(), 1U);
   EXPECT_EQ(manifest.files[0].size, static_cast<std::int64_t>(large.size()));
   EXPECT_EQ(manifest.files[0].crc32c.size(), 3U);
-  EXPECT_EQ(load(directory_, manifest).at("model.safetensors"), large);
+  EXPECT_EQ(load(directory_, manifest).at("weights.bin"), large);
 
-  const Path model = kNewest / "model.safetensors";
+  const Path model = kNewest / "weights.bin";
   for (const std::size_t offset : {std::size_t{0}, kChunk - 1, kChunk, 2 * kChunk - 1, 2 * kChunk, large.size() - 1}) {
     fs_.corrupt(model, static_cast<std::int64_t>(offset));
     const std::size_t chunk = offset / kChunk;
-    EXPECT_THAT(damage(), HasSubstr("model.safetensors chunk " + std::to_string(chunk) + " (offset " +
+    EXPECT_THAT(damage(), HasSubstr("weights.bin chunk " + std::to_string(chunk) + " (offset " +
                                     std::to_string(4 * chunk) + " MiB)"));
     fs_.corrupt(model, static_cast<std::int64_t>(offset));
   }

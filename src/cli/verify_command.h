@@ -1,0 +1,13 @@
+// `lockstep verify`: reads every byte of a run's checkpoints. Torch-free.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace lockstep {
+
+/// `args`: what follows `lockstep verify`. Prints a line per checkpoint; returns 0, or 65 where one is damaged or none
+/// is valid. Throws: ConfigError, IoError.
+int verify_command(std::span<const std::string> args);
+
+}  // namespace lockstep

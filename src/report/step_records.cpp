@@ -1,0 +1,213 @@
+#include "report/step_records.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/crc32c.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kRecordBytes = 64;
+constexpr std::size_t kChecksumAt = 60;
+constexpr std::int64_t kFormat = 1;
+
+using RecordBytes = std::span<std::byte, kRecordBytes>;
+using Words = std::array<std::uint64_t, kRecordBytes / 8>;
+
+// Word 0 says what a record is: eight characters, or four and the fields that are there.
+constexpr std::uint64_t characters(std::string_view text) {
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    word |= static_cast<std::uint64_t>(static_cast<unsigned char>(text[i])) << (8 * i);
+  }
+  return word;
+}
+constexpr std::uint64_t kBegin = characters("lockstep");
+constexpr std::uint64_t kStep = characters("step");
+constexpr std::uint64_t kHasSamples = std::uint64_t{1} << 32;
+constexpr std::uint64_t kHasLoss = std::uint64_t{1} << 33;
+constexpr std::uint64_t kHasParameters = std::uint64_t{1} << 34;
+constexpr std::uint64_t kAllFields = kHasSamples | kHasLoss | kHasParameters;
+
+void append_record(std::vector<std::byte>& out, const Words& words) {
+  const std::size_t begin = out.size();
+  for (const std::uint64_t word : words) {
+    for (std::size_t i = 0; i < 8; ++i) {
+      out.push_back(static_cast<std::byte>(word >> (8 * i)));
+    }
+  }
+  const std::uint32_t crc = crc32c(std::span(out).subspan(begin, kChecksumAt));
+  for (std::size_t i = 0; i < 4; ++i) {
+    out[begin + kChecksumAt + i] = static_cast<std::byte>(crc >> (8 * i));
+  }
+}
+
+Words words_of(std::span<const std::byte, kRecordBytes> bytes) {
+  Words words{};
+  for (std::size_t i = 0; i < kRecordBytes; ++i) {
+    words[i / 8] |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * (i % 8));
+  }
+  return words;
+}
+
+bool is_whole(std::span<const std::byte, kRecordBytes> bytes) {
+  return crc32c(bytes.first(kChecksumAt)) == words_of(bytes).back() >> 32;
+}
+
+std::uint64_t mixed(std::uint64_t x) noexcept {  // splitmix64's finalizer
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+// Takes the records of one file in order.
+class Lineage {
+ public:
+  explicit Lineage(std::string name) : name_(std::move(name)) {}
+
+  void add(std::span<const std::byte, kRecordBytes> bytes) {
+    const std::int64_t index = index_++;
+    if (!is_whole(bytes)) {
+      require(index > 0, index, "found no record, expected the first to say format and rank");
+      torn_ = torn_.value_or(index);
+      return;
+    }
+    const Words words = words_of(bytes);
+    if (words[0] == kBegin) {
+      begin(words, index);
+      torn_.reset();  // what a crash left, and behind it the run that was resumed
+      return;
+    }
+    require(!torn_, torn_.value_or(0), "its checksum does not fit, and the run went on behind it");
+    require(ranks_ > 0, index, "found a step, expected format and rank first");
+    step(words, index);
+  }
+
+  RankRecords finish() && {
+    require(ranks_ > 0, 0, "found nothing, expected format and rank");
+    return std::move(records_);
+  }
+
+ private:
+  void begin(const Words& words, std::int64_t index) {
+    const auto rank = static_cast<std::int64_t>(words[2] & 0xffffffffU);
+    const auto ranks = static_cast<std::int64_t>(words[2] >> 32);
+    if (words[3] != kFormat) {
+      throw DataError(fmt::format("{}: records of format {}, this build reads {}", name_, words[3], kFormat),
+                      "compare with the lockstep version that wrote them");
+    }
+    require(rank < ranks && ranks <= std::numeric_limits<int>::max(), index, "its rank is not below its ranks");
+    require(ranks_ == 0 || rank == records_.rank, index, "it is of another rank than the first");
+    records_.rank = static_cast<int>(rank);
+    ranks_ = static_cast<int>(ranks);
+    const auto from = static_cast<std::int64_t>(words[1]);
+    while (!records_.entries.empty() && records_.entries.back().record.step > from) {
+      records_.entries.pop_back();
+    }
+  }
+
+  void step(const Words& words, std::int64_t index) {
+    const std::uint64_t fields = words[0] & kAllFields;
+    require(words[0] == (kStep | fields), index, "it is of an unknown kind");
+    const auto field = [&](std::uint64_t which, std::size_t word) {
+      return (fields & which) != 0 ? std::optional(words[word]) : std::nullopt;
+    };
+    const StepRecord record{.step = static_cast<std::int64_t>(words[1]),
+                            .epoch = static_cast<std::int64_t>(words[2]),
+                            .samples = static_cast<std::int64_t>(words[3]),
+                            .sample_digest = field(kHasSamples, 4),
+                            .loss_bits = field(kHasLoss, 5),
+                            .parameter_digest = field(kHasParameters, 6)};
+    auto& entries = records_.entries;
+    require(record.step >= 0 && (entries.empty() || entries.back().record.step < record.step), index,
+            "its step is not above the one before");
+    entries.push_back({.record = record, .ranks = ranks_});
+  }
+
+  void require(bool holds, std::int64_t index, const char* what) const {
+    if (!holds) {
+      throw DataError(fmt::format("{} record {}: {}", name_, index, what),
+                      "the file is damaged, or was not written by lockstep");
+    }
+  }
+
+  std::string name_;
+  RankRecords records_{};
+  int ranks_ = 0;
+  std::int64_t index_ = 0;
+  std::optional<std::int64_t> torn_{};  // the first of the torn ones since the last whole record
+};
+
+}  // namespace
+
+std::uint64_t sample_digest(std::int64_t position, std::int64_t id) noexcept {
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15U;
+  return mixed(mixed(static_cast<std::uint64_t>(position) + kGolden) + static_cast<std::uint64_t>(id));
+}
+
+std::string record_file_name(int rank) { return fmt::format("records-{}.bin", rank); }
+
+RecordWriter::RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks,
+                           std::int64_t from_step)
+    : file_(fs.open_append(file)) {
+  buffer_.reserve((kBuffered + 2) * kRecordBytes);
+  const auto torn = static_cast<std::size_t>(fs.open(file)->size()) % kRecordBytes;
+  buffer_.resize(torn == 0 ? 0 : kRecordBytes - torn);  // a crash left part of a record: the next begins in its place
+  append_record(buffer_, {kBegin, static_cast<std::uint64_t>(from_step),
+                          static_cast<std::uint64_t>(rank) | static_cast<std::uint64_t>(ranks) << 32, kFormat});
+  flush();
+}
+
+RecordWriter::~RecordWriter() {
+  try {
+    flush();
+  } catch (...) {  // the run ends anyway, and its own error is the one to read
+  }
+}
+
+void RecordWriter::add(const StepRecord& record) {
+  const std::uint64_t fields = (record.sample_digest ? kHasSamples : 0) | (record.loss_bits ? kHasLoss : 0) |
+                               (record.parameter_digest ? kHasParameters : 0);
+  append_record(buffer_,
+                {kStep | fields, static_cast<std::uint64_t>(record.step), static_cast<std::uint64_t>(record.epoch),
+                 static_cast<std::uint64_t>(record.samples), record.sample_digest.value_or(0),
+                 record.loss_bits.value_or(0), record.parameter_digest.value_or(0)});
+  if (buffer_.size() >= kBuffered * kRecordBytes) {
+    flush();
+  }
+}
+
+void RecordWriter::flush() {
+  if (!buffer_.empty()) {
+    file_->append(buffer_);
+    buffer_.clear();
+  }
+}
+
+RankRecords read_records(FileSystem& fs, const std::filesystem::path& path) {
+  const auto file = fs.open(path);
+  const auto count = file->size() / static_cast<std::int64_t>(kRecordBytes);  // less a torn one at the end
+  Lineage lineage(path.filename().string());
+  std::vector<std::byte> block;
+  for (std::int64_t done = 0; done < count;) {
+    constexpr std::int64_t kPerBlock = (1 << 20) / kRecordBytes;
+    const std::int64_t now = std::min(count - done, kPerBlock);
+    block.resize(static_cast<std::size_t>(now) * kRecordBytes);
+    file->read(done * static_cast<std::int64_t>(kRecordBytes), block);
+    for (std::span<const std::byte> left = block; !left.empty(); left = left.subspan(kRecordBytes)) {
+      lineage.add(left.first<kRecordBytes>());
+    }
+    done += now;
+  }
+  return std::move(lineage).finish();
+}
+
+}  // namespace lockstep

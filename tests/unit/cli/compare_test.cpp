@@ -1,0 +1,66 @@
+// `lockstep compare` as a user has it.
+#include <bit>
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "report/step_records.h"
+#include "support/process.h"
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+class Compare : public testing::Test {
+ protected:
+  std::string run(const std::string& name, double loss_of_step_3, std::int64_t first = 1) {
+    const auto directory = temp_.path() / name;
+    std::filesystem::create_directories(directory);
+    for (int rank = 0; rank < 2; ++rank) {
+      RecordWriter writer(real_file_system(), directory / record_file_name(rank), rank, 2, first - 1);
+      for (std::int64_t step = first; step < first + 5; ++step) {
+        const double loss = step == 3 && rank == 1 ? loss_of_step_3 : 2.0;
+        writer.add({.step = step, .samples = 4, .sample_digest = 5, .loss_bits = std::bit_cast<std::uint64_t>(loss)});
+      }
+    }
+    return directory.string();
+  }
+
+  static Process::Result compare(const std::string& a, const std::string& b) {
+    return run_program({LOCKSTEP_CLI, "compare", a, b});
+  }
+
+  TempDir temp_;
+};
+
+TEST_F(Compare, NamesTheFirstDifference) {
+  const std::string a = run("a", 2.0);
+  const auto same = compare(a, run("b", 2.0));
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(same.out, "same: 5 steps, 1 to 5\n");
+  const auto different = compare(a, run("c", 2.5));
+  EXPECT_EQ(different.code, 1);
+  EXPECT_EQ(different.out,
+            "different: step 3, rank 1 (after 2 equal steps)\n"
+            "  loss: 2 (4000000000000000) and 2.5 (4004000000000000)\n");
+  const auto apart = compare(a, run("d", 2.0, 100));
+  EXPECT_EQ(apart.code, 1);
+  EXPECT_EQ(apart.out, "different: no step was recorded in both\n");
+}
+
+TEST_F(Compare, NamesTheMistake) {
+  const std::string a = run("a", 2.0);
+  EXPECT_EQ(compare(a, (temp_.path() / "missing").string()).code, 2);
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a}).code, 2);
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out, HasSubstr("usage: lockstep compare A B"));
+  std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 40);
+  const auto damaged = compare(a, a);
+  EXPECT_EQ(damaged.code, 65);
+  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: found nothing"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+// `lockstep verify` as a user has it.
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/process.h"
+#include "support/temp_dir.h"
+#include "unit/storage/checkpoint_samples.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_storage;
+using testing::HasSubstr;
+using testing::Not;
+
+class Verify : public testing::Test {
+ protected:
+  Verify() {
+    for (const std::int64_t step : {500, 900}) {
+      save(checkpoints_, step, sample_contents(step));
+    }
+  }
+
+  static Process::Result verify(const std::filesystem::path& path) {
+    return run_program({LOCKSTEP_CLI, "verify", path.string()});
+  }
+
+  void damage(std::int64_t step) {
+    std::fstream file(checkpoints_.path(step) / "weights.bin", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(7).put('!');
+  }
+
+  TempDir temp_;
+  std::filesystem::path directory_ = temp_.path() / "checkpoints";
+  CheckpointDir checkpoints_{real_file_system(), directory_, "digits", 2};
+};
+
+TEST_F(Verify, SaysWhatIsValid) {
+  for (const auto& path : {temp_.path(), directory_, directory_ / ""}) {
+    const auto result = verify(path);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.out,
+              "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n"
+              "step-0000000900: valid, 84 B in 3 files, run digits, restart 2\n"
+              "a run resumes from step 900\n");
+  }
+  const auto one = verify(directory_ / "step-0000000500/");
+  EXPECT_EQ(one.out, "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n");
+  EXPECT_EQ(one.code, 0);
+}
+
+TEST_F(Verify, LocatesDamageAndSaysWhatIsLeft) {
+  damage(900);
+  std::filesystem::create_directory(directory_ / "step-0000000950.tmp.0123456789abcdef");
+  const auto result = verify(temp_.path());
+  EXPECT_EQ(result.code, 65);
+  EXPECT_THAT(result.out, HasSubstr("step-0000000500: valid"));
+  EXPECT_THAT(result.out,
+              HasSubstr("step-0000000900: damaged: step-0000000900/weights.bin chunk 0 (offset 0 MiB): checksum"));
+  EXPECT_THAT(result.out, HasSubstr("step-0000000950.tmp.0123456789abcdef: incomplete"));
+  EXPECT_THAT(result.out, HasSubstr("a run resumes from step 500\n"));
+  EXPECT_EQ(verify(directory_ / "step-0000000500").code, 0);
+  EXPECT_EQ(verify(directory_ / "step-0000000900").code, 65);
+  damage(500);
+  EXPECT_THAT(verify(temp_.path()).out, HasSubstr("no valid checkpoint in " + directory_.string() + "\n"));
+}
+
+TEST_F(Verify, ReadsWhatIsOnlyMovedAside) {
+  std::filesystem::rename(checkpoints_.path(900), directory_ / "step-0000000900.old.0123456789abcdef");
+  const auto result = verify(temp_.path());
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, HasSubstr("step-0000000900.old.0123456789abcdef: valid"));
+  EXPECT_THAT(result.out, Not(HasSubstr("incomplete")));
+}
+
+TEST_F(Verify, ChangesNothing) {
+  std::filesystem::create_directory(directory_ / "step-0000000950.tmp.0123456789abcdef");
+  const auto before = real_file_system().list(directory_);
+  verify(temp_.path());
+  EXPECT_EQ(real_file_system().list(directory_), before);
+}
+
+TEST(VerifyUsage, NamesTheMistake) {
+  const TempDir empty;
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify"}).code, 2);
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", "a", "b"}).code, 2);
+  const auto missing = run_program({LOCKSTEP_CLI, "verify", (empty.path() / "no").string()});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("no: found no such directory"));
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", empty.path().string()}).code, 65) << "no valid checkpoint";
+  const auto help = run_program({LOCKSTEP_CLI, "verify", "--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out, HasSubstr("usage: lockstep verify DIR"));
+}
+
+}  // namespace
+}  // namespace lockstep

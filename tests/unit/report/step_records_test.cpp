@@ -1,0 +1,161 @@
+#include "report/step_records.h"
+
+#include <cerrno>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/memory_file_system.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::filesystem::path kFile = "/records-1.bin";
+
+StepRecord record(std::int64_t step, std::uint64_t version = 0) {
+  return {.step = step,
+          .epoch = step / 10,
+          .samples = 32,
+          .sample_digest = 1000 + static_cast<std::uint64_t>(step),
+          .loss_bits = version,
+          .parameter_digest = ~std::uint64_t{0} - static_cast<std::uint64_t>(step)};
+}
+
+void write(FileSystem& fs, std::int64_t first, std::int64_t last, std::uint64_t version = 0, int ranks = 2) {
+  RecordWriter writer(fs, kFile, /*rank=*/1, ranks, /*from_step=*/first - 1);
+  for (std::int64_t step = first; step <= last; ++step) {
+    writer.add(record(step, version));
+  }
+}
+
+std::vector<StepRecord> records(FileSystem& fs) {
+  std::vector<StepRecord> all;
+  for (const auto& entry : read_records(fs, kFile).entries) {
+    all.push_back(entry.record);
+  }
+  return all;
+}
+
+std::string damage(FileSystem& fs) {
+  try {
+    read_records(fs, kFile);
+    return "accepted";
+  } catch (const DataError& error) {
+    return error.what();
+  }
+}
+
+void overwrite(FileSystem& fs, const std::string& text) {
+  fs.remove_all(kFile);
+  fs.create(kFile)->append(std::as_bytes(std::span(text)));
+}
+
+TEST(StepRecords, AreReadAsTheyWereWritten) {
+  MemoryFileSystem fs;
+  const StepRecord sparse{.step = 4, .epoch = 0, .samples = 7};
+  {
+    RecordWriter writer(fs, kFile, 1, 2, 0);
+    writer.add(record(3));
+    writer.add(sparse);
+  }
+  EXPECT_THAT(records(fs), ElementsAre(record(3), sparse));
+  const RankRecords read = read_records(fs, kFile);
+  EXPECT_EQ(read.rank, 1);
+  EXPECT_EQ(read.entries.front().ranks, 2);
+}
+
+TEST(StepRecords, CostOneWriteForManySteps) {
+  MemoryFileSystem fs;
+  RecordWriter writer(fs, kFile, 1, 2, 0);
+  const int before = fs.operations();
+  for (std::int64_t step = 1; step <= 640; ++step) {
+    writer.add(record(step));
+  }
+  EXPECT_EQ(fs.operations() - before, 10);
+  writer.add(record(641));
+  EXPECT_EQ(records(fs).size(), 640U);
+  writer.flush();
+  EXPECT_EQ(records(fs).size(), 641U);
+}
+
+TEST(StepRecords, OfAnAbandonedAttemptDoNotCount) {
+  MemoryFileSystem fs;
+  write(fs, 1, 5, 1);
+  write(fs, 4, 4, 2);
+  EXPECT_THAT(records(fs), ElementsAre(record(1, 1), record(2, 1), record(3, 1), record(4, 2)));
+  write(fs, 1, 1, 3);
+  EXPECT_THAT(records(fs), ElementsAre(record(1, 3)));
+}
+
+// Whatever a crash left of the last write, what was whole before it stays, and a resumed run goes on behind it.
+TEST(StepRecords, SurviveBeingTornAtEveryByte) {
+  MemoryFileSystem whole;
+  write(whole, 1, 3);
+  const std::string text = read_file(whole, kFile);
+  ASSERT_EQ(text.size(), 4U * 64);
+  int points = 0;
+  for (std::size_t size = 64; size <= text.size(); ++size) {
+    MemoryFileSystem fs;
+    overwrite(fs, text.substr(0, size));
+    const std::size_t left = size / 64 - 1;
+    EXPECT_EQ(records(fs).size(), left) << size;
+    write(fs, 2, 2, 9);
+    const auto after = records(fs);
+    ASSERT_EQ(after.size(), std::min<std::size_t>(left, 1) + 1) << size;
+    EXPECT_EQ(after.back(), record(2, 9)) << size;
+    ++points;
+  }
+  EXPECT_EQ(points, 193);
+}
+
+TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
+  MemoryFileSystem good;
+  write(good, 1, 3);
+  const std::string text = read_file(good, kFile);
+  int accepted = 0;
+  for (std::size_t bit = 0; bit < 3 * 64 * 8; ++bit) {  // the last record could have been torn
+    std::string bad = text;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
+    MemoryFileSystem fs;
+    overwrite(fs, bad);
+    accepted += damage(fs) == "accepted" ? 1 : 0;
+  }
+  EXPECT_EQ(accepted, 0);
+  EXPECT_EQ(damage(good), "accepted") << "the control";
+
+  MemoryFileSystem fs;
+  overwrite(fs, "");
+  EXPECT_EQ(damage(fs), "records-1.bin record 0: found nothing, expected format and rank");
+  overwrite(fs, text.substr(64));
+  EXPECT_EQ(damage(fs), "records-1.bin record 0: found a step, expected format and rank first");
+  overwrite(fs, text.substr(0, 128) + text.substr(64, 128));
+  EXPECT_EQ(damage(fs), "records-1.bin record 2: its step is not above the one before");
+  std::string bad = text;
+  bad[70] = 'x';
+  overwrite(fs, bad);
+  EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not fit, and the run went on behind it");
+}
+
+TEST(StepRecords, ReportWhatTheDiskSays) {
+  MemoryFileSystem fs;
+  RecordWriter writer(fs, kFile, 1, 2, 0);
+  writer.add(record(1));
+  fs.fail_at(fs.operations(), ENOSPC);
+  EXPECT_THROW(writer.flush(), IoError);
+}
+
+// Frozen: files of other runs are compared with these.
+TEST(SampleDigest, IsFrozenAndAddsUpOverRanks) {
+  EXPECT_NE(sample_digest(0, 1), sample_digest(1, 0));
+  EXPECT_EQ(sample_digest(0, 0), 0x48218226ff3cd4bfU);
+  EXPECT_EQ(sample_digest(3, 59'999), 0xbdf8ad5036f2f7a5U);
+}
+
+}  // namespace
+}  // namespace lockstep
