@@ -21,8 +21,8 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b !=
 // Positions of an epoch over all ranks.
 std::int64_t count_positions(const Options& options) {
   if (is_keyed(options)) {
-    const std::int64_t partial = options.sampler.drop_last ? options.size % options.global_batch : 0;
-    return options.size - partial;
+    const std::int64_t positions = options.order ? options.order->length() : options.size;
+    return positions - (options.sampler.drop_last ? positions % options.global_batch : 0);
   }
   const std::int64_t ranks = options.world_size;
   if (!options.sampler.drop_last) {
@@ -39,6 +39,10 @@ void check(const Options& options) {
     throw DataError("the data set is empty: found 0 samples, expected at least 1",
                     "check the path and the split of the data set");
   }
+  if (!is_keyed(options) && options.order) {
+    throw DataError("sampler.order pytorch: found an order of the program's own, expected none",
+                    "use --sampler.order keyed; PyTorch's DistributedSampler has no other orders either");
+  }
   if (!is_keyed(options) && options.global_batch % options.world_size != 0) {
     throw DataError(
         fmt::format("sampler.order pytorch: found a global batch of {} on {} ranks, expected a multiple of {}",
@@ -47,7 +51,7 @@ void check(const Options& options) {
   }
   if (options.sampler.drop_last && count_positions(options) == 0) {
     throw DataError(fmt::format("sampler.drop_last leaves nothing: found {} samples, expected at least one step of {}",
-                                options.size, options.global_batch),
+                                options.order ? options.order->length() : options.size, options.global_batch),
                     "use a smaller global_batch_size, or keep the last step");
   }
 }
@@ -63,6 +67,11 @@ struct DistributedSampler::Impl {
   std::int64_t epoch = std::numeric_limits<std::int64_t>::min();
 
   void keyed_ids(std::int64_t first, std::int64_t count, std::int64_t of_epoch, std::int64_t* ids) const {
+    if (options.order) {
+      options.order->fill({options.seed, of_epoch, options.global_batch}, first,
+                          {ids, static_cast<std::size_t>(count)});
+      return;
+    }
     if (!options.sampler.shuffle) {
       std::iota(ids, ids + count, first);
       return;

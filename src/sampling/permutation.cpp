@@ -3,23 +3,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
+#include "sampling/mix.h"
+
 namespace lockstep {
 namespace {
-
-__extension__ using uint128 = unsigned __int128;
-
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
-
-// The finaliser of splitmix64 (Stafford's variant 13).
-std::uint64_t mix(std::uint64_t x) noexcept {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-std::uint64_t high_product(std::uint64_t a, std::uint64_t b) noexcept {
-  return static_cast<std::uint64_t>((static_cast<uint128>(a) * b) >> 64);
-}
 
 // value + a hash of `other`, in Z_range. The hash is the part of mix() that its high bits need; the high product takes
 // it to the range without a division.
@@ -61,10 +48,9 @@ KeyedPermutation::KeyedPermutation(std::int64_t size, std::uint64_t seed, std::i
   rows_ = size_ == 0 ? 1 : (size_ + columns_ - 1) / columns_;
   reciprocal_ = ~std::uint64_t{0} / columns_;
   rounds_ = round_count(size_);
-  std::uint64_t state = mix(mix(seed + kGolden) + static_cast<std::uint64_t>(epoch));
-  for (std::uint64_t& key : keys_) {
-    state += kGolden;
-    key = mix(state);
+  const std::uint64_t state = epoch_state(seed, epoch);
+  for (int i = 0; i < rounds_; ++i) {
+    keys_[i] = epoch_hash(state, i);
   }
 }
 

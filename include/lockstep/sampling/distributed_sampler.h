@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <lockstep/config/train_config.h>
+#include <lockstep/sampling/epoch_order.h>
 
 namespace lockstep {
 
@@ -45,14 +46,15 @@ class KeyedPermutation {
 class DistributedSampler {
  public:
   struct Options {
-    std::int64_t size = 0;          ///< samples in the data set
-    std::int64_t global_batch = 1;  ///< samples per step over all ranks
+    std::int64_t size = 0;                      ///< samples in the data set
+    std::shared_ptr<const EpochOrder> order{};  ///< keyed only; null: every sample once, shuffled as `sampler` says
+    std::int64_t global_batch = 1;              ///< samples per step over all ranks
     int world_size = 1;
     std::uint64_t seed = 42;
     SamplerConfig sampler{};
   };
   explicit DistributedSampler(
-      const Options& options);  ///< Throws: DataError (empty data set; pytorch: batch not a multiple)
+      const Options& options);  ///< Throws: DataError (empty data set; pytorch: batch not a multiple, or an order)
   ~DistributedSampler();
   DistributedSampler(DistributedSampler&&) noexcept;
   DistributedSampler& operator=(DistributedSampler&&) noexcept;

@@ -11,6 +11,8 @@
 
 #include <lockstep/sampling/distributed_sampler.h>
 
+#include "support/sweep.h"
+
 namespace lockstep {
 namespace {
 
@@ -147,6 +149,31 @@ TEST(KeyedPermutation, VisitsEveryIndexOnce) {
     ++checked;
   }
   EXPECT_EQ(checked, 1116);
+}
+
+// The preset nightly goes up to 2^27.
+TEST(KeyedPermutation, VisitsEveryIndexOfALargeSetOnce) {
+  const auto is_bijection = [](std::int64_t size, const Order& order) {
+    std::vector<bool> seen(static_cast<std::size_t>(size));
+    for (std::int64_t i = 0; i < size; ++i) {
+      const std::int64_t value = order(i);
+      if (value < 0 || value >= size || seen[static_cast<std::size_t>(value)]) {
+        return false;
+      }
+      seen[static_cast<std::size_t>(value)] = true;
+    }
+    return true;
+  };
+  Sweep sweep("large permutations");
+  const int bits = rounds(/*everyday=*/20) >= 100 ? 27 : 20;
+  for (const std::int64_t offset : {-1, 0, 1}) {
+    const std::int64_t size = (std::int64_t{1} << bits) + offset;
+    const KeyedPermutation order(size, 7, 3);
+    sweep.count(is_bijection(size, order));
+    EXPECT_FALSE(is_bijection(size, [&](std::int64_t i) { return order(i == size - 1 ? 0 : i); })) << "the control";
+  }
+  EXPECT_EQ(sweep.points(), 3);
+  EXPECT_EQ(sweep.lost(), 0);
 }
 
 TEST(KeyedPermutation, StaysInRangeForHugeSizes) {

@@ -1,0 +1,127 @@
+#include <algorithm>
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/sampling/distributed_sampler.h>
+#include <lockstep/sampling/epoch_order.h>
+
+#include "sampling/epoch_list.h"
+#include "sampling/mix.h"
+
+namespace lockstep {
+namespace {
+
+class LengthBucketed final : public EpochOrder {
+ public:
+  LengthBucketed(std::vector<std::int64_t> lengths, std::int64_t pool) : lengths_(std::move(lengths)), pool_(pool) {}
+
+  std::int64_t length() const override { return static_cast<std::int64_t>(lengths_.size()); }
+  bool depends_on_batch() const override { return true; }
+
+  void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {
+    const std::int64_t size = pool_ * key.global_batch;
+    while (!ids.empty()) {
+      const std::int64_t pool = first / size;
+      const std::int64_t skip = first % size;
+      const auto count = static_cast<std::size_t>(std::min(static_cast<std::int64_t>(ids.size()), size - skip));
+      list_.with(
+          std::tuple(key.seed, key.epoch, key.global_batch, pool), [&] { return make(key, pool); },
+          [&](const std::vector<std::int64_t>& list) {
+            std::copy_n(list.begin() + static_cast<std::ptrdiff_t>(skip), count, ids.begin());
+          });
+      ids = ids.subspan(count);
+      first += static_cast<std::int64_t>(count);
+    }
+  }
+
+ private:
+  std::vector<std::int64_t> make(const OrderKey& key, std::int64_t pool) const {
+    const std::int64_t begin = pool * pool_ * key.global_batch;
+    const std::int64_t count = std::min(pool_ * key.global_batch, length() - begin);
+    const std::int64_t batches = count / key.global_batch;
+    const KeyedPermutation drawn(length(), key.seed, key.epoch);
+    std::vector<std::int64_t> sorted;
+    sorted.reserve(static_cast<std::size_t>(count));
+    for (std::int64_t i = 0; i < count; ++i) {
+      sorted.push_back(drawn(begin + i));
+    }
+    // What does not fill a batch stays as it was drawn: drop_last would always drop the same samples otherwise.
+    const auto whole = sorted.begin() + static_cast<std::ptrdiff_t>(batches * key.global_batch);
+    std::sort(sorted.begin(), whole,
+              [&](std::int64_t a, std::int64_t b) { return std::pair(length_of(a), a) < std::pair(length_of(b), b); });
+    const KeyedPermutation batch_order(batches, epoch_hash(key.seed, pool), key.epoch);
+    std::vector<std::int64_t> list;
+    list.reserve(sorted.size());
+    for (std::int64_t batch = 0; batch < batches; ++batch) {
+      const auto from = sorted.begin() + static_cast<std::ptrdiff_t>(batch_order(batch) * key.global_batch);
+      list.insert(list.end(), from, from + static_cast<std::ptrdiff_t>(key.global_batch));
+    }
+    list.insert(list.end(), whole, sorted.end());
+    return list;
+  }
+
+  std::int64_t length_of(std::int64_t id) const { return lengths_[static_cast<std::size_t>(id)]; }
+
+  std::vector<std::int64_t> lengths_;
+  std::int64_t pool_;
+  mutable EpochList<std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t>> list_{};
+};
+
+class Custom final : public EpochOrder {
+ public:
+  Custom(std::int64_t length, std::function<std::vector<std::int64_t>(std::uint64_t, std::int64_t)> make)
+      : length_(length), make_(std::move(make)) {}
+
+  std::int64_t length() const override { return length_; }
+
+  void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {
+    list_.with(
+        std::pair(key.seed, key.epoch), [&] { return checked(make_(key.seed, key.epoch), key.epoch); },
+        [&](const std::vector<std::int64_t>& list) {
+          std::copy_n(list.begin() + static_cast<std::ptrdiff_t>(first), ids.size(), ids.begin());
+        });
+  }
+
+ private:
+  std::vector<std::int64_t> checked(std::vector<std::int64_t> list, std::int64_t epoch) const {
+    if (static_cast<std::int64_t>(list.size()) != length_) {
+      throw DataError(fmt::format("custom order: found {} samples in the list of epoch {}, expected {}", list.size(),
+                                  epoch, length_),
+                      "every epoch has the length that the order was made with");
+    }
+    return list;
+  }
+
+  std::int64_t length_;
+  std::function<std::vector<std::int64_t>(std::uint64_t, std::int64_t)> make_;
+  mutable EpochList<std::pair<std::uint64_t, std::int64_t>> list_{};
+};
+
+}  // namespace
+
+std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t> lengths, std::int64_t pool) {
+  if (pool < 1) {
+    throw DataError(fmt::format("length bucketed order: found a pool of {} batches, expected 1 or more", pool));
+  }
+  const auto negative = std::find_if(lengths.begin(), lengths.end(), [](std::int64_t length) { return length < 0; });
+  if (negative != lengths.end()) {
+    throw DataError(fmt::format("length bucketed order: found length {} of sample {}, expected 0 or more", *negative,
+                                negative - lengths.begin()));
+  }
+  return std::make_shared<LengthBucketed>(std::move(lengths), pool);
+}
+
+std::shared_ptr<const EpochOrder> custom_order(
+    std::int64_t length, std::function<std::vector<std::int64_t>(std::uint64_t seed, std::int64_t epoch)> make) {
+  if (length < 1 || !make) {
+    throw DataError(fmt::format("custom order: found length {}{}, expected 1 or more and a function that makes it",
+                                length, make ? "" : " and no function"));
+  }
+  return std::make_shared<Custom>(length, std::move(make));
+}
+
+}  // namespace lockstep
