@@ -32,13 +32,13 @@ int main(int argc, char** argv) {
                   .values = {{"consumed", std::to_string(data.position().consumed)}},
                   .per_rank = lockstep::rng_state(world.device())});
     };
-    if (const auto latest = store.latest()) {
-      const auto snapshot = store.load(*latest);
+    if (const auto stored = store.load_latest()) {
+      const lockstep::Snapshot& snapshot = stored->snapshot;
       lockstep::load_module(*model, snapshot.tensors.at("model"));
       strategy->load_optimizer_state(snapshot.tensors.at("optimizer"));
       data.seek({.epoch = 0, .consumed = std::stoll(snapshot.values.at("consumed"))});
       lockstep::set_rng_state(snapshot.per_rank, world.device());
-      step = *latest;
+      step = stored->step;
     }
 
     while (step < config.max_steps && !strategy->agreed().stop) {

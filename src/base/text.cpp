@@ -235,7 +235,9 @@ std::optional<std::string> closest(std::string_view word, std::span<const std::s
   std::optional<std::string> best;
   std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(wanted, folded(candidate));
+    const std::string name = folded(candidate);
+    const bool abbreviated = wanted.size() >= 3 && name.starts_with(wanted);
+    const std::size_t distance = abbreviated ? 1 : edit_distance(wanted, name);
     // A candidate of which nothing is left after the edits is no typing error.
     if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
       best = candidate;

@@ -1,9 +1,15 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <iterator>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -19,11 +25,12 @@
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/world/world.h>
 
-#include "base/json.h"
 #include "base/text.h"
-#include "checkpoint/dtype_names.h"
 #include "checkpoint/main_rank.h"
+#include "checkpoint/snapshot_broadcast.h"
 #include "checkpoint/snapshot_files.h"
+#include "config/name_template.h"
+#include "storage/names.h"
 
 namespace lockstep {
 namespace {
@@ -36,8 +43,7 @@ std::string this_process() {
   return fmt::format("pid {} on {}", ::getpid(), host.data());
 }
 
-std::unique_ptr<FileLock> lock_directory(const path& directory) {
-  FileSystem& fs = real_file_system();
+std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
   fs.create_directories(directory);
   // The run's directory is as durable as what will be saved in it.
   const path run = std::filesystem::absolute(directory / ".").parent_path().parent_path();
@@ -76,154 +82,355 @@ at::Tensor to_tensor(std::string_view bytes) {
   return tensor;
 }
 
-/// What ranks other than 0 must know before tensors are sent: everything but their contents.
-std::string describe(const SavedSnapshot& saved) {
-  Json files = Json::object();
-  for (const auto& [file, tensors] : saved.snapshot.tensors) {
-    Json& list = files[file] = Json::array();
-    for (const auto& [name, tensor] : tensors) {
-      list.push_back({{"name", name}, {"dtype", *dtype_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
-    }
-  }
-  Json sizes = Json::array();
-  for (const std::string& bytes : saved.per_rank) {
-    sizes.push_back(bytes.size());
-  }
-  return dump_json({{"values", saved.snapshot.values}, {"files", files}, {"per_rank", sizes}});
-}
-
-SavedSnapshot from_description(std::string_view text) {
-  const Json json = parse_json(text);
-  SavedSnapshot saved;
-  saved.snapshot.values = json.at("values").get<std::map<std::string, std::string>>();
-  for (const auto& [file, list] : json.at("files").items()) {
-    NamedTensors& tensors = saved.snapshot.tensors[file];
-    for (const Json& entry : list) {
-      const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
-      const auto dtype = dtype_of(entry.at("dtype").get<std::string>());
-      tensors.emplace_back(entry.at("name").get<std::string>(), at::empty(shape, *dtype));
-    }
-  }
-  for (const Json& size : json.at("per_rank")) {
-    saved.per_rank.emplace_back(size.get<std::size_t>(), '\0');
-  }
-  return saved;
-}
-
-/// Collective. Rank 0's contents into everybody's tensors.
-void broadcast_contents(World& world, SavedSnapshot& saved) {
-  for (auto& [file, tensors] : saved.snapshot.tensors) {
-    for (auto& [name, tensor] : tensors) {
-      if (tensor.numel() == 0) {
-        continue;
-      }
-      // As bytes: not every backend sends every dtype.
-      const at::Tensor bytes = tensor.view({-1}).view(at::kByte);
-      const at::Tensor staged = bytes.to(world.device());
-      world.broadcast(staged);
-      bytes.copy_(staged);
-    }
-  }
-  for (std::string& bytes : saved.per_rank) {
-    bytes = world.broadcast_bytes(bytes);
-  }
-}
-
-/// Collective. What `read` gives on rank 0, on every rank.
-Snapshot load_on_main(World& world, const std::function<SavedSnapshot()>& read) {
-  SavedSnapshot saved;
-  const std::string description = run_on_main(world, "loading a checkpoint", [&] {
-    saved = read();
-    return world.size() > 1 ? describe(saved) : std::string();
-  });
-  if (world.size() > 1) {
-    if (!world.is_main()) {
-      saved = from_description(description);
-    }
-    broadcast_contents(world, saved);
-  }
+/// This rank's part of what was read.
+Snapshot take(SavedSnapshot saved, const World& world) {
   if (saved.per_rank.size() == static_cast<std::size_t>(world.size())) {
     saved.snapshot.per_rank = to_tensor(saved.per_rank[static_cast<std::size_t>(world.rank())]);
   }
   return std::move(saved.snapshot);
 }
 
+/// Collective. What `read` gives on rank `source`, on every rank.
+Snapshot load_on(World& world, int source, const std::function<SavedSnapshot()>& read) {
+  SavedSnapshot saved;
+  run_on(world, "loading a checkpoint", world.rank() == source, [&] {
+    saved = read();
+    return std::string();
+  });
+  broadcast_snapshot(world, source, saved);
+  return take(std::move(saved), world);
+}
+
+/// Copies `live` into `copies`, whose memory is used again where it fits.
+void copy_to_host(const Snapshot& live, Snapshot& copies) {
+  copies.values = live.values;
+  std::erase_if(copies.tensors, [&](const auto& file) { return !live.tensors.contains(file.first); });
+  for (const auto& [file, tensors] : live.tensors) {
+    NamedTensors& kept = copies.tensors[file];
+    kept.resize(tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto& [name, tensor] = tensors[i];
+      at::Tensor& copy = kept[i].second;
+      if (!copy.defined() || copy.scalar_type() != tensor.scalar_type() || copy.sizes() != tensor.sizes()) {
+        copy = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
+      }
+      kept[i].first = name;
+      copy.copy_(tensor.detach());
+    }
+  }
+}
+
+/// Sets a flag when it goes.
+class Ending {
+ public:
+  explicit Ending(std::atomic<bool>& flag) : flag_(flag) {}
+  ~Ending() { flag_ = true; }
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
+bool writes(const World& world, const CheckpointConfig& config) {
+  return world.is_main() || (config.per_node && world.local_rank() == 0);
+}
+
 }  // namespace
 
 struct CheckpointStore::Impl {
+  using Clock = std::chrono::steady_clock;
+
   World& world;
-  int keep_last;
+  CheckpointConfig config;
   CheckpointDir directory;
-  std::unique_ptr<FileLock> lock{};    // rank 0's
-  std::optional<Manifest> verified{};  // rank 0's, by latest()
+  bool writes;  // this rank does
+  std::unique_ptr<FileLock> lock{};
+  std::map<std::int64_t, double> scores{};      // of the checkpoints here that have the monitored metric
+  Snapshot copies{};                            // of a save in the background
+  std::optional<std::int64_t> in_background{};  // its step, on every rank
+  std::future<double> writing{};                // seconds
+  std::atomic<bool> written{false};
+
+  void note_score(std::int64_t step, const std::map<std::string, std::string>& values) {
+    const auto found = values.find("metric." + config.monitor);
+    const auto score = found == values.end() ? std::nullopt : parse_double(found->second);
+    scores.erase(step);
+    if (score && !std::isnan(*score)) {
+      scores.emplace(step, *score);
+    }
+  }
+
+  // Best first; of equals the newer one.
+  std::vector<std::int64_t> by_score() const {
+    std::vector<std::int64_t> steps;
+    std::transform(scores.rbegin(), scores.rend(), std::back_inserter(steps), [](const auto& s) { return s.first; });
+    std::stable_sort(steps.begin(), steps.end(), [&](std::int64_t a, std::int64_t b) {
+      return config.mode == MonitorMode::min ? scores.at(a) < scores.at(b) : scores.at(a) > scores.at(b);
+    });
+    return steps;
+  }
+
+  void write(std::int64_t step, const Snapshot& snapshot, const std::vector<std::string>& per_rank) {
+    const auto writer = directory.begin(step, byte_size(snapshot));
+    write_snapshot(*writer, step, snapshot, per_rank);
+    writer->commit();
+    note_score(step, snapshot.values);
+    retain(step);
+    link(step, snapshot.values);
+  }
 
   /// A checkpoint is safe already when old ones cannot be removed.
   void retain(std::int64_t saved) {
+    auto best = by_score();
+    best.resize(std::min(best.size(), static_cast<std::size_t>(config.keep_best)));
     try {
-      directory.retain(keep_last, saved);
+      directory.retain(config.keep_last, saved, best);
+      const auto left = directory.steps();
+      std::erase_if(scores,
+                    [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });
     } catch (const IoError& error) {
       log_warning(fmt::format("old checkpoints stay: {}", error.what()));
     }
   }
+
+  void link(std::int64_t step, const std::map<std::string, std::string>& values) {
+    const auto value = [&](std::string_view name) -> std::optional<double> {
+      if (name == "step") {
+        return static_cast<double>(step);
+      }
+      const auto found = values.find(name == "epoch" ? "epoch" : fmt::format("metric.{}", name));
+      return found == values.end() ? std::nullopt : parse_double(found->second);
+    };
+    try {
+      directory.link("last", step);
+      if (!scores.empty()) {
+        directory.link("best", by_score().front());
+      }
+      if (const auto name = fill_name(config.name, value); name && !name->empty()) {
+        directory.link(*name, step);
+      }
+    } catch (const IoError&) {
+      // For people alone, and not every file system has links.
+    }
+  }
+
+  /// Collective. The snapshot that this rank writes: rank 0's, whose buffers and callbacks may differ from others'.
+  Snapshot to_write(const Snapshot& mine, const std::vector<std::string>& per_rank) {
+    if (!config.per_node) {
+      return mine;
+    }
+    SavedSnapshot saved{.snapshot = mine, .per_rank = per_rank};
+    broadcast_snapshot(world, /*source=*/0, saved);
+    return std::move(saved.snapshot);
+  }
+
+  std::optional<BackgroundSave> wait() {
+    const auto step = std::exchange(in_background, std::nullopt);
+    if (!step) {
+      return std::nullopt;
+    }
+    const auto seconds =
+        run_on(world, "writing a checkpoint", writes, [&] { return fmt::format("{:.6f}", writing.get()); });
+    return BackgroundSave{.step = *step, .seconds = parse_double(seconds.front()).value_or(0)};
+  }
+
+  struct Candidate {
+    double key = 0;  // the largest is tried first
+    std::int64_t step = 0;
+    int rank = 0;  // that has it
+    auto operator<=>(const Candidate&) const = default;
+  };
+
+  /// Collective. What the writing ranks have, in the order in which it is to be tried.
+  std::vector<Candidate> candidates(const std::function<std::map<std::int64_t, double>()>& mine) {
+    wait();
+    std::vector<Candidate> all;
+    const auto answers = run_on(world, "looking for a checkpoint", writes, [&] {
+      std::string text;
+      for (const auto& [step, key] : mine()) {
+        text += fmt::format("{:.17g} {}\n", key, step);
+      }
+      return text;
+    });
+    for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+      for (const std::string& line : split(answers[rank], '\n')) {
+        if (const auto space = line.find(' '); space != std::string::npos) {
+          all.push_back({.key = parse_double(line.substr(0, space)).value_or(0),
+                         .step = parse_int(line.substr(space + 1)).value_or(0),
+                         .rank = -static_cast<int>(rank)});  // of equals the first rank's
+        }
+      }
+    }
+    std::sort(all.begin(), all.end(), std::greater<>());
+    for (Candidate& candidate : all) {
+      candidate.rank = -candidate.rank;
+    }
+    return all;
+  }
+
+  std::map<std::int64_t, double> steps_as_keys() const {
+    std::map<std::int64_t, double> keys;
+    for (const std::int64_t step : directory.steps()) {
+      keys.emplace(step, static_cast<double>(step));
+    }
+    return keys;
+  }
+
+  /// Collective. The first that is whole.
+  std::optional<StoredSnapshot> load_first(const std::vector<Candidate>& candidates) {
+    for (const Candidate& candidate : candidates) {
+      try {
+        return StoredSnapshot{candidate.step,
+                              load_on(world, candidate.rank, [&] { return read_snapshot(directory, candidate.step); })};
+      } catch (const CheckpointError& error) {  // the same on every rank
+        if (world.is_main()) {
+          log_warning(error.what());
+        }
+      }
+    }
+    return std::nullopt;
+  }
 };
 
-CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config, World& world)
+CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config, World& world, FileSystem& fs)
     : impl_(new Impl{.world = world,
-                     .keep_last = std::max(config.keep_last, 2),
-                     .directory = CheckpointDir(real_file_system(), directory, run_name(directory), /*restart=*/0)}) {
-  run_on_main(world, "opening the checkpoint directory", [&] {
-    impl_->lock = lock_directory(directory);
+                     .config = config,
+                     .directory = CheckpointDir(fs, directory, run_name(directory), /*restart=*/0),
+                     .writes = writes(world, config)}) {
+  impl_->config.keep_last = std::max(config.keep_last, 2);
+  run_on(world, "opening the checkpoint directory", impl_->writes, [&] {
+    impl_->lock = lock_directory(fs, directory);
     if (const auto removed = impl_->directory.remove_incomplete(); !removed.empty()) {
       log_info(fmt::format("removed incomplete checkpoints: {}", join(removed, ", ")));
     }
+    if (!config.monitor.empty()) {
+      for (const std::int64_t step : impl_->directory.steps()) {
+        impl_->note_score(step, peek_values(impl_->directory, step));
+      }
+    }
     return std::string();
   });
 }
 
-CheckpointStore::~CheckpointStore() = default;
+CheckpointStore::~CheckpointStore() {
+  if (impl_ && impl_->writing.valid()) {
+    impl_->writing.wait();
+  }
+}
 
 void CheckpointStore::save(std::int64_t step, const Snapshot& snapshot) {
+  wait_for_save();
   const std::vector<std::string> per_rank = impl_->world.gather(to_bytes(snapshot.per_rank));
-  run_on_main(impl_->world, "saving a checkpoint", [&] {
-    impl_->verified.reset();
-    const auto writer = impl_->directory.begin(step, byte_size(snapshot));
-    write_snapshot(*writer, step, snapshot, per_rank);
-    writer->commit();
-    impl_->retain(step);
+  const Snapshot mine = impl_->to_write(snapshot, per_rank);
+  run_on(impl_->world, "saving a checkpoint", impl_->writes, [&] {
+    impl_->write(step, mine, per_rank);
     return std::string();
   });
 }
 
-std::optional<std::int64_t> CheckpointStore::latest() {
-  const std::string step = run_on_main(impl_->world, "looking for a checkpoint", [&] {
-    impl_->verified = impl_->directory.newest_valid([](const std::string& message) { log_warning(message); });
-    return impl_->verified ? std::to_string(impl_->verified->step) : std::string();
+void CheckpointStore::save_in_background(std::int64_t step, const Snapshot& snapshot) {
+  wait_for_save();
+  std::vector<std::string> per_rank = impl_->world.gather(to_bytes(snapshot.per_rank));
+  const auto start = Impl::Clock::now();
+  const Snapshot mine = impl_->to_write(snapshot, per_rank);
+  run_on(impl_->world, "copying the state", impl_->writes, [&] {
+    copy_to_host(mine, impl_->copies);
+    impl_->written = false;
+    impl_->writing = std::async(std::launch::async, [impl = impl_.get(), step, start, per_rank = std::move(per_rank)] {
+      const Ending ending(impl->written);
+      set_log_rank(impl->world.rank(), impl->world.size());
+      impl->write(step, impl->copies, per_rank);
+      return std::chrono::duration<double>(Impl::Clock::now() - start).count();
+    });
+    return std::string();
   });
-  return parse_int(step);
+  impl_->in_background = step;
+}
+
+bool CheckpointStore::save_ended() const noexcept {
+  return impl_->world.is_main() && impl_->in_background && impl_->written;
+}
+
+std::optional<BackgroundSave> CheckpointStore::wait_for_save() { return impl_->wait(); }
+
+std::optional<std::int64_t> CheckpointStore::latest() {
+  const auto found = impl_->candidates([&] { return impl_->steps_as_keys(); });
+  return found.empty() ? std::nullopt : std::optional(found.front().step);
 }
 
 Snapshot CheckpointStore::load(std::int64_t step) {
-  return load_on_main(impl_->world, [&] {
-    const bool known = impl_->verified && impl_->verified->step == step;
-    return read_snapshot(impl_->directory, known ? *impl_->verified : impl_->directory.verify(step));
+  const auto found = impl_->candidates([&] { return impl_->steps_as_keys(); });
+  const auto here = std::find_if(found.begin(), found.end(), [&](const auto& c) { return c.step == step; });
+  return load_on(impl_->world, here == found.end() ? 0 : here->rank,
+                 [&] { return read_snapshot(impl_->directory, step); });
+}
+
+std::optional<StoredSnapshot> CheckpointStore::load_latest() {
+  return impl_->load_first(impl_->candidates([&] { return impl_->steps_as_keys(); }));
+}
+
+std::optional<StoredSnapshot> CheckpointStore::load_best() {
+  return impl_->load_first(impl_->candidates([&] {
+    auto keys = impl_->scores;
+    for (auto& [step, key] : keys) {
+      key = impl_->config.mode == MonitorMode::min ? -key : key;
+    }
+    return keys;
+  }));
+}
+
+void CheckpointStore::abandon_after(std::int64_t step) {
+  wait_for_save();
+  run_on(impl_->world, "setting newer checkpoints aside", impl_->writes, [&] {
+    for (const std::string& name : impl_->directory.abandon_after(step)) {
+      log_warning(fmt::format("newer than step {}, and not part of the run any more: {}", step, name));
+    }
+    std::erase_if(impl_->scores, [&](const auto& score) { return score.first > step; });
+    return std::string();
   });
 }
 
+namespace {
+
+// "step-0000000500", with or without a slash at the end; a link is followed, because it was asked for by name.
+path real_folder(const path& named) {
+  std::error_code missing;
+  const path folder = std::filesystem::canonical(named, missing);
+  if (missing) {
+    throw CheckpointError(
+        fmt::format("--resume {}: {}, expected a checkpoint or a run directory", named.string(), missing.message()),
+        "name one checkpoint, e.g. runs/a/checkpoints/step-0000000500, or a run, e.g. runs/a");
+  }
+  return folder;
+}
+
+SavedSnapshot read_newest(const path& run) {
+  const CheckpointDir directory(real_file_system(), run / "checkpoints", run.filename().string(), /*restart=*/0);
+  const auto steps = directory.steps();
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    try {
+      return read_snapshot(directory, *step);
+    } catch (const CheckpointError& error) {
+      log_warning(error.what());
+    }
+  }
+  throw CheckpointError(fmt::format("{}: found no checkpoint that can be read, expected one", run.string()),
+                        "name a run directory, e.g. runs/a, or one checkpoint in it");
+}
+
+}  // namespace
+
 Snapshot load_checkpoint(const path& checkpoint, World& world) {
-  return load_on_main(world, [&] {
-    // "runs/a/checkpoints/step-0000000500", with or without a slash at the end.
-    const path folder = std::filesystem::absolute(checkpoint / ".").parent_path();
-    constexpr std::string_view kPrefix = "step-";
-    const std::string name = folder.filename().string();
-    const auto step = name.starts_with(kPrefix) ? parse_int(name.substr(kPrefix.size())) : std::nullopt;
-    if (!step) {
-      throw CheckpointError(
-          fmt::format("{}: found a folder called '{}', expected step-<number>", checkpoint.string(), name),
-          "name one checkpoint, e.g. runs/a/checkpoints/step-0000000500");
+  return load_on(world, /*source=*/0, [&] {
+    const path folder = real_folder(checkpoint);
+    const auto parsed = parse_directory_name(folder.filename().string());
+    if (!parsed || parsed->kind != DirectoryKind::committed) {
+      return read_newest(folder);
     }
     const CheckpointDir directory(real_file_system(), folder.parent_path(), run_name(folder.parent_path()),
                                   /*restart=*/0);
-    return read_snapshot(directory, directory.verify(*step));
+    return read_snapshot(directory, parsed->step);
   });
 }
 

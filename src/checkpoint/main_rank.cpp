@@ -49,28 +49,36 @@ std::string to_message(const std::exception& error) {
 
 }  // namespace
 
-std::string run_on_main(World& world, std::string_view what, const std::function<std::string()>& work) {
-  std::string message;
-  std::exception_ptr mine;
+std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
+                                const std::function<std::string()>& work) {
+  std::string message{kResult};
+  std::exception_ptr error;
   world.main_first(what, [&] {
-    if (!world.is_main()) {
+    if (!mine) {
       return;
     }
     try {
-      message = kResult + work();
-    } catch (const std::exception& error) {
-      mine = std::current_exception();
-      message = to_message(error);
+      message += work();
+    } catch (const std::exception& caught) {
+      error = std::current_exception();
+      message = to_message(caught);
     }
   });
-  message = world.broadcast_bytes(message);
-  if (mine) {
-    std::rethrow_exception(mine);
+  std::vector<std::string> results = world.gather(message);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    if (results[rank].front() == kFailure) {
+      if (error && rank == static_cast<std::size_t>(world.rank())) {
+        std::rethrow_exception(error);
+      }
+      throw_failure(std::string_view(results[rank]).substr(1));
+    }
+    results[rank].erase(0, 1);
   }
-  if (message.front() == kFailure) {
-    throw_failure(std::string_view(message).substr(1));
-  }
-  return message.substr(1);
+  return results;
+}
+
+std::string run_on_main(World& world, std::string_view what, const std::function<std::string()>& work) {
+  return run_on(world, what, world.is_main(), work).front();
 }
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
-#include "checkpoint/dtype_names.h"
+#include "checkpoint/tensor_views.h"
 
 namespace lockstep {
 namespace {
@@ -32,43 +32,8 @@ void write_bytes(CheckpointWriter& writer, const std::string& name, std::string_
 }
 
 void write_tensors(CheckpointWriter& writer, const std::string& file, const NamedTensors& tensors) {
-  std::vector<at::Tensor> held;
-  std::vector<TensorView> views;
-  for (const auto& [name, tensor] : tensors) {
-    const auto dtype = dtype_name(tensor.scalar_type());
-    if (!dtype) {
-      throw CheckpointError(fmt::format("{}: {} has dtype {}, expected one that safetensors can hold", file, name,
-                                        c10::toString(tensor.scalar_type())),
-                            "convert it before saving");
-    }
-    const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).contiguous());
-    views.push_back({.name = name,
-                     .dtype = std::string(*dtype),
-                     .shape = host.sizes().vec(),
-                     .bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
-  }
-  writer.add(file, [&](const auto& append) { write_safetensors(views, {{"format", "pt"}}, append); });
-}
-
-NamedTensors read_tensors(const SafetensorsReader& reader, const std::string& file) {
-  NamedTensors tensors;
-  for (const TensorEntry& entry : reader.entries()) {
-    const auto dtype = dtype_of(entry.dtype);
-    if (!dtype) {
-      throw CheckpointError(
-          fmt::format("{}: {} has dtype {}, expected one that LibTorch has", file, entry.name, entry.dtype));
-    }
-    at::Tensor tensor = at::empty(entry.shape, *dtype);
-    reader.read(entry, {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
-    tensors.emplace_back(entry.name, std::move(tensor));
-  }
-  return tensors;
-}
-
-std::string read_bytes(const RandomAccessFile& file) {
-  std::string bytes(static_cast<std::size_t>(file.size()), '\0');
-  file.read(0, std::as_writable_bytes(std::span(bytes)));
-  return bytes;
+  const TensorViews views(tensors, file);
+  writer.add(file, [&](const auto& append) { views.write(append); });
 }
 
 /// The store's own values, numbers in the file.
@@ -156,36 +121,49 @@ void write_snapshot(CheckpointWriter& writer, std::int64_t step, const Snapshot&
   }
 }
 
-SavedSnapshot read_snapshot(const CheckpointDir& directory, const Manifest& manifest) {
-  const auto has = [&](std::string_view name) {
-    return std::any_of(manifest.files.begin(), manifest.files.end(),
-                       [&](const auto& file) { return file.name == name; });
-  };
-  const auto where = [&](std::string_view name) { return (directory.path(manifest.step).filename() / name).string(); };
+std::map<std::string, std::string> peek_values(const CheckpointDir& directory, std::int64_t step) {
+  constexpr std::int64_t kMaxBytes = 1 << 20;
+  try {
+    return parse_state(directory.read(step, std::string(kStateName), kMaxBytes));
+  } catch (const std::exception&) {
+    return {};
+  }
+}
 
-  if (!has(kStateName)) {
+SavedSnapshot read_snapshot(const CheckpointDir& directory, std::int64_t step) {
+  std::map<std::string, at::Tensor> contents;  // rows of bytes
+  for (const Manifest::File& file : directory.manifest(step).files) {
+    at::Tensor& bytes = contents[file.name] = at::empty({file.size}, at::kByte);
+    directory.read(step, file, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()});
+  }
+  const auto where = [&](std::string_view name) { return (directory.path(step).filename() / name).string(); };
+  const auto text_of = [&](const std::string& name) {
+    const auto found = contents.find(name);
+    return found == contents.end() ? std::nullopt
+                                   : std::optional(std::string(static_cast<const char*>(found->second.const_data_ptr()),
+                                                               found->second.nbytes()));
+  };
+
+  const auto state = text_of(std::string(kStateName));
+  if (!state) {
     throw CheckpointError(fmt::format("{}: found no such file, expected one", where(kStateName)));
   }
   SavedSnapshot saved;
   std::size_t world_size = 0;
-  const std::string text = read_bytes(*directory.open(manifest.step, std::string(kStateName)));
   try {
-    saved.snapshot.values = parse_state(text);
-    world_size = checked_world_size(saved.snapshot.values, manifest.step);
+    saved.snapshot.values = parse_state(*state);
+    world_size = checked_world_size(saved.snapshot.values, step);
   } catch (const std::runtime_error& error) {
     throw CheckpointError(fmt::format("{}: {}", where(kStateName), error.what()),
                           "use the lockstep version that wrote it, or another checkpoint");
   }
-  for (const Manifest::File& file : manifest.files) {
-    if (file.name.ends_with(kTensorsSuffix)) {
-      const SafetensorsReader reader(directory.open(manifest.step, file.name), where(file.name));
-      saved.snapshot.tensors[file.name.substr(0, file.name.size() - kTensorsSuffix.size())] =
-          read_tensors(reader, where(file.name));
+  for (const auto& [name, bytes] : contents) {
+    if (name.ends_with(kTensorsSuffix)) {
+      saved.snapshot.tensors[name.substr(0, name.size() - kTensorsSuffix.size())] = view_tensors(bytes, where(name));
     }
   }
   for (std::size_t rank = 0; rank < world_size; ++rank) {
-    const std::string name = rank_file_name(rank);
-    saved.per_rank.push_back(has(name) ? read_bytes(*directory.open(manifest.step, name)) : std::string());
+    saved.per_rank.push_back(text_of(rank_file_name(rank)).value_or(""));
   }
   return saved;
 }

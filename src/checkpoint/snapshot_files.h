@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,7 +25,10 @@ struct SavedSnapshot {
   std::vector<std::string> per_rank{};  ///< one for every rank of the run that wrote it
 };
 
-/// Reads a checkpoint that was verified. Throws: CheckpointError naming file and fault, IoError.
-SavedSnapshot read_snapshot(const CheckpointDir& directory, const Manifest& manifest);
+/// The values alone, of a checkpoint whose other files are not looked at; {} when they cannot be read.
+std::map<std::string, std::string> peek_values(const CheckpointDir& directory, std::int64_t step);
+
+/// Reads every byte of a checkpoint once, and checks it. Throws: CheckpointError naming file and fault, IoError.
+SavedSnapshot read_snapshot(const CheckpointDir& directory, std::int64_t step);
 
 }  // namespace lockstep

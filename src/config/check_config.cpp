@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "config/field_value.h"
+#include "config/name_template.h"
 
 namespace lockstep {
 namespace {
@@ -19,6 +20,7 @@ class Checker {
     check_ranges();
     check_devices();
     check_names();
+    check_checkpoints();
     check_contradictions();
     return std::move(problems_);
   }
@@ -91,13 +93,20 @@ class Checker {
       refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)), "use for example runs/first");
     }
     if (trim(config_.resume).empty()) {
-      refuse(fmt::format("{}: expected auto, never, require or a checkpoint directory",
-                         label("resume", std::string("\"\""))),
+      refuse(fmt::format("{}: expected auto, never, last, best or a directory", label("resume", std::string("\"\""))),
              "use --resume auto to go on where the run stopped, if it did");
     } else if (const std::string word = to_lower(config_.resume);
-               word != config_.resume && (word == "auto" || word == "never" || word == "require")) {
+               word != config_.resume && (word == "auto" || word == "never" || word == "last" || word == "best")) {
       refuse(fmt::format("{}: expected lower case", label("resume", config_.resume)),
              fmt::format("use {} (or ./{} for a directory)", word, config_.resume));
+    }
+  }
+
+  void check_checkpoints() {
+    const CheckpointConfig& c = config_.checkpoint;
+    if (const auto fault = find_name_fault(c.name)) {
+      refuse(fmt::format("{}: {}", label("checkpoint.name", c.name), *fault),
+             "use for example epoch{epoch}-{val_loss:.3f}");
     }
   }
 
@@ -108,10 +117,15 @@ class Checker {
                          label("max_steps", c.max_steps)),
              "set one of them, for example --max_epochs 1");
     }
-    if (c.fresh && c.resume == "require") {
+    if (c.fresh && (c.resume == "last" || c.resume == "best")) {
       refuse(
           fmt::format("{} with {}: starting over resumes nothing", label("fresh", c.fresh), label("resume", c.resume)),
           "leave one of them out");
+    }
+    if (c.resume == "best" && c.checkpoint.monitor.empty()) {
+      refuse(fmt::format("{} with {}: nothing says what is best", label("resume", c.resume),
+                         label("checkpoint.monitor", std::string("\"\""))),
+             "name the metric, for example --checkpoint.monitor val_loss");
     }
     if (c.strategy == StrategyKind::single && c.nprocs > 1) {
       refuse(fmt::format("{} with {}: a single rank was asked for, and {}", label("strategy", c.strategy),

@@ -104,6 +104,19 @@ struct EnumText<GradCompression> {
   static constexpr ForeignSpelling kForeign[] = {{"powersgd", "not available; use bf16 or fp16"}};
 };
 
+template <>
+struct EnumText<MonitorMode> {
+  static constexpr Spelling kSpellings[] = {spell("min", MonitorMode::min), spell("max", MonitorMode::max)};
+  static constexpr ForeignSpelling kForeign[] = {{"auto", "use min for a loss, max for an accuracy"}};
+};
+
+template <>
+struct EnumText<SaveErrorPolicy> {
+  static constexpr Spelling kSpellings[] = {spell("continue", SaveErrorPolicy::go_on),
+                                            spell("stop", SaveErrorPolicy::stop)};
+  static constexpr ForeignSpelling kForeign[] = {{"ignore", "use continue"}, {"raise", "use stop"}};
+};
+
 /// What is said about a field besides its value.
 struct FieldInfo {
   std::string_view name{};  ///< "batch_size", "optim.lr"
@@ -165,7 +178,8 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false},
         c.allow_fallback);
   visit(Info{.name = "resume",
-             .help = "auto (the newest checkpoint, if there is one), never, require, or a checkpoint directory",
+             .help = "auto (the newest checkpoint, if there is one), never, last, best, or a directory: a checkpoint's "
+                     "or another run's",
              .ranks_agree = false},
         c.resume);
   visit(Info{.name = "fresh",
@@ -240,10 +254,37 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "save after this many steps; 0: never by steps; the end of a run and a stop are always saved",
              .minimum = 0},
         c.checkpoint.every_steps);
+  visit(Info{.name = "checkpoint.every_s",
+             .help = "save after this many seconds, at the next step; 0: never by time",
+             .minimum = 0,
+             .maximum = 1e9},
+        c.checkpoint.every_s);
+  visit(Info{.name = "checkpoint.async",
+             .help = "write checkpoints in the background, from a copy of the state on the host"},
+        c.checkpoint.async);
   visit(Info{.name = "checkpoint.keep_last",
              .help = "newest checkpoints to keep; 2 at least: a new one is durable before an old one is deleted",
              .minimum = 2},
         c.checkpoint.keep_last);
+  visit(Info{.name = "checkpoint.monitor",
+             .help = "metric that says which checkpoints are best, for example val_loss; empty: none"},
+        c.checkpoint.monitor);
+  visit(Info{.name = "checkpoint.mode", .help = "whether a small or a large monitored metric is better"},
+        c.checkpoint.mode);
+  visit(Info{.name = "checkpoint.keep_best",
+             .help = "with checkpoint.monitor: best checkpoints to keep besides the newest",
+             .minimum = 0},
+        c.checkpoint.keep_best);
+  visit(Info{.name = "checkpoint.name",
+             .help = "name of a link beside each checkpoint, from {step}, {epoch} and metrics: "
+                     "epoch{epoch}-{val_loss}; empty: none"},
+        c.checkpoint.name);
+  visit(
+      Info{.name = "checkpoint.on_error",
+           .help = "when a checkpoint cannot be written: continue (the third failure in a row stops the run), or stop"},
+      c.checkpoint.on_error);
+  visit(Info{.name = "checkpoint.per_node", .help = "every node keeps the checkpoints in a run directory of its own"},
+        c.checkpoint.per_node);
   visit(Info{.name = "checkpoint.allow_partial", .help = "load a checkpoint whose parameters match only in part"},
         c.checkpoint.allow_partial);
 
@@ -314,6 +355,11 @@ void visit_fields(Config& c, Visit&& visit) {
         c.report.jsonl);
   visit(Info{.name = "report.csv", .help = "write metrics.csv in the run directory", .ranks_agree = false},
         c.report.csv);
+  visit(Info{.name = "report.record",
+             .help = "steps between records of samples, loss and weights as digests (records-<rank>.bin, for lockstep "
+                     "compare); 0: none",
+             .minimum = 0},
+        c.report.record);
   visit(
       Info{.name = "report.log_dir",
            .help = "own launcher: keep what each rank prints in <log_dir>/<run id>/attempt_<n>/rank_<r>.log; empty: no",

@@ -276,7 +276,9 @@ void Ddp::check_all_used(Reduction& reduction, const Set& set) const {
 
 void Ddp::read_lane(Reduction& reduction) {
   const at::Tensor& lane = reduction.lane.grad();
-  const auto read = [this](const float* sums) { agreed_ = {.stop = sums[kStop] > 0, .save = sums[kSave] > 0}; };
+  const auto read = [this](const float* sums) {
+    agreed_ = {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};
+  };
   if (!reduction.lane_copied) {
     read(lane.const_data_ptr<float>());
     return;
@@ -298,13 +300,14 @@ void Ddp::zero_grad(std::size_t set) {
 }
 
 void Ddp::put(ControlLane mine) {
-  if (mine.stop == sent_.stop && mine.save == sent_.save) {
+  if (mine == sent_) {
     return;
   }
   sent_ = mine;
   const at::NoGradGuard no_grad;
   lane_values_.select(0, kStop).fill_(mine.stop ? 1 : 0);
   lane_values_.select(0, kSave).fill_(mine.save ? 1 : 0);
+  lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
 }
 
 ControlLane Ddp::agreed() { return agreed_; }

@@ -40,7 +40,7 @@ class Ddp final : public SingleDevice {
   // the reducer that the module does not know. backward() starts from the loss and from this lane with the rank's own
   // values as its gradient, so they are averaged with the first bucket at no visible cost, and every rank reads the
   // same numbers after the same step. On a GPU the copy to the host is not waited for: it is read one step later.
-  enum LaneSlot : std::int64_t { kStop, kSave, kCount, kLaneSize = 4 };
+  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kLaneSize };
   at::Tensor lane_values_{};  // [4] on the device: this rank's
   ControlLane sent_{};
 };

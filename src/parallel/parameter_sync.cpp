@@ -1,6 +1,9 @@
 #include "parallel/parameter_sync.h"
 
+#include <algorithm>
+#include <functional>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -49,6 +52,10 @@ void broadcast(std::vector<at::Tensor> tensors, World& world) {
   progress.end();
 }
 
+at::ScalarType integer_of(std::int64_t bytes) {
+  return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : bytes == 2 ? at::kShort : at::kByte;
+}
+
 }  // namespace
 
 void compare_parameters(const torch::nn::Module& module, World& world) {
@@ -74,6 +81,39 @@ void broadcast_module(const torch::nn::Module& module, World& world) {
 void broadcast_buffers(const torch::nn::Module& module, World& world) {
   const at::NoGradGuard no_grad;
   broadcast(module.buffers(), world);
+}
+
+at::Tensor parameter_digests(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sums;
+  for (const auto& parameter : module.parameters()) {
+    const at::Tensor bits = parameter.is_complex() ? at::view_as_real(parameter) : parameter.detach();
+    sums.push_back(bits.view(integer_of(bits.element_size())).sum(at::kLong));
+  }
+  return sums.empty() ? at::empty({0}, at::kLong) : at::stack(sums);
+}
+
+void check_replicas(const torch::nn::Module& module, World& world) {
+  if (world.size() == 1) {
+    return;
+  }
+  const at::Tensor digests = parameter_digests(module).cpu();
+  const std::string_view bytes(static_cast<const char*>(digests.const_data_ptr()), digests.nbytes());
+  const std::vector<std::string> all = world.gather(bytes);
+  if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) == all.end()) {
+    return;
+  }
+  std::string lines;
+  for (std::int64_t i = 0; const auto& parameter : module.named_parameters()) {
+    lines += fmt::format("{} {:016x}\n", parameter.key(), digests[i++].item<std::int64_t>());
+  }
+  const auto difference = find_disagreement(world.gather(lines));
+  LOCKSTEP_ASSERT(difference.has_value(), "the digests differ");
+  throw CommError(fmt::format("parameters have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
+                              printable(difference->found), difference->others, printable(difference->expected)),
+                  "nothing was saved; the checkpoint before is good. Look for code that changes parameters on one rank "
+                  "only, and for hardware errors on that rank's machine",
+                  ExitCode::disagree);
 }
 
 }  // namespace lockstep

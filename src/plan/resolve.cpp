@@ -162,6 +162,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     findings.warnings = identity->hints;
   }
   Plan plan{.config = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
+  plan.restart = identity ? identity->restart : 0;
   auto devices = choose_devices(config, hardware, identity, findings);
   plan.world_size = expected_world_size(config, identity, devices);
   if (plan.world_size > 0) {

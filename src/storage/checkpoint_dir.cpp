@@ -152,6 +152,13 @@ Manifest CheckpointDir::verify(std::int64_t step) const {
   return manifest;
 }
 
+void CheckpointDir::read(std::int64_t step, const Manifest::File& file, std::span<std::byte> out) const {
+  LOCKSTEP_ASSERT(static_cast<std::int64_t>(out.size()) == file.size, "room for the whole file");
+  read_checked(fs_, path(step) / file.name, file, [&](std::int64_t offset, std::int64_t size) {
+    return out.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
+  });
+}
+
 std::string CheckpointDir::read(std::int64_t step, const std::string& name, std::int64_t max_bytes) const {
   const Manifest manifest = this->manifest(step);
   const Path directory = path(step);
@@ -217,6 +224,19 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
     fs_.sync_directory(directory_);
   }
   return removed;
+}
+
+std::vector<std::string> CheckpointDir::abandon_after(std::int64_t step) {
+  std::vector<std::string> names;
+  for (const auto& [newer, name] : committed_directories(fs_, directory_)) {
+    if (newer > step) {
+      fs_.rename(directory_ / name, directory_ / names.emplace_back(abandoned_name(newer)));
+    }
+  }
+  if (!names.empty()) {
+    fs_.sync_directory(directory_);
+  }
+  return names;
 }
 
 void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep) {

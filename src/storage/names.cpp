@@ -1,10 +1,10 @@
 #include "storage/names.h"
 
 #include <algorithm>
-#include <random>
 
 #include <fmt/format.h>
 
+#include "base/random_id.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -14,11 +14,6 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kAside = ".old.";
 constexpr std::string_view kTemporary = ".tmp.";
 constexpr std::size_t kNonceDigits = 16;
-
-std::string nonce() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
-}
 
 bool is_nonce(std::string_view text) {
   return text.size() == kNonceDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
@@ -36,8 +31,11 @@ bool has_only(std::string_view name, std::string_view others) noexcept {
 }  // namespace
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
-std::string aside_name(std::int64_t step) { return fmt::format("{}{}{}", step_name(step), kAside, nonce()); }
-std::string temporary_name(std::int64_t step) { return fmt::format("{}{}{}", step_name(step), kTemporary, nonce()); }
+std::string aside_name(std::int64_t step) { return fmt::format("{}{}{}", step_name(step), kAside, random_id()); }
+std::string temporary_name(std::int64_t step) {
+  return fmt::format("{}{}{}", step_name(step), kTemporary, random_id());
+}
+std::string abandoned_name(std::int64_t step) { return fmt::format("{}.abandoned.{}", step_name(step), random_id()); }
 
 std::optional<DirectoryName> parse_directory_name(std::string_view name) {
   if (!name.starts_with(kPrefix)) {

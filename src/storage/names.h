@@ -25,6 +25,8 @@ std::string step_name(std::int64_t step);
 std::string aside_name(std::int64_t step);      ///< a new nonce in every call
 std::string temporary_name(std::int64_t step);  ///< a new nonce in every call
 
+std::string abandoned_name(std::int64_t step);  ///< a new nonce in every call; left alone by everybody
+
 /// nullopt: not one of ours, to be left alone.
 std::optional<DirectoryName> parse_directory_name(std::string_view name);
 

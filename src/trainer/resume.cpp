@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <ATen/Parallel.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/rng_state.h>
@@ -33,6 +35,9 @@ constexpr std::string_view kConfig = "config.";
 // What may change from one start to the next without a word: where and how long, not what is learned.
 // The global batch is the loader's to compare.
 bool may_change(std::string_view field) {
+  if (field.starts_with("checkpoint.") || field.starts_with("report.")) {
+    return true;
+  }
   constexpr std::array<std::string_view, 7> kFields{"max_epochs", "max_steps",    "max_time_s",       "nprocs",
                                                     "batch_size", "accumulation", "global_batch_size"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
@@ -48,11 +53,19 @@ void warn_about_changes(const TrainConfig& config, const Snapshot& snapshot, con
       log_warning(fmt::format("--{} is {} now, {} when the checkpoint was written", name, value, saved->second));
     }
   }
+  const auto threads = snapshot.values.find("threads");
+  if (const auto now = std::to_string(at::get_num_threads());
+      threads != snapshot.values.end() && threads->second != now) {
+    log_warning(
+        fmt::format("{} threads per rank now, {} when the checkpoint was written: sums over many numbers may round "
+                    "differently",
+                    now, threads->second));
+  }
 }
 
 }  // namespace
 
-Snapshot make_snapshot(const RunParts& run) {
+Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
   Snapshot snapshot;
   snapshot.tensors["model"] = module_tensors(run.module);
   snapshot.tensors["optimizer"] = run.strategy.optimizer_state();
@@ -75,6 +88,10 @@ Snapshot make_snapshot(const RunParts& run) {
   for (const auto& [name, value] : config_values(run.plan.config)) {
     values[std::string(kConfig) + name] = value;
   }
+  for (const auto& [name, value] : measured) {
+    values[fmt::format("metric.{}", name)] = fmt::format("{:.17g}", value);
+  }
+  values["threads"] = std::to_string(at::get_num_threads());
   snapshot.per_rank = rng_state(run.world.device());
   return snapshot;
 }

@@ -22,7 +22,8 @@ struct RunParts {
   TrainState& state;
 };
 
-Snapshot make_snapshot(const RunParts& run);
+/// `measured`: metrics of this very step.
+Snapshot make_snapshot(const RunParts& run, const Metrics& measured);
 
 /// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not
 /// fit; nothing is changed then. Warns about every hyperparameter that differs.

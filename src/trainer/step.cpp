@@ -120,7 +120,7 @@ StepResult Step::result() const {
 void Meter::add(const StepOutput& output, std::int64_t samples) {
   const at::NoGradGuard no_grad;
   if (sums_.empty()) {
-    const auto zero = at::zeros({}, output.loss.options().dtype(at::kFloat));
+    const auto zero = at::zeros({}, output.loss.options().dtype(at::kDouble));
     if (names_.empty()) {
       names_.emplace_back("loss");
       for (const auto& [name, value] : output.metrics) {

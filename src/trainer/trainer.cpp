@@ -1,8 +1,6 @@
 // Training on one page: fit() is the loop, Task::optimize in step.cpp one step of it.
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <limits>
 #include <optional>
 
 #include <fmt/format.h>
@@ -19,10 +17,13 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/text.h"
+#include "parallel/parameter_sync.h"
 #include "report/console.h"
 #include "report/progress_bar.h"
 #include "trainer/resume.h"
+#include "trainer/run_checkpoints.h"
 #include "trainer/run_files.h"
+#include "trainer/step_recorder.h"
 #include "trainer/validate.h"
 #include "world/world_access.h"
 
@@ -31,6 +32,8 @@ namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kValidationPrefix = "val_";
 
 struct Parts {
   Plan plan;
@@ -56,9 +59,25 @@ class Fit {
         validation_(validation),
         strategy_(make_strategy(plan_, world_)),
         files_(plan_, world_.is_main()),
+        checkpoints_(plan_, world_, files_),
+        recorder_(config_, world_),
         progress_(trainer.console, config_.report.progress) {}
 
   FitResult run() {
+    try {
+      return train();
+    } catch (const CommError&) {
+      throw;  // the rank that is the cause says where to go on
+    } catch (const IoError&) {
+      throw;  // saving is what failed, or would
+    } catch (...) {
+      save_after_failure();
+      throw;
+    }
+  }
+
+ private:
+  FitResult train() {
     prepare();
     notify(Stage::fit_start);
     while (!finished()) {  // limits and the agreed stop: the same answer on every rank
@@ -79,22 +98,25 @@ class Fit {
           (due(config_.validate.every_steps) || epoch_due(config_.validate.every_epochs, *batches))) {
         validate();
       }
-      if (agreed_.save || due(config_.checkpoint.every_steps) || epoch_due(config_.checkpoint.every_epochs, *batches)) {
+      if (agreed_.save_ended) {
+        tell_saved(checkpoints_.collect());
+      }
+      if (agreed_.save || checkpoints_.is_due(state_, batches->ends_epoch)) {
         save();
       }
     }
     return finish();
   }
 
- private:
   void prepare() {
     record_.set_phase(Phase::prepare);
     torch::nn::Module& module = task_.module();
     module.to(world_.device());
     module.train();
     strategy_->prepare(module, task_.optimizers());
-    if (config_.checkpoint.enabled) {
-      store_.emplace(std::filesystem::path(run_directory(config_)) / "checkpoints", config_.checkpoint, world_);
+    if (monitors_validation() && validation_ == nullptr) {
+      throw ConfigError(fmt::format("--checkpoint.monitor {}: found no validation data", config_.checkpoint.monitor),
+                        "give fit() a validation source, or monitor a metric of the training, such as loss");
     }
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
@@ -106,57 +128,25 @@ class Fit {
                         "set --max_steps or --optim.decay_steps");
     }
     files_.open_metrics(state_.step);
+    recorder_.open(state_.step);
     report_time_ = Clock::now();
     report_samples_ = state_.samples;
   }
 
   void resume() {
-    if (!store_) {
-      return;
-    }
     record_.set_phase(Phase::resume);
-    if (config_.resume == "never") {
-      if (store_->latest()) {
-        throw CheckpointError(fmt::format("--resume never: {} has checkpoints already", run_directory(config_)),
-                              "start over with --fresh, give this run another --run_name, or resume");
-      }
-      return;
-    }
-    std::optional<Snapshot> snapshot;
-    std::string from = config_.resume;
-    if (from == "auto" || from == "require") {
-      if (const auto latest = store_->latest()) {
-        snapshot = store_->load(*latest);
-        from = fmt::format("step {} in {}", *latest, run_directory(config_));
-      } else if (from == "require") {
-        throw CheckpointError(fmt::format("--resume require: no checkpoint in {}", run_directory(config_)),
-                              "check --run_dir and --run_name, or use --resume auto");
-      }
-    } else {
-      snapshot = load_checkpoint(from, world_);
-      refuse_newer_than(*snapshot);
-    }
-    if (!snapshot) {
+    const auto origin = checkpoints_.find_origin();
+    if (!origin) {
       return;
     }
     auto parts = run_parts();
-    restore(parts, *snapshot);
+    restore(parts, origin->snapshot);
     resumed_ = true;
     steps_at_start_ = state_.step;
-    last_saved_ = state_.step;
-    console_.line(fmt::format("resuming from {} (epoch {}, {} samples seen)", from, state_.epoch, state_.samples));
-    files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", from}});
-  }
-
-  // Going on from an older state would leave two histories in one directory.
-  void refuse_newer_than(const Snapshot& snapshot) {
-    const auto latest = store_->latest();
-    const auto step = parse_int(snapshot.values.at("step"));
-    if (latest && step && *latest > *step) {
-      throw CheckpointError(fmt::format("--resume {} is step {}, but {} has step {} already", config_.resume, *step,
-                                        run_directory(config_), *latest),
-                            "go on from there with --resume auto, or give this run another --run_name");
-    }
+    checkpoints_.begin_at(state_.step);
+    console_.line(
+        fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch, state_.samples));
+    files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
   }
 
   RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_}; }
@@ -183,7 +173,11 @@ class Fit {
   }
 
   void step(const StepBatches& batches) {
-    strategy_->put({.stop = control_.stop_requested() != StopKind::none, .save = control_.take_checkpoint_request()});
+    stands_ = false;
+    measured_.clear();
+    strategy_->put({.stop = control_.stop_requested() != StopKind::none,
+                    .save = control_.take_checkpoint_request() || checkpoints_.asks_by_time(),
+                    .save_ended = checkpoints_.has_ended()});
     Step step({.strategy = *strategy_,
                .world = world_,
                .config = config_,
@@ -198,6 +192,8 @@ class Fit {
     state_.samples += batches.global_samples;
     agreed_ = strategy_->agreed();
     last_ = step.result();
+    recorder_.add(state_, batches, last_, task_.module());
+    stands_ = true;
     show_progress(batches);
   }
 
@@ -231,6 +227,9 @@ class Fit {
     report_time_ = now;
     report_samples_ = state_.samples;
     publish(Stage::report, metrics);
+    if (!monitors_validation()) {
+      check_monitor(metrics);
+    }
   }
 
   void publish(Stage stage, const Metrics& metrics) {
@@ -238,6 +237,7 @@ class Fit {
     std::vector<Metric> line;  // the console shows epoch and rate in its own way
     for (const auto& [name, value] : metrics) {
       row.push_back({.name = name, .value = value});
+      measured_.emplace_back(name, value);
       if (name != "epoch" && name != "samples_per_s") {
         line.push_back(row.back());
       }
@@ -255,36 +255,76 @@ class Fit {
               {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
         });
     for (auto& [name, value] : metrics) {
-      name = "val_" + name;
+      name = fmt::format("{}{}", kValidationPrefix, name);
     }
     publish(Stage::validation_end, metrics);
+    if (monitors_validation()) {
+      check_monitor(metrics);
+    }
     report_time_ = Clock::now();  // its time is not training time
     report_samples_ = state_.samples;
   }
 
-  void save() {
-    if (!store_ || last_saved_ == state_.step) {
-      return;
-    }
-    record_.set_phase(Phase::save);
+  Snapshot snapshot() {
     WorldAccess::settle_device(world_);
-    const auto start = Clock::now();
-    store_->save(state_.step, make_snapshot(run_parts()));
-    last_saved_ = state_.step;
-    files_.event("save",
-                 {{"step", state_.step}, {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}});
-    notify(Stage::checkpoint_saved);
+    check_replicas(task_.module(), world_);
+    recorder_.flush();
+    return make_snapshot(run_parts(), measured_);
+  }
+
+  bool monitors_validation() const { return config_.checkpoint.monitor.starts_with(kValidationPrefix); }
+
+  // Known only now; what was trained so far is not lost.
+  void check_monitor(const Metrics& measured) {
+    const std::string& monitor = config_.checkpoint.monitor;
+    std::vector<std::string> names;
+    for (const auto& [name, value] : measured) {
+      names.push_back(name);
+    }
+    if (!monitor.empty() && std::find(names.begin(), names.end(), monitor) == names.end()) {
+      save();
+      throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
+                        fmt::format("use one of {}", join(names, ", ")));
+    }
+  }
+
+  void save() {
+    record_.set_phase(Phase::save);
+    tell_saved(checkpoints_.save(state_.step, [this] { return snapshot(); }));
+  }
+
+  void tell_saved(const RunCheckpoints::Saves& saves) {
+    for (const BackgroundSave& saved : saves) {
+      notify(Stage::checkpoint_saved, nullptr, saved.seconds);
+    }
+  }
+
+  // A run of one rank stands at the end of a step, or nowhere that could be saved. Of several ranks nobody knows.
+  void save_after_failure() noexcept {
+    try {
+      if (stands_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
+        checkpoints_.save_at_end(state_.step, [this] { return snapshot(); });
+      }
+      if (const auto step = checkpoints_.durable()) {
+        log_info(
+            fmt::format("step {} is saved in {}: the same command goes on from there", *step, run_directory(config_)));
+      }
+    } catch (const std::exception& error) {
+      log_warning(fmt::format("not saved after the failure: {}", error.what()));
+    }
   }
 
   FitResult finish() {
     record_.set_phase(Phase::finish);
-    if (state_.step > 0 && !(resumed_ && last_saved_ == state_.step)) {
+    if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
       if (!due(config_.report.every_steps)) {
         report();  // what was measured since the last report
       }
-      save();
+      record_.set_phase(Phase::save);
+      tell_saved(checkpoints_.save_at_end(state_.step, [this] { return snapshot(); }));
     }
     record_.set_phase(Phase::finish);
+    recorder_.flush();
     progress_.finish_phase();
     FitResult result{.state = state_, .stop = agreed_.stop ? agree_on_stop() : StopKind::none, .why = {}};
     result.why = describe_end(result.stop);
@@ -311,7 +351,8 @@ class Fit {
 
   std::string describe_end(StopKind stop) const {
     const std::string where = fmt::format("step {}, epoch {}", state_.step, state_.epoch);
-    const std::string saved = store_ ? fmt::format(", saved in {}", run_directory(config_)) : std::string();
+    const std::string saved =
+        config_.checkpoint.enabled ? fmt::format(", saved in {}", run_directory(config_)) : std::string();
     if (stop == StopKind::program) {
       return fmt::format("stopped at {}: {}{}", where, stop_reason_, saved);
     }
@@ -327,10 +368,10 @@ class Fit {
     return fmt::format("finished at {}{}", where, saved);
   }
 
-  void notify(Stage stage, const Metrics* metrics = nullptr) {
+  void notify(Stage stage, const Metrics* metrics = nullptr, double seconds = 0) {
     for (const auto& callback : callbacks_) {
       if ((callback->stages() & static_cast<std::uint32_t>(stage)) != 0) {
-        callback->on({stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, metrics});
+        callback->on({stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, metrics, seconds});
       }
     }
   }
@@ -347,8 +388,9 @@ class Fit {
   BatchSource* validation_;
   std::unique_ptr<Strategy> strategy_;
   RunFiles files_;
+  RunCheckpoints checkpoints_;
+  StepRecorder recorder_;
   ProgressBar progress_;
-  std::optional<CheckpointStore> store_{};
   Meter meter_{};
   TrainState state_{};
   StepResult last_{};
@@ -358,7 +400,8 @@ class Fit {
   bool resumed_ = false;
   std::int64_t steps_at_start_ = 0;
   std::int64_t total_steps_ = 0;  // 0: not limited
-  std::int64_t last_saved_ = -1;
+  Metrics measured_{};            // since the last step
+  bool stands_ = true;            // between two steps
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};
   std::string stop_reason_{};

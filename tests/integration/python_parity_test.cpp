@@ -1,8 +1,15 @@
 // The same numbers as Python PyTorch, checked against the real one.
 #include <cmath>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/tensor_file.h>
 
 #include "support/python.h"
 #include "support/requirements.h"
@@ -54,6 +61,31 @@ TEST(PythonSafetensors, OpensACheckpoint) {
       {python, std::string(PARITY_DIR) + "/load_checkpoint.py", newest_checkpoint(dir.path() / "run").string()});
   EXPECT_EQ(loaded.code, 0) << loaded.err;
   EXPECT_THAT(loaded.out, HasSubstr("4 tensors"));
+}
+
+struct TwoLayers : torch::nn::Module {
+  TwoLayers() {
+    register_module("a", torch::nn::Linear(10, 16));
+    register_module("b", torch::nn::Linear(16, 1));
+  }
+};
+
+TEST(PythonWeights, AreLoaded) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(
+      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
+                          "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  const auto file = dir.path() / "weights.safetensors";
+  const auto saved = run_program({python, std::string(PARITY_DIR) + "/save_weights.py", file.string()});
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  TwoLayers net;
+  load_module(net, load_tensors(file));
+  double sum = 0;
+  for (const auto& parameter : net.parameters()) {
+    sum += parameter.to(at::kDouble).sum().item<double>();
+  }
+  EXPECT_THAT(saved.out, HasSubstr(fmt::format("sum {:.6f}", sum)));
 }
 
 TEST(PythonSampler, HasTheSameOrder) {

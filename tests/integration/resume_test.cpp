@@ -206,12 +206,12 @@ TEST_F(Resume, FromANamedCheckpointNeedsARunWithoutNewerOnes) {
   EXPECT_TRUE(final_state(dir_.path() / "branch") == straight_);
 }
 
-TEST_F(Resume, RequireNeedsACheckpoint) {
+TEST_F(Resume, LastNeedsACheckpoint) {
   auto required = train();
-  required.insert(required.end(), {"--resume", "require"});
+  required.insert(required.end(), {"--resume", "last"});
   const auto result = run_program(required);
   EXPECT_EQ(result.code, 65) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("--resume require: no checkpoint"));
+  EXPECT_THAT(result.err, HasSubstr("--resume last: no checkpoint"));
 }
 
 }  // namespace

@@ -20,9 +20,10 @@ namespace {
 constexpr std::int64_t kSize = 103;  // no batch divides it
 
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(double dropout) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
+  NetImpl(double dropout, at::ScalarType dtype) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
     a = register_module("a", torch::nn::Linear(10, 16));
     b = register_module("b", torch::nn::Linear(16, 1));
+    to(dtype);
   }
   at::Tensor forward(const at::Tensor& x) { return b(drop(at::tanh(a(x)))); }
   torch::nn::Dropout drop;
@@ -33,13 +34,18 @@ TORCH_MODULE(Net);
 struct Options {
   double dropout = 0.2;
   bool noise = true;
+  bool fp64 = false;
   std::string optimizer = "adamw";
-  std::string ledger;  // folder: every rank notes the samples of each step
+  std::string ledger;      // folder: every rank notes the samples of each step
+  std::int64_t stops = 0;  // instead of one run: for each step up to this one a run that stops there and is resumed
+  std::int64_t stride = 1;
   std::int64_t fail_step = -1;
   std::int64_t fail_rank = 0;
   std::string fail = "throw";         // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7
   std::string fail_in = "optimizer";  // init, data, forward, backward, optimizer, validation, teardown
 };
+
+at::ScalarType dtype_of(const Options& options) { return options.fp64 ? at::kDouble : at::kFloat; }
 
 [[noreturn]] void throw_error() { throw std::runtime_error("cannot decode sample 4411"); }
 [[noreturn]] void throw_in_noexcept() noexcept { throw_error(); }
@@ -89,11 +95,12 @@ class Failure {
 // Sample i is a function of i, with noise that depends on (seed, epoch, sample) only.
 class Points final : public lockstep::Dataset {
  public:
-  Points(bool noise, std::function<void()> before) : noise_(noise), before_(std::move(before)) {}
+  Points(bool noise, at::ScalarType dtype, std::function<void()> before)
+      : noise_(noise), dtype_(dtype), before_(std::move(before)) {}
   std::int64_t size() const override { return kSize; }
   lockstep::Batch get(std::span<const std::int64_t> ids, const lockstep::SampleSeed& seed) const override {
     before_();
-    auto x = at::empty({static_cast<std::int64_t>(ids.size()), 10});
+    auto x = at::empty({static_cast<std::int64_t>(ids.size()), 10}, dtype_);
     for (std::size_t row = 0; row < ids.size(); ++row) {
       const double shift = noise_ ? static_cast<double>(seed(ids[row]) % 1000) * 1e-4 : 0.0;
       x[static_cast<std::int64_t>(row)].copy_(at::sin(at::arange(10) * 0.3 + static_cast<double>(ids[row]) + shift));
@@ -103,12 +110,13 @@ class Points final : public lockstep::Dataset {
 
  private:
   bool noise_;
+  at::ScalarType dtype_;
   std::function<void()> before_;
 };
 
 struct Regression final : lockstep::Task {
   Regression(const Options& options_, lockstep::World& world_, Failure& failure_)
-      : options(options_), world(world_), failure(failure_), net(options_.dropout) {
+      : options(options_), world(world_), failure(failure_), net(options_.dropout, dtype_of(options_)) {
     if (!options.ledger.empty()) {
       ledger.open(fmt::format("{}/rank_{}.txt", options.ledger, world.rank()), std::ios::app);
     }
@@ -155,11 +163,37 @@ struct Regression final : lockstep::Task {
 
 }  // namespace
 
+void train(const Options& options, const lockstep::Plan& plan, lockstep::World& world, Failure& failure,
+           lockstep::Trainer trainer) {
+  at::manual_seed(plan.config.seed);
+  Regression task(options, world, failure);
+  const auto train_set = std::make_shared<Points>(options.noise, dtype_of(options), [&] { failure.reach("data"); });
+  const auto validation_set = std::make_shared<Points>(false, dtype_of(options), [] {});
+  lockstep::DataLoader data(train_set, plan.loader, world);
+  lockstep::DataLoader validation(validation_set, plan.eval_loader, world);
+  trainer.fit(task, data, &validation);
+}
+
+// What a stop loses shows at the end, whichever step it came after.
+void train_with_stops(const Options& options, lockstep::Session& session, Failure& failure) {
+  for (std::int64_t stop = 1; stop <= options.stops; stop += options.stride) {
+    lockstep::Plan plan = session.plan;
+    plan.config.run_dir += fmt::format("/stop_{}", stop);
+    plan.config.max_steps = stop;
+    train(options, plan, session.world, failure, lockstep::Trainer(plan, session.world, session.control));
+    plan.config.max_steps = session.plan.config.max_steps;
+    train(options, plan, session.world, failure, lockstep::Trainer(plan, session.world, session.control));
+  }
+}
+
 int main(int argc, char** argv) {
   Options options;
   lockstep::Flags flags;
   flags.add("dropout", &options.dropout, "dropout probability")
       .add("noise", &options.noise, "noise on the samples")
+      .add("fp64", &options.fp64, "model and data in double precision")
+      .add("stops", &options.stops, "a run for each step up to this one that stops there and is resumed")
+      .add("stride", &options.stride, "between these steps")
       .add("optimizer", &options.optimizer, "adamw or sgd")
       .add("ledger", &options.ledger, "folder for the samples that each rank saw")
       .add("fail_in", &options.fail_in, "phase to fail in")
@@ -170,12 +204,11 @@ int main(int argc, char** argv) {
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
     Failure failure(options, session.world.rank());
     failure.reach("init");
-    Regression task(options, session.world, failure);
-    const auto train_set = std::make_shared<Points>(options.noise, [&] { failure.reach("data"); });
-    const auto validation_set = std::make_shared<Points>(false, [] {});
-    lockstep::DataLoader train(train_set, session.plan.loader, session.world);
-    lockstep::DataLoader validation(validation_set, session.plan.eval_loader, session.world);
-    lockstep::Trainer(session).fit(task, train, &validation);
+    if (options.stops > 0) {
+      train_with_stops(options, session, failure);
+    } else {
+      train(options, session.plan, session.world, failure, lockstep::Trainer(session));
+    }
     failure.reach("teardown");
   });
 }

@@ -19,6 +19,8 @@ enum class Precision { fp32, bf16_mixed };
 enum class ScheduleKind { constant, cosine };
 enum class SampleOrder { keyed, pytorch };
 enum class GradCompression { none, fp16, bf16 };
+enum class MonitorMode { min, max };
+enum class SaveErrorPolicy { go_on, stop };
 
 struct DataConfig {
   int workers = 2;         ///< threads per rank that build batches; 0: built in the training thread
@@ -50,10 +52,19 @@ struct ValidateConfig {
 
 struct CheckpointConfig {
   bool enabled = true;
-  std::int64_t every_epochs = 1;  ///< 0: never by epochs
-  std::int64_t every_steps = 0;   ///< 0: never by steps; the end of a run and a stop are always saved
-  int keep_last = 2;              ///< 2 at least: a new one is durable before an old one is deleted
-  bool allow_partial = false;     ///< load a checkpoint whose parameters match only in part
+  std::int64_t every_epochs = 1;        ///< 0: never by epochs
+  std::int64_t every_steps = 0;         ///< 0: never by steps; the end of a run and a stop are always saved
+  double every_s = 0;                   ///< 0: never by time
+  bool async = false;                   ///< written in the background from a copy; at most one at a time
+  int keep_last = 2;                    ///< 2 at least: a new one is durable before an old one is deleted
+  std::string monitor{};                ///< metric that says which checkpoints are best ("val_loss"); empty: none
+  MonitorMode mode = MonitorMode::min;  ///< what is better
+  int keep_best = 1;                    ///< with monitor: the best so many are kept besides the last
+  std::string name{};                   ///< of a link beside each checkpoint, "{epoch}-{val_loss}"; empty: none
+  /// A save that failed for lack of space or by an I/O error: go_on twice in a row, then stop.
+  SaveErrorPolicy on_error = SaveErrorPolicy::go_on;
+  bool per_node = false;       ///< every node keeps a copy in its own run directory
+  bool allow_partial = false;  ///< load a checkpoint whose parameters match only in part
 };
 
 struct DistConfig {
@@ -76,6 +87,7 @@ struct ReportConfig {
   bool progress = true;           ///< progress bar on a terminal
   bool jsonl = true;              ///< metrics.jsonl in the run directory
   bool csv = true;                ///< metrics.csv in the run directory
+  std::int64_t record = 0;        ///< samples, loss and weights of steps as digests, for `lockstep compare`; 0: no
   std::string log_dir{};          ///< own launcher: a file per rank with what it prints; empty: none
 };
 
@@ -95,7 +107,7 @@ struct TrainConfig {
   std::string run_dir{};               ///< ""; runs/<run_name>
   std::string run_name{};              ///< "": the program's name
   bool allow_fallback = false;         ///< gpu asked and none here: go on with cpu, warned
-  std::string resume = "auto";         ///< auto, never, require, or a checkpoint directory
+  std::string resume = "auto";         ///< auto, never, last, best, or a directory: a checkpoint's or a run's
   bool fresh = false;                  ///< start over: an old run directory is renamed, nothing is deleted
   double max_time_s = 0;               ///< stop and save before so many seconds have passed, exit 75; 0: no limit
   DataConfig data{};

@@ -24,11 +24,13 @@ namespace lockstep {
 
 class World;
 
-/// Two requests that ride in a gradient bucket, so that all ranks learn them at the same step without a collective of
-/// its own.
+/// What rides in a gradient bucket, so that all ranks learn it at the same step without a collective of its own: two
+/// requests, and the news that a save in the background has ended.
 struct ControlLane {
   bool stop = false;
   bool save = false;
+  bool save_ended = false;
+  bool operator==(const ControlLane&) const = default;
 };
 
 class Strategy {
@@ -73,9 +75,9 @@ class Strategy {
   virtual NamedTensors optimizer_state() const = 0;
   virtual void load_optimizer_state(const NamedTensors& state) = 0;
 
-  /// This rank's requests, to be sent with the next reduction.
+  /// This rank's requests and news, to be sent with the next reduction.
   virtual void put(ControlLane mine) = 0;
-  /// What any rank asked for. CPU: as of the last finish(). GPU: as of the finish() before it, so that nothing waits.
+  /// What any rank put. CPU: as of the last finish(). GPU: as of the finish() before it, so that nothing waits.
   virtual ControlLane agreed() = 0;
 
   /// What this rank's mean was taken over (0-dim, on the device), when it is not known without communication (tokens).

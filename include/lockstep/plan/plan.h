@@ -54,6 +54,7 @@ struct Plan {
   LoaderPlan loader{};       ///< training
   LoaderPlan eval_loader{};  ///< validation: not shuffled, nothing dropped or padded
   int threads_per_rank = 1;  ///< compute threads: cores divided among the ranks
+  int restart = 0;           ///< attempts before this one, whoever restarted
   std::string launch{};      ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
   std::string host{};
   std::vector<std::string> warnings{};  ///< said once by the main rank

@@ -66,6 +66,9 @@ class CheckpointDir {
   /// The manifest alone, checked; the files it names are not looked at. Throws: CheckpointError.
   Manifest manifest(std::int64_t step) const;
   std::unique_ptr<RandomAccessFile> open(std::int64_t step, const std::string& name) const;
+  /// All bytes of `file`, as the manifest of `step` has it, checked as they are read; out.size() is the file's size.
+  /// Throws: CheckpointError naming file, chunk and offset.
+  void read(std::int64_t step, const Manifest::File& file, std::span<std::byte> out) const;
   /// A small file of a checkpoint, such as state.json, checked against the manifest; the other files are not looked at.
   /// Throws: CheckpointError, also when it has more than `max_bytes`.
   std::string read(std::int64_t step, const std::string& name, std::int64_t max_bytes = 16 << 20) const;
@@ -73,6 +76,8 @@ class CheckpointDir {
   /// Removes left-over temporary directories and returns their names; puts back a checkpoint whose replacement never
   /// arrived. Call when nobody is writing.
   std::vector<std::string> remove_incomplete();
+  /// Renames the checkpoints after `step` so that nobody reads them any more; returns their new names.
+  std::vector<std::string> abandon_after(std::int64_t step);
   /// Deletes the oldest so that the newest `keep_last` (2 at least) and those of `keep` remain of the steps up to
   /// `saved`, the one that was committed last. Higher ones are damaged or of an abandoned attempt: they do not count,
   /// and are replaced when the run gets there. Links to what is deleted go, too.

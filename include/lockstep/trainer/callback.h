@@ -38,6 +38,7 @@ struct StageContext {
   TrainControl& control;
   const StepResult& step;            ///< the last one's
   const Metrics* metrics = nullptr;  ///< the same on all ranks
+  double seconds = 0;                ///< checkpoint_saved: what the save took, in the background or not
 };
 
 class Callback {

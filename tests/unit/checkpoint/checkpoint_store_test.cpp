@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -19,6 +21,7 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/world/world.h>
 
+#include "support/forwarding_file_system.h"
 #include "support/temp_dir.h"
 #include "world/world_access.h"
 
@@ -94,6 +97,47 @@ struct OneRank {
   CheckpointStore open() { return {checkpoints(), CheckpointConfig{}, world}; }
 };
 
+/// Two ranks as threads; each runs `work`, and what it throws is returned.
+template <class Work>
+std::vector<std::exception_ptr> two_ranks(const Work& work, int nodes = 1) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> thrown(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        World world = WorldAccess::make(store,
+                                        {.rank = rank,
+                                         .size = 2,
+                                         .local_rank = nodes == 1 ? rank : 0,
+                                         .local_size = nodes == 1 ? 2 : 1,
+                                         .node = nodes == 1 ? 0 : rank},
+                                        c10::Device("cpu"), Backend::gloo, std::chrono::seconds(30));
+        work(world);
+      } catch (...) {
+        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return thrown;
+}
+
+template <class Work>
+std::vector<std::exception_ptr> two_nodes(const Work& work) {
+  return two_ranks(work, 2);
+}
+
+void expect_none(const std::vector<std::exception_ptr>& thrown) {
+  for (const std::exception_ptr& error : thrown) {
+    if (error) {
+      EXPECT_NO_THROW(std::rethrow_exception(error));
+    }
+  }
+}
+
 TEST(CheckpointStore, GivesBackWhatWasSaved) {
   OneRank one;
   CheckpointStore store = one.open();
@@ -125,7 +169,7 @@ TEST(CheckpointStore, KeepsTheNewest) {
   for (const int step : {1, 2, 3}) {
     store.save(step, make_snapshot(step));
   }
-  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "step-0000000002", "step-0000000003"));
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000002", "step-0000000003"));
   expect_equal(store.load(2), make_snapshot(2));
 }
 
@@ -135,9 +179,181 @@ TEST(CheckpointStore, FallsBackFromADamagedOne) {
   store.save(1, make_snapshot(1));
   store.save(2, make_snapshot(2));
   std::ofstream(one.checkpoints() / "step-0000000002" / "model.safetensors", std::ios::app) << "x";
-  EXPECT_EQ(store.latest(), 1);
+  EXPECT_EQ(store.latest(), 2);
+  EXPECT_EQ(store.load_latest()->step, 1);
+  expect_equal(store.load_latest()->snapshot, make_snapshot(1));
   EXPECT_THAT([&] { store.load(2); }, ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors")));
   expect_equal(store.load(1), make_snapshot(1));
+}
+
+TEST(CheckpointStore, SavesInTheBackgroundWhatTheStateWas) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  EXPECT_FALSE(store.save_ended());
+  EXPECT_EQ(store.wait_for_save(), std::nullopt);
+  for (int value = 1; value <= 3; ++value) {
+    Snapshot snapshot = make_snapshot(value);
+    store.save_in_background(value, snapshot);
+    for (auto& [name, tensor] : snapshot.tensors["model"]) {
+      tensor.zero_();  // training goes on
+    }
+    const auto saved = store.wait_for_save();
+    ASSERT_TRUE(saved);
+    EXPECT_EQ(saved->step, value);
+    EXPECT_GT(saved->seconds, 0);
+    EXPECT_FALSE(store.save_ended());
+    expect_equal(store.load(value), make_snapshot(value));
+  }
+  Snapshot other;
+  other.tensors["weights"].emplace_back("w", at::ones({7}));
+  store.save_in_background(4, other);
+  expect_equal(store.load(*store.latest()), other);
+}
+
+/// fsync waits for a sign.
+class SlowFileSystem final : public ForwardingFileSystem {
+ public:
+  SlowFileSystem() : ForwardingFileSystem(real_file_system()) {}
+  void sync_directory(const Path& path) override {
+    if (armed) {
+      gate.wait();
+    }
+    ForwardingFileSystem::sync_directory(path);
+    if (failing) {
+      throw IoError("cannot sync " + path.string() + ": Input/output error");
+    }
+  }
+  std::atomic<bool> armed{false};
+  std::atomic<bool> failing{false};
+  std::latch gate{1};
+};
+
+TEST(CheckpointStore, HasOneSaveAtATimeAndTellsHowItEnded) {
+  const TempDir directory;
+  SlowFileSystem slow;
+  std::latch both_started(2);
+  const auto thrown = two_ranks([&](World& world) {
+    CheckpointStore store(directory.path(), CheckpointConfig{}, world, slow);
+    slow.armed = true;
+    store.save_in_background(1, make_snapshot(1, world.rank()));
+    EXPECT_FALSE(store.save_ended());
+    both_started.arrive_and_wait();
+    if (world.is_main()) {
+      slow.gate.count_down();
+    }
+    store.save_in_background(2, make_snapshot(2, world.rank()));  // waits for the first
+    EXPECT_EQ(store.wait_for_save()->step, 2);
+    expect_equal(store.load(1), make_snapshot(1));
+    world.barrier("before it fails");
+    slow.failing = true;
+    store.save_in_background(3, make_snapshot(3, world.rank()));
+    EXPECT_THROW(store.wait_for_save(), IoError);
+    EXPECT_EQ(store.wait_for_save(), std::nullopt) << "told once";
+    world.barrier("after it failed");
+    slow.failing = false;
+    store.save_in_background(4, make_snapshot(4, world.rank()));
+    EXPECT_EQ(store.wait_for_save()->step, 4);
+  });
+  expect_none(thrown);
+}
+
+TEST(CheckpointStore, FindsTheBest) {
+  OneRank one;
+  CheckpointConfig config{.monitor = "val_loss", .keep_best = 2};
+  const auto save = [](CheckpointStore& store, int step, const char* loss) {
+    Snapshot snapshot = make_snapshot(step);
+    if (loss != nullptr) {
+      snapshot.values["metric.val_loss"] = loss;
+    }
+    store.save(step, snapshot);
+  };
+  {
+    CheckpointStore store(one.checkpoints(), config, one.world);
+    EXPECT_FALSE(store.load_best());
+    save(store, 1, "0.5");
+    save(store, 2, "0.25");
+    save(store, 3, "nan");
+    save(store, 4, "0.375");
+    save(store, 5, nullptr);
+    save(store, 6, "0.75");
+    EXPECT_EQ(store.load_best()->step, 2);
+  }
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "best", "last", "step-0000000002", "step-0000000004",
+                                                       "step-0000000005", "step-0000000006"));
+  CheckpointStore again(one.checkpoints(), config, one.world);
+  EXPECT_EQ(again.load_best()->step, 2) << "known from the files";
+  std::ofstream(one.checkpoints() / "step-0000000002" / "model.safetensors", std::ios::app) << "x";
+  EXPECT_EQ(again.load_best()->step, 4) << "the best that verifies";
+  config.mode = MonitorMode::max;
+  EXPECT_FALSE(CheckpointStore(one.directory.path() / "other", config, one.world).load_best());
+}
+
+TEST(CheckpointStore, LoadsOfAnyRunByNameOrLink) {
+  OneRank one;
+  {
+    CheckpointStore store = one.open();
+    store.save(1, make_snapshot(1));
+    store.save(2, make_snapshot(2));
+  }
+  const auto run = one.directory.path() / "my_run";
+  expect_equal(load_checkpoint(run, one.world), make_snapshot(2));
+  expect_equal(load_checkpoint(run.string() + "/", one.world), make_snapshot(2));
+  expect_equal(load_checkpoint(run / "checkpoints" / "last", one.world), make_snapshot(2));
+  expect_equal(load_checkpoint(run / "checkpoints" / "step-0000000001", one.world), make_snapshot(1));
+  EXPECT_THAT([&] { load_checkpoint(run / "checkpoints" / "step-0000000003", one.world); },
+              ThrowsMessage<CheckpointError>(HasSubstr("No such file")));
+  EXPECT_THAT([&] { load_checkpoint(one.directory.path(), one.world); },
+              ThrowsMessage<CheckpointError>(HasSubstr("found no checkpoint")));
+}
+
+TEST(CheckpointStore, LeavesAnAbandonedFutureAlone) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  store.save(1, make_snapshot(1));
+  store.save(2, make_snapshot(2));
+  store.abandon_after(1);
+  EXPECT_EQ(store.latest(), 1);
+  EXPECT_EQ(names_in(one.checkpoints()).size(), 4U) << "nothing is deleted";
+  store.save(3, make_snapshot(3));
+  EXPECT_EQ(store.latest(), 3);
+}
+
+// Two nodes of one rank each; the first one's disk is lost.
+TEST(CheckpointStore, KeepsACopyOnEveryNode) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+  for (const bool background : {false, true}) {
+    expect_none(two_nodes([&](World& world) {
+      CheckpointStore store(of(world), config, world);
+      const int value = background ? 8 : 7;
+      background ? store.save_in_background(value, make_snapshot(value + world.rank(), world.rank()))
+                 : store.save(value, make_snapshot(value + world.rank(), world.rank()));
+      EXPECT_EQ(store.latest(), value);
+    }));
+    for (const char* file : {"model.safetensors", "rng-0.bin", "rng-1.bin", "state.json", "MANIFEST.json"}) {
+      const std::string step = background ? "step-0000000008" : "step-0000000007";
+      EXPECT_FALSE(text_of(directory.path() / "node_0" / step / file).empty());
+      if (std::string(file) != "MANIFEST.json") {
+        EXPECT_EQ(text_of(directory.path() / "node_0" / step / file),
+                  text_of(directory.path() / "node_1" / step / file));
+      }
+    }
+  }
+  std::filesystem::remove_all(directory.path() / "node_0");
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world), config, world);
+    ASSERT_EQ(store.latest(), 8);
+    const Snapshot loaded = store.load(8);
+    expect_equal(loaded, make_snapshot(8));
+    EXPECT_EQ(loaded.per_rank[0].item<int>(), make_snapshot(8 + world.rank(), world.rank()).per_rank[0].item<int>());
+  }));
+  // One directory for both nodes is a mistake that is told.
+  for (const std::exception_ptr& error :
+       two_nodes([&](World& world) { CheckpointStore(directory.path() / "shared", config, world); })) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT([&] { std::rethrow_exception(error); }, ThrowsMessage<CheckpointError>(HasSubstr("in use by")));
+  }
 }
 
 TEST(CheckpointStore, RemovesWhatWasNotFinished) {
@@ -176,37 +392,6 @@ TEST(CheckpointStore, SaysWhyItCannotOpen) {
   OneRank one;
   std::ofstream(one.directory.path() / "my_run") << "a file";
   EXPECT_THROW(one.open(), IoError);
-}
-
-/// Two ranks as threads; each runs `work`, and what it throws is returned.
-template <class Work>
-std::vector<std::exception_ptr> two_ranks(const Work& work) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::exception_ptr> thrown(2);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        World world = WorldAccess::make(store, {.rank = rank, .size = 2, .local_rank = rank, .local_size = 2},
-                                        c10::Device("cpu"), Backend::gloo, std::chrono::seconds(30));
-        work(world);
-      } catch (...) {
-        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  return thrown;
-}
-
-void expect_none(const std::vector<std::exception_ptr>& thrown) {
-  for (const std::exception_ptr& error : thrown) {
-    if (error) {
-      EXPECT_NO_THROW(std::rethrow_exception(error));
-    }
-  }
 }
 
 TEST(CheckpointStore, GivesEveryRankTheMainRanksTensorsAndItsOwnBytes) {

@@ -92,7 +92,7 @@ TEST(ParseInvocation, ReadsTheSwitches) {
   EXPECT_TRUE(planned.dry_run);
   EXPECT_TRUE(parse({"-h"}).help);
   EXPECT_TRUE(parse({"--batch_szie", "3", "--help"}, {{"LOCKSTEP_CFG_SEED", "x"}}).help) << "whatever else is wrong";
-  EXPECT_EQ(parse({"--resume", "require"}).config.resume, "require");
+  EXPECT_EQ(parse({"--resume", "last"}).config.resume, "last");
 }
 
 TEST(ParseInvocation, ReportsEveryProblem) {
@@ -100,7 +100,7 @@ TEST(ParseInvocation, ReportsEveryProblem) {
       problems({"--batch_szie", "3", "--optim.lr", "fast", "--keep", "--seed", "-1", "stray"},
                {{"LOCKSTEP_CFG_MAX_STEP", "3"}, {"LOCKSTEP_CFG_DATA_WORKERS", "many"}}),
       ElementsAre("--batch_szie: unknown flag | did you mean --batch_size?",
-                  "--keep: unknown flag | see --help for all flags; -- ends those of lockstep",
+                  "--keep: unknown flag | did you mean --checkpoint.keep_last?",
                   "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
                   "rank that build batches; 0: built in the training thread",
                   "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",

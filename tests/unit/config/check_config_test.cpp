@@ -95,9 +95,15 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
       {{.run_name = " \t"}, "expected the name of one directory", ""},
       {{.run_name = "a\nb"}, "--run_name ab: expected the name of one directory", ""},
       {{.run_dir = "  "}, "expected a directory", "runs/first"},
-      {{.resume = ""}, "--resume \"\": expected auto, never, require or a checkpoint directory", "--resume auto"},
+      {{.resume = ""}, "--resume \"\": expected auto, never, last, best or a directory", "--resume auto"},
       {{.resume = "Auto"}, "--resume Auto: expected lower case", "use auto (or ./Auto for a directory)"},
-      {{.resume = "require", .fresh = true}, "--fresh true with --resume require: starting over resumes nothing", ""},
+      {{.resume = "last", .fresh = true}, "--fresh true with --resume last: starting over resumes nothing", ""},
+      {{.resume = "best"}, "--resume best with --checkpoint.monitor \"\": nothing says what is best", "val_loss"},
+      {{.checkpoint = {.name = "{epoch"}}, "--checkpoint.name {epoch: found { without }", "{epoch}-{val_loss:.3f}"},
+      {{.checkpoint = {.name = "a/{epoch}"}}, "--checkpoint.name a/{epoch}: found '/'", ""},
+      {{.checkpoint = {.name = "{loss:5d}"}}, "--checkpoint.name {loss:5d}: found {loss:5d}", ""},
+      {{.checkpoint = {.name = "step-{step}"}}, "a name that begins with step-", ""},
+      {{.checkpoint = {.name = "best"}}, "a name without {step} or {epoch}", ""},
   };
   for (const Case& row : cases) {
     const auto problems = check_config(row.config);

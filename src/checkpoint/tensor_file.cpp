@@ -1,0 +1,141 @@
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/checkpoint/tensor_file.h>
+
+#include "base/descriptor.h"
+#include "base/io_error.h"
+#include "base/random_id.h"
+#include "checkpoint/dtype_names.h"
+#include "checkpoint/tensor_views.h"
+
+namespace lockstep {
+namespace {
+
+using std::filesystem::path;
+
+/// What lies in memory, as a file.
+class Memory final : public RandomAccessFile {
+ public:
+  explicit Memory(at::Tensor bytes) : bytes_(std::move(bytes)) {}
+  std::int64_t size() const override { return bytes_.numel(); }
+  void read(std::int64_t offset, std::span<std::byte> out) const override {
+    if (offset < 0 || offset > size() || static_cast<std::int64_t>(out.size()) > size() - offset) {
+      throw IoError("cannot read: the file is shorter");
+    }
+    std::memcpy(out.data(), static_cast<const std::byte*>(bytes_.const_data_ptr()) + offset, out.size());
+  }
+
+ private:
+  at::Tensor bytes_;
+};
+
+/// Private to this process.
+at::Tensor map_file(const path& file) {
+  const Descriptor descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!descriptor.is_open() || ::fstat(descriptor.get(), &status) != 0) {
+    throw_io_error("open", file, errno);
+  }
+  const auto size = static_cast<std::size_t>(status.st_size);
+  if (size == 0) {
+    return at::empty({0}, at::kByte);
+  }
+  void* const bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor.get(), 0);
+  if (bytes == MAP_FAILED) {
+    throw_io_error("map", file, errno);
+  }
+  return at::from_blob(
+      bytes, {status.st_size}, [size](void* mapped) { ::munmap(mapped, size); }, at::kByte);
+}
+
+// The user named it: links are followed.
+path resolved(const path& file) {
+  std::error_code error;
+  path target = std::filesystem::canonical(file, error);
+  return error ? file : target;
+}
+
+}  // namespace
+
+TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
+  for (const auto& [name, tensor] : tensors) {
+    const auto dtype = dtype_name(tensor.scalar_type());
+    if (!dtype) {
+      throw CheckpointError(fmt::format("{}: {} has dtype {}, expected one that safetensors can hold", file, name,
+                                        c10::toString(tensor.scalar_type())),
+                            "convert it before saving");
+    }
+    const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).contiguous());
+    views.push_back({.name = name,
+                     .dtype = std::string(*dtype),
+                     .shape = host.sizes().vec(),
+                     .bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
+  }
+}
+
+void TensorViews::write(const std::function<void(std::span<const std::byte>)>& append) const {
+  write_safetensors(views, {{"format", "pt"}}, append);
+}
+
+NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
+  const SafetensorsReader reader(std::make_unique<Memory>(bytes), file);
+  NamedTensors tensors;
+  for (const TensorEntry& entry : reader.entries()) {
+    const auto dtype = dtype_of(entry.dtype);
+    if (!dtype) {
+      throw CheckpointError(
+          fmt::format("{}: {} has dtype {}, expected one that LibTorch has", file, entry.name, entry.dtype));
+    }
+    const std::int64_t begin = reader.data_offset() + entry.begin;
+    at::Tensor part = bytes.narrow(0, begin, entry.end - entry.begin);
+    if (begin % static_cast<std::int64_t>(c10::elementSize(*dtype)) != 0) {
+      part = part.clone();  // the format does not promise alignment
+    }
+    tensors.emplace_back(entry.name, part.view(*dtype).view(entry.shape));
+  }
+  return tensors;
+}
+
+NamedTensors load_tensors(const path& file) {
+  const auto opened = real_file_system().open(resolved(file));
+  const at::Tensor bytes = at::empty({opened->size()}, at::kByte);
+  opened->read(0, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()});
+  return view_tensors(bytes, file.string());
+}
+
+NamedTensors map_tensors(const path& file) { return view_tensors(map_file(resolved(file)), file.string()); }
+
+void save_tensors(const path& file, const NamedTensors& tensors) {
+  const TensorViews views(tensors, file.string());
+  FileSystem& fs = real_file_system();
+  path temporary = file;
+  temporary += ".tmp." + random_id();
+  try {
+    const auto out = fs.create(temporary);
+    views.write([&](std::span<const std::byte> bytes) { out->append(bytes); });
+    out->sync();
+    out->close();
+    fs.replace(temporary, file);
+    fs.sync_directory(file.has_parent_path() ? file.parent_path() : path("."));
+  } catch (...) {
+    fs.remove_all(temporary);
+    throw;
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,190 @@
+#include "trainer/run_checkpoints.h"
+
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/world/world.h>
+
+#include "base/io_error.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kMostFailures = 3;  // in a row; a full disk seldom empties itself
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunFiles& files)
+    : config_(plan.config),
+      world_(world),
+      files_(files),
+      run_(run_directory(plan.config)),
+      restarted_(plan.restart > 0) {
+  if (config_.checkpoint.enabled) {
+    store_.emplace(std::filesystem::path(run_) / "checkpoints", config_.checkpoint, world_);
+  }
+}
+
+std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
+  if (!store_) {
+    return std::nullopt;
+  }
+  // Launchers do not always tell all ranks alike.
+  if (world_.broadcast_bytes(restarted_ ? "restarted" : "") == "restarted") {
+    if (auto stored = store_->load_latest()) {
+      return own(std::move(*stored));
+    }
+  }
+  const std::string resume = world_.broadcast_bytes(config_.resume);
+  if (resume == "never") {
+    if (store_->latest()) {
+      throw CheckpointError(fmt::format("--resume never: {} has checkpoints already", run_),
+                            "start over with --fresh, give this run another --run_name, or resume");
+    }
+    return std::nullopt;
+  }
+  if (resume == "auto" || resume == "last" || resume == "best") {
+    auto stored = resume == "best" ? store_->load_best() : store_->load_latest();
+    if (!stored && resume != "auto") {
+      throw CheckpointError(fmt::format("--resume {}: no checkpoint{} in {}", resume,
+                                        resume == "best" ? " with " + config_.checkpoint.monitor : "", run_),
+                            "check --run_dir and --run_name, or use --resume auto");
+    }
+    from_best_ = resume == "best";
+    return stored ? std::optional(own(std::move(*stored))) : std::nullopt;
+  }
+  Origin origin{.snapshot = load_checkpoint(resume, world_), .name = resume};
+  refuse_newer_than(origin.snapshot, resume);
+  return origin;
+}
+
+RunCheckpoints::Origin RunCheckpoints::own(StoredSnapshot stored) const {
+  return {.snapshot = std::move(stored.snapshot), .name = fmt::format("step {} in {}", stored.step, run_)};
+}
+
+// Going on from an older state would leave two histories in one directory.
+void RunCheckpoints::refuse_newer_than(const Snapshot& snapshot, const std::string& from) {
+  const auto latest = store_->latest();
+  const auto step = parse_int(snapshot.values.at("step"));
+  if (latest && step && *latest > *step) {
+    throw CheckpointError(fmt::format("--resume {} is step {}, but {} has step {} already", from, *step, run_, *latest),
+                          "go on from there with --resume auto, or give this run another --run_name");
+  }
+}
+
+void RunCheckpoints::begin_at(std::int64_t step) {
+  if (from_best_) {
+    store_->abandon_after(step);
+  }
+  last_ = durable_ = step;
+}
+
+bool RunCheckpoints::asks_by_time() {
+  const double every = config_.checkpoint.every_s;
+  if (!store_ || every == 0 || asked_ || !world_.is_main() ||
+      Clock::now() - last_time_ < std::chrono::duration<double>(every)) {
+    return false;
+  }
+  asked_ = true;
+  return true;
+}
+
+bool RunCheckpoints::is_due(const TrainState& state, bool ends_epoch) const {
+  const CheckpointConfig& c = config_.checkpoint;
+  return (c.every_steps > 0 && state.step % c.every_steps == 0) ||
+         (c.every_epochs > 0 && ends_epoch && state.epoch % c.every_epochs == 0);
+}
+
+RunCheckpoints::Saves RunCheckpoints::save(std::int64_t step, const std::function<Snapshot()>& make) {
+  if (!store_ || is_saved(step)) {
+    return {};
+  }
+  if (!config_.checkpoint.async) {
+    return tolerating([&] { return Saves{save_now(step, make)}; });
+  }
+  Saves before = collect();
+  tolerating([&] {
+    store_->save_in_background(step, make());
+    last_ = step;
+    asked_ = false;
+    last_time_ = Clock::now();
+    return Saves();
+  });
+  return before;
+}
+
+RunCheckpoints::Saves RunCheckpoints::save_at_end(std::int64_t step, const std::function<Snapshot()>& make) {
+  Saves saves;
+  if (!store_) {
+    return saves;
+  }
+  try {
+    if (const auto saved = store_->wait_for_save()) {
+      saves.push_back(note(*saved));
+    }
+  } catch (const IoError& error) {
+    if (world_.is_main()) {
+      log_warning(fmt::format("{}; trying again", error.what()));
+    }
+  }
+  if (durable_ != step) {
+    saves.push_back(save_now(step, make));
+  }
+  return saves;
+}
+
+RunCheckpoints::Saves RunCheckpoints::collect() {
+  if (!store_) {
+    return {};
+  }
+  return tolerating([&] {
+    const auto saved = store_->wait_for_save();
+    return saved ? Saves{note(*saved)} : Saves();
+  });
+}
+
+BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<Snapshot()>& make) {
+  const auto start = Clock::now();
+  store_->save(step, make());
+  return note({.step = step, .seconds = std::chrono::duration<double>(Clock::now() - start).count()});
+}
+
+BackgroundSave RunCheckpoints::note(BackgroundSave saved) {
+  failures_ = 0;
+  last_ = std::max(last_, saved.step);
+  durable_ = saved.step;
+  asked_ = false;
+  last_time_ = Clock::now();
+  files_.event("save", {{"step", saved.step}, {"seconds", saved.seconds}});
+  return saved;
+}
+
+// The same on every rank, as the error is.
+RunCheckpoints::Saves RunCheckpoints::tolerating(const std::function<Saves()>& work) {
+  try {
+    return work();
+  } catch (const IoError& error) {
+    ++failures_;
+    last_ = durable_;
+    asked_ = false;
+    last_time_ = Clock::now();
+    files_.event("save_failed", {{"what", std::string(error.what())}});
+    if (config_.checkpoint.on_error == SaveErrorPolicy::stop || failures_ == kMostFailures) {
+      throw;
+    }
+    if (world_.is_main()) {
+      log_warning(fmt::format("{}{}{}; {}; the run goes on ({} of {} failures in a row that it bears)", error.what(),
+                              error.hint().empty() ? "" : "; ", error.hint(),
+                              durable() ? fmt::format("step {} is safe", durable_) : "nothing is saved yet", failures_,
+                              kMostFailures - 1));
+    }
+    return {};
+  }
+}
+
+}  // namespace lockstep

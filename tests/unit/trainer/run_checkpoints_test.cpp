@@ -1,0 +1,298 @@
+// When a run saves, what it keeps, and what happens when it cannot.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/trainer.h>
+
+#include "support/runs.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+/// 20 samples in steps of 4: 5 steps an epoch, 15 in the run.
+TrainConfig config_in(const std::filesystem::path& run) {
+  TrainConfig config = in_memory({.max_epochs = 3, .batch_size = 4, .global_batch_size = 4});
+  config.run_dir = run.string();
+  config.checkpoint = {.enabled = true, .every_epochs = 0};
+  return config;
+}
+
+/// Does something at a stage, and notes where checkpoints became durable.
+class Probe final : public Callback {
+ public:
+  explicit Probe(std::uint32_t stages = 0, std::function<void(const StageContext&)> act = {})
+      : stages_(stages), act_(std::move(act)) {}
+  std::string_view name() const override { return "probe"; }
+  std::uint32_t stages() const override { return stages_ | Stage::checkpoint_saved; }
+  void on(const StageContext& context) override {
+    if (context.stage == Stage::checkpoint_saved) {
+      saved.push_back(context.state.step);
+    }
+    if (act_ && (stages_ & static_cast<std::uint32_t>(context.stage)) != 0) {
+      act_(context);
+    }
+  }
+  std::vector<std::int64_t> saved;
+
+ private:
+  std::uint32_t stages_;
+  std::function<void(const StageContext&)> act_;
+};
+
+FitResult train(
+    const TrainConfig& config, const std::shared_ptr<Probe>& probe = std::make_shared<Probe>(),
+    const std::function<void(Task&)>& after = [](Task&) {}) {
+  Session session = Session::single(config);
+  TinyTask task(sgd({.lr = 0.05, .momentum = 0.9}));
+  DataLoader data(tiny_data(20), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(7), session.plan.eval_loader, session.world);
+  Trainer trainer(session);
+  trainer.add(probe);
+  const FitResult result = trainer.fit(task, data, &validation);
+  after(task);
+  return result;
+}
+
+std::set<std::int64_t> steps_in(const std::filesystem::path& run) {
+  std::set<std::int64_t> steps;
+  for (const auto& entry : std::filesystem::directory_iterator(run / "checkpoints")) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") && name.find('.') == std::string::npos) {
+      steps.insert(std::stoll(name.substr(5)));
+    }
+  }
+  return steps;
+}
+
+TEST(RunCheckpoints, InTheBackgroundAreThoseOfTheForeground) {
+  const TempDir directory;
+  for (const bool async : {false, true}) {
+    TrainConfig config = config_in(directory.path() / (async ? "async" : "sync"));
+    config.checkpoint.every_steps = 4;
+    config.checkpoint.keep_last = 4;
+    config.checkpoint.async = async;
+    const auto probe = std::make_shared<Probe>();
+    train(config, probe);
+    EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{4, 8, 12, 15}));
+    EXPECT_EQ(probe->saved.size(), 4U);
+    EXPECT_EQ(probe->saved.back(), 15);
+  }
+  for (const char* step : {"step-0000000004", "step-0000000008", "step-0000000012", "step-0000000015"}) {
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "rng-0.bin"}) {
+      EXPECT_EQ(read_text(directory.path() / "sync" / "checkpoints" / step / file),
+                read_text(directory.path() / "async" / "checkpoints" / step / file))
+          << step << '/' << file;
+    }
+  }
+}
+
+TEST(RunCheckpoints, ComeByTime) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.every_s = 1e-9;
+  const auto probe = std::make_shared<Probe>();
+  train(config, probe);
+  EXPECT_EQ(probe->saved.size(), 15U) << "each step takes longer";
+  config.run_dir = (directory.path() / "seldom").string();
+  config.checkpoint.every_s = 1e6;
+  const auto seldom = std::make_shared<Probe>();
+  train(config, seldom);
+  EXPECT_THAT(seldom->saved, ElementsAre(15)) << "the end";
+}
+
+TEST(RunCheckpoints, KeepTheBestBesidesTheLast) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.max_epochs = 10;
+  config.checkpoint.every_epochs = 1;
+  config.checkpoint.monitor = "val_loss";
+  config.checkpoint.mode = MonitorMode::max;  // so that the best are not the last
+  config.checkpoint.keep_best = 2;
+  config.checkpoint.name = "epoch{epoch}-{val_loss:.3f}";
+  std::vector<std::pair<double, std::int64_t>> losses;
+  train(config, std::make_shared<Probe>(0U | Stage::validation_end, [&](const StageContext& context) {
+          losses.emplace_back(context.metrics->front().second, context.state.step);
+        }));
+  ASSERT_EQ(losses.size(), 10U);
+  std::sort(losses.begin(), losses.end(), std::greater<>());
+  const std::int64_t best = losses[0].second;
+  ASSERT_LT(best, 45);
+  const std::set<std::int64_t> kept{best, losses[1].second, 45, 50};
+  EXPECT_EQ(steps_in(config.run_dir), kept);
+  const auto checkpoints = std::filesystem::path(config.run_dir) / "checkpoints";
+  EXPECT_EQ(std::filesystem::read_symlink(checkpoints / "best").string(), fmt::format("step-{:010}", best));
+  EXPECT_EQ(std::filesystem::read_symlink(checkpoints / "last").string(), "step-0000000050");
+  EXPECT_EQ(
+      std::filesystem::read_symlink(checkpoints / fmt::format("epoch{}-{:.3f}", best / 5, losses[0].first)).string(),
+      fmt::format("step-{:010}", best));
+  std::size_t named = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints)) {
+    named += entry.path().filename().string().starts_with("epoch") ? 1U : 0U;
+  }
+  EXPECT_EQ(named, kept.size()) << "links go with what they name";
+
+  // Going on from the best leaves the later ones, renamed.
+  config.resume = "best";
+  config.max_epochs = best / 5 + 1;
+  EXPECT_EQ(train(config).state.step, best + 5);
+  EXPECT_EQ(*steps_in(config.run_dir).rbegin(), best + 5);
+  int abandoned = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints)) {
+    abandoned += entry.path().filename().string().find(".abandoned.") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(abandoned, std::distance(kept.upper_bound(best), kept.end()));
+}
+
+TEST(RunCheckpoints, RefuseAMetricThatNobodyMeasures) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.monitor = "val_los";
+  EXPECT_THAT([&] { train(config); },
+              ThrowsMessage<ConfigError>(HasSubstr("--checkpoint.monitor val_los: found no such metric")));
+  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{5})) << "what was trained is saved";
+}
+
+// The directory of checkpoints is a file meanwhile: every save fails.
+class Blockade {
+ public:
+  explicit Blockade(std::filesystem::path run) : directory_(run / "checkpoints"), aside_(run / "aside") {
+    std::filesystem::rename(directory_, aside_);
+    std::ofstream(directory_) << "a file";
+  }
+  ~Blockade() {
+    std::filesystem::remove(directory_);
+    std::filesystem::rename(aside_, directory_);
+  }
+  Blockade(const Blockade&) = delete;
+  Blockade& operator=(const Blockade&) = delete;
+
+ private:
+  std::filesystem::path directory_;
+  std::filesystem::path aside_;
+};
+
+class FailingSaves : public testing::TestWithParam<bool> {
+ protected:
+  FailingSaves() {
+    config_.checkpoint.every_steps = 2;
+    config_.checkpoint.async = GetParam();
+  }
+  /// Saves fail from step `first` on, until `last` is done. Those before are durable by then.
+  std::shared_ptr<Probe> blocked(std::int64_t first, std::int64_t last) {
+    return std::make_shared<Probe>(0U | Stage::step_end, [this, first, last](const StageContext& context) {
+      if (context.state.step == first) {
+        const auto link = std::filesystem::path(config_.run_dir) / "checkpoints" / "last";  // made at the very end
+        std::error_code none_yet;
+        while (std::filesystem::read_symlink(link, none_yet) != fmt::format("step-{:010}", first - 1)) {
+          std::this_thread::yield();
+        }
+        blockade_ = std::make_unique<Blockade>(config_.run_dir);
+      } else if (context.state.step == last) {
+        blockade_.reset();
+      }
+      steps_ = context.state.step;
+    });
+  }
+
+  TempDir directory_;
+  TrainConfig config_ = config_in(directory_.path() / "run");
+  std::unique_ptr<Blockade> blockade_;
+  std::int64_t steps_ = 0;
+};
+
+TEST_P(FailingSaves, AreBorneForAWhile) {
+  testing::internal::CaptureStderr();
+  EXPECT_NO_THROW(train(config_, blocked(5, 9)));  // 6 and 8 fail, 10 does not
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("step 4 is safe; the run goes on (1 of 2 failures in a row that it bears)"));
+  EXPECT_EQ(steps_in(config_.run_dir), (std::set<std::int64_t>{14, 15}));
+}
+
+TEST_P(FailingSaves, StopTheRunAtTheThirdInARow) {
+  EXPECT_THROW(train(config_, blocked(5, 99)), IoError);  // 6, 8 and 10
+  EXPECT_GE(steps_, 10);
+  EXPECT_LE(steps_, 12) << "in the background: at the next save at the latest";
+  blockade_.reset();
+  EXPECT_EQ(*steps_in(config_.run_dir).rbegin(), 4);
+}
+
+TEST_P(FailingSaves, StopTheRunAtOnceIfToldSo) {
+  config_.checkpoint.on_error = SaveErrorPolicy::stop;
+  EXPECT_THROW(train(config_, blocked(5, 99)), IoError);
+  EXPECT_GE(steps_, 6);
+  EXPECT_LE(steps_, 8);
+  blockade_.reset();
+}
+
+TEST_P(FailingSaves, AtTheEndAreNotBorne) { EXPECT_THROW(train(config_, blocked(15, 99)), IoError); }
+
+INSTANTIATE_TEST_SUITE_P(Ways, FailingSaves, testing::Bool(),
+                         [](const auto& test) { return test.param ? "in_the_background" : "in_the_foreground"; });
+
+TEST(RunCheckpoints, AreWrittenAfterAFailureBetweenTwoSteps) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "straight");
+  train(config);
+  config.run_dir = (directory.path() / "run").string();
+  const auto failing = std::make_shared<Probe>(0U | Stage::step_end, [](const StageContext& context) {
+    if (context.state.step == 7) {
+      throw std::runtime_error("a callback's trouble");
+    }
+  });
+  EXPECT_THROW(train(config, failing), std::runtime_error);
+  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{7}));
+  EXPECT_EQ(train(config).state.step, 15);
+  EXPECT_EQ(final_state(config.run_dir), final_state(directory.path() / "straight"));
+}
+
+TEST(RunCheckpoints, NeverHoldRanksThatDiverged) {
+  const TempDir directory;
+  for (const int odd : {0, 1, 2}) {
+    const auto run = directory.path() / std::to_string(odd);
+    const auto meddling = [&] {
+      thread_world(3, [&](World& world) {
+        TrainConfig config = config_in(run);
+        config.nprocs = 3;
+        config.checkpoint.every_steps = 2;
+        const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+        TinyTask task;
+        DataLoader data(tiny_data(20), plan.loader, world);
+        Trainer trainer(plan, world);
+        trainer.add(std::make_shared<Probe>(0U | Stage::step_end, [&](const StageContext& context) {
+          if (context.state.step == 3 && context.world.rank() == odd) {
+            const at::NoGradGuard no_grad;
+            auto bits = context.module.named_parameters()["bias"].view(at::kInt);
+            bits.bitwise_xor_(1);  // the last bit of the mantissa
+          }
+        }));
+        trainer.fit(task, data);
+      });
+    };
+    EXPECT_THAT(meddling, ThrowsMessage<CommError>(
+                              AllOf(HasSubstr("parameters have diverged: rank " + std::to_string(odd) + " has bias"),
+                                    HasSubstr("2 of 3 ranks have"))));
+    EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{2}));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
