@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -47,7 +48,15 @@ void write_tensors(CheckpointWriter& writer, const std::string& file, const Name
                      .shape = host.sizes().vec(),
                      .bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
   }
-  writer.add(file, [&](const auto& append) { write_safetensors(views, {{"format", "pt"}}, append); });
+  const auto bytes = std::accumulate(
+      views.begin(), views.end(), std::int64_t{0},
+      [](std::int64_t sum, const auto& view) { return sum + static_cast<std::int64_t>(view.bytes.size()); });
+  writer.add(
+      file,
+      [&](const auto& append) {
+        write_safetensors(views, {{"format", "pt"}}, append);
+      },
+      bytes);
 }
 
 NamedTensors read_tensors(const SafetensorsReader& reader, const std::string& file) {
