@@ -5,12 +5,13 @@
 
 #include "base/text.h"
 #include "control/channel.h"
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 #include "supervise/verdict.h"
 
 namespace lockstep::fuzz {
 
-void channel(std::string_view input) {
+/// One control message of a worker, up to the words printed because of it.
+LOCKSTEP_FUZZ_TARGET(channel) {
   static const std::pair<Channel, Channel> ends = make_channel_pair();
   const auto& [supervisor, worker] = ends;
   if (input.empty() || send(worker.fd(), input.data(), input.size(), MSG_DONTWAIT) < 0) {

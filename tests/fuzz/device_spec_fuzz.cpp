@@ -1,10 +1,10 @@
 #include <lockstep/config/device_spec.h>
 
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 
 namespace lockstep::fuzz {
 
-void device_spec(std::string_view input) {
+LOCKSTEP_FUZZ_TARGET(device_spec) {
   const DeviceSpec spec(input);
   if (spec.problems().empty()) {
     const DeviceSpec again(spec.text());

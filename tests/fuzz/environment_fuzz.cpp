@@ -4,12 +4,12 @@
 
 #include "base/text.h"
 #include "environment/launch_variables.h"
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 
 namespace lockstep::fuzz {
 
-/// The same text answers for every file.
-void environment(std::string_view input) {
+/// NAME=value lines; the same text answers for every file.
+LOCKSTEP_FUZZ_TARGET(environment) {
   std::map<std::string, std::string, std::less<>> values;
   for (const std::string& line : split(input, '\n')) {
     if (const auto equals = line.find('='); equals != std::string::npos) {

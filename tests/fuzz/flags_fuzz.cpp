@@ -5,11 +5,12 @@
 #include <lockstep/config/config_io.h>
 
 #include "base/text.h"
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 
 namespace lockstep::fuzz {
 
-void flags(std::string_view input) {
+/// One argument per line.
+LOCKSTEP_FUZZ_TARGET(flags) {
   if (to_lower(input).find("config") != std::string::npos) {
     return;  // opens files; their formats are other targets' matter
   }

@@ -1,10 +1,10 @@
-// libFuzzer's entry; LOCKSTEP_FUZZ_TARGET is one of targets.h.
+// libFuzzer's entry, for the one target that this program is linked with.
 #include <cstddef>
 #include <cstdint>
 
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  lockstep::fuzz::LOCKSTEP_FUZZ_TARGET({reinterpret_cast<const char*>(data), size});
+  lockstep::fuzz::targets().front().run({reinterpret_cast<const char*>(data), size});
   return 0;
 }

@@ -1,11 +1,11 @@
 #include <algorithm>
 
 #include "environment/hostlist.h"
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 
 namespace lockstep::fuzz {
 
-void hostlist(std::string_view input) {
+LOCKSTEP_FUZZ_TARGET(hostlist) {
   const Hostlist list = parse_hostlist(input);
   promise(list.hosts.empty() != list.problem.empty(), "hosts or a problem", input);
   promise(list.hosts.size() <= kMaxHosts, "a bounded list", input);

@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fuzz/targets.h"
+#include "fuzz/target.h"
 
 namespace lockstep {
 namespace {
@@ -55,12 +55,7 @@ std::string mutated(std::string text, const std::vector<std::string>& texts, std
   return text;
 }
 
-struct Target {
-  const char* name;
-  void (*run)(std::string_view);
-};
-
-class FuzzReplay : public testing::TestWithParam<Target> {};
+class FuzzReplay : public testing::TestWithParam<fuzz::Target> {};
 
 TEST_P(FuzzReplay, KeepsItsPromises) {
   const auto& [name, run] = GetParam();
@@ -75,10 +70,7 @@ TEST_P(FuzzReplay, KeepsItsPromises) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Parsers, FuzzReplay,
-                         testing::Values(Target{"channel", fuzz::channel}, Target{"environment", fuzz::environment},
-                                         Target{"hostlist", fuzz::hostlist}, Target{"device_spec", fuzz::device_spec},
-                                         Target{"flags", fuzz::flags}),
+INSTANTIATE_TEST_SUITE_P(Parsers, FuzzReplay, testing::ValuesIn(fuzz::targets()),
                          [](const auto& each) { return std::string(each.param.name); });
 
 // The control: a target that breaks its promise is noticed.
