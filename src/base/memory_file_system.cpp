@@ -115,6 +115,14 @@ class MemoryFileSystem::File final : public WritableFile {
   File(std::shared_ptr<State> state, NodePointer node, Path path)
       : state_(std::move(state)), node_(std::move(node)), path_(std::move(path)) {}
 
+  void reserve(std::int64_t bytes) override {
+    const std::lock_guard lock(state_->mutex);
+    state_->begin_or_throw("reserve", path_);
+    if (bytes > state_->free_bytes) {
+      throw_io_error(fmt::format("reserve {} bytes for", bytes), path_, ENOSPC);
+    }
+  }
+
   void append(std::span<const std::byte> bytes) override {
     const std::lock_guard lock(state_->mutex);
     const int error = state_->begin("write", path_.string());

@@ -147,6 +147,7 @@ struct CheckpointStore::Impl {
   bool writes;  // this rank does
   std::unique_ptr<FileLock> lock{};
   std::map<std::int64_t, double> scores{};      // of the checkpoints here that have the monitored metric
+  std::optional<std::int64_t> last_saved{};     // by this store
   Snapshot copies{};                            // of a save in the background
   std::optional<std::int64_t> in_background{};  // its step, on every rank
   std::future<double> writing{};                // seconds
@@ -172,20 +173,29 @@ struct CheckpointStore::Impl {
   }
 
   void write(std::int64_t step, const Snapshot& snapshot, const std::vector<std::string>& per_rank) {
-    const auto writer = directory.begin(step, byte_size(snapshot));
+    const std::int64_t bytes = byte_size(snapshot);
+    if (last_saved) {
+      directory.make_room(bytes, *last_saved, best_steps());
+    }
+    const auto writer = directory.begin(step, bytes);
     write_snapshot(*writer, step, snapshot, per_rank);
     writer->commit();
+    last_saved = step;
     note_score(step, snapshot.values);
     retain(step);
     link(step, snapshot.values);
   }
 
-  /// A checkpoint is safe already when old ones cannot be removed.
-  void retain(std::int64_t saved) {
+  std::vector<std::int64_t> best_steps() const {
     auto best = by_score();
     best.resize(std::min(best.size(), static_cast<std::size_t>(config.keep_best)));
+    return best;
+  }
+
+  /// A checkpoint is safe already when old ones cannot be removed.
+  void retain(std::int64_t saved) {
     try {
-      directory.retain(config.keep_last, saved, best);
+      directory.retain(config.keep_last, saved, best_steps());
       const auto left = directory.steps();
       std::erase_if(scores,
                     [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });

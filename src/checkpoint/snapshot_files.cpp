@@ -33,7 +33,8 @@ void write_bytes(CheckpointWriter& writer, const std::string& name, std::string_
 
 void write_tensors(CheckpointWriter& writer, const std::string& file, const NamedTensors& tensors) {
   const TensorViews views(tensors, file);
-  writer.add(file, [&](const auto& append) { views.write(append); });
+  writer.add(
+      file, [&](const auto& append) { views.write(append); }, views.byte_size());
 }
 
 /// The store's own values, numbers in the file.

@@ -88,6 +88,14 @@ TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
   }
 }
 
+std::int64_t TensorViews::byte_size() const {
+  std::int64_t bytes = 0;
+  for (const TensorView& view : views) {
+    bytes += static_cast<std::int64_t>(view.bytes.size());
+  }
+  return bytes;
+}
+
 void TensorViews::write(const std::function<void(std::span<const std::byte>)>& append) const {
   write_safetensors(views, {{"format", "pt"}}, append);
 }

@@ -13,6 +13,7 @@ namespace lockstep {
 struct TensorViews {
   /// `file` is for messages. Throws: CheckpointError (a dtype that safetensors lacks).
   TensorViews(const NamedTensors& tensors, const std::string& file);
+  std::int64_t byte_size() const;  ///< without the header
   void write(const std::function<void(std::span<const std::byte>)>& append) const;
 
   std::vector<TensorView> views{};

@@ -100,7 +100,15 @@ std::unique_ptr<CheckpointWriter> CheckpointDir::begin(std::int64_t step, std::i
                               directory_.string(), human_bytes(expected_bytes)),
                   "free space or lower checkpoint.keep_last; the checkpoints that are there are untouched");
   }
-  return make_commit_writer(fs_, directory_, Manifest{.step = step, .run_id = run_id_, .restart = restart_});
+  return make_commit_writer(fs_, directory_, Manifest{.step = step, .run_id = run_id_, .restart = restart_},
+                            expected_bytes);
+}
+
+void CheckpointDir::make_room(std::int64_t bytes, std::int64_t saved, std::span<const std::int64_t> keep) {
+  auto kept = static_cast<int>(steps().size());
+  while (kept > 2 && fs_.free_bytes(directory_) < bytes) {
+    retain(--kept, saved, keep);
+  }
 }
 
 std::vector<std::int64_t> CheckpointDir::steps() const {

@@ -1,6 +1,7 @@
 #include "storage/commit.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/crc32c.h"
+#include "base/text.h"
 #include "storage/manifest.h"
 #include "storage/names.h"
 
@@ -72,11 +74,12 @@ class ChunkedFile {
 
 class CommitWriter final : public CheckpointWriter {
  public:
-  CommitWriter(FileSystem& fs, Path directory, Manifest manifest)
+  CommitWriter(FileSystem& fs, Path directory, Manifest manifest, std::int64_t expected_bytes)
       : fs_(fs),
         directory_(std::move(directory)),
         temporary_(directory_ / temporary_name(manifest.step)),
-        manifest_(std::move(manifest)) {
+        manifest_(std::move(manifest)),
+        expected_bytes_(expected_bytes) {
     naming_step([&] { fs_.create_directories(temporary_); });
   }
 
@@ -90,12 +93,17 @@ class CommitWriter final : public CheckpointWriter {
     }
   }
 
-  void add(const std::string& name, const std::function<void(const std::function<void(Bytes)>&)>& produce) override {
+  void add(const std::string& name, const std::function<void(const std::function<void(Bytes)>&)>& produce,
+           std::int64_t expected_bytes) override {
     LOCKSTEP_ASSERT(state_ == State::writing, "files are added before commit(), and not after a failure");
     check_name(name);
     state_ = State::failed;  // until this file is whole
     naming_step([&] {
-      ChunkedFile file(fs_.create(temporary_ / name), name, buffer_);
+      auto created = fs_.create(temporary_ / name);
+      if (expected_bytes > 0) {
+        created->reserve(expected_bytes);
+      }
+      ChunkedFile file(std::move(created), name, buffer_);
       produce([&](Bytes bytes) { file.append(bytes); });
       manifest_.files.push_back(file.finish());
     });
@@ -163,7 +171,21 @@ class CommitWriter final : public CheckpointWriter {
     try {
       function();
     } catch (const IoError& error) {
-      throw IoError(fmt::format("cannot save {}: {}", step_name(manifest_.step), error.what()), error.hint());
+      throw IoError(fmt::format("cannot save {}: {}{}", step_name(manifest_.step), error.what(), space(error.number())),
+                    error.hint(), error.number());
+    }
+  }
+
+  // What somebody with a full disk wants to know.
+  std::string space(int error) const {
+    if (error != ENOSPC && error != EDQUOT) {
+      return {};
+    }
+    try {
+      const std::string needed = expected_bytes_ > 0 ? fmt::format(", needed {}", human_bytes(expected_bytes_)) : "";
+      return fmt::format(" (free {}{})", human_bytes(fs_.free_bytes(directory_)), needed);
+    } catch (const IoError&) {
+      return {};
     }
   }
 
@@ -171,14 +193,16 @@ class CommitWriter final : public CheckpointWriter {
   Path directory_;
   Path temporary_;
   Manifest manifest_;
+  std::int64_t expected_bytes_;
   std::vector<std::byte> buffer_{};
   State state_ = State::writing;
 };
 
 }  // namespace
 
-std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, Path directory, Manifest manifest) {
-  return std::make_unique<CommitWriter>(fs, std::move(directory), std::move(manifest));
+std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, Path directory, Manifest manifest,
+                                                     std::int64_t expected_bytes) {
+  return std::make_unique<CommitWriter>(fs, std::move(directory), std::move(manifest), expected_bytes);
 }
 
 }  // namespace lockstep

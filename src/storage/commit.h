@@ -10,7 +10,8 @@
 namespace lockstep {
 
 /// A writer of the checkpoint that `manifest` begins to describe (step, run id, restart), in `directory`, which exists.
-std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, std::filesystem::path directory,
-                                                     Manifest manifest);
+/// `expected_bytes` (0: unknown) is what a full disk's message says is needed.
+std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, std::filesystem::path directory, Manifest manifest,
+                                                     std::int64_t expected_bytes);
 
 }  // namespace lockstep

@@ -30,7 +30,8 @@ std::string abandoned_name(std::int64_t step);  ///< a new nonce in every call; 
 /// nullopt: not one of ours, to be left alone.
 std::optional<DirectoryName> parse_directory_name(std::string_view name);
 
-/// What a link to a step may be called: [A-Za-z0-9._=,+-]{1,128}, no dot in front, nothing parse_directory_name() takes.
+/// What a link to a step may be called: [A-Za-z0-9._=,+-]{1,128}, no dot in front, nothing parse_directory_name()
+/// takes.
 bool is_link_name(std::string_view name);
 
 /// [A-Za-z0-9._-]{1,128}, without "." and "..".

@@ -88,6 +88,21 @@ TEST(PythonWeights, AreLoaded) {
   EXPECT_THAT(saved.out, HasSubstr(fmt::format("sum {:.6f}", sum)));
 }
 
+TEST(PythonConverter, GoesBothWays) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(
+      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch, numpy"}).code == 0,
+                          "no Python with safetensors and numpy beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  const auto converted = run_program({python, std::string(PARITY_DIR) + "/convert_checkpoint.py", CONVERTER,
+                                      dir.path().string(), GOLDEN_CHECKPOINT},
+                                     {}, ".", Process::Seconds(300));
+  EXPECT_EQ(converted.code, 0) << converted.out << converted.err;
+  const auto verified = run_program({LOCKSTEP_CLI, "verify", (dir.path() / "checkpoints").string()});
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("step-0000000500: valid"));
+}
+
 TEST(PythonSampler, HasTheSameOrder) {
   const std::string python = find_python(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));

@@ -13,6 +13,7 @@ namespace lockstep {
 class ForwardingFile : public WritableFile {
  public:
   explicit ForwardingFile(std::unique_ptr<WritableFile> inner) : inner_(std::move(inner)) {}
+  void reserve(std::int64_t bytes) override { inner_->reserve(bytes); }
   void append(std::span<const std::byte> bytes) override { inner_->append(bytes); }
   void sync() override { inner_->sync(); }
   void close() override { inner_->close(); }

@@ -86,10 +86,15 @@ class DataError : public Error {
       : Error(what, std::move(hint), code) {}
 };
 
-/// A file operation failed; `what()` names path and errno text.
+/// A file operation failed; `what()` names path and errno text, `number()` is the errno (0: none).
 class IoError : public Error {
  public:
-  explicit IoError(const std::string& what, std::string hint = {}) : Error(what, std::move(hint), ExitCode::io) {}
+  explicit IoError(const std::string& what, std::string hint = {}, int number = 0)
+      : Error(what, std::move(hint), ExitCode::io), number_(number) {}
+  int number() const noexcept { return number_; }
+
+ private:
+  int number_;
 };
 
 /// "error: what\n  hint: ..." for a terminal; a ConfigError lists all its problems. An exception that is not ours has

@@ -18,7 +18,10 @@ namespace lockstep {
 class WritableFile {
  public:
   virtual ~WritableFile() = default;  ///< closes without syncing; never throws
-  virtual void append(std::span<const std::byte> bytes) = 0;
+  /// Before the first append: sets `bytes` aside on the disk, where the file system can. A file that is known to become
+  /// large goes past the page cache. Throws: IoError where they are not to be had.
+  virtual void reserve(std::int64_t bytes) = 0;
+  virtual void append(std::span<const std::byte> bytes) = 0;  ///< what fails may be reported by a later call
   virtual void sync() = 0;   ///< fsync. After a failure the file must be discarded, never synced again.
   virtual void close() = 0;  ///< reports what close(2) reports
 };

@@ -39,8 +39,10 @@ class CheckpointWriter {
  public:
   virtual ~CheckpointWriter() = default;  ///< not committed: the temporary directory is removed
   /// Streams one file: `produce` calls the function it is given with the bytes in order. Checksummed, fsynced, closed.
+  /// `expected_bytes` (0: unknown; a little less than the file is fine) are reserved on the disk before the first.
   virtual void add(const std::string& name,
-                   const std::function<void(const std::function<void(std::span<const std::byte>)>&)>& produce) = 0;
+                   const std::function<void(const std::function<void(std::span<const std::byte>)>&)>& produce,
+                   std::int64_t expected_bytes = 0) = 0;
   /// Manifest, fsync of the directory, rename, fsync of the parent: durable when it returns.
   virtual void commit() = 0;
 };
@@ -54,12 +56,16 @@ class CheckpointDir {
   /// only at commit (moved aside, then removed).
   std::unique_ptr<CheckpointWriter> begin(std::int64_t step, std::int64_t expected_bytes = 0);
 
+  /// Where `bytes` are not free: deletes the oldest, one by one, as retain(2, saved, keep) may. For begin() of a run
+  /// that keeps more than two.
+  void make_room(std::int64_t bytes, std::int64_t saved, std::span<const std::int64_t> keep = {});
+
   std::vector<std::int64_t> steps() const;  ///< committed ones, ascending, not verified
   std::filesystem::path path(
       std::int64_t step) const;  ///< where its files are now; where they would be if there is none
 
-  /// Reads every byte, and the headers of safetensors files. Throws: CheckpointError naming file, chunk and offset, or the
-  /// format version.
+  /// Reads every byte, and the headers of safetensors files. Throws: CheckpointError naming file, chunk and offset, or
+  /// the format version.
   Manifest verify(std::int64_t step) const;
   /// Newest that verifies. Damaged ones are reported through `on_damage` and left alone.
   std::optional<Manifest> newest_valid(const std::function<void(const std::string& message)>& on_damage) const;

@@ -66,6 +66,16 @@ TEST_P(AnyFileSystem, ReadsWhatWasWritten) {
             "cannot read " + path.string() + ": the file ends at byte 11, expected 5 bytes at 7");
 }
 
+TEST_P(AnyFileSystem, ReservesWithoutChangingTheFile) {
+  const auto path = root() / "a";
+  const auto file = fs().create(path);
+  file->reserve(1 << 20);
+  file->append(bytes("short"));
+  file->sync();
+  file->close();
+  EXPECT_EQ(read_file(fs(), path), "short");
+}
+
 TEST_P(AnyFileSystem, AppendsToWhatIsThere) {
   const auto path = root() / "log";
   fs().open_append(path)->append(bytes("one\n"));
@@ -221,6 +231,61 @@ TEST(RealFileSystem, NamesPathAndReasonOfAShortWrite) {
     const bool right =
         failure([&] { file->append(bytes(text)); }) == "cannot write " + path.string() + ": File too large";
     ::_exit(right && std::filesystem::file_size(path) == 4096 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+// Files that are known to become large take another way to the disk, in blocks of 4 MiB.
+TEST(RealFileSystem, WritesLargeFilesByteForByte) {
+  constexpr std::size_t kBlock = 4 << 20;
+  std::string text(5 * kBlock + 12'345, '\0');
+  std::uint32_t random = 1;
+  for (char& c : text) {
+    random = random * 1'664'525 + 1'013'904'223;
+    c = static_cast<char>(random >> 24);
+  }
+  const TempDir disk;
+  const std::filesystem::path memory = "/dev/shm/" + disk.path().filename().string();  // may refuse O_DIRECT
+  std::filesystem::create_directory(memory);
+  for (const auto& directory : {disk.path(), memory}) {
+    for (const std::size_t size : {text.size(), 4 * kBlock, 4 * kBlock + 4096, std::size_t{100}, std::size_t{0}}) {
+      for (const std::size_t piece : {std::size_t{1'000'003}, kBlock, text.size()}) {
+        const auto path = directory / "large";
+        real_file_system().remove_all(path);
+        const auto file = real_file_system().create(path);
+        file->reserve(16 << 20);
+        for (std::string_view left = std::string_view(text).substr(0, size); !left.empty();
+             left.remove_prefix(std::min(piece, left.size()))) {
+          file->append(bytes(left.substr(0, piece)));
+        }
+        file->sync();
+        file->append(bytes("after"));
+        file->close();
+        EXPECT_TRUE(read_file(real_file_system(), path) == text.substr(0, size) + "after") << size << " " << piece;
+      }
+    }
+  }
+  std::filesystem::remove_all(memory);
+}
+
+TEST(RealFileSystem, ReportsWhatALargeFileMeets) {
+  const TempDir directory;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const auto path = directory.path() / "big";
+    const auto file = real_file_system().create(path);
+    file->reserve(32 << 20);
+    const rlimit limit{10 << 20, 10 << 20};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const std::string text(32 << 20, 'x');
+    const std::string message = failure([&] {
+      file->append(bytes(text));
+      file->sync();
+    });
+    ::_exit(message == "cannot write " + path.string() + ": File too large" ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);

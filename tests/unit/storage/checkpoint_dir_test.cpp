@@ -1,3 +1,4 @@
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -255,6 +256,38 @@ TEST(CheckpointDir, SaysHowMuchSpaceIsMissingBeforeItWrites) {
   }
   EXPECT_EQ(fs.list(kDirectory), names);
   EXPECT_TRUE(directory.newest_valid({}));
+}
+
+TEST(CheckpointDir, SaysWhatIsFreeAndNeededWhenTheDiskFillsUp) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  fs.set_free_bytes(3000);
+  const auto writer = directory.begin(900, 2048);
+  fs.set_free_bytes(1024);
+  try {
+    writer->add(
+        "weights.bin", [](const auto& append) { append(as_bytes("12")); }, 2000);
+    FAIL() << "wrote without space";
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(),
+                testing::StartsWith("cannot save step-0000000900: cannot reserve 2000 bytes for /checkpo"));
+    EXPECT_THAT(error.what(), testing::EndsWith("weights.bin: No space left on device (free 1.0 KiB, needed 2.0 KiB)"));
+    EXPECT_EQ(error.number(), ENOSPC);
+  }
+}
+
+TEST(CheckpointDir, MakesRoomWhereARunKeepsMoreThanTwo) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {10, 20, 30, 40, 50}) {
+    save(directory, step, sample_contents(step));
+  }
+  fs.set_free_bytes(1000);
+  directory.make_room(1000, 50);
+  EXPECT_THAT(directory.steps(), ElementsAre(10, 20, 30, 40, 50)) << "there is room";
+  const std::vector<std::int64_t> best = {10};
+  directory.make_room(2000, 50, best);
+  EXPECT_THAT(directory.steps(), ElementsAre(10, 40, 50));
 }
 
 TEST(CheckpointDir, WorksOnTheRealFileSystem) {

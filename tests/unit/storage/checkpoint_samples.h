@@ -33,10 +33,13 @@ inline Contents sample_contents(std::int64_t step, int version = 0) {
 }
 
 inline void add_file(CheckpointWriter& writer, const std::string& name, std::string_view text) {
-  writer.add(name, [&](const auto& append) {
-    append(as_bytes(text.substr(0, text.size() / 3)));
-    append(as_bytes(text.substr(text.size() / 3)));
-  });
+  writer.add(
+      name,
+      [&](const auto& append) {
+        append(as_bytes(text.substr(0, text.size() / 3)));
+        append(as_bytes(text.substr(text.size() / 3)));
+      },
+      static_cast<std::int64_t>(text.size()));
 }
 
 inline void save(CheckpointDir& directory, std::int64_t step, const Contents& contents) {

@@ -281,14 +281,14 @@ TEST(Commit, NamesTheStepAndTheCause) {
   CheckpointDir directory(fs, kDirectory, "run", 0);
   save(directory, 50, sample_contents(50));
   const auto writer = directory.begin(100);
-  fs.fail_at(fs.operations() + 1, ENOSPC);
+  fs.fail_at(fs.operations() + 2, ENOSPC);
   try {
     add_file(*writer, "weights.bin", "weights");
     FAIL() << "a full disk went unnoticed";
   } catch (const IoError& error) {
     EXPECT_THAT(error.what(),
                 testing::StartsWith("cannot save step-0000000100: cannot write /runs/digits/checkpoints/"));
-    EXPECT_THAT(error.what(), testing::EndsWith("weights.bin: No space left on device"));
+    EXPECT_THAT(error.what(), testing::EndsWith("weights.bin: No space left on device (free 1.0 TiB)"));
   }
 }
 
@@ -322,6 +322,7 @@ std::vector<std::string> trace_of_save(MemoryFileSystem& fs, Version version) {
 const std::vector<std::string> kWriting = {
     "create @/step-0000000100.tmp",
     "create @/step-0000000100.tmp/a",
+    "reserve @/step-0000000100.tmp/a",
     "write @/step-0000000100.tmp/a",
     "sync @/step-0000000100.tmp/a",
     "close @/step-0000000100.tmp/a",

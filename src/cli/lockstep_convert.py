@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Converts weights between PyTorch's .pt files and lockstep's checkpoints.
+
+  lockstep-convert snapshot.pt checkpoints/        a checkpoint step-<N> in that folder (N: --step, 0)
+  lockstep-convert weights.pt model.safetensors    the weights alone
+  lockstep-convert checkpoints/step-0000000500 snapshot.pt --format snapshot
+  lockstep-convert model.safetensors weights.pt    a state dict, as module.load_state_dict() takes it
+
+A .pt file is a state dict, or a dictionary with MODEL_STATE and EPOCHS_RUN (finished epochs) as in PyTorch's DDP
+tutorial. Reading one executes nothing: torch.load(weights_only=True). The prefix `module.` of DDP is removed; --ddp adds it.
+A checkpoint is checked against its manifest before it is read. Only weights and the number of finished epochs are
+converted: no optimizer, no position in the data. Needs torch, numpy and safetensors.
+"""
+import argparse
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors.torch import load_file, save_file
+
+CHUNK = 4 << 20
+PREFIX = "module."
+
+
+class Refused(Exception):
+    pass
+
+
+# ---- CRC-32C of whole arrays: 4096 lanes side by side, then joined in pairs ------------------------------------------
+POLYNOMIAL = 0x82F63B78
+LANES = 4096
+
+
+def byte_table():
+    table = numpy.arange(256, dtype=numpy.uint32)
+    for _ in range(8):
+        table = numpy.where(table & 1, (table >> 1) ^ numpy.uint32(POLYNOMIAL), table >> 1)
+    return table
+
+
+TABLE = byte_table()
+
+
+def through(columns, values):
+    """The linear map whose images of the 32 single bits are `columns`, of each value."""
+    result = numpy.zeros_like(values)
+    for bit in range(32):
+        result ^= numpy.where((values >> numpy.uint32(bit)) & 1, columns[bit], numpy.uint32(0))
+    return result
+
+
+def zeros(count):
+    """The map that appends `count` zero bytes."""
+    result = numpy.uint32(1) << numpy.arange(32, dtype=numpy.uint32)
+    power = TABLE[result & 255] ^ (result >> 8)
+    while count:
+        if count & 1:
+            result = through(power, result)
+        power = through(power, power)
+        count >>= 1
+    return result
+
+
+def remainder(data):
+    """Of the bytes, with a register that begins at 0."""
+    width = len(data) // LANES
+    lanes = data[: width * LANES].reshape(LANES, width)
+    state = numpy.zeros(LANES, dtype=numpy.uint32)
+    for column in range(width):
+        state = TABLE[(state ^ lanes[:, column]) & 255] ^ (state >> 8)
+    length = width
+    while len(state) > 1:
+        state = through(zeros(length), state[0::2]) ^ state[1::2]
+        length *= 2
+    state = int(state[0])
+    for byte in data[width * LANES :].tolist():
+        state = int(TABLE[(state ^ byte) & 255]) ^ (state >> 8)
+    return state
+
+
+def crc32c(data):
+    data = numpy.frombuffer(data, dtype=numpy.uint8)
+    start = through(zeros(len(data)), numpy.array([0xFFFFFFFF], dtype=numpy.uint32))[0]
+    return int(start) ^ remainder(data) ^ 0xFFFFFFFF
+
+
+# ---- lockstep's side: docs/checkpoints.md ----------------------------------------------------------------------------
+def chunk_checksums(path):
+    with open(path, "rb") as file:
+        return [f"{crc32c(chunk):08x}" for chunk in iter(lambda: file.read(CHUNK), b"")]
+
+
+def manifest_text(step, run_id, names, folder):
+    files = ",\n".join(
+        '    {"name": "%s", "size": %d, "crc32c": [%s]}'
+        % (name, (folder / name).stat().st_size, ", ".join(f'"{c}"' for c in chunk_checksums(folder / name)))
+        for name in names
+    )
+    body = (
+        f'{{\n  "format": 1,\n  "step": {step},\n  "run_id": {json.dumps(run_id)},\n  "restart": 0,\n'
+        f'  "chunk_bytes": {CHUNK},\n  "files": [\n{files}\n  ],\n'
+    )
+    return body + f'  "crc32c": "{crc32c(body.encode()):08x}"\n}}\n'
+
+
+def sync(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_checkpoint(directory, step, state, epochs):
+    name = f"step-{step:010d}"
+    if (directory / name).exists():
+        raise Refused(f"{directory / name}: is there already")
+    directory.mkdir(parents=True, exist_ok=True)
+    folder = directory / f"{name}.tmp.{secrets.token_hex(8)}"
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    values = {"format": 1, "data_order": 1, "step": step, "world_size": 1, "epoch": str(epochs)}
+    (folder / "state.json").write_text(json.dumps(values, indent=2) + "\n")
+    names = ["model.safetensors", "state.json"]
+    (folder / "MANIFEST.json").write_text(manifest_text(step, "converted", names, folder))
+    for file in [*(folder / name for name in [*names, "MANIFEST.json"]), folder]:
+        sync(file)
+    folder.rename(directory / name)
+    sync(directory)
+    return directory / name
+
+
+def read_checkpoint(folder):
+    text = (folder / "MANIFEST.json").read_bytes()
+    if len(text) < 25 or text[-25:] != f'  "crc32c": "{crc32c(text[:-25]):08x}"\n}}\n'.encode():
+        raise Refused(f"{folder}/MANIFEST.json: its checksum does not fit its text")
+    manifest = json.loads(text)
+    if manifest["format"] != 1:
+        raise Refused(f"{folder}/MANIFEST.json: checkpoint format {manifest['format']}, this script reads 1")
+    entries = {entry["name"]: entry for entry in manifest["files"]}
+    for name in ("model.safetensors", "state.json"):
+        if name not in entries:
+            raise Refused(f"{folder}/{name}: not in the manifest")
+        if (folder / name).stat().st_size != entries[name]["size"]:
+            raise Refused(f"{folder}/{name}: not as long as the manifest says")
+        if chunk_checksums(folder / name) != entries[name]["crc32c"]:
+            raise Refused(f"{folder}/{name}: its checksum does not fit")
+    values = json.loads((folder / "state.json").read_text())
+    return load_file(folder / "model.safetensors"), int(values.get("epoch", 0))
+
+
+# ---- PyTorch's side --------------------------------------------------------------------------------------------------
+def is_state_dict(value):
+    return isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
+
+
+def read_pt(path):
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    epochs = 0
+    if isinstance(content, dict) and "MODEL_STATE" in content:
+        epochs = int(content.get("EPOCHS_RUN", 0))
+        content = content["MODEL_STATE"]
+    if not is_state_dict(content):
+        raise Refused(f"{path}: found neither a state dict nor MODEL_STATE")
+    if content and all(name.startswith(PREFIX) for name in content):
+        content = {name[len(PREFIX) :]: tensor for name, tensor in content.items()}
+    # Tensors that share memory (tied weights) become two: safetensors has no other way to say it.
+    return {name: tensor.detach().clone().contiguous() for name, tensor in content.items()}, epochs
+
+
+def write_pt(path, state, epochs, snapshot, ddp):
+    if ddp:
+        state = {PREFIX + name: tensor for name, tensor in state.items()}
+    torch.save({"MODEL_STATE": state, "EPOCHS_RUN": epochs} if snapshot else state, path)
+
+
+def convert(args):
+    source, target = Path(args.source), Path(args.target)
+    if source.is_dir():
+        state, epochs = read_checkpoint(source)
+    elif source.suffix == ".safetensors":
+        state, epochs = load_file(source), 0
+    else:
+        state, epochs = read_pt(source)
+    epochs = args.epochs if args.epochs is not None else epochs
+    if target.suffix == ".safetensors":
+        save_file(state, target, metadata={"format": "pt"})
+    elif target.suffix in (".pt", ".pth", ".bin"):
+        write_pt(target, state, epochs, args.format == "snapshot", args.ddp)
+    elif target.suffix and not target.is_dir():
+        raise Refused(f"{target}: expected a folder, or a name that ends in .safetensors, .pt, .pth or .bin")
+    else:
+        target = write_checkpoint(target, args.step, state, epochs)
+    print(f"{target}: {len(state)} tensors, {epochs} finished epochs")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help=".pt file, .safetensors file, or one checkpoint folder")
+    parser.add_argument("target", help=".pt file, .safetensors file, or a folder of checkpoints")
+    parser.add_argument("--format", choices=["state_dict", "snapshot"], default="state_dict", help="of a .pt target")
+    parser.add_argument("--ddp", action="store_true", help="names in a .pt target begin with module.")
+    parser.add_argument("--step", type=int, default=0, help="of a checkpoint target")
+    parser.add_argument("--epochs", type=int, help="finished epochs, instead of what the source says")
+    try:
+        convert(parser.parse_args())
+    except (Refused, OSError, ValueError, KeyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 65
+    except Exception as error:  # torch's and safetensors' own: what they refuse to read
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 65
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

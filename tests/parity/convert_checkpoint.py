@@ -1,0 +1,81 @@
+"""Weights go from a .pt file to a checkpoint and back, bit by bit: argv = script, an empty folder, a checkpoint of ours."""
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+script, work, golden = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+
+
+def run(*args, code=0):
+    result = subprocess.run([sys.executable, script, *map(str, args)], capture_output=True, text=True)
+    assert result.returncode == code, (args, result.returncode, result.stdout, result.stderr)
+    return result.stdout + result.stderr
+
+
+def same(a, b):
+    assert a.keys() == b.keys(), (a.keys(), b.keys())
+    for name in a:
+        assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
+
+
+torch.manual_seed(1)
+state = {
+    "a.weight": torch.randn(700, 1600),  # more than one chunk of 4 MiB
+    "a.bias": torch.randn(16).to(torch.bfloat16),
+    "steps": torch.tensor(7),
+    "turned": torch.randn(3, 5).t(),
+    "none": torch.empty(0, 4),
+}
+
+# The tutorial's snapshot, saved from DDP.
+torch.save({"MODEL_STATE": {"module." + k: v for k, v in state.items()}, "EPOCHS_RUN": 3}, work / "snapshot.pt")
+run(work / "snapshot.pt", work / "checkpoints", "--step", 500)
+checkpoint = work / "checkpoints" / "step-0000000500"
+same(load_file(checkpoint / "model.safetensors"), state)
+assert '"epoch": "3"' in (checkpoint / "state.json").read_text()
+run(checkpoint, work / "back.pt", "--format", "snapshot", "--ddp")
+back = torch.load(work / "back.pt", weights_only=True)
+assert back["EPOCHS_RUN"] == 3
+same({k.removeprefix("module."): v for k, v in back["MODEL_STATE"].items()}, state)
+assert all(k.startswith("module.") for k in back["MODEL_STATE"])
+
+# A plain state dict, by way of bare safetensors.
+torch.save(state, work / "plain.pt")
+run(work / "plain.pt", work / "plain.safetensors")
+run(work / "plain.safetensors", work / "plain_back.pt")
+same(torch.load(work / "plain_back.pt", weights_only=True), state)
+
+# A checkpoint that a Trainer wrote.
+run(golden, work / "golden.pt")
+net = torch.nn.Module()
+net.a = torch.nn.Linear(10, 16)
+net.b = torch.nn.Linear(16, 1)
+net.load_state_dict(torch.load(work / "golden.pt", weights_only=True))
+
+# What is damaged, taken, or would execute something is refused.
+assert "is there already" in run(work / "snapshot.pt", work / "checkpoints", "--step", 500, code=65)
+data = bytearray((checkpoint / "model.safetensors").read_bytes())
+data[-1] ^= 1
+(work / "damaged").mkdir()
+for file in checkpoint.iterdir():
+    (work / "damaged" / file.name).write_bytes(file.read_bytes())
+(work / "damaged" / "model.safetensors").write_bytes(data)
+assert "its checksum does not fit" in run(work / "damaged", work / "no.pt", code=65)
+
+
+class Harm:
+    def __reduce__(self):
+        return (Path.touch, (work / "executed",))
+
+
+with open(work / "harm.pt", "wb") as file:
+    pickle.dump({"MODEL_STATE": Harm()}, file)
+run(work / "harm.pt", work / "no.safetensors", code=65)
+torch.save({"MODEL_STATE": Harm()}, work / "harm2.pt")
+run(work / "harm2.pt", work / "no.safetensors", code=65)
+assert not (work / "executed").exists()
+print("converted both ways")
