@@ -19,6 +19,7 @@
 #include <lockstep/run.h>
 
 #include "base/terminal.h"
+#include "environment/job_end.h"
 #include "launch/requeue.h"
 #include "rank/failure.h"
 #include "supervise/signal_inbox.h"
@@ -95,7 +96,8 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   const auto identity = detect_identity(environment);
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
-  const Plan plan = resolve(invocation.config, hardware, identity);
+  Plan plan = resolve(invocation.config, hardware, identity);
+  plan.job_end = job_end(environment);
   if (plan.config.dist.requeue && requeue_command(environment).empty()) {
     throw ConfigError("--dist.requeue: found no SLURM_JOB_ID, expected a Slurm job",
                       "leave it out, or submit with sbatch");

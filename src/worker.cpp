@@ -26,6 +26,8 @@
 #include "control/channel.h"
 #include "control/progress_record.h"
 #include "environment/error_file.h"
+#include "environment/process_name.h"
+#include "launch/core_binding.h"
 #include "launch/requeue.h"
 #include "rank/crash_handler.h"
 #include "rank/failure.h"
@@ -89,6 +91,21 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   return std::make_shared<Channel>(identity.control_fd);
 }
 
+// A launcher that binds ranks to cores shows each its own only: the plan, made by one rank alone, divides them again.
+void use_bound_cores(World& world) {
+  const auto cores = allowed_cores();
+  const std::string machine = this_process().machine;
+  std::vector<std::vector<int>> neighbours;
+  for (const std::string& text : world.gather(fmt::format("{}\n{}", format_ranges(cores), machine))) {
+    if (const auto end = text.find('\n'); text.substr(end + 1) == machine) {
+      neighbours.push_back(parse_core_list(text.substr(0, end)));
+    }
+  }
+  if (const auto threads = threads_of_bound_ranks(neighbours)) {
+    at::set_num_threads(*threads);
+  }
+}
+
 // What ends a rank, told to whoever watches it: our supervisor, or the other ranks and torchrun.
 void report_failure(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
   constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
@@ -126,10 +143,10 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   identity.progress_fd = progress.fd();  // the World maps it again
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
   std::optional<Orders> orders;
-  std::optional<TerminateScope> terminate;
+  std::optional<LastWords> last_words;
   if (channel) {
     orders.emplace(channel);
-    terminate.emplace(*channel);
+    last_words.emplace(*channel);
   }
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);
@@ -154,6 +171,9 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     World& world = session->world;
     if (!channel && world.size() > 1) {
       guard.emplace(world);
+      if (!environment.has("OMP_NUM_THREADS")) {
+        use_bound_cores(world);
+      }
     }
     if (plan.config.fresh && identity.restart == 0) {
       world.main_first("--fresh", [&] {
@@ -175,6 +195,7 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     if (stop == StopKind::terminate && plan.config.dist.requeue && world.is_main()) {
       queue_again(environment);
     }
+    progress[identity.local_rank].set_phase(Phase::teardown);
     if (channel) {
       channel->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
     }

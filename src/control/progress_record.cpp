@@ -50,6 +50,8 @@ std::string_view to_string(Phase phase) noexcept {
       return "save";
     case Phase::finish:
       return "finish";
+    case Phase::teardown:
+      return "teardown";
   }
   return "unknown phase";
 }

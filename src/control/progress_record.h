@@ -25,6 +25,7 @@ enum class Phase : std::uint8_t {
   validation,
   save,
   finish,
+  teardown,  ///< the work is done and announced: destructors and exit handlers are left
 };
 std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -20,20 +22,6 @@ std::optional<std::string> read_text(const std::string& path) {
     return std::nullopt;
   }
   return std::move(text).str();
-}
-
-std::vector<int> allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cores;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (CPU_ISSET(static_cast<std::size_t>(core), &set)) {
-        cores.push_back(core);
-      }
-    }
-  }
-  return cores;
 }
 
 /// NVML's "00000000:3B:00.0" as sysfs has it: "0000:3b:00.0".
@@ -104,6 +92,31 @@ std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& 
 
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware) {
   return cores_of_ranks(ranks, hardware.gpus, allowed_cores(), read_text);
+}
+
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (CPU_ISSET(static_cast<std::size_t>(core), &set)) {
+        cores.push_back(core);
+      }
+    }
+  }
+  return cores;
+}
+
+std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks) {
+  if (std::adjacent_find(cores_of_ranks.begin(), cores_of_ranks.end(), std::not_equal_to<>()) == cores_of_ranks.end()) {
+    return std::nullopt;
+  }
+  std::set<int> all;
+  for (const auto& cores : cores_of_ranks) {
+    all.insert(cores.begin(), cores.end());
+  }
+  return std::max(1, static_cast<int>(all.size() / cores_of_ranks.size()));
 }
 
 }  // namespace lockstep

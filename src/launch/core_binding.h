@@ -1,6 +1,7 @@
 // Which cores a rank runs on, where binding was asked for. Torch-free.
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -22,5 +23,12 @@ std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& 
                                              const ReadText& read);
 /// With this process's cores and this machine's files.
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware);
+
+/// Those this process may run on.
+std::vector<int> allowed_cores();
+
+/// Compute threads for each of the ranks of one machine, of which a launcher may have bound each to cores of its own:
+/// all their cores together, divided among them. nullopt: all see the same cores, so nothing was bound.
+std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks);
 
 }  // namespace lockstep

@@ -48,8 +48,16 @@ std::string limit_text(const TrainConfig& config) {
   return config.max_epochs > 0 ? epochs : config.max_steps > 0 ? steps : "none: until stopped";
 }
 
-std::string time_limit_text(const TrainConfig& config) {
-  return config.max_time_s > 0 ? ", stopping before " + human_duration(config.max_time_s) : "";
+std::string time_limit_text(const Plan& plan) {
+  std::string text;
+  if (plan.config.max_time_s > 0) {
+    text += ", stopping before " + human_duration(plan.config.max_time_s);
+  }
+  if (plan.job_end) {
+    const auto left = std::chrono::duration<double>(*plan.job_end - std::chrono::steady_clock::now()).count();
+    text += fmt::format(", stopping before the job ends in {}", human_duration(std::max(left, 0.0)));
+  }
+  return text;
 }
 
 std::string optimizer_text(const OptimConfig& optim) {
@@ -122,7 +130,7 @@ std::string describe(const Plan& plan) {
       {"precision", config.precision == Precision::bf16_mixed ? "bf16_mixed" : "fp32"},
       {"seed", fmt::to_string(config.seed)},
       {"batch", plan.loader.batch.explanation},
-      {"limits", limit_text(config) + time_limit_text(config)},
+      {"limits", limit_text(config) + time_limit_text(plan)},
       {"optimizer", optimizer_text(config.optim)},
       {"schedule", schedule_text(config.optim)},
       {"data", data_text(plan.loader)},

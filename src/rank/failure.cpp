@@ -19,7 +19,7 @@ struct Announcement {
   std::atomic<std::terminate_handler> before{nullptr};
 };
 
-// A terminate handler gets nothing at all, so what it acts on has to be static.
+// These handlers get nothing that leads to a channel, so what they act on has to be static.
 constinit Announcement announcement;
 
 Message terminate_failure() {
@@ -32,11 +32,19 @@ Message terminate_failure() {
   return message;
 }
 
-void on_terminate() {
-  // The first of several threads speaks for the process.
+/// The first of several threads speaks for the process.
+void announce(const Message& failure) {
   if (const Channel* channel = announcement.channel.exchange(nullptr)) {
-    channel->send(terminate_failure());
+    channel->send(failure);
   }
+}
+
+void on_assertion(const char* text) noexcept {
+  announce({.kind = Message::Kind::failure, .text = text, .code = static_cast<int>(ExitCode::internal)});
+}
+
+void on_terminate() {
+  announce(terminate_failure());
   if (const std::terminate_handler before = announcement.before) {
     before();
   }
@@ -61,14 +69,17 @@ Message current_failure() {
   return failure;
 }
 
-TerminateScope::TerminateScope(const Channel& channel) : before_(std::set_terminate(on_terminate)) {
-  announcement.before = before_;
+LastWords::LastWords(const Channel& channel)
+    : terminate_before_(std::set_terminate(on_terminate)),
+      assertion_before_(detail::set_assertion_listener(on_assertion)) {
+  announcement.before = terminate_before_;
   announcement.channel = &channel;
 }
 
-TerminateScope::~TerminateScope() {
+LastWords::~LastWords() {
   announcement.channel = nullptr;
-  std::set_terminate(before_);
+  detail::set_assertion_listener(assertion_before_);
+  std::set_terminate(terminate_before_);
 }
 
 }  // namespace lockstep

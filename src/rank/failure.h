@@ -3,6 +3,8 @@
 
 #include <exception>
 
+#include <lockstep/base/error.h>
+
 #include "control/channel.h"
 
 namespace lockstep {
@@ -11,17 +13,19 @@ namespace lockstep {
 /// terminate handler.
 Message current_failure();
 
-/// While it lives, std::terminate (an exception that leaves a thread or a noexcept function) is announced before it
-/// ends the process, with code 128 + SIGABRT; then the handler of before acts. One at a time in a process.
-class TerminateScope {
+/// While it lives, what ends the process without an exception that anybody could catch is announced before it does:
+/// std::terminate (an exception that leaves a thread or a noexcept function) with code 128 + SIGABRT, then the handler
+/// of before acts; a failed assertion of the library with ExitCode::internal. One at a time in a process.
+class LastWords {
  public:
-  explicit TerminateScope(const Channel& channel);
-  ~TerminateScope();
-  TerminateScope(const TerminateScope&) = delete;
-  TerminateScope& operator=(const TerminateScope&) = delete;
+  explicit LastWords(const Channel& channel);
+  ~LastWords();
+  LastWords(const LastWords&) = delete;
+  LastWords& operator=(const LastWords&) = delete;
 
  private:
-  std::terminate_handler before_;
+  std::terminate_handler terminate_before_;
+  detail::AssertionListener assertion_before_;
 };
 
 }  // namespace lockstep

@@ -42,6 +42,19 @@ pid_t parse_tracer(std::string_view status) {
   return 0;
 }
 
+std::string to_string(const ProcessState& process) {
+  switch (process.state) {
+    case 'T':
+      return "stopped by a signal (state T)";
+    case 't':
+      return fmt::format("held by a debugger (pid {})", process.tracer);
+    case 'D':
+      return fmt::format("in the kernel (state D{}{})", process.waits_in.empty() ? "" : ", ", process.waits_in);
+    default:
+      return {};
+  }
+}
+
 ProcessState read_process_state(pid_t pid) {
   ProcessState process = parse_process_stat(read_proc(pid, "stat"));
   if (process.state == 't') {

@@ -18,6 +18,9 @@ struct ProcessState {
 
 ProcessState read_process_state(pid_t pid);
 
+/// "stopped by a signal (state T)", "in the kernel (state D, nfs_wait)"; "" for one that runs or waits for something.
+std::string to_string(const ProcessState& process);
+
 /// State and CPU time of /proc/PID/stat, whose second field, the program's name, may hold anything.
 ProcessState parse_process_stat(std::string_view stat);
 /// "TracerPid:	4711" of /proc/PID/status; 0: none.

@@ -22,7 +22,7 @@ bool is_in_step(Phase phase) {
 /// A rank's place in the order of a run. `step` counts finished steps, so what follows a step has the same number as
 /// the step after it.
 int order_of(Phase phase) {
-  return is_in_step(phase) || phase == Phase::finish ? static_cast<int>(phase) + 100 : static_cast<int>(phase);
+  return is_in_step(phase) || phase >= Phase::finish ? static_cast<int>(phase) + 100 : static_cast<int>(phase);
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -30,18 +30,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
 }
 
 std::string state_text(const RankSample& sample) {
-  std::string text = to_string(sample.view);
-  switch (sample.process.state) {
-    case 'T':
-      return text + ", stopped by a signal (state T)";
-    case 't':
-      return text + fmt::format(", held by a debugger (pid {})", sample.process.tracer);
-    case 'D':
-      return text + fmt::format(", in the kernel (state D{}{})", sample.process.waits_in.empty() ? "" : ", ",
-                                sample.process.waits_in);
-    default:
-      return text;
-  }
+  const std::string state = to_string(sample.process);
+  return to_string(sample.view) + (state.empty() ? "" : ", " + state);
 }
 
 std::vector<int> running(const std::vector<RankSample>& samples) {
@@ -71,7 +61,21 @@ bool has_equal_sizes(Operation operation) {
   return operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather;
 }
 
-bool may_end(const RankSample& sample) { return is_in_step(sample.view.phase) || sample.process.state == 'T'; }
+using Collective = std::tuple<std::uint64_t, Operation, std::int64_t>;  // number, what, bytes
+
+std::map<Collective, std::vector<int>> by_collective(const std::vector<RankSample>& samples) {
+  return grouped<Collective>(samples, [](const RankSample& sample) {
+    const ProgressView& view = sample.view;
+    return view.operation == Operation::none
+               ? std::nullopt
+               : std::optional(
+                     Collective(view.collectives, view.operation, has_equal_sizes(view.operation) ? view.bytes : 0));
+  });
+}
+
+bool may_end(const RankSample& sample) {
+  return is_in_step(sample.view.phase) || sample.view.phase == Phase::teardown || sample.process.state == 'T';
+}
 
 }  // namespace
 
@@ -84,14 +88,7 @@ std::vector<int> furthest_behind(const std::vector<RankSample>& samples) {
 }
 
 std::vector<int> in_another_collective(const std::vector<RankSample>& samples) {
-  using Collective = std::tuple<std::uint64_t, Operation, std::int64_t>;
-  const auto groups = grouped<Collective>(samples, [](const RankSample& sample) {
-    const ProgressView& view = sample.view;
-    return view.operation == Operation::none
-               ? std::nullopt
-               : std::optional(
-                     Collective(view.collectives, view.operation, has_equal_sizes(view.operation) ? view.bytes : 0));
-  });
+  const auto groups = by_collective(samples);
   if (groups.size() < 2) {
     return {};
   }
@@ -99,6 +96,13 @@ std::vector<int> in_another_collective(const std::vector<RankSample>& samples) {
   return std::min_element(groups.begin(), groups.end(),
                           [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); })
       ->second;
+}
+
+bool call_different_collectives(const std::vector<RankSample>& samples) {
+  const auto groups = by_collective(samples);
+  return std::adjacent_find(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+           return std::get<0>(a.first) == std::get<0>(b.first);
+         }) != groups.end();
 }
 
 std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
@@ -193,7 +197,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   std::string first = fmt::format("no progress for {} s; ", still.count());
   if (!finding.ranks.empty()) {
     first += "the ranks are in different collectives:";
-    finding.hint = "every rank has to call the same collectives in the same order: look for a branch on the rank";
+    finding.hint = kSameOrderHint;
   } else if (behind.size() == ranks.size()) {
     first += "all ranks stand at the same place:";
   } else {

@@ -22,7 +22,7 @@ struct RankSample {
   ProgressView view{};
   ProcessState process{};
   pid_t pid = 0;
-  bool running = true;  ///< false: finished or gone, nobody waits for it
+  bool running = true;  ///< false: gone, nobody waits for it
 };
 
 struct StallFinding {
@@ -34,8 +34,8 @@ struct StallFinding {
 
 /// A run stands still when the ranks that are furthest behind do not move: the others wait for them. A rank moves when
 /// its record changes. Between steps (start, save, validation, user code that takes long) CPU time counts as well, and
-/// there the deadline ends nothing: only inside a step, or for a process that is stopped, is long silence no work. A
-/// process in a debugger is never ended. A rank that never wrote its record is not judged.
+/// there the deadline ends nothing: only inside a step, after the work, or for a process that is stopped, is long
+/// silence no work. A process in a debugger is never ended. A rank that never wrote its record is not judged.
 class StallWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -72,5 +72,10 @@ std::vector<std::string> stall_table(const std::vector<RankSample>& samples);
 
 /// Ranks that are in another collective than most of the others; empty: there are none.
 std::vector<int> in_another_collective(const std::vector<RankSample>& samples);
+
+/// Two ranks are in the collective of one number and call different ones: that cannot end well, whoever fails first.
+bool call_different_collectives(const std::vector<RankSample>& samples);
+inline constexpr const char* kSameOrderHint =
+    "every rank has to call the same collectives in the same order: look for a branch on the rank";
 
 }  // namespace lockstep

@@ -223,7 +223,7 @@ class Supervisor {
     }
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
-      const bool runs = worker(rank).is_running() && !verdict_.has_finished(rank);
+      const bool runs = worker(rank).is_running();
       const pid_t pid = worker(rank).pid();
       samples.push_back({.view = view(progress_[rank]),
                          .process = runs ? read_process_state(pid) : ProcessState{},
@@ -337,6 +337,7 @@ class Supervisor {
     if (!kill_at_) {
       kill_at_ = now + options_.grace;
       notice_at_ = now + kNoticeAfter;
+      look_for_a_mismatch();
       ask_strangers_to_end();
       order(Message::Kind::abort);
     }
@@ -348,6 +349,21 @@ class Supervisor {
       say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
                       left == 1 ? "" : "s", seconds(options_.grace)));
       notice_at_.reset();
+    }
+  }
+
+  /// Some libraries end a process that gets other bytes than it expects, before anybody stands still.
+  void look_for_a_mismatch() {
+    std::vector<RankSample> samples;
+    for (int rank = 0; rank < size(); ++rank) {
+      samples.push_back({.view = view(progress_[rank]), .pid = worker(rank).pid()});
+    }
+    if (call_different_collectives(samples)) {
+      say("warning: the ranks are in different collectives:");
+      for (const std::string& line : stall_table(samples)) {
+        say(line);
+      }
+      say(fmt::format("  hint: {}", kSameOrderHint));
     }
   }
 
@@ -386,9 +402,10 @@ class Supervisor {
     }
     for (int rank = 0; rank < size(); ++rank) {
       if (worker(rank).is_running()) {
+        const std::string state = to_string(read_process_state(worker(rank).pid()));
         worker(rank).abandon();
-        say(fmt::format("rank {} (pid {}) does not end although it was killed", options_.first_rank + rank,
-                        worker(rank).pid()));
+        say(fmt::format("rank {} (pid {}) does not end although it was killed{}{}", options_.first_rank + rank,
+                        worker(rank).pid(), state.empty() ? "" : ": it is ", state));
       }
     }
     const LaunchReport report = verdict_.report();

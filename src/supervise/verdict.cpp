@@ -22,6 +22,8 @@ std::string signal_text(int signal) {
   return fmt::format("signal {} ({})", signal, name == nullptr ? "unknown" : name);
 }
 
+bool is_stop_request(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1; }
+
 /// " at step 812 in data", or nothing.
 std::string after_blank(const std::string& text) { return text.empty() ? text : " " + text; }
 
@@ -100,14 +102,15 @@ void Verdict::exited(int rank, const Ending& ending) {
   if (state.failed) {
     return;  // judged when it was announced
   }
-  if (status.signal != 0) {
+  const bool well = state.finished == 0 || state.finished == kStopped || state.finished == kInterrupted;
+  // A request to stop may come when the work is done and its handler gone.
+  if (well && (status.signal == 0 ? status.code == state.finished : is_stop_request(status.signal))) {
+    state.ended_well = true;
+    stop_code_ = stop_code_ == 0 ? *state.finished : stop_code_;
+  } else if (status.signal != 0) {
     if (status.signal != SIGKILL || !killed_) {
       decide(judge_signal(rank, ending));
     }
-  } else if (state.finished == status.code &&
-             (status.code == 0 || status.code == kStopped || status.code == kInterrupted)) {
-    state.ended_well = true;
-    stop_code_ = stop_code_ == 0 ? status.code : stop_code_;
   } else {
     decide(judge_exit(rank, ending));
   }
@@ -117,8 +120,7 @@ Verdict::Outcome Verdict::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
   // A rank watches for stop requests from before it joins the others: who dies of one has not begun to train.
-  const bool asked = signal == SIGINT || signal == SIGTERM || signal == SIGUSR1;
-  if (forwarded_.contains(signal) || (asked && ending.place.phase == Phase::start)) {
+  if (forwarded_.contains(signal) || (is_stop_request(signal) && ending.place.phase == Phase::start)) {
     return {.exit_code = signal == SIGINT ? kInterrupted : kStopped,
             .what = fmt::format("stopped by {} before the training began; run the same command again",
                                 signal_text(signal))};

@@ -46,7 +46,6 @@ class Verdict {
   void settle(Time now);                                            ///< to be called when events are in and when due
   std::optional<Time> due() const;                          ///< when a secondary failure is blamed for want of another
   bool is_decided() const { return outcome_.has_value(); }  ///< the other ranks have to end
-  bool has_finished(int rank) const { return ranks_[static_cast<std::size_t>(rank)].finished.has_value(); }
   /// Has not ended and did not say that it will: it has to be told.
   bool is_unaware(int rank) const;
   bool speaks_for_itself() const { return outcome_ && outcome_->explained; }  ///< its message says why

@@ -420,9 +420,13 @@ Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
                 world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()}})) {}
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  std::optional<Clock::time_point> deadline = impl_->plan.job_end;
   if (const double seconds = impl_->plan.config.max_time_s; seconds > 0) {
-    const auto allowed = std::chrono::duration<double>(seconds);
-    add(std::make_shared<TimeLimit>(Clock::now() + std::chrono::ceil<Clock::duration>(allowed)));
+    const auto asked_for = Clock::now() + std::chrono::ceil<Clock::duration>(std::chrono::duration<double>(seconds));
+    deadline = std::min(asked_for, deadline.value_or(asked_for));
+  }
+  if (deadline) {
+    add(std::make_shared<TimeLimit>(*deadline));
   }
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <typeinfo>
 #include <utility>
 
@@ -256,6 +257,23 @@ struct World::Impl {
     return tensor.item<std::int64_t>();
   }
 
+  // Rank 0 may serve the store and take it along. Who failed does not wait for anybody else: the others may still work,
+  // or have ended because of it.
+  void let_others_read(const std::string& prefix) const noexcept {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < place.size; ++rank) {
+      keys.push_back(prefix + std::to_string(rank));
+    }
+    const auto end = std::chrono::steady_clock::now() + milliseconds(500);
+    try {
+      while (place.rank == 0 && !store->check(keys) && std::chrono::steady_clock::now() < end) {
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+    } catch (const std::exception&) {
+      // They are gone: there is nobody to wait for.
+    }
+  }
+
   // Note [Taking turns]: ranks wait for each other's turn in the store, so that work may take any time without tripping
   // the timeout of a collective. A store that dies with its rank ends the wait. `after` says after whom a rank works.
   template <class After>
@@ -293,15 +311,17 @@ struct World::Impl {
       progress->begin(Operation::turn, 0);
     }
     store_set(*store, prefix + std::to_string(place.rank), outcome);
+    if (mine) {
+      let_others_read(prefix);
+      progress->end();
+      std::rethrow_exception(mine);
+    }
     for (int rank = 0; rank < place.size; ++rank) {
       if (const std::string theirs = outcome_of(rank); theirs != "ok" && !failed) {
         failed = {rank, theirs};
       }
     }
     progress->end();
-    if (mine) {
-      std::rethrow_exception(mine);
-    }
     if (failed) {
       throw CommError(fmt::format("{} failed on {}", what, failed->second), "see that rank's own message");
     }

@@ -124,12 +124,12 @@ struct RankTools {
       : board(WorkerProcess::kProgressFd, rank),
         record(board[rank]),
         crash_handler(rank, &record),
-        terminate(*channel),
+        last_words(*channel),
         orders(channel) {}
   ProgressBoard board;
   ProgressRecord& record;
   CrashHandler crash_handler;
-  TerminateScope terminate;
+  LastWords last_words;
   Orders orders;
 };
 
@@ -171,6 +171,9 @@ struct RankTools {
   }
   if (what == "terminate") {
     std::terminate();
+  }
+  if (what == "assertion") {
+    LOCKSTEP_ASSERT(what.empty(), "a test wants this to fail");
   }
   throw std::runtime_error("cannot decode img_4411.jpg");
 }
@@ -405,6 +408,17 @@ int main(int argc, char** argv) {
       std::fwrite(text.data(), 1, text.size(), stdout);
     }
     std::fflush(stdout);
+    return finish(0);
+  }
+  if (task == "steady") {  // steady:LINES, one every millisecond
+    std::chrono::steady_clock::duration longest{};
+    for (int line = 0; line < argument(1); ++line) {
+      const auto begin = std::chrono::steady_clock::now();
+      say("line " + std::to_string(line) + std::string(200, '.'));
+      longest = std::max(longest, std::chrono::steady_clock::now() - begin);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    say("longest write " + std::to_string(longest / std::chrono::milliseconds(1)));
     return finish(0);
   }
   if (task == "inspect") {

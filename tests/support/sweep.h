@@ -1,6 +1,7 @@
 // Sweeps over many moments, ranks or bytes: how many, from which seed, and what came out.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -9,10 +10,12 @@
 
 namespace lockstep {
 
-/// LOCKSTEP_TEST_ROUNDS (the preset nightly sets it), else the everyday number.
-inline int rounds(int everyday) {
+/// How often a sweep does what it does: `everyday`; under the preset nightly (LOCKSTEP_TEST_ROUNDS=100) `nightly`
+/// times, with another value of the variable in proportion.
+inline int rounds(int everyday, int nightly = 100) {
   const char* text = std::getenv("LOCKSTEP_TEST_ROUNDS");
-  return text != nullptr && std::atoi(text) > 0 ? std::atoi(text) : everyday;
+  const int percent = text != nullptr ? std::atoi(text) : 0;
+  return percent > 0 ? std::max(everyday, nightly * percent / 100) : everyday;
 }
 
 /// Counts points and losses, prints both at the end, and draws the randomness of a sweep from a seed that is printed:

@@ -105,11 +105,15 @@ std::string error_text(const std::exception& error);
 ExitCode exit_code_of(const std::exception& error) noexcept;
 
 namespace detail {
+/// Hears of a failed assertion instead of standard error; nullptr: nobody. Returns the one before.
+using AssertionListener = void (*)(const char* text) noexcept;
+AssertionListener set_assertion_listener(AssertionListener listener) noexcept;
+
 [[noreturn]] void assertion_failed(const char* condition, const char* why, const char* file, int line) noexcept;
-}
+}  // namespace detail
 
 }  // namespace lockstep
 
-/// Our own mistakes only (always on): prints condition, reason and place, and ends the process with ExitCode::internal.
+/// Our own mistakes only (always on): says condition, reason and place, and ends the process with ExitCode::internal.
 #define LOCKSTEP_ASSERT(condition, why) \
   ((condition) ? static_cast<void>(0) : ::lockstep::detail::assertion_failed(#condition, why, __FILE__, __LINE__))

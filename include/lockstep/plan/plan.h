@@ -4,6 +4,7 @@
 // laptop.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -55,7 +56,9 @@ struct Plan {
   LoaderPlan eval_loader{};  ///< validation: not shuffled, nothing dropped or padded
   int threads_per_rank = 1;  ///< compute threads: cores divided among the ranks
   int restart = 0;           ///< attempts before this one, whoever restarted
-  std::string launch{};      ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
+  /// Of the batch job; training stops before it. run() knows it from the environment.
+  std::optional<std::chrono::steady_clock::time_point> job_end{};
+  std::string launch{};  ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
   std::string host{};
   std::vector<std::string> warnings{};  ///< said once by the main rank
   std::vector<std::string> notes{};

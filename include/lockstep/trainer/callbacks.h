@@ -13,7 +13,7 @@ namespace lockstep {
 
 /// Stops and saves before a deadline, the end of a batch job for instance: as soon as two more steps and a save, at the
 /// longest seen so far, would not fit any more. run() then returns 75: start again to go on. The Trainer adds one by
-/// itself when max_time_s is set.
+/// itself when max_time_s is set or the plan knows when its batch job ends.
 class TimeLimit final : public Callback {
  public:
   using Clock = std::chrono::steady_clock;

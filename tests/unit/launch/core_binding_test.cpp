@@ -43,5 +43,12 @@ TEST(CoreBinding, TakesTheCoresNearTheGpu) {
   EXPECT_EQ(cores_of_ranks(4, gpus, {0, 1, 2, 3}, read), (Shares{{0}, {1}, {2}, {3}})) << "not a GPU for everyone";
 }
 
+TEST(CoreBinding, CountsTheCoresThatALauncherGaveToTheRanks) {
+  EXPECT_EQ(threads_of_bound_ranks({{0, 1, 2, 3}, {0, 1, 2, 3}}), std::nullopt) << "not bound";
+  EXPECT_EQ(threads_of_bound_ranks({{0, 1, 2, 3}, {4, 5, 6, 7}}), 4) << "each its own";
+  EXPECT_EQ(threads_of_bound_ranks({{0, 1}, {0, 1}, {2, 3}, {2, 3}}), 1) << "two share a socket";
+  EXPECT_EQ(threads_of_bound_ranks({{0}, {1}, {1}}), 1) << "never none";
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -103,6 +103,13 @@ TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
   EXPECT_TRUE(endless_loop.pass(301s, [&] { ++endless_loop[0].process.cpu_ticks; }).back().ends_the_run);
 }
 
+TEST(StallWatch, EndsWhatDoesNotEndAfterItsWork) {
+  Watched destructor({in_phase(Phase::teardown)});
+  EXPECT_TRUE(destructor.pass(301s).back().ends_the_run);
+  Watched busy({in_phase(Phase::teardown)});
+  EXPECT_THAT(busy.pass(301s, [&] { ++busy[0].process.cpu_ticks; }), IsEmpty());
+}
+
 TEST(StallWatch, NamesRanksInDifferentCollectives) {
   Watched ranks({in_collective(4104, Operation::broadcast), in_collective(4103, Operation::all_reduce),
                  in_collective(4104, Operation::broadcast), in_collective(4104, Operation::broadcast)});
@@ -126,9 +133,19 @@ TEST(StallWatch, ComparesSizesWhereTheyHaveToBeEqual) {
   EXPECT_THAT(in_another_collective({in_collective(7, Operation::any), in_phase(Phase::data)}), IsEmpty());
 }
 
+TEST(StallWatch, KnowsCollectivesThatCannotEndWell) {
+  const auto mismatch = [](RankSample a, RankSample b) { return call_different_collectives({a, b}); };
+  EXPECT_TRUE(mismatch(in_collective(7, Operation::all_reduce, 4), in_collective(7, Operation::all_reduce, 200)));
+  EXPECT_TRUE(mismatch(in_collective(7, Operation::all_reduce), in_collective(7, Operation::barrier)));
+  EXPECT_FALSE(mismatch(in_collective(7, Operation::all_reduce), in_collective(8, Operation::barrier)))
+      << "one is late";
+  EXPECT_FALSE(mismatch(in_collective(7, Operation::all_reduce), in_phase(Phase::data)));
+  EXPECT_FALSE(mismatch(in_collective(7, Operation::gather, 4), in_collective(7, Operation::gather, 8)));
+}
+
 TEST(StallWatch, OrdersPlacesAsARunPassesThem) {
-  const Phase order[] = {Phase::report,  Phase::validation, Phase::save,      Phase::data,
-                         Phase::forward, Phase::backward,   Phase::optimizer, Phase::finish};
+  const Phase order[] = {Phase::report,   Phase::validation, Phase::save,   Phase::data,    Phase::forward,
+                         Phase::backward, Phase::optimizer,  Phase::finish, Phase::teardown};
   for (std::size_t i = 0; i + 1 < std::size(order); ++i) {
     EXPECT_THAT(furthest_behind({in_phase(order[i + 1]), in_phase(order[i])}), ElementsAre(1)) << to_string(order[i]);
   }
