@@ -1,10 +1,11 @@
-// Two network namespaces are two machines: torchrun's agents meet over the network between them, a rank dies, and the
-// run ends as if nothing had happened.
+// Two network namespaces are two machines: torchrun's agents or our launchers meet over the network between them, a
+// rank dies or the network does, and the run ends as if nothing had happened or says what did.
 #include <csignal>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/network.h"
 #include "support/python.h"
 #include "support/requirements.h"
 #include "support/runs.h"
@@ -12,57 +13,14 @@
 namespace lockstep {
 namespace {
 
-/// Two namespaces with an address each and a cable between them.
-class Network {
- public:
-  Network() : names_{"lockstep-a-" + std::to_string(getpid()), "lockstep-b-" + std::to_string(getpid())} {
-    works_ =
-        ip({"netns", "add", names_[0]}) && ip({"netns", "add", names_[1]}) &&
-        ip({"link", "add", "cable", "netns", names_[0], "type", "veth", "peer", "name", "cable", "netns", names_[1]}) &&
-        set_up(0) && set_up(1);
-  }
-  ~Network() {
-    for (const auto& name : names_) {
-      ip({"netns", "del", name});
-    }
-  }
-  Network(const Network&) = delete;
-  Network& operator=(const Network&) = delete;
-
-  bool works() const noexcept { return works_; }
-  static std::string address(int machine) { return "10.78.0." + std::to_string(machine + 1); }
-  std::vector<std::string> on(int machine, const std::vector<std::string>& command) const {
-    std::vector<std::string> all{"ip", "netns", "exec", names_[static_cast<std::size_t>(machine)]};
-    all.insert(all.end(), command.begin(), command.end());
-    return all;
-  }
-
- private:
-  static bool ip(std::vector<std::string> words) {
-    words.insert(words.begin(), "ip");
-    return run_program(words).code == 0;
-  }
-  bool set_up(int machine) const {
-    const auto& name = names_[static_cast<std::size_t>(machine)];
-    return ip({"-n", name, "addr", "add", address(machine) + "/24", "dev", "cable"}) &&
-           ip({"-n", name, "link", "set", "cable", "up"}) && ip({"-n", name, "link", "set", "lo", "up"});
-  }
-
-  std::array<std::string, 2> names_;
-  bool works_ = false;
-};
-
 class TwoMachines : public testing::Test {
  protected:
   void SetUp() override {
-    torchrun_ = find_torchrun(LIBTORCH_DIR);
-    LOCKSTEP_REQUIRE(Requirements()
-                         .that(!torchrun_.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR)
-                         .that(network_.works(), "no network namespaces: they need root and iproute2"));
+    LOCKSTEP_REQUIRE(Requirements().that(network_.works(), "no network namespaces: they need root and iproute2"));
   }
 
   std::vector<std::string> agent(int machine, const std::filesystem::path& run) const {
-    std::vector<std::string> words{torchrun_,
+    std::vector<std::string> words{find_torchrun(LIBTORCH_DIR),
                                    "--nnodes",
                                    "2",
                                    "--nproc-per-node",
@@ -86,6 +44,27 @@ class TwoMachines : public testing::Test {
     return network_.on(machine, words);
   }
 
+  /// Our launcher on one machine, with one rank.
+  std::vector<std::string> launcher(int machine, const std::filesystem::path& run) const {
+    std::vector<std::string> words{LOCKSTEP_CLI,
+                                   "run",
+                                   "--nnodes",
+                                   "2",
+                                   "--nproc-per-node",
+                                   "1",
+                                   "--node-rank",
+                                   std::to_string(machine),
+                                   "--master-addr",
+                                   Network::address(0),
+                                   "--rdzv-id",
+                                   "two-machines",
+                                   "--"};
+    const auto program = command(
+        TRAIN_PROGRAM, run, {"--max_epochs", "40", "--checkpoint.every_steps", "50", "--report.every_steps", "50"});
+    words.insert(words.end(), program.begin(), program.end());
+    return network_.on(machine, words);
+  }
+
   /// The process that trains below an agent.
   static pid_t worker_of(pid_t agent) {
     std::vector<pid_t> children = Process::children_of(agent);
@@ -93,11 +72,12 @@ class TwoMachines : public testing::Test {
   }
 
   Network network_;
-  std::string torchrun_;
   const Process::Environment threads_{{"OMP_NUM_THREADS", "1"}};
 };
 
 TEST_F(TwoMachines, RestartAfterAKilledRankAndEndWithTheSameBytes) {
+  LOCKSTEP_REQUIRE(
+      Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
   const TempDir dir;
   {
     Process first(agent(0, dir.path() / "straight"), threads_);
@@ -117,6 +97,23 @@ TEST_F(TwoMachines, RestartAfterAKilledRankAndEndWithTheSameBytes) {
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_THAT(one.err, testing::HasSubstr("resuming from step"));
   EXPECT_EQ(final_state(dir.path() / "straight"), final_state(dir.path() / "killed"));
+}
+
+TEST_F(TwoMachines, OutliveANetworkThatIsGoneForTwoSeconds) {
+  const TempDir dir;
+  for (const std::string name : {"straight", "disturbed"}) {
+    Process first(launcher(0, dir.path() / name), threads_);
+    Process second(launcher(1, dir.path() / name), threads_);
+    if (name == "disturbed") {
+      ASSERT_TRUE(first.wait_for("step 100 ")) << first.err();
+      network_.pull_cable();
+      EXPECT_FALSE(first.ended_within(std::chrono::seconds(2)));
+      network_.plug_cable();
+    }
+    EXPECT_EQ(first.wait().code, 0) << first.err();
+    EXPECT_EQ(second.wait().code, 0) << second.err();
+  }
+  EXPECT_EQ(final_state(dir.path() / "straight"), final_state(dir.path() / "disturbed"));
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // One rank fails: its own message, the right exit code, everybody gone.
 #include <csignal>
-#include <cstdio>
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +8,6 @@
 
 #include "base/text.h"
 #include "support/runs.h"
-#include "support/sweep.h"
 
 namespace lockstep {
 namespace {
@@ -52,52 +49,6 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) {
       return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
     });
-
-/// What is wrong when `rank` was to be blamed for an exception; "": nothing.
-std::string problems(const Process::Result& result, int rank) {
-  const auto last = result.err.rfind("error: rank ");
-  const std::string cause = last == std::string::npos ? std::string() : result.err.substr(last);
-  std::string found;
-  const auto expect = [&](bool holds, const std::string& what) { found += holds ? "" : what + "; "; };
-  expect(result.code == 1, fmt::format("exit code {}", result.code));
-  expect(result.seconds < 30, fmt::format("{} s", result.seconds));
-  expect(cause.starts_with(fmt::format("error: rank {} ", rank)), "another rank is blamed");
-  expect(cause.find("std::runtime_error: cannot decode sample 4411") != std::string::npos, "the text is not there");
-  expect(cause.ends_with("\n  exit code 1\n"), "the cause is not the last thing on the screen");
-  return found.empty() ? found : found + result.err;
-}
-
-TEST(EveryPhase, OfEveryRankIsBlamedRight) {
-  const int wanted = rounds(1);
-  int points = 0;
-  int lost = 0;
-  for (int round = 0; round < wanted; ++round) {
-    const int ranks = round % 2 == 0 ? 2 : 4;
-    for (const char* phase : {"init", "data", "forward", "backward", "optimizer", "validation", "teardown"}) {
-      for (const int rank : {0, ranks - 1}) {
-        const bool passed_once = std::string(phase) == "init" || std::string(phase) == "teardown";
-        const TempDir dir;
-        Process process(command(TRAIN_PROGRAM, dir.path() / "run",
-                                {"--nprocs", std::to_string(ranks), "--fail_in", phase, "--fail_rank",
-                                 std::to_string(rank), "--fail_step", passed_once ? "0" : "3"}));
-        const auto result = process.wait();
-        const std::string found = problems(result, rank);
-        EXPECT_EQ(found, "") << phase << " of rank " << rank << " of " << ranks;
-        lost += found.empty() ? 0 : 1;
-        ++points;
-      }
-    }
-  }
-  std::printf("%d points, %d lost\n", points, lost);
-}
-
-TEST(EveryPhase, SweepSeesAWrongRank) {  // known to be bad
-  const TempDir dir;
-  const auto result = run_program(
-      command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--fail_rank", "1", "--fail_step", "3"}));
-  EXPECT_EQ(problems(result, 1), "");
-  EXPECT_THAT(problems(result, 0), HasSubstr("another rank is blamed"));
-}
 
 TEST(OneRank, CrashesWithTheNamesOfItsFunctions) {
   const TempDir dir;

@@ -123,5 +123,24 @@ TEST(Guard, EndsARankThatIsStuckInACollective) {
   EXPECT_EQ(ranks[2]->wait(Process::Seconds(20)).code, 76);
 }
 
+// The others wait for their turn in the store, without a deadline of their own.
+TEST(Guard, EndsRanksThatWaitForATurn) {
+  const TempDir dir;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Process>(
+        command(TRAIN_PROGRAM, dir.path() / "run",
+                {"--fail", "kill", "--fail_in", "turn", "--fail_rank", "1", "--fail_step", "0"}),
+        rank_variables(rank, 3, port)));
+  }
+  EXPECT_EQ(ranks[1]->wait().code, 137);
+  for (const int other : {0, 2}) {
+    const auto result = ranks[static_cast<std::size_t>(other)]->wait(Process::Seconds(20));
+    EXPECT_EQ(result.code, 76) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("stopped: rank 1 (pid " + std::to_string(ranks[1]->pid())));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

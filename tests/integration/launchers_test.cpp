@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/network.h"
 #include "support/requirements.h"
 #include "support/runs.h"
 
@@ -70,6 +71,39 @@ TEST(Mpich, EndsWithTheSameWeights) {
   const auto result = run_program(launch({"mpirun.mpich", "-np", "2"}, dir.path() / "run"), kOneThread);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err + result.out, HasSubstr("Hydra, 2 ranks (PMI_RANK"));
+  EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
+}
+
+/// Starts a command on the machine whose address comes first, as ssh would.
+std::filesystem::path remote_shell(const TempDir& dir, const Network& network) {
+  const auto script = dir.path() / "shell";
+  std::ofstream(script) << "#!/bin/sh\nshift_to=$1\nshift\ncase $shift_to in " << Network::address(0)
+                        << ") network=" << network.name(0) << " ;; *) network=" << network.name(1)
+                        << " ;; esac\nexec ip netns exec $network unshare --uts sh -c \"hostname $network; $*\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  return script;
+}
+
+std::vector<std::string> on_first(const Network& network, std::vector<std::string> launcher) {
+  launcher.insert(launcher.begin(),
+                  {"unshare", "--uts", "sh", "-c", "hostname " + network.name(0) + "; exec \"$@\"", "sh"});
+  return network.on(0, launcher);
+}
+
+TEST(OpenMpi, EndsWithTheSameWeightsOnTwoMachines) {
+  const Network network;
+  LOCKSTEP_REQUIRE(installed("mpirun.openmpi", "openmpi-bin")
+                       .that(network.works(), "no network namespaces: they need root and iproute2"));
+  const TempDir dir;
+  const std::string hosts = Network::address(0) + "," + Network::address(1);
+  const auto result = run_program(
+      launch(on_first(network, {"mpirun.openmpi", "--allow-run-as-root", "-np", "2", "--host", hosts, "--mca",
+                                "plm_rsh_agent", remote_shell(dir, network).string(), "--mca", "oob_tcp_if_include",
+                                "cable", "-x", "OMP_NUM_THREADS", "-x", "MASTER_ADDR=" + Network::address(0)}),
+             dir.path() / "run"),
+      kOneThread);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Open MPI, 2 ranks on 2 nodes"));
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
 }
 
@@ -217,6 +251,26 @@ TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
 }
 
+/// Waits until a file that another process writes has the text.
+bool appears(const std::filesystem::path& file, const std::string& text, std::chrono::seconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (read_text(file).find(text) == std::string::npos && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // there is no event to wait for
+  }
+  return read_text(file).find(text) != std::string::npos;
+}
+
+/// Slurm lets two minutes pass before a queued job starts again, unless it is told otherwise.
+void start_again(const SlurmCluster& cluster, const std::string& job) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    if (cluster.run({"squeue", "-h", "-j", job, "-o", "%T"}).out.starts_with("PENDING")) {
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // Slurm can only be asked
+  }
+  EXPECT_EQ(cluster.run({"scontrol", "update", "JobId=" + job, "StartTime=now"}).code, 0);
+}
+
 TEST(SlurmBatch, IsQueuedAgainWhenItWasAskedToStop) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   const SlurmCluster cluster("loopback");
@@ -230,26 +284,40 @@ TEST(SlurmBatch, IsQueuedAgainWhenItWasAskedToStop) {
                                       "--output=" + log.string(), script.string()});
   ASSERT_EQ(submitted.code, 0) << submitted.err;
   const std::string job(trim(submitted.out));
-  const auto appears = [&](const std::string& text) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while (read_text(log).find(text) == std::string::npos && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // a file of another process has no event here
-    }
-    return read_text(log).find(text) != std::string::npos;
-  };
-  ASSERT_TRUE(appears("step 5 ")) << read_text(log);
+  constexpr std::chrono::seconds kPatience{60};
+  ASSERT_TRUE(appears(log, "step 5 ", kPatience)) << read_text(log);
   ASSERT_EQ(cluster.run({"scancel", "--signal=USR1", job}).code, 0);
-  ASSERT_TRUE(appears("run the same command again to go on")) << read_text(log);
-  // Slurm lets two minutes pass before a queued job starts again, unless it is told otherwise.
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    if (cluster.run({"squeue", "-h", "-j", job, "-o", "%T"}).out.starts_with("PENDING")) {
-      break;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // Slurm can only be asked
-  }
-  ASSERT_EQ(cluster.run({"scontrol", "update", "JobId=" + job, "StartTime=now"}).code, 0);
-  EXPECT_TRUE(appears("resuming from step")) << read_text(log);
+  ASSERT_TRUE(appears(log, "run the same command again to go on", kPatience)) << read_text(log);
+  start_again(cluster, job);
+  EXPECT_TRUE(appears(log, "resuming from step", kPatience)) << read_text(log);
   cluster.run({"scancel", job});
+}
+
+// Each task of the array is a job of its own, with a run of its own. Slurm sends the signal before the limit, up to a
+// minute earlier than it was told.
+TEST(SlurmBatch, TasksOfAnArrayStopBeforeTheirTimeLimitAndAreQueuedAgain) {
+  LOCKSTEP_REQUIRE(SlurmCluster::requirements());
+  const SlurmCluster cluster("loopback");
+  const TempDir dir;
+  const auto script = dir.path() / "job.sh";
+  std::ofstream(script) << "#!/bin/sh\nexport MASTER_ADDR=127.0.0.1\n"
+                        << join(launch({"srun"}, dir.path() / "run$SLURM_ARRAY_TASK_ID",
+                                       {"--max_epochs", "1000000", "--report.every_steps", "500", "--dist.requeue",
+                                        "true"}),
+                                " ")
+                        << '\n';
+  const auto submitted =
+      cluster.run({"sbatch", "--parsable", "--requeue", "--array=3,5", "--time=2", "--signal=USR1@30", "-N1",
+                   "--ntasks=2", "--open-mode=append", "--output=" + (dir.path() / "log%a").string(), script.string()});
+  ASSERT_EQ(submitted.code, 0) << submitted.err;
+  const std::string array(trim(submitted.out));
+  for (const std::string task : {"3", "5"}) {
+    const auto log = dir.path() / ("log" + task);
+    ASSERT_TRUE(appears(log, "run the same command again to go on", std::chrono::seconds(150))) << read_text(log);
+    start_again(cluster, array + "_" + task);
+    EXPECT_TRUE(appears(log, "resuming from step", std::chrono::seconds(60))) << read_text(log);
+  }
+  cluster.run({"scancel", array});
 }
 
 TEST(SlurmStep, NamesTheNodeThatDoesNotResolve) {

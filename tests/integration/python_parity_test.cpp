@@ -94,9 +94,9 @@ TEST(PythonConverter, GoesBothWays) {
       Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch, numpy"}).code == 0,
                           "no Python with safetensors and numpy beside the LibTorch at " LIBTORCH_DIR));
   const TempDir dir;
-  const auto converted = run_program({python, std::string(PARITY_DIR) + "/convert_checkpoint.py", CONVERTER,
-                                      dir.path().string(), GOLDEN_CHECKPOINT},
-                                     {}, ".", Process::Seconds(300));
+  const auto converted = run_program(
+      {python, std::string(PARITY_DIR) + "/convert_checkpoint.py", CONVERTER, dir.path().string(), GOLDEN_CHECKPOINT},
+      {}, ".", Process::Seconds(300));
   EXPECT_EQ(converted.code, 0) << converted.out << converted.err;
   const auto verified = run_program({LOCKSTEP_CLI, "verify", (dir.path() / "checkpoints").string()});
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;

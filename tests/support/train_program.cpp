@@ -1,10 +1,13 @@
 // The program that the integration tests train: small, with dropout and momentum, and with ways to fail on request.
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -41,14 +44,29 @@ struct Options {
   std::int64_t stride = 1;
   std::int64_t fail_step = -1;
   std::int64_t fail_rank = 0;
-  std::string fail = "throw";         // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7
-  std::string fail_in = "optimizer";  // init, data, forward, backward, optimizer, validation, teardown
+  // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory; mutex, spin, sleep: hangs;
+  // slow: two seconds, and no failure
+  std::string fail = "throw";
+  // init, turn, data, forward, backward, optimizer, collective (one more than the others), validation, save, teardown,
+  // exit
+  std::string fail_in = "optimizer";
 };
 
 at::ScalarType dtype_of(const Options& options) { return options.fp64 ? at::kDouble : at::kFloat; }
 
 [[noreturn]] void throw_error() { throw std::runtime_error("cannot decode sample 4411"); }
 [[noreturn]] void throw_in_noexcept() noexcept { throw_error(); }
+
+void deadlock() {
+  std::mutex mutex;
+  const std::lock_guard held(mutex);
+  std::thread([&] { const std::lock_guard never(mutex); }).join();
+}
+
+[[noreturn]] void spin() {
+  for (std::atomic<unsigned> turns{0};; ++turns) {
+  }
+}
 
 void fail(const std::string& how) {
   if (how == "segv") {
@@ -69,6 +87,17 @@ void fail(const std::string& how) {
     std::thread(throw_error).join();
   } else if (how == "terminate") {
     std::terminate();
+  } else if (how == "memory") {
+    at::empty({std::int64_t{1} << 50});
+  } else if (how == "mutex") {
+    deadlock();
+  } else if (how == "spin") {
+    spin();
+  } else if (how == "sleep") {
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  } else if (how == "slow") {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    return;
   }
   throw_error();
 }
@@ -142,6 +171,9 @@ struct Regression final : lockstep::Task {
   }
   void optimize(lockstep::Step& step) override {
     failure.reach("optimizer");
+    if (failure.is_due("collective")) {
+      world.all_reduce(at::zeros({1}), lockstep::Reduce::sum);
+    }
     Task::optimize(step);
     if (ledger.is_open()) {
       ledger << step.number() << ':';
@@ -161,6 +193,17 @@ struct Regression final : lockstep::Task {
   std::ofstream ledger;
 };
 
+class AfterSave final : public lockstep::Callback {
+ public:
+  explicit AfterSave(Failure& failure) : failure_(failure) {}
+  std::string_view name() const override { return "after_save"; }
+  std::uint32_t stages() const override { return static_cast<std::uint32_t>(lockstep::Stage::checkpoint_saved); }
+  void on(const lockstep::StageContext&) override { failure_.reach("save"); }
+
+ private:
+  Failure& failure_;
+};
+
 }  // namespace
 
 void train(const Options& options, const lockstep::Plan& plan, lockstep::World& world, Failure& failure,
@@ -171,7 +214,7 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   const auto validation_set = std::make_shared<Points>(false, dtype_of(options), [] {});
   lockstep::DataLoader data(train_set, plan.loader, world);
   lockstep::DataLoader validation(validation_set, plan.eval_loader, world);
-  trainer.fit(task, data, &validation);
+  trainer.add(std::make_shared<AfterSave>(failure)).fit(task, data, &validation);
 }
 
 // What a stop loses shows at the end, whichever step it came after.
@@ -204,11 +247,15 @@ int main(int argc, char** argv) {
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
     Failure failure(options, session.world.rank());
     failure.reach("init");
+    session.world.main_first("a turn each", [&] { failure.reach("turn"); });
     if (options.stops > 0) {
       train_with_stops(options, session, failure);
     } else {
       train(options, session.plan, session.world, failure, lockstep::Trainer(session));
     }
     failure.reach("teardown");
+    if (failure.is_due("exit")) {
+      std::atexit([] { fail("sleep"); });
+    }
   });
 }

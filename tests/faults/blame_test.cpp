@@ -1,0 +1,141 @@
+// One rank fails or hangs, in every phase: it is the one that is blamed, with its own words, and all are gone soon.
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/runs.h"
+#include "support/sweep.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+struct Blame {
+  int rank = 0;
+  int code = 1;
+  std::string text = "std::runtime_error: cannot decode sample 4411";
+};
+
+/// What is wrong with the last words of a run; "": nothing.
+std::string problems(const Process::Result& result, const Blame& blame) {
+  const auto last = result.err.rfind("error: rank ");
+  const std::string cause = last == std::string::npos ? std::string() : result.err.substr(last);
+  std::string found;
+  const auto expect = [&](bool holds, const std::string& what) { found += holds ? "" : what + "; "; };
+  expect(result.code == blame.code, fmt::format("exit code {}", result.code));
+  expect(result.seconds < 60, fmt::format("{} s", result.seconds));
+  expect(cause.starts_with(fmt::format("error: rank {} ", blame.rank)), "another rank is blamed");
+  expect(cause.find(blame.text) != std::string::npos, "the text is not there");
+  expect(cause.ends_with(fmt::format("\n  exit code {}\n", blame.code)),
+         "the cause is not the last thing on the screen");
+  return found.empty() ? found : found + "in\n" + result.err;
+}
+
+Process::Result train(int ranks, int failing, const std::string& phase, const std::string& how, int step,
+                      std::vector<std::string> more = {}) {
+  const TempDir dir;
+  more.insert(more.end(), {"--nprocs", std::to_string(ranks), "--fail_in", phase, "--fail_rank",
+                           std::to_string(failing), "--fail", how, "--fail_step", std::to_string(step)});
+  return run_program(command(TRAIN_PROGRAM, dir.path() / "run", more));
+}
+
+TEST(EveryPhase, OfEveryRankIsBlamedRight) {
+  Sweep sweep("phases x ranks");
+  for (int round = 0; round < rounds(1, 3); ++round) {
+    const int ranks = round % 2 == 0 ? 2 : 4;
+    for (const std::string phase :
+         {"init", "turn", "data", "forward", "backward", "optimizer", "validation", "save", "teardown"}) {
+      const bool passed_once = phase == "init" || phase == "turn" || phase == "teardown";
+      for (const int rank : {0, ranks - 1}) {
+        const std::string found = problems(train(ranks, rank, phase, "throw",
+                                                 passed_once       ? 0
+                                                 : phase == "save" ? 1
+                                                                   : 3),
+                                           {.rank = rank});
+        EXPECT_EQ(found, "") << phase << " of rank " << rank << " of " << ranks;
+        sweep.count(found.empty());
+      }
+    }
+  }
+  EXPECT_GE(sweep.points(), 18);
+}
+
+TEST(EveryPhase, SweepSeesAWrongRank) {  // known to be bad
+  const auto result = train(2, 1, "optimizer", "throw", 3);
+  EXPECT_EQ(problems(result, {.rank = 1}), "");
+  EXPECT_THAT(problems(result, {.rank = 0}), HasSubstr("another rank is blamed"));
+  EXPECT_THAT(problems(result, {.rank = 1, .text = "something else"}), HasSubstr("the text is not there"));
+}
+
+TEST(OutOfMemory, OfOneRankIsExplainedAndDelaysNobody) {
+  for (const int rank : {0, 1}) {
+    const auto result = train(2, rank, "forward", "memory", 3);
+    EXPECT_EQ(problems(result, {.rank = rank, .text = "you tried to allocate"}), "");
+    EXPECT_THAT(result.err, HasSubstr("hint: use --batch_size"));
+  }
+}
+
+const std::vector<std::string> kShortPatience{"--dist.stall_warn_s", "1", "--dist.stall_timeout_s", "2"};
+
+TEST(Hang, OfEveryKindIsEndedAndNamed) {
+  Sweep sweep("hangs");
+  for (int round = 0; round < rounds(1, 5); ++round) {
+    for (const auto& [how, phase] : {std::pair{"mutex", "forward"}, std::pair{"spin", "optimizer"},
+                                     std::pair{"sleep", "data"}, std::pair{"spin", "forward"}}) {
+      const int rank = sweep.between(0, 1);
+      const auto result = train(2, rank, phase, how, 3, kShortPatience);
+      std::string found =
+          problems(result, {.rank = rank, .code = 124, .text = fmt::format("made no progress for 2 s at step ")});
+      found += result.err.find(fmt::format("[rank{}]: stack of thread", rank)) == std::string::npos ? "no stacks" : "";
+      EXPECT_EQ(found, "") << how << " in " << phase << " of rank " << rank;
+      sweep.count(found.empty());
+    }
+  }
+  EXPECT_GE(sweep.points(), 4);
+}
+
+TEST(Hang, AfterTheWorkIsEndedAndNamed) {
+  const auto result = train(2, 1, "exit", "sleep", 0, kShortPatience);
+  EXPECT_EQ(problems(result, {.rank = 1, .code = 124, .text = "made no progress for 2 s at step 39 in teardown"}), "");
+  EXPECT_THAT(result.err, HasSubstr("finished at step 39"));
+}
+
+// A branch on the rank: one calls a collective that the others do not. Gloo may end a process that gets more bytes than
+// it expects; else all stand still.
+TEST(Collectives, InAnotherOrderAreNamed) {
+  Sweep sweep("one more collective");
+  for (int round = 0; round < rounds(2, 20); ++round) {
+    const int ranks = 2 + round % 2;
+    const int rank = sweep.between(0, ranks - 1);
+    const auto result = train(ranks, rank, "collective", "throw", sweep.between(0, 20), kShortPatience);
+    const auto at = result.err.find("the ranks are in different collectives:\n  rank");
+    const bool named = at != std::string::npos && result.err.find("all-reduce of 4 B", at) != std::string::npos;
+    EXPECT_TRUE(named && (result.code == 124 || result.code == 134 || result.code == 76)) << result.code << result.err;
+    sweep.count(named);
+  }
+  EXPECT_GE(sweep.points(), 2);
+}
+
+TEST(ManyRanks, AreNotTakenForHangingOnFewCores) {
+  Sweep sweep("clean runs of 16 ranks");
+  for (int round = 0; round < rounds(1, 50); ++round) {
+    const TempDir dir;
+    const auto result = run_program(
+        command(TRAIN_PROGRAM, dir.path() / "run",
+                {"--nprocs", "16", "--max_steps", "30", "--global_batch_size", "16", "--dist.stall_warn_s", "15"}),
+        {}, ".", Process::Seconds(180));
+    const bool clean = result.code == 0 && result.err.find("no progress") == std::string::npos &&
+                       result.err.find("warning") == std::string::npos;
+    EXPECT_TRUE(clean) << result.err;
+    sweep.count(clean);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
