@@ -24,6 +24,7 @@
 #include "world/agreement.h"
 #include "world/process_group.h"
 #include "world/rendezvous.h"
+#include "world/vector_math.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -330,6 +331,7 @@ struct World::Impl {
 
 World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
                         Backend backend, milliseconds timeout) {
+  settle_vector_math();
   auto impl = std::make_unique<World::Impl>();
   impl->place = place;
   impl->timeout = timeout;
