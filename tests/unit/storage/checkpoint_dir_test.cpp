@@ -195,6 +195,24 @@ TEST(CheckpointDir, ReadsOneSmallFile) {
   EXPECT_EQ(message("state.json", 1000), "step-0000000010/MANIFEST.json: its checksum does not fit its text");
 }
 
+TEST(CheckpointDir, LoadsAndChecksInOnePass) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  const std::string large(9'000'000, 'x');
+  save(directory, 10, {{"large.bin", large}});
+  const Manifest::File file = directory.manifest(10).files.at(0);
+  std::string bytes(large.size(), '\0');
+  directory.read(10, file, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_TRUE(bytes == large);
+  fs.corrupt(directory.path(10) / "large.bin", 5'000'000);
+  try {
+    directory.read(10, file, std::as_writable_bytes(std::span(bytes)));
+    FAIL() << "loaded damaged bytes";
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("step-0000000010/large.bin chunk 1 (offset 4 MiB): checksum"));
+  }
+}
+
 // The verbs of what `change` does to the disk.
 template <typename Function>
 std::vector<std::string> verbs(const MemoryFileSystem& fs, const Function& change) {
