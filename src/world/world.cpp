@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <optional>
 #include <thread>
 #include <typeinfo>
@@ -122,7 +123,7 @@ struct World::Impl {
   std::int64_t channels = 0;
 
   bool alone() const noexcept { return place.size == 1; }
-  std::string at_key(int rank) const { return fmt::format("at/{}", rank); }
+  static std::string at_key(int rank) { return fmt::format("at/{}", rank); }
 
   // Note [Who is missing]: before a control-plane collective each rank leaves its number and name in the store. When
   // one fails, the ranks whose note is older than ours are the ones that did not come.
@@ -130,12 +131,12 @@ struct World::Impl {
     store_set(*store, at_key(place.rank), fmt::format("{} {}", ++operations, what));
   }
 
-  std::string missing_ranks() {
+  static std::string missing_ranks(c10d::Store& store, int size, std::int64_t operations) {
     std::vector<std::string> missing;
-    for (int rank = 0; rank < place.size; ++rank) {
+    for (int rank = 0; rank < size; ++rank) {
       std::string note;
-      if (store->check({at_key(rank)})) {
-        note = store_get(*store, at_key(rank));
+      if (store.check({at_key(rank)})) {
+        note = store_get(store, at_key(rank));
       }
       const auto space = std::min(note.find(' '), note.size());
       const auto number = parse_int(std::string_view(note).substr(0, space)).value_or(0);
@@ -145,6 +146,18 @@ struct World::Impl {
       }
     }
     return join(missing, ", ");
+  }
+
+  // The store may be at the other end of a cable that was pulled. What waits for it then is left behind: nothing can
+  // call it back, and this rank is on its way out.
+  std::string missing_ranks_soon() const {
+    constexpr std::chrono::seconds kPatience{2};
+    std::packaged_task<std::string()> question(
+        [shared = store, size = place.size, done = operations] { return missing_ranks(*shared, size, done); });
+    auto answer = question.get_future();
+    std::thread(std::move(question)).detach();
+    return answer.wait_for(kPatience) == std::future_status::ready ? answer.get()
+                                                                   : "unknown, the rendezvous store does not answer";
   }
 
   // See Note [NCCL policy].
@@ -166,7 +179,7 @@ struct World::Impl {
     } catch (const std::exception& error) {
       std::string missing;
       try {
-        missing = missing_ranks();
+        missing = missing_ranks_soon();
       } catch (const std::exception&) {
         missing = "unknown, the rendezvous store is gone as well";
       }
