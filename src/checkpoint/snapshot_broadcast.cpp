@@ -9,7 +9,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/json.h"
-#include "checkpoint/dtype_names.h"
+#include "world/dtype_names.h"
 
 namespace lockstep {
 namespace {

@@ -20,8 +20,8 @@
 #include "base/descriptor.h"
 #include "base/io_error.h"
 #include "base/random_id.h"
-#include "checkpoint/dtype_names.h"
 #include "checkpoint/tensor_views.h"
+#include "world/dtype_names.h"
 
 namespace lockstep {
 namespace {

@@ -209,6 +209,17 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "page-locked host batches, copied to the GPU on a side stream",
              .ranks_agree = false},
         c.data.pin_memory);
+  visit(Info{.name = "data.steps_per_epoch",
+             .help = "an epoch of training is exactly so many steps, over a part of the data or several times over it; "
+                     "0: the data set once",
+             .minimum = 0},
+        c.data.steps_per_epoch);
+  visit(
+      Info{.name = "data.max_bad_samples",
+           .help = "samples per rank that may fail to load: each is named and replaced by its neighbour; 0: the first "
+                   "one ends the run",
+           .minimum = 0},
+      c.data.max_bad_samples);
 
   visit(
       Info{.name = "sampler.order",

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
@@ -13,32 +12,16 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "data/bad_samples.h"
 #include "data/device_prefetcher.h"
-#include "data/sample_error.h"
 #include "data/step_plan.h"
+#include "data/stream_source.h"
 #include "data/worker_pool.h"
 #include "world/agreement.h"
 
 namespace lockstep {
 
 namespace {
-
-/// "7, 2, 9, ... (32 samples)"
-std::string list_ids(std::span<const std::int64_t> ids) {
-  constexpr std::size_t kShown = 8;
-  const auto shown = ids.first(std::min(ids.size(), kShown));
-  return fmt::format("{}{} ({} samples)", fmt::join(shown, ", "), ids.size() > kShown ? ", ..." : "", ids.size());
-}
-
-Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
-  try {
-    return data.get(ids, seed);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw sample_error("samples " + list_ids(ids), error);
-  }
-}
 
 /// Frees the tensors and keeps the storage of the ids.
 void release(Batch& batch) {
@@ -58,21 +41,22 @@ void check_plan(const LoaderPlan& plan) {
   at_least("global_batch_size", plan.batch.global_batch_size, 1);
   at_least("data.workers", plan.data.workers, 0);
   at_least("data.prefetch", plan.data.prefetch, 0);
+  at_least("data.steps_per_epoch", plan.data.steps_per_epoch, 0);
+  at_least("data.max_bad_samples", plan.data.max_bad_samples, 0);
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
   }
 }
 
-const Dataset& required(const std::shared_ptr<const Dataset>& data) {
+void check_present(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
     throw DataError("data loader: found no data set, expected one",
                     "for models without data there is DataLoader::none");
   }
-  return *data;
 }
 
-void check_same_data(const Dataset& data, World& world) {
-  if (const auto difference = find_disagreement(world.gather(data.fingerprint()))) {
+void check_same_data(const std::string& data, World& world) {
+  if (const auto difference = find_disagreement(world.gather(data))) {
     throw CommError(fmt::format("rank {} has other data: {}, {} {}", difference->rank, printable(difference->found),
                                 difference->others, printable(difference->expected)),
                     "give every rank the same files; which samples are whose is the loader's to say",
@@ -83,15 +67,13 @@ void check_same_data(const Dataset& data, World& world) {
 /// planner -> pool -> prefetcher -> StepBatches.
 class DatasetSource final : public BatchSource {
  public:
-  DatasetSource(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, const World& world)
+  DatasetSource(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, const DistributedSampler::Options& sampler,
+                const World& world)
       : data_(std::move(data)),
         seed_(plan.seed),
-        planner_({.size = data_->size(),
-                  .global_batch = plan.batch.global_batch_size,
-                  .world_size = world.size(),
-                  .seed = plan.seed,
-                  .sampler = plan.sampler},
-                 plan.batch.batch_size, world.rank(), /*keep_global_batch=*/plan.batch.global_is_given),
+        bad_samples_(plan.data.max_bad_samples),
+        planner_(sampler, plan.batch.batch_size, world.rank(),
+                 /*keep_global_batch=*/plan.batch.global_is_given, plan.data.steps_per_epoch),
         position_(planner_.position()),
         depth_(plan.data.workers > 0 ? static_cast<std::size_t>(plan.data.prefetch) + 1 : 1),
         pool_(plan.data.workers, [this](PendingStep& step, std::size_t index) { build(step, index); }) {
@@ -135,7 +117,7 @@ class DatasetSource final : public BatchSource {
   }
 
  private:
-  void build(PendingStep& step, std::size_t index) const {
+  void build(PendingStep& step, std::size_t index) {
     const std::span<const std::int64_t> ids = step.plan.micro_ids(index);
     if (ids.empty()) {
       return;
@@ -144,7 +126,7 @@ class DatasetSource final : public BatchSource {
     const c10::OptionalStreamGuard on_copy_stream(prefetcher_ ? std::optional(prefetcher_->stream()) : std::nullopt);
     PreparedBatch& prepared = step.micro[index];
     std::vector<std::int64_t> id_storage = std::move(prepared.batch.ids);
-    prepared.batch = get_batch(*data_, ids, {.seed = seed_, .epoch = step.plan.epoch});
+    prepared.batch = bad_samples_.get(*data_, ids, {.seed = seed_, .epoch = step.plan.pass});
     if (prepared.batch.ids.empty()) {
       id_storage.assign(ids.begin(), ids.end());
       prepared.batch.ids = std::move(id_storage);
@@ -159,6 +141,7 @@ class DatasetSource final : public BatchSource {
 
   std::shared_ptr<const Dataset> data_;
   std::uint64_t seed_;
+  BadSamples bad_samples_;
   StepPlanner planner_;
   LoaderPosition position_;
   std::size_t depth_;  // steps in the pool while next() waits for the first of them
@@ -215,10 +198,26 @@ struct DataLoader::Impl {
   std::unique_ptr<BatchSource> source;
 };
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world) {
+DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
+                       std::shared_ptr<const EpochOrder> order) {
   check_plan(plan);
-  check_same_data(required(data), world);
-  impl_ = std::make_unique<Impl>(Impl{std::make_unique<DatasetSource>(std::move(data), plan, world)});
+  check_present(data);
+  const DistributedSampler::Options sampler{.size = data->size(),
+                                            .order = std::move(order),
+                                            .global_batch = plan.batch.global_batch_size,
+                                            .world_size = world.size(),
+                                            .seed = plan.seed,
+                                            .sampler = plan.sampler};
+  check_same_data(data->fingerprint() + (sampler.order ? ", " + describe_order(sampler) : std::string()), world);
+  impl_ = std::make_unique<Impl>(Impl{std::make_unique<DatasetSource>(std::move(data), plan, sampler, world)});
+}
+
+DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world) {
+  check_plan(plan);
+  if (!stream) {
+    throw DataError("data loader: found no stream, expected one");
+  }
+  impl_ = std::make_unique<Impl>(Impl{std::make_unique<StreamSource>(std::move(stream), plan, world)});
 }
 
 DataLoader DataLoader::none(std::int64_t steps_per_epoch, World& world) {

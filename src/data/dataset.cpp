@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <any>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -12,9 +11,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/file_datasets.h>
 
 #include "base/crc32c.h"
+#include "data/gather_rows.h"
 #include "data/sample_error.h"
+#include "data/stacker.h"
 
 namespace lockstep {
 
@@ -59,15 +61,15 @@ std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
 
 class TensorDataset final : public Dataset {
  public:
-  TensorDataset(const at::Tensor& input, const at::Tensor& target)
-      : input_(input.detach()), target_(target.defined() ? target.detach() : target) {}
+  TensorDataset(const at::Tensor& input, const at::Tensor& target, float scale)
+      : input_(input.detach()), target_(target.defined() ? target.detach() : target), scale_(scale) {}
 
   std::int64_t size() const override { return input_.size(0); }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
     check_ids("tensor data set", ids, size());
-    const at::Tensor rows = at::tensor(at::IntArrayRef(ids.data(), ids.size()));
-    return {.input = select(input_, rows), .target = target_.defined() ? select(target_, rows) : at::Tensor()};
+    return {.input = gather_rows(input_, ids, memory_, scale_),
+            .target = target_.defined() ? gather_rows(target_, ids, memory_) : at::Tensor()};
   }
 
   std::string fingerprint() const override {
@@ -75,104 +77,10 @@ class TensorDataset final : public Dataset {
   }
 
  private:
-  static at::Tensor select(const at::Tensor& tensor, const at::Tensor& rows) {
-    return tensor.index_select(0, rows.to(tensor.device()));
-  }
-
   at::Tensor input_;
   at::Tensor target_;
-};
-
-/// Collects samples of one structure and stacks them.
-class Stacker {
- public:
-  explicit Stacker(std::size_t samples) : samples_(samples) {}
-
-  void add(std::int64_t id, Batch sample) {
-    ids_.push_back(id);
-    std::size_t column = 0;
-    add_tensor(column++, "input", std::move(sample.input));
-    add_tensor(column++, "target", std::move(sample.target));
-    add_tensor(column++, "weight", std::move(sample.weight));
-    for (auto& [name, tensor] : sample.fields) {
-      add_tensor(column++, name, std::move(tensor));
-    }
-    if (column < columns_.size()) {
-      throw DataError(fmt::format("sample {}: found no field '{}', expected it as in sample {}", id,
-                                  columns_[column].name, ids_.front()));
-    }
-    has_extra_ = has_extra_ || sample.extra.has_value();
-    extras_.push_back(std::move(sample.extra));
-  }
-
-  Batch stacked() {
-    Batch batch;
-    batch.input = stack(columns_[0]);
-    batch.target = stack(columns_[1]);
-    batch.weight = stack(columns_[2]);
-    for (std::size_t column = 3; column < columns_.size(); ++column) {
-      batch.fields.emplace_back(columns_[column].name, stack(columns_[column]));
-    }
-    if (has_extra_) {
-      batch.extra = std::move(extras_);
-    }
-    return batch;
-  }
-
- private:
-  struct Column {
-    std::string name{};
-    std::vector<at::Tensor> tensors{};
-  };
-
-  void add_tensor(std::size_t position, const std::string& name, at::Tensor tensor) {
-    const std::int64_t id = ids_.back();
-    const bool first_sample = ids_.size() == 1;
-    if (first_sample) {
-      columns_.emplace_back().name = name;
-      columns_.back().tensors.reserve(samples_);
-    } else if (position >= columns_.size() || columns_[position].name != name) {
-      throw DataError(
-          fmt::format("sample {}: found field '{}', expected the fields of sample {}", id, name, ids_.front()),
-          "samples of one batch have the same fields in the same order");
-    }
-    Column& column = columns_[position];
-    if (!first_sample) {
-      check_same(id, name, tensor, column.tensors.front());
-    }
-    column.tensors.push_back(std::move(tensor));
-  }
-
-  void check_same(std::int64_t id, const std::string& name, const at::Tensor& found, const at::Tensor& expected) const {
-    if (found.defined() != expected.defined()) {
-      throw DataError(fmt::format("sample {}: found {} {}, expected {} as in sample {}", id,
-                                  found.defined() ? "a tensor" : "no tensor", name, expected.defined() ? "one" : "none",
-                                  ids_.front()));
-    }
-    if (!found.defined()) {
-      return;
-    }
-    if (found.sizes() != expected.sizes()) {
-      throw DataError(fmt::format("sample {}: found {} of shape [{}], expected [{}] as in sample {}", id, name,
-                                  fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "), ids_.front()),
-                      "samples of one batch are stacked: pad them to one shape, or write a Dataset whose get() does");
-    }
-    if (found.scalar_type() != expected.scalar_type()) {
-      throw DataError(fmt::format("sample {}: found {} of type {}, expected {} as in sample {}", id, name,
-                                  c10::toString(found.scalar_type()), c10::toString(expected.scalar_type()),
-                                  ids_.front()));
-    }
-  }
-
-  static at::Tensor stack(const Column& column) {
-    return column.tensors.front().defined() ? at::stack(column.tensors) : at::Tensor();
-  }
-
-  std::size_t samples_;
-  std::vector<std::int64_t> ids_{};
-  std::vector<Column> columns_{};
-  std::vector<std::any> extras_{};
-  bool has_extra_ = false;
+  float scale_;  // 0: none
+  mutable RecycledMemory memory_{};
 };
 
 class SampleDataset final : public Dataset {
@@ -241,16 +149,7 @@ void check_has_rows(std::string_view name, const at::Tensor& tensor) {
   }
 }
 
-}  // namespace
-
-std::string Dataset::fingerprint() const { return fmt::format("{} samples", size()); }
-
-std::uint64_t SampleSeed::operator()(std::int64_t sample) const noexcept {
-  const std::uint64_t of_epoch = splitmix(splitmix(seed) ^ static_cast<std::uint64_t>(epoch));
-  return splitmix(of_epoch ^ static_cast<std::uint64_t>(sample));
-}
-
-std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target) {
+std::shared_ptr<Dataset> make_tensor_dataset(const at::Tensor& input, const at::Tensor& target, float scale) {
   if (!input.defined()) {
     throw DataError("tensor data set: found no input, expected a tensor of shape [N, ...]");
   }
@@ -262,7 +161,32 @@ std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target) {
                                   target.size(0), input.size(0)));
     }
   }
-  return std::make_shared<TensorDataset>(input, target);
+  return std::make_shared<TensorDataset>(input, target, scale);
+}
+
+}  // namespace
+
+std::string Dataset::fingerprint() const { return fmt::format("{} samples", size()); }
+
+std::uint64_t SampleSeed::operator()(std::int64_t sample) const noexcept {
+  const std::uint64_t of_epoch = splitmix(splitmix(seed) ^ static_cast<std::uint64_t>(epoch));
+  return splitmix(of_epoch ^ static_cast<std::uint64_t>(sample));
+}
+
+std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target) {
+  return make_tensor_dataset(input, target, /*scale=*/0);
+}
+
+std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor target, float scale) {
+  if (bytes.defined() && bytes.scalar_type() != at::kByte) {
+    throw DataError(
+        fmt::format("scaled bytes data set: found input of type {}, expected Byte", c10::toString(bytes.scalar_type())),
+        "for other types there is tensor_dataset");
+  }
+  if (!(scale > 0)) {
+    throw DataError(fmt::format("scaled bytes data set: found scale {}, expected a number above 0", scale));
+  }
+  return make_tensor_dataset(bytes, target, scale);
 }
 
 std::shared_ptr<Dataset> sample_dataset(std::int64_t size,

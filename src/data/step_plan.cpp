@@ -7,6 +7,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/crc32c.h"
+#include "base/text.h"
+
 namespace lockstep {
 
 namespace {
@@ -27,24 +30,28 @@ std::span<const std::int64_t> StepPlan::micro_ids(std::size_t index) const noexc
 }
 
 StepPlanner::StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
-                         bool keep_global_batch)
+                         bool keep_global_batch, std::int64_t steps_per_epoch)
     : options_(options),
       sampler_(options),
       batch_size_(batch_size),
       rank_(rank),
       keep_global_batch_(keep_global_batch),
+      steps_per_epoch_(steps_per_epoch),
+      order_(describe_order(options)),
       position_(position_at(0, 0)) {}
 
 void StepPlanner::next(StepPlan& plan) {
   const std::int64_t epoch = position_.epoch;
-  const std::int64_t consumed = position_.consumed;
+  const std::int64_t passes = position_.consumed / sampler_.epoch_length();
+  const std::int64_t consumed = position_.consumed % sampler_.epoch_length();
   plan.batch_size = batch_size_;
   plan.global_samples = sampler_.step_samples(consumed);
   plan.micro_batches =
       static_cast<std::size_t>(micro_batch_count(plan.global_samples, options_.world_size, batch_size_));
-  sampler_.rank_ids(epoch, consumed, rank_, plan.ids);
   plan.epoch = epoch;
-  plan.after = position_at(epoch, consumed + plan.global_samples);
+  plan.pass = epoch + (passes << 32);  // the first pass is what an epoch is without steps_per_epoch
+  sampler_.rank_ids(plan.pass, consumed, rank_, plan.ids);
+  plan.after = position_at(epoch, position_.consumed + plan.global_samples);
   plan.ends_epoch = plan.after.epoch != epoch;
   position_ = plan.after;
 }
@@ -52,7 +59,10 @@ void StepPlanner::next(StepPlan& plan) {
 void StepPlanner::seek(const LoaderPosition& position) {
   // The most is the whole set: another global batch may drop more of the epoch's end than the one that was saved with,
   // and a position in what is dropped is the end.
-  check_position(position, options_.size, std::max(options_.size, sampler_.epoch_length()));
+  check_position(position, options_.size, std::max({options_.size, sampler_.epoch_length(), epoch_samples()}));
+  if (position.consumed > 0 && position.dataset_size > 0) {
+    check_order(position);
+  }
   if (options_.sampler.order == SampleOrder::pytorch && position.consumed % options_.world_size != 0) {
     throw CheckpointError(
         fmt::format("checkpoint position: found {} samples of the epoch consumed, expected a multiple of the {} ranks",
@@ -60,13 +70,20 @@ void StepPlanner::seek(const LoaderPosition& position) {
         "sampler.order pytorch cannot change the number of ranks inside an epoch: resume with as many ranks as before");
   }
   if (position.global_batch > 0 && position.global_batch != options_.global_batch) {
-    take_global_batch(position.global_batch);
+    take_global_batch(position);
   }
   position_ = position_at(position.epoch, position.consumed);
 }
 
-void StepPlanner::take_global_batch(std::int64_t saved) {
+void StepPlanner::take_global_batch(const LoaderPosition& position) {
+  const std::int64_t saved = position.global_batch;
   if (keep_global_batch_) {
+    if (options_.order && options_.order->depends_on_batch() && position.consumed > 0) {
+      throw CheckpointError(fmt::format("checkpoint position: found a global batch of {} in the middle of an epoch, "
+                                        "expected {}",
+                                        saved, options_.global_batch),
+                            "the order of samples depends on it: use the global_batch_size of before");
+    }
     log_info(fmt::format("the global batch is {} now, {} in the checkpoint", options_.global_batch, saved));
     return;
   }
@@ -74,16 +91,49 @@ void StepPlanner::take_global_batch(std::int64_t saved) {
   options.global_batch = saved;
   sampler_ = DistributedSampler(options);
   options_ = options;
+  order_ = describe_order(options_);
   log_info(fmt::format("the checkpoint's global batch of {} is kept: {} of up to {} on each of {} ranks", saved,
                        micro_batch_count(saved, options_.world_size, batch_size_), batch_size_, options_.world_size));
 }
 
-LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consumed) const noexcept {
-  const bool over = sampler_.step_samples(consumed) == 0;
+void StepPlanner::check_order(const LoaderPosition& position) const {
+  DistributedSampler::Options options = options_;
+  options.global_batch = position.global_batch > 0 ? position.global_batch : options.global_batch;
+  if (const std::string expected = describe_order(options); position.state != expected) {
+    const auto quoted = [](const std::string& order) {
+      return order.empty() ? "the data set's samples, once each" : "an " + printable(order);
+    };
+    throw CheckpointError(
+        fmt::format("checkpoint position: found {}, expected {}", quoted(position.state), quoted(expected)),
+        "resume with the order that the checkpoint was made with, or start over with --fresh");
+  }
+}
+
+// Where an epoch is over, in samples.
+std::int64_t StepPlanner::epoch_samples() const noexcept {
+  if (steps_per_epoch_ == 0) {
+    return sampler_.epoch_length();
+  }
+  const std::int64_t steps = sampler_.steps_per_epoch();
+  return steps_per_epoch_ / steps * sampler_.epoch_length() + steps_per_epoch_ % steps * options_.global_batch;
+}
+
+LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consumed) const {
+  const bool over = consumed >= epoch_samples();
   return {.epoch = over ? epoch + 1 : epoch,
           .consumed = over ? 0 : consumed,
           .dataset_size = options_.size,
-          .global_batch = options_.global_batch};
+          .global_batch = options_.global_batch,
+          .state = order_};
+}
+
+std::string describe_order(const DistributedSampler::Options& options) {
+  if (!options.order) {
+    return {};
+  }
+  std::vector<std::int64_t> first(static_cast<std::size_t>(std::min<std::int64_t>(options.order->length(), 1024)));
+  options.order->fill({options.seed, /*epoch=*/0, options.global_batch}, 0, first);
+  return fmt::format("order of {} samples {:08x}", options.order->length(), crc32c(std::as_bytes(std::span(first))));
 }
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {

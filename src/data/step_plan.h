@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <lockstep/data/data_loader.h>
@@ -23,6 +24,7 @@ struct StepPlan {
   std::size_t micro_batches = 0;
   std::int64_t global_samples = 0;
   std::int64_t epoch = 0;
+  std::int64_t pass = 0;  ///< over the data: what their order and the samples' random numbers depend on
   bool ends_epoch = false;
   LoaderPosition after{};  ///< where the step ends; the end of an epoch is the beginning of the next
 
@@ -33,9 +35,10 @@ struct StepPlan {
 /// Walks a sampler. Not thread-safe.
 class StepPlanner {
  public:
-  /// `keep_global_batch`: seek() does not take over the global batch of the position.
+  /// `keep_global_batch`: seek() does not take over the global batch of the position. `steps_per_epoch`: 0: as many as
+  /// the sampler has; else an epoch is a part of a pass over the data, or several passes.
   StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
-              bool keep_global_batch = true);
+              bool keep_global_batch = true, std::int64_t steps_per_epoch = 0);
 
   /// Plans the next step into `plan`, whose storage is reused. Never ends.
   void next(StepPlan& plan);
@@ -43,19 +46,28 @@ class StepPlanner {
   void seek(const LoaderPosition& position);
   /// Where the next step begins.
   const LoaderPosition& position() const noexcept { return position_; }
-  std::int64_t steps_per_epoch() const noexcept { return sampler_.steps_per_epoch(); }
+  std::int64_t steps_per_epoch() const noexcept {
+    return steps_per_epoch_ > 0 ? steps_per_epoch_ : sampler_.steps_per_epoch();
+  }
 
  private:
-  void take_global_batch(std::int64_t saved);
-  LoaderPosition position_at(std::int64_t epoch, std::int64_t consumed) const noexcept;
+  void check_order(const LoaderPosition& position) const;
+  void take_global_batch(const LoaderPosition& position);
+  std::int64_t epoch_samples() const noexcept;
+  LoaderPosition position_at(std::int64_t epoch, std::int64_t consumed) const;
 
   DistributedSampler::Options options_;
   DistributedSampler sampler_;
   std::int64_t batch_size_;
   int rank_;
   bool keep_global_batch_;
+  std::int64_t steps_per_epoch_;
+  std::string order_;  // what a position says of it
   LoaderPosition position_;
 };
+
+/// A few words that another order would not have: its first samples. Empty for null.
+std::string describe_order(const DistributedSampler::Options& options);
 
 /// Throws: CheckpointError, also when `position` was saved with another size (0: unknown, accepted).
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed);

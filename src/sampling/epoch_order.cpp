@@ -104,6 +104,9 @@ class Custom final : public EpochOrder {
 }  // namespace
 
 std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t> lengths, std::int64_t pool) {
+  if (lengths.empty()) {
+    throw DataError("length bucketed order: found no lengths, expected one of each sample");
+  }
   if (pool < 1) {
     throw DataError(fmt::format("length bucketed order: found a pool of {} batches, expected 1 or more", pool));
   }

@@ -30,6 +30,11 @@ std::int64_t integer(const Snapshot& snapshot, const std::string& key) {
   return *value;
 }
 
+std::string text(const Snapshot& snapshot, const std::string& key) {
+  const auto found = snapshot.values.find(key);
+  return found == snapshot.values.end() ? std::string() : found->second;
+}
+
 constexpr std::string_view kConfig = "config.";
 
 // What may change from one start to the next without a word: where and how long, not what is learned.
@@ -83,6 +88,7 @@ Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
   values["position.consumed"] = std::to_string(position.consumed);
   values["position.global_batch"] = std::to_string(position.global_batch);
   values["position.dataset_size"] = std::to_string(position.dataset_size);
+  values["position.state"] = position.state;
   values["world_size"] = std::to_string(run.world.size());
   values["data_order"] = std::to_string(kDataOrder);
   for (const auto& [name, value] : config_values(run.plan.config)) {
@@ -105,7 +111,8 @@ void restore(RunParts& run, const Snapshot& snapshot) {
   const LoaderPosition position{.epoch = integer(snapshot, "position.epoch"),
                                 .consumed = integer(snapshot, "position.consumed"),
                                 .dataset_size = integer(snapshot, "position.dataset_size"),
-                                .global_batch = integer(snapshot, "position.global_batch")};
+                                .global_batch = integer(snapshot, "position.global_batch"),
+                                .state = text(snapshot, "position.state")};
   const auto world_size = integer(snapshot, "world_size");
   if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
     throw CheckpointError(

@@ -23,8 +23,8 @@ void next_index(benchmark::State& state) {
     consumed += kBatch;
     consumed = consumed < state.range(0) ? consumed : 0;
   }
-  state.counters["ns_per_index"] = benchmark::Counter(static_cast<double>(indices) * 1e-9,
-                                                      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["s_per_index"] =
+      benchmark::Counter(static_cast<double>(indices), benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
 /// Any position of the epoch.
@@ -56,8 +56,8 @@ void weighted_index(benchmark::State& state) {
     benchmark::DoNotOptimize(ids.data());
     indices += 256;
   }
-  state.counters["ns_per_index"] = benchmark::Counter(static_cast<double>(indices) * 1e-9,
-                                                      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["s_per_index"] =
+      benchmark::Counter(static_cast<double>(indices), benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
 void sizes(benchmark::internal::Benchmark* benchmark) {

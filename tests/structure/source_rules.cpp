@@ -16,8 +16,8 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
-const Names kCore = {"base",      "config", "environment", "plan",    "control", "rank",
-                     "supervise", "launch", "sampling",    "storage", "report",  "version"};
+const Names kCore = {"base",   "config",   "environment", "plan",    "control", "rank",   "supervise",
+                     "launch", "sampling", "storage",     "formats", "report",  "version"};
 
 /// What each module may include besides itself. docs/architecture.md has the picture.
 const std::map<std::string_view, Names>& layers() {
@@ -46,6 +46,7 @@ const std::map<std::string_view, Names>& layers() {
        {"version", "base", "config", "environment", "plan", "control", "supervise", "launch", "storage", "report"}},
       {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
       {"storage", {"version", "base"}},
+      {"formats", {"version", "base"}},
       {"report", {"version", "base", "control"}},
       {"fwd", {}},
       {"world", world},

@@ -26,6 +26,8 @@ struct DataConfig {
   int workers = 2;         ///< threads per rank that build batches; 0: built in the training thread
   int prefetch = 2;        ///< steps prepared ahead of the training step (with workers)
   bool pin_memory = true;  ///< page-locked host batches, copied on a side stream (GPU only)
+  std::int64_t steps_per_epoch = 0;  ///< training: an epoch is exactly so many steps; 0: the whole data set
+  std::int64_t max_bad_samples = 0;  ///< per rank: samples that may fail to load and be replaced by their neighbour
 };
 
 struct SamplerConfig {

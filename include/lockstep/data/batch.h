@@ -2,6 +2,7 @@
 #pragma once
 
 #include <any>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@ struct Batch {
   std::any extra{};
   std::vector<std::int64_t> ids{};  ///< data set indices of the samples; empty for iterable data
   std::int64_t samples = 0;         ///< 0: filled in by the loader (ids.size(), else input.size(0))
+  std::size_t loader = 0;           ///< which of the loaders of a CombinedLoader it comes from
 
   /// One of `fields`. Throws: DataError naming those there are.
   const at::Tensor& operator[](std::string_view name) const;

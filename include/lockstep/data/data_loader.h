@@ -8,10 +8,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <lockstep/data/dataset.h>
+#include <lockstep/data/stream.h>
 #include <lockstep/plan/plan.h>
+#include <lockstep/sampling/epoch_order.h>
 
 namespace lockstep {
 
@@ -23,6 +26,7 @@ struct LoaderPosition {
   std::int64_t consumed = 0;      ///< samples of the epoch, over all ranks
   std::int64_t dataset_size = 0;  ///< 0: unknown
   std::int64_t global_batch = 0;  ///< samples per step over all ranks; 0: unknown
+  std::string state{};            ///< what else the source keeps, in words of its own
   bool operator==(const LoaderPosition&) const = default;
 };
 
@@ -50,12 +54,20 @@ class BatchSource {
   virtual void seek(const LoaderPosition& position) = 0;
 };
 
-/// Endless: limits are the caller's. The batches are the same with any number of workers. Keeps nothing of `world`.
+/// Endless: limits are the caller's. The batches are the same with any number of workers. Of a data set, keeps nothing
+/// of `world`.
 class DataLoader final : public BatchSource {
  public:
-  /// Collective: compares Dataset::fingerprint() over the ranks. Throws: DataError (no data set, nothing in it);
-  /// ConfigError (numbers below their smallest value); CommError (exit 78) naming the rank that has other data.
-  DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world);
+  /// Collective: compares Dataset::fingerprint() and the order over the ranks. `order`: null: every sample once, as
+  /// plan.sampler says. Throws: DataError (no data set, nothing in it); ConfigError (numbers below their smallest
+  /// value); CommError (exit 78) naming the rank that has other data.
+  DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
+             std::shared_ptr<const EpochOrder> order = {});
+  /// Collective, and next() as well: every data.prefetch steps the ranks tell each other how many samples they have, so
+  /// that streams of different lengths end in the same step; seek() is not. Keeps `world`. A sampler's settings do not
+  /// apply, but for drop_last: an epoch ends before the first step that is not full on every rank. Throws: DataError
+  /// (no stream), ConfigError.
+  DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world);
   /// Models without data: every step has one micro-batch of one sample without tensors on each rank. Positions count
   /// steps.
   static DataLoader none(std::int64_t steps_per_epoch, World& world);

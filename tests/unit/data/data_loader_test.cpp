@@ -262,6 +262,88 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }
 
+TEST(DataLoader, ReplacesAsManyBadSamplesAsItMay) {
+  World world = cpu();
+  const auto bad = [](std::int64_t id, std::uint64_t) -> Batch {
+    if (id == 3 || id == 7 || id == 19) {
+      throw std::runtime_error("not an image");
+    }
+    return {.input = at::scalar_tensor(id, at::kLong)};
+  };
+  for (const int workers : {0, 3}) {
+    LoaderPlan plan = in_order(plan_of(10, 5, workers));
+    plan.data.max_bad_samples = 3;
+    DataLoader loader(sample_dataset(20, bad), plan, world);
+    for (int epoch = 0; epoch < 2; ++epoch) {  // the same samples again are no further ones
+      const StepBatches first = *loader.next();
+      EXPECT_THAT(first.micro[0].ids, ElementsAre(0, 1, 2, 4, 4));
+      EXPECT_TRUE(at::equal(first.micro[0].input, at::tensor(first.micro[0].ids)));
+      EXPECT_THAT(first.micro[1].ids, ElementsAre(5, 6, 8, 8, 9));
+      EXPECT_EQ(first.global_samples, 10);
+      EXPECT_THAT(loader.next()->micro[1].ids, ElementsAre(15, 16, 17, 18, 0));
+    }
+    plan.data.max_bad_samples = 2;
+    plan.data.workers = 0;  // several threads find them in any order
+    DataLoader fewer(sample_dataset(20, bad), plan, world);
+    fewer.next();
+    try {
+      fewer.next();
+      ADD_FAILURE() << "accepted";
+    } catch (const DataError& error) {
+      EXPECT_STREQ(error.what(),
+                   "sample 19: std::runtime_error: not an image; 2 bad samples were replaced before it, "
+                   "data.max_bad_samples is 2");
+      EXPECT_EQ(error.hint(), "the others: 3, 7");
+    }
+  }
+}
+
+// A batch that cannot be stacked has no bad sample.
+TEST(DataLoader, DoesNotBlameSamplesForABatch) {
+  World world = cpu();
+  LoaderPlan plan = in_order(plan_of(10, 5, 0));
+  plan.data.max_bad_samples = 3;
+  DataLoader loader(
+      sample_dataset(20, [](std::int64_t id, std::uint64_t) { return Batch{.input = at::ones({1 + id})}; }), plan,
+      world);
+  EXPECT_THROW(loader.next(), DataError);
+}
+
+TEST(DataLoader, CountsEpochsInStepsWhereAsked) {
+  World world = cpu();
+  for (const std::int64_t steps : {3, 6, 8, 13}) {  // a data set has 6
+    LoaderPlan plan = plan_of(10, 3, 1);
+    plan.data.steps_per_epoch = steps;
+    DataLoader loader(seeded_samples(57), plan, world);
+    DataLoader whole(seeded_samples(57), plan_of(10, 3, 0), world);
+    EXPECT_EQ(loader.steps_per_epoch(), steps);
+    std::vector<std::int64_t> first_passes;
+    for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+      whole.seek({.epoch = epoch});
+      Ids seen;
+      for (std::int64_t step = 0; step < steps; ++step) {
+        const StepBatches given = *loader.next();
+        EXPECT_EQ(given.epoch, epoch);
+        EXPECT_EQ(given.ends_epoch, step + 1 == steps);
+        EXPECT_EQ(given.global_samples, step % 6 == 5 ? 7 : 10);
+        if (step < 6) {
+          EXPECT_EQ(given.micro[0].ids, whole.next()->micro[0].ids) << "the first pass is the epoch's usual one";
+        }
+        if (step / 6 == 1 && step % 6 == 0) {
+          first_passes.insert(first_passes.end(), given.micro[0].ids.begin(), given.micro[0].ids.end());
+        }
+        for (const Batch& batch : given.micro) {
+          seen.insert(seen.end(), batch.ids.begin(), batch.ids.end());
+        }
+      }
+      std::sort(seen.begin(), seen.end());
+      EXPECT_EQ(std::unique(seen.begin(), seen.end()) - seen.begin(), steps < 6 ? steps * 10 : 57);
+    }
+    EXPECT_EQ(loader.position().epoch, 3);
+    EXPECT_EQ(loader.position().consumed, 0);
+  }
+}
+
 TEST(DataLoader, PreparesNoMoreStepsThanPrefetchSays) {
   constexpr int kPrefetch = 3;
   constexpr int kMicroBatches = 2;
@@ -340,7 +422,7 @@ TEST(DataLoader, MovesWithItsWorkers) {
 
 TEST(DataLoader, RefusesPlansThatCannotWork) {
   World world = cpu();
-  EXPECT_THROW(DataLoader(nullptr, plan_of(10, 3, 0), world), DataError);
+  EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), plan_of(10, 3, 0), world), DataError);
   EXPECT_THROW(DataLoader(seeded_samples(0), plan_of(10, 3, 0), world), DataError);
   try {
     const DataLoader loader(seeded_samples(5), plan_of(0, 0, -1, -2), world);

@@ -274,6 +274,7 @@ TEST(LengthBucketedOrder, DropsOtherSamplesInEveryEpoch) {
 
 TEST(LengthBucketedOrder, RefusesWhatIsNoLength) {
   EXPECT_THAT(message_of([] { length_bucketed_order({3, -1}); }), HasSubstr("found length -1 of sample 1"));
+  EXPECT_THAT(message_of([] { length_bucketed_order({}); }), HasSubstr("found no lengths"));
   EXPECT_THAT(message_of([] { length_bucketed_order({3}, 0); }), HasSubstr("found a pool of 0 batches"));
 }
 

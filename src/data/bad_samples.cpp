@@ -1,0 +1,92 @@
+#include "data/bad_samples.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/text.h"
+#include "data/sample_error.h"
+
+namespace lockstep {
+
+namespace {
+
+/// "7, 2, 9, ... (32 samples)"
+std::string list_ids(std::span<const std::int64_t> ids) {
+  constexpr std::size_t kShown = 8;
+  const auto shown = ids.first(std::min(ids.size(), kShown));
+  return fmt::format("{}{} ({} samples)", fmt::join(shown, ", "), ids.size() > kShown ? ", ..." : "", ids.size());
+}
+
+Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
+  try {
+    return data.get(ids, seed);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw sample_error("samples " + list_ids(ids), error);
+  }
+}
+
+}  // namespace
+
+Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
+  if (most_ == 0) {
+    return get_batch(data, ids, seed);
+  }
+  try {
+    return get_batch(data, ids, seed);
+  } catch (const Error&) {
+    // Which ones were it? Asked for one by one. If none, then it is not the samples that are bad.
+    std::vector<std::int64_t> replaced(ids.begin(), ids.end());
+    for (std::int64_t& id : replaced) {
+      id = neighbour(data, id, seed);
+    }
+    if (std::ranges::equal(replaced, ids)) {
+      throw;
+    }
+    Batch batch = get_batch(data, replaced, seed);
+    if (batch.ids.empty()) {
+      batch.ids = std::move(replaced);
+    }
+    return batch;
+  }
+}
+
+// `id` if it is well, else the next one that is.
+std::int64_t BadSamples::neighbour(const Dataset& data, std::int64_t id, const SampleSeed& seed) {
+  for (std::int64_t tried = 0; tried < data.size(); ++tried) {
+    const std::int64_t candidate = (id + tried) % data.size();
+    try {
+      get_batch(data, {&candidate, 1}, seed);
+      return candidate;
+    } catch (const Error& error) {
+      note(candidate, error);
+    }
+  }
+  throw DataError("found no sample that can be loaded, expected at least one");
+}
+
+void BadSamples::note(std::int64_t id, const std::exception& error) {
+  const std::lock_guard lock(mutex_);
+  if (known_.contains(id)) {
+    return;
+  }
+  if (static_cast<std::int64_t>(known_.size()) == most_) {
+    throw DataError(fmt::format("{}; {} bad samples were replaced before it, data.max_bad_samples is {}", error.what(),
+                                known_.size(), most_),
+                    fmt::format("the others: {}", fmt::join(known_, ", ")), exit_code_of(error));
+  }
+  known_.insert(id);
+  log_warning(fmt::format("bad sample {}, the next one takes its place ({} of at most {}): {}", id, known_.size(),
+                          most_, printable(error.what())));
+}
+
+}  // namespace lockstep

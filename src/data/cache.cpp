@@ -1,0 +1,245 @@
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
+#include <lockstep/data/cache.h>
+#include <lockstep/data/file_datasets.h>
+#include <lockstep/world/world.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "data/gather_rows.h"
+#include "formats/array_file.h"
+#include "world/dtype_names.h"
+
+namespace lockstep {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The tensors of a batch by name; "input", "target" and "weight" are the members.
+NamedTensors columns_of(const Batch& batch) {
+  if (batch.extra.has_value()) {
+    throw DataError("cache: found samples with `extra`, expected tensors only");
+  }
+  NamedTensors columns;
+  for (const auto& [name, tensor] :
+       {std::pair<const char*, at::Tensor>{"input", batch.input}, {"target", batch.target}, {"weight", batch.weight}}) {
+    if (tensor.defined()) {
+      columns.emplace_back(name, tensor);
+    }
+  }
+  for (const auto& [name, tensor] : batch.fields) {
+    columns.emplace_back("fields." + name, tensor);
+  }
+  for (auto& [name, tensor] : columns) {
+    tensor = tensor.detach().cpu().contiguous();
+  }
+  return columns;
+}
+
+/// Columns with a row for each sample.
+class Cached final : public Dataset {
+ public:
+  Cached(NamedTensors columns, std::int64_t size, std::string fingerprint)
+      : columns_(std::move(columns)), size_(size), fingerprint_(std::move(fingerprint)) {}
+
+  std::int64_t size() const override { return size_; }
+  std::string fingerprint() const override { return fingerprint_; }
+
+  Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+    for (const std::int64_t id : ids) {
+      if (id < 0 || id >= size_) {
+        throw DataError(fmt::format("cache: found sample id {}, expected 0 to {}", id, size_ - 1));
+      }
+    }
+    Batch batch;
+    for (const auto& [name, rows] : columns_) {
+      const at::Tensor picked = gather_rows(rows, ids, memory_);
+      if (name == "input") {
+        batch.input = picked;
+      } else if (name == "target") {
+        batch.target = picked;
+      } else if (name == "weight") {
+        batch.weight = picked;
+      } else {
+        batch.fields.emplace_back(name.substr(std::string_view("fields.").size()), picked);
+      }
+    }
+    return batch;
+  }
+
+ private:
+  NamedTensors columns_;
+  std::int64_t size_;
+  std::string fingerprint_;
+  mutable RecycledMemory memory_{};
+};
+
+/// Calls take(first id, columns) for all samples, some at a time; all columns are like those of the first sample.
+void for_all_samples(const Dataset& data, const NamedTensors& first,
+                     const std::function<void(std::int64_t, const NamedTensors&)>& take) {
+  constexpr std::int64_t kMost = 256;
+  const auto like_first = [&](const NamedTensors& columns) {
+    return std::equal(columns.begin(), columns.end(), first.begin(), first.end(), [](const auto& a, const auto& b) {
+      return a.first == b.first && a.second.scalar_type() == b.second.scalar_type() &&
+             a.second.sizes().slice(1) == b.second.sizes().slice(1);
+    });
+  };
+  for (std::int64_t begin = 0; begin < data.size(); begin += kMost) {
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMost, data.size() - begin)));
+    std::iota(ids.begin(), ids.end(), begin);
+    const NamedTensors columns = columns_of(data.get(ids, {}));
+    if (!like_first(columns)) {
+      throw DataError(fmt::format("cache: samples {} to {} have other tensors than sample 0", ids.front(), ids.back()));
+    }
+    take(begin, columns);
+  }
+}
+
+NamedTensors first_sample(const Dataset& data) {
+  if (data.size() == 0) {
+    throw DataError("cache: the data set is empty: found 0 samples, expected at least 1");
+  }
+  const std::int64_t id = 0;
+  return columns_of(data.get({&id, 1}, {}));
+}
+
+std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+fs::path column_file(const fs::path& directory, std::size_t column) {
+  return directory / fmt::format("column{}.npy", column);
+}
+
+constexpr const char* kComplete = "complete.json";  // written last
+
+void make_files(const Dataset& data, const fs::path& directory) {
+  FileSystem& files = real_file_system();
+  files.create_directories(directory);
+  files.remove_all(directory / kComplete);
+  const NamedTensors first = first_sample(data);
+  std::vector<std::string> names;
+  std::vector<std::unique_ptr<WritableFile>> columns;
+  for (const auto& [name, tensor] : first) {
+    const auto dtype = dtype_name(tensor.scalar_type());
+    if (!dtype) {
+      throw DataError(
+          fmt::format("cache: {} has type {}, which no file has", name, c10::toString(tensor.scalar_type())));
+    }
+    std::vector<std::int64_t> shape = tensor.sizes().vec();
+    shape.front() = data.size();
+    const fs::path path = column_file(directory, columns.size());
+    files.remove_all(path);
+    columns.push_back(files.create(path));
+    const std::string header = npy_header(std::string(*dtype), shape);
+    columns.back()->append(std::as_bytes(std::span(header)));
+    names.push_back(name);
+  }
+  for_all_samples(data, first, [&](std::int64_t, const NamedTensors& rows) {
+    for (std::size_t column = 0; column < rows.size(); ++column) {
+      columns[column]->append(bytes_of(rows[column].second));
+    }
+  });
+  for (const auto& column : columns) {
+    column->sync();
+    column->close();
+  }
+  write_file(files, directory / kComplete, dump_json({{"data", data.fingerprint()}, {"columns", names}}));
+}
+
+/// nullptr: there is none, or it is not complete, or of other data.
+std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& directory) {
+  FileSystem& files = real_file_system();
+  if (!files.exists(directory / kComplete)) {
+    return nullptr;
+  }
+  try {
+    const Json json = parse_json(read_file(files, directory / kComplete));
+    if (json.at("data").get<std::string>() != data.fingerprint()) {
+      log_info(fmt::format("the cache in {} is of other data and is made anew", directory.string()));
+      return nullptr;
+    }
+    NamedTensors columns;
+    for (const Json& name : json.at("columns")) {
+      columns.emplace_back(name.get<std::string>(), npy_tensor(column_file(directory, columns.size())));
+      if (columns.back().second.dim() == 0 || columns.back().second.size(0) != data.size()) {
+        throw DataError(fmt::format("found another number of rows than {} in {}", data.size(), columns.back().first));
+      }
+    }
+    return std::make_shared<Cached>(std::move(columns), data.size(), data.fingerprint());
+  } catch (const std::exception& error) {
+    log_warning(
+        fmt::format("the cache in {} is damaged and is made anew: {}", directory.string(), printable(error.what())));
+    return nullptr;
+  }
+}
+
+void check_present(const std::shared_ptr<const Dataset>& data) {
+  if (!data) {
+    throw DataError("cache: found no data set, expected one");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
+  check_present(data);
+  const c10::NoGradGuard no_grad;
+  const NamedTensors first = first_sample(*data);
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : first) {
+    bytes += static_cast<std::int64_t>(tensor.nbytes()) * data->size();
+  }
+  if (bytes > most_bytes) {
+    log_warning(fmt::format("not cached in memory: {} samples need {}, {} are allowed", data->size(),
+                            human_bytes(bytes), human_bytes(most_bytes)));
+    return data;
+  }
+  NamedTensors columns;
+  for (const auto& [name, tensor] : first) {
+    std::vector<std::int64_t> sizes = tensor.sizes().vec();
+    sizes.front() = data->size();
+    columns.emplace_back(name, at::empty(sizes, tensor.options()));
+  }
+  for_all_samples(*data, first, [&](std::int64_t begin, const NamedTensors& rows) {
+    for (std::size_t column = 0; column < rows.size(); ++column) {
+      columns[column].second.narrow(0, begin, rows[column].second.size(0)).copy_(rows[column].second);
+    }
+  });
+  return std::make_shared<Cached>(std::move(columns), data->size(), data->fingerprint());
+}
+
+std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory,
+                                          World& world) {
+  check_present(data);
+  std::shared_ptr<const Dataset> cached;
+  // One after another: the second rank finds what the first one made, or is on another machine.
+  world.one_by_one("the cache of the data", [&] {
+    const c10::NoGradGuard no_grad;
+    cached = open_files(*data, directory);
+    if (!cached) {
+      make_files(*data, directory);
+      cached = open_files(*data, directory);
+      LOCKSTEP_ASSERT(cached != nullptr, "what was written can be read");
+    }
+  });
+  return cached;
+}
+
+}  // namespace lockstep

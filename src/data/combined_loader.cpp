@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "data/step_plan.h"
+
+namespace lockstep {
+
+namespace {
+
+Json to_json(const LoaderPosition& position) {
+  return {position.epoch, position.consumed, position.dataset_size, position.global_batch, position.state};
+}
+
+LoaderPosition position_of(const Json& json) {
+  return {.epoch = json.at(0).get<std::int64_t>(),
+          .consumed = json.at(1).get<std::int64_t>(),
+          .dataset_size = json.at(2).get<std::int64_t>(),
+          .global_batch = json.at(3).get<std::int64_t>(),
+          .state = json.at(4).get<std::string>()};
+}
+
+/// The positions of the loaders, and which of them have ended an epoch in this one.
+std::pair<std::vector<LoaderPosition>, std::vector<bool>> parse_state(const std::string& text, std::size_t loaders) {
+  std::pair<std::vector<LoaderPosition>, std::vector<bool>> state;
+  try {
+    const Json json = parse_json(text);
+    for (const Json& each : json.at("loaders")) {
+      state.first.push_back(position_of(each));
+    }
+    state.second = json.at("ended").get<std::vector<bool>>();
+  } catch (const std::exception& error) {
+    throw CheckpointError(fmt::format("checkpoint position: found '{}', expected that of combined loaders: {}",
+                                      printable(text), error.what()),
+                          "resume with the data that the checkpoint was made with, or start over with --fresh");
+  }
+  if (state.first.size() != loaders || state.second.size() != loaders) {
+    throw CheckpointError(
+        fmt::format("checkpoint position: found {} combined loaders, expected {}", state.first.size(), loaders),
+        "resume with the loaders that the checkpoint was made with, or start over with --fresh");
+  }
+  return state;
+}
+
+}  // namespace
+
+CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode)
+    : loaders_(std::move(loaders)), mode_(mode), ended_(loaders_.size()) {
+  if (loaders_.empty() || std::count(loaders_.begin(), loaders_.end(), nullptr) > 0) {
+    throw DataError("combined loader: found no loader, expected one at least");
+  }
+}
+
+const StepBatches* CombinedLoader::next() {
+  current_ = {.micro = std::move(current_.micro), .epoch = epoch_};
+  current_.micro.clear();
+  // Who takes part is settled before anybody's next(): one may end its epoch in this step.
+  std::vector<std::size_t> parts;
+  for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
+    if (takes_part(loader)) {
+      parts.push_back(loader);
+    }
+  }
+  for (const std::size_t loader : parts) {
+    const StepBatches* part = loaders_[loader]->next();
+    if (part == nullptr) {
+      return nullptr;
+    }
+    for (const Batch& batch : part->micro) {
+      current_.micro.push_back(batch);
+      current_.micro.back().loader = loader;
+    }
+    current_.local_samples += part->local_samples;
+    current_.global_samples += part->global_samples;
+    ended_[loader] = ended_[loader] || part->ends_epoch;
+  }
+  ++steps_;
+  current_.ends_epoch = is_over();
+  if (current_.ends_epoch) {
+    begin_epoch();
+  }
+  return &current_;
+}
+
+bool CombinedLoader::takes_part(std::size_t loader) const {
+  switch (mode_) {
+    case CombineMode::max_size:
+      return !ended_[loader];
+    case CombineMode::sequential:
+      return std::find(ended_.begin(), ended_.end(), false) - ended_.begin() == static_cast<std::ptrdiff_t>(loader);
+    default:
+      return true;
+  }
+}
+
+bool CombinedLoader::is_over() const {
+  const auto ended = std::count(ended_.begin(), ended_.end(), true);
+  return mode_ == CombineMode::min_size ? ended > 0 : ended == std::ssize(ended_);
+}
+
+// Whoever is in the middle of an epoch leaves it.
+void CombinedLoader::begin_epoch() {
+  for (BatchSource* loader : loaders_) {
+    if (const LoaderPosition position = loader->position(); position.consumed > 0) {
+      loader->seek({.epoch = position.epoch + 1});
+    }
+  }
+  ++epoch_;
+  steps_ = 0;
+  ended_.assign(ended_.size(), false);
+}
+
+std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
+  std::optional<std::int64_t> total;
+  for (const BatchSource* loader : loaders_) {
+    const auto steps = loader->steps_per_epoch();
+    if (!steps) {
+      return std::nullopt;
+    }
+    if (!total) {
+      total = steps;
+    } else if (mode_ == CombineMode::sequential) {
+      *total += *steps;
+    } else {
+      total = mode_ == CombineMode::min_size ? std::min(*total, *steps) : std::max(*total, *steps);
+    }
+  }
+  return total;
+}
+
+// Counts steps; the loaders' own positions are the rest.
+LoaderPosition CombinedLoader::position() const {
+  Json loaders = Json::array();
+  for (const BatchSource* loader : loaders_) {
+    loaders.push_back(to_json(loader->position()));
+  }
+  return {.epoch = epoch_,
+          .consumed = steps_,
+          .global_batch = 1,
+          .state = dump_json({{"loaders", std::move(loaders)}, {"ended", ended_}})};
+}
+
+void CombinedLoader::seek(const LoaderPosition& position) {
+  check_position(position, /*dataset_size=*/0, position.consumed);
+  if (position.state.empty()) {
+    if (position.consumed > 0) {
+      throw CheckpointError("checkpoint position: found a step of combined loaders without theirs");
+    }
+    for (BatchSource* loader : loaders_) {
+      loader->seek({.epoch = position.epoch});
+    }
+    ended_.assign(ended_.size(), false);
+  } else {
+    const auto [positions, ended] = parse_state(position.state, loaders_.size());
+    for (std::size_t i = 0; i < loaders_.size(); ++i) {
+      loaders_[i]->seek(positions[i]);
+    }
+    ended_ = ended;
+  }
+  epoch_ = position.epoch;
+  steps_ = position.consumed;
+}
+
+}  // namespace lockstep

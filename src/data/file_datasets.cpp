@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/file_datasets.h>
+
+#include "base/crc32c.h"
+#include "data/recycled_memory.h"
+#include "formats/array_file.h"
+#include "formats/cifar10.h"
+#include "formats/mapped_file.h"
+#include "formats/token_windows.h"
+#include "world/dtype_names.h"
+
+namespace lockstep {
+
+namespace {
+
+namespace fs = std::filesystem;
+using File = std::shared_ptr<const MappedFile>;
+
+/// Runs a parser that knows no file names.
+template <class Parse>
+auto parse_file(const MappedFile& file, const Parse& parse) {
+  try {
+    return parse(file.bytes());
+  } catch (const Error& error) {
+    throw DataError(fmt::format("{}: {}", file.path().string(), error.what()), error.hint());
+  }
+}
+
+at::Tensor tensor_in(const File& file, const ArrayLayout& layout) {
+  const auto type = dtype_of(layout.dtype);
+  if (!type) {
+    throw DataError(fmt::format("{}: LibTorch has no type {}", file->path().string(), layout.dtype));
+  }
+  auto* const begin = const_cast<std::byte*>(file->bytes().data() + layout.offset);  // NOLINT: from_blob has no const
+  if (reinterpret_cast<std::uintptr_t>(begin) % c10::elementSize(*type) != 0) {
+    const at::Tensor copy = at::empty(layout.shape, *type);
+    std::memcpy(copy.mutable_data_ptr(), begin, copy.nbytes());
+    return copy;
+  }
+  return at::from_blob(
+      begin, layout.shape, [file](void*) {}, at::dtype(*type));
+}
+
+class TokenDataset final : public Dataset {
+ public:
+  TokenDataset(File file, const TokenFile& layout)
+      : file_(std::move(file)), windows_(parse_file(*file_, [&](std::span<const std::byte> bytes) {
+          return TokenWindows(bytes, layout.token_bytes, layout.context,
+                              layout.stride > 0 ? layout.stride : layout.context);
+        })) {}
+
+  std::int64_t size() const override { return windows_.size(); }
+
+  Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+    const std::int64_t context = windows_.context();
+    const std::vector<std::int64_t> sizes = {static_cast<std::int64_t>(ids.size()), context};
+    Batch batch{.input = memory_.take(sizes, at::kLong), .target = memory_.take(sizes, at::kLong)};
+    auto* input = batch.input.mutable_data_ptr<std::int64_t>();
+    auto* target = batch.target.mutable_data_ptr<std::int64_t>();
+    for (const std::int64_t id : ids) {
+      if (id < 0 || id >= size()) {
+        throw DataError(
+            fmt::format("{}: found sample id {}, expected 0 to {}", file_->path().string(), id, size() - 1));
+      }
+      windows_.read(id, input, target);
+      input += context;
+      target += context;
+    }
+    return batch;
+  }
+
+  std::string fingerprint() const override {
+    const auto bytes = file_->bytes();
+    const std::size_t ends = std::min<std::size_t>(bytes.size(), 4096);
+    return fmt::format("{} of {} tokens, {} bytes {:08x}", Dataset::fingerprint(), windows_.context(), bytes.size(),
+                       crc32c(bytes.last(ends), crc32c(bytes.first(ends))));
+  }
+
+ private:
+  File file_;
+  TokenWindows windows_;
+  mutable RecycledMemory memory_{};
+};
+
+/// The files of a data set that has several, each mapped.
+std::vector<File> open_all(const fs::path& directory, const std::vector<std::string>& names) {
+  std::vector<File> files;
+  for (const std::string& name : names) {
+    try {
+      files.push_back(MappedFile::open(directory / name));
+    } catch (const DataError& error) {
+      const std::string expected = fmt::format("expected in {}: {}", directory.string(), fmt::join(names, ", "));
+      throw DataError(error.what(), error.hint().empty() ? expected : error.hint() + "; " + expected);
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+at::Tensor npy_tensor(const fs::path& file) {
+  const File mapped = MappedFile::open(file);
+  return tensor_in(mapped, parse_file(*mapped, parse_npy));
+}
+
+std::shared_ptr<Dataset> token_dataset(const fs::path& file, const TokenFile& layout) {
+  if (layout.token_bytes != 2 && layout.token_bytes != 4) {
+    throw DataError(fmt::format("token data set: found tokens of {} bytes, expected 2 or 4", layout.token_bytes));
+  }
+  return std::make_shared<TokenDataset>(MappedFile::open(file), layout);
+}
+
+std::shared_ptr<Dataset> mnist_dataset(const fs::path& directory, Part part) {
+  const std::string prefix = part == Part::train ? "train" : "t10k";
+  const auto files = open_all(directory, {prefix + "-images-idx3-ubyte", prefix + "-labels-idx1-ubyte"});
+  const at::Tensor images = tensor_in(files[0], parse_file(*files[0], parse_idx));
+  const at::Tensor labels = tensor_in(files[1], parse_file(*files[1], parse_idx));
+  if (images.dim() != 3 || labels.dim() != 1 || images.size(0) != labels.size(0)) {
+    throw DataError(fmt::format("{}: found images [{}] and labels [{}], expected [N, height, width] and [N]",
+                                directory.string(), fmt::join(images.sizes(), ", "), fmt::join(labels.sizes(), ", ")));
+  }
+  return scaled_bytes_dataset(images.unsqueeze(1), labels.to(at::kLong));
+}
+
+std::shared_ptr<Dataset> cifar10_dataset(const fs::path& directory, Part part) {
+  std::vector<std::string> names = {"test_batch.bin"};
+  if (part == Part::train) {
+    names = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"};
+  }
+  std::vector<at::Tensor> images;
+  std::vector<at::Tensor> labels;
+  for (const File& file : open_all(directory, names)) {
+    const std::int64_t records = parse_file(*file, count_cifar10);
+    const at::Tensor all =
+        tensor_in(file, {.dtype = "U8", .shape = {records, static_cast<std::int64_t>(kCifar10Record)}});
+    labels.push_back(all.select(1, 0).to(at::kLong));
+    images.push_back(all.slice(1, 1).reshape({records, 3, 32, 32}));
+  }
+  return scaled_bytes_dataset(at::cat(images), at::cat(labels));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,18 @@
+// data/gather_rows.h
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+#include "data/recycled_memory.h"
+
+namespace lockstep {
+
+/// The rows `ids` of a tensor [N, ...] as a new one; the ids are known to be there. Rows of bytes become floats times
+/// `scale` where it is not 0.
+at::Tensor gather_rows(const at::Tensor& rows, std::span<const std::int64_t> ids, RecycledMemory& memory,
+                       float scale = 0);
+
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
+#include <lockstep/data/split.h>
+#include <lockstep/sampling/distributed_sampler.h>
+#include <lockstep/world/world.h>
+
+#include "base/json.h"
+#include "base/text.h"
+
+namespace lockstep {
+
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+/// The samples for validation, sorted.
+Ids draw(std::int64_t size, const SplitOptions& options) {
+  const auto count = options.count != 0
+                         ? options.count
+                         : static_cast<std::int64_t>(std::llround(static_cast<double>(size) * options.fraction));
+  if (count < 1 || count >= size) {
+    throw DataError(
+        fmt::format("split: found {} of {} samples for validation, expected 1 to {}", count, size, size - 1),
+        "set SplitOptions::fraction or count");
+  }
+  const KeyedPermutation order(size, options.seed, /*epoch=*/0);
+  Ids ids;
+  for (std::int64_t position = 0; position < count; ++position) {
+    ids.push_back(order(position));
+  }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+/// The samples of a file's text, which were drawn from `data`.
+Ids parse(const std::string& text, const std::filesystem::path& file, const Dataset& data) {
+  std::string fingerprint;
+  Ids ids;
+  try {
+    const Json json = parse_json(text);
+    fingerprint = json.at("data").get<std::string>();
+    ids = json.at("validation").get<Ids>();
+  } catch (const std::exception& error) {
+    throw DataError(fmt::format("{}: {}", file.string(), error.what()), "delete the file to draw a new split");
+  }
+  if (fingerprint != data.fingerprint()) {
+    throw DataError(fmt::format("{} splits other data: found '{}', expected '{}'", file.string(),
+                                printable(fingerprint), data.fingerprint()),
+                    "delete the file to draw a new split");
+  }
+  const bool ascends = std::adjacent_find(ids.begin(), ids.end(), std::greater_equal<>()) == ids.end();
+  if (ids.empty() || !ascends || ids.front() < 0 || ids.back() >= data.size()) {
+    throw DataError(fmt::format("{}: found {} samples for validation, expected different ones from 0 to {}, sorted",
+                                file.string(), ids.size(), data.size() - 1),
+                    "delete the file to draw a new split");
+  }
+  return ids;
+}
+
+}  // namespace
+
+Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::path& file, World& world,
+                    const SplitOptions& options) {
+  if (!data) {
+    throw DataError("split: found no data set, expected one");
+  }
+  std::string text;
+  world.main_first("the split of the data", [&] {
+    if (!world.is_main()) {
+      return;
+    }
+    FileSystem& fs = real_file_system();
+    if (fs.exists(file)) {
+      text = read_file(fs, file, /*max_bytes=*/std::int64_t{1} << 30);
+      parse(text, file, *data);
+      log_info(fmt::format("the split in {} is kept", file.string()));
+      return;
+    }
+    const Ids ids = draw(data->size(), options);
+    text = dump_json({{"data", data->fingerprint()}, {"seed", options.seed}, {"validation", ids}});
+    if (file.has_parent_path()) {
+      fs.create_directories(file.parent_path());
+    }
+    write_file(fs, file, text);
+  });
+  const Ids validation = parse(world.broadcast_bytes(text), file, *data);
+  Ids train;
+  auto next = validation.begin();
+  for (std::int64_t id = 0; id < data->size(); ++id) {
+    if (next != validation.end() && *next == id) {
+      ++next;
+    } else {
+      train.push_back(id);
+    }
+  }
+  return {.train = subset(data, std::move(train)), .validation = subset(data, validation)};
+}
+
+}  // namespace lockstep

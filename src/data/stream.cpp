@@ -1,0 +1,73 @@
+#include <algorithm>
+#include <utility>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/stream.h>
+
+#include "data/stacker.h"
+
+namespace lockstep {
+
+namespace {
+
+class SampleStream final : public Stream {
+ public:
+  explicit SampleStream(std::function<SampleSource(std::int64_t, int, int)> start) : start_(std::move(start)) {}
+
+  void start_epoch(std::int64_t epoch, int rank, int world_size) override {
+    source_ = start_(epoch, rank, world_size);
+    given_ = 0;
+  }
+
+  std::optional<Batch> next(std::int64_t most) override {
+    Stacker stacker(static_cast<std::size_t>(most));
+    Batch batch;
+    for (; batch.samples < most; ++batch.samples) {
+      auto sample = source_();
+      if (!sample) {
+        break;
+      }
+      stacker.add(given_++, std::move(*sample));
+    }
+    if (batch.samples == 0) {
+      return std::nullopt;
+    }
+    const std::int64_t samples = batch.samples;
+    batch = stacker.stacked();
+    batch.samples = samples;
+    return batch;
+  }
+
+  void skip(std::int64_t samples) override {
+    for (; samples > 0 && source_(); --samples) {
+      ++given_;
+    }
+  }
+
+ private:
+  std::function<SampleSource(std::int64_t, int, int)> start_;
+  SampleSource source_{};
+  std::int64_t given_ = 0;
+};
+
+}  // namespace
+
+void Stream::skip(std::int64_t samples) {
+  constexpr std::int64_t kMost = 64;
+  while (samples > 0) {
+    const auto batch = next(std::min(samples, kMost));
+    if (!batch) {
+      return;
+    }
+    samples -= batch->samples > 0 ? batch->samples : batch->input.size(0);
+  }
+}
+
+std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start) {
+  if (!start) {
+    throw DataError("sample stream: found an empty function, expected one that starts an epoch");
+  }
+  return std::make_unique<SampleStream>(std::move(start));
+}
+
+}  // namespace lockstep

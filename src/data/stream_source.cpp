@@ -1,0 +1,259 @@
+#include "data/stream_source.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+#include "data/sample_error.h"
+#include "data/step_plan.h"
+
+namespace lockstep {
+
+namespace {
+
+std::int64_t sum(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+std::optional<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
+  std::vector<std::int64_t> numbers;
+  for (const std::string& word : split(text, ' ')) {
+    const auto number = parse_int(word);
+    if (!number || *number < 0) {
+      return std::nullopt;
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+}  // namespace
+
+StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world)
+    : stream_(std::move(stream)),
+      world_(world),
+      plan_(plan),
+      // One reader: a stream has one order.
+      pool_(std::min(plan.data.workers, 1), [this](PendingStep& step, std::size_t index) { read(step, index); }) {
+  if (plan_.batch.global_batch_size < world.size()) {
+    throw ConfigError(fmt::format("global_batch_size: found {}, expected at least one sample for each of {} ranks",
+                                  plan_.batch.global_batch_size, world.size()),
+                      "every rank reads a stream of its own");
+  }
+  if (!world.device().is_cpu()) {
+    prefetcher_.emplace(world.device(), plan.data.pin_memory);
+  }
+  restart({});
+}
+
+const StepBatches* StreamSource::next() {
+  current_.micro.clear();
+  while (ready_.size() < 2 && !pass_is_over()) {
+    agree();
+  }
+  if (!is_taken(ready_.front())) {
+    throw DataError(fmt::format("the stream gave {} samples in epoch {}, expected {}", ready_.front().total,
+                                cursor_.epoch,
+                                plan_.sampler.drop_last ? "a whole step on every rank" : "one at least"));
+  }
+  ReadStep step = std::move(ready_.front());
+  ready_.pop_front();
+  const bool ends_pass = !ready_.empty() && !is_taken(ready_.front());
+  const bool ends_epoch = plan_.data.steps_per_epoch > 0 ? cursor_.steps + 1 == plan_.data.steps_per_epoch : ends_pass;
+  for (PreparedBatch& prepared : step.micro) {
+    if (prefetcher_ && prepared.batch.samples > 0) {
+      prefetcher_->receive(prepared);
+    }
+    current_.micro.push_back(std::move(prepared.batch));
+  }
+  current_.local_samples = step.counts[static_cast<std::size_t>(world_.rank())];
+  current_.global_samples = step.total;
+  current_.epoch = cursor_.epoch;
+  current_.ends_epoch = ends_epoch;
+  cursor_ = after(step, ends_pass, ends_epoch);
+  if (ends_pass || ends_epoch) {
+    restart(cursor_);
+  }
+  return &current_;
+}
+
+std::optional<std::int64_t> StreamSource::steps_per_epoch() const {
+  return plan_.data.steps_per_epoch > 0 ? std::optional(plan_.data.steps_per_epoch) : std::nullopt;
+}
+
+LoaderPosition StreamSource::position() const {
+  LoaderPosition position{
+      .epoch = cursor_.epoch, .consumed = cursor_.consumed, .global_batch = plan_.batch.global_batch_size};
+  if (cursor_.steps > 0) {
+    position.state = fmt::format("{} {} {}", cursor_.pass, cursor_.steps, fmt::join(cursor_.of_ranks, " "));
+  }
+  return position;
+}
+
+void StreamSource::seek(const LoaderPosition& position) {
+  Cursor cursor{.epoch = position.epoch, .consumed = position.consumed};
+  if (position.consumed > 0) {
+    const auto numbers = parse_numbers(position.state);
+    if (!numbers || numbers->size() < 3) {
+      throw CheckpointError(
+          fmt::format("checkpoint position: found '{}', expected the position of a stream", printable(position.state)),
+          "resume with the data that the checkpoint was made with, or start over with --fresh");
+    }
+    cursor.pass = (*numbers)[0];
+    cursor.steps = (*numbers)[1];
+    cursor.of_ranks.assign(numbers->begin() + 2, numbers->end());
+    if (std::ssize(cursor.of_ranks) != world_.size()) {
+      throw CheckpointError(
+          fmt::format("checkpoint position: found the streams of {} ranks in the middle of an epoch, expected {}",
+                      cursor.of_ranks.size(), world_.size()),
+          fmt::format("streams are divided by rank: resume with --nprocs {}", cursor.of_ranks.size()));
+    }
+  }
+  check_position(position, /*dataset_size=*/0, position.consumed);
+  if (!plan_.batch.global_is_given && position.global_batch >= world_.size()) {
+    plan_.batch.global_batch_size = position.global_batch;  // as a data set's loader does
+  }
+  restart(std::move(cursor));
+}
+
+// Everything that was read ahead is dropped; the stream starts anew with the next step that is read.
+void StreamSource::restart(Cursor cursor) {
+  pool_.clear();
+  ready_.clear();
+  cursor_ = std::move(cursor);
+  cursor_.of_ranks.resize(static_cast<std::size_t>(world_.size()));
+  reader_ = {.epoch = cursor_.epoch + (cursor_.pass << 32),
+             .samples = cursor_.of_ranks[static_cast<std::size_t>(world_.rank())]};
+}
+
+StreamSource::Cursor StreamSource::after(const ReadStep& step, bool ends_pass, bool ends_epoch) const {
+  if (ends_epoch) {
+    return {.epoch = cursor_.epoch + 1};
+  }
+  Cursor cursor = cursor_;
+  ++cursor.steps;
+  cursor.consumed += step.total;
+  for (std::size_t rank = 0; rank < step.counts.size(); ++rank) {
+    cursor.of_ranks[rank] += step.counts[rank];
+  }
+  if (ends_pass) {
+    ++cursor.pass;
+    cursor.of_ranks.assign(step.counts.size(), 0);
+  }
+  return cursor;
+}
+
+bool StreamSource::is_taken(const ReadStep& step) const {
+  return plan_.sampler.drop_last ? step.total == plan_.batch.global_batch_size : step.total > 0;
+}
+
+bool StreamSource::pass_is_over() const { return !ready_.empty() && !is_taken(ready_.back()); }
+
+std::int64_t StreamSource::share() const {
+  const std::int64_t all = plan_.batch.global_batch_size;
+  return all / world_.size() + (world_.rank() < all % world_.size() ? 1 : 0);
+}
+
+// Collective, the same number of steps on every rank. An exception leaves the stream where the last step ended.
+void StreamSource::agree() {
+  try {
+    read_and_agree();
+  } catch (...) {
+    restart(cursor_);
+    throw;
+  }
+}
+
+void StreamSource::read_and_agree() {
+  const auto steps = static_cast<std::size_t>(std::max(plan_.data.prefetch, 1));
+  const std::size_t first = ready_.size();
+  std::vector<std::int64_t> mine;
+  for (std::size_t i = 0; i < steps; ++i) {
+    while (pool_.pending() < (plan_.data.workers > 0 ? steps : 1)) {
+      auto step = pool_.spare();
+      step->plan.micro_batches = static_cast<std::size_t>(
+          micro_batch_count(plan_.batch.global_batch_size, world_.size(), plan_.batch.batch_size));
+      pool_.submit(std::move(step));
+    }
+    PendingStep& step = pool_.front();
+    mine.push_back(0);
+    for (const PreparedBatch& prepared : step.micro) {
+      mine.back() += prepared.batch.samples;
+    }
+    ready_.push_back({.micro = std::exchange(step.micro, {})});
+    pool_.pop();
+  }
+  for (const std::string& answer : world_.gather(fmt::format("{}", fmt::join(mine, " ")))) {
+    const auto counts = parse_numbers(answer);
+    if (!counts || counts->size() != steps) {
+      throw CommError(fmt::format("a rank told of '{}' samples, expected {} numbers", printable(answer), steps),
+                      "use the same data.prefetch on every rank", ExitCode::disagree);
+    }
+    for (std::size_t i = 0; i < steps; ++i) {
+      ready_[first + i].counts.push_back((*counts)[i]);
+    }
+  }
+  for (std::size_t i = first; i < ready_.size(); ++i) {
+    ready_[i].total = sum(ready_[i].counts);
+  }
+}
+
+void StreamSource::read(PendingStep& step, std::size_t index) {
+  const c10::NoGradGuard no_grad;
+  const c10::OptionalStreamGuard on_copy_stream(prefetcher_ ? std::optional(prefetcher_->stream()) : std::nullopt);
+  PreparedBatch& prepared = step.micro[index];
+  prepared.batch = {};
+  const std::int64_t wanted = share() - static_cast<std::int64_t>(index) * plan_.batch.batch_size;
+  if (wanted <= 0 || reader_.ended) {
+    return;
+  }
+  auto batch = read_batch(std::min(wanted, plan_.batch.batch_size));
+  if (!batch) {
+    reader_.ended = true;
+    return;
+  }
+  prepared.batch = std::move(*batch);
+  reader_.samples += prepared.batch.samples;
+  if (prefetcher_) {
+    prefetcher_->send(prepared);
+  }
+}
+
+std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
+  std::optional<Batch> batch;
+  try {
+    if (!reader_.started) {
+      stream_->start_epoch(reader_.epoch, world_.rank(), world_.size());
+      stream_->skip(reader_.samples);
+      reader_.started = true;
+    }
+    batch = stream_->next(most);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw sample_error(fmt::format("stream of rank {}, behind sample {} of its epoch", world_.rank(), reader_.samples),
+                       error);
+  }
+  if (batch && batch->samples == 0) {
+    batch->samples = batch->input.defined() && batch->input.dim() > 0 ? batch->input.size(0)
+                                                                      : static_cast<std::int64_t>(batch->ids.size());
+  }
+  if (batch && (batch->samples < 1 || batch->samples > most)) {
+    throw DataError(fmt::format("stream: found a batch of {} samples, expected 1 to {}", batch->samples, most),
+                    "set Batch::samples; nullopt ends the epoch");
+  }
+  return batch;
+}
+
+}  // namespace lockstep

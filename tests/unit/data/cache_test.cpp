@@ -1,0 +1,135 @@
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/cache.h>
+#include <lockstep/world/world.h>
+
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+/// Counts how many samples are made.
+std::shared_ptr<Dataset> counted(std::int64_t size, std::atomic<int>& made, std::int64_t fails_at = -1) {
+  return sample_dataset(size, [&made, fails_at](std::int64_t id, std::uint64_t) -> Batch {
+    if (id == fails_at) {
+      throw std::runtime_error("not an image");
+    }
+    ++made;
+    return {.input = at::full({3, 2}, id, at::kFloat),
+            .target = at::scalar_tensor(id, at::kLong),
+            .fields = {{"mask", at::full({2}, id % 2 == 0, at::kBool)}}};
+  });
+}
+
+std::string difference(const Dataset& found, const Dataset& expected) {
+  const Ids ids = {5, 0, 299, 5, 255, 256};
+  const Batch a = found.get(ids, {});
+  const Batch b = expected.get(ids, {});
+  if (found.size() != expected.size() || found.fingerprint() != expected.fingerprint()) {
+    return "size or fingerprint";
+  }
+  return at::equal(a.input, b.input) && at::equal(a.target, b.target) && at::equal(a["mask"], b["mask"]) ? "" : "rows";
+}
+
+TEST(MemoryCache, MakesEverySampleOnce) {
+  std::atomic<int> made = 0;
+  const auto data = counted(300, made);
+  const auto cached = memory_cache(data, 300 * (24 + 8 + 2));
+  EXPECT_EQ(made, 301);  // the first one twice: for the estimate
+  EXPECT_EQ(difference(*cached, *counted(300, made)), "");
+  const int before = made;
+  cached->get(Ids{1, 2, 3}, {});
+  EXPECT_EQ(made, before);
+  EXPECT_THROW(cached->get(Ids{300}, {}), DataError);
+}
+
+TEST(MemoryCache, FallsBackToTheDataWhereItIsTooLarge) {
+  std::atomic<int> made = 0;
+  const std::shared_ptr<const Dataset> data = counted(300, made);
+  EXPECT_EQ(memory_cache(data, 300 * (24 + 8 + 2) - 1), data);
+  EXPECT_EQ(made, 1);
+}
+
+TEST(MemoryCache, RefusesSamplesThatDiffer) {
+  EXPECT_THROW(
+      memory_cache(sample_dataset(600, [](std::int64_t id,
+                                          std::uint64_t) { return Batch{.input = at::ones({id < 300 ? 2 : 3})}; }),
+                   1 << 20),
+      DataError);
+  EXPECT_THROW(memory_cache(nullptr, 1), DataError);
+}
+
+TEST(DiskCache, IsMadeByOneRankAndOpenedByAll) {
+  const TempDir dir;
+  std::atomic<int> made = 0;
+  std::atomic<int> reference = 0;
+  for (int run = 0; run < 2; ++run) {
+    thread_world(3, [&](World& world) {
+      const auto cached = disk_cache(counted(300, made), dir.path() / "cache", world);
+      EXPECT_EQ(difference(*cached, *counted(300, reference)), "");
+    });
+    EXPECT_EQ(made, 301);
+  }
+}
+
+TEST(DiskCache, IsMadeAnewUnlessCompleteAndOfThisData) {
+  const TempDir dir;
+  const auto cache = dir.path() / "cache";
+  World world = World::single(c10::kCPU);
+  std::atomic<int> made = 0;
+  std::atomic<int> reference = 0;
+  const auto remade = [&](std::int64_t size) {
+    made = 0;
+    const auto cached = disk_cache(counted(size, made), cache, world);
+    EXPECT_EQ(difference(*cached, *counted(size, reference)), "");
+    return made > 0;
+  };
+  EXPECT_TRUE(remade(300));
+  EXPECT_FALSE(remade(300));
+  EXPECT_TRUE(remade(301)) << "other data";
+  std::filesystem::resize_file(cache / "column0.npy", 1000);
+  EXPECT_TRUE(remade(301)) << "cut off";
+  std::ofstream(cache / "complete.json") << "{";
+  EXPECT_TRUE(remade(301)) << "damaged";
+  std::filesystem::remove(cache / "complete.json");
+  EXPECT_TRUE(remade(301)) << "not complete";
+  EXPECT_FALSE(remade(301));
+}
+
+TEST(DiskCache, FailsOnAllRanksTogetherAndIsNotTakenForComplete) {
+  const TempDir dir;
+  std::atomic<int> made = 0;
+  std::atomic<int> failed = 0;
+  thread_world(3, [&](World& world) {
+    try {
+      disk_cache(counted(300, made, /*fails_at=*/270), dir.path() / "cache", world);
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("sample 270: std::runtime_error: not an image"));
+      ++failed;
+    }
+  });
+  EXPECT_EQ(failed, 3);
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "cache" / "complete.json"));
+  made = 0;
+  World world = World::single(c10::kCPU);
+  disk_cache(counted(300, made), dir.path() / "cache", world);
+  EXPECT_EQ(made, 301);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
+#include <lockstep/world/world.h>
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using Ids = std::vector<std::int64_t>;
+
+/// Rows 100, 101, ... of a loader, 200, 201, ... of another.
+DataLoader loader_of(std::int64_t first, std::int64_t size, std::int64_t batch, World& world, int workers = 0) {
+  return DataLoader(tensor_dataset(at::arange(first, first + size)),
+                    {.batch = {.batch_size = batch, .global_batch_size = batch}, .data = {.workers = workers}}, world);
+}
+
+struct Step {
+  Ids rows{};
+  std::vector<std::size_t> loaders{};
+  std::int64_t global = 0;
+  std::int64_t epoch = 0;
+  bool ends_epoch = false;
+  bool operator==(const Step&) const = default;
+};
+
+Step take(BatchSource& source) {
+  const StepBatches& step = *source.next();
+  Step result{.global = step.global_samples, .epoch = step.epoch, .ends_epoch = step.ends_epoch};
+  for (const Batch& batch : step.micro) {
+    for (std::int64_t i = 0; i < batch.samples; ++i) {
+      result.rows.push_back(batch.input[i].item<std::int64_t>());
+    }
+    result.loaders.push_back(batch.loader);
+  }
+  EXPECT_EQ(step.local_samples, std::ssize(result.rows));
+  return result;
+}
+
+struct Shape {
+  CombineMode mode;
+  std::int64_t steps;
+  std::vector<std::string> loaders;  // of each step of an epoch
+};
+
+// One loader has 2 steps, the other 5.
+const std::vector<Shape> kShapes = {
+    {CombineMode::min_size, 2, {"01", "01"}},
+    {CombineMode::max_size_cycle, 5, {"01", "01", "01", "01", "01"}},
+    {CombineMode::max_size, 5, {"01", "01", "1", "1", "1"}},
+    {CombineMode::sequential, 7, {"0", "0", "1", "1", "1", "1", "1"}},
+};
+
+TEST(CombinedLoader, TakesFromEachInLightningsFourWays) {
+  World world = World::single(c10::kCPU);
+  for (const Shape& shape : kShapes) {
+    DataLoader a = loader_of(100, 4, 2, world);
+    DataLoader b = loader_of(200, 14, 3, world, /*workers=*/1);
+    CombinedLoader both({&a, &b}, shape.mode);
+    EXPECT_EQ(both.steps_per_epoch(), shape.steps);
+    for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+      Ids of_b;
+      for (std::int64_t i = 0; i < shape.steps; ++i) {
+        const Step step = take(both);
+        std::string loaders;
+        for (const std::size_t loader : step.loaders) {
+          loaders += std::to_string(loader);
+        }
+        EXPECT_EQ(loaders, shape.loaders[static_cast<std::size_t>(i)]) << "mode " << static_cast<int>(shape.mode);
+        EXPECT_EQ(step.global, std::ssize(step.rows));
+        EXPECT_EQ(step.epoch, epoch);
+        EXPECT_EQ(step.ends_epoch, i + 1 == shape.steps);
+        for (const std::int64_t row : step.rows) {
+          if (row >= 200) {
+            of_b.push_back(row);
+          }
+        }
+      }
+      std::sort(of_b.begin(), of_b.end());
+      EXPECT_EQ(std::adjacent_find(of_b.begin(), of_b.end()), of_b.end()) << "an epoch begins anew";
+      EXPECT_EQ(std::ssize(of_b), shape.mode == CombineMode::min_size ? 6 : 14);
+    }
+  }
+}
+
+TEST(CombinedLoader, ContinuesAnywhere) {
+  World world = World::single(c10::kCPU);
+  for (const Shape& shape : kShapes) {
+    DataLoader a = loader_of(100, 4, 2, world);
+    DataLoader b = loader_of(200, 14, 3, world, /*workers=*/1);
+    CombinedLoader both({&a, &b}, shape.mode);
+    std::vector<LoaderPosition> positions = {both.position()};
+    std::vector<Step> steps;
+    for (int i = 0; i < 20; ++i) {
+      steps.push_back(take(both));
+      positions.push_back(both.position());
+    }
+    for (const std::size_t start : {13U, 0U, 1U, 2U, 3U, 4U, 5U, 6U, 7U, 8U, 16U}) {
+      both.seek(positions[start]);
+      EXPECT_EQ(both.position(), positions[start]);
+      for (std::size_t i = start; i < start + 4; ++i) {
+        ASSERT_EQ(take(both), steps[i]) << "mode " << static_cast<int>(shape.mode) << " from " << start;
+      }
+    }
+  }
+}
+
+TEST(CombinedLoader, MayBeCombinedAgain) {
+  World world = World::single(c10::kCPU);
+  DataLoader a = loader_of(100, 4, 2, world);
+  DataLoader b = loader_of(200, 6, 2, world);
+  DataLoader c = loader_of(300, 2, 2, world);
+  CombinedLoader ab({&a, &b}, CombineMode::sequential);
+  CombinedLoader all({&ab, &c}, CombineMode::min_size);
+  EXPECT_TRUE(take(all).ends_epoch);
+  EXPECT_EQ(ab.position().epoch, 1);
+  const LoaderPosition position = all.position();
+  const Step step = take(all);
+  all.seek(position);
+  EXPECT_EQ(take(all), step);
+}
+
+TEST(CombinedLoader, RefusesPositionsOfOtherLoaders) {
+  World world = World::single(c10::kCPU);
+  DataLoader a = loader_of(100, 4, 2, world);
+  DataLoader b = loader_of(200, 6, 2, world);
+  CombinedLoader both({&a, &b}, CombineMode::min_size);
+  CombinedLoader one({&a}, CombineMode::min_size);
+  EXPECT_THROW(both.seek(one.position()), CheckpointError);
+  EXPECT_THROW(both.seek({.consumed = 2}), CheckpointError);
+  EXPECT_THROW(both.seek({.consumed = 2, .state = "{}"}), CheckpointError);
+  EXPECT_THROW(both.seek({.consumed = 2, .state = "0 1 2"}), CheckpointError);
+  EXPECT_THROW(CombinedLoader({}, CombineMode::min_size), DataError);
+  EXPECT_THROW(CombinedLoader({nullptr}, CombineMode::min_size), DataError);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,309 @@
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/world/world.h>
+
+#include "support/sweep.h"
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Ids = std::vector<std::int64_t>;
+
+LoaderPlan plan_of(std::int64_t global_batch, std::int64_t batch, int workers, int prefetch = 2) {
+  return {.batch = {.batch_size = batch, .global_batch_size = global_batch},
+          .data = {.workers = workers, .prefetch = prefetch}};
+}
+
+/// Rank r gives `lengths[r]` samples in every epoch: 1000000 x pass + 1000 x rank + i. Counts what skip() read.
+class Numbers final : public Stream {
+ public:
+  explicit Numbers(std::vector<std::int64_t> lengths, std::int64_t fails_at = -1)
+      : lengths_(std::move(lengths)), fails_at_(fails_at) {}
+
+  void start_epoch(std::int64_t epoch, int rank, int world_size) override {
+    EXPECT_EQ(std::ssize(lengths_), world_size);
+    base_ = 1'000'000 * (epoch % (std::int64_t{1} << 32)) + 1000 * rank;
+    base_ += 500'000 * (epoch >> 32);  // a second pass of the same epoch
+    left_ = lengths_[static_cast<std::size_t>(rank)];
+    at_ = 0;
+  }
+
+  std::optional<Batch> next(std::int64_t most) override {
+    const std::int64_t count = std::min(most, left_ - at_);
+    if (count == 0) {
+      return std::nullopt;
+    }
+    if (fails_at_ >= at_ && fails_at_ < at_ + count) {
+      throw std::runtime_error("a broken record");
+    }
+    at_ += count;
+    return Batch{.input = at::arange(base_ + at_ - count, base_ + at_)};
+  }
+
+  void skip(std::int64_t samples) override { at_ = std::min(left_, at_ + samples); }
+
+ private:
+  std::vector<std::int64_t> lengths_;
+  std::int64_t fails_at_;
+  std::int64_t base_ = 0;
+  std::int64_t left_ = 0;
+  std::int64_t at_ = 0;
+};
+
+struct Seen {
+  Ids ids{};
+  std::int64_t local = 0;
+  std::int64_t global = 0;
+  std::int64_t epoch = 0;
+  std::size_t micro = 0;
+  bool ends_epoch = false;
+  bool operator==(const Seen&) const = default;
+};
+
+Seen seen(const StepBatches& step) {
+  Seen result{.local = step.local_samples,
+              .global = step.global_samples,
+              .epoch = step.epoch,
+              .micro = step.micro.size(),
+              .ends_epoch = step.ends_epoch};
+  for (const Batch& batch : step.micro) {
+    if (batch.samples > 0) {
+      const auto values = batch.input.to(at::kLong).contiguous();
+      result.ids.insert(result.ids.end(), values.const_data_ptr<std::int64_t>(),
+                        values.const_data_ptr<std::int64_t>() + values.numel());
+    }
+  }
+  return result;
+}
+
+Ids sorted(Ids ids) {
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+TEST(Stream, GivesStepsOfTheGlobalBatchAndWhatIsLeft) {
+  World world = World::single(c10::kCPU);
+  for (const int workers : {0, 2}) {
+    DataLoader loader(std::make_unique<Numbers>(Ids{13}), plan_of(5, 2, workers), world);
+    EXPECT_EQ(loader.steps_per_epoch(), std::nullopt);
+    for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+      const std::int64_t base = 1'000'000 * epoch;
+      EXPECT_EQ(seen(*loader.next()), (Seen{{base, base + 1, base + 2, base + 3, base + 4}, 5, 5, epoch, 3, false}));
+      EXPECT_EQ(seen(*loader.next()).local, 5);
+      EXPECT_EQ(seen(*loader.next()), (Seen{{base + 10, base + 11, base + 12}, 3, 3, epoch, 3, true}));
+      EXPECT_EQ(loader.position(), (LoaderPosition{.epoch = epoch + 1, .global_batch = 5}));
+    }
+  }
+}
+
+// Every way in which W ranks may have up to a few steps less than the longest: nobody waits for ever, nothing is lost,
+// all ranks agree on every step. The control: what each rank alone would have done.
+TEST(Stream, EndsOnAllRanksInTheSameStepHoweverUnevenTheyAre) {
+  Sweep sweep("uneven streams");
+  int alone_differ = 0;
+  for (const int world_size : {2, 3, 4}) {
+    for (int pattern = 0; pattern < (1 << world_size) - 1; ++pattern) {
+      for (const std::int64_t missing : {1, 3, 11}) {
+        Ids lengths;
+        for (int rank = 0; rank < world_size; ++rank) {
+          lengths.push_back((pattern >> rank) % 2 == 0 ? 12 : 12 - missing);
+        }
+        const std::int64_t all = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+        std::vector<std::vector<Seen>> steps(static_cast<std::size_t>(world_size));
+        thread_world(world_size, [&](World& world) {
+          DataLoader loader(std::make_unique<Numbers>(lengths),
+                            plan_of(3 * world_size, 2, /*workers=*/pattern % 2, /*prefetch=*/1 + pattern % 3), world);
+          std::vector<Seen>& mine = steps[static_cast<std::size_t>(world.rank())];
+          for (int epochs = 0; epochs < 2;) {
+            mine.push_back(seen(*loader.next()));
+            epochs += mine.back().ends_epoch ? 1 : 0;
+          }
+        });
+        bool kept = true;
+        Ids ids;
+        for (std::size_t step = 0; step < steps[0].size(); ++step) {
+          std::int64_t global = 0;
+          for (const auto& rank : steps) {
+            kept = kept && rank.size() == steps[0].size() && rank[step].global == steps[0][step].global &&
+                   rank[step].ends_epoch == steps[0][step].ends_epoch && rank[step].micro == steps[0][step].micro;
+            global += rank[step].local;
+            ids.insert(ids.end(), rank[step].ids.begin(), rank[step].ids.end());
+          }
+          kept = kept && global == steps[0][step].global;
+        }
+        ids = sorted(ids);
+        kept = kept && std::ssize(ids) == 2 * all && std::adjacent_find(ids.begin(), ids.end()) == ids.end();
+        sweep.count(kept);
+        alone_differ += *std::min_element(lengths.begin(), lengths.end()) + 3 <= 12 ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_EQ(sweep.points(), 3 * (3 + 7 + 15));
+  EXPECT_EQ(sweep.lost(), 0);
+  EXPECT_GT(alone_differ, 0) << "the control: some ranks alone would have stopped steps before others";
+}
+
+TEST(Stream, EndsBeforeTheFirstStepThatIsNotFullWhenAsked) {
+  thread_world(2, [](World& world) {
+    LoaderPlan plan = plan_of(4, 2, 1);
+    plan.sampler.drop_last = true;
+    DataLoader loader(std::make_unique<Numbers>(Ids{9, 7}), plan, world);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (int step = 0; step < 3; ++step) {
+        const Seen given = seen(*loader.next());
+        EXPECT_EQ(given.global, 4);
+        EXPECT_EQ(given.ends_epoch, step == 2);
+      }
+    }
+  });
+}
+
+TEST(Stream, ContinuesAnywhereInAnEpoch) {
+  const Ids lengths = {25, 14, 20};
+  thread_world(3, [&](World& world) {
+    for (const int workers : {0, 1}) {
+      const auto loader_of = [&] {
+        return DataLoader(std::make_unique<Numbers>(lengths), plan_of(12, 3, workers), world);
+      };
+      DataLoader straight = loader_of();
+      std::vector<LoaderPosition> positions = {straight.position()};
+      std::vector<Seen> steps;
+      for (int step = 0; step < 16; ++step) {
+        steps.push_back(seen(*straight.next()));
+        positions.push_back(straight.position());
+      }
+      for (std::size_t start = 0; start <= 12; ++start) {
+        DataLoader later = loader_of();
+        if (start % 2 == 1) {
+          later.next();  // also from the middle of something else
+        }
+        later.seek(positions[start]);
+        EXPECT_EQ(later.position(), positions[start]);
+        for (std::size_t step = start; step < start + 4; ++step) {
+          ASSERT_EQ(seen(*later.next()), steps[step]) << "from step " << start << ", step " << step;
+          ASSERT_EQ(later.position(), positions[step + 1]);
+        }
+      }
+    }
+  });
+}
+
+TEST(Stream, CountsEpochsInStepsWhereAsked) {
+  World world = World::single(c10::kCPU);
+  LoaderPlan plan = plan_of(5, 5, 1);
+  plan.data.steps_per_epoch = 4;
+  DataLoader loader(std::make_unique<Numbers>(Ids{13}), plan, world);
+  EXPECT_EQ(loader.steps_per_epoch(), 4);
+  std::vector<Seen> steps;
+  std::vector<LoaderPosition> positions = {loader.position()};
+  for (int step = 0; step < 8; ++step) {
+    steps.push_back(seen(*loader.next()));
+    positions.push_back(loader.position());
+    EXPECT_EQ(steps.back().ends_epoch, step % 4 == 3);
+    EXPECT_EQ(steps.back().epoch, step / 4);
+  }
+  EXPECT_THAT(steps[2].ids, ElementsAre(10, 11, 12));
+  EXPECT_THAT(steps[3].ids, ElementsAre(500'000, 500'001, 500'002, 500'003, 500'004)) << "a second pass";
+  EXPECT_EQ(steps[4].ids.front(), 1'000'000);
+  for (std::size_t start = 0; start < 8; ++start) {
+    loader.seek(positions[start]);
+    EXPECT_EQ(seen(*loader.next()), steps[start]) << start;
+  }
+}
+
+TEST(Stream, RefusesPositionsOfOtherStreams) {
+  thread_world(2, [](World& world) {
+    DataLoader loader(std::make_unique<Numbers>(Ids{9, 7}), plan_of(4, 2, 0), world);
+    EXPECT_THROW(loader.seek({.consumed = 4}), CheckpointError);
+    EXPECT_THROW(loader.seek({.consumed = 4, .state = "order of 3 samples"}), CheckpointError);
+    try {
+      loader.seek({.consumed = 6, .state = "0 1 2 2 2"});
+      ADD_FAILURE() << "accepted";
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("found the streams of 3 ranks in the middle of an epoch, expected 2"));
+      EXPECT_THAT(error.hint(), HasSubstr("--nprocs 3"));
+    }
+    loader.seek({.epoch = 5});
+    EXPECT_EQ(loader.next()->epoch, 5);
+  });
+}
+
+TEST(Stream, TakesOverTheGlobalBatchOfThePosition) {
+  World world = World::single(c10::kCPU);
+  DataLoader loader(std::make_unique<Numbers>(Ids{20}), plan_of(4, 2, 1), world);
+  loader.seek({.epoch = 0, .consumed = 6, .global_batch = 6, .state = "0 1 6"});
+  EXPECT_THAT(seen(*loader.next()).ids, ElementsAre(6, 7, 8, 9, 10, 11));
+}
+
+TEST(Stream, NamesWhatAStreamThrew) {
+  World world = World::single(c10::kCPU);
+  for (const int workers : {0, 1}) {
+    DataLoader loader(std::make_unique<Numbers>(Ids{20}, /*fails_at=*/13), plan_of(4, 2, workers, /*prefetch=*/1),
+                      world);
+    std::string message;
+    int steps = 0;
+    try {
+      for (; steps < 10; ++steps) {
+        loader.next();
+      }
+    } catch (const DataError& error) {
+      message = error.what();
+    }
+    EXPECT_EQ(message, "stream of rank 0, behind sample 12 of its epoch: std::runtime_error: a broken record");
+    EXPECT_GE(steps, 2);
+    EXPECT_LE(steps, 3);
+    const LoaderPosition before = loader.position();
+    EXPECT_THROW(
+        for (int i = 0; i < 4; ++i) { loader.next(); }, DataError);
+    EXPECT_GE(loader.position().consumed, before.consumed);
+  }
+  DataLoader empty(std::make_unique<Numbers>(Ids{0}), plan_of(4, 2, 0), world);
+  EXPECT_THROW(empty.next(), DataError);
+  EXPECT_THROW(DataLoader(std::unique_ptr<Stream>(), plan_of(4, 2, 0), world), DataError);
+}
+
+TEST(Stream, StacksSamplesOneByOne) {
+  World world = World::single(c10::kCPU);
+  int made = 0;
+  const auto start = [&](std::int64_t epoch, int rank, int world_size) {
+    return [&made, next = static_cast<std::int64_t>(rank), epoch, world_size]() mutable -> std::optional<Batch> {
+      if (next >= 7) {
+        return std::nullopt;
+      }
+      ++made;
+      Batch sample{.input = at::full({2}, 10 * epoch + next, at::kLong), .target = at::scalar_tensor(next, at::kLong)};
+      next += world_size;
+      return sample;
+    };
+  };
+  DataLoader loader(sample_stream(start), plan_of(4, 4, 0), world);
+  EXPECT_TRUE(at::equal(loader.next()->micro.at(0).input, at::arange(4).unsqueeze(1).expand({4, 2})));
+  const StepBatches& last = *loader.next();
+  EXPECT_EQ(last.micro.at(0).samples, 3);
+  EXPECT_TRUE(last.ends_epoch);
+  loader.seek({.epoch = 1, .consumed = 4, .state = "0 1 4"});
+  EXPECT_TRUE(at::equal(loader.next()->micro.at(0).target, at::arange(4, 7)));
+  EXPECT_GT(made, 0);
+  EXPECT_THROW(sample_stream({}), DataError);
+}
+
+}  // namespace
+}  // namespace lockstep
