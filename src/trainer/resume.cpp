@@ -68,6 +68,21 @@ void warn_about_changes(const TrainConfig& config, const Snapshot& snapshot, con
   }
 }
 
+// Of a checkpoint that another program wrote, lockstep-convert for one: weights and finished epochs.
+void restore_weights(RunParts& run, const Snapshot& snapshot) {
+  if (!run.plan.config.checkpoint.allow_partial) {
+    throw CheckpointError(
+        "the checkpoint holds no optimizer and no position in the data",
+        "--checkpoint.allow_partial goes on with its weights, a new optimizer and the epoch after those "
+        "it counts");
+  }
+  const LoaderPosition position{.epoch = integer(snapshot, "epoch")};
+  run.train.seek(position);
+  load_module(run.module, snapshot.tensors.at("model"), /*allow_partial=*/true);
+  run.state = {.step = integer(snapshot, "step"), .epoch = position.epoch, .samples = 0};
+  seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
+}
+
 }  // namespace
 
 Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
@@ -104,6 +119,13 @@ Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
 
 void restore(RunParts& run, const Snapshot& snapshot) {
   const TrainConfig& config = run.plan.config;
+  if (!snapshot.tensors.contains("model")) {
+    throw CheckpointError("the checkpoint has no model.safetensors", "name another one");
+  }
+  if (!snapshot.values.contains("position.epoch")) {
+    restore_weights(run, snapshot);
+    return;
+  }
   if (const auto order = integer(snapshot, "data_order"); order != kDataOrder) {
     throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
                           "use the lockstep version that wrote it");

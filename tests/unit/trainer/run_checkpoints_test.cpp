@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/runs.h"
@@ -262,6 +263,32 @@ TEST(RunCheckpoints, AreWrittenAfterAFailureBetweenTwoSteps) {
   EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{7}));
   EXPECT_EQ(train(config).state.step, 15);
   EXPECT_EQ(final_state(config.run_dir), final_state(directory.path() / "straight"));
+}
+
+// As lockstep-convert makes them.
+TEST(RunCheckpoints, OfOtherProgramsGiveWeightsAndEpochs) {
+  const TempDir directory;
+  TinyTask trained;
+  {
+    const at::NoGradGuard no_grad;
+    trained.module().parameters()[0].fill_(0.5);
+    World world = World::single(c10::Device("cpu"));
+    CheckpointStore(directory.path() / "foreign" / "checkpoints", CheckpointConfig{}, world)
+        .save(10, {.tensors = {{"model", module_tensors(trained.module())}}, .values = {{"epoch", "2"}}});
+  }
+  TrainConfig config = config_in(directory.path() / "run");
+  config.resume = (directory.path() / "foreign").string();
+  EXPECT_THAT([&] { train(config); },
+              ThrowsMessage<CheckpointError>(HasSubstr("holds no optimizer and no position in the data")));
+  config.checkpoint.allow_partial = true;
+  at::Tensor first_weight;
+  const FitResult result =
+      train(config, std::make_shared<Probe>(0U | Stage::fit_start, [&](const StageContext& context) {
+              first_weight = context.module.parameters()[0].detach().clone();
+            }));
+  EXPECT_EQ(result.state.epoch, 3);
+  EXPECT_EQ(result.state.step, 15) << "one epoch of five steps";
+  EXPECT_TRUE(at::equal(first_weight, at::full_like(first_weight, 0.5)));
 }
 
 TEST(RunCheckpoints, NeverHoldRanksThatDiverged) {
