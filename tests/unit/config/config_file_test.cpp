@@ -185,7 +185,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
       .allow_fallback = true,
       .resume = "never",
       .max_time_s = 1.5,
-      .data = {.workers = 3, .prefetch = 4, .pin_memory = false},
+      .data = {.workers = 3, .prefetch = 4, .pin_memory = false, .steps_per_epoch = 10, .max_bad_samples = 11},
       .sampler = {.order = SampleOrder::pytorch, .shuffle = false, .drop_last = true},
       .optim = {.lr = 0.1,
                 .max_grad_norm = 1e-7,
