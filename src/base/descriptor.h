@@ -16,16 +16,13 @@ class Descriptor {
     std::swap(fd_, other.fd_);
     return *this;
   }
-  ~Descriptor() { reset(); }
+  ~Descriptor() { close(); }
 
   int get() const noexcept { return fd_; }
   bool is_open() const noexcept { return fd_ >= 0; }
   int release() noexcept { return std::exchange(fd_, -1); }
-  void reset() noexcept {
-    if (fd_ >= 0) {
-      close(std::exchange(fd_, -1));
-    }
-  }
+  /// 0 or -1. Linux has released the descriptor even when this fails, so it is never repeated.
+  int close() noexcept { return fd_ < 0 ? 0 : ::close(std::exchange(fd_, -1)); }
 
  private:
   int fd_ = -1;

@@ -19,6 +19,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "base/descriptor.h"
 #include "base/io_error.h"
 
 namespace lockstep {
@@ -39,23 +40,6 @@ auto retry(Call&& call) {
   }
   return result;
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) noexcept : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() { close(); }
-
-  int get() const noexcept { return fd_; }
-  /// 0 or -1. Linux has released the descriptor even when close fails, so it is never repeated.
-  int close() noexcept { return fd_ < 0 ? 0 : ::close(std::exchange(fd_, -1)); }
-
- private:
-  int fd_;
-};
 
 int open_file(const Path& path, int flags) {
   return retry([&] { return ::open(path.c_str(), flags | kAlways, kFileMode); });
@@ -488,13 +472,13 @@ std::string read_file(FileSystem& fs, const Path& path, std::int64_t max_bytes) 
   return text;
 }
 
-void write_file(FileSystem& fs, const Path& path, std::string_view text) {
+void write_file(FileSystem& fs, const Path& path, const std::function<void(WritableFile&)>& produce) {
   Path temporary = path;
   temporary += ".tmp";
   fs.remove_all(temporary);  // what a crash may have left
   try {
     const auto file = fs.create(temporary);
-    file->append(std::as_bytes(std::span(text)));
+    produce(*file);
     file->sync();
     file->close();
     fs.replace(temporary, path);
@@ -507,6 +491,10 @@ void write_file(FileSystem& fs, const Path& path, std::string_view text) {
     throw;
   }
   fs.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+}
+
+void write_file(FileSystem& fs, const Path& path, std::string_view text) {
+  write_file(fs, path, [&](WritableFile& file) { file.append(std::as_bytes(std::span(text))); });
 }
 
 }  // namespace lockstep

@@ -303,10 +303,11 @@ struct CheckpointStore::Impl {
   }
 };
 
-CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config, World& world, FileSystem& fs)
+CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config, World& world, int restart,
+                                 FileSystem& fs)
     : impl_(new Impl{.world = world,
                      .config = config,
-                     .directory = CheckpointDir(fs, directory, run_name(directory), /*restart=*/0),
+                     .directory = CheckpointDir(fs, directory, run_name(directory), restart),
                      .writes = writes(world, config)}) {
   impl_->config.keep_last = std::max(config.keep_last, 2);
   run_on(world, "opening the checkpoint directory", impl_->writes, [&] {
@@ -416,7 +417,7 @@ path real_folder(const path& named) {
 }
 
 SavedSnapshot read_newest(const path& run) {
-  const CheckpointDir directory(real_file_system(), run / "checkpoints", run.filename().string(), /*restart=*/0);
+  const CheckpointDir directory(real_file_system(), run / "checkpoints");
   const auto steps = directory.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     try {
@@ -438,8 +439,7 @@ Snapshot load_checkpoint(const path& checkpoint, World& world) {
     if (!parsed || parsed->kind != DirectoryKind::committed) {
       return read_newest(folder);
     }
-    const CheckpointDir directory(real_file_system(), folder.parent_path(), run_name(folder.parent_path()),
-                                  /*restart=*/0);
+    const CheckpointDir directory(real_file_system(), folder.parent_path());
     return read_snapshot(directory, parsed->step);
   });
 }

@@ -11,6 +11,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/rng_state.h>
 
+#include "base/splitmix.h"
+
 namespace lockstep {
 namespace {
 
@@ -30,14 +32,6 @@ std::vector<at::Tensor> states(c10::Device device) {
     result.push_back(generator.get_state());
   }
   return result;
-}
-
-/// splitmix64 (Steele, Lea & Flood 2014): every bit of the result depends on every bit of the argument.
-std::uint64_t mix(std::uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
 }
 
 }  // namespace
@@ -75,7 +69,8 @@ void set_rng_state(const at::Tensor& state, c10::Device device) {
 }
 
 void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {
-  const std::uint64_t mixed = mix(mix(mix(seed) + static_cast<std::uint64_t>(rank)) + static_cast<std::uint64_t>(step));
+  const std::uint64_t mixed =
+      splitmix(splitmix(splitmix(seed) + static_cast<std::uint64_t>(rank)) + static_cast<std::uint64_t>(step));
   for (at::Generator& generator : generators(device)) {
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(mixed);

@@ -1,26 +1,20 @@
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <system_error>
 #include <utility>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/tensor_file.h>
 
-#include "base/descriptor.h"
-#include "base/io_error.h"
-#include "base/random_id.h"
+#include "base/mapped_file.h"
 #include "checkpoint/tensor_views.h"
+#include "world/byte_views.h"
 #include "world/dtype_names.h"
 
 namespace lockstep {
@@ -43,25 +37,6 @@ class Memory final : public RandomAccessFile {
  private:
   at::Tensor bytes_;
 };
-
-/// Private to this process.
-at::Tensor map_file(const path& file) {
-  const Descriptor descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat status {};
-  if (!descriptor.is_open() || ::fstat(descriptor.get(), &status) != 0) {
-    throw_io_error("open", file, errno);
-  }
-  const auto size = static_cast<std::size_t>(status.st_size);
-  if (size == 0) {
-    return at::empty({0}, at::kByte);
-  }
-  void* const bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor.get(), 0);
-  if (bytes == MAP_FAILED) {
-    throw_io_error("map", file, errno);
-  }
-  return at::from_blob(
-      bytes, {status.st_size}, [size](void* mapped) { ::munmap(mapped, size); }, at::kByte);
-}
 
 // The user named it: links are followed.
 path resolved(const path& file) {
@@ -109,12 +84,7 @@ NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
       throw CheckpointError(
           fmt::format("{}: {} has dtype {}, expected one that LibTorch has", file, entry.name, entry.dtype));
     }
-    const std::int64_t begin = reader.data_offset() + entry.begin;
-    at::Tensor part = bytes.narrow(0, begin, entry.end - entry.begin);
-    if (begin % static_cast<std::int64_t>(c10::elementSize(*dtype)) != 0) {
-      part = part.clone();  // the format does not promise alignment
-    }
-    tensors.emplace_back(entry.name, part.view(*dtype).view(entry.shape));
+    tensors.emplace_back(entry.name, typed_view(bytes, reader.data_offset() + entry.begin, *dtype, entry.shape));
   }
   return tensors;
 }
@@ -126,24 +96,14 @@ NamedTensors load_tensors(const path& file) {
   return view_tensors(bytes, file.string());
 }
 
-NamedTensors map_tensors(const path& file) { return view_tensors(map_file(resolved(file)), file.string()); }
+NamedTensors map_tensors(const path& file) {
+  return view_tensors(mapped_bytes(MappedFile::open(resolved(file))), file.string());
+}
 
 void save_tensors(const path& file, const NamedTensors& tensors) {
   const TensorViews views(tensors, file.string());
-  FileSystem& fs = real_file_system();
-  path temporary = file;
-  temporary += ".tmp." + random_id();
-  try {
-    const auto out = fs.create(temporary);
-    views.write([&](std::span<const std::byte> bytes) { out->append(bytes); });
-    out->sync();
-    out->close();
-    fs.replace(temporary, file);
-    fs.sync_directory(file.has_parent_path() ? file.parent_path() : path("."));
-  } catch (...) {
-    fs.remove_all(temporary);
-    throw;
-  }
+  write_file(real_file_system(), file,
+             [&](WritableFile& out) { views.write([&](std::span<const std::byte> bytes) { out.append(bytes); }); });
 }
 
 }  // namespace lockstep

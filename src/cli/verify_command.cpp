@@ -88,7 +88,7 @@ int verify_command(std::span<const std::string> args) {
   }
   FileSystem& fs = real_file_system();
   const Target target = find_target(args[0]);
-  const CheckpointDir checkpoints(fs, target.directory, /*run_id=*/"", /*restart=*/0);
+  const CheckpointDir checkpoints(fs, target.directory);
   std::optional<std::int64_t> newest;
   bool damaged = false;
   for (const std::int64_t step : target.step ? std::vector{*target.step} : checkpoints.steps()) {

@@ -38,12 +38,12 @@ Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const Sa
 }  // namespace
 
 Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
-  if (most_ == 0) {
-    return get_batch(data, ids, seed);
-  }
   try {
     return get_batch(data, ids, seed);
   } catch (const Error&) {
+    if (most_ == 0) {
+      throw;
+    }
     // Which ones were it? Asked for one by one. If none, then it is not the samples that are bad.
     std::vector<std::int64_t> replaced(ids.begin(), ids.end());
     for (std::int64_t& id : replaced) {

@@ -21,6 +21,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "data/check_ids.h"
 #include "data/gather_rows.h"
 #include "formats/array_file.h"
 #include "world/dtype_names.h"
@@ -62,11 +63,7 @@ class Cached final : public Dataset {
   std::string fingerprint() const override { return fingerprint_; }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
-    for (const std::int64_t id : ids) {
-      if (id < 0 || id >= size_) {
-        throw DataError(fmt::format("cache: found sample id {}, expected 0 to {}", id, size_ - 1));
-      }
-    }
+    check_ids("cache", ids, size_);
     Batch batch;
     for (const auto& [name, rows] : columns_) {
       const at::Tensor picked = gather_rows(rows, ids, memory_);

@@ -202,6 +202,11 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
                        std::shared_ptr<const EpochOrder> order) {
   check_plan(plan);
   check_present(data);
+  if (order && order->samples().value_or(data->size()) != data->size()) {
+    throw DataError(
+        fmt::format("data loader: found an order of {} samples, expected one of {}, the size of the data set",
+                    *order->samples(), data->size()));
+  }
   const DistributedSampler::Options sampler{.size = data->size(),
                                             .order = std::move(order),
                                             .global_batch = plan.batch.global_batch_size,

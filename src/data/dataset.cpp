@@ -14,6 +14,8 @@
 #include <lockstep/data/file_datasets.h>
 
 #include "base/crc32c.h"
+#include "base/splitmix.h"
+#include "data/check_ids.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "data/stacker.h"
@@ -21,22 +23,6 @@
 namespace lockstep {
 
 namespace {
-
-/// The finalizer of splitmix64 (Steele, Lea, Flood 2014) after its increment.
-constexpr std::uint64_t splitmix(std::uint64_t x) noexcept {
-  x += 0x9e3779b97f4a7c15U;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
-}
-
-void check_ids(std::string_view what, std::span<const std::int64_t> ids, std::int64_t size) {
-  for (const std::int64_t id : ids) {
-    if (id < 0 || id >= size) {
-      throw DataError(fmt::format("{}: found sample id {}, expected 0 to {}", what, id, size - 1));
-    }
-  }
-}
 
 template <typename T>
 std::uint32_t crc_of(std::span<const T> values) {
@@ -91,6 +77,7 @@ class SampleDataset final : public Dataset {
   std::int64_t size() const override { return size_; }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
+    check_ids("sample data set", ids, size_);
     Stacker stacker(ids.size());
     for (const std::int64_t id : ids) {
       stacker.add(id, sample(id, seed(id)));

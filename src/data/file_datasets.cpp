@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -13,11 +12,13 @@
 #include <lockstep/data/file_datasets.h>
 
 #include "base/crc32c.h"
+#include "base/mapped_file.h"
+#include "data/check_ids.h"
 #include "data/recycled_memory.h"
 #include "formats/array_file.h"
 #include "formats/cifar10.h"
-#include "formats/mapped_file.h"
 #include "formats/token_windows.h"
+#include "world/byte_views.h"
 #include "world/dtype_names.h"
 
 namespace lockstep {
@@ -25,7 +26,33 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using File = std::shared_ptr<const MappedFile>;
+using File = std::shared_ptr<MappedFile>;
+
+[[noreturn]] void refuse_compressed(const fs::path& path) {
+  throw DataError(fmt::format("{}: found a gzip file, expected it unpacked", path.string()),
+                  fmt::format("gunzip -k {}", path.string()));
+}
+
+File open_data(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    fs::path packed = path;
+    packed += ".gz";
+    if (fs::exists(packed, ignored)) {
+      refuse_compressed(packed);
+    }
+    throw DataError(fmt::format("{}: no such file", path.string()));
+  }
+  File file = MappedFile::open(path);
+  const std::span<const std::byte> bytes = file->bytes();
+  if (bytes.empty()) {
+    throw DataError(fmt::format("{}: the file is empty", path.string()));
+  }
+  if (bytes.size() >= 2 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b}) {
+    refuse_compressed(path);
+  }
+  return file;
+}
 
 /// Runs a parser that knows no file names.
 template <class Parse>
@@ -42,14 +69,7 @@ at::Tensor tensor_in(const File& file, const ArrayLayout& layout) {
   if (!type) {
     throw DataError(fmt::format("{}: LibTorch has no type {}", file->path().string(), layout.dtype));
   }
-  auto* const begin = const_cast<std::byte*>(file->bytes().data() + layout.offset);  // NOLINT: from_blob has no const
-  if (reinterpret_cast<std::uintptr_t>(begin) % c10::elementSize(*type) != 0) {
-    const at::Tensor copy = at::empty(layout.shape, *type);
-    std::memcpy(copy.mutable_data_ptr(), begin, copy.nbytes());
-    return copy;
-  }
-  return at::from_blob(
-      begin, layout.shape, [file](void*) {}, at::dtype(*type));
+  return typed_view(mapped_bytes(file), layout.offset, *type, layout.shape);
 }
 
 class TokenDataset final : public Dataset {
@@ -68,11 +88,8 @@ class TokenDataset final : public Dataset {
     Batch batch{.input = memory_.take(sizes, at::kLong), .target = memory_.take(sizes, at::kLong)};
     auto* input = batch.input.mutable_data_ptr<std::int64_t>();
     auto* target = batch.target.mutable_data_ptr<std::int64_t>();
+    check_ids(file_->path().string(), ids, size());
     for (const std::int64_t id : ids) {
-      if (id < 0 || id >= size()) {
-        throw DataError(
-            fmt::format("{}: found sample id {}, expected 0 to {}", file_->path().string(), id, size() - 1));
-      }
       windows_.read(id, input, target);
       input += context;
       target += context;
@@ -81,7 +98,7 @@ class TokenDataset final : public Dataset {
   }
 
   std::string fingerprint() const override {
-    const auto bytes = file_->bytes();
+    const std::span<const std::byte> bytes = file_->bytes();
     const std::size_t ends = std::min<std::size_t>(bytes.size(), 4096);
     return fmt::format("{} of {} tokens, {} bytes {:08x}", Dataset::fingerprint(), windows_.context(), bytes.size(),
                        crc32c(bytes.last(ends), crc32c(bytes.first(ends))));
@@ -98,7 +115,7 @@ std::vector<File> open_all(const fs::path& directory, const std::vector<std::str
   std::vector<File> files;
   for (const std::string& name : names) {
     try {
-      files.push_back(MappedFile::open(directory / name));
+      files.push_back(open_data(directory / name));
     } catch (const DataError& error) {
       const std::string expected = fmt::format("expected in {}: {}", directory.string(), fmt::join(names, ", "));
       throw DataError(error.what(), error.hint().empty() ? expected : error.hint() + "; " + expected);
@@ -110,7 +127,7 @@ std::vector<File> open_all(const fs::path& directory, const std::vector<std::str
 }  // namespace
 
 at::Tensor npy_tensor(const fs::path& file) {
-  const File mapped = MappedFile::open(file);
+  const File mapped = open_data(file);
   return tensor_in(mapped, parse_file(*mapped, parse_npy));
 }
 
@@ -118,7 +135,7 @@ std::shared_ptr<Dataset> token_dataset(const fs::path& file, const TokenFile& la
   if (layout.token_bytes != 2 && layout.token_bytes != 4) {
     throw DataError(fmt::format("token data set: found tokens of {} bytes, expected 2 or 4", layout.token_bytes));
   }
-  return std::make_shared<TokenDataset>(MappedFile::open(file), layout);
+  return std::make_shared<TokenDataset>(open_data(file), layout);
 }
 
 std::shared_ptr<Dataset> mnist_dataset(const fs::path& directory, Part part) {

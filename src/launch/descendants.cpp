@@ -165,7 +165,7 @@ Descendants::~Descendants() {
   end();
   prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
   [[maybe_unused]] const ssize_t written = write(watcher_pipe_.get(), &kAllIsWell, 1);
-  watcher_pipe_.reset();
+  watcher_pipe_.close();
   while (waitpid(watcher_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }

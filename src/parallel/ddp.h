@@ -36,12 +36,12 @@ class Ddp final : public SingleDevice {
   std::vector<Reduction> reductions_;
   bool buffers_due_ = true;  // once per step, before its first forward
 
-  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a four-element parameter of
+  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small parameter of
   // the reducer that the module does not know. backward() starts from the loss and from this lane with the rank's own
   // values as its gradient, so they are averaged with the first bucket at no visible cost, and every rank reads the
   // same numbers after the same step. On a GPU the copy to the host is not waited for: it is read one step later.
   enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kLaneSize };
-  at::Tensor lane_values_{};  // [4] on the device: this rank's
+  at::Tensor lane_values_{};  // [kLaneSize] on the device: this rank's
   ControlLane sent_{};
 };
 

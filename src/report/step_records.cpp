@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/crc32c.h"
+#include "base/splitmix.h"
 
 namespace lockstep {
 namespace {
@@ -60,12 +61,6 @@ Words words_of(std::span<const std::byte, kRecordBytes> bytes) {
 
 bool is_whole(std::span<const std::byte, kRecordBytes> bytes) {
   return crc32c(bytes.first(kChecksumAt)) == words_of(bytes).back() >> 32;
-}
-
-std::uint64_t mixed(std::uint64_t x) noexcept {  // splitmix64's finalizer
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
 }
 
 // Takes the records of one file in order.
@@ -149,8 +144,7 @@ class Lineage {
 }  // namespace
 
 std::uint64_t sample_digest(std::int64_t position, std::int64_t id) noexcept {
-  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15U;
-  return mixed(mixed(static_cast<std::uint64_t>(position) + kGolden) + static_cast<std::uint64_t>(id));
+  return mix(splitmix(static_cast<std::uint64_t>(position)) + static_cast<std::uint64_t>(id));
 }
 
 std::string record_file_name(int rank) { return fmt::format("records-{}.bin", rank); }

@@ -9,8 +9,8 @@
 #include <lockstep/sampling/distributed_sampler.h>
 #include <lockstep/sampling/epoch_order.h>
 
+#include "sampling/epoch_hash.h"
 #include "sampling/epoch_list.h"
-#include "sampling/mix.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +20,7 @@ class LengthBucketed final : public EpochOrder {
   LengthBucketed(std::vector<std::int64_t> lengths, std::int64_t pool) : lengths_(std::move(lengths)), pool_(pool) {}
 
   std::int64_t length() const override { return static_cast<std::int64_t>(lengths_.size()); }
+  std::optional<std::int64_t> samples() const override { return length(); }
   bool depends_on_batch() const override { return true; }
 
   void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {

@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
-#include "sampling/mix.h"
+#include "sampling/epoch_hash.h"
 
 namespace lockstep {
 namespace {

@@ -9,8 +9,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/epoch_order.h>
 
+#include "sampling/epoch_hash.h"
 #include "sampling/epoch_list.h"
-#include "sampling/mix.h"
 
 namespace lockstep {
 namespace {
@@ -64,6 +64,7 @@ class WithReplacement final : public EpochOrder {
   }
 
   std::int64_t length() const override { return length_; }
+  std::optional<std::int64_t> samples() const override { return static_cast<std::int64_t>(columns_.size()); }
 
   void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {
     const std::uint64_t state = epoch_state(key.seed, key.epoch);
@@ -71,7 +72,7 @@ class WithReplacement final : public EpochOrder {
       const std::uint64_t hash = epoch_hash(state, first++);
       const std::uint64_t index = high_product(hash, columns_.size());
       const Column& column = columns_[index];
-      id = mix(hash + kGolden) < column.threshold ? static_cast<std::int64_t>(index) : column.alias;
+      id = splitmix(hash) < column.threshold ? static_cast<std::int64_t>(index) : column.alias;
     }
   }
 
@@ -120,6 +121,7 @@ class WithoutReplacement final : public EpochOrder {
   }
 
   std::int64_t length() const override { return length_; }
+  std::optional<std::int64_t> samples() const override { return static_cast<std::int64_t>(weights_.size()); }
 
   void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {
     list_.with(

@@ -307,7 +307,7 @@ class Supervisor {
 
   void close_pipe(int rank, OutputStream stream) {
     output(rank).finish(stream);
-    (stream == OutputStream::out ? worker(rank).output() : worker(rank).errors()).reset();
+    (stream == OutputStream::out ? worker(rank).output() : worker(rank).errors()).close();
   }
 
   /// A process outside the worker's group may hold its pipes for ever: what is in them counts, not their end.

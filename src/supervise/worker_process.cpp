@@ -230,7 +230,7 @@ WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
     throw_start_error(program, "fork", errno);
   }
   pidfd_ = open_process(pid_);
-  failures.write.reset();
+  failures.write.close();
   StartFailure failure;
   if (!pidfd_.is_open()) {
     const int error = errno;
@@ -273,7 +273,7 @@ ExitStatus WorkerProcess::reap() noexcept {
   kill_group();
   while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) < 0 && errno == EINTR) {
   }
-  pidfd_.reset();
+  pidfd_.close();
   return info.si_code == CLD_EXITED ? ExitStatus{.code = info.si_status, .signal = 0}
                                     : ExitStatus{.code = 0, .signal = info.si_status};
 }

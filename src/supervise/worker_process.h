@@ -60,7 +60,7 @@ class WorkerProcess {
   /// Ends what is left of the process group and collects the status. Blocks until the process has ended.
   ExitStatus reap() noexcept;
   /// For a process that SIGKILL does not end: nobody waits for it any more.
-  void abandon() noexcept { pidfd_.reset(); }
+  void abandon() noexcept { pidfd_.close(); }
 
  private:
   pid_t pid_ = -1;

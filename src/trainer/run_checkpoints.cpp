@@ -26,7 +26,7 @@ RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunFiles& files)
       run_(run_directory(plan.config)),
       restarted_(plan.restart > 0) {
   if (config_.checkpoint.enabled) {
-    store_.emplace(std::filesystem::path(run_) / "checkpoints", config_.checkpoint, world_);
+    store_.emplace(std::filesystem::path(run_) / "checkpoints", config_.checkpoint, world_, plan.restart);
   }
 }
 

@@ -11,6 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/file_system.h>
+#include <lockstep/storage/checkpoint_dir.h>
+
 #include "support/runs.h"
 #include "support/sweep.h"
 
@@ -48,11 +51,6 @@ std::vector<std::string> flags(int ranks) {
           "0",
           "--report.progress",
           "false"};
-}
-
-std::vector<std::string> with(std::vector<std::string> all, const std::vector<std::string>& more) {
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
 }
 
 class StopsAfterEveryStep : public testing::TestWithParam<int> {};
@@ -249,6 +247,7 @@ TEST(RestartedRun, GoesOnFromItsOwnNewestCheckpoint) {
   EXPECT_THAT(result.err, HasSubstr("resuming from " + (dir.path() / "first").string()));
   EXPECT_THAT(result.err, testing::ContainsRegex("resuming from step (25|30|35) in "));
   EXPECT_TRUE(final_state(dir.path() / "second") == final_state(dir.path() / "straight"));
+  EXPECT_EQ(CheckpointDir(real_file_system(), dir.path() / "second" / "checkpoints").newest_valid({})->restart, 1);
 }
 
 TEST(Records, TellWhereTwoRunsPart) {

@@ -43,7 +43,7 @@ LOCKSTEP_FUZZ_TARGET(checkpoint) {
     }
   }
   put(fs, "MANIFEST.json", manifest_text(manifest));
-  const CheckpointDir directory(fs, "/checkpoints", "fuzz", 0);
+  const CheckpointDir directory(fs, "/checkpoints");
   try {
     directory.verify(1);
   } catch (const CheckpointError& error) {

@@ -75,12 +75,15 @@ inline std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
+inline std::vector<std::string> with(std::vector<std::string> all, const std::vector<std::string>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 /// All programs under test on one machine share its cores.
 inline std::vector<std::string> command(const std::string& program, const std::filesystem::path& run,
                                         const std::vector<std::string>& more) {
-  std::vector<std::string> all{program, "--run_dir", run.string(), "--compute_setup", "cpu"};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
+  return with({program, "--run_dir", run.string(), "--compute_setup", "cpu"}, more);
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -69,8 +70,10 @@ class FileSystem {
 /// The operating system's files. Stateless; one object for the process.
 FileSystem& real_file_system() noexcept;
 
-/// Whole small files. `write_file` is atomic: temporary file, fsync, rename.
+/// Whole files. `write_file` is atomic and durable: temporary file, fsync, rename.
 std::string read_file(FileSystem& fs, const std::filesystem::path& path, std::int64_t max_bytes = 64 << 20);
 void write_file(FileSystem& fs, const std::filesystem::path& path, std::string_view text);
+void write_file(FileSystem& fs, const std::filesystem::path& path,
+                const std::function<void(WritableFile& file)>& produce);
 
 }  // namespace lockstep

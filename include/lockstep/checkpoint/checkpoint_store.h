@@ -46,8 +46,9 @@ struct BackgroundSave {
 /// wrong with it.
 class CheckpointStore {
  public:
-  /// Collective. Only ranks that write touch `directory`.
-  CheckpointStore(std::filesystem::path directory, const CheckpointConfig& config, World& world,
+  /// Collective. Only ranks that write touch `directory`. `restart`: attempts of the run before this one, for the
+  /// manifests.
+  CheckpointStore(std::filesystem::path directory, const CheckpointConfig& config, World& world, int restart = 0,
                   FileSystem& fs = real_file_system());
   ~CheckpointStore();  ///< waits for a save in the background; what went wrong with it is lost then
 

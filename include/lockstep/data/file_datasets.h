@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// The array of a .npy file (numpy.save): C order, bool, integers, floats. Read-only: writing to it ends the process.
+/// The array of a .npy file (numpy.save): C order, bool, integers, floats. Writing to it does not change the file.
 /// For safetensors there is map_tensors (checkpoint/tensor_file.h).
 at::Tensor npy_tensor(const std::filesystem::path& file);
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -27,6 +28,8 @@ class EpochOrder {
   virtual std::int64_t length() const = 0;  ///< positions of every epoch
   /// Writes the samples at positions first .. first + ids.size() - 1, all below length().
   virtual void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const = 0;
+  /// How many samples the data set must have that this was made for; nullopt: not known.
+  virtual std::optional<std::int64_t> samples() const { return std::nullopt; }
   /// Whether OrderKey::global_batch matters; a run then cannot change it inside an epoch.
   virtual bool depends_on_batch() const { return false; }
 };

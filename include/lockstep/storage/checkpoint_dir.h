@@ -49,7 +49,8 @@ class CheckpointWriter {
 
 class CheckpointDir {
  public:
-  CheckpointDir(FileSystem& fs, std::filesystem::path directory, std::string run_id, int restart);
+  /// `run_id` and `restart` (attempts of the run before this one) go into the manifests of what is written.
+  CheckpointDir(FileSystem& fs, std::filesystem::path directory, std::string run_id = {}, int restart = 0);
 
   /// Begins checkpoint `step`. `expected_bytes` (0: unknown) is checked against the free space first.
   /// Throws: IoError with bytes needed and free. A checkpoint of this step that is already there and valid is replaced

@@ -233,7 +233,7 @@ TEST(CheckpointStore, HasOneSaveAtATimeAndTellsHowItEnded) {
   SlowFileSystem slow;
   std::latch both_started(2);
   const auto thrown = two_ranks([&](World& world) {
-    CheckpointStore store(directory.path(), CheckpointConfig{}, world, slow);
+    CheckpointStore store(directory.path(), CheckpointConfig{}, world, /*restart=*/0, slow);
     slow.armed = true;
     store.save_in_background(1, make_snapshot(1, world.rank()));
     EXPECT_FALSE(store.save_ended());

@@ -262,6 +262,22 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }
 
+TEST(DataLoader, RefusesTheOrderOfAnotherDataSet) {
+  World world = cpu();
+  const std::vector<double> weights(19, 1.0);
+  for (const auto& order : {weighted_order(weights), weighted_order(weights, {.replacement = false}),
+                            length_bucketed_order(std::vector<std::int64_t>(19, 1))}) {
+    try {
+      DataLoader(seeded_samples(20), plan_of(10, 5, 0), world, order);
+      ADD_FAILURE() << "accepted";
+    } catch (const DataError& error) {
+      EXPECT_STREQ(error.what(),
+                   "data loader: found an order of 19 samples, expected one of 20, the size of the data set");
+    }
+    DataLoader(seeded_samples(19), plan_of(10, 5, 0), world, order);
+  }
+}
+
 TEST(DataLoader, ReplacesAsManyBadSamplesAsItMay) {
   World world = cpu();
   const auto bad = [](std::int64_t id, std::uint64_t) -> Batch {

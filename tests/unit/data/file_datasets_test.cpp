@@ -79,15 +79,27 @@ TEST(FileDatasets, MapNumpysArrays) {
   file += '\0';
   file += dict + bytes_of(std::vector<float>{1, 2, 3, 4, 5, 6});
   write(dir.path() / "a.npy", file);
+  npy_tensor(dir.path() / "a.npy").fill_(0);
   const at::Tensor rows = npy_tensor(dir.path() / "a.npy");
-  EXPECT_TRUE(at::equal(rows, at::arange(1, 7, at::kFloat).reshape({3, 2})));
+  EXPECT_TRUE(at::equal(rows, at::arange(1, 7, at::kFloat).reshape({3, 2}))) << "writing does not reach the file";
   fs::remove(dir.path() / "a.npy");  // the tensor keeps the file
-  EXPECT_TRUE(at::equal(tensor_dataset(rows)->get(Ids{2, 0}, {}).input, at::tensor({5.F, 6.F, 1.F, 2.F}).reshape({2, 2})));
+  EXPECT_TRUE(
+      at::equal(tensor_dataset(rows)->get(Ids{2, 0}, {}).input, at::tensor({5.F, 6.F, 1.F, 2.F}).reshape({2, 2})));
   write(dir.path() / "b.npy", file.substr(0, file.size() - 1));
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "b.npy"); }),
               HasSubstr("b.npy: found 23 bytes of data, expected 24 by its header"));
   write(dir.path() / "c.npy", file.substr(0, 10) + " " + file.substr(10));  // not aligned
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "c.npy"); }), HasSubstr("c.npy: "));
+}
+
+TEST(FileDatasets, SayWhatIsWrongWithAFile) {
+  const TempDir dir;
+  write(dir.path() / "packed", "\x1f\x8b and more");
+  write(dir.path() / "empty", "");
+  EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "packed"); }),
+              HasSubstr("packed: found a gzip file, expected it unpacked | gunzip -k "));
+  EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "empty"); }), HasSubstr("empty: the file is empty"));
+  EXPECT_THAT(message_of([&] { npy_tensor(dir.path()); }), HasSubstr("found a directory or device"));
 }
 
 TEST(FileDatasets, ReadMnist) {

@@ -145,7 +145,7 @@ class Supervisor {
         if (size > 0) {
           streams_[i].text.append(buffer.data(), static_cast<std::size_t>(size));
         } else {
-          streams_[i].fd.reset();
+          streams_[i].fd.close();
         }
       }
     }

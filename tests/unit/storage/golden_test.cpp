@@ -32,7 +32,7 @@ Contents golden_files() {
 }
 
 TEST(GoldenCheckpoint, OfFormat1VerifiesAndHasItsBytes) {
-  const CheckpointDir directory(real_file_system(), kGolden, "reader", 0);
+  const CheckpointDir directory(real_file_system(), kGolden);
   const Manifest manifest = directory.verify(10);
   EXPECT_EQ(manifest.run_id, "golden");
   std::map<std::string, std::uint32_t> checksums;
@@ -53,7 +53,7 @@ TEST(GoldenCheckpoint, OfFormat1VerifiesAndHasItsBytes) {
 
 TEST(GoldenCheckpoint, IsWrittenAgainByteForByte) {
   const Contents golden = golden_files();
-  const CheckpointDir directory(real_file_system(), kGolden, "reader", 0);
+  const CheckpointDir directory(real_file_system(), kGolden);
   const Manifest manifest = directory.verify(10);
   MemoryFileSystem fs;
   CheckpointDir copy(fs, "/checkpoints", manifest.run_id, manifest.restart);
@@ -81,7 +81,7 @@ TEST(GoldenCheckpoint, IsWrittenAgainByteForByte) {
 }
 
 TEST(GoldenCheckpoint, HasTheTensorsOfItsModel) {
-  const CheckpointDir directory(real_file_system(), kGolden, "reader", 0);
+  const CheckpointDir directory(real_file_system(), kGolden);
   const SafetensorsReader model(directory.open(10, "model.safetensors"), "model.safetensors");
   std::map<std::string, std::vector<std::int64_t>> shapes;
   for (const TensorEntry& entry : model.entries()) {
@@ -105,7 +105,7 @@ TEST(GoldenCheckpoint, OfAFutureFormatIsRefusedByNumber) {
     overwrite(fs, "/checkpoints/step-0000000010/" + name, bytes);
   }
   try {
-    CheckpointDir(fs, "/checkpoints", "reader", 0).verify(10);
+    CheckpointDir(fs, "/checkpoints").verify(10);
     FAIL() << "accepted";
   } catch (const CheckpointError& error) {
     EXPECT_STREQ(error.what(), "step-0000000010/MANIFEST.json: checkpoint format 2, this build reads 1");

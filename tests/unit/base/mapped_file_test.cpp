@@ -1,0 +1,74 @@
+#include "base/mapped_file.h"
+
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+std::string message_of(const std::filesystem::path& path) {
+  try {
+    MappedFile::open(path);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+TEST(MappedFile, ShowsTheFilesBytes) {
+  const TempDir dir;
+  write(dir.path() / "a", "tokens");
+  std::filesystem::create_symlink(dir.path() / "a", dir.path() / "link");
+  for (const char* name : {"a", "link"}) {
+    const auto file = MappedFile::open(dir.path() / name);
+    EXPECT_EQ(text_of(*file), "tokens");
+  }
+}
+
+TEST(MappedFile, IsWrittenToAloneAndMayBeEmpty) {
+  const TempDir dir;
+  write(dir.path() / "a", "tokens");
+  write(dir.path() / "empty", "");
+  const auto one = MappedFile::open(dir.path() / "a");
+  const auto other = MappedFile::open(dir.path() / "a");
+  one->bytes()[0] = std::byte{'T'};
+  EXPECT_EQ(text_of(*one), "Tokens");
+  EXPECT_EQ(text_of(*other), "tokens");
+  EXPECT_TRUE(MappedFile::open(dir.path() / "empty")->bytes().empty());
+}
+
+TEST(MappedFile, MayBeLargerThanTheMemory) {
+  const TempDir dir;
+  write(dir.path() / "sparse", "begin");
+  std::filesystem::resize_file(dir.path() / "sparse", std::uintmax_t{1} << 40);
+  EXPECT_EQ(MappedFile::open(dir.path() / "sparse")->bytes().size(), std::size_t{1} << 40);
+}
+
+TEST(MappedFile, SaysWhatIsWrong) {
+  const TempDir dir;
+  EXPECT_THAT(message_of(dir.path() / "none"), HasSubstr("none: No such file"));
+  EXPECT_THAT(message_of(dir.path()), HasSubstr("found a directory or device"));
+}
+
+}  // namespace
+}  // namespace lockstep
