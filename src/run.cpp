@@ -18,6 +18,7 @@
 #include <lockstep/launch/launcher.h>
 #include <lockstep/run.h>
 
+#include "base/duration.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
 #include "launch/requeue.h"
@@ -28,10 +29,6 @@
 namespace lockstep {
 
 namespace {
-
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
-}
 
 // `identity`: of this node, where a launcher started this process once per node.
 int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
@@ -58,9 +55,9 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
     request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
                           {.out_in_file = true, .err_in_file = true});
   }
-  request.grace = milliseconds(plan.config.dist.grace_s);
-  request.stall_warning = milliseconds(plan.config.dist.stall_warn_s);
-  request.stall_deadline = milliseconds(plan.config.dist.stall_timeout_s);
+  request.grace = to_milliseconds(plan.config.dist.grace_s);
+  request.stall_warning = to_milliseconds(plan.config.dist.stall_warn_s);
+  request.stall_deadline = to_milliseconds(plan.config.dist.stall_timeout_s);
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();

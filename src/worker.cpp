@@ -21,6 +21,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/session.h>
 
+#include "base/duration.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "control/channel.h"
@@ -106,22 +107,43 @@ void use_bound_cores(World& world) {
   }
 }
 
-// What ends a rank, told to whoever watches it: our supervisor, or the other ranks and torchrun.
+/// Another rank's failure ends this one.
+void say_stopped(const std::string& cause, const Identity& identity, const Channel* channel) {
+  if (channel != nullptr) {
+    channel->send({.kind = Message::Kind::failure,
+                   .text = "stopped: " + cause,
+                   .code = code_of(ExitCode::peer_lost),
+                   .secondary = true});
+  } else {
+    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, cause));
+  }
+}
+
+// What ends a rank, told to whoever watches it: our supervisor, or torchrun, and the other ranks.
 void report_failure(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
   constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
+  if (const auto cause = failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
+    say_stopped(*cause, identity, channel);
+    if (channel == nullptr) {
+      guard->wait_for_launcher();
+    }
+    return;
+  }
   if (channel != nullptr) {
     channel->send(failure);
-  } else if (const auto cause =
-                 failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
-    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, *cause));
-    guard->wait_for_launcher();
   } else {
     print_error(failure.text);
     write_error_file(identity.error_file, failure.text);
-    if (guard != nullptr) {
-      guard->report(failure.text);
-    }
   }
+  if (guard != nullptr) {
+    guard->report(failure.text, failure.code);
+  }
+}
+
+Guard::Options guard_options(const Plan& plan, const Identity& identity, const Channel* channel) {
+  return {.nodes = plan.nodes,
+          .heartbeat_timeout = to_milliseconds(plan.config.dist.heartbeat_timeout_s),
+          .say = [&identity, channel](const std::string& cause) { say_stopped(cause, identity, channel); }};
 }
 
 // The run is saved: not being queued again is no reason to call it failed.
@@ -169,11 +191,11 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   try {
     session.emplace(plan, World::connect(plan, identity), control, make_console(channel, environment));
     World& world = session->world;
-    if (!channel && world.size() > 1) {
-      guard.emplace(world);
-      if (!environment.has("OMP_NUM_THREADS")) {
-        use_bound_cores(world);
-      }
+    if (world.size() > 1 && (!channel || plan.nodes > 1)) {
+      guard.emplace(world, guard_options(plan, identity, channel.get()));
+    }
+    if (world.size() > 1 && !channel && !environment.has("OMP_NUM_THREADS")) {
+      use_bound_cores(world);
     }
     if (plan.config.fresh && identity.restart == 0) {
       world.main_first("--fresh", [&] {

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "base/duration.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "environment/cpu_topology.h"
@@ -100,7 +101,7 @@ LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardwar
   const int ranks = request.ranks_per_node[static_cast<std::size_t>(flags.node_rank)];
   request.threads_per_rank = std::max(1, hardware.cores / ranks);
   request.max_restarts = flags.max_restarts;
-  request.grace = std::chrono::milliseconds(static_cast<std::int64_t>(flags.grace_s * 1000));
+  request.grace = to_milliseconds(flags.grace_s);
   request.environment = variables;
   request.log_dir = flags.log_dir;
   request.routes = routes(flags, ranks);

@@ -132,6 +132,11 @@ class Checker {
                          label("nprocs", c.nprocs), c.nprocs),
              "use --strategy ddp (or auto), or --nprocs 1");
     }
+    if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
+      refuse(fmt::format("{}: found less than 2 s, expected more, or 0",
+                         label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
+             "a machine is heard of once a second");
+    }
     if (c.dist.find_unused_parameters && c.dist.static_graph) {
       refuse(fmt::format("{} with {}: a static graph has no changing set of unused parameters",
                          label("dist.find_unused_parameters", c.dist.find_unused_parameters),

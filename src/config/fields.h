@@ -311,6 +311,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 1e7,
              .above_minimum = true},
         c.dist.init_timeout_s);
+  visit(Info{.name = "dist.heartbeat_timeout_s",
+             .help = "on several machines: silence in seconds after which one counts as lost; 0: never",
+             .minimum = 0,
+             .maximum = 1e7},
+        c.dist.heartbeat_timeout_s);
   visit(Info{.name = "dist.grace_s",
              .help = "after a failure: seconds for the other ranks to end before they are killed",
              .minimum = 0,

@@ -14,7 +14,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/terminal.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 
@@ -28,8 +27,13 @@ constexpr milliseconds kHearingTime{1000};
 constexpr const char* kFailures = "failures";  // how many have told of one; the first one's word counts
 constexpr const char* kFailed = "failed";
 constexpr const char* kHeard = "heard";
+constexpr int kLooksPerBeat = 5;
 
 std::string process_key(int rank) { return fmt::format("process/{}", rank); }
+
+std::string beats_key(int node) { return fmt::format("beats/{}", node); }
+
+std::string in_seconds(milliseconds time) { return fmt::format("{:g} s", std::chrono::duration<double>(time).count()); }
 
 std::string first_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;
@@ -40,16 +44,22 @@ std::string first_line(std::string_view text) {
 
 }  // namespace
 
-Guard::Guard(const World& world, milliseconds head_start)
+Guard::Guard(const World& world, Options options)
     : rank_(world.rank()),
       size_(world.size()),
-      head_start_(head_start),
+      node_(world.node()),
+      watches_next_node_(world.local_rank() == 0),
+      options_(std::move(options)),
       store_(world.store("lockstep/guard")),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      peers_(static_cast<std::size_t>(world.size())) {
+      peers_(static_cast<std::size_t>(world.size())),
+      code_(static_cast<int>(ExitCode::peer_lost)) {
   store_->set(process_key(rank_), encode(this_process()));
   peers_[static_cast<std::size_t>(rank_)].name = to_string(this_process());
-  thread_ = std::thread([this] { watch(); });
+  watcher_ = std::thread([this] { watch(); });
+  if (options_.nodes > 1 && options_.heartbeat_timeout.count() > 0) {
+    answers_watcher_ = std::thread([this] { watch_answers(); });
+  }
 }
 
 Guard::~Guard() {
@@ -59,7 +69,15 @@ Guard::~Guard() {
   }
   changed_.notify_all();
   eventfd_write(stop_.get(), 1);
-  thread_.join();
+  watcher_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  if (answers_watcher_.joinable()) {
+    answers_watcher_.join();
+  }
 }
 
 void Guard::watch() {
@@ -79,12 +97,42 @@ void Guard::watch() {
     } catch (const std::exception&) {
       failure = "the rendezvous store is gone: rank 0, or what serves it, ended";
     }
+    const std::lock_guard lock(mutex_);
+    store_silent_ = milliseconds(0);
+  }
+  try {
+    store_->add(kHeard, 1);
+  } catch (const std::exception&) {
+    // It has served its purpose.
   }
   end_process(*failure);
 }
 
+void Guard::watch_answers() {
+  set_log_rank(rank_, size_);
+  std::unique_lock lock(mutex_);
+  while (store_silent_ < options_.heartbeat_timeout) {
+    if (changed_.wait_for(lock, kInterval, [this] { return over_; })) {
+      return;
+    }
+    store_silent_ += kInterval;
+  }
+  lock.unlock();
+  end_process(fmt::format("the rendezvous store has not answered for {}: its machine, or the network to it, is gone",
+                          in_seconds(options_.heartbeat_timeout)));
+  // The main thread wanted to end the process by itself, but may wait for the store, too.
+  lock.lock();
+  if (!changed_.wait_for(lock, kHearingTime, [this] { return over_; })) {
+    std::fflush(nullptr);
+    _exit(code_);
+  }
+}
+
 std::optional<std::string> Guard::look() {
   meet_peers();
+  if (options_.nodes > 1 && options_.heartbeat_timeout.count() > 0) {
+    beat();
+  }
   if (store_->check(kFailed)) {
     return printable(store_->get(kFailed, kHearingTime));
   }
@@ -117,6 +165,23 @@ void Guard::meet_peers() {
   }
 }
 
+void Guard::beat() {
+  if (looks_++ % kLooksPerBeat == 0) {
+    store_->add(beats_key(node_), 1);
+  }
+  if (!watches_next_node_) {
+    return;
+  }
+  const int next = (node_ + 1) % options_.nodes;
+  const auto beats = store_->add(beats_key(next), 0);
+  next_node_silent_ = beats == next_node_beats_ && beats > 0 ? next_node_silent_ + kInterval : milliseconds(0);
+  next_node_beats_ = beats;
+  if (next_node_silent_ >= options_.heartbeat_timeout) {
+    tell(fmt::format("node {} has not been heard of for {}: the machine, or the network to it, is gone", next,
+                     in_seconds(options_.heartbeat_timeout)));
+  }
+}
+
 void Guard::tell(const std::string& failure) {
   if (store_->add(kFailures, 1) == 1) {
     store_->set(kFailed, failure);
@@ -127,25 +192,19 @@ void Guard::end_process(const std::string& failure) {
   std::unique_lock lock(mutex_);
   failure_ = failure;
   changed_.notify_all();
-  lock.unlock();
-  try {
-    store_->add(kHeard, 1);
-  } catch (const std::exception&) {
-    // It has served its purpose.
-  }
-  lock.lock();
-  if (changed_.wait_for(lock, head_start_, [this] { return handed_over_; })) {
+  if (changed_.wait_for(lock, options_.head_start, [this] { return handed_over_; })) {
     return;
   }
-  write_line(fmt::format("[rank{}]: stopped: {}", rank_, failure));
+  options_.say(failure);
   std::fflush(nullptr);
-  _exit(static_cast<int>(ExitCode::peer_lost));
+  _exit(code_);
 }
 
-void Guard::report(std::string_view error) noexcept {
+void Guard::report(std::string_view error, int code) noexcept {
   {
     const std::lock_guard lock(mutex_);
     handed_over_ = true;
+    code_ = code;
   }
   changed_.notify_all();
   try {

@@ -1,8 +1,10 @@
-// Under a launcher that is not ours, nobody tells a rank that another one failed: it would wait for it until a timeout.
+// Under a launcher that is not ours, or on several machines, nobody tells a rank that another one failed: it would wait
+// for it until a timeout.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,25 +21,34 @@ namespace lockstep {
 
 // Note [Guard]: a thread with a connection to the store of its own. It learns that a rank failed from that rank's word
 // in the store, from the death of a process of this machine (which needs no word), or from the death of the store; the
-// first to see it tells all nodes. Wherever the main thread waits, the process then ends within 2 s, after a head start
-// in which the main thread may end by itself and a launcher sees who failed first. Gloo and NCCL offer no other way out
-// of a collective. Only run() makes one: a program that owns its process gets a CommError.
+// first to see it tells all nodes. Each node counts its heartbeats in the store and watches those of the next node; a
+// second thread ends a process whose questions the store does not answer any more. Time is counted in waits, not by a
+// clock: a process that was suspended has lost nobody meanwhile. Wherever the main thread waits, the process then ends
+// within 2 s, after a head start in which the main thread may end by itself and a launcher sees who failed first. Gloo
+// and NCCL offer no other way out of a collective. Only run() makes one: a program that owns its process gets a
+// CommError.
 class Guard {
  public:
-  /// Every rank makes one; not a collective. `head_start`: what the main thread has to end by itself.
-  explicit Guard(const World& world, std::chrono::milliseconds head_start = std::chrono::seconds(1));
+  struct Options {
+    std::chrono::milliseconds head_start = std::chrono::seconds(1);  ///< what the main thread has to end by itself
+    int nodes = 1;
+    std::chrono::milliseconds heartbeat_timeout{0};  ///< of a node, or of the store with several nodes; 0: for ever
+    std::function<void(const std::string& failure)> say{};  ///< before it ends the process
+  };
+  /// Every rank makes one; not a collective.
+  Guard(const World& world, Options options);
   /// Ends the watch, not the process.
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  /// This rank failed by itself: tells the others. Ending this process is the caller's then.
-  void report(std::string_view error) noexcept;
+  /// This rank failed by itself: tells the others. Ending this process, with `code`, is the caller's then.
+  void report(std::string_view error, int code) noexcept;
   /// This rank lost a peer: who failed first ("rank 3 (pid 71@a) failed: ..."), as soon as anybody knows; nullopt:
   /// nobody does within `patience`. Ending this process is the caller's then.
   std::optional<std::string> first_failure(std::chrono::milliseconds patience) noexcept;
   /// Before this rank ends because of another's failure: a launcher that looks now and then sees that one first.
-  void wait_for_launcher() const noexcept { std::this_thread::sleep_for(head_start_); }
+  void wait_for_launcher() const noexcept { std::this_thread::sleep_for(options_.head_start); }
 
  private:
   struct Peer {
@@ -48,21 +59,32 @@ class Guard {
   void watch();
   std::optional<std::string> look();
   void meet_peers();
+  void beat();
+  void watch_answers();
   void tell(const std::string& failure);
   void end_process(const std::string& failure);
   void let_others_hear() noexcept;
 
   const int rank_;
   const int size_;
-  const std::chrono::milliseconds head_start_;
+  const int node_;
+  const bool watches_next_node_;
+  const Options options_;
   const std::unique_ptr<Store> store_;
   const Descriptor stop_;
   std::vector<Peer> peers_;
+  std::int64_t looks_ = 0;
+  std::int64_t next_node_beats_ = 0;
+  std::chrono::milliseconds next_node_silent_{0};
   std::mutex mutex_{};
   std::condition_variable changed_{};
   std::optional<std::string> failure_{};
+  std::chrono::milliseconds store_silent_{0};
   bool handed_over_ = false;  // the main thread ends the process
-  std::thread thread_;        // last: it uses all of the above
+  bool over_ = false;         // nothing is watched any more
+  int code_;                  // to end with
+  std::thread watcher_;       // last, with the next: they use all of the above
+  std::thread answers_watcher_{};
 };
 
 }  // namespace lockstep

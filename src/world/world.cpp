@@ -21,6 +21,7 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "world/agreement.h"
 #include "world/process_group.h"
@@ -46,8 +47,6 @@ bool is_peer_failure(const std::exception& error) noexcept {
 namespace {
 
 using std::chrono::milliseconds;
-
-milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 std::int64_t bytes_of(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
 
@@ -281,7 +280,7 @@ struct World::Impl {
     const auto end = std::chrono::steady_clock::now() + milliseconds(500);
     try {
       while (place.rank == 0 && !store->check(keys) && std::chrono::steady_clock::now() < end) {
-        std::this_thread::sleep_for(milliseconds(10));
+        std::this_thread::sleep_for(milliseconds(10));  // a wait that times out makes c10d write warnings
       }
     } catch (const std::exception&) {
       // They are gone: there is nobody to wait for.

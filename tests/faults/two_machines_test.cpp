@@ -45,7 +45,8 @@ class TwoMachines : public testing::Test {
   }
 
   /// Our launcher on one machine, with one rank.
-  std::vector<std::string> launcher(int machine, const std::filesystem::path& run) const {
+  std::vector<std::string> launcher(int machine, const std::filesystem::path& run,
+                                    const std::vector<std::string>& more = {"--checkpoint.every_steps", "50"}) const {
     std::vector<std::string> words{LOCKSTEP_CLI,
                                    "run",
                                    "--nnodes",
@@ -59,8 +60,7 @@ class TwoMachines : public testing::Test {
                                    "--rdzv-id",
                                    "two-machines",
                                    "--"};
-    const auto program = command(
-        TRAIN_PROGRAM, run, {"--max_epochs", "40", "--checkpoint.every_steps", "50", "--report.every_steps", "50"});
+    const auto program = command(TRAIN_PROGRAM, run, with({"--max_epochs", "40", "--report.every_steps", "50"}, more));
     words.insert(words.end(), program.begin(), program.end());
     return network_.on(machine, words);
   }
@@ -114,6 +114,38 @@ TEST_F(TwoMachines, OutliveANetworkThatIsGoneForTwoSeconds) {
     EXPECT_EQ(second.wait().code, 0) << second.err();
   }
   EXPECT_EQ(final_state(dir.path() / "straight"), final_state(dir.path() / "disturbed"));
+}
+
+TEST_F(TwoMachines, EndWhenTheNetworkStaysGone) {
+  // In a save more often than not; in a step, with less patience than the default.
+  const std::vector<std::string> save{"--checkpoint.every_steps", "1"};
+  const std::vector<std::string> step{"--checkpoint.every_steps", "1000", "--dist.heartbeat_timeout_s", "3"};
+  for (const auto& flags : {save, step}) {
+    const TempDir dir;
+    Process first(launcher(0, dir.path() / "run", flags), threads_);
+    Process second(launcher(1, dir.path() / "run", flags), threads_);
+    ASSERT_TRUE(first.wait_for("step 100 ")) << first.err();
+    network_.pull_cable(1);
+    for (Process* machine : {&first, &second}) {
+      const auto result = machine->wait(Process::Seconds(40));
+      EXPECT_EQ(result.code, 76) << result.err;
+      EXPECT_THAT(result.err, testing::ContainsRegex("stopped: (node 1|the rendezvous store) has not (been heard "
+                                                     "of|answered) for (10|3) s"));
+    }
+    network_.plug_cable(1);
+  }
+}
+
+TEST_F(TwoMachines, HearOfEachOthersFailures) {
+  const TempDir dir;
+  const std::vector<std::string> failing{"--fail", "throw", "--fail_rank", "1", "--fail_step", "60"};
+  Process first(launcher(0, dir.path() / "run", failing), threads_);
+  Process second(launcher(1, dir.path() / "run", failing), threads_);
+  const auto cause = second.wait();
+  const auto consequence = first.wait(Process::Seconds(10));
+  EXPECT_EQ(cause.code, 1) << cause.err;
+  EXPECT_EQ(consequence.code, 76) << consequence.err;
+  EXPECT_THAT(consequence.err, testing::ContainsRegex("rank 0 .* stopped: rank 1 \\(pid [0-9]+@[^)]+\\) failed: "));
 }
 
 }  // namespace

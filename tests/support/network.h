@@ -29,8 +29,8 @@ class Network {
   bool works() const noexcept { return works_; }
   const std::string& name(int machine) const { return names_[static_cast<std::size_t>(machine)]; }
   static std::string address(int machine) { return "10.78.0." + std::to_string(machine + 1); }
-  void pull_cable() const { ip({"-n", names_[0], "link", "set", "cable", "down"}); }
-  void plug_cable() const { ip({"-n", names_[0], "link", "set", "cable", "up"}); }
+  void pull_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "down"}); }
+  void plug_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "up"}); }
   std::vector<std::string> on(int machine, const std::vector<std::string>& command) const {
     std::vector<std::string> all{"ip", "netns", "exec", name(machine)};
     all.insert(all.end(), command.begin(), command.end());

@@ -20,7 +20,7 @@ namespace lockstep {
 /// Runs `body` once per rank and rethrows the exception that came first in cause: a lost peer is a consequence of
 /// another.
 inline void thread_world(int size, const std::function<void(World&)>& body,
-                         std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+                         std::chrono::milliseconds timeout = std::chrono::seconds(30), int nodes = 1) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -28,9 +28,14 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
     threads.emplace_back([&, rank] {
       set_log_rank(rank, size);
       try {
-        World world =
-            WorldAccess::make(store, {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .node = 0},
-                              c10::Device(c10::kCPU), Backend::gloo, timeout);
+        const int local_size = size / nodes;
+        World world = WorldAccess::make(store,
+                                        {.rank = rank,
+                                         .size = size,
+                                         .local_rank = rank % local_size,
+                                         .local_size = local_size,
+                                         .node = rank / local_size},
+                                        c10::Device(c10::kCPU), Backend::gloo, timeout);
         body(world);
       } catch (...) {
         failures[static_cast<std::size_t>(rank)] = std::current_exception();

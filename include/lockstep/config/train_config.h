@@ -23,9 +23,9 @@ enum class MonitorMode { min, max };
 enum class SaveErrorPolicy { go_on, stop };
 
 struct DataConfig {
-  int workers = 2;         ///< threads per rank that build batches; 0: built in the training thread
-  int prefetch = 2;        ///< steps prepared ahead of the training step (with workers)
-  bool pin_memory = true;  ///< page-locked host batches, copied on a side stream (GPU only)
+  int workers = 2;                   ///< threads per rank that build batches; 0: built in the training thread
+  int prefetch = 2;                  ///< steps prepared ahead of the training step (with workers)
+  bool pin_memory = true;            ///< page-locked host batches, copied on a side stream (GPU only)
   std::int64_t steps_per_epoch = 0;  ///< training: an epoch is exactly so many steps; 0: the whole data set
   std::int64_t max_bad_samples = 0;  ///< per rank: samples that may fail to load and be replaced by their neighbour
 };
@@ -72,6 +72,7 @@ struct CheckpointConfig {
 struct DistConfig {
   double timeout_s = 600;               ///< longest wait for a peer in a collective
   double init_timeout_s = 300;          ///< longest wait for all ranks to appear
+  double heartbeat_timeout_s = 10;      ///< several machines: silence after which one is lost; 0: never
   double grace_s = 5;                   ///< after a failure: time for the other ranks to end before they are killed
   bool requeue = false;                 ///< under Slurm: a run that was asked to stop is queued again
   int max_restarts = 0;                 ///< own launcher: restarts after a failure, without progress between them

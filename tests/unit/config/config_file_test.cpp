@@ -209,6 +209,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                      .allow_partial = true},
       .dist = {.timeout_s = 0.5,
                .init_timeout_s = 1e6,
+               .heartbeat_timeout_s = 60,
                .grace_s = 0,
                .requeue = true,
                .max_restarts = 3,

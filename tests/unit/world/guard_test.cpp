@@ -1,4 +1,5 @@
-// What a guard knows; how it ends a process is in tests/integration/torchrun_test.cpp.
+// What a guard knows; how it ends a process is in tests/integration/guard_test.cpp and
+// tests/faults/two_machines_test.cpp.
 #include "world/guard.h"
 
 #include <gmock/gmock.h>
@@ -13,13 +14,13 @@ using testing::HasSubstr;
 using testing::Optional;
 
 constexpr std::chrono::seconds kPatience{20};
-constexpr std::chrono::minutes kHeadStart{2};  // no test ends its process
+const Guard::Options kOptions{.head_start = std::chrono::minutes(2)};  // no test ends its process
 
 TEST(Guard, TellsEveryRankWhoFailedFirst) {
   thread_world(3, [](World& world) {
-    Guard guard(world, kHeadStart);
+    Guard guard(world, kOptions);
     if (world.rank() == 2) {
-      guard.report("no space left\n  hint: make some");
+      guard.report("no space left\n  hint: make some", 1);
       ASSERT_THAT(guard.first_failure(kPatience), Optional(HasSubstr("rank 2 (pid ")));
     } else {
       ASSERT_THAT(guard.first_failure(kPatience), Optional(testing::EndsWith(" failed: no space left")));
@@ -30,16 +31,39 @@ TEST(Guard, TellsEveryRankWhoFailedFirst) {
 
 TEST(Guard, HearsOnlyTheFirstOfTwo) {
   thread_world(2, [](World& world) {
-    Guard guard(world, kHeadStart);
-    world.one_by_one("fail", [&] { guard.report(world.is_main() ? "cause" : "consequence"); });
+    Guard guard(world, kOptions);
+    world.one_by_one("fail", [&] { guard.report(world.is_main() ? "cause" : "consequence", 1); });
     ASSERT_THAT(guard.first_failure(kPatience), Optional(HasSubstr("failed: cause")));
     world.barrier("all have heard");
   });
 }
 
+TEST(Guard, MissesANodeThatFallsSilent) {
+  constexpr std::chrono::seconds kShort{2};
+  thread_world(
+      3,
+      [&](World& world) {
+        Guard::Options options = kOptions;
+        options.nodes = 3;
+        options.heartbeat_timeout = kShort;
+        std::optional<Guard> guard(std::in_place, world, options);
+        if (world.rank() == 2) {
+          ASSERT_EQ(guard->first_failure(2 * kShort), std::nullopt) << "all are heard of";
+        }
+        world.barrier("all were heard of");
+        if (world.rank() == 1) {
+          guard.reset();
+        } else {
+          ASSERT_THAT(guard->first_failure(kPatience), Optional(HasSubstr("node 1 has not been heard of for 2 s")));
+        }
+        world.barrier("all have heard");
+      },
+      std::chrono::seconds(30), /*nodes=*/3);
+}
+
 TEST(Guard, KnowsOfNothingInAHealthyWorld) {
   thread_world(2, [](World& world) {
-    Guard guard(world, kHeadStart);
+    Guard guard(world, kOptions);
     ASSERT_EQ(guard.first_failure(std::chrono::milliseconds(300)), std::nullopt);
     world.barrier("done");
   });
@@ -48,7 +72,7 @@ TEST(Guard, KnowsOfNothingInAHealthyWorld) {
 TEST(Guard, LeavesAtOnceWhenItIsNotNeededAnyMore) {
   thread_world(2, [](World& world) {
     for (int i = 0; i < 20; ++i) {
-      const Guard guard(world, kHeadStart);
+      const Guard guard(world, kOptions);
     }
     world.barrier("done");
   });

@@ -1,0 +1,13 @@
+// Settings give seconds as numbers. Torch-free.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace lockstep {
+
+constexpr std::chrono::milliseconds to_milliseconds(double seconds) noexcept {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+}  // namespace lockstep
