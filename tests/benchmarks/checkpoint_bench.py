@@ -18,6 +18,12 @@ SAVES = {
     "torch.save + fsync": ("peer", "torch_save"),
     "safetensors + fsync": ("peer", "safetensors_save"),
 }
+STALLS = {
+    "memcpy": ("peer", "memcpy"),
+    "lockstep, save_in_background": ("ours", "stall"),
+    "DCP async_save": ("peer", "dcp_async"),
+    "DCP async_save, a stager by hand that keeps its memory": ("peer", "dcp_async_cached"),
+}
 LOADS = {
     "lockstep, verified": ("ours", "load"),
     "torch.load": ("peer", "torch_load"),
@@ -87,6 +93,7 @@ def main():
             "peer": Worker(args.python, PEER, folder, args.mib),
         }
         saves = rounds_of(workers, SAVES, args.rounds)
+        stalls = rounds_of(workers, STALLS, args.rounds)
         loads = rounds_of(workers, LOADS, args.rounds)
         for worker in workers.values():
             worker.process.stdin.close()
@@ -99,7 +106,8 @@ def main():
 
 {args.mib} MiB of float32 in tensors of 4 MiB, one process. A save is over when it is durable: fsync of the file and of its
 directory; lockstep's also has checksums, a manifest and the renames of the commit. Loads come from the page cache;
-lockstep's compares every checksum. Ratios are formed within a round: median [95 % bootstrap interval].
+lockstep's compares every checksum. A save in the background is timed until the loop may go on; the next one begins when it is durable.
+`memcpy` is torch's copy into memory that is there: what any copy costs. Ratios are formed within a round: median [95 % bootstrap interval].
 
 - machine: {os.cpu_count()} CPUs, Linux {platform.release()}; load when it began: {load:.1f}
 - versions: {versions}; lockstep release build
@@ -108,6 +116,10 @@ lockstep's compares every checksum. Ratios are formed within a round: median [95
 ## Durable save
 
 {table(saves, "raw O_DIRECT", args.mib)}
+
+## What the loop waits for a save in the background
+
+{table(stalls, "lockstep, save_in_background", args.mib)}
 
 ## Load
 

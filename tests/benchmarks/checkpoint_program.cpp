@@ -12,7 +12,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <ATen/ops/from_blob.h>
+
 #include <lockstep/base/file_system.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/world/world.h>
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/storage/safetensors.h>
 
@@ -64,6 +68,31 @@ void save(lockstep::CheckpointDir& directory, std::span<const lockstep::TensorVi
   writer->commit();
 }
 
+/// How long a training loop stands still for a save in the background.
+class Background {
+ public:
+  Background(const std::filesystem::path& folder, std::span<const lockstep::TensorView> tensors)
+      : store_(folder / "background" / "checkpoints", {}, world_) {
+    for (const lockstep::TensorView& tensor : tensors) {
+      auto* data = const_cast<std::byte*>(tensor.bytes.data());  // NOLINT: from_blob has no const
+      snapshot_.tensors["model"].emplace_back(tensor.name, at::from_blob(data, tensor.shape, at::kFloat));
+    }
+  }
+  double stall() {
+    const auto start = std::chrono::steady_clock::now();
+    store_.save_in_background(++step_, snapshot_);
+    const std::chrono::duration<double> stood = std::chrono::steady_clock::now() - start;
+    store_.wait_for_save();
+    return stood.count();
+  }
+
+ private:
+  lockstep::World world_ = lockstep::World::single(c10::Device("cpu"));
+  lockstep::CheckpointStore store_;
+  lockstep::Snapshot snapshot_{};
+  std::int64_t step_ = 0;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -81,7 +110,8 @@ int main(int argc, char** argv) {
                        .shape = {static_cast<std::int64_t>(kBlock / 4)},
                        .bytes = {memory.get() + begin, kBlock}});
   }
-  lockstep::CheckpointDir directory(lockstep::real_file_system(), folder / "lockstep", "bench", 0);
+  lockstep::CheckpointDir directory(lockstep::real_file_system(), folder / "lockstep");
+  Background background(folder, tensors);
   for (std::string what; std::getline(std::cin, what);) {
     const auto start = std::chrono::steady_clock::now();
     if (what == "save") {
@@ -92,6 +122,9 @@ int main(int argc, char** argv) {
       const auto file = directory.manifest(1).files.at(0);
       const Memory bytes(static_cast<std::byte*>(std::malloc(static_cast<std::size_t>(file.size))));
       directory.read(1, file, {bytes.get(), static_cast<std::size_t>(file.size)});
+    } else if (what == "stall") {
+      std::cout << background.stall() << std::endl;
+      continue;
     } else {
       return 2;
     }

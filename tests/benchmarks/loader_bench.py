@@ -28,7 +28,7 @@ def run_ours(program, name, seconds):
     done = subprocess.run([program, f"--benchmark_filter=^{name}$", f"--benchmark_min_time={seconds}",
                            "--benchmark_format=json"], capture_output=True, text=True, check=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return json.loads(done.stdout)["benchmarks"][0]["us_per_sample"] * 1e6
+    return json.loads(done.stdout)["benchmarks"][0]["us_per_sample"]
 
 
 def run_theirs(python, name, seconds):

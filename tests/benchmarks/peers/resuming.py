@@ -103,20 +103,14 @@ def lightning_with(kind, path, steps, resume):
             return self.made
 
         def on_train_batch_end(self, outputs, batch, index):
-            if resume:
+            if self.trainer.global_step > steps:
                 say(batch[1])
-                self.trainer.should_stop = True
+            elif not resume and self.trainer.global_step == steps:
+                self.trainer.save_checkpoint(path)  # as ModelCheckpoint does, in this hook
 
-    def trainer(limit):
-        return lightning.Trainer(accelerator="cpu", max_steps=limit, max_epochs=1, logger=False, enable_checkpointing=False,
-                                 enable_progress_bar=False, enable_model_summary=False)
-
-    if resume:
-        return trainer(steps + 1).fit(Module(), make_loader(steps, kind), ckpt_path=path)
-    runner = trainer(steps)
-    runner.fit(Module(), make_loader(steps, kind))
-    runner.save_checkpoint(path)
-    say(next(itertools.islice(make_loader(steps), steps, None))[1])
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=steps + 1, max_epochs=1, logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Module(), make_loader(steps, kind), ckpt_path=path if resume else None)
 
 
 def lightning(path, steps, resume):
