@@ -1,6 +1,7 @@
 // The corpus and a few thousand mutations of it, the same at every run: what the fuzzers do, without clang and in a
 // second.
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "fuzz/target.h"
 
@@ -55,20 +58,52 @@ std::string mutated(std::string text, const std::vector<std::string>& texts, std
   return text;
 }
 
-class FuzzReplay : public testing::TestWithParam<fuzz::Target> {};
-
-TEST_P(FuzzReplay, KeepsItsPromises) {
-  const auto& [name, run] = GetParam();
-  const std::vector<std::string> texts = corpus(name);
-  ASSERT_FALSE(texts.empty()) << name;
+void replay(const fuzz::Target& target) {
+  const std::vector<std::string> texts = corpus(target.name);
+  ASSERT_FALSE(texts.empty()) << target.name;
   for (const std::string& text : texts) {
-    run(text);
+    target.run(text);
   }
   std::mt19937 random(1);
   for (int i = 0; i < 1000; ++i) {
-    run(mutated(texts[random() % texts.size()], texts, random));
+    target.run(mutated(texts[random() % texts.size()], texts, random));
   }
 }
+
+/// From now on this process gets `more` bytes of memory.
+void limit_memory(std::size_t more) {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + more;
+  const rlimit limit{.rlim_cur = most, .rlim_max = most};
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+class FuzzReplay : public testing::TestWithParam<fuzz::Target> {};
+
+TEST_P(FuzzReplay, KeepsItsPromises) { replay(GetParam()); }
+
+#ifndef __SANITIZE_ADDRESS__  // which maps terabytes for itself
+// Inputs of kilobytes that claim to be of any size.
+TEST_P(FuzzReplay, TakesNoMemoryThatTheInputOnlyClaims) {
+  const auto within_little = [] {
+    limit_memory(std::size_t{32} << 20);
+    replay(GetParam());
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(within_little(), testing::ExitedWithCode(0), "");
+}
+
+TEST(FuzzReplayDeathTest, SeesAParserThatBelievesItsInput) {  // the control
+  const auto believing = []() noexcept {
+    limit_memory(std::size_t{32} << 20);
+    const volatile std::size_t claimed = std::size_t{64} << 20;
+    const std::vector<char> bytes(claimed);
+    std::_Exit(bytes[claimed - 1]);
+  };
+  EXPECT_DEATH(believing(), "bad_alloc");
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Parsers, FuzzReplay, testing::ValuesIn(fuzz::targets()),
                          [](const auto& each) { return std::string(each.param.name); });
