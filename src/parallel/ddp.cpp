@@ -135,6 +135,12 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
       parameters.push_back(entry->second);
       reduction.bytes += static_cast<std::int64_t>(entry->second.nbytes());
     }
+    // The lane's gradient is the first of a backward, and callbacks run in the order they came: this one after the
+    // rank's own work, before the reducer waits for the others. Who hangs before is the one that did not come.
+    reduction.lane.register_hook([&progress = progress_, bytes = reduction.bytes](const at::Tensor&) {
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [&progress, bytes] { progress.begin(Operation::all_reduce, bytes); });
+    });
     auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
         parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
         expect_sparse);
@@ -229,7 +235,6 @@ void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gr
     });
   }
   reduction.first_backward = false;
-  progress_.begin(Operation::all_reduce, reduction.bytes);  // bucket by bucket, while the backward runs
   try {
     torch::autograd::backward(roots, gradients);
     progress_.end();

@@ -86,8 +86,9 @@ const std::vector<std::string> kShortPatience{"--dist.stall_warn_s", "1", "--dis
 TEST(Hang, OfEveryKindIsEndedAndNamed) {
   Sweep sweep("hangs");
   for (int round = 0; round < rounds(1, 5); ++round) {
-    for (const auto& [how, phase] : {std::pair{"mutex", "forward"}, std::pair{"spin", "optimizer"},
-                                     std::pair{"sleep", "data"}, std::pair{"spin", "forward"}}) {
+    for (const auto& [how, phase] :
+         {std::pair{"mutex", "forward"}, std::pair{"spin", "optimizer"}, std::pair{"sleep", "data"},
+          std::pair{"spin", "forward"}, std::pair{"sleep", "backward"}}) {
       const int rank = sweep.between(0, 1);
       const auto result = train(2, rank, phase, how, 3, kShortPatience);
       std::string found =
@@ -97,7 +98,16 @@ TEST(Hang, OfEveryKindIsEndedAndNamed) {
       sweep.count(found.empty());
     }
   }
-  EXPECT_GE(sweep.points(), 4);
+  EXPECT_GE(sweep.points(), 5);
+}
+
+// Its buckets are all that the others wait for, and they do so in the same phase.
+TEST(Hang, InBackwardIsNotTakenForAWaitForOthers) {
+  for (const int rank : {0, 1, 2}) {
+    const auto result = train(3, rank, "backward", "sleep", 3, kShortPatience);
+    EXPECT_EQ(problems(result, {.rank = rank, .code = 124, .text = "made no progress for 2 s at step 3 in backward"}),
+              "");
+  }
 }
 
 TEST(Hang, AfterTheWorkIsEndedAndNamed) {

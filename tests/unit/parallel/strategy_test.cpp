@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
@@ -242,12 +243,18 @@ TEST(Ddp, IsInItsRankRecord) {
     ASSERT_EQ(view(record).phase, Phase::forward);
     const auto loss = net.forward(at::ones({2, 4})).sum();
     ProgressView inside;
-    loss.register_hook([&](const at::Tensor&) { inside = view(record); });
+    ProgressView behind;
+    loss.register_hook([&](const at::Tensor&) {
+      inside = view(record);
+      torch::autograd::Engine::get_default_engine().queue_callback([&] { behind = view(record); });
+    });
     const auto collectives = view(record).collectives;
     strategy.backward(loss);
     ASSERT_EQ(inside.phase, Phase::backward);
-    ASSERT_EQ(inside.operation, Operation::all_reduce);
-    ASSERT_GT(inside.bytes, 0);
+    ASSERT_EQ(inside.operation, Operation::none) << "the others do not wait in here";
+    ASSERT_EQ(behind.phase, Phase::backward);
+    ASSERT_EQ(behind.operation, Operation::all_reduce);
+    ASSERT_GT(behind.bytes, 0);
     ASSERT_EQ(view(record).collectives, collectives + 1);
     ASSERT_EQ(view(record).operation, Operation::none);
     strategy.finish();
