@@ -70,6 +70,11 @@ void replay(const fuzz::Target& target) {
   }
 }
 
+class FuzzReplay : public testing::TestWithParam<fuzz::Target> {};
+
+TEST_P(FuzzReplay, KeepsItsPromises) { replay(GetParam()); }
+
+#ifndef __SANITIZE_ADDRESS__  // which maps terabytes for itself
 /// From now on this process gets `more` bytes of memory.
 void limit_memory(std::size_t more) {
   std::size_t pages = 0;
@@ -79,11 +84,6 @@ void limit_memory(std::size_t more) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-class FuzzReplay : public testing::TestWithParam<fuzz::Target> {};
-
-TEST_P(FuzzReplay, KeepsItsPromises) { replay(GetParam()); }
-
-#ifndef __SANITIZE_ADDRESS__  // which maps terabytes for itself
 // Inputs of kilobytes that claim to be of any size.
 TEST_P(FuzzReplay, TakesNoMemoryThatTheInputOnlyClaims) {
   const auto within_little = [] {
