@@ -85,24 +85,22 @@ void TerminalQueue::write_all() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return closing_ || status_ || !lines_.empty(); });
-    if (!lines_.empty()) {
-      const std::deque<Line> lines = std::exchange(lines_, {});
-      const std::size_t bytes = bytes_;
-      lock.unlock();
-      write_lines(lines);
-      lock.lock();
-      bytes_ -= bytes;
-      if (is_full_ && bytes_ < kFullBytes) {
-        is_full_ = false;
-        eventfd_write(room_.get(), 1);
-      }
-    } else if (status_) {
-      const std::string text = *std::exchange(status_, std::nullopt);
-      lock.unlock();
-      write_status(text);
-      lock.lock();
-    } else {
+    if (!status_ && lines_.empty()) {
       return;
+    }
+    const std::optional<std::string> status = std::exchange(status_, std::nullopt);
+    const std::deque<Line> lines = std::exchange(lines_, {});
+    const std::size_t bytes = bytes_;
+    lock.unlock();
+    if (status) {  // first, because a line that is written draws the status below it again
+      write_status(*status);
+    }
+    write_lines(lines);
+    lock.lock();
+    bytes_ -= bytes;
+    if (is_full_ && bytes_ < kFullBytes) {
+      is_full_ = false;
+      eventfd_write(room_.get(), 1);
     }
   }
 }
