@@ -133,7 +133,7 @@ class Checker {
              "use --strategy ddp (or auto), or --nprocs 1");
     }
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
-      refuse(fmt::format("{}: found less than 2 s, expected more, or 0",
+      refuse(fmt::format("{}: expected 0 or a number of 2 or more",
                          label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
              "a machine is heard of once a second");
     }

@@ -112,14 +112,16 @@ void Guard::watch_answers() {
   set_log_rank(rank_, size_);
   std::unique_lock lock(mutex_);
   while (store_silent_ < options_.heartbeat_timeout) {
-    if (changed_.wait_for(lock, kInterval, [this] { return over_; })) {
-      return;
+    if (changed_.wait_for(lock, kInterval, [this] { return over_ || failure_; })) {
+      return;  // of a failure the other thread makes the end
     }
     store_silent_ += kInterval;
   }
   lock.unlock();
-  end_process(fmt::format("the rendezvous store has not answered for {}: its machine, or the network to it, is gone",
-                          in_seconds(options_.heartbeat_timeout)));
+  end_process(
+      fmt::format("the rendezvous store has not answered for {} (--dist.heartbeat_timeout_s): its machine, or the "
+                  "network to it, is gone",
+                  in_seconds(options_.heartbeat_timeout)));
   // The main thread wanted to end the process by itself, but may wait for the store, too.
   lock.lock();
   if (!changed_.wait_for(lock, kHearingTime, [this] { return over_; })) {
@@ -177,8 +179,9 @@ void Guard::beat() {
   next_node_silent_ = beats == next_node_beats_ && beats > 0 ? next_node_silent_ + kInterval : milliseconds(0);
   next_node_beats_ = beats;
   if (next_node_silent_ >= options_.heartbeat_timeout) {
-    tell(fmt::format("node {} has not been heard of for {}: the machine, or the network to it, is gone", next,
-                     in_seconds(options_.heartbeat_timeout)));
+    tell(fmt::format(
+        "node {} has not been heard of for {} (--dist.heartbeat_timeout_s): the machine, or the network to it, is gone",
+        next, in_seconds(options_.heartbeat_timeout)));
   }
 }
 

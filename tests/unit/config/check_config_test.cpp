@@ -64,7 +64,7 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
       {{.dist = {.timeout_s = 0}}, "--dist.timeout_s 0: expected a number above 0", ""},
       {{.dist = {.init_timeout_s = -1}}, "--dist.init_timeout_s -1: expected a number above 0", ""},
       {{.dist = {.heartbeat_timeout_s = 1.5}},
-       "--dist.heartbeat_timeout_s 1.5: found less than 2 s, expected more, or 0",
+       "--dist.heartbeat_timeout_s 1.5: expected 0 or a number of 2 or more",
        "once a second"},
       {{.dist = {.grace_s = -1}}, "--dist.grace_s -1: expected a number of 0 or more", ""},
       {{.dist = {.bucket_mib = 0}}, "--dist.bucket_mib 0: expected a number above 0, 65536 at most", ""},
