@@ -205,7 +205,8 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
   if (order && order->samples().value_or(data->size()) != data->size()) {
     throw DataError(
         fmt::format("data loader: found an order of {} samples, expected one of {}, the size of the data set",
-                    *order->samples(), data->size()));
+                    *order->samples(), data->size()),
+        "make it from the weights or lengths of this data set");
   }
   const DistributedSampler::Options sampler{.size = data->size(),
                                             .order = std::move(order),

@@ -34,11 +34,11 @@ using File = std::shared_ptr<MappedFile>;
 }
 
 File open_data(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) {
+  std::error_code unknown;  // without permission to look: opening it says so
+  if (!fs::exists(path, unknown) && !unknown) {
     fs::path packed = path;
     packed += ".gz";
-    if (fs::exists(packed, ignored)) {
+    if (fs::exists(packed, unknown)) {
       refuse_compressed(packed);
     }
     throw DataError(fmt::format("{}: no such file", path.string()));
