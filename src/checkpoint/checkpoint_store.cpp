@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -25,6 +24,7 @@
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/world/world.h>
 
+#include "base/host_name.h"
 #include "base/text.h"
 #include "checkpoint/main_rank.h"
 #include "checkpoint/snapshot_broadcast.h"
@@ -38,9 +38,7 @@ namespace {
 using std::filesystem::path;
 
 std::string this_process() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("pid {} on {}", ::getpid(), host.data());
+  return fmt::format("pid {} on {}", ::getpid(), host_name());
 }
 
 std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {

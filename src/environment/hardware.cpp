@@ -1,14 +1,13 @@
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <lockstep/environment/hardware.h>
 
+#include "base/host_name.h"
 #include "base/text.h"
 #include "environment/build_info.h"
 #include "environment/cpu_topology.h"
@@ -60,11 +59,6 @@ void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices)
       all.push_back({.name = "MIG device", .uuid = entry});
     }
   }
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "environment/process_name.h"
 
-#include <array>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -8,18 +7,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/host_name.h"
 #include "base/text.h"
 
 namespace lockstep {
 
 ProcessName this_process() {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::error_code unreadable;
   const auto numbers = std::filesystem::read_symlink("/proc/self/ns/pid", unreadable).string();
-  return {.pid = getpid(), .machine = fmt::format("{}/{}", boot, numbers), .host = host.data()};
+  return {.pid = getpid(), .machine = fmt::format("{}/{}", boot, numbers), .host = host_name()};
 }
 
 std::string to_string(const ProcessName& process) { return fmt::format("pid {}@{}", process.pid, process.host); }

@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "base/host_name.h"
 #include "base/text.h"
 #include "supervise/memory_watch.h"
 #include "supervise/rank_output.h"
@@ -40,11 +41,6 @@ std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::transform(workers.begin(), workers.end(), std::back_inserter(pids),
                  [](const auto& worker) { return worker.pid(); });
   return pids;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? printable(name.data()) : "unknown";
 }
 
 class Supervisor {
