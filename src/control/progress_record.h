@@ -49,6 +49,8 @@ struct alignas(64) ProgressRecord {
   std::atomic<std::int64_t> bytes{0};             ///< of the last one
   std::atomic<Phase> phase{Phase::start};
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
+  std::atomic<std::int64_t> waited_ticks{
+      0};  ///< of the steady clock, in collectives; inside of one: less its beginning
 
   void set_phase(Phase now) noexcept {
     phase.store(now, std::memory_order_relaxed);
@@ -56,7 +58,7 @@ struct alignas(64) ProgressRecord {
   }
   void set_step(std::int64_t done) noexcept {
     if (first_step.load(std::memory_order_relaxed) < 0) {
-      first_step_ticks.store(std::chrono::steady_clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+      first_step_ticks.store(ticks_now(), std::memory_order_relaxed);
       first_step.store(done, std::memory_order_release);
     }
     step.store(done, std::memory_order_relaxed);
@@ -66,11 +68,20 @@ struct alignas(64) ProgressRecord {
     bytes.store(size, std::memory_order_relaxed);
     operation.store(what, std::memory_order_relaxed);
     collectives.store(collectives.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    begin_waiting();
     beat();
   }
   void end() noexcept {
+    end_waiting();
     operation.store(Operation::none, std::memory_order_relaxed);
     beat();
+  }
+  /// For the others, where no collective of this thread shows it.
+  void begin_waiting() noexcept { add_waited(-ticks_now()); }
+  void end_waiting() noexcept { add_waited(ticks_now()); }
+  /// Time in collectives so far; only between them.
+  std::chrono::steady_clock::duration waited() const noexcept {
+    return std::chrono::steady_clock::duration(waited_ticks.load(std::memory_order_relaxed));
   }
   std::optional<TrainingStart> training_start() const noexcept {
     const std::int64_t step_then = first_step.load(std::memory_order_acquire);
@@ -82,6 +93,10 @@ struct alignas(64) ProgressRecord {
   }
 
  private:
+  static std::int64_t ticks_now() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+  void add_waited(std::int64_t ticks) noexcept {
+    waited_ticks.store(waited_ticks.load(std::memory_order_relaxed) + ticks, std::memory_order_relaxed);
+  }
   void beat() noexcept { beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 };
 static_assert(sizeof(ProgressRecord) == 64);

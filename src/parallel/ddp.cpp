@@ -290,7 +290,9 @@ void Ddp::read_lane(Reduction& reduction) {
   }
   // What the last step copied has arrived long ago; this step's copy is not waited for.
   if (reduction.lane_copied->was_marked_for_recording()) {
+    progress_.begin_waiting();
     reduction.lane_copied->synchronize();
+    progress_.end_waiting();
     WorldAccess::check_device(world_);
     read(reduction.lane_host.const_data_ptr<float>());
   }

@@ -24,6 +24,7 @@
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_files.h"
 #include "trainer/step_recorder.h"
+#include "trainer/straggler_watch.h"
 #include "trainer/validate.h"
 #include "world/world_access.h"
 
@@ -61,6 +62,7 @@ class Fit {
         files_(plan_, world_.is_main()),
         checkpoints_(plan_, world_, files_),
         recorder_(config_, world_),
+        stragglers_(world_, plan_.host),
         progress_(trainer.console, config_.report.progress) {}
 
   FitResult run() {
@@ -81,8 +83,7 @@ class Fit {
     prepare();
     notify(Stage::fit_start);
     while (!finished()) {  // limits and the agreed stop: the same answer on every rank
-      record_.set_phase(Phase::data);
-      const StepBatches* batches = train_.next();  // from the resume position on; rolls into the next epoch by itself
+      const StepBatches* batches = next_batches();
       if (batches == nullptr) {
         break;
       }
@@ -91,6 +92,7 @@ class Fit {
       if (batches->ends_epoch) {
         notify(Stage::epoch_end);
       }
+      look_for_straggler();
       if (due(config_.report.every_steps)) {
         report();  // the only place that waits for the device
       }
@@ -172,6 +174,15 @@ class Fit {
     return every_epochs > 0 && batches.ends_epoch && state_.epoch % every_epochs == 0;
   }
 
+  // From the resume position on; rolls into the next epoch by itself.
+  const StepBatches* next_batches() {
+    record_.set_phase(Phase::data);
+    stragglers_.begin_step();
+    const StepBatches* batches = train_.next();
+    stragglers_.have_data();
+    return batches;
+  }
+
   void step(const StepBatches& batches) {
     stands_ = false;
     measured_.clear();
@@ -195,6 +206,16 @@ class Fit {
     recorder_.add(state_, batches, last_, task_.module());
     stands_ = true;
     show_progress(batches);
+  }
+
+  // Before reports, validation and saves: those are the main rank's own.
+  void look_for_straggler() {
+    if (const auto news = stragglers_.end_step(state_.step)) {
+      if (world_.is_main()) {
+        log_warning(news->text);
+      }
+      files_.event(news->event, news->fields);
+    }
   }
 
   void show_progress(const StepBatches& batches) {
@@ -390,6 +411,7 @@ class Fit {
   RunFiles files_;
   RunCheckpoints checkpoints_;
   StepRecorder recorder_;
+  StragglerWatch stragglers_;
   ProgressBar progress_;
   Meter meter_{};
   TrainState state_{};

@@ -44,6 +44,8 @@ struct Options {
   std::int64_t stride = 1;
   std::int64_t fail_step = -1;
   std::int64_t fail_rank = 0;
+  std::int64_t work_ms = 0;  // sleep of every rank in a step
+  std::int64_t slow_ms = 0;  // more, of `fail_rank` each time it passes `fail_in`
   // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory; mutex, spin, sleep: hangs;
   // slow: two seconds, and no failure
   std::string fail = "throw";
@@ -107,6 +109,9 @@ class Failure {
  public:
   Failure(const Options& options, int rank) : options_(options), armed_(rank == options.fail_rank) {}
   void reach(const std::string& phase) {
+    if (armed_ && phase == options_.fail_in && options_.slow_ms > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(options_.slow_ms));
+    }
     if (is_due(phase)) {
       fail(options_.fail);
     }
@@ -170,6 +175,7 @@ struct Regression final : lockstep::Task {
     return at::mse_loss(net->forward(batch.input), batch.target);
   }
   void optimize(lockstep::Step& step) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.work_ms));
     failure.reach("optimizer");
     if (failure.is_due("collective")) {
       world.all_reduce(at::zeros({1}), lockstep::Reduce::sum);
@@ -242,7 +248,9 @@ int main(int argc, char** argv) {
       .add("fail_in", &options.fail_in, "phase to fail in")
       .add("fail_step", &options.fail_step, "how often the phase is passed before it fails")
       .add("fail_rank", &options.fail_rank, "rank that fails")
-      .add("fail", &options.fail, "how");
+      .add("fail", &options.fail, "how")
+      .add("work_ms", &options.work_ms, "sleep of every rank in a step")
+      .add("slow_ms", &options.slow_ms, "more, of that rank in that phase, every time");
   const lockstep::TrainConfig defaults{.max_epochs = 3, .batch_size = 4, .report = {.every_steps = 1}};
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
     Failure failure(options, session.world.rank());

@@ -1,0 +1,92 @@
+// One rank that takes longer than the others (T1 of the fault model), and runs in which none does.
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "support/runs.h"
+#include "support/sweep.h"
+
+namespace lockstep {
+namespace {
+
+struct Named {
+  int rank = -1;
+  std::int64_t step = 0;
+  bool for_data = false;
+};
+
+std::optional<Named> first_named(const std::filesystem::path& run) {
+  std::ifstream events(run / "events.jsonl");
+  for (std::string line; std::getline(events, line);) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] == "straggler") {
+      const double more = event["step_s"].get<double>() - event["others_step_s"].get<double>();
+      const double data = event["data_s"].get<double>() - event["others_data_s"].get<double>();
+      return Named{.rank = event["rank"], .step = event["step"], .for_data = data > more / 2};
+    }
+  }
+  return {};
+}
+
+struct Slow {
+  std::string phase;
+  int work_ms = 0;
+  int more_ms = 0;
+};
+
+TEST(Straggler, IsNamedWithinTwentySteps) {
+  Sweep sweep("slow ranks");
+  for (int round = 0; round < rounds(1, 5); ++round) {
+    for (const Slow& slow : {Slow{"optimizer", 100, 120}, Slow{"optimizer", 40, 160}, Slow{"data", 40, 160}}) {
+      const TempDir dir;
+      const int rank = sweep.between(0, 2);
+      const auto result = run_program(
+          command(TRAIN_PROGRAM, dir.path() / "run",
+                  {"--nprocs", "3", "--max_steps", "21", "--batch_size", "1", "--data.workers", "0",
+                   "--checkpoint.enabled", "false", "--work_ms", std::to_string(slow.work_ms), "--fail_rank",
+                   std::to_string(rank), "--fail_in", slow.phase, "--slow_ms", std::to_string(slow.more_ms)}));
+      const auto named = first_named(dir.path() / "run");
+      const std::string text = "rank " + std::to_string(rank) + " (";
+      const bool right = result.code == 0 && named && named->rank == rank && named->step == 20 &&
+                         named->for_data == (slow.phase == "data") &&
+                         result.err.find(text) < result.err.find(" times as long for a step as the others");
+      EXPECT_TRUE(right) << result.err;
+      sweep.count(right);
+    }
+  }
+}
+
+// The control: what is below the threshold, or no rank's own, is not named.
+TEST(Straggler, IsNobodyWhoIsHalfSlowerOnly) {
+  const TempDir dir;
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                                          {"--nprocs", "3", "--max_steps", "41", "--batch_size", "1", "--work_ms", "60",
+                                           "--fail_rank", "1", "--slow_ms", "30", "--checkpoint.enabled", "false"}));
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_FALSE(first_named(dir.path() / "run")) << result.err;
+}
+
+TEST(Straggler, IsNobodyOnABusyMachine) {
+  Sweep sweep("clean runs beside other programs");
+  for (int round = 0; round < rounds(1, 10); ++round) {
+    std::vector<std::unique_ptr<Process>> others;
+    for (int i = 0; i < 3; ++i) {
+      others.push_back(std::make_unique<Process>(std::vector<std::string>{"sh", "-c", "while :; do :; done"}));
+    }
+    const TempDir dir;
+    const auto result = run_program(command(EXAMPLES_DIR "/06_char_gpt", dir.path() / "run",
+                                            {"--nprocs", round % 2 == 0 ? "4" : "2", "--max_steps", "100", "--sample",
+                                             "0", "--checkpoint.enabled", "false"}));
+    const bool clean = result.code == 0 && !first_named(dir.path() / "run");
+    EXPECT_TRUE(clean) << result.err;
+    sweep.count(clean);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
