@@ -49,8 +49,8 @@ struct alignas(64) ProgressRecord {
   std::atomic<std::int64_t> bytes{0};             ///< of the last one
   std::atomic<Phase> phase{Phase::start};
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
-  std::atomic<std::int64_t> waited_ticks{
-      0};  ///< of the steady clock, in collectives; inside of one: less its beginning
+  /// Of the steady clock, in collectives; inside of one: less its beginning.
+  std::atomic<std::int64_t> waited_ticks{0};
 
   void set_phase(Phase now) noexcept {
     phase.store(now, std::memory_order_relaxed);

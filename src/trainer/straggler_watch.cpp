@@ -1,9 +1,9 @@
 #include "trainer/straggler_watch.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstdio>
+#include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +26,21 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+/// What ranks tell each other, in front of the name of the host.
+struct Measured {
+  StepCost cost{};
+  double window = 0;  // seconds
+};
+
+std::string encode(const Measured& measured) { return {reinterpret_cast<const char*>(&measured), sizeof measured}; }
+
+Measured decode(std::string_view bytes) {
+  LOCKSTEP_ASSERT(bytes.size() >= sizeof(Measured), "every rank sends its costs");
+  Measured measured;
+  std::memcpy(&measured, bytes.data(), sizeof measured);
+  return measured;
 }
 
 std::string duration_text(double seconds) {
@@ -69,31 +84,25 @@ void StragglerWatch::have_data() { now_.data = own_time(); }
 
 std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
   now_.step = own_time();
+  steps_time_ += Clock::now() - began_;
   sum_.step += now_.step;
   sum_.data += now_.data;
   slowest_ = now_.step > slowest_.step ? now_ : slowest_;
   if (++steps_ < due_ || world_.size() == 1) {
     return {};
   }
-  const StepCost mine = mean_without_slowest();
-  const double window = Seconds(Clock::now() - window_began_).count();
+  const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count()};
   std::vector<StepCost> costs;
   std::vector<std::string> hosts;
-  std::vector<double> windows;
-  for (const std::string& answer : world_.gather(fmt::format("{} {} {} {}", mine.step, mine.data, window, host_))) {
-    StepCost cost;
-    double theirs = 0;
-    int host = 0;
-    const int read = std::sscanf(answer.c_str(), "%lf %lf %lf %n", &cost.step, &cost.data, &theirs, &host);
-    LOCKSTEP_ASSERT(read == 3, "every rank sends its costs");
-    costs.push_back(cost);
-    hosts.push_back(answer.substr(static_cast<std::size_t>(host)));
-    windows.push_back(theirs);
+  double window = 0;  // rank 0's, because all ranks have to come to the same answer
+  for (const std::string& answer : world_.gather(encode(mine) + host_)) {
+    const Measured theirs = decode(answer);
+    window = costs.empty() ? theirs.window : window;
+    costs.push_back(theirs.cost);
+    hosts.push_back(answer.substr(sizeof theirs));
   }
-  // Rank 0's, because all ranks have to come to the same answer.
-  const double per_step = windows.front() / static_cast<double>(steps_);
-  begin_window(std::max(kSteps, static_cast<std::int64_t>(std::ceil(kWindow / std::max(per_step, 1e-9)))));
-  return windows.front() < kShortestWindow ? std::nullopt : judge(step, costs, hosts);
+  begin_window(static_cast<std::int64_t>(kWindow / std::max(window / static_cast<double>(steps_), 1e-9)));
+  return window < kShortestWindow ? std::nullopt : judge(step, costs, hosts);
 }
 
 std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, std::span<const StepCost> costs,
@@ -141,10 +150,10 @@ StepCost StragglerWatch::mean_without_slowest() const {
 }
 
 void StragglerWatch::begin_window(std::int64_t steps) {
-  window_began_ = Clock::now();
+  steps_time_ = {};
   sum_ = slowest_ = {};
   steps_ = 0;
-  due_ = steps;
+  due_ = std::max(kSteps, steps);
 }
 
 }  // namespace lockstep

@@ -77,7 +77,7 @@ class StragglerWatch {
   Taken now_{};
   Taken sum_{};
   Taken slowest_{};
-  Clock::time_point window_began_ = Clock::now();
+  Clock::duration steps_time_{};  // waiting included: alike on all ranks
   std::int64_t steps_ = 0;
   std::int64_t due_ = kSteps;
   std::optional<int> named_{};
