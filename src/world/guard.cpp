@@ -95,7 +95,7 @@ void Guard::watch() {
     try {
       failure = look();
     } catch (const std::exception&) {
-      failure = "the rendezvous store is gone: rank 0, or what serves it, ended";
+      failure = "the rendezvous store is gone: rank 0, or what serves it, ended, or the connection to it was cut";
     }
     const std::lock_guard lock(mutex_);
     store_silent_ = milliseconds(0);

@@ -45,7 +45,7 @@ bool poll_key(c10d::Store& store, const std::string& key, milliseconds timeout,
               const std::function<void(Clock::duration waited)>& meanwhile = {}) {
   constexpr milliseconds kLongestPause{50};
   const auto start = Clock::now();
-  for (milliseconds pause{1}; !store.check({key}); pause = std::min(2 * pause, kLongestPause)) {
+  for (milliseconds pause{1}; !store_check(store, key); pause = std::min(2 * pause, kLongestPause)) {
     const auto waited = Clock::now() - start;
     if (waited >= timeout) {
       return false;
@@ -139,7 +139,7 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
 
 void throw_if_refused(c10d::Store& launch, const Identity& identity) {
   constexpr milliseconds kReadingTime{500};
-  if (launch.check({kRefused})) {
+  if (store_check(launch, kRefused)) {
     const std::string text = store_get(launch, kRefused);
     if (serves(identity)) {
       std::this_thread::sleep_for(kReadingTime);  // the others read it too before the store goes
@@ -183,7 +183,7 @@ void claim_rank(c10d::Store& launch, const Identity& identity) {
 std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
   std::vector<std::string> missing;
   for (int rank = 0; rank < world_size; ++rank) {
-    if (!store.check({here_key(rank)})) {
+    if (!store_check(store, here_key(rank))) {
       missing.push_back(std::to_string(rank));
     }
   }
@@ -227,7 +227,7 @@ std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const 
     return c10::make_intrusive<c10d::PrefixStore>(fmt::format("attempt/{}", number), run);
   };
   if (identity.rank == 0) {
-    const auto number = run->add("attempts", 1);
+    const auto number = store_add(*run, "attempts", 1);
     const auto attempt = attempt_store(number);
     store_set(*attempt, here_key(0), me);
     wait_for_all(*attempt, *attempt, identity, timeout);
@@ -240,16 +240,16 @@ std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const 
   }
   const auto start = Clock::now();
   for (std::int64_t joined = 0; Clock::now() - start < timeout; std::this_thread::sleep_for(kPause)) {
-    const auto number = run->add("attempts", 0);
+    const auto number = store_add(*run, "attempts", 0);
     if (number == 0) {
       continue;
     }
     const auto attempt = attempt_store(number);
-    if (number != joined && !attempt->check({kMembers})) {
+    if (number != joined && !store_check(*attempt, kMembers)) {
       store_set(*attempt, here_key(identity.rank), me);
       joined = number;
     }
-    if (attempt->check({kMembers})) {
+    if (store_check(*attempt, kMembers)) {
       const auto members = split(store_get(*attempt, kMembers), '\n');
       if (members.size() > static_cast<std::size_t>(identity.rank) &&
           members[static_cast<std::size_t>(identity.rank)] == me) {
@@ -277,31 +277,47 @@ c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds time
   const auto launch = c10::make_intrusive<c10d::PrefixStore>(std::to_string(attempt), run);
   compare_handshake(*launch, handshake, identity);
   claim_rank(*launch, identity);
-  const auto nth = launch->add(fmt::format("connects/{}", identity.rank), 1);
+  const auto nth = store_add(*launch, fmt::format("connects/{}", identity.rank), 1);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(nth), launch);
   store_set(*store, here_key(identity.rank), to_string(this_process()));
   wait_for_all(*store, *launch, identity, timeout);
   return store;
 }
 
+/// A connection that breaks under a question is a lost peer.
+template <class Question>
+auto ask(Question&& question) {
+  try {
+    return question();
+  } catch (const c10::DistNetworkError& error) {
+    throw CommError(fmt::format("the rendezvous store is gone: {}", error.what_without_backtrace()),
+                    "rank 0, or what serves the store, ended, or the connection to it was cut");
+  }
+}
+
 }  // namespace
 
 void store_set(c10d::Store& store, const std::string& key, std::string_view value) {
-  store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
+  ask([&] { store.set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
 }
 
 std::string store_get(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
+  const auto bytes = ask([&] { return store.get(key); });
   return {bytes.begin(), bytes.end()};
+}
+
+bool store_check(c10d::Store& store, const std::string& key) {
+  return ask([&] { return store.check({key}); });
+}
+
+std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta) {
+  return ask([&] { return store.add(key, delta); });
 }
 
 bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout) {
   try {
-    store.wait({key}, timeout);
+    ask([&] { store.wait({key}, timeout); });
     return true;
-  } catch (const c10::DistNetworkError& error) {
-    throw CommError(fmt::format("the rendezvous store is gone: {}", error.what_without_backtrace()),
-                    "rank 0 or the launcher that serves it ended");
   } catch (const c10::DistStoreError&) {
     return false;
   }

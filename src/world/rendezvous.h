@@ -23,10 +23,12 @@ struct Meeting {
 /// versions (exit 78).
 Meeting rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
 
-/// A store key's value as text, the way c10d wants and gives it.
+// The store of c10d with text for values. Throw: CommError when the store, or the connection to it, is gone.
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);
 std::string store_get(c10d::Store& store, const std::string& key);
-/// Waits at most `timeout`; false: the key did not appear. Throws: CommError when the store is gone.
+bool store_check(c10d::Store& store, const std::string& key);
+std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta);
+/// Waits at most `timeout`; false: the key did not appear.
 bool store_wait(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);
 
 }  // namespace lockstep

@@ -72,8 +72,10 @@ class TcpStore final : public Store {
     }
     return store_get(*store_, std::string(key));
   }
-  bool check(std::string_view key) override { return store_->check({std::string(key)}); }
-  std::int64_t add(std::string_view key, std::int64_t delta) override { return store_->add(std::string(key), delta); }
+  bool check(std::string_view key) override { return store_check(*store_, std::string(key)); }
+  std::int64_t add(std::string_view key, std::int64_t delta) override {
+    return store_add(*store_, std::string(key), delta);
+  }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
@@ -134,7 +136,7 @@ struct World::Impl {
     std::vector<std::string> missing;
     for (int rank = 0; rank < size; ++rank) {
       std::string note;
-      if (store.check({at_key(rank)})) {
+      if (store_check(store, at_key(rank))) {
         note = store_get(store, at_key(rank));
       }
       const auto space = std::min(note.find(' '), note.size());

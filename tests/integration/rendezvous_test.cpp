@@ -1,11 +1,16 @@
 // What can be wrong before the first step, with real processes and real sockets: named, quickly, on every rank.
+#include "world/rendezvous.h"
+
 #include <csignal>
+#include <functional>
 #include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <lockstep/base/error.h>
 
 #include "environment/port_owner.h"
 #include "support/listener.h"
@@ -118,6 +123,37 @@ TEST_F(Rendezvous, AStoreOfAnotherRunIsNamed) {
   EXPECT_EQ(result.code, 2) << result.err;
   EXPECT_THAT(result.err, HasSubstr("belongs to run 7f3a (pid 71@far), expected run 91bc"));
   EXPECT_LT(result.seconds, 5 + 5);
+}
+
+TEST(StoreQuestions, ToAStoreThatIsGoneFindALostPeer) {
+  const auto connect_to = [](const c10::intrusive_ptr<c10d::TCPStore>& server) {
+    c10d::TCPStoreOptions options;
+    options.port = server->getPort();
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  };
+  const std::function<void(c10d::Store&)> questions[] = {
+      [](c10d::Store& store) { store_set(store, "key", "value"); },
+      [](c10d::Store& store) { store_get(store, "key"); },
+      [](c10d::Store& store) { store_check(store, "key"); },
+      [](c10d::Store& store) { store_add(store, "number", 1); },
+      [](c10d::Store& store) { store_wait(store, "key", std::chrono::seconds(1)); },
+  };
+  for (const auto& question : questions) {
+    auto server = foreign_store();
+    const auto client = connect_to(server);
+    store_set(*client, "key", "value");
+    EXPECT_NO_THROW(question(*client));
+    server.reset();
+    try {
+      for (;;) {
+        question(*client);  // what is only sent finds out at the second time
+      }
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("the rendezvous store is gone"));
+      EXPECT_EQ(error.exit_code(), ExitCode::peer_lost);
+    }
+  }
 }
 
 TEST_F(Rendezvous, ARankThatIsClaimedTwiceIsNamedOnEveryRank) {
