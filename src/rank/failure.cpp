@@ -1,11 +1,13 @@
 #include "rank/failure.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 
 #include <cxxabi.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
@@ -22,13 +24,22 @@ struct Announcement {
 // These handlers get nothing that leads to a channel, so what they act on has to be static.
 constinit Announcement announcement;
 
+/// Gloo throws in a thread of its own when it answers on a connection that is broken. Nobody can catch that, but it is
+/// a lost peer like any other. Its types are in no header; their names are all there is.
+bool left_gloo() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  return type != nullptr && type_name(*type) == "gloo::IoException";
+}
+
 Message terminate_failure() {
   Message message = std::current_exception() ? current_failure()
                                              : Message{.kind = Message::Kind::failure,
                                                        .text = "error: no exception; a thread that was not joined?"};
   constexpr std::string_view kLabel = "error: ";
-  message.text.insert(message.text.starts_with(kLabel) ? kLabel.size() : 0, "std::terminate after ");
-  message.code = 128 + SIGABRT;
+  message.secondary = left_gloo();
+  message.text.insert(message.text.starts_with(kLabel) ? kLabel.size() : 0,
+                      message.secondary ? "the connection to another rank broke: " : "std::terminate after ");
+  message.code = message.secondary ? static_cast<int>(ExitCode::peer_lost) : 128 + SIGABRT;
   return message;
 }
 
@@ -44,7 +55,12 @@ void on_assertion(const char* text) noexcept {
 }
 
 void on_terminate() {
-  announce(terminate_failure());
+  const Message failure = terminate_failure();
+  announce(failure);
+  if (failure.secondary) {
+    std::fflush(nullptr);
+    _exit(failure.code);
+  }
   if (const std::terminate_handler before = announcement.before) {
     before();
   }

@@ -15,7 +15,8 @@ Message current_failure();
 
 /// While it lives, what ends the process without an exception that anybody could catch is announced before it does:
 /// std::terminate (an exception that leaves a thread or a noexcept function) with code 128 + SIGABRT, then the handler
-/// of before acts; a failed assertion of the library with ExitCode::internal. One at a time in a process.
+/// of before acts; when Gloo's own thread ends it so because a connection broke, with ExitCode::peer_lost; a failed
+/// assertion of the library with ExitCode::internal. One at a time in a process.
 class LastWords {
  public:
   explicit LastWords(const Channel& channel);

@@ -44,6 +44,12 @@ extern "C" const char* __asan_default_options() {
   return "handle_segv=0:handle_abort=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:use_sigaltstack=0";
 }
 
+namespace gloo {
+struct IoException : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+}  // namespace gloo
+
 namespace {
 
 using namespace lockstep;
@@ -168,6 +174,9 @@ struct RankTools {
   }
   if (what == "thread") {
     std::thread([] { throw_logic_error("left a thread"); }).join();
+  }
+  if (what == "gloo") {
+    std::thread([] { throw gloo::IoException("Connection reset by peer"); }).join();
   }
   if (what == "terminate") {
     std::terminate();
