@@ -32,11 +32,8 @@ Ids draw(std::int64_t size, const SplitOptions& options) {
         fmt::format("split: found {} of {} samples for validation, expected 1 to {}", count, size, size - 1),
         "set SplitOptions::fraction or count");
   }
-  const KeyedPermutation order(size, options.seed, /*epoch=*/0);
-  Ids ids;
-  for (std::int64_t position = 0; position < count; ++position) {
-    ids.push_back(order(position));
-  }
+  Ids ids(static_cast<std::size_t>(count));
+  KeyedPermutation(size, options.seed, /*epoch=*/0).fill(0, ids);
   std::sort(ids.begin(), ids.end());
   return ids;
 }

@@ -76,10 +76,7 @@ struct DistributedSampler::Impl {
       std::iota(ids, ids + count, first);
       return;
     }
-    const KeyedPermutation order(options.size, options.seed, of_epoch);
-    for (std::int64_t i = 0; i < count; ++i) {
-      ids[i] = order(first + i);
-    }
+    KeyedPermutation(options.size, options.seed, of_epoch).fill(first, {ids, static_cast<std::size_t>(count)});
   }
 
   void pytorch_ids(std::int64_t first, std::int64_t count, std::int64_t of_epoch, std::int64_t* ids) {

@@ -44,21 +44,18 @@ class LengthBucketed final : public EpochOrder {
     const std::int64_t begin = pool * pool_ * key.global_batch;
     const std::int64_t count = std::min(pool_ * key.global_batch, length() - begin);
     const std::int64_t batches = count / key.global_batch;
-    const KeyedPermutation drawn(length(), key.seed, key.epoch);
-    std::vector<std::int64_t> sorted;
-    sorted.reserve(static_cast<std::size_t>(count));
-    for (std::int64_t i = 0; i < count; ++i) {
-      sorted.push_back(drawn(begin + i));
-    }
+    std::vector<std::int64_t> sorted(static_cast<std::size_t>(count));
+    KeyedPermutation(length(), key.seed, key.epoch).fill(begin, sorted);
     // What does not fill a batch stays as it was drawn: drop_last would always drop the same samples otherwise.
     const auto whole = sorted.begin() + static_cast<std::ptrdiff_t>(batches * key.global_batch);
     std::sort(sorted.begin(), whole,
               [&](std::int64_t a, std::int64_t b) { return std::pair(length_of(a), a) < std::pair(length_of(b), b); });
-    const KeyedPermutation batch_order(batches, epoch_hash(key.seed, pool), key.epoch);
+    std::vector<std::int64_t> batch_order(static_cast<std::size_t>(batches));
+    KeyedPermutation(batches, epoch_hash(key.seed, pool), key.epoch).fill(0, batch_order);
     std::vector<std::int64_t> list;
     list.reserve(sorted.size());
-    for (std::int64_t batch = 0; batch < batches; ++batch) {
-      const auto from = sorted.begin() + static_cast<std::ptrdiff_t>(batch_order(batch) * key.global_batch);
+    for (const std::int64_t batch : batch_order) {
+      const auto from = sorted.begin() + static_cast<std::ptrdiff_t>(batch * key.global_batch);
       list.insert(list.end(), from, from + static_cast<std::ptrdiff_t>(key.global_batch));
     }
     list.insert(list.end(), whole, sorted.end());

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
@@ -7,6 +9,9 @@
 
 namespace lockstep {
 namespace {
+
+// The rounds of one index wait for each other, those of several do not: a processor does them side by side.
+constexpr std::size_t kLanes = 8;
 
 // value + a hash of `other`, in Z_range. The hash is the part of mix() that its high bits need; the high product takes
 // it to the range without a division.
@@ -55,25 +60,50 @@ KeyedPermutation::KeyedPermutation(std::int64_t size, std::uint64_t seed, std::i
 }
 
 std::int64_t KeyedPermutation::operator()(std::int64_t position) const noexcept {
-  auto x = static_cast<std::uint64_t>(position);
+  std::array x{static_cast<std::uint64_t>(position)};
   do {  // the grid has fewer than columns_ cells too many: walk along the cycle until inside
-    x = shuffle(x);
-  } while (x >= size_);
-  return static_cast<std::int64_t>(x);
+    shuffle(x);
+  } while (x[0] >= size_);
+  return static_cast<std::int64_t>(x[0]);
 }
 
-std::uint64_t KeyedPermutation::shuffle(std::uint64_t x) const noexcept {
-  std::uint64_t row = high_product(x, reciprocal_);  // x / columns_, or one less
-  std::uint64_t column = x - row * columns_;
-  if (column >= columns_) {
-    ++row;
-    column -= columns_;
+void KeyedPermutation::fill(std::int64_t first, std::span<std::int64_t> ids) const noexcept {
+  std::array<std::uint64_t, kLanes> x{};
+  for (; ids.size() >= kLanes; ids = ids.subspan(kLanes)) {
+    std::iota(x.begin(), x.end(), static_cast<std::uint64_t>(first));
+    first += std::int64_t{kLanes};
+    shuffle(x);
+    std::transform(x.begin(), x.end(), ids.begin(), [this](std::uint64_t cell) {
+      const auto id = static_cast<std::int64_t>(cell);
+      return cell < size_ ? id : (*this)(id);  // walks on
+    });
+  }
+  for (std::int64_t& id : ids) {
+    id = (*this)(first++);
+  }
+}
+
+template <std::size_t lanes>
+void KeyedPermutation::shuffle(std::array<std::uint64_t, lanes>& x) const noexcept {
+  std::array<std::uint64_t, lanes> row{};
+  std::array<std::uint64_t, lanes> column{};
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    row[lane] = high_product(x[lane], reciprocal_);  // x / columns_, or one less
+    column[lane] = x[lane] - row[lane] * columns_;
+    if (column[lane] >= columns_) {
+      ++row[lane];
+      column[lane] -= columns_;
+    }
   }
   for (int i = 0; i < rounds_; i += 2) {
-    row = rotate(row, column, keys_[i], rows_);
-    column = rotate(column, row, keys_[i + 1], columns_);
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      row[lane] = rotate(row[lane], column[lane], keys_[i], rows_);
+      column[lane] = rotate(column[lane], row[lane], keys_[i + 1], columns_);
+    }
   }
-  return row * columns_ + column;
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    x[lane] = row[lane] * columns_ + column[lane];
+  }
 }
 
 }  // namespace lockstep

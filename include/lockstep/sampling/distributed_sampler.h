@@ -4,6 +4,8 @@
 // order). docs/data.md "Data order" is the contract: data_order 1 is part of the checkpoint format and never changes.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,10 +25,13 @@ class KeyedPermutation {
  public:
   KeyedPermutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);  ///< 0 <= size <= 2^62
   std::int64_t operator()(std::int64_t position) const noexcept;                ///< 0 <= position < size
+  /// The same for positions first .. first + ids.size() - 1, in less time than one by one.
+  void fill(std::int64_t first, std::span<std::int64_t> ids) const noexcept;
 
  private:
   static constexpr int kMaxRounds = 24;
-  std::uint64_t shuffle(std::uint64_t x) const noexcept;  // a bijection of {0 .. rows_ * columns_ - 1}
+  template <std::size_t lanes>  // each by the same bijection of {0 .. rows_ * columns_ - 1}
+  void shuffle(std::array<std::uint64_t, lanes>& x) const noexcept;
 
   std::uint64_t size_;
   std::uint64_t rows_;  // x = row * columns_ + column

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -191,6 +192,32 @@ TEST(KeyedPermutation, StaysInRangeForHugeSizes) {
       EXPECT_EQ(std::adjacent_find(values.begin(), values.end()), values.end()) << "size " << size;
     }
   }
+}
+
+TEST(KeyedPermutation, FillsARunWithWhatItGivesOneByOne) {
+  std::vector<std::int64_t> sizes(2001);
+  std::iota(sizes.begin(), sizes.end(), 0);
+  for (const int bits : {12, 16, 20, 31, 32, 33, 40, 61, 62}) {
+    const std::int64_t size = std::int64_t{1} << bits;
+    sizes.insert(sizes.end(), {size - 1, size, bits == 62 ? 3 : size + 1});
+  }
+  std::int64_t runs = 0;
+  for (const std::int64_t size : sizes) {
+    const KeyedPermutation order(size, 42, size % 3);
+    const std::int64_t whole = std::min<std::int64_t>(size, 2000);
+    for (const auto& [first, count] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+             {0, whole}, {size - whole, whole}, {size / 3, whole / 5}, {size / 2, size % 17 % (whole / 2 + 1)}}) {
+      std::vector<std::int64_t> expected;
+      for (std::int64_t i = 0; i < count; ++i) {
+        expected.push_back(order(first + i));
+      }
+      std::vector<std::int64_t> found(expected.size(), -1);
+      order.fill(first, found);
+      ASSERT_EQ(found, expected) << "size " << size << ", " << count << " from " << first;
+      ++runs;
+    }
+  }
+  EXPECT_EQ(runs, 4 * 2028);
 }
 
 TEST(KeyedPermutation, ReachesEveryPermutationOfFewElementsEquallyOften) {
