@@ -1,24 +1,65 @@
 #include "cli/compare_command.h"
 
+#include <utility>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
-#include "base/text.h"
+#include "base/json.h"
 #include "report/record_comparison.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::string_view kUsage =
-    "usage: lockstep compare A B\n\n"
+    "usage: lockstep compare [--json] A B\n\n"
     "A and B are directories of runs that were started with --report.record, or single files of records. Names the "
     "first\n"
     "step and rank in which they differ: epoch, samples and their order, bits of the loss, parameters after the step.\n"
     "Runs of different numbers of ranks are compared in what does not depend on it: epoch, global batch, "
-    "parameters.\n\n"
+    "parameters.\n"
+    "With --json the answer is one JSON object; docs/checkpoints.md says what is in it.\n\n"
     "exit code: 0 same in every step that both recorded, 1 different or no step in common, 2 usage, 65 damaged "
     "records\n";
+
+bool is_same(const RecordComparison& result) { return result.common_steps != 0 && !result.difference; }
+
+Json to_json(const RecordComparison& result) {
+  Json json = {{"format", 1}, {"same", is_same(result)}, {"common_steps", result.common_steps}};
+  if (result.common_steps != 0) {
+    json["first_step"] = result.first_step;
+    json["last_step"] = result.last_step;
+  }
+  if (const auto& difference = result.difference) {
+    Json fields = Json::object();
+    for (const auto& [name, a, b] : difference->fields) {
+      fields[name] = {a, b};
+    }
+    json["difference"] = {{"step", difference->step},
+                          {"rank", difference->rank ? Json(*difference->rank) : Json()},
+                          {"fields", std::move(fields)}};
+  }
+  return json;
+}
+
+std::string to_text(const RecordComparison& result) {
+  if (result.common_steps == 0) {
+    return "different: no step was recorded in both";
+  }
+  if (!result.difference) {
+    return fmt::format("same: {} steps, {} to {}", result.common_steps, result.first_step, result.last_step);
+  }
+  const RecordDifference& difference = *result.difference;
+  std::string text = fmt::format("different: step {}, {} (after {} equal steps)", difference.step,
+                                 difference.rank ? fmt::format("rank {}", *difference.rank) : "all ranks together",
+                                 result.common_steps - 1);
+  for (const auto& [name, a, b] : difference.fields) {
+    text += fmt::format("\n  {}: {} and {}", name, a, b);
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -27,28 +68,16 @@ int compare_command(std::span<const std::string> args) {
     fmt::print("{}", kUsage);
     return 0;
   }
-  if (args.size() != 2) {
-    throw ConfigError(fmt::format("compare: found {} arguments, expected 2", args.size()),
-                      "lockstep compare A B; see lockstep compare --help");
+  std::vector<std::string> words(args.begin(), args.end());
+  const bool json = std::erase(words, "--json") != 0;
+  if (words.size() != 2) {
+    throw ConfigError(fmt::format("compare: found {} arguments, expected 2", words.size()),
+                      "lockstep compare [--json] A B; see lockstep compare --help");
   }
   FileSystem& fs = real_file_system();
-  const RecordComparison result = compare_records(read_run_records(fs, args[0]), read_run_records(fs, args[1]));
-  if (result.common_steps == 0) {
-    fmt::print("different: no step was recorded in both\n");
-    return 1;
-  }
-  if (!result.difference) {
-    fmt::print("same: {} steps, {} to {}\n", result.common_steps, result.first_step, result.last_step);
-    return 0;
-  }
-  const RecordDifference& difference = *result.difference;
-  fmt::print("different: step {}, {} (after {} equal steps)\n", difference.step,
-             difference.rank ? fmt::format("rank {}", *difference.rank) : "all ranks together",
-             result.common_steps - 1);
-  for (const std::string& field : difference.fields) {
-    fmt::print("  {}\n", field);
-  }
-  return 1;
+  const RecordComparison result = compare_records(read_run_records(fs, words[0]), read_run_records(fs, words[1]));
+  fmt::print("{}\n", json ? dump_json(to_json(result)) : to_text(result));
+  return is_same(result) ? 0 : 1;
 }
 
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <numeric>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -11,6 +13,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "storage/names.h"
 
@@ -20,11 +23,11 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr std::string_view kUsage =
-    "usage: lockstep verify DIR\n\n"
+    "usage: lockstep verify [--json] DIR\n\n"
     "DIR is a run's directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte, "
     "says\n"
     "of each checkpoint whether it is valid or where it is damaged, and which one a run would resume from. Nothing is\n"
-    "changed.\n\n"
+    "changed. With --json the answer is one JSON object; docs/checkpoints.md says what is in it.\n\n"
     "exit code: 0 all valid, 2 usage, 65 one is damaged or none is valid\n";
 
 /// What DIR means.
@@ -51,28 +54,57 @@ Target find_target(const std::string& text) {
   return {.directory = std::filesystem::is_directory(checkpoints, ignored) ? checkpoints : path};
 }
 
-bool verify_step(const CheckpointDir& directory, std::int64_t step) {
-  const std::string name = directory.path(step).filename().string();
-  try {
-    const Manifest manifest = directory.verify(step);
-    const auto bytes = std::accumulate(manifest.files.begin(), manifest.files.end(), std::int64_t{0},
-                                       [](std::int64_t sum, const Manifest::File& file) { return sum + file.size; });
-    fmt::print("{}: valid, {} in {} files, run {}, restart {}\n", name, human_bytes(bytes), manifest.files.size(),
-               printable(manifest.run_id), manifest.restart);
-    return true;
-  } catch (const CheckpointError& error) {
-    fmt::print("{}: damaged: {}\n", name, printable(error.what()));
-    return false;
-  }
+struct Checked {
+  std::int64_t step = 0;
+  std::string name{};
+  std::optional<Manifest> manifest{};  // of a valid one
+  std::string damage{};
+};
+
+std::int64_t bytes(const Manifest& manifest) {
+  return std::accumulate(manifest.files.begin(), manifest.files.end(), std::int64_t{0},
+                         [](std::int64_t sum, const Manifest::File& file) { return sum + file.size; });
 }
 
-void list_left_overs(FileSystem& fs, const Path& directory, const CheckpointDir& checkpoints) {
-  for (const std::string& name : fs.list(directory)) {
-    const auto parsed = parse_directory_name(name);
-    if (parsed && parsed->kind != DirectoryKind::committed && checkpoints.path(parsed->step).filename() != name) {
-      fmt::print("{}: incomplete: being written, or left by a crash and removed at the next start\n", name);
-    }
+Checked check(const CheckpointDir& directory, std::int64_t step) {
+  Checked checked{.step = step, .name = directory.path(step).filename().string()};
+  try {
+    checked.manifest = directory.verify(step);
+  } catch (const CheckpointError& error) {
+    checked.damage = printable(error.what());
   }
+  return checked;
+}
+
+std::string line(const Checked& checked) {
+  if (!checked.manifest) {
+    return fmt::format("{}: damaged: {}", checked.name, checked.damage);
+  }
+  return fmt::format("{}: valid, {} in {} files, run {}, restart {}", checked.name,
+                     human_bytes(bytes(*checked.manifest)), checked.manifest->files.size(),
+                     printable(checked.manifest->run_id), checked.manifest->restart);
+}
+
+Json to_json(const Checked& checked) {
+  Json json = {{"name", checked.name}, {"step", checked.step}, {"valid", checked.manifest.has_value()}};
+  if (checked.manifest) {
+    json["bytes"] = bytes(*checked.manifest);
+    json["files"] = checked.manifest->files.size();
+    json["run_id"] = printable(checked.manifest->run_id);
+    json["restart"] = checked.manifest->restart;
+  } else {
+    json["damage"] = checked.damage;
+  }
+  return json;
+}
+
+std::vector<std::string> left_overs(FileSystem& fs, const Path& directory, const CheckpointDir& checkpoints) {
+  std::vector<std::string> names = fs.list(directory);
+  std::erase_if(names, [&](const std::string& name) {
+    const auto parsed = parse_directory_name(name);
+    return !parsed || parsed->kind == DirectoryKind::committed || checkpoints.path(parsed->step).filename() == name;
+  });
+  return names;
 }
 
 }  // namespace
@@ -82,24 +114,42 @@ int verify_command(std::span<const std::string> args) {
     fmt::print("{}", kUsage);
     return 0;
   }
-  if (args.size() != 1) {
-    throw ConfigError(fmt::format("verify: found {} arguments, expected 1", args.size()),
-                      "lockstep verify DIR; see lockstep verify --help");
+  std::vector<std::string> words(args.begin(), args.end());
+  const bool json = std::erase(words, "--json") != 0;
+  if (words.size() != 1) {
+    throw ConfigError(fmt::format("verify: found {} arguments, expected 1", words.size()),
+                      "lockstep verify [--json] DIR; see lockstep verify --help");
   }
   FileSystem& fs = real_file_system();
-  const Target target = find_target(args[0]);
+  const Target target = find_target(words[0]);
   const CheckpointDir checkpoints(fs, target.directory);
   std::optional<std::int64_t> newest;
   bool damaged = false;
+  Json all = Json::array();
   for (const std::int64_t step : target.step ? std::vector{*target.step} : checkpoints.steps()) {
-    if (verify_step(checkpoints, step)) {
+    const Checked checked = check(checkpoints, step);
+    if (checked.manifest) {
       newest = step;
     } else {
       damaged = true;
     }
+    if (json) {
+      all.push_back(to_json(checked));
+    } else {
+      fmt::print("{}\n", line(checked));
+    }
   }
-  if (!target.step) {
-    list_left_overs(fs, target.directory, checkpoints);
+  const auto incomplete = target.step ? std::vector<std::string>{} : left_overs(fs, target.directory, checkpoints);
+  if (json) {
+    fmt::print("{}\n", dump_json({{"format", 1},
+                                  {"directory", target.directory.string()},
+                                  {"checkpoints", std::move(all)},
+                                  {"incomplete", incomplete},
+                                  {"newest_valid", newest ? Json(*newest) : Json()}}));
+  } else if (!target.step) {
+    for (const std::string& name : incomplete) {
+      fmt::print("{}: incomplete: being written, or left by a crash and removed at the next start\n", name);
+    }
     fmt::print("{}\n", newest ? fmt::format("a run resumes from step {}", *newest)
                               : fmt::format("no valid checkpoint in {}", target.directory.string()));
   }

@@ -47,18 +47,18 @@ std::string loss_text(std::uint64_t bits) { return fmt::format("{} ({:016x})", s
 std::string digest_text(std::uint64_t digest) { return fmt::format("{:016x}", digest); }
 
 // Differences of two records; a field that one of them lacks is not compared.
-std::vector<std::string> differing(const StepRecord& a, const StepRecord& b) {
-  std::vector<std::string> fields;
+std::vector<RecordDifference::Field> differing(const StepRecord& a, const StepRecord& b) {
+  std::vector<RecordDifference::Field> fields;
   const auto compare = [&](const char* name, const auto& left, const auto& right, auto&& text) {
     if (left && right && *left != *right) {
-      fields.push_back(fmt::format("{}: {} and {}", name, text(*left), text(*right)));
+      fields.push_back({name, text(*left), text(*right)});
     }
   };
   if (a.epoch != b.epoch) {
-    fields.push_back(fmt::format("epoch: {} and {}", a.epoch, b.epoch));
+    fields.push_back({"epoch", std::to_string(a.epoch), std::to_string(b.epoch)});
   }
   if (a.samples != b.samples) {
-    fields.push_back(fmt::format("samples: {} and {}", a.samples, b.samples));
+    fields.push_back({"samples", std::to_string(a.samples), std::to_string(b.samples)});
   } else {
     compare("samples", a.sample_digest, b.sample_digest, digest_text);
   }

@@ -22,9 +22,14 @@ struct RunRecords {
 RunRecords read_run_records(FileSystem& fs, const std::filesystem::path& path);
 
 struct RecordDifference {
+  struct Field {
+    std::string name{};  ///< "samples", "loss", "parameters" or "epoch"
+    std::string a{};
+    std::string b{};
+  };
   std::int64_t step = 0;
   std::optional<int> rank{};  ///< none: of all ranks together, because the runs have different ranks in this step
-  std::vector<std::string> fields{};  ///< "samples", "loss", "parameters" or "epoch", with both values
+  std::vector<Field> fields{};
 };
 
 struct RecordComparison {

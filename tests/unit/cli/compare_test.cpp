@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/json.h"
 #include "report/step_records.h"
 #include "support/process.h"
 #include "support/temp_dir.h"
@@ -51,11 +52,33 @@ TEST_F(Compare, NamesTheFirstDifference) {
   EXPECT_EQ(apart.out, "different: no step was recorded in both\n");
 }
 
+TEST_F(Compare, AnswersInJson) {
+  const std::string a = run("a", 2.0);
+  const auto answer = [&](const std::string& b, int code) {
+    const auto result = run_program({LOCKSTEP_CLI, "compare", "--json", a, b});
+    EXPECT_EQ(result.code, code) << result.err;
+    return parse_json(result.out);
+  };
+  EXPECT_EQ(answer(run("b", 2.0), 0),
+            Json({{"format", 1}, {"same", true}, {"common_steps", 5}, {"first_step", 1}, {"last_step", 5}}));
+  EXPECT_EQ(answer(run("c", 2.5), 1),
+            Json({{"format", 1},
+                  {"same", false},
+                  {"common_steps", 3},
+                  {"first_step", 1},
+                  {"last_step", 3},
+                  {"difference",
+                   {{"step", 3},
+                    {"rank", 1},
+                    {"fields", Json::object({{"loss", {"2 (4000000000000000)", "2.5 (4004000000000000)"}}})}}}}));
+  EXPECT_EQ(answer(run("d", 2.0, 100), 1), Json({{"format", 1}, {"same", false}, {"common_steps", 0}}));
+}
+
 TEST_F(Compare, NamesTheMistake) {
   const std::string a = run("a", 2.0);
   EXPECT_EQ(compare(a, (temp_.path() / "missing").string()).code, 2);
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a}).code, 2);
-  EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out, HasSubstr("usage: lockstep compare A B"));
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out, HasSubstr("usage: lockstep compare [--json] A B"));
   std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 40);
   const auto damaged = compare(a, a);
   EXPECT_EQ(damaged.code, 65);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/json.h"
 #include "support/process.h"
 #include "support/temp_dir.h"
 #include "unit/storage/checkpoint_samples.h"
@@ -68,6 +69,34 @@ TEST_F(Verify, LocatesDamageAndSaysWhatIsLeft) {
   EXPECT_THAT(verify(temp_.path()).out, HasSubstr("no valid checkpoint in " + directory_.string() + "\n"));
 }
 
+TEST_F(Verify, AnswersInJson) {
+  damage(900);
+  const std::string incomplete = "step-0000000950.tmp.0123456789abcdef";
+  std::filesystem::create_directory(directory_ / incomplete);
+  const auto run = run_program({LOCKSTEP_CLI, "verify", temp_.path().string(), "--json"});
+  EXPECT_EQ(run.code, 65) << run.err;
+  Json answer = parse_json(run.out);
+  Json& damaged = answer["checkpoints"][1];
+  EXPECT_THAT(damaged["damage"].get<std::string>(), HasSubstr("weights.bin chunk 0 (offset 0 MiB): checksum"));
+  damaged.erase("damage");
+  EXPECT_EQ(answer, Json({{"format", 1},
+                          {"directory", directory_.string()},
+                          {"checkpoints",
+                           {{{"name", "step-0000000500"},
+                             {"step", 500},
+                             {"valid", true},
+                             {"bytes", 84},
+                             {"files", 3},
+                             {"run_id", "digits"},
+                             {"restart", 2}},
+                            {{"name", "step-0000000900"}, {"step", 900}, {"valid", false}}}},
+                          {"incomplete", {incomplete}},
+                          {"newest_valid", 500}}));
+  const auto one = run_program({LOCKSTEP_CLI, "verify", "--json", (directory_ / "step-0000000900").string()});
+  EXPECT_EQ(one.code, 65) << one.err;
+  EXPECT_EQ(parse_json(one.out)["newest_valid"], Json());
+}
+
 TEST_F(Verify, ReadsWhatIsOnlyMovedAside) {
   std::filesystem::rename(checkpoints_.path(900), directory_ / "step-0000000900.old.0123456789abcdef");
   const auto result = verify(temp_.path());
@@ -93,7 +122,7 @@ TEST(VerifyUsage, NamesTheMistake) {
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", empty.path().string()}).code, 65) << "no valid checkpoint";
   const auto help = run_program({LOCKSTEP_CLI, "verify", "--help"});
   EXPECT_EQ(help.code, 0);
-  EXPECT_THAT(help.out, HasSubstr("usage: lockstep verify DIR"));
+  EXPECT_THAT(help.out, HasSubstr("usage: lockstep verify [--json] DIR"));
 }
 
 }  // namespace
