@@ -1,4 +1,5 @@
 """The training of tests/support/train_program.cpp in Python: DistributedDataParallel under torchrun, one loss a line."""
+import os
 import sys
 
 import torch
@@ -63,3 +64,5 @@ def main(optimizer_name, steps):
 
 
 main(sys.argv[1], int(sys.argv[2]))
+sys.stdout.flush()
+os._exit(0)  # at the interpreter's own end threads of PyTorch's are at times still there, and it aborts
