@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Durable saves and verified loads, beside torch.save, safetensors and the bare disk, in one run. See README.md."""
 import argparse
-import datetime
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import report
 
 PEER = Path(__file__).parent / "peers" / "checkpoint.py"
 SAVES = {
@@ -86,7 +86,7 @@ def main():
     parser.add_argument("--note", default="")
     parser.add_argument("--report")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = report.load()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         workers = {
             "ours": Worker(args.program, folder, args.mib),
@@ -98,19 +98,15 @@ def main():
         for worker in workers.values():
             worker.process.stdin.close()
             worker.process.wait()
-    versions = subprocess.run(
-        [args.python, "-c", "import torch, safetensors; print('torch', torch.__version__ + ', safetensors', safetensors.__version__)"],
-        capture_output=True, text=True,
-    ).stdout.strip()
-    report = f"""# Checkpoints, {datetime.date.today()}
+    text = f"""{report.title("Checkpoints")}
 
 {args.mib} MiB of float32 in tensors of 4 MiB, one process. A save is over when it is durable: fsync of the file and of its
 directory; lockstep's also has checksums, a manifest and the renames of the commit. Loads come from the page cache;
 lockstep's compares every checksum. A save in the background is timed until the loop may go on; the next one begins when it is durable.
 `memcpy` is torch's copy into memory that is there: what any copy costs. Ratios are formed within a round: median [95 % bootstrap interval].
 
-- machine: {os.cpu_count()} CPUs, Linux {platform.release()}; load when it began: {load:.1f}
-- versions: {versions}; lockstep release build
+- machine: {report.machine()}; load when it began: {load:.1f}
+- versions: {report.versions(args.python, 'torch', 'safetensors')}; lockstep release build
 - command: `checkpoint_bench.py --mib {args.mib} --rounds {args.rounds}`
 {args.note}
 ## Durable save
@@ -125,9 +121,7 @@ lockstep's compares every checksum. A save in the background is timed until the 
 
 {table(loads, "torch.load", args.mib)}
 """
-    print(report)
-    if args.report:
-        Path(args.report).write_text(report)
+    report.write(text, args.report)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@
   failure_bench.py --program BUILD/tests/benchmarks/failing_program --python VENV/bin/python --report docs/benchmarks/NAME.md
 """
 import argparse
-import datetime
 import os
-import platform
 import random
 import re
 import select
@@ -17,6 +15,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+import report
 
 PEER = Path(__file__).parent / "peers" / "failing.py"
 TEXT = b"cannot decode sample 4411"
@@ -83,12 +83,11 @@ def main():
         names = list(contestants(args, rank, ""))
         for name in random.sample(names, len(names)):
             results.setdefault(name, []).append(measure(args, name, rank))
-    version = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True)
     lines = [
-        f"# One rank throws, CPU, {datetime.date.today()}",
+        report.title("One rank throws, CPU"),
         "",
-        f"{args.ranks} ranks over Gloo on {os.cpu_count()} CPUs ({platform.machine()}), {args.rounds} rounds, every rank failing in turn, contestants in",
-        f"random order. Seconds from the throw, median / largest. torchrun: torch {version.stdout.strip()}, defaults, its worker under `@record`.",
+        f"{args.ranks} ranks over Gloo; {report.machine()}; {args.rounds} rounds, every rank failing in turn, contestants in random",
+        f"order. Seconds from the throw, median / largest. torchrun: {report.versions(args.python, 'torch')}, defaults, its worker under `@record`.",
         "",
         "| contestant | its text on the screen | launcher ended | right rank blamed | exit codes |",
         "|---|---|---|---|---|",
@@ -97,10 +96,7 @@ def main():
         spread = lambda key: f"{statistics.median(r[key] for r in runs):.3f} / {max(r[key] for r in runs):.3f}"  # noqa: E731
         codes = ", ".join(str(code) for code in sorted({r["code"] for r in runs}))
         lines.append(f"| {name} | {spread('text')} | {spread('end')} | {sum(r['right'] for r in runs)} of {len(runs)} | {codes} |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if args.report:
-        args.report.write_text(text)
+    report.write("\n".join(lines) + "\n", args.report)
 
 
 main()

@@ -5,7 +5,6 @@
 """
 import argparse
 import contextlib
-import datetime
 import math
 import os
 import platform
@@ -21,6 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import report
 
 PEER = Path(__file__).parent / "peers" / "first_step.py"
 REFERENCE = "torchrun, defaults"
@@ -68,12 +69,12 @@ def measure(args, name, n):
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
         os.mkfifo(f"{folder}/report")
         os.mkfifo(f"{folder}/go")
-        report = os.open(f"{folder}/report", os.O_RDWR)  # both ends: neither side waits for the other's open
+        reports = os.open(f"{folder}/report", os.O_RDWR)  # both ends: neither side waits for the other's open
         command = contestants(args, n, folder)[name]
         start = time.monotonic()
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         try:
-            ranks = read_reports(report, n, process)
+            ranks = read_reports(reports, n, process)
             pids = [pid for _, pid, *_ in ranks]
             memory = [memory_mib(pid) for pid in pids]
             launcher = 0 if process.pid in pids else memory_mib(process.pid)[0]
@@ -92,7 +93,7 @@ def measure(args, name, n):
             process.wait()
             raise
         finally:
-            os.close(report)
+            os.close(reports)
         _, _, first_step_at, loss, weights = ranks[0]
         return {
             "first": first_step_at - start,
@@ -165,19 +166,18 @@ def heading(args):
     cpuinfo = dict(line.split("\t: ", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t: " in line)
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     thp = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    versions = output_of(args.python, "-c", "import platform, torch; print('Python', platform.python_version() + ', torch', torch.__version__)")
     return [
-        f"# Launch to first step, CPU, {datetime.date.today()}",
+        report.title("Launch to first step, CPU"),
         "",
         "One step of an MLP 32-32-32-10, 16 samples per rank, AdamW, DDP over Gloo. First step: from exec of the launcher until rank 0 has",
         "done its optimizer step. Exit: from the release of the ranks until the launcher has ended. Memory in MiB, from `smaps_rollup`, while",
         "the ranks wait after the step; medians. Ratios are formed within a round: median [95 % bootstrap interval].",
         "",
-        f"- machine: {cpuinfo.get('model name', platform.machine())}, {os.cpu_count()} CPUs, {memory_gib:.0f} GiB, Linux {platform.release()}, "
+        f"- machine: {cpuinfo.get('model name', platform.machine())}, {report.machine()}, {memory_gib:.0f} GiB, "
         f"transparent huge pages {thp.read_text().strip() if thp.exists() else 'unknown'}",
-        f"- versions: {versions}; {output_of('c++', '--version').splitlines()[0]}; lockstep {args.build}; `OMP_NUM_THREADS=1`",
+        f"- versions: {output_of(args.python, '--version')}, {report.versions(args.python, 'torch')}; {output_of('c++', '--version').splitlines()[0]}; lockstep {args.build}; `OMP_NUM_THREADS=1`",
         f"- command: `launch_bench.py --program launch_program --rounds {args.rounds} --ranks {' '.join(map(str, args.ranks))}`",
-        f"- load when it began: {os.getloadavg()[0]:.1f}",
+        f"- load when it began: {report.load():.1f}",
         "",
     ]
 
@@ -201,10 +201,7 @@ def main():
             rounds.append(run_round(args, n, names))
             print(f"{n} ranks, round {i + 1} of {args.rounds}", file=sys.stderr)
         lines += table(n, rounds)
-    text = "\n".join(lines)
-    print(text, end="")
-    if args.report:
-        args.report.write_text(text)
+    report.write("\n".join(lines), args.report)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ Usage: loader_bench.py --program build/bench/tests/benchmarks/loader_bench --pyt
                        [--seconds 1] [--report FILE]
 """
 import argparse
-import datetime
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
+
+import report
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OURS = {"lockstep cifar": "cifar/0/real_time", "lockstep cifar, 2 workers": "cifar/2/real_time",
@@ -60,13 +60,11 @@ def main():
     for _ in range(args.rounds):
         order = list(contestants)
         random.shuffle(order)
-        load.append(os.getloadavg()[0])
+        load.append(report.load())
         rounds.append({each: contestants[each]() for each in order})
 
-    torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
-                           text=True, check=True).stdout.strip()
-    lines = [f"# Loader, {datetime.date.today()}", "",
-             f"{os.cpu_count()} cores, {platform.platform()}, torch {torch}, one compute thread each; {args.rounds} "
+    lines = [report.title("Loader"), "",
+             f"{report.machine()}, {report.versions(args.python, 'torch')}, one compute thread each; {args.rounds} "
              f"rounds; load average {min(load):.1f} to {max(load):.1f} meanwhile."]
     for work, unit in (("cifar", "CIFAR-shaped bytes to floats, batch 256"),
                        ("tokens", "windows of 1024 uint16 tokens to int64, batch 64")):
@@ -77,11 +75,7 @@ def main():
             goal = GOALS[work].get(THEIRS.get(each[1], ""), "")
             lines.append(f"| {each[1]} | {spread([r[each] for r in rounds])} | "
                          f"{spread([r[each] / r[ours] for r in rounds])} | {goal} |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if args.report:
-        with open(args.report, "w") as file:
-            file.write(text)
+    report.write("\n".join(lines) + "\n", args.report)
 
 
 if __name__ == "__main__":

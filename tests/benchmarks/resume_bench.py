@@ -4,15 +4,15 @@
   resume_bench.py --program BUILD/tests/benchmarks/resume_program --python VENV/bin/python --report docs/benchmarks/NAME.md
 """
 import argparse
-import datetime
 import os
-import platform
 import random
 import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+import report
 
 PEER = Path(__file__).parent / "peers" / "resuming.py"
 PEERS = ["raw_skip", "raw_stateful", "accelerate_skip", "lightning_stateful", "lightning"]
@@ -75,19 +75,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--report", type=Path)
     args = parser.parse_args()
-    versions = subprocess.run(
-        [str(args.python), "-c", "import torch, torchdata, lightning, accelerate as a; print('torch', torch.__version__ + ', torchdata', "
-         "torchdata.__version__ + ', lightning', lightning.__version__ + ', accelerate', a.__version__)"],
-        capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
     lines = [
-        f"# Resume in the middle of an epoch, CPU, {datetime.date.today()}",
+        report.title("Resume in the middle of an epoch, CPU"),
         "",
         "A linear layer of 8 inputs, 16 samples per step, AdamW, one process. Each contestant trained so many steps of the first epoch, saved and",
         "ended; then it is started again. Time from exec until its first step is done; seconds, min / median of the rounds; each round runs all",
         "in random order. The ratio is the median of the fastest peer that goes on with the right batch, over the contestant's.",
         "",
-        f"- machine: {os.cpu_count()} CPUs, Linux {platform.release()}, `OMP_NUM_THREADS=1`; load when it began {os.getloadavg()[0]:.1f}",
-        f"- versions: {versions}",
+        f"- machine: {report.machine()}, `OMP_NUM_THREADS=1`; load when it began {report.load():.1f}",
+        f"- versions: {report.versions(args.python, 'torch', 'torchdata', 'lightning', 'accelerate')}",
         f"- command: `resume_bench.py --steps {' '.join(map(str, args.steps))} --rounds {args.rounds}`",
         "",
         "| contestant | steps before | first step s, min / median | times as fast as the best correct peer | goes on with |",
@@ -97,10 +93,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             lines += measure(args, steps, folder)
             print("\n".join(lines[-len(PEERS) - 1:]), flush=True)
-    text = "\n".join([*lines, ""])
-    if args.report:
-        args.report.write_text(text)
-    print(text)
+    report.write("\n".join([*lines, ""]), args.report)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ Usage: sampler_bench.py --program build/bench/tests/benchmarks/sampler_bench --p
                         [--report FILE]
 """
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
+
+import report
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = [10**6, 10**7, 10**8, 10**12]
@@ -54,12 +54,12 @@ def main():
     args = parser.parse_args()
     ours, theirs, load = [], [], []
     for number in range(args.rounds):
-        load.append(os.getloadavg()[0])
+        load.append(report.load())
         ours.append(run_ours(args.program))
         sizes = [size for size in SIZES if size <= 10**7 or (size == 10**8 and number == 0)]  # 4.6 GB, 10 s: once
         theirs.append({key: value for size in sizes for key, value in run_theirs(args.python, size).items()})
-    lines = [f"# Sampler, {datetime.date.today()}", "",
-             f"{os.cpu_count()} cores, {platform.platform()}; {args.rounds} rounds, median [all]; load average "
+    lines = [report.title("Sampler"), "",
+             f"{report.machine()}; {args.rounds} rounds, median [all]; load average "
              f"{min(load):.1f} to {max(load):.1f} meanwhile.", "",
              "| samples | | lockstep, keyed | DistributedSampler |", "|---|---|---|---|"]
     for size in SIZES:
@@ -67,11 +67,7 @@ def main():
                            ("random_seek", "any index")):
             lines.append(f"| {size:.0e} | {label} | {show(ours, (key, size))} | {show(theirs, (key, size))} |")
     lines.append(f"| 1e+06 | next index, weighted | {show(ours, ('weighted_index', 10**6))} | |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if args.report:
-        with open(args.report, "w") as file:
-            file.write(text)
+    report.write("\n".join(lines) + "\n", args.report)
 
 
 if __name__ == "__main__":
