@@ -192,6 +192,10 @@ CrashHandler::CrashHandler(int rank, const ProgressRecord* record) : stack_(new 
       sigaction(kSignals[i], &action, nullptr);
     }
   }
+  sigset_t dump;
+  sigemptyset(&dump);
+  sigaddset(&dump, SIGUSR2);
+  pthread_sigmask(SIG_UNBLOCK, &dump, nullptr);  // our launcher starts this program with it blocked
 }
 
 CrashHandler::~CrashHandler() {

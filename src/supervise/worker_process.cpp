@@ -150,9 +150,12 @@ class Child {
     for (int signal = 1; signal < NSIG; ++signal) {
       sigaction(signal, &standard, nullptr);  // refused for SIGKILL and SIGSTOP, which have no other
     }
-    sigset_t none;
-    sigemptyset(&none);
-    check("sigprocmask", sigprocmask(SIG_SETMASK, &none, nullptr));
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    if (plan_.program == nullptr) {
+      sigaddset(&blocked, SIGUSR2);  // a request for stacks waits until this library can answer it: CrashHandler
+    }
+    check("sigprocmask", sigprocmask(SIG_SETMASK, &blocked, nullptr));
   }
 
   ChildPlan plan_;

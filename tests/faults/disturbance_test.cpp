@@ -68,6 +68,13 @@ TEST_F(Disturbed, ByADebuggerThatHoldsARankForLong) {
 TEST_F(Disturbed, ByRequestsForStacksAndAReaderWhoLeft) {
   const std::string words = join(two_ranks(run()), " ");
   Process process({"sh", "-c", "exec " + words + " 3>&1 >&- 2>&3"});  // no standard output
+  std::vector<pid_t> started;
+  while (started.size() < 2 && !process.ended_within(milliseconds(1))) {
+    started = Process::ranks_of(process.pid());
+  }
+  for (const pid_t rank : started) {
+    kill(rank, SIGUSR2);  // long before main()
+  }
   ASSERT_TRUE(process.wait_for("step 50 ")) << process.err();
   for (int i = 0; i < 3; ++i) {
     process.signal(SIGUSR2);
