@@ -1,6 +1,13 @@
 // Two network namespaces are two machines: torchrun's agents or our launchers meet over the network between them, a
 // rank dies or the network does, and the run ends as if nothing had happened or says what did.
+#include <array>
+#include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +16,7 @@
 #include "support/python.h"
 #include "support/requirements.h"
 #include "support/runs.h"
+#include "support/sweep.h"
 
 namespace lockstep {
 namespace {
@@ -65,12 +73,96 @@ class TwoMachines : public testing::Test {
     return network_.on(machine, words);
   }
 
-  /// The process that trains below an agent.
-  static pid_t worker_of(pid_t agent) {
-    std::vector<pid_t> children = Process::children_of(agent);
-    return children.empty() ? -1 : children.front();
+  /// What parts the machines, and how they end.
+  struct Fault {
+    std::vector<std::string> flags{};     // of the run that it strikes
+    std::string after{};                  // a line of machine 0
+    std::chrono::milliseconds moment{0};  // from there to the strike
+    std::function<void()> strike{};
+    std::function<void()> mend{};
+    std::chrono::seconds limit{0};      // until both have ended
+    std::array<std::string, 2> says{};  // what the machines say then
+  };
+
+  /// Both machines, each with a disk of its own, to the end; what they leave.
+  std::map<std::string, std::string> finish(const std::filesystem::path& disks) const {
+    Process first(launcher(0, disks / "0", kShort), threads_);
+    Process second(launcher(1, disks / "1", kShort), threads_);
+    EXPECT_EQ(first.wait().code, 0) << first.err();
+    EXPECT_EQ(second.wait().code, 0) << second.err();
+    return final_state(disks / "0");
   }
 
+  /// "": both machines end in time with 76 and say why, nobody stays behind, only machine 0 has saved, and after the
+  /// mend the same commands go on to the bytes of the `straight` run. Else what is not so.
+  std::string problems(const Fault& fault, const std::map<std::string, std::string>& straight) const {
+    std::string found;
+    const auto expect = [&](bool holds, const std::string& what) { found += holds ? "" : what + "; "; };
+    const TempDir disks;
+    Process first(launcher(0, disks.path() / "0", with(kShort, fault.flags)), threads_);
+    Process second(launcher(1, disks.path() / "1", with(kShort, fault.flags)), threads_);
+    expect(first.wait_for(fault.after) && !first.ended_within(fault.moment), "not struck in time");
+    const auto struck = std::chrono::steady_clock::now();
+    fault.strike();
+    const std::array results{first.wait(Process::Seconds(60)), second.wait(Process::Seconds(60))};
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - struck;
+    expect(time < fault.limit, "ended after " + std::to_string(time.count()) + " s");
+    for (const int machine : {0, 1}) {
+      const auto& result = results[static_cast<std::size_t>(machine)];
+      const auto& says = fault.says[static_cast<std::size_t>(machine)];
+      const std::string name = "machine " + std::to_string(machine);
+      expect(result.code == 76 && testing::Matches(testing::ContainsRegex(says))(result.err),
+             name + " ended with " + std::to_string(result.code) + " and\n" + result.err);
+      expect(Process::gone(network_.orphans(machine), std::chrono::seconds(1)), name + " has processes left");
+    }
+    expect(run_program({LOCKSTEP_CLI, "verify", (disks.path() / "0" / "checkpoints").string()}).code == 0,
+           "what was saved is not valid");
+    expect(!std::filesystem::exists(disks.path() / "1"), "both machines have saved");
+    fault.mend();
+    expect(finish(disks.path()) == straight, "the rerun ended with other bytes");
+    return found;
+  }
+
+  /// One machine's packets do not arrive any more, for ever, while it hears the other one.
+  void mute(int machine) const {
+    Sweep sweep("machine " + std::to_string(machine) + " unheard");
+    const TempDir disks;
+    const auto straight = finish(disks.path());
+    for (int round = 0; round < rounds(1, 5); ++round) {
+      const auto found = problems({.after = "step 100 ",
+                                   .moment = std::chrono::milliseconds(sweep.between(0, 100)),
+                                   .strike = [&] { network_.mute(machine); },
+                                   .mend = [&] { network_.unmute(machine); },
+                                   .limit = std::chrono::seconds(13),
+                                   .says = {"stopped: node 1 has not been heard of for 10 s",
+                                            "stopped: the rendezvous store (has not answered for 10 s|is gone)"}},
+                                  straight);
+      EXPECT_EQ(found, "");
+      sweep.count(found.empty());
+    }
+  }
+
+  /// The connections between the machines are reset, by either.
+  void reset(const std::string& where, Fault fault) const {
+    Sweep sweep("connections reset in a " + where);
+    const TempDir disks;
+    const auto straight = finish(disks.path());
+    for (int point = 0; point < rounds(2, 20); ++point) {
+      std::ptrdiff_t broken = 0;
+      fault.moment = std::chrono::milliseconds(sweep.between(0, 100));
+      fault.strike = [&] { broken = network_.reset_connections(point % 2); };
+      fault.mend = [] {};
+      fault.says = {
+          " failed on rank 0 of 2: |the connection to another rank broke: |stopped: node 1 has not been heard of",
+          " failed on rank 1 of 2: |the connection to another rank broke: |the rendezvous store is gone: "};
+      const auto found = problems(fault, straight);
+      LOCKSTEP_REQUIRE(Requirements().that(broken > 0, "this kernel resets no connections (CONFIG_INET_DIAG_DESTROY)"));
+      EXPECT_EQ(found, "");
+      sweep.count(found.empty());
+    }
+  }
+
+  const std::vector<std::string> kShort{"--max_epochs", "12", "--checkpoint.every_steps", "50"};
   Network network_;
   const Process::Environment threads_{{"OMP_NUM_THREADS", "1"}};
 };
@@ -88,9 +180,9 @@ TEST_F(TwoMachines, RestartAfterAKilledRankAndEndWithTheSameBytes) {
   Process first(agent(0, dir.path() / "killed"), threads_);
   Process second(agent(1, dir.path() / "killed"), threads_);
   ASSERT_TRUE(first.wait_for("step 100 ")) << first.err();
-  const pid_t victim = worker_of(second.pid());
-  ASSERT_GT(victim, 0);
-  kill(victim, SIGKILL);
+  const auto victims = Process::ranks_of(second.pid());
+  ASSERT_EQ(victims.size(), 1U);
+  kill(victims.front(), SIGKILL);
   const auto one = first.wait(Process::Seconds(180));
   const auto two = second.wait(Process::Seconds(180));
   ASSERT_EQ(one.code, 0) << one.err;
@@ -134,6 +226,30 @@ TEST_F(TwoMachines, EndWhenTheNetworkStaysGone) {
     }
     network_.plug_cable(1);
   }
+}
+
+TEST_F(TwoMachines, EndWhenTheFirstIsNotHeard) { mute(0); }
+
+TEST_F(TwoMachines, EndWhenTheSecondIsNotHeard) { mute(1); }
+
+TEST_F(TwoMachines, EndAtOnceWhenConnectionsAreResetInAStep) {
+  // Rank 1 is late in a step that saves nothing: rank 0 waits for it in the all-reduce.
+  reset("step", {.flags = {"--report.every_steps", "10", "--fail", "slow", "--fail_in", "forward", "--fail_rank", "1",
+                           "--fail_step", "110"},
+                 .after = "step 110 ",
+                 .limit = std::chrono::seconds(5)});
+}
+
+TEST_F(TwoMachines, EndWhenConnectionsAreResetInASave) {
+  // A rank that waits in the store for one whose connections are gone hears of it by its heartbeats.
+  reset("save", {.flags = {"--checkpoint.every_steps", "1", "--dist.heartbeat_timeout_s", "3"},
+                 .after = "step 50 ",
+                 .limit = std::chrono::seconds(6)});
+}
+
+TEST_F(TwoMachines, SurvivorsWouldBeSeen) {  // the control of those above
+  run_program(network_.on(0, {"sh", "-c", "sleep 1000 > /dev/null 2>&1 &"}));
+  EXPECT_FALSE(Process::gone(network_.orphans(0), std::chrono::milliseconds(200)));
 }
 
 TEST_F(TwoMachines, HearOfEachOthersFailures) {

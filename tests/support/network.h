@@ -1,7 +1,9 @@
-// Two machines on one: network namespaces. Needs root and iproute2.
+// Two machines on one: namespaces of network and process numbers. Needs root, iproute2 and util-linux.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,7 +11,7 @@
 
 namespace lockstep {
 
-/// Two namespaces with an address each and a cable between them.
+/// Two machines with an address each and a cable between them. Neither sees the processes of the other one.
 class Network {
  public:
   Network() : names_{"lockstep-a-" + std::to_string(getpid()), "lockstep-b-" + std::to_string(getpid())} {
@@ -29,12 +31,27 @@ class Network {
   bool works() const noexcept { return works_; }
   const std::string& name(int machine) const { return names_[static_cast<std::size_t>(machine)]; }
   static std::string address(int machine) { return "10.78.0." + std::to_string(machine + 1); }
-  void pull_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "down"}); }
-  void plug_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "up"}); }
   std::vector<std::string> on(int machine, const std::vector<std::string>& command) const {
-    std::vector<std::string> all{"ip", "netns", "exec", name(machine)};
+    std::vector<std::string> all{"nsenter", "--target", std::to_string(init(machine)), "--net", "--pid", "--mount"};
     all.insert(all.end(), command.begin(), command.end());
     return all;
+  }
+  /// What runs on a machine although whoever started it is gone.
+  std::vector<pid_t> orphans(int machine) const { return Process::children_of(init(machine)); }
+
+  void pull_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "down"}); }
+  void plug_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "up"}); }
+  /// What the machine sends goes to a card that nobody has: it is lost without an error. What it is sent arrives.
+  void mute(int machine) const {
+    ip({"-n", name(machine), "neigh", "replace", address(1 - machine), "lladdr", "02:00:00:00:00:00", "dev", "cable",
+        "nud", "permanent"});
+  }
+  void unmute(int machine) const { ip({"-n", name(machine), "neigh", "del", address(1 - machine), "dev", "cable"}); }
+  /// Ends the machine's connections to the other one, which gets a RST for each. How many; 0: this kernel cannot.
+  std::ptrdiff_t reset_connections(int machine) const {
+    const auto killed = run_program({"ip", "netns", "exec", name(machine), "ss", "--kill", "--no-header", "--tcp",
+                                     "--numeric", "dst", address(1 - machine)});
+    return std::count(killed.out.begin(), killed.out.end(), '\n');
   }
 
  private:
@@ -42,14 +59,24 @@ class Network {
     words.insert(words.begin(), "ip");
     return run_program(words).code == 0;
   }
-  bool set_up(int machine) const {
+  /// A machine's first process: it does nothing but hold the namespaces.
+  pid_t init(int machine) const {
+    return Process::children_of(machines_[static_cast<std::size_t>(machine)]->pid()).front();
+  }
+  bool set_up(int machine) {
     const auto& machine_name = name(machine);
-    return ip({"-n", machine_name, "addr", "add", address(machine) + "/24", "dev", "cable"}) &&
+    auto& holder = machines_[static_cast<std::size_t>(machine)];
+    holder = std::make_unique<Process>(std::vector<std::string>{"ip", "netns", "exec", machine_name, "unshare", "--pid",
+                                                                "--fork", "--kill-child", "--mount-proc", "sh", "-c",
+                                                                "echo up && exec sleep infinity"});
+    return holder->wait_for("up") &&
+           ip({"-n", machine_name, "addr", "add", address(machine) + "/24", "dev", "cable"}) &&
            ip({"-n", machine_name, "link", "set", "cable", "up"}) &&
            ip({"-n", machine_name, "link", "set", "lo", "up"});
   }
 
   std::array<std::string, 2> names_;
+  std::array<std::unique_ptr<Process>, 2> machines_{};
   bool works_ = false;
 };
 
