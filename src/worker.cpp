@@ -164,11 +164,13 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
                                                      : ProgressBoard(identity.local_world_size);
   identity.progress_fd = progress.fd();  // the World maps it again
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
+  const LastWords last_words([&](const Message& failure) {
+    set_log_rank(identity.rank, identity.world_size);  // in whatever thread this is
+    report_failure(failure, identity, channel.get(), /*guard=*/nullptr);
+  });
   std::optional<Orders> orders;
-  std::optional<LastWords> last_words;
   if (channel) {
     orders.emplace(channel);
-    last_words.emplace(*channel);
   }
   if (!environment.has("OMP_NUM_THREADS")) {
     at::set_num_threads(plan.threads_per_rank);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include <cxxabi.h>
 #include <fmt/format.h>
@@ -17,11 +18,11 @@ namespace lockstep {
 namespace {
 
 struct Announcement {
-  std::atomic<const Channel*> channel{nullptr};
+  std::atomic<const LastWords::Tell*> tell{nullptr};
   std::atomic<std::terminate_handler> before{nullptr};
 };
 
-// These handlers get nothing that leads to a channel, so what they act on has to be static.
+// These handlers get nothing that leads to a listener, so what they act on has to be static.
 constinit Announcement announcement;
 
 /// Gloo throws in a thread of its own when it answers on a connection that is broken. Nobody can catch that, but it is
@@ -45,8 +46,8 @@ Message terminate_failure() {
 
 /// The first of several threads speaks for the process.
 void announce(const Message& failure) {
-  if (const Channel* channel = announcement.channel.exchange(nullptr)) {
-    channel->send(failure);
+  if (const LastWords::Tell* tell = announcement.tell.exchange(nullptr)) {
+    (*tell)(failure);
   }
 }
 
@@ -85,15 +86,16 @@ Message current_failure() {
   return failure;
 }
 
-LastWords::LastWords(const Channel& channel)
-    : terminate_before_(std::set_terminate(on_terminate)),
+LastWords::LastWords(Tell tell)
+    : tell_(std::move(tell)),
+      terminate_before_(std::set_terminate(on_terminate)),
       assertion_before_(detail::set_assertion_listener(on_assertion)) {
   announcement.before = terminate_before_;
-  announcement.channel = &channel;
+  announcement.tell = &tell_;
 }
 
 LastWords::~LastWords() {
-  announcement.channel = nullptr;
+  announcement.tell = nullptr;
   detail::set_assertion_listener(assertion_before_);
   std::set_terminate(terminate_before_);
 }

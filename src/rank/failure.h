@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 
 #include <lockstep/base/error.h>
 
@@ -13,18 +14,20 @@ namespace lockstep {
 /// terminate handler.
 Message current_failure();
 
-/// While it lives, what ends the process without an exception that anybody could catch is announced before it does:
-/// std::terminate (an exception that leaves a thread or a noexcept function) with code 128 + SIGABRT, then the handler
-/// of before acts; when Gloo's own thread ends it so because a connection broke, with ExitCode::peer_lost; a failed
-/// assertion of the library with ExitCode::internal. One at a time in a process.
+/// While it lives, what ends the process without an exception that anybody could catch is told before it does, in the
+/// thread that ends it: std::terminate (an exception that leaves a thread or a noexcept function) with code 128 +
+/// SIGABRT, then the handler of before acts; when Gloo's own thread ends it so because a connection broke, with
+/// ExitCode::peer_lost; a failed assertion of the library with ExitCode::internal. One at a time in a process.
 class LastWords {
  public:
-  explicit LastWords(const Channel& channel);
+  using Tell = std::function<void(const Message&)>;
+  explicit LastWords(Tell tell);
   ~LastWords();
   LastWords(const LastWords&) = delete;
   LastWords& operator=(const LastWords&) = delete;
 
  private:
+  Tell tell_;
   std::terminate_handler terminate_before_;
   detail::AssertionListener assertion_before_;
 };

@@ -130,7 +130,7 @@ struct RankTools {
       : board(WorkerProcess::kProgressFd, rank),
         record(board[rank]),
         crash_handler(rank, &record),
-        last_words(*channel),
+        last_words([channel](const Message& failure) { channel->send(failure); }),
         orders(channel) {}
   ProgressBoard board;
   ProgressRecord& record;
