@@ -20,7 +20,7 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr double kWindow = 2;          // seconds between exchanges
 constexpr double kShortestWindow = 1;  // less says nothing: other programs on the machine take turns in such times
-constexpr double kSmallest = 1e-3;     // a difference that nobody looks for, in seconds a step
+constexpr double kShare = 0.1;         // of the time of a step: what costs the run less is nobody's concern
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
@@ -101,17 +101,18 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
     costs.push_back(theirs.cost);
     hosts.push_back(answer.substr(sizeof theirs));
   }
-  begin_window(static_cast<std::int64_t>(kWindow / std::max(window / static_cast<double>(steps_), 1e-9)));
-  return window < kShortestWindow ? std::nullopt : judge(step, costs, hosts);
+  const double wall = window / static_cast<double>(steps_);
+  begin_window(static_cast<std::int64_t>(kWindow / std::max(wall, 1e-9)));
+  return window < kShortestWindow ? std::nullopt : judge(step, wall, costs, hosts);
 }
 
-std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, std::span<const StepCost> costs,
+std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wall, std::span<const StepCost> costs,
                                                    std::span<const std::string> hosts) {
   const auto name_of = [&](int rank) {
     return fmt::format("rank {} ({})", rank, hosts[static_cast<std::size_t>(rank)]);
   };
   if (const Lag lag = largest_lag(costs);
-      lag.rank != named_ && lag.factor >= kFactor && lag.mine.step - lag.others.step >= kSmallest) {
+      lag.rank != named_ && lag.factor >= kFactor && lag.mine.step - lag.others.step >= kShare * wall) {
     named_ = lag.rank;
     const bool in_data = lag.mine.data - lag.others.data > (lag.mine.step - lag.others.step) / 2;
     return StragglerNews{

@@ -41,8 +41,9 @@ struct StragglerNews {
 /// Synchronous ranks all take the time of the slowest: what tells them apart is the time that they do not spend in
 /// collectives. Every rank measures its own with three looks at a clock in a step; every two seconds or so, and after
 /// 20 steps at least, all exchange their means on the control plane. The slowest step of that time is left out, so that
-/// one hiccup makes no straggler. On a GPU the host's time counts: a slow loader or callback is seen, a slow GPU is
-/// not.
+/// one hiccup makes no straggler. What costs the run little is let pass, too: ranks that share few cores wait for most
+/// of a step, and who takes twice as long for the rest of it is chance. On a GPU the host's time counts: a slow loader
+/// or callback is seen, a slow GPU is not.
 class StragglerWatch {
  public:
   static constexpr double kFactor = 1.8;  ///< a straggler from here on
@@ -65,7 +66,8 @@ class StragglerWatch {
   };
   Clock::duration own_time() const;
   StepCost mean_without_slowest() const;
-  std::optional<StragglerNews> judge(std::int64_t step, std::span<const StepCost> costs,
+  /// wall: seconds per step, waiting included.
+  std::optional<StragglerNews> judge(std::int64_t step, double wall, std::span<const StepCost> costs,
                                      std::span<const std::string> hosts);
   void begin_window(std::int64_t steps);
 
