@@ -1,7 +1,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/environment/identity.h>
 
-#include "environment/launch_variables.h"
+#include "environment/launchers/launch_variables.h"
 
 namespace lockstep {
 namespace {

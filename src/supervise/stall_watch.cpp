@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -148,11 +149,11 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
 
 void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vector<StallFinding>& findings) {
   for (const int rank : running(samples)) {
-    char& noted = ranks_[static_cast<std::size_t>(rank)].noted;
+    auto& [seen, noted] = ranks_[static_cast<std::size_t>(rank)].stop;
     const RankSample& sample = samples[static_cast<std::size_t>(rank)];
     const char state = sample.process.state;
     const char stopped = state == 'T' || state == 't' ? state : '\0';
-    if (stopped == noted) {
+    if (std::exchange(seen, stopped) != stopped || stopped == noted) {
       continue;
     }
     std::string text = fmt::format("rank {} (pid {}) ", rank, sample.pid);

@@ -35,7 +35,8 @@ struct StallFinding {
 /// A run stands still when the ranks that are furthest behind do not move: the others wait for them. A rank moves when
 /// its record changes. Between steps (start, save, validation, user code that takes long) CPU time counts as well, and
 /// there the deadline ends nothing: only inside a step, after the work, or for a process that is stopped, is long
-/// silence no work. A process in a debugger is never ended. A rank that never wrote its record is not judged.
+/// silence no work. A process in a debugger is never ended. A stop is reported when two looks in a row see it, because
+/// profilers and leak checkers hold a process for a moment. A rank that never wrote its record is not judged.
 class StallWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -51,7 +52,10 @@ class StallWatch {
     std::optional<std::uint64_t> beats{};
     std::int64_t cpu_ticks = 0;
     Time moved{};
-    char noted = 0;  // the state T or t that was reported
+    struct Stop {
+      char seen = 0;   // the state T or t at the last look
+      char noted = 0;  // the one that was reported
+    } stop{};
   };
   void note_movement(const std::vector<RankSample>& samples, Time now);
   void report_stops(const std::vector<RankSample>& samples, std::vector<StallFinding>& findings);

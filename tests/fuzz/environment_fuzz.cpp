@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
-#include "environment/launch_variables.h"
+#include "environment/launchers/launch_variables.h"
 #include "fuzz/target.h"
 
 namespace lockstep::fuzz {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "environment/hostlist.h"
+#include "environment/launchers/hostlist.h"
 #include "fuzz/target.h"
 
 namespace lockstep::fuzz {

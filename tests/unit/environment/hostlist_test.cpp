@@ -1,4 +1,4 @@
-#include "environment/hostlist.h"
+#include "environment/launchers/hostlist.h"
 
 #include <gmock/gmock.h>
 

@@ -155,7 +155,7 @@ TEST(StallWatch, OrdersPlacesAsARunPassesThem) {
   EXPECT_THAT(furthest_behind({in_phase(Phase::data), gone}), ElementsAre(0));
 }
 
-TEST(StallWatch, SeesStoppedProcessesAtOnce) {
+TEST(StallWatch, SeesStoppedProcessesWithinASecond) {
   Watched ranks({in_phase(Phase::prepare), in_phase(Phase::prepare)});
   EXPECT_THAT(ranks.pass(5s), IsEmpty());
   ranks[1].process.state = 'T';
@@ -169,6 +169,18 @@ TEST(StallWatch, SeesStoppedProcessesAtOnce) {
   EXPECT_THAT(findings[0].lines, ElementsAre("rank 1 (pid 71) goes on"));
   ranks[1].process.state = 'T';
   EXPECT_TRUE(ranks.pass(301s).back().ends_the_run) << "a stopped process is no work, in no phase";
+}
+
+TEST(StallWatch, LetsPassWhatHoldsAProcessForAMoment) {
+  Watched ranks({in_phase(Phase::forward)});
+  for (int i = 0; i < 3; ++i) {
+    ranks[0].process = {.state = 't', .tracer = 99};
+    EXPECT_THAT(ranks.pass(StallWatch::kPeriod), IsEmpty());
+    ranks[0].process = {.state = 'R'};
+    EXPECT_THAT(ranks.pass(StallWatch::kPeriod), IsEmpty());
+  }
+  ranks[0].process = {.state = 't', .tracer = 99};
+  EXPECT_EQ(ranks.pass(2 * StallWatch::kPeriod).size(), 1U);
 }
 
 TEST(StallWatch, NeverEndsWhatADebuggerHolds) {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
-#include "environment/launch_variables.h"
+#include "environment/launchers/launch_variables.h"
 
 namespace lockstep {
 namespace {

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
-#include "environment/hostlist.h"
-#include "environment/launch_variables.h"
+#include "environment/launchers/hostlist.h"
+#include "environment/launchers/launch_variables.h"
 
 namespace lockstep {
 namespace {

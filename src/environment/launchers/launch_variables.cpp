@@ -1,4 +1,4 @@
-#include "environment/launch_variables.h"
+#include "environment/launchers/launch_variables.h"
 
 #include <algorithm>
 #include <span>
