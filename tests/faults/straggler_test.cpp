@@ -1,13 +1,12 @@
 // One rank that takes longer than the others (T1 of the fault model), and runs in which none does.
 #include <fstream>
-#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "support/busy_cores.h"
 #include "support/runs.h"
 #include "support/sweep.h"
 
@@ -74,10 +73,7 @@ TEST(Straggler, IsNobodyWhoIsHalfSlowerOnly) {
 TEST(Straggler, IsNobodyOnABusyMachine) {
   Sweep sweep("clean runs beside other programs");
   for (int round = 0; round < rounds(1, 10); ++round) {
-    std::vector<std::unique_ptr<Process>> others;
-    for (int i = 0; i < 3; ++i) {
-      others.push_back(std::make_unique<Process>(std::vector<std::string>{"sh", "-c", "while :; do :; done"}));
-    }
+    const BusyCores others(3);
     const TempDir dir;
     const auto result = run_program(command(EXAMPLES_DIR "/06_char_gpt", dir.path() / "run",
                                             {"--nprocs", round % 2 == 0 ? "4" : "2", "--max_steps", "100", "--sample",
