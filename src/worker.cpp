@@ -164,7 +164,7 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
                                                      : ProgressBoard(identity.local_world_size);
   identity.progress_fd = progress.fd();  // the World maps it again
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
-  const LastWords last_words([&](const Message& failure) {
+  const LastWords last_words(progress[identity.local_rank], [&](const Message& failure) {
     set_log_rank(identity.rank, identity.world_size);  // in whatever thread this is
     report_failure(failure, identity, channel.get(), /*guard=*/nullptr);
   });

@@ -94,13 +94,16 @@ ProgressView view(const ProgressRecord& record) noexcept {
 std::string to_string(const ProgressView& view) {
   std::string text = view.step >= 0 ? fmt::format("step {}, {}", view.step, to_string(view.phase))
                                     : std::string(to_string(view.phase));
-  if (view.operation != Operation::none) {
-    text += fmt::format(", in collective {}: {}", view.collectives, to_string(view.operation));
-    if (view.bytes > 0) {
-      text += fmt::format(" of {}", human_bytes(view.bytes));
-    }
+  const std::string collective = collective_of(view);
+  return collective.empty() ? text : text + "," + collective;
+}
+
+std::string collective_of(const ProgressView& view) {
+  if (view.operation == Operation::none) {
+    return {};
   }
-  return text;
+  const std::string size = view.bytes > 0 ? fmt::format(" of {}", human_bytes(view.bytes)) : std::string();
+  return fmt::format(" in collective {}: {}{}", view.collectives, to_string(view.operation), size);
 }
 
 std::string place_of(const ProgressView& view) {

@@ -31,6 +31,8 @@ std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 
 enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
 std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
+inline constexpr const char* kSameOrderHint =
+    "every rank has to call the same collectives in the same order: look for a branch on the rank";
 
 /// Where and when a process began to train.
 struct TrainingStart {
@@ -114,7 +116,8 @@ struct ProgressView {
 };
 ProgressView view(const ProgressRecord& record) noexcept;
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
-std::string place_of(const ProgressView& view);   ///< "at step 812 in data"; "": the record was never written
+std::string collective_of(const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; "": in none
+std::string place_of(const ProgressView& view);       ///< "at step 812 in data"; "": the record was never written
 
 /// The records of all ranks of one machine: anonymous shared memory behind a descriptor that workers inherit. The
 /// supervisor makes it; a rank maps the same descriptor again, so that no pointer has to be passed around.

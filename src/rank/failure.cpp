@@ -17,7 +17,10 @@
 namespace lockstep {
 namespace {
 
+constexpr int kAborted = 128 + SIGABRT;
+
 struct Announcement {
+  std::atomic<const ProgressRecord*> record{nullptr};
   std::atomic<const LastWords::Tell*> tell{nullptr};
   std::atomic<std::terminate_handler> before{nullptr};
 };
@@ -25,22 +28,34 @@ struct Announcement {
 // These handlers get nothing that leads to a listener, so what they act on has to be static.
 constinit Announcement announcement;
 
-/// Gloo throws in a thread of its own when it answers on a connection that is broken. Nobody can catch that, but it is
-/// a lost peer like any other. Its types are in no header; their names are all there is.
-bool left_gloo() {
-  const std::type_info* type = abi::__cxa_current_exception_type();
-  return type != nullptr && type_name(*type) == "gloo::IoException";
+// Gloo throws in a thread of its own, where nobody can catch it: when it answers on a connection that is broken, and
+// when more arrives than the collective takes. Its types are in no header; their names and texts are all there is.
+bool says_peer_lost(std::string_view type) { return type == "gloo::IoException"; }
+bool says_mismatch(std::string_view type, std::string_view text) {
+  return type == "gloo::EnforceNotMet" && text.find("collective mismatch") != std::string_view::npos;
 }
 
 Message terminate_failure() {
   Message message = std::current_exception() ? current_failure()
                                              : Message{.kind = Message::Kind::failure,
                                                        .text = "error: no exception; a thread that was not joined?"};
+  const std::type_info* thrown = abi::__cxa_current_exception_type();
+  const std::string type = thrown == nullptr ? std::string() : type_name(*thrown);
+  std::string meaning = "std::terminate after ";
+  message.code = kAborted;
+  if (says_peer_lost(type)) {
+    meaning = "the connection to another rank broke: ";
+    message.code = static_cast<int>(ExitCode::peer_lost);
+    message.secondary = true;
+  } else if (says_mismatch(type, message.text)) {
+    const ProgressRecord* record = announcement.record;
+    meaning = fmt::format("the ranks are in different collectives: too much data arrived{}: ",
+                          record == nullptr ? std::string() : collective_of(view(*record)));
+    message.text += fmt::format("\n  hint: {}", kSameOrderHint);
+    message.code = static_cast<int>(ExitCode::disagree);
+  }
   constexpr std::string_view kLabel = "error: ";
-  message.secondary = left_gloo();
-  message.text.insert(message.text.starts_with(kLabel) ? kLabel.size() : 0,
-                      message.secondary ? "the connection to another rank broke: " : "std::terminate after ");
-  message.code = message.secondary ? static_cast<int>(ExitCode::peer_lost) : 128 + SIGABRT;
+  message.text.insert(message.text.starts_with(kLabel) ? kLabel.size() : 0, meaning);
   return message;
 }
 
@@ -58,7 +73,7 @@ void on_assertion(const char* text) noexcept {
 void on_terminate() {
   const Message failure = terminate_failure();
   announce(failure);
-  if (failure.secondary) {
+  if (failure.code != kAborted) {
     std::fflush(nullptr);
     _exit(failure.code);
   }
@@ -86,16 +101,18 @@ Message current_failure() {
   return failure;
 }
 
-LastWords::LastWords(Tell tell)
+LastWords::LastWords(const ProgressRecord& record, Tell tell)
     : tell_(std::move(tell)),
       terminate_before_(std::set_terminate(on_terminate)),
       assertion_before_(detail::set_assertion_listener(on_assertion)) {
+  announcement.record = &record;
   announcement.before = terminate_before_;
   announcement.tell = &tell_;
 }
 
 LastWords::~LastWords() {
   announcement.tell = nullptr;
+  announcement.record = nullptr;
   detail::set_assertion_listener(assertion_before_);
   std::set_terminate(terminate_before_);
 }

@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 
 #include "control/channel.h"
+#include "control/progress_record.h"
 
 namespace lockstep {
 
@@ -17,11 +18,12 @@ Message current_failure();
 /// While it lives, what ends the process without an exception that anybody could catch is told before it does, in the
 /// thread that ends it: std::terminate (an exception that leaves a thread or a noexcept function) with code 128 +
 /// SIGABRT, then the handler of before acts; when Gloo's own thread ends it so because a connection broke, with
-/// ExitCode::peer_lost; a failed assertion of the library with ExitCode::internal. One at a time in a process.
+/// ExitCode::peer_lost, or because the ranks call different collectives, with ExitCode::disagree and what `record` says
+/// about this one's; a failed assertion of the library with ExitCode::internal. One at a time in a process.
 class LastWords {
  public:
   using Tell = std::function<void(const Message&)>;
-  explicit LastWords(Tell tell);
+  LastWords(const ProgressRecord& record, Tell tell);
   ~LastWords();
   LastWords(const LastWords&) = delete;
   LastWords& operator=(const LastWords&) = delete;

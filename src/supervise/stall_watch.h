@@ -79,7 +79,5 @@ std::vector<int> in_another_collective(const std::vector<RankSample>& samples);
 
 /// Two ranks are in the collective of one number and call different ones: that cannot end well, whoever fails first.
 bool call_different_collectives(const std::vector<RankSample>& samples);
-inline constexpr const char* kSameOrderHint =
-    "every rank has to call the same collectives in the same order: look for a branch on the rank";
 
 }  // namespace lockstep

@@ -48,6 +48,9 @@ namespace gloo {
 struct IoException : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+struct EnforceNotMet : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 }  // namespace gloo
 
 namespace {
@@ -130,7 +133,7 @@ struct RankTools {
       : board(WorkerProcess::kProgressFd, rank),
         record(board[rank]),
         crash_handler(rank, &record),
-        last_words([channel](const Message& failure) { channel->send(failure); }),
+        last_words(record, [channel](const Message& failure) { channel->send(failure); }),
         orders(channel) {}
   ProgressBoard board;
   ProgressRecord& record;
@@ -177,6 +180,14 @@ struct RankTools {
   }
   if (what == "gloo") {
     std::thread([] { throw gloo::IoException("Connection reset by peer"); }).join();
+  }
+  if (what == "enforce") {
+    std::thread([] { throw gloo::EnforceNotMet("unexpected op code"); }).join();
+  }
+  if (what == "mismatch") {
+    std::thread([] {
+      throw gloo::EnforceNotMet("200 vs 4. Is there a distributed collective mismatch in your code?");
+    }).join();
   }
   if (what == "terminate") {
     std::terminate();
@@ -312,6 +323,7 @@ int main(int argc, char** argv) {
     if (task == "throw") {  // throw:WHAT
       try {
         const PhaseScope forward(tools.record, Phase::forward);
+        tools.record.begin(Operation::all_reduce, 4);
         throw_something(words.at(1));
       } catch (...) {
         const Message failure = current_failure();

@@ -20,7 +20,7 @@ enum class ExitCode : int {
   io = 74,            ///< disk full, permission, I/O error
   stopped = 75,       ///< stopped on request after saving; run again to resume
   peer_lost = 76,     ///< another rank or the network went away
-  disagree = 78,      ///< ranks disagree about configuration, build or parameters
+  disagree = 78,      ///< ranks disagree about configuration, build, parameters or collectives
   timeout = 124,      ///< start-up, rendezvous or stall deadline
   cannot_run = 126,   ///< the launcher found the program but cannot run it
   not_found = 127,    ///< the launcher cannot find the program

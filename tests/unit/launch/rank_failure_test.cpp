@@ -80,6 +80,10 @@ TEST(RankFailure, IsBlamedOnTheRankWithTypeAndPlace) {
       {"throw:thread", 134, " in forward: std::terminate after std::logic_error: left a thread"},
       {"throw:gloo", 76,
        " in forward: the connection to another rank broke: gloo::IoException: Connection reset by peer"},
+      {"throw:enforce", 134, " in forward: std::terminate after gloo::EnforceNotMet: unexpected op code"},
+      {"throw:mismatch", 78,
+       " in forward: the ranks are in different collectives: too much data arrived in collective 1: all-reduce of 4 B: "
+       "gloo::EnforceNotMet: 200 vs 4. "},
       {"throw:terminate", 134, " in forward: std::terminate after no exception"},
       {"throw:assertion", 70, " in forward: internal error: a test wants this to fail; what.empty() is false ("},
       {"exit:0", 1, " exited with code 0 without finishing"},
