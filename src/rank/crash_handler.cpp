@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <thread>
 
 #include <dirent.h>
 #include <execinfo.h>
@@ -35,6 +36,7 @@ struct Context {
   std::atomic<const ProgressRecord*> record{nullptr};
   std::atomic<bool> crashing{false};
   std::atomic_flag writing{};
+  std::atomic<int> awaited{0};  // stacks that threads were asked for and have not written
 };
 static_assert(std::atomic<const ProgressRecord*>::is_always_lock_free);
 
@@ -138,7 +140,10 @@ void signal_other_threads() noexcept {
       pid_t thread = 0;
       std::from_chars(entry->d_name, entry->d_name + std::strlen(entry->d_name), thread);
       if (thread != 0 && thread != thread_id()) {
-        syscall(SYS_tgkill, getpid(), thread, SIGUSR2);
+        ++context.awaited;
+        if (syscall(SYS_tgkill, getpid(), thread, SIGUSR2) != 0) {
+          --context.awaited;
+        }
       }
     }
   }
@@ -165,6 +170,9 @@ extern "C" void on_dump(int, siginfo_t* info, void* signal_context) {
     signal_other_threads();
   }
   write_own_stack(signal_context);
+  if (info->si_code == SI_TKILL) {
+    --context.awaited;
+  }
   errno = saved_errno;
 }
 
@@ -216,6 +224,13 @@ void dump_stacks() noexcept {
   sigaction(SIGUSR2, nullptr, &action);
   if (context.installed && (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_dump) {
     signal_other_threads();
+  }
+}
+
+void wait_for_stacks(std::chrono::milliseconds longest) noexcept {
+  constexpr std::chrono::milliseconds kNap{10};
+  for (std::chrono::milliseconds waited{0}; context.awaited > 0 && waited < longest; waited += kNap) {
+    std::this_thread::sleep_for(kNap);
   }
 }
 

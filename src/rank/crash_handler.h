@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <memory>
 
 #include <signal.h>
@@ -32,5 +33,7 @@ class CrashHandler {
 
 /// What SIGUSR2 does, for the threads other than this one. Nothing without a CrashHandler.
 void dump_stacks() noexcept;
+/// Until they are written, or for so long, counted in naps: a thread that blocks SIGUSR2 writes none.
+void wait_for_stacks(std::chrono::milliseconds longest) noexcept;
 
 }  // namespace lockstep

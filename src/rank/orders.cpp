@@ -20,6 +20,8 @@
 namespace lockstep {
 namespace {
 
+constexpr std::chrono::seconds kTimeForStacks{2};  // the order to end may come on the heels of the order to write them
+
 /// Destructors and exit handlers would wait for collectives that never end. What was printed counts, but a thread that
 /// is stuck may hold a stream: the flush has a second.
 [[noreturn]] void end_process() {
@@ -62,6 +64,7 @@ void Orders::obey() {
     }
     while (const auto order = channel_->receive()) {
       if (order->kind == Message::Kind::abort) {
+        wait_for_stacks(kTimeForStacks);
         end_process();
       }
       if (order->kind == Message::Kind::dump) {

@@ -139,7 +139,7 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
     Rank& rank = ranks_[i];
     const RankSample& sample = samples[i];
     const bool worked = !is_in_step(sample.view.phase) && sample.process.cpu_ticks > rank.cpu_ticks;
-    if (rank.beats != sample.view.beats || worked) {
+    if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // a debugger's time does not count
       rank.moved = now;
     }
     rank.beats = sample.view.beats;

@@ -66,6 +66,7 @@ class Supervisor {
 
   LaunchReport run() {
     while (running() > 0 && !given_up()) {
+      const auto looked = Clock::now();  // what came later is only heard in the next turn
       wait_for_events();
       take_signals();
       for (int rank = 0; rank < size(); ++rank) {
@@ -81,7 +82,7 @@ class Supervisor {
         options_.each_turn();
       }
       look_for_stalls();
-      verdict_.settle(Clock::now());
+      verdict_.settle(looked);
       stop_the_rest();
     }
     say_farewell();
@@ -337,14 +338,15 @@ class Supervisor {
       ask_strangers_to_end();
       order(Message::Kind::abort);
     }
-    if (now >= *kill_at_) {
-      verdict_.killed_by_us();
-      kill_all();
-    } else if (notice_at_ && now >= *notice_at_) {
+    if (notice_at_ && now >= *notice_at_) {
       const int left = running();
       say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
                       left == 1 ? "" : "s", seconds(options_.grace)));
       notice_at_.reset();
+    }
+    if (now >= *kill_at_) {
+      verdict_.killed_by_us();
+      kill_all();
     }
   }
 

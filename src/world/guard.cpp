@@ -24,10 +24,13 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kInterval{200};
 constexpr milliseconds kHearingTime{1000};
+constexpr milliseconds kNap{100};
 constexpr const char* kFailures = "failures";  // how many have told of one; the first one's word counts
 constexpr const char* kFailed = "failed";
 constexpr const char* kHeard = "heard";
 constexpr int kLooksPerBeat = 5;
+constexpr const char* kStoreGone =
+    "the rendezvous store is gone: rank 0, or what serves it, ended, or the connection to it was cut";
 
 std::string process_key(int rank) { return fmt::format("process/{}", rank); }
 
@@ -94,8 +97,12 @@ void Guard::watch() {
     }
     try {
       failure = look();
+    } catch (const CommError& error) {
+      if (error.exit_code() != ExitCode::timeout) {
+        failure = kStoreGone;
+      }  // else it is late, which is another matter: the next look asks again
     } catch (const std::exception&) {
-      failure = "the rendezvous store is gone: rank 0, or what serves it, ended, or the connection to it was cut";
+      failure = kStoreGone;
     }
     const std::lock_guard lock(mutex_);
     store_silent_ = milliseconds(0);
@@ -185,8 +192,15 @@ void Guard::beat() {
   }
 }
 
+// The first one's word counts, unless it ended before it could say it.
 void Guard::tell(const std::string& failure) {
-  if (store_->add(kFailures, 1) == 1) {
+  bool said = false;
+  if (store_->add(kFailures, 1) > 1) {
+    for (milliseconds waited{0}; !(said = store_->check(kFailed)) && waited < kHearingTime; waited += kNap) {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+  if (!said) {
     store_->set(kFailed, failure);
   }
 }
@@ -225,7 +239,9 @@ std::optional<std::string> Guard::first_failure(milliseconds patience) noexcept 
     std::unique_lock lock(mutex_);
     handed_over_ = true;
     changed_.notify_all();
-    changed_.wait_for(lock, patience, [this] { return failure_.has_value(); });
+    for (milliseconds waited{0}; !failure_ && waited < patience; waited += kNap) {
+      changed_.wait_for(lock, kNap, [this] { return failure_.has_value(); });
+    }
     failure = failure_;
   }
   if (failure) {

@@ -239,7 +239,7 @@ TEST(RestartedRun, GoesOnFromItsOwnNewestCheckpoint) {
   ASSERT_EQ(run_program(train("straight", {})).code, 0);
   ASSERT_EQ(run_program(train("first", {"--max_steps", "20"})).code, 0);
   Process process(train("second", {"--resume", (dir.path() / "first").string(), "--checkpoint.every_steps", "5",
-                                   "--dist.max_restarts", "2"}));
+                                   "--dist.max_restarts", "2", "--work_ms", "20"}));
   ASSERT_TRUE(process.wait_for("step 33 ")) << process.err();
   kill(Process::ranks_of(process.pid()).at(0), SIGKILL);
   const auto result = process.wait();

@@ -71,7 +71,8 @@ TEST(Example, TheMainJobLearnsEnglish) {
 // A model that was hardly trained writes few words; the quickstart's must do better than this bound.
 TEST(Example, AnUntrainedModelFailsTheSampleTest) {
   const TempDir dir;
-  const auto result = run_program(command(example("06_char_gpt"), dir.path() / "run", {"--max_steps", "1"}));
+  const auto result =
+      run_program(command(example("06_char_gpt"), dir.path() / "run", {"--nprocs", "2", "--max_steps", "1"}));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_LT(words_known(result.err), 30);
 }

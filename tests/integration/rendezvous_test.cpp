@@ -85,11 +85,19 @@ INSTANTIATE_TEST_SUITE_P(Kinds, StrangerOnMasterPort,
                                                     }
                                                   },
                                                   "it does not answer within 4 s"},
-                                         Stranger{"slow_talker",
+                                         Stranger{"one_who_says_another_word",
                                                   [](int connection, const std::atomic<bool>& over) {
+                                                    say(connection, "x");
                                                     while (!over) {
-                                                      say(connection, "x");
-                                                      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                                                    }
+                                                  },
+                                                  "it says 'x'"},
+                                         Stranger{"one_who_stops_in_the_word",
+                                                  [](int connection, const std::atomic<bool>& over) {
+                                                    say(connection, "k");
+                                                    while (!over) {
+                                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
                                                     }
                                                   },
                                                   "it does not answer within 4 s"},

@@ -80,6 +80,12 @@ TEST_F(Resume, AfterTermination) {
   expect_same_end();
 }
 
+/// The run is still at it when what was printed has been read.
+std::vector<std::string> slowly(std::vector<std::string> command) {
+  command.insert(command.end(), {"--work_ms", "20"});
+  return command;
+}
+
 TEST_F(Resume, AfterAKilledRankAtManySteps) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 4; ++trial) {
@@ -87,7 +93,7 @@ TEST_F(Resume, AfterAKilledRankAtManySteps) {
     const auto victim = static_cast<std::size_t>(trial % 2);
     SCOPED_TRACE("rank " + std::to_string(victim) + " killed after step " + std::to_string(step));
     std::filesystem::remove_all(run());
-    Process process(train());
+    Process process(slowly(train()));
     ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
     const auto ranks = Process::ranks_of(process.pid());
     ASSERT_EQ(ranks.size(), 2U);
@@ -106,7 +112,7 @@ TEST_F(Resume, AfterAKilledRankAtManySteps) {
 TEST_F(Resume, ByItselfAfterEveryKilledRank) {
   auto restarting = train();
   restarting.insert(restarting.end(), {"--dist.max_restarts", "3", "--fresh"});  // fresh on the first attempt only
-  Process process(restarting);
+  Process process(slowly(restarting));
   for (const int step : {6, 15, 27}) {
     ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
     const auto ranks = Process::ranks_of(process.pid());
@@ -129,7 +135,7 @@ TEST_F(Resume, AfterAKilledSupervisor) {
     const auto step = std::uniform_int_distribution<int>(1, 60)(random);
     SCOPED_TRACE("supervisor killed after step " + std::to_string(step));
     std::filesystem::remove_all(run());
-    Process process(train());
+    Process process(slowly(train()));
     ASSERT_TRUE(process.wait_for("step " + std::to_string(step) + " ")) << process.err();
     const auto ranks = Process::ranks_of(process.pid());
     ASSERT_EQ(ranks.size(), 2U);

@@ -347,6 +347,7 @@ int main(int argc, char** argv) {
     }
     TrainControl control;  // work: steps until it shall stop
     const SignalScope scope(control);
+    tools.record.set_phase(Phase::forward);
     say("ready " + std::to_string(getpid()));
     while (control.stop_requested() == StopKind::none) {
       tools.record.set_phase(Phase::forward);

@@ -189,6 +189,11 @@ TEST(StallWatch, NeverEndsWhatADebuggerHolds) {
   for (const auto& finding : ranks.pass(1000s)) {
     EXPECT_FALSE(finding.ends_the_run);
   }
+  ranks[0].process = {.state = 'S'};  // let go, and not moved yet
+  for (const auto& finding : ranks.pass(20s)) {
+    EXPECT_FALSE(finding.ends_the_run);
+  }
+  EXPECT_TRUE(ranks.pass(300s).back().ends_the_run) << "its own time counts";
 }
 
 TEST(StallWatch, DoesNotCountTimeInWhichNobodyLooked) {

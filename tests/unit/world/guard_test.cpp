@@ -38,6 +38,21 @@ TEST(Guard, HearsOnlyTheFirstOfTwo) {
   });
 }
 
+TEST(Guard, SpeaksForOneThatEndedBeforeItSaidWhy) {
+  thread_world(2, [](World& world) {
+    if (world.is_main()) {
+      world.store("lockstep/guard")->add("failures", 1);
+    }
+    world.barrier("somebody began to tell");
+    Guard guard(world, kOptions);
+    if (world.rank() == 1) {
+      guard.report("seen from outside", 1);
+    }
+    ASSERT_THAT(guard.first_failure(kPatience), Optional(HasSubstr("seen from outside")));
+    world.barrier("all have heard");
+  });
+}
+
 TEST(Guard, MissesANodeThatFallsSilent) {
   constexpr std::chrono::seconds kShort{2};
   thread_world(
