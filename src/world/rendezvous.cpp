@@ -33,6 +33,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kHandshake = "lockstep/handshake";
 constexpr const char* kRefused = "refused";
+constexpr const char* kRefusedRead = "refused/read";  // by how many ranks
 constexpr int kProtocol = 1;
 constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes it before it does anything else
 
@@ -137,20 +138,6 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
   throw reason;
 }
 
-void throw_if_refused(c10d::Store& launch, const Identity& identity) {
-  constexpr milliseconds kReadingTime{500};
-  if (store_check(launch, kRefused)) {
-    const std::string text = store_get(launch, kRefused);
-    if (serves(identity)) {
-      std::this_thread::sleep_for(kReadingTime);  // the others read it too before the store goes
-    }
-    const auto space = std::min(text.find(' '), text.size() - 1);
-    const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);
-    throw CommError(printable(text.substr(space + 1)), "see that rank's own message",
-                    code == static_cast<int>(ExitCode::disagree) ? ExitCode::disagree : ExitCode::usage);
-  }
-}
-
 void compare_handshake(c10d::Store& launch, const Handshake& theirs, const Identity& identity) {
   if (theirs.protocol != kProtocol || theirs.version != LOCKSTEP_VERSION) {
     refuse(launch, CommError(fmt::format("rank {} is lockstep {}, rank 0 ({}) is {}", identity.rank, LOCKSTEP_VERSION,
@@ -190,12 +177,36 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
   return missing;
 }
 
+/// The store goes with rank 0: it waits until all who are there have read why.
+void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& identity) {
+  constexpr milliseconds kReadingTime{5000};
+  constexpr milliseconds kPause{10};
+  if (!store_check(launch, kRefused)) {
+    return;
+  }
+  const std::string text = store_get(launch, kRefused);
+  store_add(launch, kRefusedRead, 1);
+  if (serves(identity)) {
+    const auto present = [&] {
+      return identity.world_size - static_cast<std::int64_t>(missing_ranks(store, identity.world_size).size());
+    };
+    const auto end = Clock::now() + kReadingTime;
+    while (store_add(launch, kRefusedRead, 0) < present() && Clock::now() < end) {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  const auto space = std::min(text.find(' '), text.size() - 1);
+  const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);
+  throw CommError(printable(text.substr(space + 1)), "see that rank's own message",
+                  code == static_cast<int>(ExitCode::disagree) ? ExitCode::disagree : ExitCode::usage);
+}
+
 void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& identity, milliseconds timeout) {
   constexpr auto kSayEvery = std::chrono::seconds(10);
   const auto start = Clock::now();
   auto say_at = start + kSayEvery;
   const auto wait_for_one = [&](Clock::duration) {
-    throw_if_refused(launch, identity);
+    throw_if_refused(store, launch, identity);
     if (const auto now = Clock::now(); now >= say_at) {
       say_at += kSayEvery;
       log_info(fmt::format("waiting for rank {} ({} of {} s)", join(missing_ranks(store, identity.world_size), ", "),
