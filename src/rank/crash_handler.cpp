@@ -230,7 +230,7 @@ void dump_stacks() noexcept {
 void wait_for_stacks(std::chrono::milliseconds longest) noexcept {
   constexpr std::chrono::milliseconds kNap{10};
   for (std::chrono::milliseconds waited{0}; context.awaited > 0 && waited < longest; waited += kNap) {
-    std::this_thread::sleep_for(kNap);
+    std::this_thread::sleep_for(kNap);  // handlers only count
   }
 }
 

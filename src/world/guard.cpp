@@ -197,7 +197,7 @@ void Guard::tell(const std::string& failure) {
   bool said = false;
   if (store_->add(kFailures, 1) > 1) {
     for (milliseconds waited{0}; !(said = store_->check(kFailed)) && waited < kHearingTime; waited += kNap) {
-      std::this_thread::sleep_for(kNap);
+      std::this_thread::sleep_for(kNap);  // a wait in the store that times out makes c10d write warnings
     }
   }
   if (!said) {

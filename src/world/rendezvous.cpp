@@ -192,7 +192,7 @@ void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& i
     };
     const auto end = Clock::now() + kReadingTime;
     while (store_add(launch, kRefusedRead, 0) < present() && Clock::now() < end) {
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kPause);  // a count is nothing that the store could wait for
     }
   }
   const auto space = std::min(text.find(' '), text.size() - 1);

@@ -1,12 +1,14 @@
 // What can be wrong before the first step, with real processes and real sockets: named, quickly, on every rank.
 #include "world/rendezvous.h"
 
+#include <chrono>
 #include <csignal>
 #include <functional>
 #include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -24,6 +26,7 @@ using testing::Each;
 using testing::Field;
 using testing::HasSubstr;
 using testing::Not;
+using namespace std::chrono_literals;
 
 class Rendezvous : public testing::Test {
  protected:
@@ -40,7 +43,7 @@ class Rendezvous : public testing::Test {
 };
 
 TEST_F(Rendezvous, NamesTheOwnerOfAPortThatIsTaken) {
-  const Listener squatter([](int, const auto&) {});
+  const Listener squatter([](int) {});
   port_ = squatter.port();
   const auto result = start(0, 2)->wait();
   EXPECT_EQ(result.code, 2) << result.err;
@@ -60,6 +63,12 @@ void say(int connection, std::string_view text) {
   [[maybe_unused]] const auto sent = send(connection, text.data(), text.size(), MSG_NOSIGNAL);
 }
 
+/// Waits until the other end hangs up, for so long at most.
+bool is_left_within(int connection, std::chrono::milliseconds limit) {
+  pollfd end{.fd = connection, .events = POLLRDHUP, .revents = 0};
+  return poll(&end, 1, static_cast<int>(limit.count())) == 1;
+}
+
 TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
   const TempDir dir;
   const Listener stranger(GetParam().serve);
@@ -72,37 +81,30 @@ TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
   EXPECT_LT(result.seconds, 5 + 5) << "5 s, and a start on busy cores";
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StrangerOnMasterPort,
-                         testing::Values(Stranger{"http_server",
-                                                  [](int connection, const auto&) {
-                                                    say(connection, "HTTP/1.1 400 Bad Request\r\n\r\n");
-                                                  },
-                                                  "it says 'HTTP/1.1 400"},
-                                         Stranger{"silent_listener",
-                                                  [](int, const std::atomic<bool>& over) {
-                                                    while (!over) {
-                                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                                                    }
-                                                  },
-                                                  "it does not answer within 4 s"},
-                                         Stranger{"one_who_says_another_word",
-                                                  [](int connection, const std::atomic<bool>& over) {
-                                                    say(connection, "x");
-                                                    while (!over) {
-                                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                                                    }
-                                                  },
-                                                  "it says 'x'"},
-                                         Stranger{"one_who_stops_in_the_word",
-                                                  [](int connection, const std::atomic<bool>& over) {
-                                                    say(connection, "k");
-                                                    while (!over) {
-                                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                                                    }
-                                                  },
-                                                  "it does not answer within 4 s"},
-                                         Stranger{"one_who_hangs_up", [](int, const auto&) {}, "it closes"}),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, StrangerOnMasterPort,
+    testing::Values(Stranger{"http_server", [](int connection) { say(connection, "HTTP/1.1 400 Bad Request\r\n\r\n"); },
+                             "it says 'HTTP/1.1 400"},
+                    Stranger{"silent_listener", [](int connection) { is_left_within(connection, 60s); },
+                             "it does not answer within 4 s"},
+                    Stranger{"one_who_says_another_word",
+                             [](int connection) {
+                               say(connection, "x");
+                               is_left_within(connection, 60s);
+                             },
+                             "it says 'x'"},
+                    Stranger{"slow_talker",  // no byte buys it time
+                             [](int connection) {
+                               say(connection, "k");
+                               if (!is_left_within(connection, 3s)) {
+                                 say(connection, "c");
+                                 is_left_within(connection, 3500ms);
+                                 say(connection, "x");
+                               }
+                             },
+                             "it does not answer within 4 s"},
+                    Stranger{"one_who_hangs_up", [](int) {}, "it closes"}),
+    [](const auto& test) { return test.param.name; });
 
 c10::intrusive_ptr<c10d::TCPStore> foreign_store() {
   c10d::TCPStoreOptions options;

@@ -16,8 +16,8 @@ namespace lockstep {
 
 class Listener {
  public:
-  /// `serve` gets each connection in turn, and whether the test is over.
-  using Serve = std::function<void(int connection, const std::atomic<bool>& over)>;
+  /// `serve` gets each connection in turn.
+  using Serve = std::function<void(int connection)>;
 
   explicit Listener(Serve serve) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
@@ -33,7 +33,7 @@ class Listener {
         pollfd waiting{.fd = fd_, .events = POLLIN, .revents = 0};
         if (poll(&waiting, 1, 50) == 1) {
           const int connection = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
-          serve(connection, over_);
+          serve(connection);
           close(connection);
         }
       }
