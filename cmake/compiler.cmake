@@ -19,3 +19,12 @@ if(LOCKSTEP_FUZZ)
   target_compile_options(lockstep_flags INTERFACE -fsanitize=fuzzer-no-link)
   target_link_options(lockstep_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
+
+# A compiler cache, where one is installed: paths are taken relative to the sources, so that a second checkout finds what the first built.
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(LOCKSTEP_CCACHE ccache)
+  mark_as_advanced(LOCKSTEP_CCACHE)
+  if(LOCKSTEP_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${LOCKSTEP_CCACHE})
+  endif()
+endif()

@@ -22,3 +22,6 @@ install(FILES
   ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
   DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# Everything that is installed and has to be built first.
+add_custom_target(lockstep_installed DEPENDS lockstep lockstep_cli)

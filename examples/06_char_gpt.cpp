@@ -8,7 +8,7 @@ struct CharModel final : lockstep::Task {
   explicit CharModel(char_gpt::Gpt model) : gpt(std::move(model)) {}
   torch::nn::Module& module() override { return *gpt; }
   std::vector<lockstep::OptimizerSpec> optimizers() override {
-    return {lockstep::adamw({.lr = char_gpt::kLearningRate})};
+    return {lockstep::adamw({.lr = char_gpt::kLearningRate, .no_decay_vectors = true})};
   }
   lockstep::StepOutput training_step(const lockstep::Batch& batch) override { return char_gpt::loss(gpt, batch); }
 

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
 
     model->to(world.device());
     const auto strategy = lockstep::make_strategy(session.plan, world);
-    const lockstep::OptimizerSpec optimizer(lockstep::adamw({.lr = char_gpt::kLearningRate}));
+    const lockstep::OptimizerSpec optimizer(lockstep::adamw({.lr = char_gpt::kLearningRate, .no_decay_vectors = true}));
     strategy->prepare(*model, {&optimizer, 1});
     lockstep::CheckpointStore store(lockstep::run_directory(config) + "/checkpoints", config.checkpoint, world);
     lockstep::seed_rng(config.seed, world.rank(), /*step=*/0, world.device());
@@ -41,9 +41,10 @@ int main(int argc, char** argv) {
       step = stored->step;
     }
 
-    while (step < config.max_steps && !strategy->agreed().stop) {
+    bool stopped = false;
+    while (step < config.max_steps && !stopped) {
       const lockstep::StepBatches& batches = *data.next();
-      strategy->put({.stop = session.control.stop_requested() != lockstep::StopKind::none});
+      strategy->begin_step({.stop = session.control.stop_requested() != lockstep::StopKind::none});
       strategy->zero_grad();
       for (const auto& batch : batches.micro) {
         strategy->begin_forward(/*reduce=*/&batch == &batches.micro.back());
@@ -62,6 +63,7 @@ int main(int argc, char** argv) {
       }
       strategy->set_lr_factor(lockstep::lr_factor(config.optim, config.max_steps, step));
       strategy->step();
+      stopped = strategy->agreed().stop;
       if (++step % config.checkpoint.every_steps == 0) {
         save();
       }
@@ -69,7 +71,7 @@ int main(int argc, char** argv) {
     if (step % config.checkpoint.every_steps != 0) {
       save();
     }
-    session.control.set_agreed(strategy->agreed().stop ? session.control.stop_requested() : lockstep::StopKind::none);
+    session.control.set_agreed(stopped ? session.control.stop_requested() : lockstep::StopKind::none);
     session.print("step " + std::to_string(step) + " is saved in " + lockstep::run_directory(config));
   });
 }

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/setup.sh
 
 cmake --preset release
-cmake --build --preset release --target 06_char_gpt
+cmake --build --preset release --target 06_char_gpt lockstep_installed
 
 program=$PWD/build/release/examples/06_char_gpt
 case " $* " in

@@ -1,6 +1,8 @@
 // The map of a program's life: parse -> resolve -> describe -> supervise ranks, or be one.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -12,17 +14,25 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <lockstep/base/control.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/environment/identity.h>
+#include <lockstep/environment/launch_name.h>
 #include <lockstep/launch/launcher.h>
 #include <lockstep/run.h>
 
 #include "base/duration.h"
+#include "base/end_process.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
+#include "launch/node_exchange.h"
 #include "launch/requeue.h"
 #include "rank/failure.h"
+#include "rank/signals.h"
+#include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
 #include "worker.h"
 
@@ -40,7 +50,10 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   }
   LaunchRequest request;
   request.argv = argv;
-  request.ranks_per_node.assign(static_cast<std::size_t>(plan.nodes), plan.local_world_size());
+  request.ranks_per_node = identity.ranks_per_node;
+  if (request.ranks_per_node.empty()) {
+    request.ranks_per_node = {plan.local_world_size()};
+  }
   request.node = identity.node;
   if (plan.nodes > 1) {
     request.master_addr = identity.master_addr;
@@ -49,7 +62,9 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   }
   request.threads_per_rank = plan.threads_per_rank;
   request.max_restarts = plan.config.dist.max_restarts;
-  request.event_log = std::filesystem::path(run_directory(plan.config)) / "events.jsonl";
+  const std::filesystem::path directory = run_directory(plan.config);
+  request.event_log = directory / "events.jsonl";
+  request.event_lock = [directory] { return try_lock_run(real_file_system(), directory); };
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
     request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),
@@ -58,6 +73,8 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   request.grace = to_milliseconds(plan.config.dist.grace_s);
   request.stall_warning = to_milliseconds(plan.config.dist.stall_warn_s);
   request.stall_deadline = to_milliseconds(plan.config.dist.stall_timeout_s);
+  constexpr std::chrono::seconds kTimeToSayIt{10};  // for the ranks themselves: they know who is missing
+  request.rendezvous_deadline = to_milliseconds(plan.config.dist.init_timeout_s) + kTimeToSayIt;
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
@@ -66,12 +83,42 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   return launch_workers(request).exit_code;
 }
 
+bool launched_by_us(const std::optional<Identity>& identity) { return identity && identity->control_fd >= 0; }
+
+// A run that is to be queued again has to get as far as its end.
+EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) {
+  return plan.config.dist.requeue   ? EarlyStop::wait
+         : launched_by_us(identity) ? EarlyStop::die_of_signal
+                                    : EarlyStop::end_process;
+}
+
 // Once per run; ranks of our own launcher have been shown it.
 void show(const Plan& plan, const std::optional<Identity>& identity) {
-  const bool launched_by_us = identity && identity->control_fd >= 0;
-  if ((!identity || identity->rank == 0) && !launched_by_us) {
-    fmt::print(stderr, "{}\n", describe(plan));
+  if ((identity && identity->rank != 0) || launched_by_us(identity)) {
+    return;
   }
+  if (is_logged(LogLevel::info)) {
+    write_line(describe(plan));
+  } else {
+    std::for_each(plan.warnings.begin(), plan.warnings.end(), log_warning);
+  }
+}
+
+// Nodes may start different numbers of ranks, as their GPUs are. Returns the code to end with where a signal came.
+std::optional<int> meet_other_nodes(Identity& identity, const Plan& plan) {
+  SignalInbox signals;
+  const NodeMeeting meeting{.node = identity.node,
+                            .nodes = identity.nodes,
+                            .address = identity.master_addr,
+                            .port = identity.master_port,
+                            .run_id = identity.run_id};
+  RanksPerNode told = exchange_ranks_per_node(meeting, plan.local_world_size(),
+                                              to_milliseconds(plan.config.dist.init_timeout_s), signals);
+  identity.ranks_per_node = std::move(told.ranks);
+  if (told.signal) {
+    return static_cast<int>(*told.signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped);
+  }
+  return std::nullopt;
 }
 
 int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std::string>& argv,
@@ -83,18 +130,28 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   }
   const Invocation invocation = parse_invocation(defaults, std::span(argv).subspan(1), environment, flags);
   if (invocation.help) {
-    fmt::print("{}", help_text(program, defaults, flags));
+    fmt::print("{}", help_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
     return 0;
   }
   if (invocation.print_config) {
     fmt::print("{}", print_config_text(invocation, flags));
     return 0;
   }
-  const auto identity = detect_identity(environment);
+  auto identity = detect_identity(environment);
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
-  Plan plan = resolve(invocation.config, hardware, identity);
-  plan.job_end = job_end(environment);
+  const auto make_plan = [&] {
+    Plan plan = resolve(invocation.config, hardware, identity);
+    plan.job_end = job_end(environment);
+    plan.program = program;
+    plan.program_values = program_values(flags);
+    plan.launch_name = launch_name(environment, identity);
+    if (!identity || identity->launcher != "Slurm") {
+      plan.restart += plan.launch_name.requeues;
+    }
+    return plan;
+  };
+  Plan plan = make_plan();
   if (plan.config.dist.requeue && requeue_command(environment).empty()) {
     throw ConfigError("--dist.requeue: found no SLURM_JOB_ID, expected a Slurm job",
                       "leave it out, or submit with sbatch");
@@ -103,13 +160,22 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print("{}", describe(plan));
     return 0;
   }
-  if (starts_ranks(identity) && plan.local_world_size() > 1) {
+  if (starts_ranks(identity) && plan.nodes > 1) {
+    if (const auto stopped = meet_other_nodes(*identity, plan)) {
+      return *stopped;
+    }
+    plan = make_plan();
+  }
+  if (starts_ranks(identity) && plan.world_size > plan.nodes) {
     const SignalInbox held;  // who reads the table may ask for a stop: the launcher takes up what came before it
     show(plan, identity);
     return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }
+  TrainControl control;
+  // From the table on, as above. A launcher's SIGTERM does not cut off the report of a failure.
+  const SignalScope signals(control, early_stop(plan, identity));
   show(plan, identity);
-  return be_a_worker(plan, identity.value_or(Identity{}), environment, worker);
+  return be_a_worker(plan, identity.value_or(Identity{}), environment, control, worker);
 }
 
 }  // namespace
@@ -117,6 +183,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
 int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
         const std::function<void(Session&)>& worker) {
   static std::atomic<bool> called{false};
+  open_standard_descriptors();
   try {
     if (called.exchange(true)) {
       throw ConfigError("lockstep::run was called twice in this process",

@@ -1,14 +1,59 @@
+#include <algorithm>
 #include <utility>
+
+#include <ATen/Context.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
+#include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/session.h>
 
 #include "base/text.h"
 #include "report/console.h"
+#include "world/rendezvous.h"
 
 namespace lockstep {
+namespace {
+
+/// Messages call a setting by its flag; a program that has no flags knows it as a field of its configuration:
+/// "--optim.lr" -> "config.optim.lr".
+std::string with_field_names(std::string text) {
+  constexpr std::string_view kDashes = "--";
+  constexpr std::string_view kField = "config.";
+  const auto fields = config_values({});
+  for (auto at = text.find(kDashes); at != std::string::npos; at = text.find(kDashes, at + 1)) {
+    const auto begin = at + kDashes.size();
+    const auto end = std::min(text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.", begin), text.size());
+    std::string_view name = std::string_view(text).substr(begin, end - begin);
+    name = name.substr(0, name.find_last_not_of('.') + 1);
+    if (std::any_of(fields.begin(), fields.end(), [&](const auto& field) { return field.first == name; })) {
+      text.replace(at, kDashes.size(), kField);
+    }
+  }
+  return text;
+}
+
+Plan resolve_without_flags(const TrainConfig& config, const Hardware& hardware,
+                           const std::optional<Identity>& identity) {
+  try {
+    return resolve(config, hardware, identity);
+  } catch (const ConfigError& error) {
+    std::vector<Problem> problems = error.problems();
+    for (Problem& problem : problems) {
+      problem = {with_field_names(problem.what), with_field_names(problem.hint)};
+    }
+    throw ConfigError(std::move(problems));
+  }
+}
+
+/// As run() begins: all ranks build the same module.
+Session begin_session(Plan plan, World world) {
+  at::manual_seed(plan.config.seed);
+  return Session(std::move(plan), std::move(world));
+}
+
+}  // namespace
 
 Session::Session(Plan plan_, World world_, TrainControl control_, std::shared_ptr<Console> console_)
     : plan(std::move(plan_)), world(std::move(world_)), control(std::move(control_)), console(std::move(console_)) {
@@ -28,10 +73,12 @@ void Session::print(std::string_view text) {
 Session Session::single(const TrainConfig& config) {
   TrainConfig one = config;
   one.nprocs = 1;
-  Plan plan = resolve(one, probe_hardware(), std::nullopt);
+  const Variables environment = read_environment();
+  Plan plan = resolve_without_flags(one, probe_hardware(environment), std::nullopt);
+  plan.launch_name = launch_name(environment, std::nullopt);
   Identity alone;
   World world = World::connect(plan, alone);
-  return Session(std::move(plan), std::move(world));
+  return begin_session(std::move(plan), std::move(world));
 }
 
 Session Session::connect(const TrainConfig& config) {
@@ -41,9 +88,13 @@ Session Session::connect(const TrainConfig& config) {
     return single(config);
   }
   identity->starts_ranks = false;  // the program that owns this process starts them, or nobody
-  Plan plan = resolve(config, probe_hardware(environment), identity);
+  Plan plan = resolve_without_flags(config, probe_hardware(environment), identity);
+  plan.launch_name = launch_name(environment, identity);
   World world = World::connect(plan, *identity);
-  return Session(std::move(plan), std::move(world));
+  if (std::string id = world.is_main() ? agent_launch_id(*identity) : std::string(); !id.empty()) {
+    plan.launch_name.id = std::move(id);
+  }
+  return begin_session(std::move(plan), std::move(world));
 }
 
 }  // namespace lockstep

@@ -1,12 +1,14 @@
 #include "worker.h"
 
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,26 +19,30 @@
 #include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/file_system.h>
 #include <lockstep/base/log.h>
 #include <lockstep/session.h>
+#include <lockstep/trainer/trainer.h>
 
 #include "base/duration.h"
+#include "base/end_process.h"
 #include "base/terminal.h"
 #include "base/text.h"
+#include "checkpoint/run_hold.h"
 #include "control/channel.h"
 #include "control/progress_record.h"
 #include "environment/error_file.h"
+#include "environment/launcher_process.h"
 #include "environment/process_name.h"
 #include "launch/core_binding.h"
 #include "launch/requeue.h"
 #include "rank/crash_handler.h"
 #include "rank/failure.h"
 #include "rank/orders.h"
-#include "rank/signals.h"
 #include "report/console.h"
 #include "world/guard.h"
 #include "world/out_of_memory.h"
+#include "world/rendezvous.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -48,22 +54,6 @@ void print_error(std::string_view text) {
 namespace {
 
 int code_of(ExitCode code) { return static_cast<int>(code); }
-
-// `--fresh`: the old run is kept under the next free number.
-void set_old_run_aside(const std::filesystem::path& directory) {
-  FileSystem& fs = real_file_system();
-  if (!fs.exists(directory)) {
-    return;
-  }
-  for (int number = 1;; ++number) {
-    const std::filesystem::path aside = fmt::format("{}.{}", directory.string(), number);
-    if (!fs.exists(aside)) {
-      fs.rename(directory, aside);
-      log_info(fmt::format("--fresh: the old run is {} now", aside.string()));
-      return;
-    }
-  }
-}
 
 std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, const Variables& environment) {
   if (channel) {
@@ -93,7 +83,7 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
 }
 
 // A launcher that binds ranks to cores shows each its own only: the plan, made by one rank alone, divides them again.
-void use_bound_cores(World& world) {
+void use_bound_cores(World& world, const Plan& plan) {
   const auto cores = allowed_cores();
   const std::string machine = this_process().machine;
   std::vector<std::vector<int>> neighbours;
@@ -104,10 +94,12 @@ void use_bound_cores(World& world) {
   }
   if (const auto threads = threads_of_bound_ranks(neighbours)) {
     at::set_num_threads(*threads);
+  } else if (world.local_size() != plan.local_world_size()) {  // which the launcher did not say
+    at::set_num_threads(std::max(1, plan.threads_per_rank * plan.local_world_size() / world.local_size()));
   }
 }
 
-/// Another rank's failure ends this one.
+/// Another rank's failure, or the launcher's end, ends this one.
 void say_stopped(const std::string& cause, const Identity& identity, const Channel* channel) {
   if (channel != nullptr) {
     channel->send({.kind = Message::Kind::failure,
@@ -119,31 +111,64 @@ void say_stopped(const std::string& cause, const Identity& identity, const Chann
   }
 }
 
-// What ends a rank, told to whoever watches it: our supervisor, or torchrun, and the other ranks.
-void report_failure(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
-  constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
-  if (const auto cause = failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt) {
-    say_stopped(*cause, identity, channel);
-    if (channel == nullptr) {
-      guard->wait_for_launcher();
-    }
-    return;
-  }
-  if (channel != nullptr) {
-    channel->send(failure);
-  } else {
-    print_error(failure.text);
-    write_error_file(identity.error_file, failure.text);
-  }
-  if (guard != nullptr) {
-    guard->report(failure.text, failure.code);
+/// "error: at step 812 in forward: ...", from the beginning of the training on.
+void tell_place(std::string& text, const ProgressView& place) {
+  constexpr std::string_view kLabel = "error: ";
+  if (place.phase >= Phase::prepare && text.starts_with(kLabel)) {
+    text.insert(kLabel.size(), place_of(place) + ": ");
   }
 }
 
-Guard::Options guard_options(const Plan& plan, const Identity& identity, const Channel* channel) {
-  return {.nodes = plan.nodes,
-          .heartbeat_timeout = to_milliseconds(plan.config.dist.heartbeat_timeout_s),
-          .say = [&identity, channel](const std::string& cause) { say_stopped(cause, identity, channel); }};
+/// What ends a rank, told to whoever watches it: our supervisor, or torchrun.
+void say_failure(const Message& failure, const Identity& identity, const Channel* channel) {
+  if (channel != nullptr) {
+    channel->send(failure);
+  } else {
+    write_error_file(identity.error_file, failure.text);
+    print_error(failure.text);
+  }
+}
+
+/// Ends one of several ranks: the ordinary way out joins threads of collectives that may never end. The other ranks are
+/// told first, because standard error may be stuck.
+[[noreturn]] void end_rank(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
+  constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
+  const auto cause = failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt;
+  const auto say = [&] {
+    if (cause) {
+      say_stopped(*cause, identity, channel);
+    } else {
+      say_failure(failure, identity, channel);
+    }
+  };
+  if (channel != nullptr) {
+    say();  // our supervisor always listens
+  }
+  if (!cause && guard != nullptr) {
+    guard->report(failure.text, failure.code);
+  } else if (channel == nullptr && guard != nullptr) {
+    guard->wait_for_launcher();
+  }
+  end_process(failure.code, channel == nullptr ? std::function<void()>(say) : nullptr);
+}
+
+/// Where no supervisor of ours sees all ranks.
+void start_guard(std::optional<Guard>& guard, const World& world, const Plan& plan, const Identity& identity,
+                 const Variables& environment, const Channel* channel, const TrainControl& control) {
+  std::vector<LauncherProcess> launcher;
+  if (channel == nullptr) {
+    launcher = open_launcher(identity, environment);
+  }
+  if (launcher.empty() && (world.size() == 1 || (channel != nullptr && plan.nodes == 1))) {
+    return;
+  }
+  guard.emplace(world,
+                Guard::Options{
+                    .heartbeat_timeout = to_milliseconds(plan.config.dist.heartbeat_timeout_s),
+                    .say = [&identity, channel](const std::string& cause) { say_stopped(cause, identity, channel); },
+                    .may_lose_launcher = [control] { return !control.stop_reason().empty(); },
+                },
+                std::move(launcher));
 }
 
 // The run is saved: not being queued again is no reason to call it failed.
@@ -157,7 +182,7 @@ void queue_again(const Variables& environment) {
 
 }  // namespace
 
-int be_a_worker(const Plan& plan, Identity identity, const Variables& environment,
+int be_a_worker(const Plan& plan, Identity identity, const Variables& environment, const TrainControl& control,
                 const std::function<void(Session&)>& worker) {
   const std::shared_ptr<Channel> channel = take_channel(identity);
   ProgressBoard progress = identity.progress_fd >= 0 ? ProgressBoard(identity.progress_fd, identity.local_rank)
@@ -166,48 +191,54 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
   const LastWords last_words(progress[identity.local_rank], [&](const Message& failure) {
     set_log_rank(identity.rank, identity.world_size);  // in whatever thread this is
-    report_failure(failure, identity, channel.get(), /*guard=*/nullptr);
+    say_failure(failure, identity, channel.get());
   });
   std::optional<Orders> orders;
   if (channel) {
     orders.emplace(channel);
   }
-  if (!environment.has("OMP_NUM_THREADS")) {
+  if (!plan.threads_are_given) {
     at::set_num_threads(plan.threads_per_rank);
   }
-  TrainControl control;
-  const SignalScope signals(control);  // a launcher's SIGTERM does not cut off the report of a failure
   std::optional<Session> session;
+  std::shared_ptr<RunHold> run_hold;
   std::optional<Guard> guard;
   const auto fail = [&](const std::string& advice) {
     Message failure = current_failure();
     failure.text += advice;
-    report_failure(failure, identity, channel.get(), guard ? &*guard : nullptr);
-    if (plan.world_size > 1) {
-      // The ordinary way out joins threads of collectives that may never end.
-      std::fflush(nullptr);
-      _exit(failure.code);
+    if (!channel) {
+      tell_place(failure.text, view(progress[identity.local_rank]));  // a supervisor knows it from the record
     }
+    if (plan.world_size > 1) {
+      end_rank(failure, identity, channel.get(), guard ? &*guard : nullptr);
+    }
+    say_failure(failure, identity, channel.get());
     return failure.code;
   };
   try {
-    session.emplace(plan, World::connect(plan, identity), control, make_console(channel, environment));
+    World connected = WorldAccess::connect(plan, identity, [&](const World& met) {
+      start_guard(guard, met, plan, identity, environment, channel.get(), control);
+    });
+    session.emplace(plan, std::move(connected), control, make_console(channel, environment));
     World& world = session->world;
-    if (world.size() > 1 && (!channel || plan.nodes > 1)) {
-      guard.emplace(world, guard_options(plan, identity, channel.get()));
+    if (guard) {
+      guard->watch_nodes(world);
     }
-    if (world.size() > 1 && !channel && !environment.has("OMP_NUM_THREADS")) {
-      use_bound_cores(world);
+    if (world.size() > 1 && !channel && !plan.threads_are_given) {
+      use_bound_cores(world, plan);
     }
-    if (plan.config.fresh && identity.restart == 0) {
-      world.main_first("--fresh", [&] {
-        if (world.is_main()) {
-          set_old_run_aside(run_directory(plan.config));
-        }
-      });
+    if (std::string id = world.is_main() ? agent_launch_id(identity) : std::string(); !id.empty()) {
+      session->plan.launch_name.id = std::move(id);
+    }
+    if (plan.config.fresh) {
+      run_hold = RunHold::take(session->plan, world);  // for a loop of the program's own, which takes none
     }
     at::manual_seed(plan.config.seed);  // the same on all ranks: they build the same module
-    worker(*session);
+    try {
+      worker(*session);
+    } catch (const ValidationStopped&) {
+      // On every rank: the run ends as after a fit that was stopped.
+    }
     // Nobody leaves, and takes the store along, while others still work.
     world.main_first("end of run", [] {});
     guard.reset();  // all have worked: from now on an ending process is no failure
@@ -225,6 +256,9 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     }
     return code;
   } catch (const std::exception& error) {
+    if (environment.has("TORCH_SHOW_CPP_STACKTRACES")) {
+      write_line(std::string(frames_of(error.what())));
+    }
     return fail(out_of_memory_hint(error, plan, identity.local_rank));
   } catch (...) {
     return fail({});

@@ -17,10 +17,12 @@ class Console;
 
 class Session {
  public:
-  /// One rank in this process. Throws: ConfigError.
+  /// One rank in this process. Seeds LibTorch's generators with config.seed, as run() does; config.fresh acts at its
+  /// first fit. Throws: ConfigError; a field is called config.optim.lr there. Messages of a training call it by its
+  /// flag, --optim.lr.
   static Session single(const TrainConfig& config = {});
   /// Collective. One rank of a launch: our launcher's, torchrun's or the same variables; one rank alone when there are
-  /// none. Throws: ConfigError, CommError.
+  /// none. The rest as single(). Throws: ConfigError, CommError.
   static Session connect(const TrainConfig& config = {});
 
   Session(Plan plan, World world, TrainControl control = {}, std::shared_ptr<Console> console = nullptr);

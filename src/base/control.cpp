@@ -10,16 +10,19 @@ struct TrainControl::State {
   std::atomic<StopKind> stop{StopKind::none};
   std::atomic<StopKind> agreed{StopKind::none};
   std::atomic<bool> checkpoint{false};
-  mutable std::mutex mutex;  // guards reason
+  std::atomic<bool> asked_for{false};
+  mutable std::mutex mutex;  // guards the two below
   std::string reason;
+  StopKind reason_kind = StopKind::none;
 
   // What a signal handler touches must not lock.
-  static_assert(std::atomic<StopKind>::is_always_lock_free);
+  static_assert(std::atomic<StopKind>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-  /// True for the first request only.
+  /// True for the first request, and for the first that is not the program's: its own stop must not hide a signal's.
   bool claim_stop(StopKind kind) noexcept {
-    auto nobody = StopKind::none;
-    return stop.compare_exchange_strong(nobody, kind);
+    auto before = StopKind::none;
+    return stop.compare_exchange_strong(before, kind) ||
+           (kind != StopKind::program && before == StopKind::program && stop.compare_exchange_strong(before, kind));
   }
 };
 
@@ -30,19 +33,27 @@ void TrainControl::request_stop(std::string_view reason, StopKind kind) {
   const std::lock_guard lock(state_->mutex);
   if (state_->claim_stop(kind)) {
     state_->reason = reason;
+    state_->reason_kind = kind;
   }
 }
 
 void TrainControl::request_checkpoint() noexcept { state_->checkpoint.store(true); }
-void TrainControl::request_stop_from_signal(StopKind kind) noexcept { state_->claim_stop(kind); }
-StopKind TrainControl::stop_requested() const noexcept { return state_->stop.load(); }
+bool TrainControl::request_stop_from_signal(StopKind kind) noexcept {
+  state_->claim_stop(kind);
+  return state_->asked_for.load();
+}
+StopKind TrainControl::stop_requested() const noexcept {
+  state_->asked_for.store(true);
+  return state_->stop.load();
+}
 
 std::string TrainControl::stop_reason() const {
   const std::lock_guard lock(state_->mutex);
-  if (!state_->reason.empty()) {
+  const StopKind kind = state_->stop.load();
+  if (kind == state_->reason_kind && !state_->reason.empty()) {
     return state_->reason;
   }
-  switch (state_->stop.load()) {
+  switch (kind) {
     case StopKind::none:
       return "";
     case StopKind::program:
@@ -56,6 +67,13 @@ std::string TrainControl::stop_reason() const {
 }
 
 bool TrainControl::take_checkpoint_request() noexcept { return state_->checkpoint.exchange(false); }
+
+void TrainControl::end_fit() noexcept {
+  auto own = StopKind::program;
+  state_->stop.compare_exchange_strong(own, StopKind::none);
+  state_->checkpoint.store(false);
+}
+
 void TrainControl::set_agreed(StopKind kind) noexcept { state_->agreed.store(kind); }
 StopKind TrainControl::agreed() const noexcept { return state_->agreed.load(); }
 

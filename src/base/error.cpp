@@ -30,6 +30,33 @@ std::string only_hint(const std::vector<Problem>& problems) {
   return problems.size() == 1 ? problems.front().hint : std::string();
 }
 
+/// What to do about errors of LibTorch that many programs meet.
+struct KnownCause {
+  std::string_view part{};  ///< of the text
+  const char* hint;
+};
+constexpr KnownCause kKnownCauses[] = {
+    {"is out of bounds", "labels and indices go from 0 to the number of classes or rows less one"},
+    {"Expected more than 1 value per channel", "give every rank more than one sample in a micro-batch, or use eval()"},
+    {"shapes cannot be multiplied", "compare the shape of a sample with what the first layer takes"},
+    {"same dtype", "convert the samples or the module, for example with .to(torch::kFloat)"},
+    {"expected scalar type", "convert the samples or the module, for example with .to(torch::kFloat)"},
+};
+
+std::string hint_of(std::string_view what) {
+  if (frames_of(what).empty()) {
+    return {};
+  }
+  std::string hint;
+  const auto known = std::find_if(std::begin(kKnownCauses), std::end(kKnownCauses), [&](const KnownCause& cause) {
+    return without_frames(what).find(cause.part) != std::string_view::npos;
+  });
+  if (known != std::end(kKnownCauses)) {
+    hint = fmt::format("{}; ", known->hint);
+  }
+  return hint + "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack";
+}
+
 void append_problem(std::string& text, const std::string& what, const std::string& hint) {
   text += "error: " + what;
   if (!hint.empty()) {
@@ -57,7 +84,8 @@ std::string error_text(const std::exception& error) {
   } else if (const auto* ours = dynamic_cast<const Error*>(&error)) {
     append_problem(text, ours->what(), ours->hint());
   } else {
-    append_problem(text, fmt::format("{}: {}", type_name(typeid(error)), error.what()), {});
+    append_problem(text, fmt::format("{}: {}", type_name(typeid(error)), without_frames(error.what())),
+                   hint_of(error.what()));
   }
   return text;
 }

@@ -1,6 +1,5 @@
 #include "base/event_log.h"
 
-#include <array>
 #include <chrono>
 #include <ctime>
 #include <span>
@@ -24,26 +23,18 @@ std::string utc_now() {
                      utc.tm_hour, utc.tm_min, utc.tm_sec, (now.time_since_epoch() % 1s).count());
 }
 
-/// A crash may have left half a line, which the next event must not continue.
-bool ends_inside_a_line(FileSystem& fs, const std::filesystem::path& file) {
-  const auto existing = fs.open(file);
-  std::array<std::byte, 1> last{};
-  if (existing->size() == 0) {
-    return false;
+/// A crash may have left half a line, which the next event must not continue. It stays: the supervisor and rank 0 both
+/// append to this file.
+bool begin_a_line(WritableFile& file, const RandomAccessFile& content) {
+  if (end_of_last_line(content) != content.size()) {
+    file.append(std::as_bytes(std::span("\n", 1)));
   }
-  existing->read(existing->size() - 1, last);
-  return last[0] != std::byte{'\n'};
+  return true;
 }
 
 }  // namespace
 
-EventLog::EventLog(FileSystem& fs, const std::filesystem::path& file) : file_(fs.open_append(file)) {
-  if (ends_inside_a_line(fs, file)) {
-    file_->append(std::as_bytes(std::span("\n", 1)));
-  }
-}
-
-EventLog::~EventLog() = default;
+EventLog::EventLog(FileSystem& fs, const std::filesystem::path& file) : file_(fs, file, "events", begin_a_line) {}
 
 void EventLog::write(std::string_view event, const EventFields& fields) {
   Json line{{"v", 1}, {"time", utc_now()}, {"event", event}};
@@ -51,7 +42,7 @@ void EventLog::write(std::string_view event, const EventFields& fields) {
     std::visit([&line, &key = name](const auto& content) { line[key] = content; }, value);
   }
   const std::string text = dump_json(line) + "\n";
-  file_->append(std::as_bytes(std::span(text)));
+  file_.write(1, [&](WritableFile& file) { file.append(std::as_bytes(std::span(text))); });
 }
 
 }  // namespace lockstep

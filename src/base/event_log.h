@@ -2,30 +2,28 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
-namespace lockstep {
+#include "base/report_file.h"
 
-class FileSystem;
-class WritableFile;
+namespace lockstep {
 
 using EventValue = std::variant<std::string, std::int64_t, double, bool>;
 using EventFields = std::vector<std::pair<std::string, EventValue>>;
 
-/// Appends {"v":1,"time":"2026-11-21T10:00:00.123Z","event":"save",...}. Each line is one write. Not thread-safe.
+/// Appends {"v":1,"time":"2026-11-21T10:00:00.123Z","event":"save",...}. Each line is one write. What cannot be written
+/// is a warning (ReportFile). Not thread-safe.
 class EventLog {
  public:
   EventLog(FileSystem& fs, const std::filesystem::path& file);
-  ~EventLog();
   void write(std::string_view event, const EventFields& fields = {});
 
  private:
-  std::unique_ptr<WritableFile> file_;
+  ReportFile file_;
 };
 
 }  // namespace lockstep

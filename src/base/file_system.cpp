@@ -21,15 +21,40 @@
 
 #include "base/descriptor.h"
 #include "base/io_error.h"
+#include "base/random_id.h"
 
 namespace lockstep {
 namespace {
 
 using Path = std::filesystem::path;
 
-constexpr mode_t kFileMode = 0600;
-constexpr mode_t kDirectoryMode = 0700;
+constexpr mode_t kFileMode = 0666;  // the umask takes its part away
+constexpr mode_t kDirectoryMode = 0777;
 constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // not waiting: a pipe in a file's place must not hang us
+
+constexpr std::string_view kTemporary = ".tmp.";
+
+/// A name beside `path` that nobody else has.
+Path temporary_path(const Path& path) {
+  Path temporary = path;
+  temporary += std::string(kTemporary) + random_id();
+  return temporary;
+}
+
+/// Calls `work`; where it throws, the file or link `temporary` goes.
+template <class Work>
+void removing_on_failure(FileSystem& fs, const Path& temporary, const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    try {
+      fs.remove(temporary);
+    } catch (const IoError&) {
+      // The first failure is the one to report.
+    }
+    throw;
+  }
+}
 
 /// Repeats a system call that a signal interrupted.
 template <class Call>
@@ -54,18 +79,12 @@ void require_regular(const Descriptor& file, const Path& path) {
     throw_io_error("open", path, EISDIR);
   }
   if (!S_ISREG(status.st_mode)) {
-    throw IoError(fmt::format("cannot open {}: not a regular file", path.string()));
+    throw IoError(fmt::format("cannot open {}: not a regular file", path.string()), {}, ENXIO);
   }
 }
 
-/// A new file with our mode whatever the umask; -1 and EEXIST when there is one.
-Descriptor create_new(const Path& path, int access) {
-  Descriptor file(open_file(path, access | O_CREAT | O_EXCL));
-  if (file.get() >= 0 && ::fchmod(file.get(), kFileMode) != 0) {
-    throw_io_error("set the permissions of", path, errno);
-  }
-  return file;
-}
+/// -1 and EEXIST when there is one.
+Descriptor create_new(const Path& path, int access) { return Descriptor(open_file(path, access | O_CREAT | O_EXCL)); }
 
 Descriptor open_or_create(const Path& path, int access) {
   Descriptor created = create_new(path, access);
@@ -191,6 +210,12 @@ class RealWritableFile final : public WritableFile {
       direct_->append(bytes);
     } else {
       write_all(file_.get(), bytes, path_);
+    }
+  }
+
+  void truncate(std::int64_t bytes) override {
+    if (retry([&] { return ::ftruncate(file_.get(), bytes); }) != 0) {
+      throw_io_error("shorten", path_, errno);
     }
   }
 
@@ -335,18 +360,14 @@ class RealFileSystem final : public FileSystem {
   }
 
   void replace_link(const Path& link, const Path& target) override {
-    Path temporary = link;
-    temporary += ".tmp";
-    for (const Path& place : {link, temporary}) {
-      if (exists(place) && !read_link(place)) {
-        throw_io_error("create the link", place, EEXIST);
-      }
+    if (exists(link) && !read_link(link)) {
+      throw_io_error("create the link", link, EEXIST);
     }
-    remove_all(temporary);  // what a crash may have left
+    const Path temporary = temporary_path(link);
     if (::symlink(target.c_str(), temporary.c_str()) != 0) {
       throw_io_error("create the link", link, errno);
     }
-    replace(temporary, link);
+    removing_on_failure(*this, temporary, [&] { replace(temporary, link); });
   }
 
   std::optional<Path> read_link(const Path& path) override {
@@ -357,6 +378,12 @@ class RealFileSystem final : public FileSystem {
       throw_io_error("look at", path, error.value());
     }
     return error ? std::nullopt : std::optional(std::move(target));
+  }
+
+  void remove(const Path& path) override {
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+      throw_io_error("remove", path, errno);
+    }
   }
 
   void remove_all(const Path& path) override {
@@ -402,7 +429,13 @@ class RealFileSystem final : public FileSystem {
 
   std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) override {
     Descriptor file = open_or_create(path, O_RDWR);
-    if (retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0) {
+    const auto lock = [&] { return retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) == 0; };
+    bool locked = lock();
+    while (locked && !is_at(file, path)) {  // its directory was renamed meanwhile: that lock is another directory's
+      file = open_or_create(path, O_RDWR);
+      locked = lock();
+    }
+    if (!locked) {
       if (errno != EWOULDBLOCK) {
         throw_io_error("lock", path, errno);
       }
@@ -411,10 +444,11 @@ class RealFileSystem final : public FileSystem {
       owner.assign(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
       return nullptr;
     }
-    if (retry([&] { return ::ftruncate(file.get(), 0); }) != 0) {
-      throw_io_error("write", path, errno);
+    // Who holds it is for people to read: a full disk does not refuse the lock.
+    if (retry([&] { return ::ftruncate(file.get(), 0); }) == 0) {
+      [[maybe_unused]] const ssize_t written =
+          retry([&] { return ::write(file.get(), my_text.data(), my_text.size()); });
     }
-    write_all(file.get(), std::as_bytes(std::span(my_text)), path);
     return std::make_unique<RealFileLock>(std::move(file));
   }
 
@@ -422,9 +456,6 @@ class RealFileSystem final : public FileSystem {
   /// False if the parent is missing; true if the directory is there now.
   static bool make_directory(const Path& path) {
     if (::mkdir(path.c_str(), kDirectoryMode) == 0) {
-      if (::chmod(path.c_str(), kDirectoryMode) != 0) {
-        throw_io_error("set the permissions of", path, errno);
-      }
       return true;
     }
     const int error = errno;
@@ -438,6 +469,13 @@ class RealFileSystem final : public FileSystem {
     throw_io_error("create", path, error);
   }
 
+  static bool is_at(const Descriptor& file, const Path& path) {
+    struct stat opened {};
+    struct stat named {};
+    return ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+  }
+
   [[noreturn]] static void throw_rename_error(const Path& from, const Path& to, int error) {
     throw_io_error("rename " + from.string() + " to", to, error);
   }
@@ -449,6 +487,8 @@ void throw_io_error(std::string_view verb, const Path& path, int error) {
   std::string hint;
   if (error == ENOSPC || error == EDQUOT) {
     hint = "free space there, or write to another file system";
+  } else if (error == EFBIG) {
+    hint = "a limit of this process forbids files that large: see ulimit -f";
   } else if (error == EACCES || error == EPERM) {
     hint = "check the permissions of the path and of the directories above it";
   }
@@ -473,24 +513,25 @@ std::string read_file(FileSystem& fs, const Path& path, std::int64_t max_bytes) 
 }
 
 void write_file(FileSystem& fs, const Path& path, const std::function<void(WritableFile&)>& produce) {
-  Path temporary = path;
-  temporary += ".tmp";
-  fs.remove_all(temporary);  // what a crash may have left
-  try {
-    const auto file = fs.create(temporary);
+  const Path temporary = temporary_path(path);
+  const auto file = fs.create(temporary);
+  removing_on_failure(fs, temporary, [&] {
     produce(*file);
     file->sync();
     file->close();
     fs.replace(temporary, path);
-  } catch (...) {
-    try {
-      fs.remove_all(temporary);
-    } catch (const IoError&) {
-      // The first failure is the one to report.
-    }
-    throw;
-  }
+  });
   fs.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+}
+
+void remove_leftovers(FileSystem& fs, const Path& path) {
+  const Path directory = path.has_parent_path() ? path.parent_path() : Path(".");
+  const std::string prefix = path.filename().string() + std::string(kTemporary);
+  for (const std::string& name : fs.list(directory)) {
+    if (name.starts_with(prefix) && is_random_id(std::string_view(name).substr(prefix.size()))) {
+      fs.remove(directory / name);
+    }
+  }
 }
 
 void write_file(FileSystem& fs, const Path& path, std::string_view text) {

@@ -32,10 +32,14 @@ int log_rank() noexcept { return this_thread().rank; }
 int log_world_size() noexcept { return this_thread().world_size; }
 void set_log_level(LogLevel level) noexcept { threshold().store(level, std::memory_order_relaxed); }
 
+bool is_logged(LogLevel level) noexcept {
+  return level >= threshold().load(std::memory_order_relaxed) && level != LogLevel::off;
+}
+
 void log(LogLevel level, std::string_view message) {
   const RankLabel& label = this_thread();
   const bool from_here = label.rank == 0 || level >= LogLevel::warning;
-  if (level < threshold().load(std::memory_order_relaxed) || level == LogLevel::off || !from_here) {
+  if (!is_logged(level) || !from_here) {
     return;
   }
   std::string line;

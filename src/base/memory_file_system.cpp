@@ -133,6 +133,12 @@ class MemoryFileSystem::File final : public WritableFile {
     }
   }
 
+  void truncate(std::int64_t bytes) override {
+    const std::lock_guard lock(state_->mutex);
+    state_->begin_or_throw("shorten", path_);
+    node_->data.resize(static_cast<std::size_t>(bytes));
+  }
+
   void sync() override {
     const std::lock_guard lock(state_->mutex);
     if (const int error = state_->begin("sync", path_.string()); error != 0) {
@@ -329,6 +335,17 @@ std::optional<Path> MemoryFileSystem::read_link(const Path& path) {
   const std::lock_guard lock(state_->mutex);
   const NodePointer node = state_->find(path);
   return node == nullptr ? std::nullopt : node->link;
+}
+
+void MemoryFileSystem::remove(const Path& path) {
+  const std::lock_guard lock(state_->mutex);
+  state_->begin_or_throw("remove", path);
+  if (const NodePointer node = state_->find(path); node != nullptr) {
+    if (node->is_directory) {
+      throw_io_error("remove", path, EISDIR);
+    }
+    state_->parent("remove", path).entries.erase(path.filename().string());
+  }
 }
 
 void MemoryFileSystem::remove_all(const Path& path) {

@@ -49,6 +49,7 @@ class MemoryFileSystem final : public FileSystem {
   void replace(const Path& from, const Path& to) override;
   void replace_link(const Path& link, const Path& target) override;
   std::optional<Path> read_link(const Path& path) override;
+  void remove(const Path& path) override;
   void remove_all(const Path& path) override;
   bool exists(const Path& path) override;
   std::vector<std::string> list(const Path& path) override;

@@ -236,7 +236,7 @@ std::optional<std::string> closest(std::string_view word, std::span<const std::s
   std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     const std::string name = folded(candidate);
-    const bool abbreviated = wanted.size() >= 3 && name.starts_with(wanted);
+    const bool abbreviated = wanted.size() >= 3 && name.size() > wanted.size() && name.starts_with(wanted);
     const std::size_t distance = abbreviated ? 1 : edit_distance(wanted, name);
     // A candidate of which nothing is left after the edits is no typing error.
     if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
@@ -245,6 +245,23 @@ std::optional<std::string> closest(std::string_view word, std::span<const std::s
     }
   }
   return best;
+}
+
+std::string wrap(std::string_view text, std::size_t indent, std::size_t width) {
+  std::string lines;
+  std::size_t column = indent;
+  for (const std::string& word : split(text, ' ')) {
+    if (!lines.empty() && column + 1 + word.size() > width) {
+      lines += '\n' + std::string(indent, ' ');
+      column = indent;
+    } else if (!lines.empty()) {
+      lines += ' ';
+      ++column;
+    }
+    lines += word;
+    column += word.size();
+  }
+  return lines;
 }
 
 std::string format_ranges(std::span<const int> sorted) {
@@ -267,6 +284,19 @@ std::string type_name(const std::type_info& type) {
                                                     std::free);
   return name ? name.get() : type.name();
 }
+
+namespace {
+
+std::size_t frames_begin(std::string_view what) noexcept {
+  const auto newline = what.find("\nException raised from ");
+  return newline == std::string_view::npos ? what.size() : newline + 1;
+}
+
+}  // namespace
+
+std::string_view without_frames(std::string_view what) noexcept { return trim(what.substr(0, frames_begin(what))); }
+
+std::string_view frames_of(std::string_view what) noexcept { return what.substr(frames_begin(what)); }
 
 std::string printable(std::string_view text) {
   constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD

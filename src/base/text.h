@@ -25,9 +25,16 @@ std::string human_count(std::int64_t count);  ///< "115.2 K"
 std::string human_duration(double seconds);   ///< "1:02:03", "00:12"
 /// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if near enough to be a typing error.
 std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates);
+
+/// Lines of at most `width` columns, broken between words. The first begins in column `indent`, where the caller is;
+/// the others begin with as many blanks. A word that does not fit is kept whole.
+std::string wrap(std::string_view text, std::size_t indent, std::size_t width);
 /// "0-3,7" for {0,1,2,3,7}.
 std::string format_ranges(std::span<const int> sorted);
 std::string type_name(const std::type_info& type);  ///< "std::runtime_error"
+/// LibTorch's exceptions carry C++ stack frames behind their cause: the cause, and the frames ("" without).
+std::string_view without_frames(std::string_view what) noexcept;
+std::string_view frames_of(std::string_view what) noexcept;
 /// Removes escape sequences and control characters except tab; bytes that are no UTF-8 become U+FFFD.
 std::string printable(std::string_view text);
 

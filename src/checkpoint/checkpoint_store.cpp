@@ -6,6 +6,8 @@
 #include <functional>
 #include <future>
 #include <iterator>
+#include <limits>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -37,9 +39,7 @@ namespace {
 
 using std::filesystem::path;
 
-std::string this_process() {
-  return fmt::format("pid {} on {}", ::getpid(), host_name());
-}
+std::string this_process() { return fmt::format("pid {} on {}", ::getpid(), host_name()); }
 
 std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
   fs.create_directories(directory);
@@ -145,11 +145,21 @@ struct CheckpointStore::Impl {
   bool writes;  // this rank does
   std::unique_ptr<FileLock> lock{};
   std::map<std::int64_t, double> scores{};      // of the checkpoints here that have the monitored metric
-  std::optional<std::int64_t> last_saved{};     // by this store
+  std::optional<std::int64_t> known_whole{};    // the newest that this store has saved or checked
+  std::set<std::int64_t> damaged{};             // of those here that were to be loaded
+  std::set<std::int64_t> not_finite{};          // of the checkpoints here
   Snapshot copies{};                            // of a save in the background
   std::optional<std::int64_t> in_background{};  // its step, on every rank
   std::future<double> writing{};                // seconds
   std::atomic<bool> written{false};
+
+  void note_finite(std::int64_t step, const std::map<std::string, std::string>& values) {
+    const auto found = values.find(kParametersFinite);
+    not_finite.erase(step);
+    if (found != values.end() && found->second == "false") {
+      not_finite.insert(step);
+    }
+  }
 
   void note_score(std::int64_t step, const std::map<std::string, std::string>& values) {
     const auto found = values.find("metric." + config.monitor);
@@ -172,28 +182,61 @@ struct CheckpointStore::Impl {
 
   void write(std::int64_t step, const Snapshot& snapshot, const std::vector<std::string>& per_rank) {
     const std::int64_t bytes = byte_size(snapshot);
-    if (last_saved) {
-      directory.make_room(bytes, *last_saved, best_steps());
-    }
+    directory.make_room(
+        bytes, [&] { return newest_whole(); },
+        kept_steps(known_whole.value_or(std::numeric_limits<std::int64_t>::max())));
+    keep_damaged();
     const auto writer = directory.begin(step, bytes);
     write_snapshot(*writer, step, snapshot, per_rank);
     writer->commit();
-    last_saved = step;
+    known_whole = step;
     note_score(step, snapshot.values);
+    note_finite(step, snapshot.values);
     retain(step);
     link(step, snapshot.values);
   }
 
-  std::vector<std::int64_t> best_steps() const {
-    auto best = by_score();
-    best.resize(std::min(best.size(), static_cast<std::size_t>(config.keep_best)));
-    return best;
+  /// Nothing is deleted before it is known that something remains.
+  std::optional<std::int64_t> newest_whole() {
+    const auto steps = directory.steps();
+    for (auto step = steps.rbegin(); step != steps.rend() && !known_whole; ++step) {
+      try {
+        known_whole = directory.verify(*step).step;
+      } catch (const CheckpointError&) {
+        damaged.insert(*step);
+      }
+    }
+    return known_whole;
+  }
+
+  /// The run has gone on without them, and somebody may still want to look: neither a save nor retention touches them.
+  void keep_damaged() {
+    for (const std::string& name : directory.abandon(std::vector(damaged.begin(), damaged.end()))) {
+      log_warning(fmt::format("damaged, and no part of the run any more: {}", name));
+    }
+    for (const std::int64_t step : std::exchange(damaged, {})) {
+      scores.erase(step);
+    }
+  }
+
+  /// Besides the newest of the steps up to `saved`: the best, and the last that one can go on from.
+  std::vector<std::int64_t> kept_steps(std::int64_t saved) const {
+    auto kept = by_score();
+    kept.resize(std::min(kept.size(), static_cast<std::size_t>(config.keep_best)));
+    const auto steps = directory.steps();
+    const auto finite = std::find_if(steps.rbegin(), steps.rend(), [&](std::int64_t step) {
+      return step <= saved && !not_finite.contains(step) && !damaged.contains(step);
+    });
+    if (finite != steps.rend()) {
+      kept.push_back(*finite);
+    }
+    return kept;
   }
 
   /// A checkpoint is safe already when old ones cannot be removed.
   void retain(std::int64_t saved) {
     try {
-      directory.retain(config.keep_last, saved, best_steps());
+      directory.retain(config.keep_last, saved, kept_steps(saved));
       const auto left = directory.steps();
       std::erase_if(scores,
                     [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });
@@ -220,6 +263,8 @@ struct CheckpointStore::Impl {
       }
     } catch (const IoError&) {
       // For people alone, and not every file system has links.
+    } catch (const CheckpointError& error) {  // a number made the name too long
+      log_warning(error.what());
     }
   }
 
@@ -286,16 +331,36 @@ struct CheckpointStore::Impl {
   }
 
   /// Collective. The first that is whole.
-  std::optional<StoredSnapshot> load_first(const std::vector<Candidate>& candidates) {
+  std::optional<StoredSnapshot> load_first(const std::vector<Candidate>& candidates, const OnDamage& on_damage) {
+    std::vector<std::string> unreadable;
     for (const Candidate& candidate : candidates) {
+      const bool mine = candidate.rank == world.rank();
       try {
-        return StoredSnapshot{candidate.step,
+        StoredSnapshot stored{candidate.step,
                               load_on(world, candidate.rank, [&] { return read_snapshot(directory, candidate.step); })};
+        if (mine) {
+          known_whole = candidate.step;
+        }
+        return stored;
       } catch (const CheckpointError& error) {  // the same on every rank
+        if (mine) {
+          damaged.insert(candidate.step);
+        }
+        unreadable.push_back(step_name(candidate.step));
         if (world.is_main()) {
           log_warning(error.what());
         }
+        if (on_damage) {
+          on_damage(error.what());
+        }
       }
+    }
+    if (!unreadable.empty()) {
+      const std::string where = world.broadcast_bytes(directory.path(0).parent_path().string());
+      throw CheckpointError(
+          fmt::format("no checkpoint in {} can be read: {}", where, join(unreadable, ", ")),
+          fmt::format("lockstep verify {} names every fault; --fresh begins anew and keeps them beside the new run",
+                      where));
     }
     return std::nullopt;
   }
@@ -313,9 +378,11 @@ CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config,
     if (const auto removed = impl_->directory.remove_incomplete(); !removed.empty()) {
       log_info(fmt::format("removed incomplete checkpoints: {}", join(removed, ", ")));
     }
-    if (!config.monitor.empty()) {
-      for (const std::int64_t step : impl_->directory.steps()) {
-        impl_->note_score(step, peek_values(impl_->directory, step));
+    for (const std::int64_t step : impl_->directory.steps()) {
+      const auto values = peek_values(impl_->directory, step);
+      impl_->note_finite(step, values);
+      if (!config.monitor.empty()) {
+        impl_->note_score(step, values);
       }
     }
     return std::string();
@@ -343,17 +410,23 @@ void CheckpointStore::save_in_background(std::int64_t step, const Snapshot& snap
   std::vector<std::string> per_rank = impl_->world.gather(to_bytes(snapshot.per_rank));
   const auto start = Impl::Clock::now();
   const Snapshot mine = impl_->to_write(snapshot, per_rank);
-  run_on(impl_->world, "copying the state", impl_->writes, [&] {
-    copy_to_host(mine, impl_->copies);
-    impl_->written = false;
-    impl_->writing = std::async(std::launch::async, [impl = impl_.get(), step, start, per_rank = std::move(per_rank)] {
-      const Ending ending(impl->written);
-      set_log_rank(impl->world.rank(), impl->world.size());
-      impl->write(step, impl->copies, per_rank);
-      return std::chrono::duration<double>(Impl::Clock::now() - start).count();
+  try {
+    run_on(impl_->world, "copying the state", impl_->writes, [&] {
+      copy_to_host(mine, impl_->copies);
+      impl_->written = false;
+      impl_->writing =
+          std::async(std::launch::async, [impl = impl_.get(), step, start, per_rank = std::move(per_rank)] {
+            const Ending ending(impl->written);
+            set_log_rank(impl->world.rank(), impl->world.size());
+            impl->write(step, impl->copies, per_rank);
+            return std::chrono::duration<double>(Impl::Clock::now() - start).count();
+          });
+      return std::string();
     });
-    return std::string();
-  });
+  } catch (...) {  // it did not begin on another node: what began here must not meet the next save
+    impl_->writing = {};
+    throw;
+  }
   impl_->in_background = step;
 }
 
@@ -375,24 +448,40 @@ Snapshot CheckpointStore::load(std::int64_t step) {
                  [&] { return read_snapshot(impl_->directory, step); });
 }
 
-std::optional<StoredSnapshot> CheckpointStore::load_latest() {
-  return impl_->load_first(impl_->candidates([&] { return impl_->steps_as_keys(); }));
+std::optional<StoredSnapshot> CheckpointStore::load_latest(const OnDamage& on_damage) {
+  return impl_->load_first(impl_->candidates([&] { return impl_->steps_as_keys(); }), on_damage);
 }
 
-std::optional<StoredSnapshot> CheckpointStore::load_best() {
-  return impl_->load_first(impl_->candidates([&] {
+std::optional<StoredSnapshot> CheckpointStore::load_best(const OnDamage& on_damage) {
+  const auto found = impl_->candidates([&] {
     auto keys = impl_->scores;
     for (auto& [step, key] : keys) {
       key = impl_->config.mode == MonitorMode::min ? -key : key;
     }
     return keys;
-  }));
+  });
+  return impl_->load_first(found, on_damage);
+}
+
+std::optional<std::pair<std::int64_t, double>> CheckpointStore::best() {
+  std::string mine;  // rank 0 knows the scores
+  if (const auto steps = impl_->by_score(); !steps.empty()) {
+    mine = fmt::format("{} {:.17g}", steps.front(), impl_->scores.at(steps.front()));
+  }
+  const std::string text = impl_->world.broadcast_bytes(mine);
+  const std::size_t space = text.find(' ');
+  if (space == std::string::npos) {
+    return std::nullopt;
+  }
+  return std::pair(parse_int(text.substr(0, space)).value_or(0), parse_double(text.substr(space + 1)).value_or(0));
 }
 
 void CheckpointStore::abandon_after(std::int64_t step) {
   wait_for_save();
   run_on(impl_->world, "setting newer checkpoints aside", impl_->writes, [&] {
-    for (const std::string& name : impl_->directory.abandon_after(step)) {
+    std::vector<std::int64_t> steps = impl_->directory.steps();
+    std::erase_if(steps, [&](std::int64_t other) { return other <= step; });
+    for (const std::string& name : impl_->directory.abandon(steps)) {
       log_warning(fmt::format("newer than step {}, and not part of the run any more: {}", step, name));
     }
     std::erase_if(impl_->scores, [&](const auto& score) { return score.first > step; });
@@ -414,7 +503,7 @@ path real_folder(const path& named) {
   return folder;
 }
 
-SavedSnapshot read_newest(const path& run) {
+SavedSnapshot read_newest(const path& run, const OnDamage& on_damage) {
   const CheckpointDir directory(real_file_system(), run / "checkpoints");
   const auto steps = directory.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
@@ -422,6 +511,9 @@ SavedSnapshot read_newest(const path& run) {
       return read_snapshot(directory, *step);
     } catch (const CheckpointError& error) {
       log_warning(error.what());
+      if (on_damage) {
+        on_damage(error.what());
+      }
     }
   }
   throw CheckpointError(fmt::format("{}: found no checkpoint that can be read, expected one", run.string()),
@@ -430,12 +522,12 @@ SavedSnapshot read_newest(const path& run) {
 
 }  // namespace
 
-Snapshot load_checkpoint(const path& checkpoint, World& world) {
+Snapshot load_checkpoint(const path& checkpoint, World& world, const OnDamage& on_damage) {
   return load_on(world, /*source=*/0, [&] {
     const path folder = real_folder(checkpoint);
     const auto parsed = parse_directory_name(folder.filename().string());
     if (!parsed || parsed->kind != DirectoryKind::committed) {
-      return read_newest(folder);
+      return read_newest(folder, on_damage);
     }
     const CheckpointDir directory(real_file_system(), folder.parent_path());
     return read_snapshot(directory, parsed->step);

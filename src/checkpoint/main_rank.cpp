@@ -2,11 +2,11 @@
 
 #include <exception>
 
-#include <c10/util/Exception.h>
-
 #include <lockstep/base/error.h>
 
+#include "base/about_another_rank.h"
 #include "base/json.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -26,8 +26,7 @@ std::string to_message(const std::exception& error) {
     json["kind"] = "error";
     json["hint"] = "";
   }
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  json["what"] = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  json["what"] = std::string(without_frames(error.what()));
   json["code"] = static_cast<int>(exit_code_of(error));
   return kFailure + dump_json(json);
 }
@@ -39,12 +38,12 @@ std::string to_message(const std::exception& error) {
   const std::string hint = json.at("hint");
   const auto code = static_cast<ExitCode>(json.at("code").get<int>());
   if (kind == "io") {
-    throw IoError(what, hint);
+    throw OfAnotherRank(IoError(what, hint));
   }
   if (kind == "checkpoint") {
-    throw CheckpointError(what, hint, code);
+    throw OfAnotherRank(CheckpointError(what, hint, code));
   }
-  throw Error(what, hint, code);
+  throw OfAnotherRank(Error(what, hint, code));
 }
 
 }  // namespace

@@ -51,12 +51,8 @@ ModuleNames names_of(const torch::nn::Module& module) {
   return result;
 }
 
-}  // namespace
-
-NamedTensors module_tensors(const torch::nn::Module& module) { return names_of(module).tensors; }
-
-void load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
-  const ModuleNames own = names_of(module);
+/// The tensor to copy into each of `own`; undefined: none. Throws: CheckpointError.
+std::vector<at::Tensor> match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial) {
   const auto find = [&](const std::string& name) {
     const auto found = own.index.find(name);
     return found == own.index.end() && name.starts_with(kPythonDdpPrefix)
@@ -87,9 +83,23 @@ void load_module(torch::nn::Module& module, const NamedTensors& tensors, bool al
                           "load it into the model it was saved from, or allow a partial match "
                           "(--checkpoint.allow_partial=true)");
   }
-  if (mismatch.any()) {
+  if (mismatch.any() && log_rank() == 0) {  // every rank finds the same
     log_warning("checkpoint fits the model in part: " + mismatch.text());
   }
+  return sources;
+}
+
+}  // namespace
+
+NamedTensors module_tensors(const torch::nn::Module& module) { return names_of(module).tensors; }
+
+void check_module(const torch::nn::Module& module, const NamedTensors& tensors) {
+  match(names_of(module), tensors, /*allow_partial=*/false);
+}
+
+void load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
+  const ModuleNames own = names_of(module);
+  const std::vector<at::Tensor> sources = match(own, tensors, allow_partial);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sources[i].defined()) {

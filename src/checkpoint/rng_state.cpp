@@ -34,11 +34,9 @@ std::vector<at::Tensor> states(c10::Device device) {
   return result;
 }
 
-}  // namespace
-
-at::Tensor rng_state(c10::Device device) { return at::cat(states(device)); }
-
-void set_rng_state(const at::Tensor& state, c10::Device device) {
+/// Gives each block of `state` to target(generator). Throws: CheckpointError when they do not fit.
+template <class Target>
+void apply(const at::Tensor& state, c10::Device device, const Target& target) {
   // A generator's state has one size, so that the blocks need no lengths.
   const std::vector<at::Tensor> current = states(device);
   std::int64_t expected = 0;
@@ -60,12 +58,29 @@ void set_rng_state(const at::Tensor& state, c10::Device device) {
     offset += block.numel();
     const std::lock_guard lock(targets[i].mutex());
     try {
-      targets[i].set_state(block);
+      target(targets[i]).set_state(block);
     } catch (const c10::Error& error) {
       throw CheckpointError(
           fmt::format("random number state for {}: {}", device.str(), error.what_without_backtrace()));
     }
   }
+}
+
+}  // namespace
+
+at::Tensor rng_state(c10::Device device) { return at::cat(states(device)); }
+
+bool fits_rng_state(const at::Tensor& state, c10::Device device) {
+  try {
+    apply(state, device, [](at::Generator& generator) { return generator.clone(); });
+    return true;
+  } catch (const CheckpointError&) {
+    return false;
+  }
+}
+
+void set_rng_state(const at::Tensor& state, c10::Device device) {
+  apply(state, device, [](at::Generator& generator) { return generator; });
 }
 
 void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {

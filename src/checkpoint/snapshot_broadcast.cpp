@@ -4,11 +4,15 @@
 #include <string>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include <ATen/ops/empty.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
 #include "base/json.h"
+#include "checkpoint/main_rank.h"
 #include "world/dtype_names.h"
 
 namespace lockstep {
@@ -20,7 +24,13 @@ std::string describe(const SavedSnapshot& saved) {
   for (const auto& [file, tensors] : saved.snapshot.tensors) {
     Json& list = files[file] = Json::array();
     for (const auto& [name, tensor] : tensors) {
-      list.push_back({{"name", name}, {"dtype", *dtype_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
+      const auto dtype = dtype_name(tensor.scalar_type());
+      if (!dtype) {
+        throw CheckpointError(fmt::format("{}: {} has dtype {}, expected one that safetensors can hold", file, name,
+                                          c10::toString(tensor.scalar_type())),
+                              "convert it before saving");
+      }
+      list.push_back({{"name", name}, {"dtype", *dtype}, {"shape", tensor.sizes().vec()}});
     }
   }
   Json sizes = Json::array();
@@ -55,9 +65,9 @@ void broadcast_snapshot(World& world, int source, SavedSnapshot& saved) {
     return;
   }
   const bool mine = world.rank() == source;
-  const std::string description = world.broadcast_bytes(mine ? describe(saved) : std::string(), source);
+  const auto descriptions = run_on(world, "describing a checkpoint", mine, [&] { return describe(saved); });
   if (!mine) {
-    saved = from_description(description);
+    saved = from_description(descriptions[static_cast<std::size_t>(source)]);
   }
   for (auto& [file, tensors] : saved.snapshot.tensors) {
     for (auto& [name, tensor] : tensors) {

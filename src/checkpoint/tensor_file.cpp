@@ -55,7 +55,7 @@ TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
                                         c10::toString(tensor.scalar_type())),
                             "convert it before saving");
     }
-    const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).contiguous());
+    const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).resolve_conj().contiguous());
     views.push_back({.name = name,
                      .dtype = std::string(*dtype),
                      .shape = host.sizes().vec(),

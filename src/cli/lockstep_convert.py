@@ -18,9 +18,13 @@ import secrets
 import sys
 from pathlib import Path
 
-import numpy
-import torch
-from safetensors.torch import load_file, save_file
+try:
+    import numpy
+    import torch
+    from safetensors.torch import load_file, save_file
+except ImportError as error:
+    sys.exit(f"lockstep-convert: {error}; it needs the Python packages torch, numpy and safetensors: "
+             f"{sys.executable} -m pip install torch numpy safetensors")
 
 CHUNK = 4 << 20
 PREFIX = "module."

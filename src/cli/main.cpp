@@ -1,5 +1,8 @@
 // The command line tool: one sub-command, one file.
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -7,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/version.h>
 
+#include "base/end_process.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/compare_command.h"
@@ -50,9 +54,15 @@ int command(std::span<const std::string> args, const Variables& variables) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // an output that reaches the limit of its size is an error, not the end
+  lockstep::open_standard_descriptors();
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
-    return lockstep::command(args, lockstep::read_environment());
+    const int code = lockstep::command(args, lockstep::read_environment());
+    if (std::fflush(stdout) != 0) {
+      throw lockstep::IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
+    }
+    return code;
   } catch (const std::exception& error) {
     lockstep::write_line(lockstep::error_text(error));
     return static_cast<int>(lockstep::exit_code_of(error));

@@ -117,7 +117,7 @@ LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardwar
 int run_command(std::span<const std::string> args, const Variables& variables) {
   const RunFlags flags = parse_run_flags(args, variables);
   if (flags.help) {
-    fmt::print("{}", run_help());
+    fmt::print("{}", run_help(probe_terminal(STDOUT_FILENO, variables).width));
     return 0;
   }
   // Asking the driver for GPUs takes time: only where the answer matters.

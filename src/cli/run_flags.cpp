@@ -433,19 +433,22 @@ RunFlags parse_run_flags(std::span<const std::string> args, const Variables& var
   return Parser(args, variables).run();
 }
 
-std::string run_help() {
+std::string run_help(int width) {
+  const auto columns = static_cast<std::size_t>(std::clamp(width, 40, 120));
   std::string text =
-      "usage: lockstep run [flags] [--] program [arguments]\n\n"
-      "Starts the program once per rank, watches the ranks, and ends all of them when one fails. The flags are "
-      "torchrun's;\n"
-      "each takes the variable PET_<FLAG> as its default.\n\n";
+      "usage: lockstep run [flags] [--] program [arguments]\n\n" +
+      wrap(
+          "Starts the program once per rank, watches the ranks, and ends all of them when one fails. The flags are "
+          "torchrun's; each takes the variable PET_<FLAG> as its default.",
+          0, columns) +
+      "\n\n";
   for (const Flag& flag : kFlags) {
     if (flag.kind == Kind::refused) {
       continue;
     }
     const std::string letter = flag.letter.empty() ? "" : fmt::format("{}, ", flag.letter);
     text += fmt::format("  {}--{}{}{}\n        {}\n", letter, flag.name, flag.syntax.empty() ? "" : " ", flag.syntax,
-                        flag.help);
+                        wrap(flag.help, 8, columns));
   }
   return text + "  -h, --help\n        this text\n";
 }

@@ -50,6 +50,6 @@ struct RunFlags {
 /// every problem: unknown flags with "did you mean", values that do not parse, and what only torchrun can do.
 RunFlags parse_run_flags(std::span<const std::string> args, const Variables& variables);
 
-std::string run_help();
+std::string run_help(int width = 80);  ///< in columns
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include "config/config_file.h"
 #include "config/field_value.h"
 #include "config/flags.h"
+#include "config/foreign_names.h"
 
 namespace lockstep {
 namespace {
@@ -54,17 +55,14 @@ std::string last_part(std::string_view name) {
   return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
 }
 
-/// Names that were probably meant: the same key in some section, else the nearest spelling.
-std::vector<std::string> probably_meant(std::string_view name, const std::vector<std::string>& known) {
+std::vector<std::string> with_same_key(std::string_view name, const std::vector<std::string>& known) {
   std::vector<std::string> same_key;
-  for (const std::string& candidate : known) {
-    if (last_part(candidate) == last_part(name)) {
-      same_key.push_back(candidate);
-    }
-  }
-  if (!same_key.empty()) {
-    return same_key;
-  }
+  std::copy_if(known.begin(), known.end(), std::back_inserter(same_key),
+               [&](const std::string& candidate) { return last_part(candidate) == last_part(name); });
+  return same_key;
+}
+
+std::vector<std::string> with_near_spelling(std::string_view name, const std::vector<std::string>& known) {
   if (const auto near = closest(name, known)) {
     return {*near};
   }
@@ -80,17 +78,28 @@ std::vector<std::string> probably_meant(std::string_view name, const std::vector
   return {};
 }
 
-/// "did you mean --a, --b or --c?", or `otherwise`.
-std::string did_you_mean(std::vector<std::string> names, std::string_view prefix, std::string otherwise) {
-  if (names.empty()) {
-    return otherwise;
-  }
+/// "did you mean --a, --b or --c?"
+std::string did_you_mean(const std::vector<std::string>& names, std::string_view prefix) {
   std::string text = "did you mean ";
   for (std::size_t i = 0; i < names.size(); ++i) {
     text += i == 0 ? "" : i + 1 < names.size() ? ", " : " or ";
     text += fmt::format("{}{}", prefix, names[i]);
   }
   return text + "?";
+}
+
+/// What is said about a name that is none: the same key in some section, another system's name for it, the nearest
+/// spelling, or `otherwise`.
+std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
+                             std::string_view otherwise) {
+  if (const auto names = with_same_key(name, known); !names.empty()) {
+    return did_you_mean(names, prefix);
+  }
+  if (const auto hint = foreign_name_hint(last_part(name))) {
+    return *hint;
+  }
+  const auto names = with_near_spelling(name, known);
+  return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
 }
 
 /// The command line, split into values and words; no value is looked at yet.
@@ -110,8 +119,8 @@ class CommandLine {
         i += read_flag(i);
       } else if (looks_like_flag(token)) {
         refuse(fmt::format("{}: unknown flag", printable(token)),
-               did_you_mean(probably_meant(normal_name(token.substr(1)), names()), "--",
-                            "flags begin with --; see --help"));
+               hint_for_unknown(normal_name(token.substr(1)), names(), "--", "flags begin with --; see --help"));
+        i += value_follows(i) ? 1U : 0U;  // as below
       } else {
         words_.push_back(token);
       }
@@ -131,7 +140,6 @@ class CommandLine {
     const std::string written = token.substr(0, equals);
     const std::string name = normal_name(std::string_view(written).substr(2));
     const auto attached = equals == std::string::npos ? std::nullopt : std::optional(token.substr(equals + 1));
-    const bool value_follows = at + 1 < args_.size() && !looks_like_flag(args_[at + 1]);
 
     if (const Option* option = find(name)) {
       if (attached) {
@@ -139,11 +147,11 @@ class CommandLine {
         return 0;
       }
       if (option->is_bool) {
-        const bool takes_next = value_follows && is_bool_word(args_[at + 1]);
+        const bool takes_next = value_follows(at) && is_bool_word(args_[at + 1]);
         assign(name, takes_next ? args_[at + 1] : "true", takes_next ? written + " " + args_[at + 1] : written);
         return takes_next ? 1 : 0;
       }
-      if (!value_follows) {
+      if (!value_follows(at)) {
         const bool flag_follows = at + 1 < args_.size();
         refuse(flag_follows ? fmt::format("{}: expected a value, found {}", written, printable(args_[at + 1]))
                             : fmt::format("{}: expected a value", written),
@@ -164,9 +172,11 @@ class CommandLine {
       return 0;
     }
     refuse(fmt::format("{}: unknown flag", printable(written)),
-           did_you_mean(probably_meant(name, names()), "--", "see --help for all flags; -- ends those of lockstep"));
-    return !attached && value_follows ? 1 : 0;  // most likely its value: no reason for a second complaint
+           hint_for_unknown(name, names(), "--", "see --help for all flags; -- ends those of lockstep"));
+    return !attached && value_follows(at) ? 1 : 0;  // most likely its value: no reason for a second complaint
   }
+
+  bool value_follows(std::size_t at) const { return at + 1 < args_.size() && !looks_like_flag(args_[at + 1]); }
 
   void assign(std::string name, std::string text, std::string label) {
     assignments_.push_back({std::move(name), std::move(text), printable(label)});
@@ -221,6 +231,7 @@ class Parser {
     apply_file();
     apply_environment();
     apply_flags();
+    let_the_name_decide();
     read_program_values();
     const std::vector<Problem> found = check_config(result_.config, labels_);
     problems_.insert(problems_.end(), found.begin(), found.end());
@@ -333,9 +344,8 @@ class Parser {
                    return from_file(info, setting.value, value);
                  })) {
         refuse(fmt::format("{}: {}: unknown setting", setting.place, printable(setting.name)),
-               is_program_flag(name)
-                   ? fmt::format("--{} is the program's own flag; give it on the command line", name)
-                   : did_you_mean(probably_meant(name, field_names()), "", "see --help for all settings"));
+               is_program_flag(name) ? fmt::format("--{} is the program's own flag; give it on the command line", name)
+                                     : hint_for_unknown(name, field_names(), "", "see --help for all settings"));
       }
     }
   }
@@ -350,10 +360,9 @@ class Parser {
       }
       const auto found = std::find(known.begin(), known.end(), variable);
       if (found == known.end()) {
-        const auto near = closest(variable.substr(kEnvironmentPrefix.size()), without_prefix(known));
         refuse(printable(variable) + ": unknown setting in the environment",
-               did_you_mean(near ? std::vector{*near} : std::vector<std::string>{}, kEnvironmentPrefix,
-                            "unset it, or see --help for all settings"));
+               hint_for_unknown(variable.substr(kEnvironmentPrefix.size()), without_prefix(known), kEnvironmentPrefix,
+                                "unset it, or see --help for all settings"));
         continue;
       }
       set_field(fields[static_cast<std::size_t>(found - known.begin())], printable(variable + "=" + text),
@@ -379,6 +388,18 @@ class Parser {
     for (std::size_t i = 0; i < std::min(words.size(), positional_fields_.size()); ++i) {
       set_field(positional_fields_[i], fmt::format("{} {}", positional_fields_[i], printable(words[i])), "flag",
                 [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); });
+    }
+  }
+
+  /// Who gives the run a name does not mean the directory that comes from a place which counts less, such as the
+  /// config.toml of another run.
+  void let_the_name_decide() {
+    const auto weight = [](std::string_view origin) {
+      return origin == "flag" ? 3 : origin.starts_with("environment ") ? 2 : origin.starts_with("file ") ? 1 : 0;
+    };
+    if (weight(result_.origins["run_name"]) > weight(result_.origins["run_dir"])) {
+      result_.config.run_dir.clear();
+      result_.origins["run_dir"] = result_.origins["run_name"];
     }
   }
 

@@ -127,11 +127,6 @@ class Checker {
                          label("checkpoint.monitor", std::string("\"\""))),
              "name the metric, for example --checkpoint.monitor val_loss");
     }
-    if (c.strategy == StrategyKind::single && c.nprocs > 1) {
-      refuse(fmt::format("{} with {}: a single rank was asked for, and {}", label("strategy", c.strategy),
-                         label("nprocs", c.nprocs), c.nprocs),
-             "use --strategy ddp (or auto), or --nprocs 1");
-    }
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
       refuse(fmt::format("{}: expected 0 or a number of 2 or more",
                          label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),

@@ -212,16 +212,16 @@ std::string expected_spelling(std::span<const Spelling> spellings) {
 
 Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,
                        std::span<const ForeignSpelling> foreign, int& out) {
+  const std::string word = to_lower(text);
   std::vector<std::string> names;
   for (const Spelling& spelling : spellings) {
-    if (spelling.text == text) {
+    if (spelling.text == word) {
       out = spelling.value;
       return std::nullopt;
     }
     names.emplace_back(spelling.text);
   }
   const std::string expected = expected_spelling(spellings);
-  const std::string word = to_lower(text);
   for (const ForeignSpelling& other : foreign) {
     if (other.text == word) {
       return Problem{expected, std::string(other.hint)};

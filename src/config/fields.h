@@ -49,20 +49,6 @@ struct EnumText<Backend> {
 };
 
 template <>
-struct EnumText<StrategyKind> {
-  static constexpr Spelling kSpellings[] = {spell("auto", StrategyKind::automatic),
-                                            spell("single", StrategyKind::single), spell("ddp", StrategyKind::ddp)};
-  static constexpr ForeignSpelling kForeign[] = {
-      {"single_device", "use single"},
-      {"ddp_spawn", "use ddp; lockstep starts the ranks itself"},
-      {"ddp_fork", "use ddp; lockstep starts the ranks itself"},
-      {"ddp_find_unused_parameters_true", "use ddp with --dist.find_unused_parameters"},
-      {"ddp_find_unused_parameters_false", "use ddp"},
-      {"fsdp", "sharded parameters are not available yet; use ddp"},
-      {"deepspeed", "sharded parameters are not available yet; use ddp"}};
-};
-
-template <>
 struct EnumText<Precision> {
   static constexpr Spelling kSpellings[] = {spell("fp32", Precision::fp32), spell("bf16_mixed", Precision::bf16_mixed)};
   static constexpr ForeignSpelling kForeign[] = {
@@ -111,6 +97,12 @@ struct EnumText<MonitorMode> {
 };
 
 template <>
+struct EnumText<NonFinitePolicy> {
+  static constexpr Spelling kSpellings[] = {spell("stop", NonFinitePolicy::stop), spell("warn", NonFinitePolicy::warn)};
+  static constexpr ForeignSpelling kForeign[] = {{"error", "use stop"}, {"ignore", "use warn"}};
+};
+
+template <>
 struct EnumText<SaveErrorPolicy> {
   static constexpr Spelling kSpellings[] = {spell("continue", SaveErrorPolicy::go_on),
                                             spell("stop", SaveErrorPolicy::stop)};
@@ -147,7 +139,6 @@ void visit_fields(Config& c, Visit&& visit) {
         c.nprocs);
   visit(Info{.name = "backend", .help = "how ranks talk: nccl between GPUs, gloo otherwise; ignored at one rank"},
         c.backend);
-  visit(Info{.name = "strategy", .help = "single: one rank; ddp: gradients averaged over the ranks"}, c.strategy);
   visit(Info{.name = "precision", .help = "number format of the forward pass; weights stay fp32"}, c.precision);
   visit(Info{.name = "seed", .help = "everything random derives from it"}, c.seed);
   visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0}, c.max_epochs);
@@ -155,7 +146,10 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "end after this many optimizer steps; 0: no limit; the limit reached first ends the run",
              .minimum = 0},
         c.max_steps);
-  visit(Info{.name = "batch_size", .help = "samples per rank and micro-batch", .minimum = 1, .maximum = 1e9},
+  visit(Info{.name = "batch_size",
+             .help = "samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), else 32",
+             .minimum = 0,
+             .maximum = 1e9},
         c.batch_size);
   visit(Info{.name = "accumulation",
              .help = "micro-batches per step; 0: follows from global_batch_size, else 1",
@@ -247,6 +241,9 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .maximum = 1},
         c.optim.min_lr_ratio);
+  visit(Info{.name = "optim.non_finite",
+             .help = "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), or warn"},
+        c.optim.non_finite);
 
   visit(
       Info{

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include <lockstep/config/config_io.h>
@@ -10,38 +12,45 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kHelpColumn = 30;
-constexpr std::size_t kWidth = 100;
+constexpr char kJoint = '\1';  // a blank where no line is broken
 
-/// "  --name SYNTAX        help", the help wrapped in its column.
-std::string entry(const std::string& name, std::string_view help) {
-  std::string text = "  " + name;
-  if (text.size() + 2 > kHelpColumn) {
-    text += '\n';
-    text.append(kHelpColumn, ' ');
-  } else {
-    text.resize(kHelpColumn, ' ');
-  }
-  std::size_t column = kHelpColumn;
-  bool first = true;
-  for (const std::string& word : split(help, ' ')) {
-    if (!first && column + 1 + word.size() > kWidth) {
+/// Lays out flags and what they do for a terminal of some width.
+class Layout {
+ public:
+  explicit Layout(int width)
+      : width_(static_cast<std::size_t>(std::clamp(width, kNarrowest, kWidest))),
+        column_(width_ < kTwoColumns ? 8 : 30) {}
+
+  std::string paragraph(std::string_view text) const { return joined(wrap(text, 0, width_)) + "\n"; }
+
+  /// "  --name SYNTAX        help", the help wrapped in its column.
+  std::string entry(const std::string& name, std::string_view help) const {
+    std::string text = "  " + name;
+    if (text.size() + 2 > column_) {
       text += '\n';
-      text.append(kHelpColumn, ' ');
-      column = kHelpColumn;
-    } else if (!first) {
-      text += ' ';
-      ++column;
+      text.append(column_, ' ');
+    } else {
+      text.resize(column_, ' ');
     }
-    text += word;
-    column += word.size();
-    first = false;
+    return text + joined(wrap(help, column_, width_)) + "\n";
   }
-  return text + "\n";
-}
+
+ private:
+  static constexpr int kNarrowest = 40;
+  static constexpr int kWidest = 120;
+  static constexpr std::size_t kTwoColumns = 64;
+
+  static std::string joined(std::string text) {
+    std::replace(text.begin(), text.end(), kJoint, ' ');
+    return text;
+  }
+
+  const std::size_t width_;
+  const std::size_t column_;  // of the help
+};
 
 std::string with_default(std::string_view help, std::string_view value) {
-  return value.empty() ? std::string(help) : fmt::format("{} (default: {})", help, value);
+  return value.empty() ? std::string(help) : fmt::format("{} (default:{}{})", help, kJoint, value);
 }
 
 std::string section_of(std::string_view field) {
@@ -62,26 +71,28 @@ std::string flag_usage(std::string_view name, const std::string& syntax) {
   return syntax == "true|false" ? fmt::format("--[no-]{}", name) : fmt::format("--{} {}", name, syntax);
 }
 
-std::string program_help(const Flags& flags) {
+std::string program_help(const Flags& flags, const Layout& layout) {
   std::string text;
   for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
-    text += entry(positional.name, with_default(positional.help, target_text(positional.target)));
+    text += layout.entry(positional.name, with_default(positional.help, target_text(positional.target)));
   }
   for (const ProgramFlag& flag : FlagsAccess::flags(flags)) {
-    text += entry(flag_usage(flag.name, target_syntax(flag.target)), with_default(flag.help, target_text(flag.target)));
+    text += layout.entry(flag_usage(flag.name, target_syntax(flag.target)),
+                         with_default(flag.help, target_text(flag.target)));
   }
   return text.empty() ? text : "This program:\n" + text + "\n";
 }
 
-std::string settings_help(const TrainConfig& defaults) {
-  std::string text = "Settings (flag, then LOCKSTEP_CFG_<SECTION>_<KEY>, then --config FILE, then the default):\n";
+std::string settings_help(const TrainConfig& defaults, const Layout& layout) {
+  std::string text =
+      layout.paragraph("Settings (flag, then LOCKSTEP_CFG_<SECTION>_<KEY>, then --config FILE, then the default):");
   std::string section;
   visit_fields(defaults, [&]<class T>(const FieldInfo& info, const T& value) {
     if (section_of(info.name) != section) {
       section = section_of(info.name);
       text += "\n";
     }
-    text += entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
+    text += layout.entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
   });
   return text + "\n";
 }
@@ -96,7 +107,8 @@ std::string cell(std::string_view text) {
 
 }  // namespace
 
-std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags) {
+std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags, int width) {
+  const Layout layout(width);
   std::string text = fmt::format("usage: {} [flags]", program);
   for (const std::string& field : FlagsAccess::positional_fields(flags)) {
     text += fmt::format(" [{}]", field);
@@ -104,15 +116,15 @@ std::string help_text(std::string_view program, const TrainConfig& defaults, con
   for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
     text += fmt::format(" [{}]", positional.name);
   }
-  text += "\n\n" + program_help(flags);
+  text = layout.paragraph(text) + "\n" + program_help(flags, layout);
   text += "Running:\n";
-  text += entry("--config FILE", "settings from a .toml or .json file");
-  text += entry("--print-config", "print the settings and where each came from, and end");
-  text += entry("--dry-run", "print the plan and end");
-  text += entry("--hardware FILE", "plan for the machine described there; implies --dry-run");
-  text += entry("-h, --help", "this text");
-  text += entry("--", "what follows is no flag");
-  return text + "\n" + settings_help(defaults);
+  text += layout.entry("--config FILE", "settings from a .toml or .json file");
+  text += layout.entry("--print-config", "print the settings and where each came from, and end");
+  text += layout.entry("--dry-run", "print the plan and end");
+  text += layout.entry("--hardware FILE", "plan for the machine described there; implies --dry-run");
+  text += layout.entry("-h, --help", "this text");
+  text += layout.entry("--", "what follows is no flag");
+  return text + "\n" + settings_help(defaults, layout);
 }
 
 std::string print_config_text(const Invocation& invocation, const Flags& flags) {
@@ -130,6 +142,16 @@ std::string print_config_text(const Invocation& invocation, const Flags& flags) 
                        origin(positional.name));
   }
   return own.empty() ? text : text + "\n# This program's own flags, which only the command line sets:\n" + own;
+}
+
+std::vector<std::pair<std::string, std::string>> program_values(const Flags& flags) {
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const auto* kind : {&FlagsAccess::flags(flags), &FlagsAccess::positionals(flags)}) {
+    for (const ProgramFlag& flag : *kind) {
+      values.emplace_back(flag.name, target_text(flag.target));
+    }
+  }
+  return values;
 }
 
 std::string configuration_markdown() {

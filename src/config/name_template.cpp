@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
 
+constexpr std::size_t kMaxNameLength = 128;  // as CheckpointDir::link() takes
+
 struct Placeholder {
   std::string_view name{};
   int digits = -1;  // -1: not said
@@ -57,9 +59,11 @@ std::optional<std::string> find_name_fault(std::string_view text) {
   }
   std::optional<std::string> fault;
   bool tells_apart = false;
+  std::size_t length = 0;  // of the shortest name
   const bool matched = walk(
       text,
       [&](std::string_view literal) {
+        length += literal.size();
         const auto odd = std::find_if(literal.begin(), literal.end(), [](char c) {
           return kLetters.find(c) == std::string_view::npos && c != '.' && c != '-' && c != '=';
         });
@@ -72,6 +76,7 @@ std::optional<std::string> find_name_fault(std::string_view text) {
         if (!placeholder) {
           fault = fmt::format("found {{{}}}, expected {{name}} or {{name:.3f}}", braces);
         } else {
+          length += placeholder->digits > 0 ? 2 + static_cast<std::size_t>(placeholder->digits) : 1;  // 0.123
           tells_apart = tells_apart || placeholder->name == "step" || placeholder->name == "epoch";
         }
       });
@@ -83,6 +88,9 @@ std::optional<std::string> find_name_fault(std::string_view text) {
   }
   if (!fault && !tells_apart) {
     return "found a name without {step} or {epoch}, expected one of them";
+  }
+  if (!fault && length > kMaxNameLength) {
+    return fmt::format("found a name of {} characters or more, expected at most {}", length, kMaxNameLength);
   }
   return fault;
 }

@@ -1,6 +1,7 @@
 // What supervisor and workers say to each other over an inherited SEQPACKET socket. Torch-free.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -8,6 +9,9 @@
 #include <utility>
 
 namespace lockstep {
+
+/// For a rank to write the stacks of its threads, from the order on.
+inline constexpr std::chrono::milliseconds kTimeForStacks{2000};
 
 struct Message {
   enum class Kind : char {
@@ -21,7 +25,7 @@ struct Message {
   Kind kind = Kind::line;
   std::string text{};
   int code = 0;            ///< failure, finished
-  bool secondary = false;  ///< failure: a peer was lost, so somebody else failed first
+  bool secondary = false;  ///< failure: of another rank, which is lost or says the same of itself
 };
 
 /// One end of the channel. Sends never block: a status or an order that does not fit is dropped, other messages wait

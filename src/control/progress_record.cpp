@@ -1,5 +1,6 @@
 #include "control/progress_record.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -22,6 +23,10 @@ namespace {
   throw LaunchError(fmt::format("progress board: {}", what), "this is inherited from the launcher; start it again");
 }
 
+std::string phase_text(const ProgressView& view) {
+  return fmt::format("{}{}", to_string(view.phase), printable(callback_of(view)));
+}
+
 }  // namespace
 
 std::string_view to_string(Phase phase) noexcept {
@@ -36,12 +41,16 @@ std::string_view to_string(Phase phase) noexcept {
       return "resume";
     case Phase::data:
       return "data";
+    case Phase::task:
+      return "Task::optimize";
     case Phase::forward:
       return "forward";
     case Phase::backward:
       return "backward";
     case Phase::optimizer:
       return "optimizer";
+    case Phase::callback:
+      return "callback";
     case Phase::report:
       return "report";
     case Phase::validation:
@@ -82,18 +91,51 @@ std::string_view to_string(Operation operation) noexcept {
   return "unknown operation";
 }
 
+void SharedText::set(std::string_view text) noexcept {
+  Copy copy{};
+  text.copy(copy.data(), copy.size());
+  for (std::size_t i = 0; i < words_.size(); ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, copy.data() + i * sizeof word, sizeof word);
+    words_[i].store(word, std::memory_order_relaxed);
+  }
+}
+
+SharedText::Copy SharedText::get() const noexcept {
+  Copy copy{};
+  for (std::size_t i = 0; i < words_.size(); ++i) {
+    const std::uint64_t word = words_[i].load(std::memory_order_relaxed);
+    std::memcpy(copy.data() + i * sizeof word, &word, sizeof word);
+  }
+  return copy;
+}
+
+void ProgressRecord::set_callback(std::string_view name, std::string_view where) noexcept {
+  constexpr std::size_t kLongestName = 30;  // the stage fits behind it
+  std::array<char, SharedText::kSize> text{};
+  const auto end = fmt::format_to_n(text.data(), text.size(), " '{}' ({})", name.substr(0, kLongestName), where);
+  callback.set({text.data(), std::min(end.size, text.size())});
+  set_phase(Phase::callback);
+}
+
 ProgressView view(const ProgressRecord& record) noexcept {
+  const Phase phase = record.phase.load(std::memory_order_relaxed);
   return {.beats = record.beats.load(std::memory_order_relaxed),
           .step = record.step.load(std::memory_order_relaxed),
           .collectives = record.collectives.load(std::memory_order_relaxed),
           .bytes = record.bytes.load(std::memory_order_relaxed),
-          .phase = record.phase.load(std::memory_order_relaxed),
-          .operation = record.operation.load(std::memory_order_relaxed)};
+          .phase = phase,
+          .operation = record.operation.load(std::memory_order_relaxed),
+          .callback = phase == Phase::callback ? record.callback.get() : SharedText::Copy{}};
+}
+
+std::string_view callback_of(const ProgressView& view) noexcept {
+  const auto& text = view.callback;
+  return {text.data(), static_cast<std::size_t>(std::find(text.begin(), text.end(), '\0') - text.begin())};
 }
 
 std::string to_string(const ProgressView& view) {
-  std::string text = view.step >= 0 ? fmt::format("step {}, {}", view.step, to_string(view.phase))
-                                    : std::string(to_string(view.phase));
+  std::string text = view.step >= 0 ? fmt::format("step {}, {}", view.step, phase_text(view)) : phase_text(view);
   const std::string collective = collective_of(view);
   return collective.empty() ? text : text + "," + collective;
 }
@@ -110,8 +152,8 @@ std::string place_of(const ProgressView& view) {
   if (view.beats == 0) {
     return {};
   }
-  return view.step >= 0 ? fmt::format("at step {} in {}", view.step, to_string(view.phase))
-                        : fmt::format("in {}", to_string(view.phase));
+  return view.step >= 0 ? fmt::format("at step {} in {}", view.step, phase_text(view))
+                        : fmt::format("in {}", phase_text(view));
 }
 
 ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", MFD_CLOEXEC)), size_(ranks) {

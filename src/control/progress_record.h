@@ -1,8 +1,10 @@
 // What each rank is doing, in memory that it shares with its supervisor: written without a system call. Torch-free.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -18,9 +20,11 @@ enum class Phase : std::uint8_t {
   prepare,
   resume,
   data,
+  task,  ///< the task's optimize(), outside of the phases below
   forward,
   backward,
   optimizer,
+  callback,  ///< code of the program between steps: may take any time
   report,
   validation,
   save,
@@ -40,6 +44,19 @@ struct TrainingStart {
   std::chrono::steady_clock::time_point time{};
 };
 
+/// A short text that one thread writes and any process may read at any time, a part of it included.
+class SharedText {
+ public:
+  static constexpr std::size_t kSize = 56;
+  using Copy = std::array<char, kSize>;  ///< filled up with zeros
+
+  void set(std::string_view text) noexcept;
+  Copy get() const noexcept;
+
+ private:
+  std::array<std::atomic<std::uint64_t>, kSize / sizeof(std::uint64_t)> words_{};
+};
+
 /// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other,
 /// which is good enough to see who hangs where.
 struct alignas(64) ProgressRecord {
@@ -53,11 +70,14 @@ struct alignas(64) ProgressRecord {
   std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
   /// Of the steady clock, in collectives; inside of one: less its beginning.
   std::atomic<std::int64_t> waited_ticks{0};
+  SharedText callback{};  ///< in Phase::callback: which one, and where; see set_callback
 
   void set_phase(Phase now) noexcept {
     phase.store(now, std::memory_order_relaxed);
     beat();
   }
+  /// Phase::callback, of this name, at this stage: "epoch_end".
+  void set_callback(std::string_view name, std::string_view where) noexcept;
   void set_step(std::int64_t done) noexcept {
     if (first_step.load(std::memory_order_relaxed) < 0) {
       first_step_ticks.store(ticks_now(), std::memory_order_relaxed);
@@ -101,7 +121,7 @@ struct alignas(64) ProgressRecord {
   }
   void beat() noexcept { beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 };
-static_assert(sizeof(ProgressRecord) == 64);
+static_assert(sizeof(ProgressRecord) == 128);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Phase>::is_always_lock_free);
 
 /// What a record says, for a table and for error texts.
@@ -112,9 +132,11 @@ struct ProgressView {
   std::int64_t bytes = 0;
   Phase phase = Phase::start;
   Operation operation = Operation::none;
+  SharedText::Copy callback{};  ///< empty in another phase
   bool operator==(const ProgressView&) const = default;
 };
 ProgressView view(const ProgressRecord& record) noexcept;
+std::string_view callback_of(const ProgressView& view) noexcept;  ///< " 'sample' (epoch_end)", "" in another phase
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
 std::string collective_of(const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; "": in none
 std::string place_of(const ProgressView& view);       ///< "at step 812 in data"; "": the record was never written
@@ -154,6 +176,13 @@ class PhaseScope {
         before_(record.phase.load(std::memory_order_relaxed)),
         exceptions_(std::uncaught_exceptions()) {
     record_.set_phase(phase);
+  }
+  /// Phase::callback; see ProgressRecord::set_callback.
+  PhaseScope(ProgressRecord& record, std::string_view callback, std::string_view where) noexcept
+      : record_(record),
+        before_(record.phase.load(std::memory_order_relaxed)),
+        exceptions_(std::uncaught_exceptions()) {
+    record_.set_callback(callback, where);
   }
   ~PhaseScope() {
     if (std::uncaught_exceptions() == exceptions_) {

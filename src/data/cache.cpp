@@ -129,7 +129,7 @@ constexpr const char* kComplete = "complete.json";  // written last
 void make_files(const Dataset& data, const fs::path& directory) {
   FileSystem& files = real_file_system();
   files.create_directories(directory);
-  files.remove_all(directory / kComplete);
+  files.remove(directory / kComplete);
   const NamedTensors first = first_sample(data);
   std::vector<std::string> names;
   std::vector<std::unique_ptr<WritableFile>> columns;
@@ -142,7 +142,7 @@ void make_files(const Dataset& data, const fs::path& directory) {
     std::vector<std::int64_t> shape = tensor.sizes().vec();
     shape.front() = data.size();
     const fs::path path = column_file(directory, columns.size());
-    files.remove_all(path);
+    files.remove(path);
     columns.push_back(files.create(path));
     const std::string header = npy_header(std::string(*dtype), shape);
     columns.back()->append(std::as_bytes(std::span(header)));
@@ -187,7 +187,7 @@ std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& d
   }
 }
 
-void check_present(const std::shared_ptr<const Dataset>& data) {
+void check_cacheable(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
     throw DataError("cache: found no data set, expected one");
   }
@@ -196,7 +196,7 @@ void check_present(const std::shared_ptr<const Dataset>& data) {
 }  // namespace
 
 std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
-  check_present(data);
+  check_cacheable(data);
   const c10::NoGradGuard no_grad;
   const NamedTensors first = first_sample(*data);
   std::int64_t bytes = 0;
@@ -224,7 +224,7 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
 
 std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory,
                                           World& world) {
-  check_present(data);
+  check_cacheable(data);
   std::shared_ptr<const Dataset> cached;
   // One after another: the second rank finds what the first one made, or is on another machine.
   world.one_by_one("the cache of the data", [&] {

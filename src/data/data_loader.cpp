@@ -48,7 +48,7 @@ void check_plan(const LoaderPlan& plan) {
   }
 }
 
-void check_present(const std::shared_ptr<const Dataset>& data) {
+void check_given(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
     throw DataError("data loader: found no data set, expected one",
                     "for models without data there is DataLoader::none");
@@ -57,10 +57,12 @@ void check_present(const std::shared_ptr<const Dataset>& data) {
 
 void check_same_data(const std::string& data, World& world) {
   if (const auto difference = find_disagreement(world.gather(data))) {
-    throw CommError(fmt::format("rank {} has other data: {}, {} {}", difference->rank, printable(difference->found),
-                                difference->others, printable(difference->expected)),
-                    "give every rank the same files; which samples are whose is the loader's to say",
-                    ExitCode::disagree);
+    throw_about_rank(
+        difference->rank, world,
+        CommError(fmt::format("rank {} has other data: {}, {} {}", difference->rank, printable(difference->found),
+                              difference->others, printable(difference->expected)),
+                  "give every rank the same files; which samples are whose is the loader's to say",
+                  ExitCode::disagree));
   }
 }
 
@@ -201,7 +203,7 @@ struct DataLoader::Impl {
 DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
                        std::shared_ptr<const EpochOrder> order) {
   check_plan(plan);
-  check_present(data);
+  check_given(data);
   if (order && order->samples().value_or(data->size()) != data->size()) {
     throw DataError(
         fmt::format("data loader: found an order of {} samples, expected one of {}, the size of the data set",

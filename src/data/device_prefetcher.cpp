@@ -20,8 +20,10 @@ DevicePrefetcher::DevicePrefetcher(c10::Device device, bool pin_memory)
 void DevicePrefetcher::send(PreparedBatch& prepared) const {
   // The page-locked copy may be dropped at once: its allocator keeps the memory until the stream has read it.
   for_each_tensor(prepared.batch, [&](at::Tensor& tensor) {
-    const at::Tensor host = pin_memory_ && tensor.is_cpu() ? tensor.pin_memory() : tensor;
-    tensor = host.to(device_, host.scalar_type(), /*non_blocking=*/true);
+    const bool pinned = pin_memory_ && tensor.is_cpu();
+    const at::Tensor host = pinned ? tensor.pin_memory() : tensor;
+    // From memory that is not page-locked the copy has to be waited for: the batch is dropped when it is done.
+    tensor = host.to(device_, host.scalar_type(), /*non_blocking=*/pinned);
   });
   if (!prepared.arrived) {
     prepared.arrived.emplace(device_.type());

@@ -22,6 +22,15 @@ std::int64_t micro_batch_count(std::int64_t global_samples, int world_size, std:
   return ceil_div(ceil_div(global_samples, world_size), batch_size);
 }
 
+std::string kept_global_batch_text(std::int64_t saved, std::int64_t planned, int world_size, std::int64_t batch_size) {
+  const std::int64_t micro_batches = micro_batch_count(saved, world_size, batch_size);
+  return fmt::format(
+      "the checkpoint's global batch of {} is kept, not the {} planned: a step of each rank is {} of at most {}; "
+      "--global_batch_size {} changes it",
+      saved, planned, micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches), batch_size,
+      planned);
+}
+
 std::span<const std::int64_t> StepPlan::micro_ids(std::size_t index) const noexcept {
   const std::span<const std::int64_t> all(ids);
   const auto size = static_cast<std::size_t>(batch_size);
@@ -87,13 +96,15 @@ void StepPlanner::take_global_batch(const LoaderPosition& position) {
     log_info(fmt::format("the global batch is {} now, {} in the checkpoint", options_.global_batch, saved));
     return;
   }
+  const std::int64_t planned = options_.global_batch;
   DistributedSampler::Options options = options_;
   options.global_batch = saved;
   sampler_ = DistributedSampler(options);
   options_ = options;
   order_ = describe_order(options_);
-  log_info(fmt::format("the checkpoint's global batch of {} is kept: {} of up to {} on each of {} ranks", saved,
-                       micro_batch_count(saved, options_.world_size, batch_size_), batch_size_, options_.world_size));
+  if (rank_ == 0) {
+    log_warning(kept_global_batch_text(saved, planned, options_.world_size, batch_size_));
+  }
 }
 
 void StepPlanner::check_order(const LoaderPosition& position) const {

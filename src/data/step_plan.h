@@ -17,6 +17,9 @@ namespace lockstep {
 /// Micro-batches of a step, as many on every rank.
 std::int64_t micro_batch_count(std::int64_t global_samples, int world_size, std::int64_t batch_size);
 
+/// A resumed run goes on with the global batch that was saved, where nobody asked for another one.
+std::string kept_global_batch_text(std::int64_t saved, std::int64_t planned, int world_size, std::int64_t batch_size);
+
 /// One step of one rank.
 struct StepPlan {
   std::vector<std::int64_t> ids{};  ///< this rank's block

@@ -121,7 +121,12 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
   }
   check_position(position, /*dataset_size=*/0, position.consumed);
-  if (!plan_.batch.global_is_given && position.global_batch >= world_.size()) {
+  if (!plan_.batch.global_is_given && position.global_batch >= world_.size() &&
+      position.global_batch != plan_.batch.global_batch_size) {
+    if (world_.is_main()) {
+      log_warning(kept_global_batch_text(position.global_batch, plan_.batch.global_batch_size, world_.size(),
+                                         plan_.batch.batch_size));
+    }
     plan_.batch.global_batch_size = position.global_batch;  // as a data set's loader does
   }
   restart(std::move(cursor));

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -61,6 +62,13 @@ void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices)
   }
 }
 
+/// The first number of what may be a list, one per level of nesting.
+int read_omp_threads(const Variables& variables) {
+  const std::string text = variables.get("OMP_NUM_THREADS").value_or("");
+  const auto threads = parse_int(trim(std::string_view(text).substr(0, text.find(','))));
+  return threads && *threads > 0 && *threads <= std::numeric_limits<int>::max() ? static_cast<int>(*threads) : 0;
+}
+
 }  // namespace
 
 std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& visible_devices) {
@@ -111,8 +119,10 @@ Hardware probe_hardware(const Variables& variables) {
   NvmlFacts nvml = query_nvml();
   Hardware hardware{.host = host_name(),
                     .visible_devices = printable(variables.get("CUDA_VISIBLE_DEVICES").value_or(kUnset)),
+                    .device_order = printable(variables.get(kDeviceOrder).value_or(kPciOrder)),
                     .gpu_note = std::move(nvml.note),
                     .cores = cpu.cores,
+                    .omp_threads = read_omp_threads(variables),
                     .memory_bytes = cpu.memory_bytes,
                     .cuda_built = built_with_cuda(),
                     .nccl_built = built_with_nccl()};

@@ -137,9 +137,7 @@ std::vector<GpuProcess> list_processes(const Nvml& nvml, Device device) {
   return processes;
 }
 
-// NVML numbers GPUs by PCI bus. CUDA does so only under CUDA_DEVICE_ORDER=PCI_BUS_ID; its default, FASTEST_FIRST, is
-// the same order wherever all GPUs are of one kind, and cannot be told from here where they are not. PCI order is kept:
-// the UUID and the bus id say which GPU is meant.
+// NVML numbers GPUs by PCI bus, and CUDA is told to do the same (visible_devices.h).
 NvmlFacts list_gpus(const Nvml& nvml) {
   NvmlFacts facts{};
   unsigned count = 0;

@@ -1,8 +1,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <exception>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
 #include <lockstep/launch/launcher.h>
 
 #include "base/descriptor.h"
@@ -110,7 +112,9 @@ class Launch {
     return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
                      {.grace = request_.grace,
                       .terminal_status = request_.terminal_status,
-                      .stall = {.warning = request_.stall_warning, .deadline = request_.stall_deadline},
+                      .stall = {.warning = request_.stall_warning,
+                                .deadline = request_.stall_deadline,
+                                .rendezvous = request_.rendezvous_deadline},
                       .first_rank = first,
                       .world_size = world_size(request_),
                       .any_program = request_.any_program,
@@ -152,12 +156,12 @@ class Launch {
   /// What signal ended the wait, as the code to end with.
   std::optional<ExitCode> wait_for_restart(int attempt, const RestartDecision& decision, const LaunchReport& report) {
     const std::int64_t wait_s = decision.wait.count();
-    write_line(fmt::format("restart {} in {} s ({} left without progress): {}", attempt, wait_s, policy_.left(),
-                           first_line(report.failure)));
+    log_info(fmt::format("restart {} in {} s ({} left without progress): {}", attempt, wait_s, policy_.left(),
+                         first_line(report.failure)));
     const auto until = Clock::now() + decision.wait;
     while (true) {
       if (const std::optional<int> signal = signals_.take()) {
-        write_line("stopped before the restart");
+        log_info("stopped before the restart");
         return *signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped;
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
@@ -172,26 +176,25 @@ class Launch {
 
   void conclude(const LaunchReport& report, const RestartDecision& decision, double wall_s) {
     if (report.restarts > 0) {
-      write_line(goodput_.text(wall_s));
+      log_info(goodput_.text(wall_s));
       write_event("goodput", {{"restarts", std::int64_t{report.restarts}},
                               {"steps_repeated", goodput_.steps_repeated()},
                               {"productive_s", goodput_.productive_s()},
                               {"wall_s", wall_s}});
     }
     if (!decision.reason.empty()) {
-      write_line(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
+      log_info(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
     }
   }
 
-  /// A log that cannot be written is no reason to end a training.
   void write_event(std::string_view event, const EventFields& fields) const {
-    if (request_.event_log.empty() || !real_file_system().exists(request_.event_log.parent_path())) {
+    std::error_code ignored;
+    if (request_.event_log.empty() || !std::filesystem::is_directory(request_.event_log.parent_path(), ignored)) {
       return;
     }
-    try {
+    const std::unique_ptr<FileLock> lock = request_.event_lock ? request_.event_lock() : nullptr;
+    if (lock != nullptr || !request_.event_lock) {
       EventLog(real_file_system(), request_.event_log).write(event, fields);
-    } catch (const std::exception& error) {
-      write_line(fmt::format("warning: {}", error.what()));
     }
   }
 
@@ -218,10 +221,21 @@ void check(const LaunchRequest& request) {
                   "routes and cores are by local rank");
 }
 
+/// oneMKL ends a process without one before its main(), in words of its own.
+void check_working_directory() {
+  std::error_code error;
+  [[maybe_unused]] const auto directory = std::filesystem::current_path(error);
+  if (error) {
+    throw LaunchError(fmt::format("found no working directory ({}): it was deleted", error.message()),
+                      "cd to one that exists, and start again", ExitCode::usage);
+  }
+}
+
 }  // namespace
 
 LaunchReport launch_workers(const LaunchRequest& request) {
   check(request);
+  check_working_directory();
   raise_descriptor_limit(local_world_size(request), world_size(request));
   return Launch(request).run();
 }

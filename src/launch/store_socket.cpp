@@ -39,6 +39,20 @@ int port_of(int socket) {
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
+/// In a container without a network even 127.0.0.1 may lead nowhere, and the ranks would try until their time is over.
+void check_reachable(int bound_socket, const std::string& address) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  auto* generic = reinterpret_cast<sockaddr*>(&bound);
+  // Nothing is sent: connecting a datagram socket only looks for the way.
+  const Descriptor probe(
+      getsockname(bound_socket, generic, &size) == 0 ? socket(bound.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1);
+  if (!probe.is_open() || connect(probe.get(), generic, size) != 0) {
+    throw LaunchError(fmt::format("the ranks cannot reach {}: {}", address, std::strerror(errno)),
+                      "without a network the loopback interface has to be up: ip link set lo up", ExitCode::usage);
+  }
+}
+
 }  // namespace
 
 StoreSocket bind_store_socket(const std::string& address, int port, bool listening) {
@@ -55,6 +69,7 @@ StoreSocket bind_store_socket(const std::string& address, int port, bool listeni
       (listening && listen(socket.get(), SOMAXCONN) != 0)) {
     throw_bind_error(address, port, errno);
   }
+  check_reachable(socket.get(), address);
   const int bound = port_of(socket.get());
   return {std::move(socket), bound};
 }

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "environment/visible_devices.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
@@ -39,6 +40,7 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   values.erase("TORCHELASTIC_ERROR_FILE");  // an outer launcher's, for another process
   values.emplace("OMP_NUM_THREADS", std::to_string(request.threads_per_rank));
+  values.emplace(kDeviceOrder, kPciOrder);
   // c10d warns about sockets of ranks that failed: the failure is what counts.
   values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");
 

@@ -71,7 +71,7 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
     const Moments& moments = moments_[i];
     const auto& options = static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options());
     const auto [beta1, beta2] = options.betas();
-    at::_fused_adamw_(list.parameters, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
+    at::_fused_adamw_(list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
                       moments.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
                       /*amsgrad=*/false, /*maximize=*/false);
   }
@@ -100,8 +100,8 @@ void FusedAdamW::collect_moments() {
       }
       state.step = split.own;
       moments.steps.push_back(state.step);
-      moments.exp_avgs.push_back(state.exp_avg);
-      moments.exp_avg_sqs.push_back(state.exp_avg_sq);
+      moments.exp_avgs.push_back(as_real(state.exp_avg));
+      moments.exp_avg_sqs.push_back(as_real(state.exp_avg_sq));
     }
   }
 }

@@ -39,7 +39,7 @@ at::Tensor FusedSgd::step(LossClosure closure) {
       buffers_[i] = momentum_buffers(list);
     }
     // A new buffer begins as the gradient; its list is not new in the next step, which joins it with the others.
-    at::_fused_sgd_(list.parameters, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
+    at::_fused_sgd_(list.values, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
                     options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
                     /*maximize=*/false, /*is_first_step=*/list.is_new);
   }
@@ -56,7 +56,7 @@ std::vector<at::Tensor> FusedSgd::momentum_buffers(const GradientList& list) {
       state->momentum_buffer(at::empty_like(parameter));
       state_[parameter.unsafeGetTensorImpl()] = std::move(state);
     }
-    buffers.push_back(momentum_buffer(*state_.at(parameter.unsafeGetTensorImpl())));
+    buffers.push_back(as_real(momentum_buffer(*state_.at(parameter.unsafeGetTensorImpl()))));
   }
   return buffers;
 }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <lockstep/base/error.h>
 
@@ -25,10 +26,12 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& gradient) {
-  return same_layout(parameter, gradient) ? gradient : at::empty_like(parameter).copy_(gradient);
+  return same_layout(parameter, gradient) && !gradient.is_conj() ? gradient : at::empty_like(parameter).copy_(gradient);
 }
 
 }  // namespace
+
+at::Tensor as_real(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
 
 bool GradientLists::take(const torch::optim::Optimizer& optimizer) {
   if (take_gradients(optimizer)) {
@@ -42,6 +45,7 @@ bool GradientLists::take(const torch::optim::Optimizer& optimizer) {
 
 void GradientLists::release() noexcept {
   for (GradientList& list : lists_) {
+    list.values.clear();
     list.gradients.clear();
   }
 }
@@ -67,7 +71,8 @@ bool GradientLists::take_gradients(const torch::optim::Optimizer& optimizer) {
               fmt::format("parameter {} of group {}: found a sparse gradient, expected a dense one", index, group),
               "use torch::optim::SGD for it");
         }
-        lists_[member->list].gradients.push_back(laid_out_like(parameter, gradient));
+        lists_[member->list].values.push_back(as_real(parameter));
+        lists_[member->list].gradients.push_back(as_real(laid_out_like(parameter, gradient)));
       }
       ++member;
     }
@@ -94,7 +99,7 @@ void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
         const auto fits = [&](const GradientList& list) {
           return list.group == group && list.is_new != member.state.defined() &&
                  list.parameters.front().device() == parameter.device() &&
-                 list.parameters.front().scalar_type() == parameter.scalar_type();
+                 as_real(list.parameters.front()).scalar_type() == as_real(parameter).scalar_type();
         };
         auto list = std::find_if(lists_.begin(), lists_.end(), fits);
         if (list == lists_.end()) {

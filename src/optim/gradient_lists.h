@@ -15,8 +15,12 @@ struct GradientList {
   std::size_t group = 0;
   bool is_new = false;  ///< no state before this step
   std::vector<at::Tensor> parameters{};
-  std::vector<at::Tensor> gradients{};  ///< beside the parameters, and laid out like them
+  std::vector<at::Tensor> values{};     ///< beside the parameters: their memory as real numbers
+  std::vector<at::Tensor> gradients{};  ///< beside them, and laid out like them
 };
+
+/// A complex tensor as pairs of real numbers, which the kernels take: the same memory. Others as they are.
+at::Tensor as_real(const at::Tensor& tensor);
 
 /// Keeps the lists from step to step. Gradients may be new tensors every time; the lists are rebuilt only when the set
 /// of parameters with gradients, their groups or their states change.

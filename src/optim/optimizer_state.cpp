@@ -110,14 +110,18 @@ void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
   }
 }
 
-/// Calls work(name, parameter, options) for every parameter, in the order of the groups.
+/// Calls work(name, parameter, options, is_frozen) for every parameter: in the order of the groups, then the frozen
+/// ones, which have state when they were trained before.
 template <class Options, class Work>
 void for_each_parameter(const BuiltOptimizer& built, const Work& work) {
   const auto& groups = built.optimizer->param_groups();
   for (std::size_t g = 0; g < built.names.size(); ++g) {
     for (std::size_t i = 0; i < built.names[g].size(); ++i) {
-      work(built.names[g][i], groups[g].params()[i], static_cast<const Options&>(groups[g].options()));
+      work(built.names[g][i], groups[g].params()[i], static_cast<const Options&>(groups[g].options()), false);
     }
+  }
+  for (const auto& [name, parameter] : built.frozen) {
+    work(name, parameter, static_cast<const Options&>(groups.front().options()), true);
   }
 }
 
@@ -210,7 +214,7 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
   StateWriter writer(result);
   with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
     for_each_parameter<Options>(
-        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options) {
+        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool) {
           const auto found = built.optimizer->state().find(parameter.unsafeGetTensorImpl());
           if (found == built.optimizer->state().end()) {
             return;  // it had no gradient yet
@@ -230,10 +234,10 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> loaded;  // nullptr: no state yet
   with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
     for_each_parameter<Options>(
-        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options) {
+        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool is_frozen) {
           auto fresh = std::make_unique<State>();
           // Adagrad's states exist from the beginning, the others' from the first gradient.
-          bool exists = std::is_same_v<State, torch::optim::AdagradParamState>;
+          bool exists = !is_frozen && std::is_same_v<State, torch::optim::AdagradParamState>;
           visit_fields(*fresh, options, [&](const char* field, auto&&, bool) {
             exists = exists || reader.has(fmt::format("{}.{}", name, field));
           });

@@ -34,6 +34,26 @@ class OptionCheck {
   std::vector<Problem> problems_{};
 };
 
+/// Divides each group into its matrices and, with `options` but no weight decay, the rest.
+template <class Options>
+ParamGroups without_decay_of_vectors(const ParamGroups& groups, const Options& options) {
+  ParamGroups divided;
+  for (const auto& group : groups) {
+    std::vector<at::Tensor> matrices;
+    std::vector<at::Tensor> rest;
+    for (const at::Tensor& parameter : group.params()) {
+      (parameter.dim() >= 2 ? matrices : rest).push_back(parameter);
+    }
+    if (!matrices.empty()) {
+      divided.emplace_back(std::move(matrices));
+    }
+    if (!rest.empty()) {
+      divided.emplace_back(std::move(rest), std::make_unique<Options>(Options(options).weight_decay(0)));
+    }
+  }
+  return divided;
+}
+
 }  // namespace
 
 OptimizerFactory adamw(AdamWOptions options) {
@@ -49,7 +69,8 @@ OptimizerFactory adamw(AdamWOptions options) {
                               .weight_decay(options.weight_decay)
                               .betas({options.beta1, options.beta2})
                               .eps(options.eps);
-    return std::make_unique<FusedAdamW>(groups, defaults);
+    return std::make_unique<FusedAdamW>(
+        options.no_decay_vectors ? without_decay_of_vectors(groups, defaults) : std::move(groups), defaults);
   };
 }
 
@@ -65,7 +86,8 @@ OptimizerFactory sgd(SgdOptions options) {
                               .weight_decay(options.weight_decay)
                               .momentum(options.momentum)
                               .nesterov(options.nesterov);
-    return std::make_unique<FusedSgd>(groups, defaults);
+    return std::make_unique<FusedSgd>(
+        options.no_decay_vectors ? without_decay_of_vectors(groups, defaults) : std::move(groups), defaults);
   };
 }
 

@@ -1,7 +1,9 @@
 #include "optim/param_groups.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,6 +11,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -52,12 +55,6 @@ std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   return tensors;
 }
 
-std::vector<std::string> names_of(const NamedTensors& named) {
-  std::vector<std::string> names;
-  std::transform(named.begin(), named.end(), std::back_inserter(names), [](const auto& entry) { return entry.first; });
-  return names;
-}
-
 OptimizerPtr make_optimizer(const OptimizerSpec& spec, const std::vector<NamedTensors>& groups) {
   ParamGroups param_groups;
   for (const NamedTensors& group : groups) {
@@ -67,52 +64,26 @@ OptimizerPtr make_optimizer(const OptimizerSpec& spec, const std::vector<NamedTe
   if (optimizer == nullptr) {
     throw ConfigError(fmt::format("optimizer '{}': its factory returned nothing, expected an optimizer", spec.name));
   }
-  const auto same_size = [](const OptimizerParamGroup& made, const NamedTensors& given) {
-    return made.params().size() == given.size();
-  };
-  const auto& made = optimizer->param_groups();
-  if (!std::equal(made.begin(), made.end(), groups.begin(), groups.end(), same_size)) {
-    throw ConfigError(
-        fmt::format("optimizer '{}': its factory changed the parameter groups, expected those it was given", spec.name),
-        "describe the groups in OptimizerSpec::groups");
-  }
   return optimizer;
 }
 
-/// Matrices decay, vectors and scalars do not.
-BuiltOptimizer build_default_groups(const OptimizerSpec& spec, const NamedTensors& parameters) {
-  BuiltOptimizer built{.optimizer = make_optimizer(spec, {parameters}), .names = {names_of(parameters)}};
-  OptimizerParamGroup& all = built.optimizer->param_groups().front();
-  const double* decay = find_weight_decay(all.options());
-  const GroupSpec matrices{
-      .select = [](std::string_view, const at::Tensor& parameter) { return parameter.dim() >= 2; }};
-  const std::vector<NamedTensors> dealt = deal({matrices}, parameters);
-  if (decay == nullptr || *decay == 0 || dealt[1].empty()) {
-    return built;
+/// The given parameters, in the groups that the spec describes.
+std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTensors& parameters,
+                                       const NamedTensors& frozen) {
+  if (spec.groups.empty()) {
+    return {parameters};
   }
-  if (dealt[0].empty()) {
-    *find_weight_decay(all.options()) = 0;
-    return built;
-  }
-  auto options = all.options().clone();
-  *find_weight_decay(*options) = 0;
-  all.params() = tensors_of(dealt[0]);
-  built.optimizer->add_param_group(OptimizerParamGroup(tensors_of(dealt[1]), std::move(options)));
-  built.names = {names_of(dealt[0]), names_of(dealt[1])};
-  return built;
-}
-
-BuiltOptimizer build_given_groups(const OptimizerSpec& spec, const NamedTensors& parameters) {
   std::vector<NamedTensors> dealt = deal(spec.groups, parameters);
-  if (const NamedTensors& left = dealt.back(); !left.empty()) {
+  if (const NamedTensors& left = dealt.back(); !left.empty() && log_rank() == 0) {  // every rank finds the same
     log_warning(fmt::format("optimizer '{}': no group selects {} of {} parameters, they stay as they are ({}{})",
                             spec.name, left.size(), parameters.size(), left.front().first,
                             left.size() > 1 ? ", ..." : ""));
   }
   dealt.pop_back();
+  const std::vector<NamedTensors> dealt_frozen = deal(spec.groups, frozen);
   std::vector<Problem> problems;
   for (std::size_t i = 0; i < dealt.size(); ++i) {
-    if (dealt[i].empty()) {
+    if (dealt[i].empty() && dealt_frozen[i].empty()) {
       problems.push_back(
           {.what = fmt::format("optimizer '{}': group {} selects no parameter, expected at least one", spec.name, i),
            .hint = "a parameter belongs to the first group that selects it"});
@@ -121,50 +92,126 @@ BuiltOptimizer build_given_groups(const OptimizerSpec& spec, const NamedTensors&
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
   }
-  BuiltOptimizer built{.optimizer = make_optimizer(spec, dealt)};
-  for (std::size_t i = 0; i < dealt.size(); ++i) {
-    built.names.push_back(names_of(dealt[i]));
-    if (spec.groups[i].weight_decay < 0) {
-      continue;
+  return dealt;
+}
+
+/// Where the factory put what it was given: for each of its groups the number of the given one, and the names.
+struct Origin {
+  std::size_t given = 0;
+  std::vector<std::string> names{};
+};
+
+std::vector<Origin> origins_of(const OptimizerSpec& spec, const std::vector<OptimizerParamGroup>& made,
+                               const std::vector<NamedTensors>& given) {
+  std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, const std::string*>> left;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    for (const auto& [name, parameter] : given[i]) {
+      left.emplace(parameter.unsafeGetTensorImpl(), std::pair(i, &name));
     }
-    double* decay = find_weight_decay(built.optimizer->param_groups()[i].options());
-    if (decay == nullptr) {
-      throw ConfigError(
-          fmt::format("optimizer '{}': group {} asks for weight decay {}, expected none for this optimizer", spec.name,
-                      i, spec.groups[i].weight_decay));
-    }
-    *decay = spec.groups[i].weight_decay;
   }
-  return built;
+  std::vector<Origin> origins;
+  bool good = true;
+  for (const OptimizerParamGroup& group : made) {
+    Origin& origin = origins.emplace_back();
+    origin.given = made.size() == given.size() ? origins.size() - 1 : 0;  // of a group whose parameters are all frozen
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = left.extract(parameter.unsafeGetTensorImpl());
+      good = good && !found.empty() && (origin.names.empty() || found.mapped().first == origin.given);
+      if (!good) {
+        break;
+      }
+      origin.given = found.mapped().first;
+      origin.names.push_back(*found.mapped().second);
+    }
+  }
+  if (!good || !left.empty()) {
+    throw ConfigError(
+        fmt::format("optimizer '{}': its factory changed the parameter groups, expected those it was given", spec.name),
+        "describe the groups in OptimizerSpec::groups");
+  }
+  return origins;
+}
+
+void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
+  const double wanted = spec.groups[group].weight_decay;
+  if (wanted < 0) {
+    return;
+  }
+  double* decay = find_weight_decay(options);
+  if (decay == nullptr) {
+    throw ConfigError(fmt::format("optimizer '{}': group {} asks for weight decay {}, expected none for this optimizer",
+                                  spec.name, group, wanted));
+  }
+  *decay = wanted;
 }
 
 }  // namespace
 
-BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr) {
+BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr,
+                               NamedTensors frozen) {
   if (!spec.make) {
     throw ConfigError(fmt::format("optimizer '{}': found no factory, expected one", spec.name),
                       "set OptimizerSpec::make, for example to adamw()");
   }
-  if (parameters.empty()) {
+  if (parameters.empty() && frozen.empty()) {
     throw ConfigError(
         fmt::format("optimizer '{}': found no parameters that require gradients, expected at least one", spec.name));
   }
-  BuiltOptimizer built =
-      spec.groups.empty() ? build_default_groups(spec, parameters) : build_given_groups(spec, parameters);
+  const std::vector<NamedTensors> given = given_groups(spec, parameters, frozen);
+  BuiltOptimizer built{.optimizer = make_optimizer(spec, given), .frozen = std::move(frozen)};
   auto& groups = built.optimizer->param_groups();
+  std::vector<Origin> origins = origins_of(spec, groups, given);
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const double scale = spec.groups.empty() ? 1 : spec.groups[i].lr_scale;
+    double scale = 1;
+    if (!spec.groups.empty()) {
+      scale = spec.groups[origins[i].given].lr_scale;
+      set_weight_decay(spec, origins[i].given, groups[i].options());
+    }
     built.base_lr.push_back((lr > 0 ? lr : groups[i].options().get_lr()) * scale);
+    built.names.push_back(std::move(origins[i].names));
+    built.set_lr.push_back(groups[i].options().get_lr());
   }
   set_lr_factor(built, 1);
   return built;
 }
 
+void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
+  if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) == nullptr) {  // its state is of all parameters
+    auto& states = built.optimizer->state();
+    for (auto& [parameter, state] : before.optimizer->state()) {
+      states[parameter] = std::move(state);
+    }
+  }
+  auto& groups = built.optimizer->param_groups();
+  const auto& groups_before = before.optimizer->param_groups();
+  if (groups.size() !=
+      groups_before.size()) {  // the factory splits groups, and one has lost its last parameter or got one
+    if (std::adjacent_find(before.base_lr.begin(), before.base_lr.end(), std::not_equal_to<>()) ==
+        before.base_lr.end()) {
+      built.base_lr.assign(groups.size(), before.base_lr.front());
+    }
+    set_lr_factor(built, before.lr_factor);
+    return;
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i].set_options(groups_before[i].options().clone());
+  }
+  built.base_lr = before.base_lr;
+  built.set_lr = before.set_lr;
+  built.lr_factor = before.lr_factor;
+}
+
 void set_lr_factor(BuiltOptimizer& built, double factor) {
   auto& groups = built.optimizer->param_groups();
-  for (std::size_t i = 0; i < built.base_lr.size(); ++i) {
-    groups[i].options().set_lr(built.base_lr[i] * factor);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    torch::optim::OptimizerOptions& options = groups[i].options();
+    if (const double found = options.get_lr(); found != built.set_lr[i]) {
+      built.base_lr[i] = built.lr_factor > 0 ? found / built.lr_factor : found;
+    }
+    built.set_lr[i] = built.base_lr[i] * factor;
+    options.set_lr(built.set_lr[i]);
   }
+  built.lr_factor = factor;
 }
 
 }  // namespace lockstep

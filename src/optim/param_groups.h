@@ -15,15 +15,24 @@ namespace lockstep {
 /// An optimizer over named parameters, with what is needed to steer and to save it.
 struct BuiltOptimizer {
   OptimizerPtr optimizer{};
-  std::vector<double> base_lr{};                    ///< per group: lr x lr_scale at schedule factor 1
-  std::vector<std::vector<std::string>> names{};    ///< per group, beside its params()
+  std::vector<std::vector<std::string>> names{};  ///< per group, beside its params()
+  NamedTensors frozen{};                          ///< parameters without requires_grad: only their state is of interest
+  std::vector<double> base_lr{};                  ///< per group: lr x lr_scale at schedule factor 1
+  std::vector<double> set_lr{};                   ///< per group: what set_lr_factor() wrote last
+  double lr_factor = 1;
 };
 
-/// `parameters`: those that require gradients, shared ones once. `lr` > 0 replaces the factory's learning rate.
-/// Throws: ConfigError (no parameters; a group that selects nothing is named; a spec without factory).
-BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr);
+/// `parameters`: those that require gradients, shared ones once; `frozen`: those that do not. `lr` > 0 replaces the
+/// factory's learning rate. Throws: ConfigError (no parameters at all; a group that selects nothing is named; a spec
+/// without factory; a factory that ignores what it is given).
+BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr,
+                               NamedTensors frozen = {});
 
-/// Sets every group's learning rate to base_lr x factor. Host only.
+/// `built` goes on where `before`, of the same spec, ended: state of all parameters, options, learning rates.
+void take_over(BuiltOptimizer& built, BuiltOptimizer& before);
+
+/// Sets every group's learning rate to base_lr x factor. A rate that somebody else wrote into the group's options since
+/// the last call is the new base, divided by the factor of that time. Host only.
 void set_lr_factor(BuiltOptimizer& built, double factor);
 
 /// State as "<parameter>.<state>" tensors ("blocks.0.weight.exp_avg"), CPU scalars for step counts. Knows the fused optimizers

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/distributed/c10d/debug.h>
@@ -28,19 +27,44 @@ namespace lockstep {
 
 namespace {
 
-// Gradients travel in half precision and are averaged there. With a hook the reducer does not divide, so the hook does.
+// Gradients travel in half precision. With a hook the reducer does not divide by the number of ranks, so the hook does.
+//
+// Note [Counts and compression]: gradients that are weighted by counts are sums over a step's tokens and would overflow
+// in fp16. The lane, which has the counts, is a bucket of its own, travels first and as it is; the other buckets wait
+// for it on the device and are divided by the power of two below the mean count while they travel.
 class CompressionHook final : public c10d::CommHookInterface {
  public:
-  CompressionHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType dtype)
-      : group_(std::move(group)), dtype_(dtype) {}
+  CompressionHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType dtype, std::int64_t count_slot)
+      : group_(std::move(group)), dtype_(dtype), count_slot_(count_slot) {}
+
+  /// For the coming backward: whether this rank has to expect counts in the lane.
+  void expect_counts(bool expected) { expects_counts_ = expected; }
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor full = bucket.getBuffer();
-    std::vector<at::Tensor> half{full.to(dtype_).div_(group_->getSize())};
-    return group_->allreduce(half)->getFuture()->then(
-        [full, half](c10::ivalue::Future& future) {
+    full.div_(group_->getSize());
+    std::vector<at::Tensor> sent{full};
+    if (bucket.getIndex() == 0) {
+      unit_.reset();
+      lane_ = full;
+      lane_work_ = group_->allreduce(sent);
+      return result_of(*lane_work_, full);
+    }
+    if (full.is_sparse()) {
+      return result_of(*group_->allreduce(sent), full);
+    }
+    const at::Tensor reals = full.is_complex() ? at::view_as_real(full) : full;
+    if (expects_counts_) {
+      reals.div_(unit());
+    }
+    sent.front() = reals.to(dtype_);
+    return group_->allreduce(sent)->getFuture()->then(
+        [full, reals, half = sent.front(), unit = unit_](c10::ivalue::Future& future) {
           future.value();  // rethrows
-          full.copy_(half[0]);
+          reals.copy_(half);
+          if (unit.defined()) {
+            reals.mul_(unit);
+          }
           return c10::IValue(full);
         },
         c10::TensorType::get());
@@ -49,13 +73,43 @@ class CompressionHook final : public c10d::CommHookInterface {
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
 
  private:
+  static c10::intrusive_ptr<c10::ivalue::Future> result_of(c10d::Work& work, const at::Tensor& sum) {
+    return work.getFuture()->then(
+        [sum](c10::ivalue::Future& future) {
+          future.value();  // rethrows
+          return c10::IValue(sum);
+        },
+        c10::TensorType::get());
+  }
+
+  const at::Tensor& unit() {
+    if (!unit_.defined()) {
+      lane_work_->wait();
+      const at::Tensor count = lane_.select(0, count_slot_);
+      unit_ = at::where(count > 0, count.log2().floor_().exp2_(), 1);
+    }
+    return unit_;
+  }
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::ScalarType dtype_;
+  std::int64_t count_slot_;
+  bool expects_counts_ = false;
+  c10::intrusive_ptr<c10d::Work> lane_work_{};
+  at::Tensor lane_{};  // of this backward
+  at::Tensor unit_{};  // 0-dim, on the device; the same on every rank
 };
 
-// Counts travel in this unit, so that half precision does not overflow; a power of two, so that nothing else is
-// rounded.
-constexpr double kCountUnit = 1024;
+// Of the shape in which an embedding's gradient comes: sparse in the rows, dense in each row.
+at::Tensor zero_gradient(const at::Tensor& parameter, bool sparse) {
+  if (!sparse) {
+    return at::zeros_like(parameter);
+  }
+  auto row = parameter.sizes().vec();
+  row.front() = 0;
+  return at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
+                               at::empty(row, parameter.options()), parameter.sizes());
+}
 
 std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> sparse;
@@ -77,21 +131,33 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
 }  // namespace
 
 struct Ddp::Reduction {
-  at::Tensor lane{};       // the reducer's parameter 0
-  at::Tensor lane_host{};  // its gradient of the step before, in pinned memory; GPU only
-  std::unique_ptr<c10::Event> lane_copied{};
+  at::Tensor lane{};  // the reducer's parameter 0
   std::shared_ptr<c10d::Reducer> reducer{};
   std::shared_ptr<c10d::Logger> logger{};  // the reducer uses it without asking whether it is there
+  CompressionHook* compression = nullptr;  // the reducer's; none without compression
+  std::vector<bool> sparse{};              // beside the set's parameters
   std::int64_t bytes = 0;                  // of gradients
   bool reduce = true;
   bool first_backward = true;
   bool idle = true;  // no samples in this step so far
 };
 
+void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend) {
+  if (!sparse.empty() && backend != "gloo") {
+    throw ConfigError(
+        fmt::format("{} sends no sparse gradients, but these parameters have them: {}", backend, join(sparse, ", ")),
+        "build the embeddings without sparse(true), or use --backend gloo");
+  }
+}
+
 Ddp::Ddp(double lr, const DistConfig& options, World& world) : SingleDevice(lr, world), options_(options) {}
 
 Ddp::~Ddp() {
   reductions_.clear();
+  own_gradients();
+}
+
+void Ddp::own_gradients() {
   for (auto& set : sets_) {
     for (auto& [name, parameter] : set.parameters) {
       if (parameter.grad().defined()) {
@@ -110,22 +176,43 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   SingleDevice::prepare(module, optimizers);
   compare_parameters(module, world_);
   broadcast_module(module, world_);
+  lane_values_ = at::zeros({kLaneSize}, at::TensorOptions().device(world_.device()).dtype(at::kFloat));
+  lane_counts_ = false;
+  in_lane_ = {};
+  sums_.emplace(kLaneSize, world_.device(), /*late=*/world_.device().is_cuda());
+  make_reductions();
+}
 
+void Ddp::prepare_again() {
+  compare_frozen(*module_, world_);
+  reductions_.clear();
+  own_gradients();
+  SingleDevice::prepare_again();
+  make_reductions();
+}
+
+void Ddp::make_reductions() {
   const auto group = WorldAccess::group(world_);
   const auto on_device = at::TensorOptions().device(world_.device()).dtype(at::kFloat);
-  lane_values_ = at::zeros({kLaneSize}, on_device);
-  sent_ = {};
-  const auto sparse = sparse_parameters(module);
+  const auto sparse = sparse_parameters(*module_);
   const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_mib * (1 << 20));
-  const std::int64_t first_bucket_bytes = std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
+  // See Note [Counts and compression].
+  const bool compresses = options_.compression != GradCompression::none;
+  const std::int64_t first_bucket_bytes = compresses
+                                              ? static_cast<std::int64_t>(lane_values_.nbytes())
+                                              : std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
 
   for (const auto& set : sets_) {
     auto& reduction = reductions_.emplace_back();
-    reduction.lane = at::zeros({kLaneSize}, on_device).requires_grad_();
-    if (world_.device().is_cuda()) {
-      reduction.lane_host = at::zeros({kLaneSize}, at::kFloat).pin_memory();
-      reduction.lane_copied = std::make_unique<c10::Event>(world_.device().type());
+    std::vector<std::string> sparse_names;
+    for (const auto& [name, parameter] : set.parameters) {
+      reduction.sparse.push_back(sparse.contains(parameter.unsafeGetTensorImpl()));
+      if (reduction.sparse.back()) {
+        sparse_names.push_back(name);
+      }
     }
+    check_sparse_backend(sparse_names, group->getBackend(world_.device().type())->getBackendName());
+    reduction.lane = at::zeros({kLaneSize}, on_device).requires_grad_();
     std::vector<at::Tensor> parameters{reduction.lane};
     std::vector<bool> expect_sparse{false};
     std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
@@ -150,19 +237,27 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
         /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
     reduction.logger = std::make_shared<c10d::Logger>(reduction.reducer);
     reduction.reducer->set_logger(reduction.logger);
-    reduction.logger->set_construction_data_and_log(module.name(), {}, -1, options_.broadcast_buffers,
+    reduction.logger->set_construction_data_and_log(module_->name(), {}, -1, options_.broadcast_buffers,
                                                     /*has_sync_bn=*/false, options_.static_graph);
     if (options_.static_graph) {
       reduction.reducer->set_static_graph();
       reduction.logger->set_static_graph();
     }
-    if (options_.compression != GradCompression::none) {
-      reduction.reducer->register_comm_hook(std::make_unique<CompressionHook>(
-          group, options_.compression == GradCompression::fp16 ? at::kHalf : at::kBFloat16));
+    if (compresses) {
+      auto hook = std::make_unique<CompressionHook>(
+          group, options_.compression == GradCompression::fp16 ? at::kHalf : at::kBFloat16, kCount);
+      reduction.compression = hook.get();
+      reduction.reducer->register_comm_hook(std::move(hook));
     }
     reduction.reducer->push_rebuilt_params_for_all_indices();
-    reduction.reducer->rebuild_buckets();
+    with_peers(world_, "agreement on gradient buckets", [&] { reduction.reducer->rebuild_buckets(); });
   }
+  buffers_due_ = true;
+}
+
+void Ddp::begin_step(ControlLane mine) {
+  SingleDevice::begin_step(mine);
+  sums_->begin_step();
   buffers_due_ = true;
 }
 
@@ -189,19 +284,20 @@ void Ddp::backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t
   }
   put_count(sets_[set]);
   reduction.idle = false;
-  run_backward({loss}, {weight}, reduction);
+  run_backward({loss}, {weight}, sets_[set], reduction);
 }
 
+// The lane is shared by the optimizers: what one of them counted is not the next one's.
 void Ddp::put_count(const Set& set) {
-  if (!set.counts) {
-    return;
-  }
-  auto slot = lane_values_.select(0, kCount);
   if (set.count.defined()) {
-    slot.copy_(set.count / kCountUnit);
-  } else {
-    slot.zero_();
+    lane_values_.select(0, kCount).copy_(set.count);
+    if (!lane_counts_) {
+      lane_values_.select(0, kCounted).fill_(1);
+    }
+  } else if (lane_counts_) {
+    lane_values_.narrow(0, kCount, 2).zero_();
   }
+  lane_counts_ = set.count.defined();
 }
 
 void Ddp::backward_nothing(std::size_t set) {
@@ -213,16 +309,23 @@ void Ddp::backward_nothing(std::size_t set) {
   put_count(sets_[set]);
   std::vector<at::Tensor> roots;
   std::vector<at::Tensor> gradients;
-  if (!options_.find_unused_parameters) {  // else the reducer takes parameters that are not reached as zero by itself
-    for (const auto& [name, parameter] : sets_[set].parameters) {
-      roots.push_back(parameter);
-      gradients.push_back(at::zeros_like(parameter));
+  for (std::size_t i = 0; i < reduction.sparse.size(); ++i) {
+    // The reducer takes dense parameters that are not reached as zero by itself when it looks for them.
+    if (!options_.find_unused_parameters || reduction.sparse[i]) {
+      const at::Tensor& parameter = sets_[set].parameters[i].second;
+      roots.push_back(at::alias(parameter));  // a leaf has no graph node to begin the search at
+      gradients.push_back(zero_gradient(parameter, reduction.sparse[i]));
     }
   }
-  run_backward(std::move(roots), std::move(gradients), reduction);
+  run_backward(std::move(roots), std::move(gradients), sets_[set], reduction);
 }
 
-void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, Reduction& reduction) {
+void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, const Set& set,
+                       Reduction& reduction) {
+  if (reduction.compression != nullptr) {
+    reduction.compression->expect_counts(set.count.defined() || reduction.idle);
+  }
+  write_lane(take_requests());
   // A view, because the search for unused parameters begins at the roots' graph nodes and a leaf has none.
   const at::Tensor lane = reduction.lane.view({kLaneSize});
   roots.push_back(lane);
@@ -235,24 +338,14 @@ void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gr
     });
   }
   reduction.first_backward = false;
-  try {
-    torch::autograd::backward(roots, gradients);
-    progress_.end();
-  } catch (const std::exception& error) {
-    if (is_peer_failure(error)) {
-      throw CommError(fmt::format("gradient all-reduce failed on rank {} of {}: {}", world_.rank(), world_.size(),
-                                  plain_text(error)),
-                      "another rank failed or is late; its own message says why");
-    }
-    throw;
-  }
+  with_peers(world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
+  progress_.end();
 }
 
 void Ddp::finish(std::size_t set) {
   auto& reduction = reductions_.at(set);
   check_all_used(reduction, sets_[set]);
-  read_lane(reduction);
-  buffers_due_ = true;
+  sums_->add(reduction.lane.grad());
 }
 
 // Before any parameter is updated: the reducer alone would notice only in the next step.
@@ -279,54 +372,43 @@ void Ddp::check_all_used(Reduction& reduction, const Set& set) const {
   }
 }
 
-void Ddp::read_lane(Reduction& reduction) {
-  const at::Tensor& lane = reduction.lane.grad();
-  const auto read = [this](const float* sums) {
-    agreed_ = {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};
-  };
-  if (!reduction.lane_copied) {
-    read(lane.const_data_ptr<float>());
-    return;
-  }
-  // What the last step copied has arrived long ago; this step's copy is not waited for.
-  if (reduction.lane_copied->was_marked_for_recording()) {
-    progress_.begin_waiting();
-    reduction.lane_copied->synchronize();
-    progress_.end_waiting();
-    WorldAccess::check_device(world_);
-    read(reduction.lane_host.const_data_ptr<float>());
-  }
-  reduction.lane_host.copy_(lane, /*non_blocking=*/true);
-  reduction.lane_copied->record(c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device()));
-}
-
 void Ddp::zero_grad(std::size_t set) {
   SingleDevice::zero_grad(set);
   reductions_.at(set).lane.mutable_grad().reset();
   reductions_[set].idle = true;
 }
 
-void Ddp::put(ControlLane mine) {
-  if (mine == sent_) {
+void Ddp::write_lane(ControlLane mine) {
+  if (mine == in_lane_) {
     return;
   }
-  sent_ = mine;
+  in_lane_ = mine;
   const at::NoGradGuard no_grad;
   lane_values_.select(0, kStop).fill_(mine.stop ? 1 : 0);
   lane_values_.select(0, kSave).fill_(mine.save ? 1 : 0);
   lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
 }
 
-ControlLane Ddp::agreed() { return agreed_; }
+ControlLane Ddp::agreed() {
+  if (sums_->must_wait()) {
+    progress_.begin_waiting();
+    sums_->read();
+    progress_.end_waiting();
+    WorldAccess::check_device(world_);
+  }
+  const std::vector<float>& sums = sums_->read();
+  return {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};
+}
 
 at::Tensor Ddp::mean_count(std::size_t set) {
   const bool idle = reductions_.at(set).idle;
-  if (!sets_[set].counts && !idle) {
+  if (!sets_[set].count.defined() && !idle) {
     return {};
   }
-  const auto mean = reductions_[set].lane.grad().select(0, kCount) * kCountUnit;
+  const at::Tensor& lane = reductions_[set].lane.grad();
+  const auto mean = lane.select(0, kCount);
   // A rank without samples cannot know whether the others count.
-  return idle ? at::where(mean > 0, mean, at::ones_like(mean)) : mean;
+  return idle ? at::where(lane.select(0, kCounted) > 0, mean, 1) : mean;
 }
 
 }  // namespace lockstep

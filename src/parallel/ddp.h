@@ -2,12 +2,20 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include <lockstep/config/train_config.h>
 
+#include "parallel/lane_sums.h"
 #include "parallel/single_device.h"
 
 namespace lockstep {
+
+/// Throws: ConfigError when `backend` does not send the gradients of the parameters named `sparse`.
+void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend);
 
 class Ddp final : public SingleDevice {
  public:
@@ -15,22 +23,26 @@ class Ddp final : public SingleDevice {
   ~Ddp() override;
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
+  void prepare_again() override;
+  void begin_step(ControlLane mine) override;
   void begin_forward(bool reduce, std::size_t set) override;
   void backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set) override;
   void backward_nothing(std::size_t set) override;
   void finish(std::size_t set) override;
   void zero_grad(std::size_t set) override;
-  void put(ControlLane mine) override;
   ControlLane agreed() override;
   at::Tensor mean_count(std::size_t set) override;
 
  private:
   struct Reduction;  // one per optimizer
 
-  void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, Reduction& reduction);
+  void make_reductions();
+  void own_gradients();
+  void write_lane(ControlLane mine);
+  void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, const Set& set,
+                    Reduction& reduction);
   void put_count(const Set& set);
   void check_all_used(Reduction& reduction, const Set& set) const;
-  void read_lane(Reduction& reduction);
 
   const DistConfig options_;
   std::vector<Reduction> reductions_;
@@ -39,10 +51,13 @@ class Ddp final : public SingleDevice {
   // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small parameter of
   // the reducer that the module does not know. backward() starts from the loss and from this lane with the rank's own
   // values as its gradient, so they are averaged with the first bucket at no visible cost, and every rank reads the
-  // same numbers after the same step. On a GPU the copy to the host is not waited for: it is read one step later.
-  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kLaneSize };
+  // same numbers after the same step. A request is sent in one reduction and read in one step. On a GPU the copy to the
+  // host is not waited for: it is read one step later.
+  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kCounted, kLaneSize };
   at::Tensor lane_values_{};  // [kLaneSize] on the device: this rank's
-  ControlLane sent_{};
+  bool lane_counts_ = false;  // they have a count
+  ControlLane in_lane_{};     // their requests
+  std::optional<LaneSums> sums_{};
 };
 
 }  // namespace lockstep

@@ -38,18 +38,36 @@ std::string description(const torch::nn::Module& module) {
   return text.str();
 }
 
-void broadcast(std::vector<at::Tensor> tensors, World& world) {
+void broadcast(const std::vector<at::Tensor>& tensors, World& world) {
   if (tensors.empty() || world.size() == 1) {
     return;
   }
-  std::int64_t bytes = 0;
+  // As bytes: not every backend sends every dtype.
+  std::vector<at::Tensor> bytes;
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged;  // a tensor with gaps, and its copy without
+  std::int64_t total = 0;
   for (const auto& tensor : tensors) {
-    bytes += static_cast<std::int64_t>(tensor.nbytes());
+    if (tensor.numel() == 0) {
+      continue;
+    }
+    const at::Tensor dense = tensor.contiguous();
+    if (!dense.is_same(tensor)) {
+      staged.emplace_back(tensor, dense);
+    }
+    bytes.push_back(dense.view({-1}).view(at::kByte));
+    total += bytes.back().numel();
+  }
+  if (bytes.empty()) {
+    return;
   }
   ProgressRecord& progress = WorldAccess::progress(world);
-  progress.begin(Operation::broadcast, bytes);
-  c10d::broadcast_coalesced(WorldAccess::group(world), tensors, kBroadcastBytes, 0);
+  progress.begin(Operation::broadcast, total);
+  with_peers(world, "broadcast of parameters or buffers",
+             [&] { c10d::broadcast_coalesced(WorldAccess::group(world), bytes, kBroadcastBytes, 0); });
   progress.end();
+  for (const auto& [tensor, dense] : staged) {
+    tensor.copy_(dense);
+  }
 }
 
 at::ScalarType integer_of(std::int64_t bytes) {
@@ -60,10 +78,23 @@ at::ScalarType integer_of(std::int64_t bytes) {
 
 void compare_parameters(const torch::nn::Module& module, World& world) {
   if (const auto difference = find_disagreement(world.gather(description(module)))) {
-    throw CommError(
-        fmt::format("rank {} has another model: its entry {} is {}, {} {}", difference->rank, difference->line,
-                    printable(difference->found), difference->others, printable(difference->expected)),
-        "build the same module on every rank, whatever its rank", ExitCode::disagree);
+    throw_about_rank(difference->rank, world,
+                     CommError(fmt::format("rank {} has another model: its entry {} is {}, {} {}", difference->rank,
+                                           difference->line, printable(difference->found), difference->others,
+                                           printable(difference->expected)),
+                               "build the same module on every rank, whatever its rank", ExitCode::disagree));
+  }
+}
+
+void compare_frozen(const torch::nn::Module& module, World& world) {
+  std::string text;
+  for (const auto& item : module.named_parameters()) {
+    text += fmt::format("{} ({})\n", item.key(), item.value().requires_grad() ? "trained" : "frozen");
+  }
+  if (const auto difference = find_disagreement(world.gather(text))) {
+    throw CommError(fmt::format("rank {} freezes other parameters: it has {}, {} {}", difference->rank,
+                                printable(difference->found), difference->others, printable(difference->expected)),
+                    "freeze and unfreeze the same parameters on every rank, at the same step", ExitCode::disagree);
   }
 }
 
@@ -75,7 +106,7 @@ void broadcast_module(const torch::nn::Module& module, World& world) {
   for (const auto& buffer : module.buffers()) {
     tensors.push_back(buffer.detach());
   }
-  broadcast(std::move(tensors), world);
+  broadcast(tensors, world);
 }
 
 void broadcast_buffers(const torch::nn::Module& module, World& world) {
@@ -105,15 +136,18 @@ void check_replicas(const torch::nn::Module& module, World& world) {
   }
   std::string lines;
   for (std::int64_t i = 0; const auto& parameter : module.named_parameters()) {
-    lines += fmt::format("{} {:016x}\n", parameter.key(), digests[i++].item<std::int64_t>());
+    lines +=
+        fmt::format("{} {:016x}\n", parameter.key(), static_cast<std::uint64_t>(digests[i++].item<std::int64_t>()));
   }
   const auto difference = find_disagreement(world.gather(lines));
   LOCKSTEP_ASSERT(difference.has_value(), "the digests differ");
-  throw CommError(fmt::format("parameters have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
-                              printable(difference->found), difference->others, printable(difference->expected)),
-                  "nothing was saved; the checkpoint before is good. Look for code that changes parameters on one rank "
-                  "only, and for hardware errors on that rank's machine",
-                  ExitCode::disagree);
+  throw_about_rank(
+      difference->rank, world,
+      CommError(fmt::format("parameters have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
+                            printable(difference->found), difference->others, printable(difference->expected)),
+                "nothing was saved; the checkpoint before is good. Look for code that changes parameters on one rank "
+                "only, and for hardware errors on that rank's machine",
+                ExitCode::disagree));
 }
 
 }  // namespace lockstep

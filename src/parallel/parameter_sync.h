@@ -11,6 +11,8 @@ namespace lockstep {
 /// Collective. Throws: CommError (exit 78) naming the first difference in name, shape, dtype, order or requires_grad,
 /// and the rank.
 void compare_parameters(const torch::nn::Module& module, World& world);
+/// Collective. Throws: CommError (exit 78) naming the first parameter that is frozen on one rank and not on another.
+void compare_frozen(const torch::nn::Module& module, World& world);
 /// Collective. Rank 0's parameters and buffers everywhere.
 void broadcast_module(const torch::nn::Module& module, World& world);
 /// Collective. Rank 0's buffers everywhere. Read anew each time: modules may replace them.

@@ -16,19 +16,29 @@ namespace lockstep {
 
 namespace {
 
+struct Parameters {
+  NamedTensors trained{};
+  NamedTensors frozen{};
+};
+
 // Names are the task module's, so that two optimizers never use one name for two parameters.
-NamedTensors trained_parameters(torch::nn::Module& whole, torch::nn::Module* part) {
+Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
   std::unordered_set<const c10::TensorImpl*> wanted;
-  for (const auto& parameter : (part != nullptr ? *part : whole).parameters()) {
+  for (const auto& parameter : (spec.module != nullptr ? *spec.module : whole).parameters()) {
     wanted.insert(parameter.unsafeGetTensorImpl());
   }
-  NamedTensors chosen;
+  Parameters found;
   for (const auto& item : whole.named_parameters()) {
-    if (item.value().requires_grad() && wanted.erase(item.value().unsafeGetTensorImpl()) == 1) {
-      chosen.emplace_back(item.key(), item.value());
+    if (wanted.erase(item.value().unsafeGetTensorImpl()) == 1) {
+      (item.value().requires_grad() ? found.trained : found.frozen).emplace_back(item.key(), item.value());
     }
   }
-  return chosen;
+  if (!wanted.empty()) {
+    throw ConfigError(fmt::format("optimizer '{}': {} of its module's parameters do not belong to the task's module",
+                                  spec.name, wanted.size()),
+                      "OptimizerSpec::module is the module that Task::module() returns, or a registered part of it");
+  }
+  return found;
 }
 
 }  // namespace
@@ -40,11 +50,38 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
   module_ = &module;
   sets_.clear();
   for (const auto& spec : optimizers) {
-    Set set;
-    set.parameters = trained_parameters(module, spec.module);
-    set.built = build_optimizer(spec, set.parameters, lr_);
-    sets_.push_back(std::move(set));
+    Set& set = sets_.emplace_back();
+    set.spec = spec;
+    build(set);
   }
+  check_that_something_trains();
+}
+
+void SingleDevice::prepare_again() {
+  for (Set& set : sets_) {
+    BuiltOptimizer before = std::move(set.built);
+    build(set);
+    take_over(set.built, before);
+  }
+  check_that_something_trains();
+}
+
+void SingleDevice::build(Set& set) {
+  Parameters parameters = parameters_of(*module_, set.spec);
+  set.parameters = std::move(parameters.trained);
+  set.built = build_optimizer(set.spec, set.parameters, lr_, std::move(parameters.frozen));
+}
+
+void SingleDevice::check_that_something_trains() const {
+  if (std::all_of(sets_.begin(), sets_.end(), [](const Set& set) { return set.parameters.empty(); })) {
+    throw ConfigError("no parameter of any optimizer requires gradients, expected at least one",
+                      "leave requires_grad of what is to be trained as it is");
+  }
+}
+
+void SingleDevice::begin_step(ControlLane mine) {
+  mine_ = mine_ | mine;
+  agreed_ = {};
 }
 
 void SingleDevice::begin_forward(bool, std::size_t) { progress_.set_phase(Phase::forward); }
@@ -56,7 +93,7 @@ void SingleDevice::backward(const at::Tensor& loss, const at::Tensor& weight, st
 
 void SingleDevice::backward_nothing(std::size_t) {}
 
-void SingleDevice::finish(std::size_t) { agreed_ = mine_; }
+void SingleDevice::finish(std::size_t) { agreed_ = agreed_ | take_requests(); }
 
 // Dropped rather than filled with zeros: the next backward then writes each gradient once instead of adding to it.
 void SingleDevice::zero_grad(std::size_t set) {
@@ -68,10 +105,18 @@ void SingleDevice::zero_grad(std::size_t set) {
 
 const std::vector<at::Tensor>& SingleDevice::defined_grads(Set& set) {
   set.grads.clear();
-  for (const auto& [name, parameter] : set.parameters) {
-    if (parameter.grad().defined()) {
-      set.grads.push_back(parameter.grad());
+  for (auto& [name, parameter] : set.parameters) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) {
+      continue;
     }
+    if (gradient.is_sparse()) {
+      gradient = gradient.coalesce();  // a row that is there twice is one number of the norm
+    } else if (gradient.is_conj()) {
+      gradient = gradient.resolve_conj();
+    }
+    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    set.grads.push_back(values.is_complex() ? at::view_as_real(values) : values);
   }
   return set.grads;
 }
@@ -110,8 +155,10 @@ NamedTensors SingleDevice::optimizer_state() const {
 void SingleDevice::load_optimizer_state(const NamedTensors& state) {
   for (auto& set : sets_) {
     std::unordered_set<std::string> mine;
-    for (const auto& [name, parameter] : set.parameters) {
-      mine.insert(name);
+    for (const NamedTensors* parameters : {&set.parameters, &set.built.frozen}) {
+      for (const auto& [name, parameter] : *parameters) {
+        mine.insert(name);
+      }
     }
     NamedTensors part;
     for (const auto& entry : state) {
@@ -125,8 +172,7 @@ void SingleDevice::load_optimizer_state(const NamedTensors& state) {
 
 void SingleDevice::add_count(const at::Tensor& count, std::size_t set) {
   const at::NoGradGuard no_grad;
-  sets_.at(set).counts = true;
-  auto& total = sets_[set].count;
+  auto& total = sets_.at(set).count;
   total = total.defined() ? total + count.detach() : count.detach().to(at::kFloat);
 }
 

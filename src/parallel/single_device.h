@@ -1,6 +1,8 @@
 // One device, no communication; what the other strategies build on.
 #pragma once
 
+#include <utility>
+
 #include <torch/nn/module.h>
 
 #include <lockstep/parallel/strategy.h>
@@ -16,6 +18,8 @@ class SingleDevice : public Strategy {
   SingleDevice(double lr, World& world) : world_(world), progress_(WorldAccess::progress(world)), lr_(lr) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
+  void prepare_again() override;
+  void begin_step(ControlLane mine) override;
   void begin_forward(bool reduce, std::size_t set) override;
   void backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set) override;
   void backward_nothing(std::size_t set) override;
@@ -30,7 +34,6 @@ class SingleDevice : public Strategy {
   std::size_t sets() const noexcept override { return sets_.size(); }
   NamedTensors optimizer_state() const override;
   void load_optimizer_state(const NamedTensors& state) override;
-  void put(ControlLane mine) override { mine_ = mine; }
   ControlLane agreed() override { return agreed_; }
   void add_count(const at::Tensor& count, std::size_t set) override;
   at::Tensor mean_count(std::size_t set) override;
@@ -38,21 +41,29 @@ class SingleDevice : public Strategy {
  protected:
   /// One optimizer and what it steers.
   struct Set {
+    OptimizerSpec spec{};
     NamedTensors parameters{};        // those that require gradients, shared ones once
     std::vector<at::Tensor> grads{};  // scratch of grad_norm and scale_grads
     BuiltOptimizer built{};
-    at::Tensor count{};   // of this step
-    bool counts = false;  // the task has ever given one
+    at::Tensor count{};  // of this step, if the task gives one
   };
 
+  /// What the norm is taken of and what is scaled: dense real tensors that share memory with the gradients.
   const std::vector<at::Tensor>& defined_grads(Set& set);
+  /// The requests that the next reduction sends; they are not sent again.
+  ControlLane take_requests() { return std::exchange(mine_, {}); }
 
   World& world_;
   ProgressRecord& progress_;
   double lr_;
   torch::nn::Module* module_ = nullptr;
   std::vector<Set> sets_{};
-  ControlLane mine_{};
+
+ private:
+  void build(Set& set);
+  void check_that_something_trains() const;
+
+  ControlLane mine_{};  // not sent yet
   ControlLane agreed_{};
 };
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 
 #include <fmt/format.h>
@@ -8,6 +9,8 @@
 
 namespace lockstep {
 namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a - 1) / b + 1; }  // of positive numbers
 
 std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
@@ -31,6 +34,15 @@ std::string explain(const BatchPlan& plan, std::int64_t room, int ranks) {
                      counted(plan.accumulation, "micro-batch"), plan.batch_size);
 }
 
+/// The micro-batch that nobody set: what makes the steps of `global_batch_size`, rounded up.
+std::int64_t derived_batch_size(const BatchPlan& plan, int ranks) {
+  constexpr std::int64_t kUsual = 32;
+  if (plan.global_batch_size == 0) {
+    return kUsual;
+  }
+  return ceil_div(ceil_div(plan.global_batch_size, ranks), std::max<std::int64_t>(plan.accumulation, 1));
+}
+
 }  // namespace
 
 BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Problem>& problems) {
@@ -38,8 +50,11 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
                  .accumulation = config.accumulation,
                  .global_batch_size = config.global_batch_size,
                  .global_is_given = config.global_batch_size > 0};
-  if (plan.batch_size < 1 || plan.accumulation < 0 || plan.global_batch_size < 0) {
+  if (plan.batch_size < 0 || plan.accumulation < 0 || plan.global_batch_size < 0) {
     return plan;  // said by check_config
+  }
+  if (plan.batch_size == 0) {
+    plan.batch_size = derived_batch_size(plan, world_size);
   }
   const auto too_large = [&] {
     problems.push_back({fmt::format("--batch_size {} x --accumulation {} x {}: does not fit 64 bits", plan.batch_size,
@@ -52,7 +67,7 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
     return too_large();
   }
   if (plan.accumulation == 0) {
-    plan.accumulation = plan.global_batch_size == 0 ? 1 : (plan.global_batch_size - 1) / *per_micro_batch + 1;
+    plan.accumulation = plan.global_batch_size == 0 ? 1 : ceil_div(plan.global_batch_size, *per_micro_batch);
   }
   const auto room = product(*per_micro_batch, plan.accumulation);
   if (!room) {

@@ -102,7 +102,8 @@ std::string validation_text(const ValidateConfig& validate) {
   if (when.empty()) {
     return "never";
   }
-  return validate.max_batches > 0 ? fmt::format("{}, {}", when, counted(validate.max_batches, "step")) : when;
+  const std::string length = validate.max_batches > 0 ? ", " + counted(validate.max_batches, "step") : "";
+  return fmt::format("{}{}, if fit() gets validation data", when, length);
 }
 
 std::string checkpoint_text(const TrainConfig& config) {
@@ -126,7 +127,6 @@ std::string describe(const Plan& plan) {
       {"backend", plan.world_size == 1              ? "none (one rank)"
                   : config.backend == Backend::nccl ? "nccl"
                                                     : "gloo"},
-      {"strategy", config.strategy == StrategyKind::ddp ? "ddp" : "single"},
       {"precision", config.precision == Precision::bf16_mixed ? "bf16_mixed" : "fp32"},
       {"seed", fmt::to_string(config.seed)},
       {"batch", plan.loader.batch.explanation},
@@ -137,7 +137,8 @@ std::string describe(const Plan& plan) {
       {"validation", validation_text(config.validate)},
       {"checkpoints", checkpoint_text(config)},
       {"run", config.run_dir},
-      {"threads", fmt::format("{} per rank", plan.threads_per_rank)},
+      {"threads",
+       fmt::format("{} per rank{}", plan.threads_per_rank, plan.threads_are_given ? " (OMP_NUM_THREADS)" : "")},
   };
   std::string text;
   for (const auto& [name, value] : rows) {

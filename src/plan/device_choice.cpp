@@ -25,6 +25,11 @@ std::string index_list(const Indices& indices) {
   return join(parts, ",") + (parts.size() == 1 ? "," : "");  // "2," is GPU 2, "2" would be two GPUs
 }
 
+/// Of ranks that several nodes start: the first nodes have one more where they do not come out even.
+int share_of_node(int nprocs, const Identity& identity) {
+  return nprocs / identity.nodes + (identity.node < nprocs % identity.nodes ? 1 : 0);
+}
+
 class DeviceChooser {
  public:
   DeviceChooser(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
@@ -35,7 +40,7 @@ class DeviceChooser {
         findings_(findings),
         decided_(identity && !identity->devices.empty()),
         starts_ranks_(starts_ranks(identity)),
-        nprocs_(identity && starts_ranks_ ? config.nprocs / identity->nodes : config.nprocs),
+        nprocs_(identity && starts_ranks_ ? share_of_node(config.nprocs, *identity) : config.nprocs),
         wish_(decided_ ? DeviceSpec(identity->devices) : config.devices),
         visible_(hardware.gpus.size()) {
     std::iota(visible_.begin(), visible_.end(), 0);
@@ -54,6 +59,7 @@ class DeviceChooser {
     }
     const std::size_t before = findings_.problems.size();
     std::vector<DeviceId> devices;
+    local_ranks_ = starts_ranks_ ? 0 : launched_local_ranks(*use_gpu);
     if (*use_gpu) {
       Indices indices = starts_ranks_ ? gpus_for_new_ranks() : gpus_for_launched_ranks();
       std::sort(indices.begin(), indices.end());  // NCCL wants ranks in device order
@@ -74,12 +80,12 @@ class DeviceChooser {
     return fmt::format("--nprocs {}{}", config_.nprocs, nodes() > 1 ? fmt::format(" on {} nodes", nodes()) : "");
   }
 
-  /// "this machine has 2 (0-1)"
+  /// "this machine has 2 GPUs (0-1)"
   std::string what_there_is() const {
-    const std::string subject =
-        visible() < hardware_.gpus_present
-            ? fmt::format("this process sees {} of this machine's {}", visible(), hardware_.gpus_present)
-            : fmt::format("this machine has {}", visible());
+    const std::string subject = visible() < hardware_.gpus_present
+                                    ? fmt::format("this process sees {} of this machine's {}", visible(),
+                                                  counted(hardware_.gpus_present, "GPU"))
+                                    : fmt::format("this machine has {}", counted(visible(), "GPU"));
     return visible() == 0 ? subject : fmt::format("{} ({})", subject, format_ranges(visible_));
   }
 
@@ -177,7 +183,8 @@ class DeviceChooser {
     if (ranks > static_cast<int>(usable_.size())) {
       findings_.problem(fmt::format("{}: found {}, expected one per rank", nprocs_flag(),
                                     counted(static_cast<std::int64_t>(usable_.size()), "usable GPU")),
-                        use(fmt::format("--nprocs {} at most", usable_.size() * nodes())));
+                        use(fmt::format("--nprocs {} at most", usable_.size() * nodes())) +
+                            (nodes() > 1 ? ", or leave it out: each node uses its own GPUs then" : ""));
       return {};
     }
     Indices chosen = most_free_of(usable_, ranks);
@@ -190,8 +197,7 @@ class DeviceChooser {
 
   Indices first_gpus(int count) {
     if (count > visible()) {
-      findings_.problem(fmt::format("{}: found {}, {}", flag(), counted(visible(), "GPU"), what_there_is()),
-                        use(fmt::format("--devices {}", visible())));
+      findings_.problem(fmt::format("{}: {}", flag(), what_there_is()), use(fmt::format("--devices {}", visible())));
       return {};
     }
     return Indices(visible_.begin(), visible_.begin() + count);
@@ -274,9 +280,24 @@ class DeviceChooser {
 
   // --- ranks that somebody started ---
 
+  /// Where the launcher does not say how many ranks this node has, the devices do.
+  int launched_local_ranks(bool use_gpu) {
+    const int most = identity_->local_world_size;
+    if (!identity_->local_size_is_guess) {
+      return most;
+    }
+    const int asked = wish_.kind() == Kind::indices ? static_cast<int>(wish_.indices().size()) : wish_.count();
+    const int ranks = std::min(most, asked != 0 ? asked : use_gpu && !shows_one_gpu() ? visible() : most);
+    if (identity_->local_rank >= ranks) {
+      findings_.problem(fmt::format("LOCAL_RANK={}: found {}, expected one per rank on this node",
+                                    identity_->local_rank, counted(ranks, "device")),
+                        "start fewer ranks on this node, or set LOCAL_WORLD_SIZE");
+    }
+    return ranks;
+  }
+
   /// An index of a list stands for the local rank at its place; sorted, as all ranks of the node sort it.
   Indices gpus_for_launched_ranks() {
-    const int ranks = identity_->local_world_size;
     switch (wish_.kind()) {
       case Kind::automatic:
         return one_gpu_per_rank();
@@ -290,7 +311,7 @@ class DeviceChooser {
         return one_gpu_per_rank();
       case Kind::indices:
         check_local_ranks(static_cast<int>(wish_.indices().size()));
-        return named_gpus_of(ranks);
+        return named_gpus_of();
       case Kind::usable:
       case Kind::most_free:
         findings_.problem(fmt::format("{}: the ranks run already ({}) and would each choose differently", flag(),
@@ -308,7 +329,7 @@ class DeviceChooser {
   bool shows_one_gpu() const { return visible() == 1; }
 
   Indices one_gpu_per_rank() {
-    const int ranks = identity_->local_world_size;
+    const int ranks = local_ranks_;
     if (shows_one_gpu()) {
       return Indices(static_cast<std::size_t>(ranks), 0);
     }
@@ -324,8 +345,8 @@ class DeviceChooser {
     return Indices(visible_.begin(), visible_.begin() + ranks);
   }
 
-  Indices named_gpus_of(int ranks) {
-    if (ranks > 1 && shows_one_gpu()) {
+  Indices named_gpus_of() {
+    if (local_ranks_ > 1 && shows_one_gpu()) {
       findings_.warnings.push_back(
           fmt::format("{} is not used: CUDA_VISIBLE_DEVICES=\"{}\" shows this rank one GPU already", flag(),
                       hardware_.visible_devices));
@@ -341,11 +362,11 @@ class DeviceChooser {
 
   /// "2 ranks of torchrun on this node"
   std::string launched_ranks() const {
-    return fmt::format("{} of {} on this node", counted(identity_->local_world_size, "rank"), identity_->launcher);
+    return fmt::format("{} of {} on this node", counted(local_ranks_, "rank"), identity_->launcher);
   }
 
   void check_local_ranks(int devices) {
-    if (devices != identity_->local_world_size) {
+    if (devices != local_ranks_) {
       const std::string start =
           identity_->ranks_flag.empty() ? "" : fmt::format(" ({} {})", identity_->ranks_flag, devices);
       findings_.problem(fmt::format("{} and {}: found {}, expected one per rank on this node", flag(), launched_ranks(),
@@ -362,7 +383,7 @@ class DeviceChooser {
       if (asked != 0 && !decided_) {
         check_local_ranks(asked);
       }
-      return identity_->local_world_size;
+      return local_ranks_;
     }
     if (asked != 0) {
       check_nprocs(asked);
@@ -393,7 +414,8 @@ class DeviceChooser {
   Findings& findings_;
   const bool decided_;  ///< by the supervisor, for all ranks
   const bool starts_ranks_;
-  const int nprocs_;  ///< on this node; 0: not said
+  const int nprocs_;     ///< on this node; 0: not said
+  int local_ranks_ = 0;  ///< that somebody started on this node
   const DeviceSpec wish_;
   Indices visible_;
   Indices usable_{};

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -42,17 +43,6 @@ Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, con
   return Backend::nccl;
 }
 
-StrategyKind resolve_strategy(const TrainConfig& config, int world_size, Findings& findings) {
-  if (config.strategy == StrategyKind::single && world_size > 1 && config.nprocs <= 1) {  // else said by check_config
-    findings.problem(fmt::format("--strategy single: found {}, expected 1", counted(world_size, "rank")),
-                     "use --strategy auto, or --nprocs 1");
-  }
-  if (config.strategy == StrategyKind::ddp && world_size == 1) {
-    findings.notes.emplace_back("one rank: --strategy ddp has nothing to synchronise");
-  }
-  return world_size > 1 ? StrategyKind::ddp : StrategyKind::single;
-}
-
 /// One GPU, and nobody said that it is a different one for each rank of this node.
 void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& findings) {
   const bool one_for_all = plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back() == DeviceId{true, 0};
@@ -64,6 +54,18 @@ void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& find
     findings.problem(fmt::format("{}, NCCL needs one per rank", what), "start one rank per GPU, or use --backend gloo");
   } else {
     findings.warnings.push_back(what);
+  }
+}
+
+/// CUDA then counts GPUs in another order than the plan.
+void check_device_order(const Plan& plan, const Hardware& hardware, Findings& findings) {
+  const auto differs = [&](const Gpu& gpu) { return gpu.name != hardware.gpus.front().name; };
+  if (plan.gpu() && hardware.device_order != kPciOrder &&
+      std::any_of(hardware.gpus.begin(), hardware.gpus.end(), differs)) {
+    findings.warnings.push_back(fmt::format(
+        "{}={} on a machine with different GPUs: they are counted in PCI order here, and may be others than "
+        "the table says; unset it",
+        kDeviceOrder, hardware.device_order));
   }
 }
 
@@ -102,10 +104,10 @@ void check_nprocs(int nprocs, const Identity& identity, Findings& findings) {
                                  identity.world_size, join(identity.variables, ", ")),
                      "leave out --nprocs, or start that many ranks");
   }
-  if (identity.starts_ranks && nprocs % identity.nodes != 0) {
-    findings.problem(fmt::format("--nprocs {}: {} started this program on {}, expected a multiple of {}", nprocs,
-                                 identity.launcher, counted(identity.nodes, "node"), identity.nodes),
-                     "start one task per rank, or choose --nprocs so that every node runs as many");
+  if (identity.starts_ranks && nprocs < identity.nodes) {
+    findings.problem(fmt::format("--nprocs {}: {} started this program on {}, expected a rank on each", nprocs,
+                                 identity.launcher, counted(identity.nodes, "node")),
+                     fmt::format("use --nprocs {} or more, or fewer nodes", identity.nodes));
   }
 }
 
@@ -141,7 +143,13 @@ int expected_world_size(const TrainConfig& config, const std::optional<Identity>
   if (!starts_ranks(identity)) {
     return identity->world_size;
   }
+  if (identity && !identity->ranks_per_node.empty()) {
+    return std::accumulate(identity->ranks_per_node.begin(), identity->ranks_per_node.end(), 0);
+  }
   const int nodes = identity ? identity->nodes : 1;
+  if (nodes > 1 && config.nprocs > 0) {
+    return config.nprocs;
+  }
   return devices ? nodes * static_cast<int>(devices->size()) : std::max(0, config.nprocs);
 }
 
@@ -151,9 +159,33 @@ std::string to_string(DeviceId device) { return device.gpu ? fmt::format("cuda:{
 
 std::string run_directory(const TrainConfig& config) {
   if (!config.run_dir.empty()) {
-    return config.run_dir;
+    std::string_view directory = config.run_dir;
+    while (directory.size() > 1 && (directory.ends_with('/') || directory.ends_with("/."))) {
+      directory.remove_suffix(1);
+    }
+    return std::string(directory);
   }
   return "runs/" + (config.run_name.empty() ? std::string("run") : config.run_name);
+}
+
+TrainConfig asked_config(const Plan& plan) {
+  TrainConfig config = plan.config;
+  if (!plan.asked) {
+    return config;
+  }
+  const TrainConfig& asked = *plan.asked;
+  config.compute_setup = asked.compute_setup;
+  config.devices = asked.devices;
+  config.nprocs = asked.nprocs;
+  config.backend = asked.backend;
+  config.batch_size = asked.batch_size;
+  config.accumulation = asked.accumulation;
+  config.global_batch_size = asked.global_batch_size;
+  if (config.run_dir == run_directory(asked)) {  // else the program gave this training a directory of its own
+    config.run_dir = asked.run_dir;
+    config.run_name = asked.run_name;
+  }
+  return config;
 }
 
 Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity) {
@@ -162,19 +194,19 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     check_nprocs(config.nprocs, *identity, findings);
     findings.warnings = identity->hints;
   }
-  Plan plan{.config = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
+  Plan plan{.config = config, .asked = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
   plan.restart = identity ? identity->restart : 0;
   auto devices = choose_devices(config, hardware, identity, findings);
   plan.world_size = expected_world_size(config, identity, devices);
   if (plan.world_size > 0) {
     const BatchPlan batch = plan_batch(config, plan.world_size, findings.problems);
-    plan.config.strategy = resolve_strategy(config, plan.world_size, findings);
     set_loaders(plan, batch);
   }
   if (devices) {
     set_devices(plan, hardware, std::move(*devices));
     plan.config.backend = resolve_backend(config, hardware, plan, findings);
     check_shared_gpu(plan, hardware, findings);
+    check_device_order(plan, hardware, findings);
   }
   if (!findings.problems.empty()) {
     throw ConfigError(std::move(findings.problems));
@@ -188,7 +220,9 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
   if (plan.config.run_name.empty()) {
     plan.config.run_name = "run";
   }
-  plan.threads_per_rank = std::max(1, hardware.cores / plan.local_world_size());
+  plan.threads_are_given = hardware.omp_threads > 0;
+  plan.threads_per_rank =
+      plan.threads_are_given ? hardware.omp_threads : std::max(1, hardware.cores / plan.local_world_size());
   plan.launch = launch_text(plan, identity);
   plan.warnings = std::move(findings.warnings);
   plan.notes = std::move(findings.notes);

@@ -21,6 +21,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/descriptor.h"
+#include "base/end_process.h"
 #include "rank/line_buffer.h"
 #include "rank/symbols.h"
 
@@ -29,6 +30,7 @@ namespace {
 
 constexpr std::size_t kStackBytes = 256 << 10;
 constexpr std::size_t kMaxFrames = 32;
+constexpr std::chrono::seconds kTimeForTheCrash{30};  // standard error may be stuck
 
 struct Context {
   std::atomic<bool> installed{false};
@@ -76,7 +78,7 @@ void add_place(LineBuffer& line) noexcept {
   if (now.step >= 0) {
     line.add(" at step ").add(now.step);
   }
-  line.add(" in ").add(to_string(now.phase));
+  line.add(" in ").add(to_string(now.phase)).add(callback_of(now));
   if (now.operation != Operation::none) {
     line.add(", collective ").add(now.collectives).add(" (").add(to_string(now.operation)).add(")");
   }
@@ -106,6 +108,7 @@ extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
       pause();  // another thread is speaking, and then ends the process
     }
   }
+  end_process_within(kTimeForTheCrash, 128 + signal);
   LineBuffer line;
   const char* name = sigdescr_np(signal);
   line.add("rank ").add(context.rank.load()).add(" crashed");

@@ -1,23 +1,25 @@
 #include "rank/failure.h"
 
 #include <atomic>
-#include <cstdio>
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
 #include <cxxabi.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/about_another_rank.h"
+#include "base/end_process.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kAborted = 128 + SIGABRT;
+constexpr std::chrono::seconds kTimeForLastWords{5};  // and for the stack; standard error may be stuck
 
 struct Announcement {
   std::atomic<const ProgressRecord*> record{nullptr};
@@ -67,15 +69,16 @@ void announce(const Message& failure) {
 }
 
 void on_assertion(const char* text) noexcept {
+  end_process_within(kTimeForLastWords, static_cast<int>(ExitCode::internal));
   announce({.kind = Message::Kind::failure, .text = text, .code = static_cast<int>(ExitCode::internal)});
 }
 
 void on_terminate() {
   const Message failure = terminate_failure();
+  end_process_within(kTimeForLastWords, failure.code);
   announce(failure);
   if (failure.code != kAborted) {
-    std::fflush(nullptr);
-    _exit(failure.code);
+    end_process(failure.code);
   }
   if (const std::terminate_handler before = announcement.before) {
     before();
@@ -92,8 +95,9 @@ Message current_failure() {
   } catch (const std::exception& error) {
     failure.text = error_text(error);
     failure.code = static_cast<int>(exit_code_of(error));
-    failure.secondary =
+    const bool lost_peer =
         dynamic_cast<const CommError*>(&error) != nullptr && failure.code == static_cast<int>(ExitCode::peer_lost);
+    failure.secondary = lost_peer || dynamic_cast<const AboutAnotherRank*>(&error) != nullptr;
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     failure.text = fmt::format("error: unknown exception of type {}", type == nullptr ? "unknown" : type_name(*type));

@@ -2,8 +2,6 @@
 
 #include <array>
 #include <cerrno>
-#include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -11,28 +9,16 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/end_process.h"
 #include "rank/crash_handler.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::seconds kTimeForStacks{2};  // the order to end may come on the heels of the order to write them
-
-/// Destructors and exit handlers would wait for collectives that never end. What was printed counts, but a thread that
-/// is stuck may hold a stream: the flush has a second.
-[[noreturn]] void end_process() {
-  constexpr int kCode = static_cast<int>(ExitCode::peer_lost);
-  std::thread([] {
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    _exit(kCode);
-  }).detach();
-  std::fflush(nullptr);
-  _exit(kCode);
-}
+constexpr int kCode = static_cast<int>(ExitCode::peer_lost);
 
 }  // namespace
 
@@ -64,15 +50,15 @@ void Orders::obey() {
     }
     while (const auto order = channel_->receive()) {
       if (order->kind == Message::Kind::abort) {
-        wait_for_stacks(kTimeForStacks);
-        end_process();
+        wait_for_stacks(kTimeForStacks);  // they may have been asked for a moment before
+        end_process(kCode);
       }
       if (order->kind == Message::Kind::dump) {
         dump_stacks();
       }
     }
     if ((entries[1].revents & (POLLHUP | POLLERR)) != 0) {
-      end_process();
+      end_process(kCode);
     }
     if (entries[0].revents != 0) {
       return;

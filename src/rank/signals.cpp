@@ -7,22 +7,27 @@
 #include <memory>
 #include <thread>
 
+#include <poll.h>
 #include <signal.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 
+#include "rank/line_buffer.h"
+
 namespace lockstep {
 namespace {
 
-constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGPIPE};
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, SIGXFSZ};
 constexpr std::int64_t kSecond = 1'000'000'000;
 
 struct Target {
   std::atomic<TrainControl*> control{nullptr};
   std::atomic<std::int64_t> first_interrupt{0};  // CLOCK_MONOTONIC, ns; 0: none yet
   std::atomic<int> handlers_running{0};
+  std::atomic<EarlyStop> early_stop{EarlyStop::end_process};
 };
 static_assert(std::atomic<TrainControl*>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
@@ -44,6 +49,28 @@ void end_on_second_interrupt() noexcept {
   }
 }
 
+void end_before_training(int signal) noexcept {
+  if (target.early_stop == EarlyStop::die_of_signal) {
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    sigaction(signal, &standard, nullptr);
+    raise(signal);  // blocked in here: arrives when this handler returns
+    return;
+  }
+  pollfd writable{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (poll(&writable, 1, 0) == 1) {  // a reader that does not read delays nothing
+    const char* name = sigdescr_np(signal);
+    LineBuffer()
+        .add("stopped by signal ")
+        .add(signal)
+        .add(" (")
+        .add(name == nullptr ? "unknown" : name)
+        .add(") before the training began; run the same command again")
+        .write_to(STDERR_FILENO);
+  }
+  _exit(static_cast<int>(signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped));
+}
+
 extern "C" void on_signal(int signal) {
   const int saved_errno = errno;
   target.handlers_running.fetch_add(1);
@@ -51,15 +78,19 @@ extern "C" void on_signal(int signal) {
     end_on_second_interrupt();
   }
   if (TrainControl* control = target.control.load()) {
-    control->request_stop_from_signal(signal == SIGINT ? StopKind::interrupt : StopKind::terminate);
+    if (!control->request_stop_from_signal(signal == SIGINT ? StopKind::interrupt : StopKind::terminate) &&
+        target.early_stop != EarlyStop::wait) {
+      end_before_training(signal);
+    }
   }
   target.handlers_running.fetch_sub(1);
   errno = saved_errno;
 }
 
-// c10d writes to sockets whose other end may be gone, and expects an error, not a signal. A handler, because an ignored
-// signal would stay ignored in the programs that this process starts.
-extern "C" void on_broken_pipe(int) {}
+// SIGPIPE: c10d writes to sockets whose other end may be gone. SIGXFSZ: a file reaches the limit of its size. Both
+// expect an error, not a signal. A handler, because an ignored signal would stay ignored in the programs that this
+// process starts.
+extern "C" void on_failed_write(int) {}
 
 }  // namespace
 
@@ -69,15 +100,17 @@ struct SignalScope::State {
   std::array<struct sigaction, kSignals.size()> before{};
 };
 
-SignalScope::SignalScope(TrainControl control) : state_(std::make_unique<State>(std::move(control))) {
+SignalScope::SignalScope(TrainControl control, EarlyStop early_stop)
+    : state_(std::make_unique<State>(std::move(control))) {
   TrainControl* nobody = nullptr;
   LOCKSTEP_ASSERT(target.control.compare_exchange_strong(nobody, &state_->control), "one SignalScope at a time");
   target.first_interrupt = 0;
+  target.early_stop = early_stop;
   struct sigaction action {};
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    action.sa_handler = kSignals[i] == SIGPIPE ? on_broken_pipe : on_signal;
+    action.sa_handler = kSignals[i] == SIGPIPE || kSignals[i] == SIGXFSZ ? on_failed_write : on_signal;
     sigaction(kSignals[i], nullptr, &state_->before[i]);
     if (state_->before[i].sa_handler != SIG_IGN) {  // nohup and background shells mean it
       sigaction(kSignals[i], &action, nullptr);

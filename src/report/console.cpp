@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include <lockstep/base/log.h>
+
 #include "base/terminal.h"
 #include "control/channel.h"
 
@@ -20,9 +22,13 @@ class SilentConsole final : public Console {
 class TerminalConsole final : public Console {
  public:
   TerminalConsole(bool interactive, int width) : interactive_(interactive), width_(width) {}
-  void line(std::string_view text) override { write_line(text); }
+  void line(std::string_view text) override {
+    if (is_logged(LogLevel::info)) {
+      write_line(text);
+    }
+  }
   void status(std::string_view text) override {
-    if (interactive_) {
+    if (interactive_ && is_logged(LogLevel::info)) {
       write_status(text);
     }
   }
@@ -38,10 +44,12 @@ class ChannelConsole final : public Console {
  public:
   ChannelConsole(std::shared_ptr<Channel> channel, int width) : channel_(std::move(channel)), width_(width) {}
   void line(std::string_view text) override {
-    channel_->send({.kind = Message::Kind::line, .text = std::string(text)});
+    if (is_logged(LogLevel::info)) {
+      channel_->send({.kind = Message::Kind::line, .text = std::string(text)});
+    }
   }
   void status(std::string_view text) override {
-    if (interactive()) {
+    if (interactive() && is_logged(LogLevel::info)) {
       channel_->send({.kind = Message::Kind::status, .text = std::string(text)});
     }
   }

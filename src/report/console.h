@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Null object off the main rank, the terminal for a rank on its own, the supervisor's terminal for a launched rank.
+/// Silent below LogLevel::info. Null object off the main rank, the terminal for a rank on its own, the supervisor's terminal for a launched rank.
 class Console {
  public:
   virtual ~Console() = default;

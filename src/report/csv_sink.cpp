@@ -55,69 +55,85 @@ std::string number(double value) {
   return fmt::format("{}", value);
 }
 
+std::int64_t step_of(std::string_view row) {
+  return parse_int(row.substr(0, row.find(','))).value_or(0);  // the header has no step
+}
+
 class CsvSink final : public MetricSink {
  public:
-  CsvSink(FileSystem& fs, std::filesystem::path file, std::int64_t resume_step) : fs_(fs), path_(std::move(file)) {
-    truncate_metric_file(fs_, path_, [&](std::string_view row) {
-      return parse_int(row.substr(0, row.find(','))).value_or(0) <= resume_step;  // the header has no step
-    });
-    const std::string text = read_metric_file(fs_, path_);
-    if (!text.empty()) {
-      columns_ = parse_header(std::string_view(text).substr(0, text.find('\n')));
-      if (columns_.front() != "step") {
-        throw IoError(
-            fmt::format("{}: found a first column named '{}', expected 'step'", path_.string(), columns_.front()),
-            "it was not written by this program: move it away");
-      }
-    }
-    file_ = fs_.open_append(path_);
-  }
+  CsvSink(FileSystem& fs, std::filesystem::path file, std::int64_t resume_step)
+      : fs_(fs), path_(std::move(file)), file_(metric_file(fs_, path_, resume_step, is_ours, step_of)) {}
 
   void write(std::int64_t step, std::span<const Metric> metrics) override {
-    std::vector<std::string> columns = columns_.empty() ? std::vector<std::string>{"step"} : columns_;
-    std::vector<std::string> cells(columns.size());
-    cells.front() = std::to_string(step);
-    for (const Metric& metric : metrics) {
-      const std::string name = printable(metric.name);
-      const auto found = std::find(columns.begin() + 1, columns.end(), name);
-      const auto index = static_cast<std::size_t>(found - columns.begin());
-      if (found == columns.end()) {
-        columns.push_back(name);
-        cells.emplace_back();
+    require_distinct(metrics);
+    file_.write(1, [&](WritableFile& file) {
+      const std::vector<std::string> known = read_columns();
+      std::vector<std::string> columns = known.empty() ? std::vector{std::string(kFirstColumn)} : known;
+      std::vector<std::string> cells(columns.size());
+      cells.front() = std::to_string(step);
+      for (const Metric& metric : metrics) {
+        const std::string name = printable(metric.name);
+        const auto found = std::find(columns.begin() + 1, columns.end(), name);
+        const auto index = static_cast<std::size_t>(found - columns.begin());
+        if (found == columns.end()) {
+          columns.push_back(name);
+          cells.emplace_back();
+        }
+        cells[index] = number(metric.value);
       }
-      cells[index] = number(metric.value);
-    }
-    if (columns.size() > columns_.size()) {
-      widen(std::move(columns));
-    }
-    append_text(*file_, join(cells, ",") + "\n");
+      const std::string row = join(cells, ",") + "\n";
+      if (columns.size() > known.size()) {
+        columns_.clear();
+        write_file(fs_, path_, widened(columns, columns.size() - known.size()));
+        append_text(*fs_.open_append(path_), row);  // `file` is the one that was replaced
+        columns_ = std::move(columns);
+        file_.reopen();
+      } else {
+        append_text(file, row);
+      }
+    });
   }
 
  private:
-  /// New columns are the last ones: old rows only get empty cells at their end.
-  void widen(std::vector<std::string> columns) {
-    const std::string empty_cells(columns.size() - columns_.size(), ',');
+  static constexpr std::string_view kFirstColumn = "step";
+
+  static bool is_ours(std::string_view begin) {
+    const std::size_t end = begin.find_first_of(",\n");
+    return end == std::string_view::npos ? kFirstColumn.starts_with(begin) : begin.substr(0, end) == kFirstColumn;
+  }
+
+  /// Of the file's header; {} of an empty file.
+  const std::vector<std::string>& read_columns() {
+    if (columns_.empty()) {
+      const std::string text = read_metric_file(fs_, path_);
+      if (!text.empty()) {
+        columns_ = parse_header(std::string_view(text).substr(0, text.find('\n')));
+      }
+    }
+    return columns_;
+  }
+
+  /// The file with `more` new columns, which are the last ones: old rows only get empty cells at their end.
+  std::string widened(const std::vector<std::string>& columns, std::size_t more) const {
     std::vector<std::string> header;
     std::transform(columns.begin(), columns.end(), std::back_inserter(header), quoted);
-    std::string after = join(header, ",") + "\n";
+    std::string text = join(header, ",") + "\n";
     const std::string before = read_metric_file(fs_, path_);
     std::string_view rows = before;
     for (std::size_t line = 0; !rows.empty(); ++line) {
       const std::size_t end = rows.find('\n');
       if (line > 0) {
-        after.append(rows.substr(0, end)).append(empty_cells).append("\n");
+        text.append(rows.substr(0, end)).append(more, ',').append("\n");
       }
       rows.remove_prefix(std::min(rows.size(), end + 1));
     }
-    write_file(fs_, path_, after);
-    file_ = fs_.open_append(path_);  // the old one is the replaced file
-    columns_ = std::move(columns);
+    return text;
   }
 
   FileSystem& fs_;
   std::filesystem::path path_;
-  std::vector<std::string> columns_{};
-  std::unique_ptr<WritableFile> file_{};
+  std::vector<std::string> columns_{};  // {}: not known yet
+  ReportFile file_;
 };
 
 }  // namespace

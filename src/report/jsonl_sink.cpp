@@ -26,20 +26,24 @@ std::string utc_time() {
 
 class JsonlSink final : public MetricSink {
  public:
-  JsonlSink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step) {
-    truncate_metric_file(fs, file, [&](std::string_view row) { return step_of(row) <= resume_step; });
-    file_ = fs.open_append(file);
-  }
+  JsonlSink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step)
+      : file_(metric_file(fs, file, resume_step, is_ours, step_of)) {}
 
   void write(std::int64_t step, std::span<const Metric> metrics) override {
+    require_distinct(metrics);
     Json row{{"step", step}, {"time", utc_time()}};
     for (const Metric& metric : metrics) {
       row[std::string(metric.name)] = metric.value;
     }
-    append_text(*file_, dump_json(row) + "\n");
+    file_.write(1, [&](WritableFile& file) { append_text(file, dump_json(row) + "\n"); });
   }
 
  private:
+  static bool is_ours(std::string_view begin) {
+    constexpr std::string_view kBegin = R"({"step":)";
+    return begin.starts_with(kBegin) || kBegin.starts_with(begin);
+  }
+
   /// A line that is not ours has no step: it stays.
   static std::int64_t step_of(std::string_view row) {
     try {
@@ -49,7 +53,7 @@ class JsonlSink final : public MetricSink {
     }
   }
 
-  std::unique_ptr<WritableFile> file_;
+  ReportFile file_;
 };
 
 }  // namespace

@@ -1,32 +1,80 @@
 #include "report/metric_file.h"
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
 
 namespace lockstep {
+namespace {
+
+constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
+
+std::string first_bytes(const RandomAccessFile& file) {
+  std::string text(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 16)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// Where the first row of a step after `resume_step` begins.
+std::int64_t end_of_steps(const RandomAccessFile& file, std::int64_t resume_step,
+                          std::int64_t (*step_of)(std::string_view row)) {
+  std::string text(static_cast<std::size_t>(std::min(end_of_last_line(file), kMaxBytes)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  std::size_t begin = 0;
+  for (std::size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
+    if (step_of(std::string_view(text).substr(begin, end - begin)) > resume_step) {
+      break;
+    }
+    begin = end + 1;
+  }
+  return static_cast<std::int64_t>(begin);
+}
+
+}  // namespace
 
 std::string read_metric_file(FileSystem& fs, const std::filesystem::path& file) {
-  constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
   return fs.exists(file) ? read_file(fs, file, kMaxBytes) : std::string{};
 }
 
-void truncate_metric_file(FileSystem& fs, const std::filesystem::path& file,
-                          const std::function<bool(std::string_view)>& keep) {
-  const std::string before = read_metric_file(fs, file);
-  std::string after;
-  std::string_view left = before;
-  for (std::size_t end = left.find('\n'); end != std::string_view::npos; end = left.find('\n')) {
-    if (keep(left.substr(0, end))) {
-      after += left.substr(0, end + 1);
-    }
-    left.remove_prefix(end + 1);
-  }
-  if (after != before) {
-    write_file(fs, file, after);
-  }
+ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step,
+                       bool (*is_ours)(std::string_view begin), std::int64_t (*step_of)(std::string_view row)) {
+  bool resumed = false;  // later openings follow a failure: only a torn row goes
+  return {fs, file, "rows", [=, &fs](WritableFile& out, const RandomAccessFile& content) mutable {
+            if (!resumed) {
+              remove_leftovers(fs, file);
+            }
+            if (!is_ours(first_bytes(content))) {
+              return false;
+            }
+            const std::int64_t end = resumed ? end_of_last_line(content) : end_of_steps(content, resume_step, step_of);
+            if (end < content.size()) {
+              out.truncate(end);
+            }
+            resumed = true;
+            return true;
+          }};
 }
 
 void append_text(WritableFile& file, std::string_view text) { file.append(std::as_bytes(std::span(text))); }
+
+void require_distinct(std::span<const Metric> metrics) {
+  std::set<std::string_view> names{"step", "time"};
+  for (const Metric& metric : metrics) {
+    if (!names.insert(metric.name).second) {
+      throw Error(fmt::format("two metrics of a report are called '{}'", printable(metric.name)),
+                  "give every metric a name of its own; loss, lr, grad_norm, samples_per_s, epoch, step and time are "
+                  "lockstep's");
+    }
+  }
+}
 
 }  // namespace lockstep

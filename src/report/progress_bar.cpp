@@ -94,18 +94,36 @@ void ProgressBar::report(const Progress& progress, std::span<const Metric> metri
   const auto now = Clock::now();
   enter_phase(progress, now);
   measure_rate(progress, now);
-  std::vector<std::string> texts;
-  std::transform(metrics.begin(), metrics.end(), std::back_inserter(texts), metric_text);
-  if (show_bar_) {
-    metrics_text_ = join(texts, ", ");
-    draw(progress, now);
+  const std::string line = line_of(progress, metrics);
+  if (!show_bar_) {
+    console_->line(line);
     return;
   }
-  texts.insert(texts.begin(), {fmt::format("step {}", progress.step), progress.phase});
-  if (samples_per_s_ > 0) {
+  last_report_ = line;
+  std::vector<std::string> texts;
+  std::transform(metrics.begin(), metrics.end(), std::back_inserter(texts), metric_text);
+  metrics_text_ = join(texts, ", ");
+  draw(progress, now);
+}
+
+void ProgressBar::keep(const Progress& progress, std::span<const Metric> metrics) {
+  console_->line(line_of(progress, metrics));
+}
+
+void ProgressBar::finish_epoch(const Progress& progress) {
+  if (show_bar_) {
+    console_->line(last_report_.empty() ? line_of(progress, {}) : last_report_);
+    last_report_.clear();
+  }
+}
+
+std::string ProgressBar::line_of(const Progress& progress, std::span<const Metric> metrics) const {
+  std::vector<std::string> texts{fmt::format("step {}", progress.step), progress.phase};
+  std::transform(metrics.begin(), metrics.end(), std::back_inserter(texts), metric_text);
+  if (samples_per_s_ > 0 && phase_ == progress.phase) {
     texts.push_back(with_commas(samples_per_s_) + " samples/s");
   }
-  console_->line(join(texts, " | "));
+  return join(texts, " | ");
 }
 
 void ProgressBar::finish_phase() {
@@ -126,6 +144,7 @@ void ProgressBar::enter_phase(const Progress& progress, Clock::time_point now) {
   rate_samples_ = progress.samples;
   samples_per_s_ = 0;
   metrics_text_.clear();
+  last_report_.clear();
   next_draw_ = now;
 }
 

@@ -31,7 +31,9 @@ class ProgressBar {
   ~ProgressBar();                                                          ///< removes the status line
   void update(const Progress& progress);                                   ///< cheap: a clock read when not due
   void report(const Progress& progress, std::span<const Metric> metrics);  ///< in the bar when interactive, else a line
-  void finish_phase();                                                     ///< leaves nothing behind
+  void keep(const Progress& progress, std::span<const Metric> metrics);    ///< a line in any case: a validation's
+  void finish_epoch(const Progress& progress);  ///< interactive: its last report becomes a line that stays
+  void finish_phase();                          ///< leaves nothing behind
 
  private:
   std::shared_ptr<Console> console_;
@@ -39,6 +41,7 @@ class ProgressBar {
   void enter_phase(const Progress& progress, std::chrono::steady_clock::time_point now);
   void measure_rate(const Progress& progress, std::chrono::steady_clock::time_point now);
   void draw(const Progress& progress, std::chrono::steady_clock::time_point now);
+  std::string line_of(const Progress& progress, std::span<const Metric> metrics) const;
 
   std::optional<std::string> phase_{};  // none between phases
   std::chrono::steady_clock::time_point phase_since_{};
@@ -48,6 +51,7 @@ class ProgressBar {
   std::int64_t rate_samples_ = 0;
   double samples_per_s_ = 0;
   std::string metrics_text_{};
+  std::string last_report_{};  // of this phase
 };
 
 /// The text of one frame, for tests: "epoch 2:  45%|####      | 450/1000 [00:12<00:15, 1.2k samples/s, loss 0.123]".

@@ -151,23 +151,36 @@ std::string record_file_name(int rank) { return fmt::format("records-{}.bin", ra
 
 RecordWriter::RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks,
                            std::int64_t from_step)
-    : file_(fs.open_append(file)) {
-  buffer_.reserve((kBuffered + 2) * kRecordBytes);
-  const auto torn = static_cast<std::size_t>(fs.open(file)->size()) % kRecordBytes;
-  buffer_.resize(torn == 0 ? 0 : kRecordBytes - torn);  // a crash left part of a record: the next begins in its place
-  append_record(buffer_, {kBegin, static_cast<std::uint64_t>(from_step),
-                          static_cast<std::uint64_t>(rank) | static_cast<std::uint64_t>(ranks) << 32, kFormat});
-  flush();
+    : rank_(rank),
+      ranks_(ranks),
+      written_(from_step),
+      last_(from_step),
+      file_(fs, file, "steps", [this](auto& out, const auto& content) { return begin(out, content); }) {
+  buffer_.reserve((kBuffered + 1) * kRecordBytes);
 }
 
-RecordWriter::~RecordWriter() {
-  try {
-    flush();
-  } catch (...) {  // the run ends anyway, and its own error is the one to read
+RecordWriter::~RecordWriter() { flush(); }
+
+bool RecordWriter::begin(WritableFile& file, const RandomAccessFile& content) const {
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  std::vector<std::byte> bytes;
+  append_record(bytes, {kBegin, static_cast<std::uint64_t>(written_),
+                        static_cast<std::uint64_t>(rank_) | static_cast<std::uint64_t>(ranks_) << 32, kFormat});
+  std::array<std::byte, kWord> first{};
+  const std::span known(first.data(), static_cast<std::size_t>(std::min<std::int64_t>(content.size(), kWord)));
+  content.read(0, known);
+  if (!std::equal(known.begin(), known.end(), bytes.begin())) {
+    return false;
   }
+  if (const std::int64_t torn = content.size() % static_cast<std::int64_t>(kRecordBytes); torn != 0) {
+    file.truncate(content.size() - torn);  // a crash or a full disk left part of a record
+  }
+  file.append(bytes);
+  return true;
 }
 
 void RecordWriter::add(const StepRecord& record) {
+  last_ = record.step;
   const std::uint64_t fields = (record.sample_digest ? kHasSamples : 0) | (record.loss_bits ? kHasLoss : 0) |
                                (record.parameter_digest ? kHasParameters : 0);
   append_record(buffer_,
@@ -180,10 +193,14 @@ void RecordWriter::add(const StepRecord& record) {
 }
 
 void RecordWriter::flush() {
-  if (!buffer_.empty()) {
-    file_->append(buffer_);
-    buffer_.clear();
+  if (buffer_.empty()) {
+    return;
   }
+  const auto count = static_cast<std::int64_t>(buffer_.size() / kRecordBytes);
+  if (file_.write(count, [&](WritableFile& file) { file.append(buffer_); })) {
+    written_ = last_;
+  }
+  buffer_.clear();
 }
 
 RankRecords read_records(FileSystem& fs, const std::filesystem::path& path) {

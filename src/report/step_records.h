@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <lockstep/base/file_system.h>
+
+#include "base/report_file.h"
 
 namespace lockstep {
 
@@ -36,9 +37,10 @@ class RecordWriter {
   static constexpr std::size_t kBuffered = 64;  ///< steps per write(2)
 
   /// Appends to `file`, which is made if missing. From now on what was recorded of steps above `from_step` no longer
-  /// counts: 0 for a new run, the checkpoint's step for a resumed one. Throws: IoError.
+  /// counts: 0 for a new run, the checkpoint's step for a resumed one. What cannot be written is a warning
+  /// (ReportFile).
   RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks, std::int64_t from_step);
-  ~RecordWriter();  ///< writes what is buffered, without a word if it cannot
+  ~RecordWriter();  ///< writes what is buffered
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
@@ -46,8 +48,14 @@ class RecordWriter {
   void flush();                        ///< before a checkpoint is reported saved: a run resumed there needs them
 
  private:
-  std::unique_ptr<WritableFile> file_;
+  bool begin(WritableFile& file, const RandomAccessFile& content) const;
+
+  int rank_;
+  int ranks_;
+  std::int64_t written_;  // up to this step the file is as it should be
+  std::int64_t last_;     // step in the buffer
   std::vector<std::byte> buffer_{};
+  ReportFile file_;
 };
 
 /// What one file says of the steps that count: a resumed run's, not the attempt's that was abandoned.

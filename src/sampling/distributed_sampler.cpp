@@ -137,10 +137,21 @@ void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int
   impl_->pytorch_ids(consumed + rank, count, epoch, ids.data());
 }
 
+namespace {
+
+std::vector<std::int64_t> zeros(std::int64_t n) try {
+  return std::vector<std::int64_t>(static_cast<std::size_t>(n));
+} catch (const std::exception&) {  // std::bad_alloc or std::length_error
+  throw DataError(fmt::format("sampler.order pytorch: the order of {} samples does not fit into this rank's memory", n),
+                  "use --sampler.order keyed, which needs none");
+}
+
+}  // namespace
+
 std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed) {
-  LOCKSTEP_ASSERT(n >= 0 && n < (std::int64_t{1} << 31), "torch_randperm is for n below 2^31");
+  LOCKSTEP_ASSERT(n >= 0, "a permutation of so many numbers");
   std::mt19937 engine(static_cast<std::uint32_t>(seed));  // PyTorch, too, uses only the low half of the seed
-  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+  std::vector<std::int64_t> order = zeros(n);
   const std::size_t size = order.size();
   if (size < std::numeric_limits<std::uint32_t>::max() / 20) {
     std::iota(order.begin(), order.end(), 0);

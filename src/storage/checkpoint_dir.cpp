@@ -116,10 +116,16 @@ std::unique_ptr<CheckpointWriter> CheckpointDir::begin(std::int64_t step, std::i
                             expected_bytes);
 }
 
-void CheckpointDir::make_room(std::int64_t bytes, std::int64_t saved, std::span<const std::int64_t> keep) {
+void CheckpointDir::make_room(std::int64_t bytes, const std::function<std::optional<std::int64_t>()>& saved,
+                              std::span<const std::int64_t> keep) {
   auto kept = static_cast<int>(steps().size());
-  while (kept > 2 && fs_.free_bytes(directory_) < bytes) {
-    retain(--kept, saved, keep);
+  if (kept <= 2 || fs_.free_bytes(directory_) >= bytes) {
+    return;
+  }
+  if (const auto whole = saved()) {
+    while (kept > 2 && fs_.free_bytes(directory_) < bytes) {
+      retain(--kept, *whole, keep);
+    }
   }
 }
 
@@ -230,6 +236,9 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
   }
   for (const std::string& name : fs_.list(directory_)) {
     const auto parsed = parse_directory_name(name);
+    if (!parsed && is_temporary_link_name(name) && fs_.read_link(directory_ / name)) {
+      fs_.remove(directory_ / name);
+    }
     if (!parsed || parsed->kind == DirectoryKind::committed) {
       continue;
     }
@@ -247,11 +256,11 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
   return removed;
 }
 
-std::vector<std::string> CheckpointDir::abandon_after(std::int64_t step) {
+std::vector<std::string> CheckpointDir::abandon(std::span<const std::int64_t> steps) {
   std::vector<std::string> names;
-  for (const auto& [newer, name] : committed_directories(fs_, directory_)) {
-    if (newer > step) {
-      fs_.rename(directory_ / name, directory_ / names.emplace_back(abandoned_name(newer)));
+  for (const auto& [step, name] : committed_directories(fs_, directory_)) {
+    if (std::ranges::find(steps, step) != steps.end()) {
+      fs_.rename(directory_ / name, directory_ / names.emplace_back(abandoned_name(step)));
     }
   }
   if (!names.empty()) {
@@ -285,7 +294,7 @@ void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const st
   for (const std::string& name : fs_.list(directory_)) {
     const std::optional<Path> target = is_link_name(name) ? fs_.read_link(directory_ / name) : std::nullopt;
     if (target && parse_directory_name(target->string()) && !fs_.exists(directory_ / *target)) {
-      fs_.remove_all(directory_ / name);
+      fs_.remove(directory_ / name);
     }
   }
 }

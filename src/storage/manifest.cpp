@@ -135,12 +135,14 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   } catch (const std::exception& error) {
     throw CheckpointError(where + ": " + error.what());
   }
+  // A number that is equal and not an integer (1.0) is left to the check of the members below.
   if (root.is_object() && root.contains("format") && root["format"] != kCheckpointFormat) {
     throw CheckpointError(
         fmt::format("{}: checkpoint format {}, this build reads {}", where, root["format"].dump(), kCheckpointFormat),
         "read it with the lockstep version that wrote it");
   }
   const Fields fields(root, where, {"format", "step", "run_id", "restart", "chunk_bytes", "files", "crc32c"});
+  fields.integer("format");
   if (fields.integer("chunk_bytes") != kChunkBytes) {
     fields.fail(fmt::format("\"chunk_bytes\" is not {}", kChunkBytes));
   }

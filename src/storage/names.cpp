@@ -13,11 +13,6 @@ namespace {
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kAside = ".old.";
 constexpr std::string_view kTemporary = ".tmp.";
-constexpr std::size_t kNonceDigits = 16;
-
-bool is_nonce(std::string_view text) {
-  return text.size() == kNonceDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-}
 
 // 1 to 128 letters, digits and `others`.
 bool has_only(std::string_view name, std::string_view others) noexcept {
@@ -50,10 +45,10 @@ std::optional<DirectoryName> parse_directory_name(std::string_view name) {
   if (rest.empty()) {
     return DirectoryName{*step, DirectoryKind::committed};
   }
-  if (rest.starts_with(kAside) && is_nonce(rest.substr(kAside.size()))) {
+  if (rest.starts_with(kAside) && is_random_id(rest.substr(kAside.size()))) {
     return DirectoryName{*step, DirectoryKind::aside};
   }
-  if (rest.starts_with(kTemporary) && is_nonce(rest.substr(kTemporary.size()))) {
+  if (rest.starts_with(kTemporary) && is_random_id(rest.substr(kTemporary.size()))) {
     return DirectoryName{*step, DirectoryKind::temporary};
   }
   return std::nullopt;
@@ -61,6 +56,12 @@ std::optional<DirectoryName> parse_directory_name(std::string_view name) {
 
 bool is_link_name(std::string_view name) {
   return has_only(name, "._=,+-") && name.front() != '.' && !parse_directory_name(name);
+}
+
+bool is_temporary_link_name(std::string_view name) {
+  const std::size_t end = name.rfind(kTemporary);
+  return end != std::string_view::npos && is_random_id(name.substr(end + kTemporary.size())) &&
+         is_link_name(name.substr(0, end));
 }
 
 bool is_file_name(std::string_view name) noexcept { return has_only(name, "._-") && name != "." && name != ".."; }

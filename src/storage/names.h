@@ -34,6 +34,9 @@ std::optional<DirectoryName> parse_directory_name(std::string_view name);
 /// takes.
 bool is_link_name(std::string_view name);
 
+/// The name of a link while it is made: <link>.tmp.<nonce>.
+bool is_temporary_link_name(std::string_view name);
+
 /// [A-Za-z0-9._-]{1,128}, without "." and "..".
 bool is_file_name(std::string_view name) noexcept;
 

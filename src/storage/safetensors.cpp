@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -45,6 +46,9 @@ std::string find_fault(const std::string& name, const std::string& dtype, const 
   if (name.empty() || name.size() > kMaxNameBytes || name == kMetadataKey) {
     return fmt::format("a tensor name of {} bytes, expected 1 to {} and not {}", name.size(), kMaxNameBytes,
                        kMetadataKey);
+  }
+  if (name.find('\0') != std::string::npos) {
+    return fmt::format("{}: the name has a zero byte", printable(name));
   }
   const std::int64_t item_size = safetensors_item_size(dtype);
   if (item_size == 0) {
@@ -270,6 +274,15 @@ std::string header_text(std::span<const TensorView> tensors, std::span<const std
   return text;
 }
 
+// By its first bytes: a zip archive (torch.save), or a pickle (before PyTorch 1.6).
+bool is_pytorch_file(std::span<const std::byte, kLengthBytes> begin) {
+  const auto has = [&](std::initializer_list<int> bytes) {
+    return std::equal(bytes.begin(), bytes.end(), begin.begin(),
+                      [](int expected, std::byte found) { return std::to_integer<int>(found) == expected; });
+  };
+  return has({'P', 'K', 3, 4}) || has({0x80, 2});
+}
+
 std::array<std::byte, kLengthBytes> length_bytes(std::uint64_t length) {
   std::array<std::byte, kLengthBytes> bytes{};
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
@@ -368,6 +381,10 @@ SafetensorsReader::SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std
     length |= std::to_integer<std::uint64_t>(prefix[i]) << (8 * i);
   }
   const auto limit = static_cast<std::uint64_t>(std::min(rest, kMaxHeaderBytes));
+  if (length > limit && is_pytorch_file(prefix)) {
+    throw CheckpointError(fmt::format("{}: found a PyTorch file (.pt), expected a safetensors file", name_),
+                          "convert it with Python: lockstep-convert weights.pt weights.safetensors");
+  }
   if (length > limit) {
     throw CheckpointError(fmt::format("{}: found a header of {} bytes, expected at most {}", name_, length, limit));
   }

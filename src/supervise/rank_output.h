@@ -36,7 +36,7 @@ struct RankDestination {
   OutputRoute route{};
   std::unique_ptr<WritableFile> file{};
 };
-/// Creates the file (0600, folders 0700) if the route needs it. Throws: IoError.
+/// Creates the file if the route needs it. Throws: IoError.
 RankDestination open_destination(const OutputRoute& route, FileSystem& fs, const std::filesystem::path& file);
 
 /// Both streams of one rank.

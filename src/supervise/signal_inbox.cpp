@@ -29,12 +29,16 @@ SignalInbox::SignalInbox() {
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &standard, &child_before_);
+  struct sigaction ignored {};
+  ignored.sa_handler = SIG_IGN;
+  sigaction(SIGXFSZ, &ignored, &file_size_before_);
 }
 
 // What came after the last rank has ended asks for nothing more.
 SignalInbox::~SignalInbox() {
   while (take()) {
   }
+  sigaction(SIGXFSZ, &file_size_before_, nullptr);
   sigaction(SIGCHLD, &child_before_, nullptr);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }

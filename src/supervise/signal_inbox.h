@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// While it lives, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP wait in a descriptor instead of interrupting this
 /// thread. Those that were ignored stay ignored. Children stay collectable even if the parent of this process ignored
-/// SIGCHLD.
+/// SIGCHLD. A file that reaches the limit of its size (SIGXFSZ) is an error of the write alone.
 class SignalInbox {
  public:
   SignalInbox();  ///< Throws: LaunchError
@@ -26,6 +26,7 @@ class SignalInbox {
   Descriptor fd_{};
   sigset_t mask_before_{};
   struct sigaction child_before_ {};
+  struct sigaction file_size_before_ {};
 };
 
 }  // namespace lockstep

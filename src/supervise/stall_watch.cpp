@@ -16,9 +16,7 @@ namespace {
 using std::chrono::seconds;
 
 /// Work on one step: short, and alike on every rank.
-bool is_in_step(Phase phase) {
-  return phase == Phase::data || phase == Phase::forward || phase == Phase::backward || phase == Phase::optimizer;
-}
+bool is_in_step(Phase phase) { return phase >= Phase::data && phase <= Phase::optimizer; }
 
 /// A rank's place in the order of a run. `step` counts finished steps, so what follows a step has the same number as
 /// the step after it.
@@ -74,8 +72,27 @@ std::map<Collective, std::vector<int>> by_collective(const std::vector<RankSampl
   });
 }
 
-bool may_end(const RankSample& sample) {
-  return is_in_step(sample.view.phase) || sample.view.phase == Phase::teardown || sample.process.state == 'T';
+/// Of ranks that stand still, those that the system does not let run: stopped ones, or in a driver or a file system.
+/// Where all that are behind wait for others, those may be further.
+std::vector<int> not_let_run(const std::vector<RankSample>& samples, const std::vector<int>& behind) {
+  const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
+  const auto of = [&](std::vector<int> ranks) {
+    std::erase_if(ranks, [&](int rank) {
+      const char state = sample_of(rank).process.state;
+      return state != 'T' && state != 'D';
+    });
+    return ranks;
+  };
+  const bool all_wait = std::all_of(behind.begin(), behind.end(), [&](int rank) {
+    const ProgressView& view = sample_of(rank).view;
+    return view.operation != Operation::none || view.phase == Phase::backward;
+  });
+  std::vector<int> found = of(behind);
+  return found.empty() && all_wait ? of(running(samples)) : found;
+}
+
+std::string in_seconds(StallWatch::Time::duration time) {
+  return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
 }
 
 }  // namespace
@@ -138,7 +155,8 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     const RankSample& sample = samples[i];
-    const bool worked = !is_in_step(sample.view.phase) && sample.process.cpu_ticks > rank.cpu_ticks;
+    const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
+    const bool worked = works_for_itself && sample.process.cpu_ticks > rank.cpu_ticks;
     if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // a debugger's time does not count
       rank.moved = now;
     }
@@ -169,45 +187,96 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
   }
 }
 
+void StallWatch::stop_asked_for(Time now) {
+  stop_at_ = stop_at_.value_or(now);
+  warned_since_.reset();  // there may be something to say earlier now
+}
+
+/// After so long without progress the run is ended; nullopt: never.
+std::optional<std::chrono::milliseconds> StallWatch::limit_of(const RankSample& sample) const {
+  using std::chrono::milliseconds;
+  const Phase phase = sample.view.phase;
+  if (phase == Phase::rendezvous) {
+    return limits_.rendezvous.count() > 0 ? std::optional(limits_.rendezvous) : std::nullopt;
+  }
+  const bool may_end = is_in_step(phase) || phase == Phase::teardown || sample.process.state == 'T';
+  if (!may_end || limits_.deadline.count() == 0) {
+    return std::nullopt;
+  }
+  const auto patience = std::max(limits_.stop_deadline, std::chrono::ceil<milliseconds>(2 * longest_pause_));
+  return stop_at_ ? std::min(limits_.deadline, patience) : limits_.deadline;
+}
+
+/// Of the ranks that all others wait for.
+StallWatch::Time StallWatch::last_movement(const std::vector<RankSample>& samples, const std::vector<int>& behind) {
+  Time moved{};
+  for (const int rank : behind) {
+    moved = std::max(moved, ranks_[static_cast<std::size_t>(rank)].moved);
+  }
+  if (in_step_ && moved > last_movement_) {
+    longest_pause_ = std::max(longest_pause_, moved - last_movement_);
+  }
+  last_movement_ = moved;
+  in_step_ = is_in_step(samples[static_cast<std::size_t>(behind.front())].view.phase);
+  return moved;
+}
+
 void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, std::vector<StallFinding>& findings) {
   const std::vector<int> ranks = running(samples);
   const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
   if (ranks.empty() || std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).view.beats == 0; })) {
     return;
   }
-  std::vector<int> behind = furthest_behind(samples);
-  Time moved{};
-  for (const int rank : behind) {
-    moved = std::max(moved, ranks_[static_cast<std::size_t>(rank)].moved);
-  }
-  const auto still = std::chrono::floor<seconds>(now - moved);
+  const std::vector<int> behind = furthest_behind(samples);
+  const Time moved = last_movement(samples, behind);
+  const auto still = now - std::max(moved, stop_at_.value_or(moved));
   if (warned_since_ && moved > *warned_since_) {
     findings.push_back({.lines = {fmt::format("the run goes on after it stood still for {} s",
                                               std::chrono::floor<seconds>(moved - *warned_since_).count())}});
     warned_since_.reset();
   }
-  const bool warn = limits_.warning.count() > 0 && now - moved >= limits_.warning && !warned_since_;
-  const bool end = limits_.deadline.count() > 0 && now - moved >= limits_.deadline && !ended_ &&
-                   std::any_of(behind.begin(), behind.end(), [&](int r) { return may_end(sample_of(r)); }) &&
-                   std::none_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).process.state == 't'; });
+  std::optional<std::chrono::milliseconds> limit;
+  for (const int rank : behind) {
+    const auto theirs = limit_of(sample_of(rank));
+    limit = limit && theirs ? std::min(limit, theirs) : std::max(limit, theirs);  // nothing is the smallest
+  }
+  const bool held = std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).process.state == 't'; });
+  const auto patience = stop_at_ ? std::min(limits_.warning, limits_.stop_warning) : limits_.warning;
+  const bool warn = limits_.warning.count() > 0 && still >= patience && !warned_since_;
+  const bool end = limit && still >= *limit && !ended_ && !held;
   if (!warn && !end) {
     return;
   }
   warned_since_ = moved;
-  StallFinding finding{.ranks = in_another_collective(samples), .ends_the_run = end};
-  std::string first = fmt::format("no progress for {} s; ", still.count());
+  ended_ = ended_ || end;
+  StallFinding finding{.ranks = not_let_run(samples, behind), .ends_the_run = end};
+  std::string first = fmt::format("no progress for {} s{}; ", std::chrono::floor<seconds>(still).count(),
+                                  stop_at_ ? " after a stop was asked for" : "");
+  std::string state;
   if (!finding.ranks.empty()) {
+    state = to_string(sample_of(finding.ranks.front()).process);
+    first += fmt::format("{} {} {}:", ranks_text(finding.ranks), finding.ranks.size() == 1 ? "is" : "are", state);
+  } else if (finding.ranks = in_another_collective(samples); !finding.ranks.empty()) {
     first += "the ranks are in different collectives:";
     finding.hint = kSameOrderHint;
-  } else if (behind.size() == ranks.size()) {
+  } else if (finding.ranks = behind; behind.size() == ranks.size()) {
     first += "all ranks stand at the same place:";
   } else {
     first += fmt::format("{} {} behind:", ranks_text(behind), behind.size() == 1 ? "is" : "are");
   }
-  if (finding.ranks.empty()) {
-    finding.ranks = behind;
+  if (end) {
+    const RankSample& culprit = sample_of(finding.ranks.front());
+    const std::string place = place_of(culprit.view);
+    finding.what = fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit),
+                               stop_at_ ? " after a stop was asked for" : "", place.empty() ? "" : " ", place,
+                               state.empty() ? "" : ": it is ", state);
+    if (finding.hint.empty()) {
+      finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command goes on from what was saved before"
+                     : culprit.view.phase == Phase::rendezvous
+                         ? "the stacks of all ranks are above; --dist.init_timeout_s sets the limit"
+                         : "the stacks of all ranks are above; --dist.stall_timeout_s sets the limit";
+    }
   }
-  ended_ = ended_ || end;
   finding.lines = stall_table(samples);
   finding.lines.insert(finding.lines.begin(), first);
   findings.push_back(std::move(finding));

@@ -31,10 +31,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kSecondInterruptAfter{1000};
 constexpr milliseconds kLongestDying{5000};  // from SIGKILL; a process in a broken driver call may never end
 constexpr milliseconds kNoticeAfter{500};    // most ranks end by themselves sooner
-constexpr milliseconds kTimeForStacks{1500};
-constexpr int kMessagesPerTurn = 1000;  // more than the channel holds
-constexpr int kReadsPerTurn = 16;       // one loud rank must not starve the others
-constexpr int kSaneReads = 64;          // more than a pipe holds: what a dead worker left behind
+constexpr int kMessagesPerTurn = 1000;       // more than the channel holds
+constexpr int kReadsPerTurn = 16;            // one loud rank must not starve the others
+constexpr int kSaneReads = 64;               // more than a pipe holds: what a dead worker left behind
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
@@ -188,9 +187,11 @@ class Supervisor {
       return;
     }
     verdict_.signal_forwarded(signal);
+    stall_watch_.stop_asked_for(Clock::now());
     for (const WorkerProcess& process : workers_) {
       if (process.is_running()) {
         process.send_signal(signal);
+        process.send_signal(SIGCONT);  // a rank that was stopped would not hear of it
       }
     }
   }
@@ -230,7 +231,7 @@ class Supervisor {
     for (StallFinding& finding : stall_watch_.observe(samples, now)) {
       say("warning: " + finding.lines.front());
       std::for_each(finding.lines.begin() + 1, finding.lines.end(), [&](const std::string& line) { say(line); });
-      if (!finding.hint.empty()) {
+      if (!finding.hint.empty() && !finding.ends_the_run) {  // then the verdict has it
         say("  hint: " + finding.hint);
       }
       if (finding.ends_the_run) {
@@ -241,19 +242,12 @@ class Supervisor {
     }
   }
 
-  /// The stacks are written: who stood still is blamed.
+  /// The stacks are written: the ranks that stood still are blamed.
   void end_stalled() {
-    const int rank = stall_->ranks.front();
-    const std::string place = place_of(view(progress_[rank]));
-    verdict_.stalled(
-        rank,
-        fmt::format("made no progress for {} {}{}", seconds(options_.stall.deadline), place,
-                    stall_->ranks.size() == 1
-                        ? std::string()
-                        : fmt::format(", with ranks {}",
-                                      format_ranges(std::vector<int>(stall_->ranks.begin() + 1, stall_->ranks.end())))),
-        stall_->hint.empty() ? "the stacks of all ranks are above; --dist.stall_timeout_s sets the limit"
-                             : stall_->hint);
+    const std::vector<int> others(stall_->ranks.begin() + 1, stall_->ranks.end());
+    verdict_.stalled(stall_->ranks.front(),
+                     stall_->what + (others.empty() ? "" : fmt::format(", with ranks {}", format_ranges(others))),
+                     stall_->hint);
   }
 
   void hear(int rank) {
@@ -315,9 +309,11 @@ class Supervisor {
       verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
                          Clock::now());
     }
+    const std::optional<TrainingStart> start = progress_[rank].training_start();
     const MemoryWatch& memory = memory_[static_cast<std::size_t>(rank)];
     verdict_.exited(rank, {.status = status,
                            .place = view(progress_[rank]),
+                           .first_step = start ? start->step : -1,
                            .out_of_memory = memory.killed_since(),
                            .memory_limit = memory.limit_bytes()});
     for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {

@@ -22,7 +22,9 @@ std::string signal_text(int signal) {
   return fmt::format("signal {} ({})", signal, name == nullptr ? "unknown" : name);
 }
 
-bool is_stop_request(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1; }
+bool is_stop_request(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1 || signal == SIGHUP;
+}
 
 /// " at step 812 in data", or nothing.
 std::string after_blank(const std::string& text) { return text.empty() ? text : " " + text; }
@@ -119,8 +121,8 @@ void Verdict::exited(int rank, const Ending& ending) {
 Verdict::Outcome Verdict::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
-  // A rank watches for stop requests from before it joins the others: who dies of one has not begun to train.
-  if (forwarded_.contains(signal) || (is_stop_request(signal) && ending.place.phase == Phase::start)) {
+  const bool nothing_to_save = ending.place.step <= ending.first_step;
+  if (forwarded_.contains(signal) || (is_stop_request(signal) && nothing_to_save)) {
     return {.exit_code = signal == SIGINT ? kInterrupted : kStopped,
             .what = fmt::format("stopped by {} before the training began; run the same command again",
                                 signal_text(signal))};

@@ -22,6 +22,7 @@ namespace lockstep {
 struct Ending {
   ExitStatus status{};
   ProgressView place{};
+  std::int64_t first_step = -1;                ///< where the process began to train; -1: it did not
   bool out_of_memory = false;                  ///< the kernel's OOM killer did it
   std::optional<std::int64_t> memory_limit{};  ///< of the rank's control group
 };

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <memory>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -110,7 +112,8 @@ class Child {
     _exit(static_cast<int>(ExitCode::cannot_run));
   }
 
-  int check(const char* step, int result) const noexcept {
+  template <class Result>
+  Result check(const char* step, Result result) const noexcept {
     if (result < 0) {
       fail(step);
     }
@@ -141,7 +144,26 @@ class Child {
         close(target);
       }
     }
-    check("close_range", close_range(static_cast<unsigned>(count), ~0U, CLOSE_RANGE_CLOEXEC));
+    if (close_range(static_cast<unsigned>(count), ~0U, CLOSE_RANGE_CLOEXEC) != 0) {
+      close_on_exec_one_by_one(count);
+    }
+  }
+
+  /// For kernels before 5.11, and for containers that refuse system calls that they do not know.
+  void close_on_exec_one_by_one(int first) const noexcept {
+    const int folder = check("/proc/self/fd", open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    alignas(dirent64) std::array<char, 4096> entries;
+    while (const long size = check("/proc/self/fd", syscall(SYS_getdents64, folder, entries.data(), entries.size()))) {
+      for (long at = 0; at < size;) {
+        const auto* entry = reinterpret_cast<const dirent64*>(entries.data() + at);
+        at += entry->d_reclen;
+        int fd = -1;
+        std::from_chars(entry->d_name, entry->d_name + std::strlen(entry->d_name), fd);
+        if (fd >= first) {
+          check("fcntl", fcntl(fd, F_SETFD, FD_CLOEXEC));
+        }
+      }
+    }
   }
 
   void reset_signals() const noexcept {

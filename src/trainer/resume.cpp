@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/config/config_io.h>
+#include <lockstep/optim/lr_schedule.h>
 #include <lockstep/sampling/distributed_sampler.h>
 #include <lockstep/world/world.h>
 
@@ -36,6 +37,7 @@ std::string text(const Snapshot& snapshot, const std::string& key) {
 }
 
 constexpr std::string_view kConfig = "config.";
+constexpr std::string_view kProgram = "program.";  // its own flags
 
 // What may change from one start to the next without a word: where and how long, not what is learned.
 // The global batch is the loader's to compare.
@@ -43,20 +45,38 @@ bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 7> kFields{"max_epochs", "max_steps",    "max_time_s",       "nprocs",
-                                                    "batch_size", "accumulation", "global_batch_size"};
+  constexpr std::array<std::string_view, 8> kFields{
+      "max_epochs", "max_steps",    "max_time_s",        "nprocs",
+      "batch_size", "accumulation", "global_batch_size", "optim.non_finite"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
-void warn_about_changes(const TrainConfig& config, const Snapshot& snapshot, const World& world) {
+std::vector<std::string> changes(const Plan& plan, const Snapshot& snapshot) {
+  std::vector<std::string> found;
+  const auto compare = [&](std::string_view kind, const std::string& name, const std::string& value) {
+    const auto saved = snapshot.values.find(std::string(kind) + name);
+    if (saved != snapshot.values.end() && saved->second != value) {
+      found.push_back(fmt::format("--{} is {} now, {} when the checkpoint was written", name, printable(value),
+                                  printable(saved->second)));
+    }
+  };
+  for (const auto& [name, value] : config_values(plan.config)) {
+    if (ranks_agree_on(name) && !may_change(name)) {
+      compare(kConfig, name, value);
+    }
+  }
+  for (const auto& [name, value] : plan.program_values) {
+    compare(kProgram, name, value);
+  }
+  return found;
+}
+
+void warn_about(const std::vector<std::string>& changed, const Snapshot& snapshot, const World& world) {
   if (!world.is_main()) {
     return;
   }
-  for (const auto& [name, value] : config_values(config)) {
-    const auto saved = snapshot.values.find(std::string(kConfig) + name);
-    if (saved != snapshot.values.end() && saved->second != value && ranks_agree_on(name) && !may_change(name)) {
-      log_warning(fmt::format("--{} is {} now, {} when the checkpoint was written", name, value, saved->second));
-    }
+  for (const std::string& change : changed) {
+    log_warning(change);
   }
   const auto threads = snapshot.values.find("threads");
   if (const auto now = std::to_string(at::get_num_threads());
@@ -68,6 +88,21 @@ void warn_about_changes(const TrainConfig& config, const Snapshot& snapshot, con
   }
 }
 
+// Without decay_steps cosine ends with the run: a longer run is another schedule.
+void warn_about_schedule(const RunParts& run, const Snapshot& snapshot) {
+  const OptimConfig& optim = run.plan.config.optim;
+  const auto before = parse_int(text(snapshot, "total_steps")).value_or(0);
+  if (!run.world.is_main() || optim.schedule != ScheduleKind::cosine || optim.decay_steps > 0 || before == 0 ||
+      before == run.total_steps || text(snapshot, "config.optim.decay_steps") != "0") {
+    return;
+  }
+  log_warning(fmt::format(
+      "the cosine schedule ends at step {} now, at step {} when the checkpoint was written: the learning rate of step "
+      "{} becomes {:.3g} of its maximum instead of {:.3g}; --optim.decay_steps {} keeps the schedule",
+      run.total_steps, before, run.state.step, lr_factor(optim, run.total_steps, run.state.step),
+      lr_factor(optim, before, run.state.step), before));
+}
+
 // Of a checkpoint that another program wrote, lockstep-convert for one: weights and finished epochs.
 void restore_weights(RunParts& run, const Snapshot& snapshot) {
   if (!run.plan.config.checkpoint.allow_partial) {
@@ -77,9 +112,10 @@ void restore_weights(RunParts& run, const Snapshot& snapshot) {
         "it counts");
   }
   const LoaderPosition position{.epoch = integer(snapshot, "epoch")};
+  const TrainState state{.step = integer(snapshot, "step"), .epoch = position.epoch, .samples = 0};
   run.train.seek(position);
   load_module(run.module, snapshot.tensors.at("model"), /*allow_partial=*/true);
-  run.state = {.step = integer(snapshot, "step"), .epoch = position.epoch, .samples = 0};
+  run.state = state;
   seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
 }
 
@@ -89,16 +125,15 @@ Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
   Snapshot snapshot;
   snapshot.tensors["model"] = module_tensors(run.module);
   snapshot.tensors["optimizer"] = run.strategy.optimizer_state();
-  for (const auto& callback : run.callbacks) {
-    for (auto& [name, tensor] : callback->save()) {
-      snapshot.tensors["callbacks"].emplace_back(fmt::format("{}.{}", callback->name(), name), tensor);
-    }
+  if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
+    snapshot.tensors["callbacks"] = std::move(callbacks);
   }
   const LoaderPosition position = run.train.position();
   auto& values = snapshot.values;
   values["step"] = std::to_string(run.state.step);
   values["epoch"] = std::to_string(run.state.epoch);
   values["samples"] = std::to_string(run.state.samples);
+  values["total_steps"] = std::to_string(run.total_steps);
   values["position.epoch"] = std::to_string(position.epoch);
   values["position.consumed"] = std::to_string(position.consumed);
   values["position.global_batch"] = std::to_string(position.global_batch);
@@ -109,6 +144,9 @@ Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
   for (const auto& [name, value] : config_values(run.plan.config)) {
     values[std::string(kConfig) + name] = value;
   }
+  for (const auto& [name, value] : run.plan.program_values) {
+    values[std::string(kProgram) + name] = value;
+  }
   for (const auto& [name, value] : measured) {
     values[fmt::format("metric.{}", name)] = fmt::format("{:.17g}", value);
   }
@@ -117,14 +155,14 @@ Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
   return snapshot;
 }
 
-void restore(RunParts& run, const Snapshot& snapshot) {
+std::vector<std::string> restore(RunParts& run, const Snapshot& snapshot) {
   const TrainConfig& config = run.plan.config;
   if (!snapshot.tensors.contains("model")) {
     throw CheckpointError("the checkpoint has no model.safetensors", "name another one");
   }
   if (!snapshot.values.contains("position.epoch")) {
     restore_weights(run, snapshot);
-    return;
+    return {};
   }
   if (const auto order = integer(snapshot, "data_order"); order != kDataOrder) {
     throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
@@ -143,31 +181,38 @@ void restore(RunParts& run, const Snapshot& snapshot) {
         fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
                     world_size));
   }
+  const TrainState state{
+      .step = integer(snapshot, "step"), .epoch = integer(snapshot, "epoch"), .samples = integer(snapshot, "samples")};
+  const auto optimizer = snapshot.tensors.find("optimizer");
+  if (optimizer == snapshot.tensors.end()) {
+    throw CheckpointError("the checkpoint has no optimizer.safetensors", "name another one");
+  }
+  if (!config.checkpoint.allow_partial) {
+    check_module(run.module, snapshot.tensors.at("model"));
+  }
+  // A run that is refused here drops its optimizers; the model can only fit now.
+  run.strategy.load_optimizer_state(optimizer->second);
   run.train.seek(position);
   load_module(run.module, snapshot.tensors.at("model"), config.checkpoint.allow_partial);
-  run.strategy.load_optimizer_state(snapshot.tensors.at("optimizer"));
   if (const auto saved = snapshot.tensors.find("callbacks"); saved != snapshot.tensors.end()) {
-    for (const auto& callback : run.callbacks) {
-      const std::string prefix = fmt::format("{}.", callback->name());
-      NamedTensors mine;
-      for (const auto& [name, tensor] : saved->second) {
-        if (name.starts_with(prefix)) {
-          mine.emplace_back(name.substr(prefix.size()), tensor);
-        }
-      }
-      callback->load(mine);
-    }
+    run.callbacks.load(saved->second, run.world);
   }
-  run.state = {
-      .step = integer(snapshot, "step"), .epoch = integer(snapshot, "epoch"), .samples = integer(snapshot, "samples")};
-  if (snapshot.per_rank.defined()) {
+  run.state = state;
+  if (fits_rng_state(snapshot.per_rank, run.world.device())) {
     set_rng_state(snapshot.per_rank, run.world.device());
   } else {
-    log_info(fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size,
-                         run.world.size()));
+    log_info(
+        snapshot.per_rank.defined()
+            ? fmt::format("the checkpoint was saved on another kind of device than {}: random numbers are seeded anew",
+                          run.world.device().str())
+            : fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size,
+                          run.world.size()));
     seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
   }
-  warn_about_changes(config, snapshot, run.world);
+  std::vector<std::string> changed = changes(run.plan, snapshot);
+  warn_about(changed, snapshot, run.world);
+  warn_about_schedule(run, snapshot);
+  return changed;
 }
 
 }  // namespace lockstep

@@ -1,13 +1,15 @@
 // Everything that a checkpoint of a run contains.
 #pragma once
 
-#include <memory>
+#include <string>
 #include <vector>
 
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/callback.h>
+
+#include "trainer/callback_list.h"
 
 namespace lockstep {
 
@@ -18,15 +20,16 @@ struct RunParts {
   torch::nn::Module& module;
   Strategy& strategy;
   BatchSource& train;
-  const std::vector<std::shared_ptr<Callback>>& callbacks;
+  const CallbackList& callbacks;
   TrainState& state;
+  std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 
 /// `measured`: metrics of this very step.
 Snapshot make_snapshot(const RunParts& run, const Metrics& measured);
 
 /// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not
-/// fit; nothing is changed then. Warns about every hyperparameter that differs.
-void restore(RunParts& run, const Snapshot& snapshot);
+/// fit; nothing is changed then. Warns about every hyperparameter that differs, and returns them as texts.
+std::vector<std::string> restore(RunParts& run, const Snapshot& snapshot);
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 
 #include "base/io_error.h"
 #include "base/text.h"
+#include "storage/names.h"
 
 namespace lockstep {
 namespace {
@@ -19,12 +20,8 @@ constexpr int kMostFailures = 3;  // in a row; a full disk seldom empties itself
 
 }  // namespace
 
-RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunFiles& files)
-    : config_(plan.config),
-      world_(world),
-      files_(files),
-      run_(run_directory(plan.config)),
-      restarted_(plan.restart > 0) {
+RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunHold& hold, RunFiles& files)
+    : config_(plan.config), world_(world), hold_(hold), files_(files), run_(run_directory(plan.config)) {
   if (config_.checkpoint.enabled) {
     store_.emplace(std::filesystem::path(run_) / "checkpoints", config_.checkpoint, world_, plan.restart);
   }
@@ -34,9 +31,10 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
   if (!store_) {
     return std::nullopt;
   }
-  // Launchers do not always tell all ranks alike.
-  if (world_.broadcast_bytes(restarted_ ? "restarted" : "") == "restarted") {
-    if (auto stored = store_->load_latest()) {
+  const OnDamage on_damage = [this](const std::string& what) { files_.event("damaged", {{"what", what}}); };
+  // An attempt that died before its first save has left nothing: the next one begins where it began.
+  if (hold_.trained_before()) {
+    if (auto stored = store_->load_latest(on_damage); stored && stored->snapshot.values[kLaunchKey] == hold_.launch()) {
       return own(std::move(*stored));
     }
   }
@@ -49,7 +47,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
     return std::nullopt;
   }
   if (resume == "auto" || resume == "last" || resume == "best") {
-    auto stored = resume == "best" ? store_->load_best() : store_->load_latest();
+    auto stored = resume == "best" ? store_->load_best(on_damage) : store_->load_latest(on_damage);
     if (!stored && resume != "auto") {
       throw CheckpointError(fmt::format("--resume {}: no checkpoint{} in {}", resume,
                                         resume == "best" ? " with " + config_.checkpoint.monitor : "", run_),
@@ -58,7 +56,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
     from_best_ = resume == "best";
     return stored ? std::optional(own(std::move(*stored))) : std::nullopt;
   }
-  Origin origin{.snapshot = load_checkpoint(resume, world_), .name = resume};
+  Origin origin{.snapshot = load_checkpoint(resume, world_, on_damage), .name = resume};
   refuse_newer_than(origin.snapshot, resume);
   return origin;
 }
@@ -143,9 +141,19 @@ RunCheckpoints::Saves RunCheckpoints::collect() {
     return {};
   }
   return tolerating([&] {
+    told_end_ = false;
     const auto saved = store_->wait_for_save();
     return saved ? Saves{note(*saved)} : Saves();
   });
+}
+
+std::optional<BestCheckpoint> RunCheckpoints::best() {
+  const auto found = store_ ? store_->best() : std::nullopt;
+  if (!found) {
+    return std::nullopt;
+  }
+  const auto folder = std::filesystem::path(run_) / "checkpoints" / step_name(found->first);
+  return BestCheckpoint{.step = found->first, .value = found->second, .path = folder.string()};
 }
 
 BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<Snapshot()>& make) {

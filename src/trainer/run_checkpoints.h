@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/base/error.h>
@@ -13,9 +14,13 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/trainer/train_state.h>
 
+#include "checkpoint/run_hold.h"
 #include "trainer/run_files.h"
 
 namespace lockstep {
+
+/// In a checkpoint's values: the launch that saved it.
+inline constexpr const char* kLaunchKey = "launch";
 
 class RunCheckpoints {
  public:
@@ -28,10 +33,11 @@ class RunCheckpoints {
   };
 
   /// Collective. Does nothing at all without config.checkpoint.enabled.
-  RunCheckpoints(const Plan& plan, World& world, RunFiles& files);
+  RunCheckpoints(const Plan& plan, World& world, RunHold& hold, RunFiles& files);
 
-  /// Collective. What rank 0's config.resume asks for; a restarted run its own newest, whatever it began with. nullopt:
-  /// begin anew. Throws: CheckpointError when it is not there.
+  /// Collective. What rank 0's config.resume asks for; the newest of this launch once it has saved, whatever it began
+  /// with. nullopt: begin anew. A damaged checkpoint that is passed over is an event. Throws: CheckpointError when it
+  /// is not there, or all are damaged.
   std::optional<Origin> find_origin();
   /// Collective. The run goes on from `step` of an origin, which fits.
   void begin_at(std::int64_t step);
@@ -48,10 +54,13 @@ class RunCheckpoints {
   /// Collective. In the foreground, for the end of a run: the error of this save is not tolerated.
   Saves save_at_end(std::int64_t step, const std::function<Snapshot()>& make);
 
-  /// True on rank 0 when collect() has something.
-  bool has_ended() const noexcept { return store_ && store_->save_ended(); }
+  /// True on rank 0 when collect() has something; says so once for each save.
+  bool tells_end() noexcept { return store_ && store_->save_ended() && !std::exchange(told_end_, true); }
   /// Collective. Waits for a save in the background. Throws as save() does.
   Saves collect();
+
+  /// Collective. The best checkpoint by config.checkpoint.monitor; nullopt: none was saved with that metric.
+  std::optional<BestCheckpoint> best();
 
   /// The newest step that is safe; nullopt: none.
   std::optional<std::int64_t> durable() const noexcept {
@@ -69,15 +78,16 @@ class RunCheckpoints {
 
   const TrainConfig& config_;
   World& world_;
+  RunHold& hold_;
   RunFiles& files_;
   std::string run_;
-  bool restarted_;
   bool from_best_ = false;
   std::optional<CheckpointStore> store_{};
   std::int64_t last_ = -1;  // saved, or being saved
   std::int64_t durable_ = -1;
   int failures_ = 0;  // in a row
   bool asked_ = false;
+  bool told_end_ = false;
   Clock::time_point last_time_ = Clock::now();
 };
 

@@ -2,10 +2,28 @@
 
 #include <filesystem>
 
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/text.h"
+
 namespace lockstep {
+namespace {
+
+// A comment, because only the command line sets them.
+std::string program_comment(const Plan& plan) {
+  std::string text;
+  for (const auto& [name, value] : plan.program_values) {
+    text += fmt::format("#   {} {}\n", name, printable(value));
+  }
+  return text.empty() ? text : "\n# The program's own flags:\n" + text;
+}
+
+}  // namespace
 
 RunFiles::RunFiles(const Plan& plan, bool on_main)
     : plan_(plan),
@@ -16,7 +34,12 @@ RunFiles::RunFiles(const Plan& plan, bool on_main)
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan.config);
   fs.create_directories(directory);
-  write_file(fs, directory / "config.toml", config_toml(plan.config));
+  try {
+    remove_leftovers(fs, directory / "config.toml");
+    write_file(fs, directory / "config.toml", config_toml(asked_config(plan)) + program_comment(plan));
+  } catch (const IoError& error) {  // a report, as the others
+    log_warning(fmt::format("{}; the run goes on without it", error.what()));
+  }
   events_ = std::make_unique<EventLog>(fs, directory / "events.jsonl");
 }
 

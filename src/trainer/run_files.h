@@ -14,7 +14,7 @@ namespace lockstep {
 
 class RunFiles {
  public:
-  /// `on_main` false: nothing is ever written. Creates the run directory (0700) and config.toml.
+  /// `on_main` false: nothing is ever written. Creates the run directory and config.toml.
   RunFiles(const Plan& plan, bool on_main);
   ~RunFiles();
   /// Opens the metric files; rows after `resume_step` are cut off.

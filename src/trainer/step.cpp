@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -16,10 +17,30 @@
 
 #include "base/text.h"
 #include "optim/grad_norm.h"
+#include "world/agreement.h"
 
 namespace lockstep {
 
+StepOutput Task::training_step(const Batch&) {
+  throw ConfigError("the task has no training_step()",
+                    "override it, or override optimize(), and validation_step() where there is validation data");
+}
+
+namespace {
+
+// A value whose count is zero is a mean over nothing and may be NaN.
+at::Tensor times_count(const at::Tensor& value, const at::Tensor& count) {
+  return at::where(count > 0, value.detach().to(at::kDouble) * count, 0);
+}
+
+}  // namespace
+
 void Task::optimize(Step& step) {
+  if (step.sets() > 1) {
+    throw Error(
+        fmt::format("the task has {} optimizers, and the default optimize() updates only the first", step.sets()),
+        "override Task::optimize and update each of them");
+  }
   step.zero_grad();
   for (const Batch& batch : step.batches()) {
     const StepOutput out = step.forward(batch, [this](const Batch& b) { return training_step(b); });
@@ -37,11 +58,21 @@ StepOutput Step::forward(const Batch& batch, const std::function<StepOutput(cons
     return {};
   }
   const AutocastScope precision(context_.config.precision, context_.world.device().type());
-  return f(batch);
+  StepOutput output = f(batch);
+  if (output.loss.defined() && output.loss.dim() != 0) {
+    throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
+                "reduce it over the batch, for example with mean()");
+  }
+  return output;
 }
 
 void Step::backward(const StepOutput& output, std::size_t set) {
   Strategy& strategy = context_.strategy;
+  check_counts(output, set);
+  if (evaluation_ != nullptr) {
+    evaluation_->add(output, samples_);
+  }
+  (output.loss.defined() ? with_loss_ : without_loss_) |= samples_ > 0;
   if (!output.loss.defined()) {
     strategy.backward_nothing(set);
   } else if (output.count.defined()) {
@@ -50,6 +81,19 @@ void Step::backward(const StepOutput& output, std::size_t set) {
   } else {
     strategy.backward(output.loss, share(), set);
   }
+}
+
+// Weights in counts and weights in samples do not add up.
+void Step::check_counts(const StepOutput& output, std::size_t set) {
+  if (!output.loss.defined()) {
+    return;
+  }
+  counted_.resize(context_.strategy.sets());
+  if (counted_.at(set).value_or(output.count.defined()) != output.count.defined()) {
+    throw Error("one micro-batch of this step has a count, another one has none",
+                "set StepOutput::count for every micro-batch of an optimizer, or for none");
+  }
+  counted_[set] = output.count.defined();
 }
 
 // Ranks average, so a weight of 1 is a rank's fair share of the global batch.
@@ -62,14 +106,14 @@ void Step::add(const StepOutput& output) {
     return;
   }
   context_.meter.add(output, samples_);
-  losses_.push_back(output.loss.detach());
-  loss_samples_.push_back(static_cast<double>(samples_));
+  added_.add(output, samples_);
 }
 
+// A step in which nothing counts has gradients of zero, and they stay zero.
 void Step::finish(std::size_t set) {
   context_.strategy.finish(set);
   if (const auto count = context_.strategy.mean_count(set); count.defined()) {
-    context_.strategy.scale_grads(count.reciprocal(), set);
+    context_.strategy.scale_grads(at::where(count > 0, count.reciprocal(), 0), set);
   }
 }
 
@@ -86,35 +130,107 @@ void Step::update(std::size_t set) {
 }
 
 StepOutput Step::minimize(const std::function<StepOutput()>& closure, std::size_t set) {
-  StepOutput first;
+  MicroBatches first;
   context_.strategy.set_lr_factor(context_.lr_factor, set);
   context_.strategy.optimizer(set).step([&] {
     const at::AutoGradMode gradients(true);
-    const StepOutput out = closure();
+    MicroBatches evaluation;
+    evaluation_ = &evaluation;
+    closure();
+    evaluation_ = nullptr;
     finish(set);
-    if (!first.loss.defined()) {
-      first = out;
+    if (first.empty()) {
+      first = evaluation;
     }
-    auto mean = out.loss.defined() ? out.loss.detach() * share() : at::zeros({}, at::device(context_.world.device()));
-    context_.world.all_reduce(mean, Reduce::mean);
-    return mean;
+    return evaluation.mean_over_ranks(context_.world);
   });
-  return first;
+  samples_ = first.samples();
+  return first.output();
 }
 
 StepResult Step::result() const {
-  StepResult result{.loss = {}, .grad_norm = grad_norm_, .lr = context_.strategy.lr()};
-  if (losses_.size() == 1) {
-    result.loss = losses_.front();
-  } else if (!losses_.empty()) {
-    const at::NoGradGuard no_grad;
-    auto sum = losses_[0] * loss_samples_[0];  // no tensor of weights: copying one to a GPU would wait
-    for (std::size_t i = 1; i < losses_.size(); ++i) {
-      sum.add_(losses_[i], loss_samples_[i]);
-    }
-    result.loss = sum / std::accumulate(loss_samples_.begin(), loss_samples_.end(), 0.0);
+  return {.loss = added_.empty() ? at::Tensor() : added_.mean([](const StepOutput& out) { return out.loss; }),
+          .grad_norm = grad_norm_,
+          .lr = context_.strategy.lr()};
+}
+
+void MicroBatches::add(const StepOutput& output, std::int64_t samples) {
+  if (!output.loss.defined()) {
+    return;
   }
-  return result;
+  StepOutput kept(output.loss.detach());
+  kept.count = output.count;
+  for (const auto& [name, value] : output.metrics) {
+    kept.metrics.emplace_back(name, value.detach());
+  }
+  parts_.emplace_back(std::move(kept), samples);
+}
+
+std::int64_t MicroBatches::samples() const {
+  return std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0},
+                         [](std::int64_t sum, const auto& part) { return sum + part.second; });
+}
+
+// No tensor of host numbers: copying one to a GPU would wait.
+MicroBatches::Sum MicroBatches::sum(const Value& value) const {
+  Sum sum;
+  for (const auto& [output, samples] : parts_) {
+    at::Tensor term;
+    if (output.count.defined()) {
+      term = times_count(value(output), output.count);
+      sum.count = sum.count.defined() ? sum.count + output.count : output.count.to(at::kDouble);
+    } else {
+      term = value(output) * static_cast<double>(samples);
+      sum.samples += static_cast<double>(samples);
+    }
+    sum.values = sum.values.defined() ? sum.values + term : term;
+  }
+  return sum;
+}
+
+at::Tensor MicroBatches::mean(const Value& value) const {
+  const at::NoGradGuard no_grad;
+  if (parts_.size() == 1) {
+    const StepOutput& only = parts_.front().first;
+    return only.count.defined() ? at::where(only.count > 0, value(only), 0) : value(only);
+  }
+  const Sum all = sum(value);
+  if (!all.count.defined()) {
+    return all.values / all.samples;
+  }
+  const at::Tensor weight = all.count + all.samples;
+  return at::where(weight > 0, all.values / weight, 0);
+}
+
+StepOutput MicroBatches::output() const {
+  StepOutput mean_output;
+  if (empty()) {
+    return mean_output;
+  }
+  mean_output.loss = mean([](const StepOutput& out) { return out.loss; });
+  mean_output.count = sum([](const StepOutput& out) { return out.loss; }).count;
+  const NamedTensors& metrics = parts_.front().first.metrics;
+  for (std::size_t i = 0; i < metrics.size(); ++i) {
+    mean_output.metrics.emplace_back(metrics[i].first,
+                                     mean([i](const StepOutput& out) { return out.metrics.at(i).second; }));
+  }
+  return mean_output;
+}
+
+at::Tensor MicroBatches::mean_over_ranks(World& world) const {
+  const at::NoGradGuard no_grad;
+  auto totals = at::zeros({2}, at::device(world.device()).dtype(at::kDouble));
+  if (!empty()) {
+    const Sum mine = sum([](const StepOutput& out) { return out.loss; });
+    totals.select(0, 0).copy_(mine.values);
+    totals.select(0, 1).add_(mine.samples);
+    if (mine.count.defined()) {
+      totals.select(0, 1).add_(mine.count);
+    }
+  }
+  world.all_reduce(totals, Reduce::sum);
+  const auto weight = totals.select(0, 1);
+  return at::where(weight > 0, totals.select(0, 0) / weight, 0);
 }
 
 void Meter::add(const StepOutput& output, std::int64_t samples) {
@@ -138,7 +254,7 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
   }
   const auto add_weighted = [&](at::Tensor& sum, const at::Tensor& value) {
     if (output.count.defined()) {
-      sum.add_(value * output.count);
+      sum.add_(times_count(value, output.count));
     } else {
       sum.add_(value, samples);
     }
@@ -171,9 +287,11 @@ void Meter::agree_on_names(World& world) {
     if (known == all.size()) {
       known = rank;
     } else if (all[rank] != all[known]) {
-      throw CommError(fmt::format("rank {} reports other metrics than rank {}: '{}' and '{}'", rank, known,
-                                  printable(all[rank]), printable(all[known])),
-                      "return the same metrics on every rank", ExitCode::disagree);
+      const auto shown = [](const std::string& names) { return printable(join(split(names, '\n'), ", ")); };
+      throw_about_rank(rank, world,
+                       CommError(fmt::format("rank {} reports other metrics than rank {}: '{}' and '{}'", rank, known,
+                                             shown(all[rank]), shown(all[known])),
+                                 "return the same metrics on every rank", ExitCode::disagree));
     }
   }
   if (known < all.size()) {
@@ -182,7 +300,7 @@ void Meter::agree_on_names(World& world) {
   }
 }
 
-std::vector<std::pair<std::string, double>> Meter::take(World& world) {
+std::vector<std::pair<std::string, double>> Meter::means(World& world) {
   const at::NoGradGuard no_grad;
   if (!agreed_) {
     agree_on_names(world);
@@ -205,6 +323,11 @@ std::vector<std::pair<std::string, double>> Meter::take(World& world) {
   for (std::size_t i = 0; i < names_.size() && weight > 0; ++i) {
     means.emplace_back(names_[i], value[i] / weight);
   }
+  return means;
+}
+
+std::vector<std::pair<std::string, double>> Meter::take(World& world) {
+  auto means = this->means(world);
   sums_.clear();
   samples_ = 0;
   return means;

@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/config/config_io.h>
 
 #include "parallel/parameter_sync.h"
@@ -40,7 +41,11 @@ void StepRecorder::open(std::int64_t from_step) {
   }
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(config_);
-  fs.create_directories(directory);
+  try {
+    fs.create_directories(directory);
+  } catch (const IoError&) {
+    // Then the file cannot be made either, and RecordWriter says why.
+  }
   writer_ = std::make_unique<RecordWriter>(fs, directory / record_file_name(world_.rank()), world_.rank(),
                                            world_.size(), from_step);
 }

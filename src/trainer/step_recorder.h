@@ -21,7 +21,7 @@ class StepRecorder {
   StepRecorder(const TrainConfig& config, const World& world);
   ~StepRecorder();
 
-  /// Steps after `from_step` are recorded from now on. Throws: IoError.
+  /// Steps after `from_step` are recorded from now on. Files that cannot be written are warnings.
   void open(std::int64_t from_step);
   /// The step that has just been done. Nothing waits for the device but every 64th recorded step.
   void add(const TrainState& state, const StepBatches& batches, const StepResult& result,

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/lr_schedule.h>
 #include <lockstep/session.h>
@@ -17,15 +19,21 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/text.h"
+#include "checkpoint/run_hold.h"
 #include "parallel/parameter_sync.h"
 #include "report/console.h"
+#include "report/metric_file.h"
 #include "report/progress_bar.h"
+#include "trainer/agreed_stop.h"
+#include "trainer/callback_list.h"
+#include "trainer/finite_watch.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_files.h"
 #include "trainer/step_recorder.h"
 #include "trainer/straggler_watch.h"
 #include "trainer/validate.h"
+#include "world/dtype_names.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -36,12 +44,23 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kValidationPrefix = "val_";
 
+// The first save would find it out, when the training until then is lost.
+void check_dtypes(const torch::nn::Module& module) {
+  for (const auto& [name, tensor] : module_tensors(module)) {
+    if (!dtype_name(tensor.scalar_type())) {
+      throw CheckpointError(
+          fmt::format("{} has dtype {}, which checkpoints cannot hold", name, c10::toString(tensor.scalar_type())),
+          "use another dtype (of the complex ones complex64), or --checkpoint.enabled false");
+    }
+  }
+}
+
 struct Parts {
   Plan plan;
   World& world;
   TrainControl control;
   std::shared_ptr<Console> console;  // silent off the main rank
-  std::vector<std::shared_ptr<Callback>> callbacks{};
+  CallbackList callbacks{};
 };
 
 // One call of Trainer::fit.
@@ -59,11 +78,15 @@ class Fit {
         train_(train),
         validation_(validation),
         strategy_(make_strategy(plan_, world_)),
+        hold_(RunHold::take(plan_, world_)),
         files_(plan_, world_.is_main()),
-        checkpoints_(plan_, world_, files_),
+        checkpoints_(plan_, world_, *hold_, files_),
         recorder_(config_, world_),
         stragglers_(world_, plan_.host),
         progress_(trainer.console, config_.report.progress) {}
+  ~Fit() { control_.end_fit(); }
+  Fit(const Fit&) = delete;
+  Fit& operator=(const Fit&) = delete;
 
   FitResult run() {
     try {
@@ -82,6 +105,8 @@ class Fit {
   FitResult train() {
     prepare();
     notify(Stage::fit_start);
+    // SIGTERM before this fit, for one. Only the loop promises to ask for requests again and again: see SignalScope.
+    agreed_.stop = world_.any(!control_.stop_reason().empty());
     while (!finished()) {  // limits and the agreed stop: the same answer on every rank
       const StepBatches* batches = next_batches();
       if (batches == nullptr) {
@@ -95,6 +120,9 @@ class Fit {
       look_for_straggler();
       if (due(config_.report.every_steps)) {
         report();  // the only place that waits for the device
+      }
+      if (batches->ends_epoch) {
+        progress_.finish_epoch(now_);
       }
       if (validation_ != nullptr &&
           (due(config_.validate.every_steps) || epoch_due(config_.validate.every_epochs, *batches))) {
@@ -114,44 +142,69 @@ class Fit {
     record_.set_phase(Phase::prepare);
     torch::nn::Module& module = task_.module();
     module.to(world_.device());
-    module.train();
+    tell_about_evaluation_mode();
     strategy_->prepare(module, task_.optimizers());
     if (monitors_validation() && validation_ == nullptr) {
       throw ConfigError(fmt::format("--checkpoint.monitor {}: found no validation data", config_.checkpoint.monitor),
                         "give fit() a validation source, or monitor a metric of the training, such as loss");
     }
+    if (config_.checkpoint.enabled) {
+      check_dtypes(task_.module());
+    }
+    callbacks_.begin(module, world_);
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
+    total_steps_ = limit_in_steps();
     resume();
     record_.set_step(state_.step);
-    total_steps_ = limit_in_steps();
     if (config_.optim.schedule == ScheduleKind::cosine && total_steps_ == 0 && config_.optim.decay_steps == 0) {
       throw ConfigError("--optim.schedule cosine: the length of the run is not known",
                         "set --max_steps or --optim.decay_steps");
     }
     files_.open_metrics(state_.step);
     recorder_.open(state_.step);
-    report_time_ = Clock::now();
-    report_samples_ = state_.samples;
+  }
+
+  // Frozen parts are often meant to stay in it; a whole module seldom is.
+  void tell_about_evaluation_mode() const {
+    const torch::nn::Module& module = task_.module();
+    std::vector<std::string> names;
+    for (const auto& part : module.named_modules({}, /*include_self=*/false)) {
+      if (!part.value()->is_training()) {
+        names.push_back(part.key());
+      }
+    }
+    if (!world_.is_main()) {
+      return;
+    }
+    if (!module.is_training()) {
+      log_warning(
+          "the task's module is in evaluation mode and is trained in it: dropout does nothing, batch norm keeps "
+          "its statistics; call train() before fit() if that is not meant");
+    } else if (!names.empty()) {
+      log_info(fmt::format("{} stay{} in evaluation mode", join(names, ", "), names.size() == 1 ? "s" : ""));
+    }
   }
 
   void resume() {
     record_.set_phase(Phase::resume);
     const auto origin = checkpoints_.find_origin();
     if (!origin) {
+      hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
       return;
     }
     auto parts = run_parts();
-    restore(parts, origin->snapshot);
+    changed_ = restore(parts, origin->snapshot);
+    hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     resumed_ = true;
     steps_at_start_ = state_.step;
     checkpoints_.begin_at(state_.step);
     console_.line(
-        fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch, state_.samples));
+        fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
     files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
   }
 
-  RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_}; }
+  RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, total_steps_}; }
 
   // 0: no limit.
   std::int64_t limit_in_steps() const {
@@ -186,9 +239,10 @@ class Fit {
   void step(const StepBatches& batches) {
     stands_ = false;
     measured_.clear();
-    strategy_->put({.stop = control_.stop_requested() != StopKind::none,
-                    .save = control_.take_checkpoint_request() || checkpoints_.asks_by_time(),
-                    .save_ended = checkpoints_.has_ended()});
+    strategy_->begin_step({.stop = control_.stop_requested() != StopKind::none,
+                           .save = control_.take_checkpoint_request() || checkpoints_.asks_by_time(),
+                           .save_ended = checkpoints_.tells_end()});
+    record_.set_phase(Phase::task);
     Step step({.strategy = *strategy_,
                .world = world_,
                .config = config_,
@@ -197,15 +251,33 @@ class Fit {
                .number = state_.step,
                .lr_factor = lr_factor(config_.optim, total_steps_, state_.step)});
     task_.optimize(step);
+    if (steps_here_++ == 0) {
+      check_that_it_trains(step);
+    }
     ++state_.step;
     record_.set_step(state_.step);
+    epoch_ = state_.epoch + 1;
     state_.epoch += batches.ends_epoch ? 1 : 0;
     state_.samples += batches.global_samples;
     agreed_ = strategy_->agreed();
     last_ = step.result();
+    finite_.add(state_.step - 1, last_);
     recorder_.add(state_, batches, last_, task_.module());
     stands_ = true;
+    if (steps_here_ == 1) {  // it warms up: caches, memory, the first batches
+      report_time_ = Clock::now();
+      report_samples_ = state_.samples;
+    }
     show_progress(batches);
+  }
+
+  // Once per fit: a loss that is missing everywhere trains nothing, and nobody would notice.
+  void check_that_it_trains(const Step& step) {
+    const bool lost = world_.any(step.backward_without_loss());
+    if (lost && !world_.any(step.backward_with_loss())) {
+      throw Error("no step returned a loss on any rank: nothing is trained",
+                  "return the loss of the batch from training_step()");
+    }
   }
 
   // Before reports, validation and saves: those are the main rank's own.
@@ -219,9 +291,9 @@ class Fit {
   }
 
   void show_progress(const StepBatches& batches) {
-    if (now_.phase.empty() || batches.epoch != shown_epoch_) {
-      shown_epoch_ = batches.epoch;
-      now_.phase = fmt::format("epoch {}", batches.epoch + 1);
+    if (epoch_ != shown_epoch_) {
+      shown_epoch_ = epoch_;
+      now_.phase = fmt::format("epoch {}", epoch_);
       now_.total = train_.steps_per_epoch();
       const auto position = train_.position();  // after this step
       now_.done = position.global_batch > 0 && !batches.ends_epoch ? position.consumed / position.global_batch - 1 : 0;
@@ -234,23 +306,34 @@ class Fit {
 
   void report() {
     record_.set_phase(Phase::report);
-    Metrics metrics = meter_.take(world_);
-    metrics.emplace_back("lr", last_.lr);
-    if (last_.grad_norm.defined()) {
-      metrics.emplace_back("grad_norm", last_.grad_norm.item<double>());
-    }
+    Metrics metrics = with_optimizer(meter_.take(world_));
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - report_time_).count();
-    if (seconds > 0) {
+    if (seconds > 0 && state_.samples > report_samples_) {
       metrics.emplace_back("samples_per_s", static_cast<double>(state_.samples - report_samples_) / seconds);
     }
-    metrics.emplace_back("epoch", static_cast<double>(state_.epoch));
+    metrics.emplace_back("epoch", static_cast<double>(epoch_));
     report_time_ = now;
     report_samples_ = state_.samples;
     publish(Stage::report, metrics);
+    check_finite();
     if (!monitors_validation()) {
       check_monitor(metrics);
     }
+  }
+
+  Metrics with_optimizer(Metrics means) const {
+    for (const auto& [name, value] : means) {
+      if (validation_ != nullptr && name.starts_with(kValidationPrefix)) {
+        throw Error(fmt::format("the training reports '{}', a name for a metric of the validation", name),
+                    fmt::format("give it a name that does not begin with {}", kValidationPrefix));
+      }
+    }
+    means.emplace_back("lr", last_.lr);
+    if (last_.grad_norm.defined()) {
+      means.emplace_back("grad_norm", last_.grad_norm.item<double>());
+    }
+    return means;
   }
 
   void publish(Stage stage, const Metrics& metrics) {
@@ -261,20 +344,50 @@ class Fit {
       measured_.emplace_back(name, value);
       if (name != "epoch" && name != "samples_per_s") {
         line.push_back(row.back());
+        remember(name, value);
       }
     }
+    if (stage == Stage::validation_end) {
+      row.push_back({.name = "epoch", .value = static_cast<double>(epoch_)});
+    }
+    require_distinct(row);  // on every rank
+    if (stage == Stage::validation_end) {
+      progress_.keep(now_, line);
+    } else {
+      progress_.report(now_, line);
+    }
     files_.metrics(state_.step, row);
-    progress_.report(now_, line);
     notify(stage, &metrics);
   }
 
+  // The last value of each, for the end.
+  void remember(const std::string& name, double value) {
+    const auto known =
+        std::find_if(final_.begin(), final_.end(), [&](const auto& entry) { return entry.first == name; });
+    if (known == final_.end()) {
+      final_.emplace_back(name, value);
+    } else {
+      known->second = value;
+    }
+  }
+
   void validate() {
+    const auto began = Clock::now();
     const auto batches = validation_->steps_per_epoch();
-    Metrics metrics =
-        evaluate(task_, *validation_, world_, config_, config_.validate.max_batches, [&](std::int64_t done) {
-          progress_.update(
-              {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
-        });
+    const Evaluation evaluation = evaluate(
+        task_, *validation_, world_, config_, control_,
+        {.max_batches = config_.validate.max_batches, .on_batch = [&](std::int64_t done) {
+           progress_.update(
+               {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
+         }});
+    report_time_ += Clock::now() - began;  // its time is not training time
+    agreed_.stop = agreed_.stop || evaluation.stopped;
+    if (!evaluation.complete) {
+      console_.line(fmt::format("step {}: the validation was stopped before its end and is not reported", state_.step));
+      files_.event("validation_stopped", {{"step", state_.step}});
+      return;
+    }
+    Metrics metrics = evaluation.means;
     for (auto& [name, value] : metrics) {
       name = fmt::format("{}{}", kValidationPrefix, name);
     }
@@ -282,15 +395,53 @@ class Fit {
     if (monitors_validation()) {
       check_monitor(metrics);
     }
-    report_time_ = Clock::now();  // its time is not training time
-    report_samples_ = state_.samples;
   }
 
   Snapshot snapshot() {
     WorldAccess::settle_device(world_);
     check_replicas(task_.module(), world_);
+    check_finite();
     recorder_.flush();
-    return make_snapshot(run_parts(), measured_);
+    measure_monitored();
+    Snapshot snapshot = make_snapshot(run_parts(), measured_);
+    snapshot.values[kLaunchKey] = hold_->launch();
+    snapshot.values[kParametersFinite] = parameters_finite_ ? "true" : "false";
+    return snapshot;
+  }
+
+  // At reports and before saves, which wait for the device anyway.
+  void check_finite() {
+    const auto found = finite_.look(task_.module(), world_);
+    parameters_finite_ = !found || found->parameter.empty();
+    if (!found) {
+      told_non_finite_ = false;
+      return;
+    }
+    if (config_.optim.non_finite == NonFinitePolicy::stop) {
+      stands_ = false;  // nothing of it is saved
+      throw Error(found->text(),
+                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite warn "
+                  "goes on in spite of it",
+                  ExitCode::bad_data);
+    }
+    if (!std::exchange(told_non_finite_, true)) {
+      files_.event("non_finite", {{"step", state_.step}, {"what", found->text()}});
+      if (world_.is_main()) {
+        log_warning(found->text());
+      }
+    }
+  }
+
+  // Between two reports a checkpoint is judged by the means since the last one.
+  void measure_monitored() {
+    const std::string& monitor = config_.checkpoint.monitor;
+    if (monitor.empty() || monitors_validation() ||
+        std::ranges::any_of(measured_, [&](const auto& metric) { return metric.first == monitor; })) {
+      return;
+    }
+    for (auto& metric : with_optimizer(meter_.means(world_))) {
+      measured_.push_back(std::move(metric));
+    }
   }
 
   bool monitors_validation() const { return config_.checkpoint.monitor.starts_with(kValidationPrefix); }
@@ -331,7 +482,7 @@ class Fit {
             fmt::format("step {} is saved in {}: the same command goes on from there", *step, run_directory(config_)));
       }
     } catch (const std::exception& error) {
-      log_warning(fmt::format("not saved after the failure: {}", error.what()));
+      log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
     }
   }
 
@@ -347,53 +498,66 @@ class Fit {
     record_.set_phase(Phase::finish);
     recorder_.flush();
     progress_.finish_phase();
-    FitResult result{.state = state_, .stop = agreed_.stop ? agree_on_stop() : StopKind::none, .why = {}};
-    result.why = describe_end(result.stop);
+    const StopReason stop = agreed_.stop ? agree_on_reason(world_, control_) : StopReason{};
+    FitResult result{.state = state_,
+                     .stop = stop.kind,
+                     .why = describe_end(stop),
+                     .metrics = final_,
+                     .best = checkpoints_.best(),
+                     .seconds = std::chrono::duration<double>(Clock::now() - began_).count()};
     control_.set_agreed(result.stop);
     files_.event("end", {{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}});
     console_.line(result.why);
+    console_.line(summary(result));
     notify(Stage::fit_end);
     return result;
   }
 
-  // The stop came with the step; who asked, and why, is worth a gather now that the loop is over.
-  StopKind agree_on_stop() {
-    auto kind = StopKind::program;
-    for (const auto& answer :
-         world_.gather(fmt::format("{} {}", static_cast<int>(control_.stop_requested()), control_.stop_reason()))) {
-      const auto theirs = static_cast<StopKind>(answer.front() - '0');
-      if (theirs >= kind) {
-        kind = theirs;
-        stop_reason_ = answer.substr(2);
-      }
+  // "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
+  std::string summary(const FitResult& result) const {
+    std::vector<std::string> parts;
+    for (const auto& [name, value] : result.metrics) {
+      parts.push_back(fmt::format("{} {:.5g}", name, value));
     }
-    return kind;
+    std::vector<std::string> text{join(parts, ", ")};
+    if (result.best) {
+      text.push_back(fmt::format("best {} {:.5g} at step {} in {}", config_.checkpoint.monitor, result.best->value,
+                                 result.best->step, result.best->path));
+    }
+    text.push_back(human_duration(result.seconds));
+    std::erase(text, "");
+    return join(text, " | ");
   }
 
-  std::string describe_end(StopKind stop) const {
-    const std::string where = fmt::format("step {}, epoch {}", state_.step, state_.epoch);
+  std::string describe_end(const StopReason& stop) const {
+    const std::string where = fmt::format("step {}, epoch {}", state_.step, epoch_ > 0 ? epoch_ : state_.epoch);
     const std::string saved =
-        config_.checkpoint.enabled ? fmt::format(", saved in {}", run_directory(config_)) : std::string();
-    if (stop == StopKind::program) {
-      return fmt::format("stopped at {}: {}{}", where, stop_reason_, saved);
+        checkpoints_.durable() ? fmt::format(", saved in {}", run_directory(config_)) : std::string();
+    if (stop.kind == StopKind::program) {
+      return fmt::format("stopped at {}: {}{}", where, stop.text, saved);
     }
-    if (stop != StopKind::none) {
-      return fmt::format("stopped at {}: {}{}; run the same command again to go on", where, stop_reason_, saved);
+    if (stop.kind != StopKind::none) {
+      return fmt::format("stopped at {}: {}{}; run the same command again to go on", where, stop.text, saved);
     }
     if (resumed_ && steps_at_start_ == state_.step) {
+      const std::string changed =
+          changed_.empty()
+              ? std::string()
+              : fmt::format("; {}: train with that in a new run, named by --run_name", join(changed_, ", "));
       return fmt::format(
-          "nothing to do: this run is finished ({}){}; go on with a larger --max_epochs or --max_steps, or start "
+          "nothing to do: this run is finished ({}){}{}; go on with a larger --max_epochs or --max_steps, or start "
           "over with --fresh",
-          where, saved);
+          where, saved, changed);
     }
     return fmt::format("finished at {}{}", where, saved);
   }
 
   void notify(Stage stage, const Metrics* metrics = nullptr, double seconds = 0) {
-    for (const auto& callback : callbacks_) {
-      if ((callback->stages() & static_cast<std::uint32_t>(stage)) != 0) {
-        callback->on({stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, metrics, seconds});
-      }
+    const bool froze =
+        callbacks_.call({stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, metrics, seconds});
+    if (froze && stage != Stage::fit_end) {
+      const PhaseScope phase(record_, Phase::prepare);
+      strategy_->prepare_again();
     }
   }
 
@@ -403,11 +567,12 @@ class Fit {
   ProgressRecord& record_;
   TrainControl& control_;
   Console& console_;
-  const std::vector<std::shared_ptr<Callback>>& callbacks_;
+  CallbackList& callbacks_;
   Task& task_;
   BatchSource& train_;
   BatchSource* validation_;
   std::unique_ptr<Strategy> strategy_;
+  const std::shared_ptr<RunHold> hold_;  // before the first file of the run is touched
   RunFiles files_;
   RunCheckpoints checkpoints_;
   StepRecorder recorder_;
@@ -416,17 +581,24 @@ class Fit {
   Meter meter_{};
   TrainState state_{};
   StepResult last_{};
+  FiniteWatch finite_{};
+  bool parameters_finite_ = true;
+  bool told_non_finite_ = false;
   Progress now_{};
+  std::int64_t epoch_ = 0;  // of the last step, from 1
   std::int64_t shown_epoch_ = 0;
   ControlLane agreed_{};
   bool resumed_ = false;
+  std::vector<std::string> changed_{};  // settings, since the checkpoint was written
   std::int64_t steps_at_start_ = 0;
+  std::int64_t steps_here_ = 0;   // of this fit
   std::int64_t total_steps_ = 0;  // 0: not limited
   Metrics measured_{};            // since the last step
+  Metrics final_{};               // the last value of each
   bool stands_ = true;            // between two steps
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};
-  std::string stop_reason_{};
+  const Clock::time_point began_ = Clock::now();
 };
 
 }  // namespace
@@ -437,9 +609,7 @@ Trainer::Trainer(Session& session)
     : Trainer(std::make_unique<Impl>(Impl{{session.plan, session.world, session.control, session.console}})) {}
 
 Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
-    : Trainer(std::make_unique<Impl>(
-          Impl{{plan, world, std::move(control),
-                world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()}})) {}
+    : Trainer(std::make_unique<Impl>(Impl{{plan, world, std::move(control), silent_console()}})) {}
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
   std::optional<Clock::time_point> deadline = impl_->plan.job_end;
@@ -448,19 +618,14 @@ Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
     deadline = std::min(asked_for, deadline.value_or(asked_for));
   }
   if (deadline) {
-    add(std::make_shared<TimeLimit>(*deadline));
+    impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline), /*by_program=*/false);
   }
 }
 
 Trainer::~Trainer() = default;
 
 Trainer& Trainer::add(std::shared_ptr<Callback> callback) {
-  for (const auto& other : impl_->callbacks) {
-    if (other->name() == callback->name()) {
-      throw ConfigError(fmt::format("two callbacks are called '{}'", callback->name()), "give each a name of its own");
-    }
-  }
-  impl_->callbacks.push_back(std::move(callback));
+  impl_->callbacks.add(std::move(callback), /*by_program=*/true);
   return *this;
 }
 
@@ -469,9 +634,17 @@ FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) 
 }
 
 Metrics Trainer::validate(Task& task, BatchSource& data) {
-  task.module().to(impl_->world.device());
-  return evaluate(task, data, impl_->world, impl_->plan.config, impl_->plan.config.validate.max_batches,
-                  [](std::int64_t) {});
+  World& world = impl_->world;
+  TrainControl& control = impl_->control;
+  task.module().to(world.device());
+  Evaluation evaluation = evaluate(task, data, world, impl_->plan.config, control);
+  if (!evaluation.complete) {
+    const StopReason stop = agree_on_reason(world, control);
+    control.set_agreed(stop.kind);
+    control.end_fit();
+    throw ValidationStopped(stop.text);
+  }
+  return std::move(evaluation.means);
 }
 
 TrainControl Trainer::control() const { return impl_->control; }

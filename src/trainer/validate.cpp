@@ -1,5 +1,8 @@
 #include "trainer/validate.h"
 
+#include <memory>
+#include <vector>
+
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -9,6 +12,7 @@
 #include <lockstep/world/world.h>
 
 #include "parallel/parameter_sync.h"
+#include "trainer/agreed_stop.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -19,11 +23,23 @@ namespace {
 class EvaluationScope {
  public:
   EvaluationScope(torch::nn::Module& module, c10::Device device)
-      : module_(module), device_(device), was_training_(module.is_training()), rng_(rng_state(device)) {
+      : module_(module),
+        device_(device),
+        parts_(module.modules(/*include_self=*/false)),  // with itself it would have to be in a shared_ptr
+        was_training_(module.is_training()),
+        rng_(rng_state(device)) {
+    for (const auto& part : parts_) {
+      parts_were_training_.push_back(part->is_training());
+    }
     module_.eval();
   }
   ~EvaluationScope() {
     module_.train(was_training_);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {  // parents come before their children, whom they take along
+      if (parts_[i]->is_training() != parts_were_training_[i]) {
+        parts_[i]->train(parts_were_training_[i]);
+      }
+    }
     set_rng_state(rng_, device_);
   }
   EvaluationScope(const EvaluationScope&) = delete;
@@ -32,14 +48,16 @@ class EvaluationScope {
  private:
   torch::nn::Module& module_;
   c10::Device device_;
+  std::vector<std::shared_ptr<torch::nn::Module>> parts_;
+  std::vector<bool> parts_were_training_{};
   bool was_training_;
   at::Tensor rng_;
 };
 
 }  // namespace
 
-Metrics evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, std::int64_t max_batches,
-                 const std::function<void(std::int64_t done)>& on_batch) {
+Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control,
+                    const EvaluationOptions& options) {
   const PhaseScope phase(WorldAccess::progress(world), Phase::validation);
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world);
@@ -48,6 +66,8 @@ Metrics evaluate(Task& task, BatchSource& data, World& world, const TrainConfig&
   const at::NoGradGuard no_grad;
   const LoaderPosition start = data.position();
   Meter meter;
+  AgreedStop stop(world, control);
+  Evaluation result;
   std::int64_t done = 0;
   for (const StepBatches* step = data.next(); step != nullptr; step = data.next()) {
     for (const Batch& batch : step->micro) {
@@ -56,20 +76,26 @@ Metrics evaluate(Task& task, BatchSource& data, World& world, const TrainConfig&
         meter.add(task.validation_step(batch), batch.samples);
       }
     }
-    on_batch(++done);
+    options.on_batch(++done);
     if (step->ends_epoch) {
       break;
     }
-    if (done == max_batches) {
+    if (done == options.max_batches) {
       data.seek(start);
       break;
     }
+    if (stop.look()) {
+      data.seek(start);
+      return {.stopped = true};
+    }
   }
-  auto means = meter.take(world);
-  if (means.empty()) {
+  result.stopped = stop.look_now();  // the training need not do another step to learn of it
+  result.means = meter.take(world);
+  if (result.means.empty()) {
     throw DataError("the validation data gave no samples", "give it at least one, or pass no validation data");
   }
-  return means;
+  result.complete = true;
+  return result;
 }
 
 }  // namespace lockstep

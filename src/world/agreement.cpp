@@ -112,10 +112,11 @@ void agree_at_start(const TrainConfig& config, std::string_view gpu, World& worl
     texts.push_back(theirs.substr(std::min(end + 1, theirs.size())));
   }
   if (const auto difference = find_disagreement(texts)) {
-    throw CommError(fmt::format("rank {} has {}, {} {}", difference->rank, printable(difference->found),
-                                difference->others, printable(difference->expected)),
-                    "start every rank with the same program, flags, files and LOCKSTEP_CFG_ variables",
-                    ExitCode::disagree);
+    throw_about_rank(difference->rank, world,
+                     CommError(fmt::format("rank {} has {}, {} {}", difference->rank, printable(difference->found),
+                                           difference->others, printable(difference->expected)),
+                               "start every rank with the same program, flags, files and LOCKSTEP_CFG_ variables",
+                               ExitCode::disagree));
   }
   check_gpus(gpus, config.backend, world);
 }

@@ -5,10 +5,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/world/world.h>
+
+#include "base/about_another_rank.h"
 
 namespace lockstep {
 
@@ -20,6 +23,15 @@ struct Disagreement {
   std::string expected{};  ///< the others'
   std::string others{};    ///< who they are: "rank 0 has", "3 of 4 ranks have"
 };
+
+/// Throws an error that every rank throws, and that is about rank `rank`: it is the one to be blamed.
+template <class AnError>
+[[noreturn]] void throw_about_rank(std::size_t rank, const World& world, AnError error) {
+  if (rank != static_cast<std::size_t>(world.rank())) {
+    throw OfAnotherRank<AnError>(std::move(error));
+  }
+  throw error;
+}
 
 /// `texts`: one of each rank, in order. Pure.
 std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts);

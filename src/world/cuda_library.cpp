@@ -38,32 +38,20 @@ void* cuda_library() {
   return library;
 }
 
-// Note [NCCL policy]: by default NCCL's watchdog thread ends the process with SIGABRT when a collective fails or times
-// out. Here it only cleans up, and World throws a CommError before anything that was computed after it is used or
-// saved; what hangs in NCCL all the same is ended by the supervisor or the guard. A user's own setting stays.
-// LibTorch reads the variable when the backend is made, and nowhere else is this process's environment changed.
-class NcclPolicy {
- public:
-  NcclPolicy() : set_(!read_environment().has(kVariable)) {
-    if (set_) {
-      setenv(kVariable, kCleanUpOnly, /*overwrite=*/0);
-    }
-  }
-  ~NcclPolicy() {
-    if (set_) {
-      unsetenv(kVariable);
-    }
-  }
-  NcclPolicy(const NcclPolicy&) = delete;
-  NcclPolicy& operator=(const NcclPolicy&) = delete;
-
- private:
-  static constexpr const char* kVariable = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
-  static constexpr const char* kCleanUpOnly = "2";
-  bool set_;
-};
-
 }  // namespace
+
+ScopedVariable::ScopedVariable(const char* name, const char* value)
+    : name_(name), is_ours_(!read_environment().has(name)) {
+  if (is_ours_) {
+    setenv(name_, value, /*overwrite=*/0);
+  }
+}
+
+ScopedVariable::~ScopedVariable() {
+  if (is_ours_) {
+    unsetenv(name_);
+  }
+}
 
 // LibTorch looks for its CUDA half once, the first time anything asks it about CUDA, and a backward asks: what it did
 // not find then it never finds.
@@ -84,7 +72,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   if (make == nullptr) {
     throw CommError(fmt::format("{} has no NCCL: {}", kLibrary, dlerror()), "use --backend gloo", ExitCode::usage);
   }
-  const NcclPolicy policy;
+  // Note [NCCL policy]: by default NCCL's watchdog thread ends the process with SIGABRT when a collective fails or
+  // times out. With 2 it only cleans up, and World throws a CommError before anything that was computed after it is
+  // used or saved; what hangs in NCCL all the same is ended by the supervisor or the guard.
+  const ScopedVariable policy("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   try {
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));
   } catch (const c10::Error& error) {

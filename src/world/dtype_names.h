@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-inline constexpr std::array<std::pair<c10::ScalarType, std::string_view>, 15> kDtypeNames{{
+inline constexpr std::array<std::pair<c10::ScalarType, std::string_view>, 16> kDtypeNames{{
+    {c10::ScalarType::ComplexFloat, "C64"},
     {c10::ScalarType::Double, "F64"},
     {c10::ScalarType::Float, "F32"},
     {c10::ScalarType::Half, "F16"},

@@ -5,9 +5,34 @@
 #error "USE_C10D_GLOO is not defined: the header above is silently empty"
 #endif
 
+#include <future>
+#include <system_error>
+#include <thread>
+#include <vector>
+
 #include "world/process_group.h"
 
 namespace lockstep {
+namespace {
+
+/// When c10d's constructor cannot make all of its threads, it waits for those that it made, for ever. Throws:
+/// std::system_error.
+void check_that_threads_can_be_made(int count) {
+  std::promise<void> all_tried;
+  const std::shared_future<void> end = all_tried.get_future().share();
+  std::vector<std::jthread> threads;
+  try {
+    while (static_cast<int>(threads.size()) < count) {
+      threads.emplace_back([end] { end.wait(); });
+    }
+  } catch (const std::system_error&) {
+    all_tried.set_value();
+    throw;
+  }
+  all_tried.set_value();
+}
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     const std::string& address, std::chrono::milliseconds timeout) {
@@ -18,6 +43,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
     options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   }
+  check_that_threads_can_be_made(options->threads);
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
+#include <utility>
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -14,8 +14,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/end_process.h"
 #include "base/text.h"
 #include "environment/process_name.h"
+#include "world/wait_for_readers.h"
 
 namespace lockstep {
 namespace {
@@ -47,22 +49,32 @@ std::string first_line(std::string_view text) {
 
 }  // namespace
 
-Guard::Guard(const World& world, Options options)
+Guard::Guard(const World& world, Options options, std::vector<LauncherProcess> launcher)
     : rank_(world.rank()),
       size_(world.size()),
-      node_(world.node()),
-      watches_next_node_(world.local_rank() == 0),
       options_(std::move(options)),
-      store_(world.store("lockstep/guard")),
+      store_(world.size() > 1 ? world.store("lockstep/guard") : nullptr),
+      launcher_(std::move(launcher)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(static_cast<std::size_t>(world.size())),
       code_(static_cast<int>(ExitCode::peer_lost)) {
-  store_->set(process_key(rank_), encode(this_process()));
+  if (store_) {
+    store_->set(process_key(rank_), encode(this_process()));
+  }
   peers_[static_cast<std::size_t>(rank_)].name = to_string(this_process());
   watcher_ = std::thread([this] { watch(); });
-  if (options_.nodes > 1 && options_.heartbeat_timeout.count() > 0) {
-    answers_watcher_ = std::thread([this] { watch_answers(); });
+}
+
+void Guard::watch_nodes(const World& world) {
+  if (world.nodes() == 1 || options_.heartbeat_timeout.count() == 0) {
+    return;
   }
+  {
+    const std::lock_guard lock(mutex_);
+    nodes_ = {.count = world.nodes(), .mine = world.node(), .watches_next = world.local_rank() == 0};
+    store_silent_ = milliseconds(0);
+  }
+  answers_watcher_ = std::thread([this] { watch_answers(); });
 }
 
 Guard::~Guard() {
@@ -108,11 +120,13 @@ void Guard::watch() {
     store_silent_ = milliseconds(0);
   }
   try {
-    store_->add(kHeard, 1);
+    if (store_) {
+      store_->add(kHeard, 1);
+    }
   } catch (const std::exception&) {
     // It has served its purpose.
   }
-  end_process(*failure);
+  end(*failure);
 }
 
 void Guard::watch_answers() {
@@ -125,22 +139,31 @@ void Guard::watch_answers() {
     store_silent_ += kInterval;
   }
   lock.unlock();
-  end_process(
+  end(
       fmt::format("the rendezvous store has not answered for {} (--dist.heartbeat_timeout_s): its machine, or the "
                   "network to it, is gone",
                   in_seconds(options_.heartbeat_timeout)));
   // The main thread wanted to end the process by itself, but may wait for the store, too.
   lock.lock();
   if (!changed_.wait_for(lock, kHearingTime, [this] { return over_; })) {
-    std::fflush(nullptr);
-    _exit(code_);
+    end_process(code_);
   }
 }
 
 std::optional<std::string> Guard::look() {
+  if (auto ended = look_for_launcher()) {
+    return ended;
+  }
+  if (!store_) {
+    return std::nullopt;
+  }
   meet_peers();
-  if (options_.nodes > 1 && options_.heartbeat_timeout.count() > 0) {
-    beat();
+  const Nodes nodes = [this] {
+    const std::lock_guard lock(mutex_);
+    return nodes_;
+  }();
+  if (nodes.count > 1) {
+    beat(nodes);
   }
   if (store_->check(kFailed)) {
     return printable(store_->get(kFailed, kHearingTime));
@@ -151,6 +174,27 @@ std::optional<std::string> Guard::look() {
       tell(fmt::format("rank {} ({}) ended before the others", rank, peers_[rank].name));
       return printable(store_->get(kFailed, kHearingTime));
     }
+  }
+  return std::nullopt;
+}
+
+// Twice in a row: what ends the launcher, a signal to a whole job for example, may be about to reach this rank as well.
+std::optional<std::string> Guard::look_for_launcher() {
+  for (const LauncherProcess& process : launcher_) {
+    pollfd ended{.fd = process.handle.get(), .events = POLLIN, .revents = 0};
+    if (poll(&ended, 1, 0) != 1 || options_.may_lose_launcher()) {
+      continue;
+    }
+    if (!std::exchange(launcher_ended_, true)) {
+      return std::nullopt;
+    }
+    const std::string failure = fmt::format("the launcher of rank {} ended: {}", rank_, process.name);
+    try {
+      tell(failure);
+    } catch (const std::exception&) {
+      // The store went with the launcher: the others see that, too.
+    }
+    return failure;
   }
   return std::nullopt;
 }
@@ -174,14 +218,14 @@ void Guard::meet_peers() {
   }
 }
 
-void Guard::beat() {
+void Guard::beat(const Nodes& nodes) {
   if (looks_++ % kLooksPerBeat == 0) {
-    store_->add(beats_key(node_), 1);
+    store_->add(beats_key(nodes.mine), 1);
   }
-  if (!watches_next_node_) {
+  if (!nodes.watches_next) {
     return;
   }
-  const int next = (node_ + 1) % options_.nodes;
+  const int next = (nodes.mine + 1) % nodes.count;
   const auto beats = store_->add(beats_key(next), 0);
   next_node_silent_ = beats == next_node_beats_ && beats > 0 ? next_node_silent_ + kInterval : milliseconds(0);
   next_node_beats_ = beats;
@@ -194,6 +238,9 @@ void Guard::beat() {
 
 // The first one's word counts, unless it ended before it could say it.
 void Guard::tell(const std::string& failure) {
+  if (!store_) {
+    return;
+  }
   bool said = false;
   if (store_->add(kFailures, 1) > 1) {
     for (milliseconds waited{0}; !(said = store_->check(kFailed)) && waited < kHearingTime; waited += kNap) {
@@ -205,16 +252,14 @@ void Guard::tell(const std::string& failure) {
   }
 }
 
-void Guard::end_process(const std::string& failure) {
+void Guard::end(const std::string& failure) {
   std::unique_lock lock(mutex_);
   failure_ = failure;
   changed_.notify_all();
   if (changed_.wait_for(lock, options_.head_start, [this] { return handed_over_; })) {
     return;
   }
-  options_.say(failure);
-  std::fflush(nullptr);
-  _exit(code_);
+  end_process(code_, [&] { options_.say(failure); });
 }
 
 void Guard::report(std::string_view error, int code) noexcept {
@@ -250,15 +295,9 @@ std::optional<std::string> Guard::first_failure(milliseconds patience) noexcept 
   return failure;
 }
 
-// Rank 0 often serves the store and would take the word along.
 void Guard::let_others_hear() noexcept {
-  const auto end = std::chrono::steady_clock::now() + kHearingTime;
-  try {
-    while (rank_ == 0 && store_->add(kHeard, 0) < size_ && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(milliseconds(10));  // a wait in the store that times out makes c10d write warnings
-    }
-  } catch (const std::exception&) {
-    // Gone: there is nobody to wait for.
+  if (rank_ == 0 && store_) {
+    wait_for_readers(kHearingTime, [this] { return store_->add(kHeard, 0) >= size_; });
   }
 }
 

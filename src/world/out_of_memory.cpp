@@ -2,6 +2,7 @@
 
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include <unistd.h>
 
@@ -48,6 +49,11 @@ OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
 }  // namespace
 
 std::string out_of_memory_hint(const std::exception& error, const Plan& plan, int local_rank) noexcept try {
+  const auto* system = dynamic_cast<const std::system_error*>(&error);
+  if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
+    return "\n  hint: a thread could not be made, most likely: check `ulimit -u`, `ulimit -v` and the limits of the "
+           "container (pids.max, memory)";
+  }
   if (!is_out_of_memory(error)) {
     return {};
   }

@@ -26,4 +26,18 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
 /// Throws: LaunchError saying what is missing.
 void load_cuda();
 
+/// While it lives, this process has a variable that its user did not set: CUDA and LibTorch read some when they start.
+/// Nothing else changes this process's environment.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value);
+  ~ScopedVariable();
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* name_;
+  bool is_ours_;
+};
+
 }  // namespace lockstep

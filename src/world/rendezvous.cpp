@@ -23,6 +23,7 @@
 #include "environment/process_name.h"
 #include "launch/store_socket.h"
 #include "world/store_socket.h"
+#include "world/wait_for_readers.h"
 
 namespace lockstep {
 
@@ -85,6 +86,8 @@ c10::intrusive_ptr<c10d::Store> join_store(const Identity& identity, millisecond
   return c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options);
 }
 
+std::string run_prefix(const std::string& run_id) { return fmt::format("lockstep/{}", run_id); }
+
 // Note [Handshake]: below a fixed key rank 0 says whose store this is before anything else is in it. Another run, or a
 // store left over from one, is so told from ours; and ranks that were started without a common run id get one.
 // A launcher that serves the store itself started every rank of it: there the prefix is enough.
@@ -93,18 +96,21 @@ struct Handshake {
   std::string version = LOCKSTEP_VERSION;
   std::string run{};
   int world_size = 0;
+  int attempt = 0;        // as rank 0 counts: an agent that joins an elastic run later has counted fewer restarts
   std::string process{};  // rank 0's
 };
 
 Handshake write_handshake(c10d::Store& store, const Identity& identity) {
   Handshake mine{.run = identity.run_id.empty() ? random_id() : identity.run_id,
                  .world_size = identity.world_size,
+                 .attempt = identity.restart,
                  .process = to_string(this_process())};
   store_set(store, kHandshake,
             dump_json(Json{{"protocol", mine.protocol},
                            {"version", mine.version},
                            {"run", mine.run},
                            {"world_size", mine.world_size},
+                           {"attempt", mine.attempt},
                            {"process", mine.process}}));
   return mine;
 }
@@ -122,6 +128,7 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
                    .version = printable(found.value("version", "?")),
                    .run = found.value("run", ""),
                    .world_size = found.value("world_size", 0),
+                   .attempt = found.value("attempt", 0),
                    .process = printable(found.value("process", "?"))};
   if (!identity.run_id.empty() && theirs.run != identity.run_id) {
     throw CommError(fmt::format("the store at {} belongs to run {} ({}), expected run {}", store_address(identity),
@@ -180,7 +187,6 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
 /// The store goes with rank 0: it waits until all who are there have read why.
 void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& identity) {
   constexpr milliseconds kReadingTime{5000};
-  constexpr milliseconds kPause{10};
   if (!store_check(launch, kRefused)) {
     return;
   }
@@ -190,10 +196,7 @@ void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& i
     const auto present = [&] {
       return identity.world_size - static_cast<std::int64_t>(missing_ranks(store, identity.world_size).size());
     };
-    const auto end = Clock::now() + kReadingTime;
-    while (store_add(launch, kRefusedRead, 0) < present() && Clock::now() < end) {
-      std::this_thread::sleep_for(kPause);  // a count is nothing that the store could wait for
-    }
+    wait_for_readers(kReadingTime, [&] { return store_add(launch, kRefusedRead, 0) >= present(); });
   }
   const auto space = std::min(text.find(' '), text.size() - 1);
   const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);
@@ -283,8 +286,8 @@ c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds time
     handshake = serves(identity) ? write_handshake(*tcp, identity) : read_handshake(*tcp, identity, timeout);
   }
   // A restarted launch meets the keys of the attempt before on the same store, and a second world those of the first.
-  const auto run = c10::make_intrusive<c10d::PrefixStore>(fmt::format("lockstep/{}", handshake.run), tcp);
-  const auto attempt = identity.agent_store ? agree_on_attempt(run, identity, timeout) : identity.restart;
+  const auto run = c10::make_intrusive<c10d::PrefixStore>(run_prefix(handshake.run), tcp);
+  const auto attempt = identity.agent_store ? agree_on_attempt(run, identity, timeout) : handshake.attempt;
   const auto launch = c10::make_intrusive<c10d::PrefixStore>(std::to_string(attempt), run);
   compare_handshake(*launch, handshake, identity);
   claim_rank(*launch, identity);
@@ -331,6 +334,22 @@ bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout
     return true;
   } catch (const c10::DistStoreError&) {
     return false;
+  }
+}
+
+std::string agent_launch_id(const Identity& identity) {
+  constexpr milliseconds kPatience{10000};
+  if (!identity.agent_store || identity.master_port == 0) {
+    return {};
+  }
+  try {
+    const auto run =
+        c10::make_intrusive<c10d::PrefixStore>(run_prefix(identity.run_id), join_store(identity, kPatience));
+    const std::string mine = random_id();
+    const auto id = run->compareSet("launch", {}, std::vector<std::uint8_t>(mine.begin(), mine.end()));
+    return {id.begin(), id.end()};
+  } catch (const c10::Error&) {
+    return {};  // the rendezvous says what is wrong with it
   }
 }
 

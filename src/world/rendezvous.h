@@ -23,6 +23,10 @@ struct Meeting {
 /// versions (exit 78).
 Meeting rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
 
+/// An id that lives as long as the store of torchrun's agents, and with it as long as the launch: agents come and go,
+/// and count restarts differently. "": no agent serves a store, or it cannot be reached.
+std::string agent_launch_id(const Identity& identity);
+
 // The store of c10d with text for values. Throw: CommError when the store, or the connection to it, is gone.
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);
 std::string store_get(c10d::Store& store, const std::string& key);

@@ -22,18 +22,21 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/host_name.h"
 #include "base/text.h"
+#include "environment/nodes.h"
+#include "environment/visible_devices.h"
 #include "world/agreement.h"
 #include "world/process_group.h"
 #include "world/rendezvous.h"
 #include "world/vector_math.h"
+#include "world/wait_for_readers.h"
 #include "world/world_access.h"
 
 namespace lockstep {
 
 std::string plain_text(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  std::string text = c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
+  std::string text(without_frames(error.what()));
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
@@ -42,6 +45,24 @@ bool is_peer_failure(const std::exception& error) noexcept {
   // Gloo's exception types are not in LibTorch's headers; their names are all there is.
   return dynamic_cast<const c10::DistError*>(&error) != nullptr ||
          std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos;
+}
+
+namespace {
+
+constexpr const char* kPeerHint = "another rank failed or is late; its own message says why";
+
+}  // namespace
+
+void with_peers(const World& world, std::string_view what, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    if (!is_peer_failure(error)) {
+      throw;
+    }
+    throw CommError(fmt::format("{} failed on rank {} of {}: {}", what, world.rank(), world.size(), plain_text(error)),
+                    kPeerHint);
+  }
 }
 
 namespace {
@@ -64,7 +85,10 @@ std::string to_bytes(const at::Tensor& tensor, std::int64_t size) {
 
 class TcpStore final : public Store {
  public:
-  explicit TcpStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  /// `world`: the world's own connection. On rank 0 it may serve the store, which a World that could not be completed
+  /// would take along.
+  TcpStore(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Store> world)
+      : world_(std::move(world)), store_(std::move(store)) {}
   void set(std::string_view key, std::string_view value) override { store_set(*store_, std::string(key), value); }
   std::string get(std::string_view key, milliseconds timeout) override {
     if (!store_wait(*store_, std::string(key), timeout)) {
@@ -78,11 +102,13 @@ class TcpStore final : public Store {
   }
 
  private:
+  c10::intrusive_ptr<c10d::Store> world_;
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
 // A GPU that cannot be used says so here, not in the first tensor.
 void start_gpu(c10::Device device) {
+  const ScopedVariable order(kDeviceOrder, kPciOrder);  // in which the plan counts GPUs
   load_cuda();
   try {
     at::globalContext().lazyInitDevice(c10::kCUDA);
@@ -96,7 +122,7 @@ void start_gpu(c10::Device device) {
 }  // namespace
 
 struct World::Impl {
-  Impl() = default;
+  Impl() { settle_vector_math(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   // NCCL's group warns when it is destroyed without.
@@ -122,6 +148,7 @@ struct World::Impl {
   std::optional<ProgressBoard> board{};  // the launcher's, instead of our own
   ProgressRecord* progress = &own_progress;
   std::int64_t channels = 0;
+  std::weak_ptr<RunHold> run_hold{};
 
   bool alone() const noexcept { return place.size == 1; }
   static std::string at_key(int rank) { return fmt::format("at/{}", rank); }
@@ -165,7 +192,7 @@ struct World::Impl {
   void check_device() const {
     if (nccl && nccl->getError() != c10d::ErrorType::SUCCESS) {
       throw CommError(fmt::format("a collective of NCCL failed or timed out on rank {} of {}", place.rank, place.size),
-                      "another rank failed or is late; its own message says why");
+                      kPeerHint);
     }
   }
 
@@ -186,7 +213,7 @@ struct World::Impl {
       }
       throw CommError(fmt::format("{} failed on rank {} of {}: {}{}", what, place.rank, place.size, plain_text(error),
                                   missing.empty() ? "" : "; missing ranks: " + missing),
-                      "another rank failed or is late; its own message says why");
+                      kPeerHint);
     }
   }
 
@@ -261,31 +288,44 @@ struct World::Impl {
     return all;
   }
 
-  std::int64_t control_all_reduce(std::string_view what, Operation operation, std::int64_t value, c10d::ReduceOp op) {
+  // Not every launcher says which node a rank is on, or how many ranks are there.
+  void learn_nodes(const Identity& identity) {
+    std::vector<NodeClaim> claims;
+    for (const std::string& theirs : gather(
+             "gather of nodes",
+             fmt::format("{} {} {}", identity.local_rank, identity.node_is_guess ? -1 : identity.node, host_name()))) {
+      const auto words = split(theirs, ' ');
+      claims.push_back({.local_rank = static_cast<int>(parse_int(words.at(0)).value_or(0)),
+                        .node = static_cast<int>(parse_int(words.at(1)).value_or(-1)),
+                        .host = words.at(2)});
+    }
+    const NodePlace mine = place_on_nodes(claims).at(static_cast<std::size_t>(place.rank));
+    place.node = mine.node;
+    place.nodes = mine.nodes;
+    place.local_size = mine.local_size;
+  }
+
+  std::int64_t control_all_reduce(std::string_view what, Operation operation, std::int64_t value, c10d::ReduceOp op,
+                                  milliseconds longest = c10d::kUnsetTimeout) {
     auto tensor = at::full({1}, value, at::kLong);
     control(what, operation, 0, [&] {
       std::vector<at::Tensor> tensors{tensor};
       c10d::AllreduceOptions options;
       options.reduceOp = op;
+      options.timeout = longest;
       group->allreduce(tensors, options)->wait();
     });
     return tensor.item<std::int64_t>();
   }
 
-  // Rank 0 may serve the store and take it along. Who failed does not wait for anybody else: the others may still work,
-  // or have ended because of it.
+  // A rank that failed waits for nobody else: the others may still work, or have ended because of it.
   void let_others_read(const std::string& prefix) const noexcept {
     std::vector<std::string> keys;
     for (int rank = 0; rank < place.size; ++rank) {
       keys.push_back(prefix + std::to_string(rank));
     }
-    const auto end = std::chrono::steady_clock::now() + milliseconds(500);
-    try {
-      while (place.rank == 0 && !store->check(keys) && std::chrono::steady_clock::now() < end) {
-        std::this_thread::sleep_for(milliseconds(10));  // a wait that times out makes c10d write warnings
-      }
-    } catch (const std::exception&) {
-      // They are gone: there is nobody to wait for.
+    if (place.rank == 0) {
+      wait_for_readers(milliseconds(500), [&] { return store->check(keys); });
     }
   }
 
@@ -345,7 +385,6 @@ struct World::Impl {
 
 World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
                         Backend backend, milliseconds timeout) {
-  settle_vector_math();
   auto impl = std::make_unique<World::Impl>();
   impl->place = place;
   impl->timeout = timeout;
@@ -368,46 +407,59 @@ void WorldAccess::settle_device(const World& world) {
 
 ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
 
+std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_->run_hold; }
+
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
 
-World World::connect(const Plan& plan, const Identity& identity) {
+World World::connect(const Plan& plan, const Identity& identity) { return WorldAccess::connect(plan, identity, {}); }
+
+World WorldAccess::connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
   LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
   const DeviceId chosen = plan.local_devices[local];
   const c10::Device device =
       chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index)) : c10::Device(c10::kCPU);
   set_log_rank(identity.rank, identity.world_size);
-  World world(std::make_unique<Impl>());
-  Impl& impl = *world.impl_;
+  World world(std::make_unique<World::Impl>());
+  World::Impl& impl = *world.impl_;
   if (identity.progress_fd >= 0) {
     impl.board.emplace(identity.progress_fd, identity.local_rank);
     impl.progress = &(*impl.board)[identity.local_rank];
-  }
-  if (chosen.gpu) {
-    start_gpu(device);
   }
   impl.place = {.rank = identity.rank,
                 .size = identity.world_size,
                 .local_rank = identity.local_rank,
                 .local_size = identity.local_world_size,
-                .node = identity.node};
+                .node = identity.node,
+                .nodes = identity.nodes};
   impl.device = device;
+  const PhaseScope phase(*impl.progress, impl.alone() ? Phase::start : Phase::rendezvous);
+  Meeting meeting;
+  if (!impl.alone()) {
+    meeting = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
+    impl.store = std::move(meeting.store);
+    impl.progress->set_phase(Phase::rendezvous);  // found each other: what follows has a time of its own
+  }
+  if (met) {
+    met(world);
+  }
+  if (chosen.gpu) {
+    start_gpu(device);
+  }
   if (impl.alone()) {
     return world;
   }
-  const PhaseScope phase(*impl.progress, Phase::rendezvous);
-  Meeting meeting = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
-  impl.store = std::move(meeting.store);
   impl.timeout = to_milliseconds(plan.config.dist.timeout_s);
   const Variables environment = read_environment();
-  if (impl.place.local_size < impl.place.size) {
+  if (impl.place.local_size < impl.place.size || identity.local_size_is_guess) {
     impl.place.address = environment.has("GLOO_SOCKET_IFNAME") ? std::string() : meeting.address;
   }
   try {
     impl.connect_control_plane();
+    impl.learn_nodes(identity);
     // To NCCL a host is what this variable says.
     const std::string gpu = local < plan.local_device_uuids.size() ? plan.local_device_uuids[local] : std::string();
     agree_at_start(plan.config, gpu.empty() ? gpu : gpu + environment.get("NCCL_HOSTID").value_or(""), world);
@@ -433,6 +485,7 @@ int World::size() const noexcept { return impl_->place.size; }
 int World::local_rank() const noexcept { return impl_->place.local_rank; }
 int World::local_size() const noexcept { return impl_->place.local_size; }
 int World::node() const noexcept { return impl_->place.node; }
+int World::nodes() const noexcept { return impl_->place.nodes; }
 bool World::is_main() const noexcept { return rank() == 0; }
 c10::Device World::device() const noexcept { return impl_->device; }
 
@@ -513,6 +566,14 @@ bool World::any(bool value) {
                         : impl_->control_all_reduce("any", Operation::any, value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
 }
 
+bool WorldAccess::meet(World& world, bool value) {
+  constexpr std::chrono::hours kNoLimit{24 * 365};
+  World::Impl& impl = *world.impl_;
+  return impl.alone() ? value
+                      : impl.control_all_reduce("waiting for callbacks", Operation::any, value ? 1 : 0,
+                                                c10d::ReduceOp::MAX, kNoLimit) != 0;
+}
+
 bool World::all(bool value) {
   return impl_->alone() ? value
                         : impl_->control_all_reduce("all", Operation::all, value ? 1 : 0, c10d::ReduceOp::MIN) != 0;
@@ -554,10 +615,13 @@ World World::channel(std::string_view purpose) {
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}/{}", purpose, ++impl_->channels),
                                                             impl_->store->clone());
-  World world = WorldAccess::make(store, impl_->place, c10::Device(c10::kCPU), Backend::gloo, impl_->timeout);
+  std::optional<World> world;
+  with_peers(*this, "connecting a channel", [&] {
+    world.emplace(WorldAccess::make(store, impl_->place, c10::Device(c10::kCPU), Backend::gloo, impl_->timeout));
+  });
   // LibTorch's flight recorder notes a group at its first collective, without its lock: not in two threads at once.
-  world.barrier("channel");
-  return world;
+  world->barrier("channel");
+  return std::move(*world);
 }
 
 std::unique_ptr<Store> World::store(std::string_view prefix) const {
@@ -565,7 +629,7 @@ std::unique_ptr<Store> World::store(std::string_view prefix) const {
     throw CommError("a world of one rank has no store", "test world.size() first", ExitCode::usage);
   }
   return std::make_unique<TcpStore>(
-      c10::make_intrusive<c10d::PrefixStore>(fmt::format("user/{}", prefix), impl_->store->clone()));
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("user/{}", prefix), impl_->store->clone()), impl_->store);
 }
 
 }  // namespace lockstep

@@ -3,11 +3,17 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
+#include <memory>
+#include <functional>
 #include <string>
+#include <string_view>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <lockstep/config/train_config.h>
+#include <lockstep/environment/identity.h>
+#include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
 #include "control/progress_record.h"
@@ -21,10 +27,16 @@ struct Place {
   int local_rank = 0;
   int local_size = 1;
   int node = 0;
+  int nodes = 1;
   std::string address = "127.0.0.1";  ///< of this machine, to listen on; "": GLOO_SOCKET_IFNAME's
 };
 
+class RunHold;
+
 struct WorldAccess {
+  /// World::connect. `met` is called when this rank has found the others, or is alone: before the first collective and
+  /// before its device is used. The World has its place and its store then.
+  static World connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met);
   /// Collective. A world over an already agreed store whose keys belong to this world alone. Every rank passes its own
   /// connection (ranks that are threads may share a HashStore).
   static World make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
@@ -35,8 +47,12 @@ struct WorldAccess {
   static void check_device(const World& world);
   /// The same, after the device has done all that was asked of it: before anything is saved.
   static void settle_device(const World& world);
+  /// Collective. any(), but without a limit of time: another rank's callback may take as long as it likes.
+  static bool meet(World& world, bool value);
   /// What this rank is doing, as its supervisor sees it. The rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
+  /// The run directory that somebody holds for this world (checkpoint/run_hold.h).
+  static std::weak_ptr<RunHold>& run_hold(World& world);
 };
 
 /// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's
@@ -45,5 +61,9 @@ bool is_peer_failure(const std::exception& error) noexcept;
 
 /// One line, without LibTorch's backtrace.
 std::string plain_text(const std::exception& error);
+
+/// Runs `work`, which calls the process group itself. What says that a peer is lost becomes a CommError that names
+/// `what`; everything else leaves as it is.
+void with_peers(const World& world, std::string_view what, const std::function<void()>& work);
 
 }  // namespace lockstep

@@ -1,5 +1,8 @@
 // One rank fails: its own message, the right exit code, everybody gone.
+#include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,12 +10,17 @@
 #include <lockstep/base/variables.h>
 
 #include "base/text.h"
+#include "support/plain_ranks.h"
+#include "support/requirements.h"
 #include "support/runs.h"
+#include "support/sweep.h"
 
 namespace lockstep {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 
 struct Failure {
   std::string how;
@@ -67,14 +75,226 @@ TEST(OneRank, FailsWithItsOwnCodeAndText) {
   EXPECT_THAT(result.err, HasSubstr("cannot decode sample 4411"));
 }
 
-TEST(OneRank, StopsOnCtrlCAndOnTermination) {
-  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 75}}) {
+TEST(NonFiniteLoss, EndsEveryRankWithoutARestart) {
+  const TempDir dir;
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                                          {"--nprocs", "3", "--fail_in", "loss", "--fail_rank", "1", "--fail_step", "5",
+                                           "--dist.max_restarts", "3", "--checkpoint.every_steps", "1"}));
+  EXPECT_EQ(result.code, 65) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("the loss of step 5 is not finite on rank 1; the first parameter that is not finite is"));
+  EXPECT_THAT(result.err, HasSubstr("not restarted"));
+  EXPECT_EQ(newest_checkpoint(dir.path() / "run").filename(), "step-0000000005");
+}
+
+// What LibTorch throws has 10 to 30 stack frames behind its cause.
+TEST(LibTorchErrors, EndWithCauseAndHint) {
+  for (const std::string ranks : {"1", "2"}) {
+    for (const std::string phase : {"forward", "data", "validation"}) {
+      const TempDir dir;
+      const auto result =
+          run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                              {"--nprocs", ranks, "--fail", "shape", "--fail_in", phase, "--fail_step", "2"}));
+      EXPECT_EQ(result.code, 1) << result.err;
+      EXPECT_THAT(result.err, Not(HasSubstr("frame #")));
+      EXPECT_THAT(result.err, HasSubstr("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"));
+      EXPECT_THAT(result.err, ContainsRegex("(at|failed at) step [0-9]+ in " + phase + ": [^\n]*mat1"));
+      const auto lines = split(trim(result.err), '\n');
+      EXPECT_GE(lines.size(), 2U);
+      if (phase != "data") {  // there the sample's number is more than a hint
+        EXPECT_THAT(result.err, HasSubstr("  hint: compare the shape of a sample"));
+      }
+    }
+  }
+}
+
+TEST(LibTorchErrors, ShowTheirStackOnRequest) {
+  const TempDir dir;
+  const auto result =
+      run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--fail", "shape", "--fail_step", "2"}),
+                  {{"TORCH_SHOW_CPP_STACKTRACES", "1"}});
+  EXPECT_THAT(result.err, HasSubstr("frame #"));
+  EXPECT_LT(result.err.rfind("frame #"), result.err.rfind("error: ")) << "the cause is the last thing on the screen";
+}
+
+TEST(OneRank, StopsOnEverySignalThatSeveralRanksStopOn) {
+  for (const std::string ranks : {"1", "2"}) {
+    for (const auto& [signal, code] :
+         {std::pair{SIGINT, 130}, std::pair{SIGTERM, 75}, std::pair{SIGUSR1, 75}, std::pair{SIGHUP, 75}}) {
+      const TempDir dir;
+      Process process(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", ranks, "--max_epochs", "10000"}));
+      ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
+      process.signal(signal);
+      EXPECT_EQ(process.wait().code, code);
+      EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());
+    }
+  }
+}
+
+TEST(OneRank, UnderNohupOutlivesItsTerminal) {
+  for (const std::string ranks : {"1", "2"}) {
     const TempDir dir;
-    Process process(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "10000"}));
+    Process process(with({"nohup"}, command(TRAIN_PROGRAM, dir.path() / "run",
+                                            {"--nprocs", ranks, "--max_steps", "200", "--max_epochs", "10000"})));
     ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
-    process.signal(signal);
-    EXPECT_EQ(process.wait().code, code);
+    process.signal(SIGHUP);
+    const auto result = process.wait();
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("finished at step 200"));
+  }
+}
+
+struct StartUp {
+  std::string where;
+  std::string how;
+};
+std::ostream& operator<<(std::ostream& out, const StartUp& start) { return out << start.how << "_in_" << start.where; }
+
+class BeforeTheFirstStep : public testing::TestWithParam<std::tuple<StartUp, int>> {};
+
+// Nothing was trained: there is nothing to wait for.
+TEST_P(BeforeTheFirstStep, AStopEndsTheRunAtOnce) {
+  const auto& [start, ranks] = GetParam();
+  const TempDir dir;
+  Process process(command(TRAIN_PROGRAM, dir.path() / "run",
+                          {"--nprocs", std::to_string(ranks), "--fail_in", start.where, "--fail", start.how,
+                           "--fail_step", "0", "--fail_rank", std::to_string(ranks - 1)}));
+  ASSERT_TRUE(process.wait_for("hangs now")) << process.err();
+  const auto ranks_there = Process::ranks_of(process.pid());
+  process.signal(SIGTERM);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto result = process.wait(Process::Seconds(20));
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped by signal 15 (Terminated) before the training began"));
+  EXPECT_TRUE(Process::gone(ranks_there, std::chrono::seconds(0)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Hangs, BeforeTheFirstStep,
+                         testing::Combine(testing::Values(StartUp{"init", "sleep"}, StartUp{"init", "spin"},
+                                                          StartUp{"turn", "sleep"}, StartUp{"data", "sleep"}),
+                                          testing::Values(1, 3)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).how + "_in_" + std::get<0>(test.param).where + "_of_" +
+                                  std::to_string(std::get<1>(test.param));
+                         });
+
+TEST(AStop, EndsARankThatWaitsForAnother) {
+  for (const int rank : {0, 1}) {
+    const TempDir dir;
+    Process process(command(TRAIN_PROGRAM, dir.path() / "run", {}), rank_variables(rank, 2, free_port()));
+    // Rank 0 says so when it is there, rank 1 when it has waited for a while.
+    ASSERT_TRUE(process.wait_for(rank == 0 ? "checkpoints" : "waiting: nobody listens", Process::Seconds(30)));
+    process.signal(SIGTERM);
+    const auto result = process.wait(Process::Seconds(10));
+    EXPECT_EQ(result.code, 75) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("stopped by signal 15 (Terminated) before the training began"));
+  }
+}
+
+// A stopped process hears of nothing: it is woken up, so that all save.
+TEST(AStop, WakesARankThatIsStopped) {
+  for (const std::size_t rank : {0U, 1U}) {
+    const TempDir dir;
+    Process process(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--max_epochs", "10000"}));
+    ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
+    kill(Process::ranks_of(process.pid()).at(rank), SIGSTOP);
+    ASSERT_TRUE(process.wait_for("is stopped by a signal")) << process.err();
+    process.signal(SIGTERM);
+    const auto result = process.wait(Process::Seconds(20));
+    EXPECT_EQ(result.code, 75) << result.err;
     EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());
+  }
+}
+
+TEST(AStop, OfAHangNamesTheRankBeforeASchedulerKills) {
+  LOCKSTEP_REQUIRE(Requirements().that(rounds(0) > 0, "takes half a minute: set LOCKSTEP_TEST_ROUNDS=100"));
+  const TempDir dir;
+  Process process(command(TRAIN_PROGRAM, dir.path() / "run",
+                          {"--nprocs", "2", "--fail", "sleep", "--fail_step", "5", "--fail_rank", "1"}));
+  ASSERT_TRUE(process.wait_for("hangs now")) << process.err();
+  process.signal(SIGTERM);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(process.wait_for("after a stop was asked for; rank 1 is behind:", Process::Seconds(10)));
+  const auto result = process.wait(Process::Seconds(60));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(29)) << result.err;
+  EXPECT_EQ(result.code, 124) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop was asked for at step 5 in optimizer"));
+}
+
+/// The program started by a shell that does `redirection` first.
+std::vector<std::string> redirected(const std::string& redirection, const std::vector<std::string>& program) {
+  return with({"sh", "-c", "exec \"$0\" \"$@\" " + redirection}, program);
+}
+
+class Output : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(Output, ThatGoesNowhereEndsNoRun) {
+  const auto& [redirection, ranks] = GetParam();
+  const TempDir dir;
+  const auto run = dir.path() / "run";
+  const auto good = run_program(redirected(redirection, command(TRAIN_PROGRAM, run, {"--nprocs", ranks})));
+  EXPECT_EQ(good.code, 0) << good.err;
+  EXPECT_THAT(read_text(run / "events.jsonl"), HasSubstr("finished at step"));
+  EXPECT_FALSE(newest_checkpoint(run).empty());
+  const auto bad =
+      run_program(redirected(redirection, command(TRAIN_PROGRAM, dir.path() / "bad",
+                                                  {"--nprocs", ranks, "--fail_step", "3", "--fail", "segv"})));
+  EXPECT_EQ(bad.code, 139) << bad.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Output,
+                         testing::Combine(testing::Values("2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full",
+                                                          ">/dev/full 2>/dev/full"),
+                                          testing::Values("1", "2")));
+
+TEST(Start, WithoutANetworkIsRefusedAtOnce) {
+  const std::vector<std::string> unshare{"unshare", "--net"};
+  LOCKSTEP_REQUIRE(Requirements().that(run_program(with(unshare, {"true"})).code == 0, "no network namespaces"));
+  const TempDir dir;
+  const auto result = run_program(with(unshare, command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2"})), {}, ".",
+                                  Process::Seconds(20));
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("error: the ranks cannot reach 127.0.0.1: Network is unreachable"));
+}
+
+TEST(Start, InADeletedDirectoryIsRefusedInPlainWords) {
+  const TempDir dir;
+  const auto program =
+      with({LOCKSTEP_CLI, "run", "--nproc-per-node", "1", "--"}, command(TRAIN_PROGRAM, dir.path() / "run", {}));
+  const auto result =
+      run_program(with({"sh", "-c", "mkdir gone && cd gone && rmdir ../gone && exec \"$0\" \"$@\""}, program), {},
+                  dir.path().string());
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("error: found no working directory"));
+}
+
+// Every rank throws, whichever is first: the one that is the cause is named.
+TEST(SeveralRanks, NameTheOneWhoseParametersDiffer) {
+  for (const auto& [rank, named] : {std::pair{2, 2}, {0, 0}, {1, 1}}) {
+    const TempDir dir;
+    const auto result = run_program(
+        command(TRAIN_PROGRAM, dir.path() / "run",
+                {"--nprocs", "3", "--fail", "change", "--fail_step", "5", "--fail_rank", std::to_string(rank)}));
+    EXPECT_EQ(result.code, 78) << result.err;
+    EXPECT_THAT(result.err,
+                testing::ContainsRegex("error: rank " + std::to_string(named) + " .* parameters have diverged: rank " +
+                                       std::to_string(named) + " has [a-z.]+ [0-9a-f]{16} \\(name and digest\\)"));
+  }
+}
+
+TEST(SeveralRanks, NameTheOneThatCannotSave) {
+  for (int round = 0; round < rounds(3, 20); ++round) {
+    const TempDir dir;
+    const auto run = dir.path() / "run";
+    Process process(command(TRAIN_PROGRAM, run, {"--nprocs", "3", "--max_epochs", "10000"}));
+    ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
+    std::filesystem::rename(run / "checkpoints", run / "elsewhere");
+    std::ofstream(run / "checkpoints") << "a file";
+    process.signal(SIGTERM);
+    const auto result = process.wait();
+    EXPECT_EQ(result.code, 74) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("error: rank 0 (")) << "it alone writes";
   }
 }
 

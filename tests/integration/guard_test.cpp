@@ -55,10 +55,11 @@ TEST_P(UnderTorchrun, TheRightRankIsNamedAndNobodyWaits) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, UnderTorchrun,
-    testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
-                                     Failure{"thread", "ended before the others"},
-                                     Failure{"kill", "ended before the others"}),
-                     testing::Values(0, 2)),
+    testing::Combine(
+        testing::Values(Failure{"throw",
+                                "failed: at step 5 in Task::optimize: std::runtime_error: cannot decode sample 4411"},
+                        Failure{"thread", "ended before the others"}, Failure{"kill", "ended before the others"}),
+        testing::Values(0, 2)),
     [](const auto& test) {
       return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
     });
@@ -96,10 +97,11 @@ TEST_P(WithoutAnyLauncher, TheOthersEndByThemselves) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, WithoutAnyLauncher,
-    testing::Combine(testing::Values(Failure{"throw", "failed: std::runtime_error: cannot decode sample 4411"},
-                                     Failure{"kill", "ended before the others"},
-                                     Failure{"exit0", "ended before the others"}),
-                     testing::Values(0, 2)),
+    testing::Combine(
+        testing::Values(Failure{"throw",
+                                "failed: at step 5 in Task::optimize: std::runtime_error: cannot decode sample 4411"},
+                        Failure{"kill", "ended before the others"}, Failure{"exit0", "ended before the others"}),
+        testing::Values(0, 2)),
     [](const auto& test) {
       return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
     });
@@ -141,6 +143,89 @@ TEST(Guard, EndsRanksThatWaitForATurn) {
     EXPECT_EQ(result.code, 76) << result.err;
     EXPECT_THAT(result.err, HasSubstr("stopped: rank 1 (pid " + std::to_string(ranks[1]->pid())));
   }
+}
+
+// Its sockets cannot be made: it fails when the ranks have met, before they are connected.
+TEST(Guard, TellsTheOthersOfARankThatCannotBeConnected) {
+  for (const int failing : {0, 1}) {
+    const TempDir dir;
+    const std::string port = free_port();
+    std::vector<std::unique_ptr<Process>> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      auto variables = rank_variables(rank, 2, port);
+      variables["LOCAL_RANK"] = "0";
+      variables["LOCAL_WORLD_SIZE"] = "1";
+      if (rank == failing) {
+        variables["GLOO_SOCKET_IFNAME"] = "nowhere0";
+      }
+      ranks.push_back(std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "run", {}), variables));
+    }
+    const auto cause = ranks[static_cast<std::size_t>(failing)]->wait(Process::Seconds(30));
+    EXPECT_EQ(cause.code, 76) << cause.err;
+    const auto result = ranks[static_cast<std::size_t>(1 - failing)]->wait(Process::Seconds(10));
+    EXPECT_EQ(result.code, 76) << result.err;
+    EXPECT_THAT(result.err, ContainsRegex("stopped: rank " + std::to_string(failing) +
+                                          " \\(pid [0-9]+@[^)]+\\) failed: .*nowhere0"));
+  }
+}
+
+/// One rank below an agent of torchrun, with `wrapper` between them.
+std::vector<std::string> one_rank_under_torchrun(const TempDir& dir, const std::vector<std::string>& wrapper) {
+  return with(with({find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "1"}, wrapper),
+              command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000"}));
+}
+
+const std::vector<std::string> kShell{"sh", "-c", "\"$0\" \"$@\"; exit $?"};
+
+TEST(Guard, EndsARankWhoseAgentWasKilled) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  for (const auto& wrapper : {std::vector<std::string>(), kShell}) {
+    const TempDir dir;
+    Process agent(one_rank_under_torchrun(dir, wrapper));
+    ASSERT_TRUE(agent.wait_for("step 5 ")) << agent.err();
+    const auto rank = Process::ranks_of(agent.pid());
+    ASSERT_EQ(rank.size(), 1U);
+    agent.signal(SIGKILL);
+    const auto result = agent.wait(Process::Seconds(20));  // until the rank has closed its standard error
+    EXPECT_THAT(result.err, ContainsRegex("stopped: the launcher of rank 0 ended: pid " + std::to_string(agent.pid())));
+  }
+}
+
+// A script between them that dies takes nothing along: its child would train on, and the agent would not know of it.
+TEST(Guard, EndsARankWhoseScriptWasKilled) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  const TempDir dir;
+  Process agent(one_rank_under_torchrun(dir, kShell));
+  ASSERT_TRUE(agent.wait_for("step 5 ")) << agent.err();
+  const pid_t script = Process::ranks_of(agent.pid()).at(0);  // the first that was given a rank
+  kill(script, SIGKILL);
+  const auto result = agent.wait(Process::Seconds(30));
+  EXPECT_THAT(result.err, ContainsRegex("stopped: the launcher of rank 0 ended: pid " + std::to_string(script)));
+}
+
+// What is started by hand is nobody's: whoever did it may leave.
+TEST(Guard, LeavesARankAloneThatWasStartedByHand) {
+  const TempDir dir;
+  const auto train = command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000", "--max_steps", "300"});
+  auto variables = rank_variables(0, 1, free_port());
+  const auto result = run_program(with({"sh", "-c", "\"$0\" \"$@\" &"}, train), variables);
+  EXPECT_THAT(result.err, HasSubstr("finished at step 300"));
+}
+
+// A signal to a whole job ends a script at once, while the rank below it saves.
+TEST(Guard, LetsARankSaveWhenItsScriptEndsFirst) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  const TempDir dir;
+  Process agent(with(one_rank_under_torchrun(dir, kShell), {"--work_ms", "1500", "--checkpoint.every_epochs", "0"}));
+  ASSERT_TRUE(agent.wait_for("step 1 ")) << agent.err();
+  const pid_t script = Process::ranks_of(agent.pid()).at(0);
+  const auto rank = Process::children_of(script);
+  ASSERT_EQ(rank.size(), 1U);
+  kill(rank.front(), SIGTERM);
+  kill(script, SIGKILL);
+  const auto result = agent.wait(Process::Seconds(30));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The same program under torchrun: the same bytes as under our own launcher.
 #include <csignal>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,6 +31,90 @@ TEST(Torchrun, EndsWithTheSameWeights) {
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("torchrun"));
   EXPECT_EQ(final_state(dir.path() / "own"), final_state(dir.path() / "torchrun"));
+}
+
+/// Agents of torchrun that start 2 ranks and 1 rank.
+TEST(Torchrun, MayStartDifferentNumbersOfRanksOnItsNodes) {
+  const std::string torchrun = find_torchrun(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  const std::vector<std::string> flags{"--max_epochs", "2", "--data.workers", "1"};
+  const std::string endpoint = "127.0.0.1:" + free_port();
+  const auto agent = [&](const char* ranks) {
+    std::vector<std::string> words{torchrun,           "--no-python", "--nnodes",        "2",
+                                   "--nproc-per-node", ranks,         "--rdzv-backend",  "c10d",
+                                   "--rdzv-id",        "unequal",     "--rdzv-endpoint", endpoint};
+    const auto program = command(TRAIN_PROGRAM, dir.path() / "torchrun", flags);
+    words.insert(words.end(), program.begin(), program.end());
+    return std::make_unique<Process>(words, Process::Environment{{"OMP_NUM_THREADS", "1"}});
+  };
+  const auto larger = agent("2");
+  const auto smaller = agent("1");
+  const auto first = larger->wait();
+  const auto second = smaller->wait();
+  ASSERT_EQ(first.code, 0) << first.err;
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_THAT(first.err + second.err, HasSubstr("torchrun, 3 ranks on 2 nodes"));
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "own",
+                                {"--max_epochs", "2", "--data.workers", "1", "--nprocs", "3"}),
+                        {{"OMP_NUM_THREADS", "1"}})
+                .code,
+            0);
+  EXPECT_EQ(final_state(dir.path() / "own"), final_state(dir.path() / "torchrun"));
+}
+
+/// One task of Slurm per node, of which each starts the ranks of its node.
+TEST(SlurmTasks, MayStartDifferentNumbersOfRanksOnTheirNodes) {
+  const TempDir dir;
+  const std::string port = free_port();
+  const auto task = [&](int node, const std::string& ranks) {
+    const Process::Environment variables{{"SLURM_JOB_ID", "7"},
+                                         {"SLURM_STEP_ID", "0"},
+                                         {"SLURM_PROCID", std::to_string(node)},
+                                         {"SLURM_NODEID", std::to_string(node)},
+                                         {"SLURM_LOCALID", "0"},
+                                         {"SLURM_STEP_NUM_TASKS", "2"},
+                                         {"SLURM_STEP_NUM_NODES", "2"},
+                                         {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                                         {"SLURM_STEP_NODELIST", "n[1-2]"},
+                                         {"MASTER_ADDR", "127.0.0.1"},
+                                         {"MASTER_PORT", port},
+                                         {"OMP_NUM_THREADS", "1"}};
+    return std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "slurm",
+                                             {"--max_epochs", "2", "--compute_setup", "cpu", "--devices", ranks}),
+                                     variables);
+  };
+  const auto smaller = task(1, "1");
+  const auto larger = task(0, "2");
+  const auto first = larger->wait();
+  const auto second = smaller->wait();
+  ASSERT_EQ(first.code, 0) << first.err;
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_THAT(first.err, HasSubstr("x 3 ranks")) << "the table counts the ranks of all nodes";
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "own", {"--max_epochs", "2", "--nprocs", "3"}),
+                        {{"OMP_NUM_THREADS", "1"}})
+                .code,
+            0);
+  EXPECT_EQ(final_state(dir.path() / "own"), final_state(dir.path() / "slurm"));
+}
+
+/// As perceptrain's scripts export them.
+TEST(Environment, NeedsNoLocalWorldSize) {
+  const TempDir dir;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (const char* rank : {"0", "1"}) {
+    ranks.push_back(std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"}),
+                                              Process::Environment{{"RANK", rank},
+                                                                   {"LOCAL_RANK", rank},
+                                                                   {"WORLD_SIZE", "2"},
+                                                                   {"MASTER_ADDR", "localhost"},
+                                                                   {"MASTER_PORT", port}}));
+  }
+  for (const auto& rank : ranks) {
+    const auto result = rank->wait();
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
 }
 
 TEST(Environment, PartialVariablesAreRefused) {

@@ -272,27 +272,49 @@ void start_again(const SlurmCluster& cluster, const std::string& job) {
   EXPECT_EQ(cluster.run({"scontrol", "update", "JobId=" + job, "StartTime=now"}).code, 0);
 }
 
-TEST(SlurmBatch, IsQueuedAgainWhenItWasAskedToStop) {
+struct Requeue {
+  const char* name;
+  const char* starter;
+  std::vector<std::string> flags;
+  std::vector<std::string> signal;
+};
+
+class SlurmRequeue : public testing::TestWithParam<Requeue> {};
+
+// --fresh started over before the job was queued again, and does not do so after it.
+TEST_P(SlurmRequeue, GoesOnWhenItWasAskedToStop) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   const SlurmCluster cluster("loopback");
   const TempDir dir;
   const auto script = dir.path() / "job.sh";
   const auto log = dir.path() / "job.log";
-  std::ofstream(script)
-      << "#!/bin/sh\nexport MASTER_ADDR=127.0.0.1\n"
-      << join(launch({"srun"}, dir.path() / "run", {"--max_epochs", "100000", "--dist.requeue", "true"}), " ") << '\n';
+  ASSERT_EQ(run_program(launch({}, dir.path() / "run")).code, 0);
+  std::ofstream(script) << "#!/bin/sh\nexport MASTER_ADDR=127.0.0.1\n"
+                        << join(launch({GetParam().starter}, dir.path() / "run",
+                                       with({"--max_epochs", "100000", "--dist.requeue", "true", "--fresh"},
+                                            GetParam().flags)),
+                                " ")
+                        << '\n';
   const auto submitted = cluster.run({"sbatch", "--parsable", "--requeue", "-N1", "--ntasks=2", "--open-mode=append",
                                       "--output=" + log.string(), script.string()});
   ASSERT_EQ(submitted.code, 0) << submitted.err;
   const std::string job(trim(submitted.out));
   constexpr std::chrono::seconds kPatience{60};
   ASSERT_TRUE(appears(log, "step 5 ", kPatience)) << read_text(log);
-  ASSERT_EQ(cluster.run({"scancel", "--signal=USR1", job}).code, 0);
+  ASSERT_EQ(cluster.run(with(GetParam().signal, {job})).code, 0);
   ASSERT_TRUE(appears(log, "run the same command again to go on", kPatience)) << read_text(log);
   start_again(cluster, job);
   EXPECT_TRUE(appears(log, "resuming from step", kPatience)) << read_text(log);
   cluster.run({"scancel", job});
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "run.1"));
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "run.2")) << read_text(log);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, SlurmRequeue,
+    testing::Values(Requeue{"with_srun", "srun", {}, {"scancel", "--signal=USR1"}},
+                    Requeue{"without_srun", "exec", {"--nprocs", "2"}, {"scancel", "--batch", "--signal=USR1"}}),
+    [](const auto& test) { return test.param.name; });
 
 // Each task of the array is a job of its own, with a run of its own. Slurm sends the signal before the limit, up to a
 // minute earlier than it was told.

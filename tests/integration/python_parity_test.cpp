@@ -103,6 +103,16 @@ TEST(PythonConverter, GoesBothWays) {
   EXPECT_THAT(verified.out, HasSubstr("step-0000000500: valid"));
 }
 
+TEST(PythonConverter, SaysWhichPackagesItNeeds) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));
+  const auto result = run_program({python, "-S", "-I", CONVERTER, "a.pt", "b.safetensors"});  // without packages
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("lockstep-convert: No module named"));
+  EXPECT_THAT(result.err, HasSubstr("pip install torch numpy safetensors"));
+  EXPECT_THAT(result.err, testing::Not(HasSubstr("Traceback")));
+}
+
 TEST(PythonSampler, HasTheSameOrder) {
   const std::string python = find_python(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));

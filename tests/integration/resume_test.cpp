@@ -220,5 +220,18 @@ TEST_F(Resume, LastNeedsACheckpoint) {
   EXPECT_THAT(result.err, HasSubstr("--resume last: no checkpoint"));
 }
 
+// Of two ranks, with a setting that is gone.
+TEST_F(Resume, GoesOnFromAnOldCheckpointWithoutAWordAboutASettingThatIsGone) {
+  for (const char* ranks : {"2", "1"}) {
+    const auto result =
+        run_program(command(TRAIN_PROGRAM, dir_.path() / ranks,
+                            {"--nprocs", ranks, "--max_epochs", "0", "--max_steps", "12", "--batch_size", "8",
+                             "--global_batch_size", "16", "--resume", GOLDEN_CHECKPOINT}));
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("step 12 "));
+    EXPECT_THAT(result.err, testing::Not(HasSubstr("strategy")));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -37,10 +37,7 @@ def main(optimizer_name, steps):
     if optimizer_name == "sgd":
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     else:
-        decay = [p for p in net.parameters() if p.dim() >= 2]
-        rest = [p for p in net.parameters() if p.dim() < 2]
-        groups = [{"params": decay}, {"params": rest, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     data = Points()
     sampler = DistributedSampler(data, seed=SEED)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)

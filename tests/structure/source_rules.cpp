@@ -45,7 +45,7 @@ const std::map<std::string_view, Names>& layers() {
       {"cli",
        {"version", "base", "config", "environment", "plan", "control", "supervise", "launch", "storage", "report"}},
       {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
-      {"storage", {"version", "base"}},
+      {"storage", {"version", "base", "environment"}},
       {"formats", {"version", "base"}},
       {"report", {"version", "base", "control"}},
       {"fwd", {}},

@@ -15,6 +15,7 @@ class ForwardingFile : public WritableFile {
   explicit ForwardingFile(std::unique_ptr<WritableFile> inner) : inner_(std::move(inner)) {}
   void reserve(std::int64_t bytes) override { inner_->reserve(bytes); }
   void append(std::span<const std::byte> bytes) override { inner_->append(bytes); }
+  void truncate(std::int64_t bytes) override { inner_->truncate(bytes); }
   void sync() override { inner_->sync(); }
   void close() override { inner_->close(); }
 
@@ -35,6 +36,7 @@ class ForwardingFileSystem : public FileSystem {
   void replace(const Path& from, const Path& to) override { inner_.replace(from, to); }
   void replace_link(const Path& link, const Path& target) override { inner_.replace_link(link, target); }
   std::optional<Path> read_link(const Path& path) override { return inner_.read_link(path); }
+  void remove(const Path& path) override { inner_.remove(path); }
   void remove_all(const Path& path) override { inner_.remove_all(path); }
   bool exists(const Path& path) override { return inner_.exists(path); }
   std::vector<std::string> list(const Path& path) override { return inner_.list(path); }

@@ -34,7 +34,8 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
                                          .size = size,
                                          .local_rank = rank % local_size,
                                          .local_size = local_size,
-                                         .node = rank / local_size},
+                                         .node = rank / local_size,
+                                         .nodes = nodes},
                                         c10::Device(c10::kCPU), Backend::gloo, timeout);
         body(world);
       } catch (...) {

@@ -4,8 +4,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -46,11 +49,11 @@ struct Options {
   std::int64_t fail_rank = 0;
   std::int64_t work_ms = 0;  // sleep of every rank in a step
   std::int64_t slow_ms = 0;  // more, of `fail_rank` each time it passes `fail_in`
-  // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory; mutex, spin, sleep: hangs;
-  // slow: two seconds, and no failure
+  // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory, shape; mutex, spin, sleep: hangs;
+  // slow: two seconds, and no failure; once: four seconds, and no failure; change: in the optimizer, a parameter that the other ranks do not change
   std::string fail = "throw";
-  // init, turn, data, forward, backward, optimizer, collective (one more than the others), validation, save, teardown,
-  // exit
+  // init, turn, data, forward, loss (it becomes NaN), backward, optimizer, collective (one more than the others),
+  // validation, save, callback:WHERE (a stage, or stages, save, load; callback alone: all of them), teardown, exit
   std::string fail_in = "optimizer";
 };
 
@@ -89,6 +92,8 @@ void fail(const std::string& how) {
     std::thread(throw_error).join();
   } else if (how == "terminate") {
     std::terminate();
+  } else if (how == "shape") {
+    at::mm(at::zeros({2, 3}), at::zeros({4, 5}));
   } else if (how == "memory") {
     at::empty({std::int64_t{1} << 50});
   } else if (how == "mutex") {
@@ -97,6 +102,9 @@ void fail(const std::string& how) {
     spin();
   } else if (how == "sleep") {
     std::this_thread::sleep_for(std::chrono::hours(1));
+  } else if (how == "once") {
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+    return;
   } else if (how == "slow") {
     std::this_thread::sleep_for(std::chrono::seconds(2));
     return;
@@ -109,18 +117,25 @@ class Failure {
  public:
   Failure(const Options& options, int rank) : options_(options), armed_(rank == options.fail_rank) {}
   void reach(const std::string& phase) {
-    if (armed_ && phase == options_.fail_in && options_.slow_ms > 0) {
+    if (armed_ && matches(phase) && options_.slow_ms > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(options_.slow_ms));
     }
     if (is_due(phase)) {
+      if (options_.fail == "sleep" || options_.fail == "spin") {
+        fmt::print(stderr, "hangs now\n");
+      }
       fail(options_.fail);
     }
   }
   bool is_due(const std::string& phase) {
-    return armed_ && phase == options_.fail_in && options_.fail_step >= 0 && calls_++ == options_.fail_step;
+    return armed_ && matches(phase) && options_.fail_step >= 0 && calls_++ == options_.fail_step;
   }
 
  private:
+  bool matches(const std::string& phase) const {
+    return phase == options_.fail_in || phase.starts_with(options_.fail_in + ":");
+  }
+
   Options options_;
   bool armed_;
   std::atomic<std::int64_t> calls_{0};
@@ -168,7 +183,7 @@ struct Regression final : lockstep::Task {
     if (loss.requires_grad() && failure.is_due("backward")) {
       loss.register_hook([how = options.fail](const at::Tensor&) { fail(how); });
     }
-    return loss;
+    return failure.is_due("loss") ? loss * std::numeric_limits<double>::quiet_NaN() : loss;
   }
   lockstep::StepOutput validation_step(const lockstep::Batch& batch) override {
     failure.reach("validation");
@@ -176,7 +191,12 @@ struct Regression final : lockstep::Task {
   }
   void optimize(lockstep::Step& step) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(options.work_ms));
-    failure.reach("optimizer");
+    if (options.fail != "change") {
+      failure.reach("optimizer");
+    } else if (failure.is_due("optimizer")) {
+      const at::NoGradGuard no_grad;
+      net->b->bias.add_(1);
+    }
     if (failure.is_due("collective")) {
       world.all_reduce(at::zeros({1}), lockstep::Reduce::sum);
     }
@@ -210,6 +230,36 @@ class AfterSave final : public lockstep::Callback {
   Failure& failure_;
 };
 
+/// Can be slow, or fail, wherever a callback is called.
+class Everywhere final : public lockstep::Callback {
+ public:
+  explicit Everywhere(Failure& failure) : failure_(failure) {}
+  std::string_view name() const override { return "everywhere"; }
+  std::uint32_t stages() const override {
+    failure_.reach("callback:stages");
+    using lockstep::Stage;
+    return Stage::fit_start | Stage::step_end | Stage::epoch_end | Stage::validation_end | Stage::report |
+           Stage::checkpoint_saved | Stage::fit_end;
+  }
+  void on(const lockstep::StageContext& context) override {
+    using lockstep::Stage;
+    static const std::map<Stage, std::string> names{
+        {Stage::fit_start, "fit_start"}, {Stage::step_end, "step_end"},
+        {Stage::epoch_end, "epoch_end"}, {Stage::validation_end, "validation_end"},
+        {Stage::report, "report"},       {Stage::checkpoint_saved, "checkpoint_saved"},
+        {Stage::fit_end, "fit_end"}};
+    failure_.reach("callback:" + names.at(context.stage));
+  }
+  lockstep::NamedTensors save() const override {
+    failure_.reach("callback:save");
+    return {{"calls", at::zeros({1})}};
+  }
+  void load(const lockstep::NamedTensors&) override { failure_.reach("callback:load"); }
+
+ private:
+  Failure& failure_;
+};
+
 }  // namespace
 
 void train(const Options& options, const lockstep::Plan& plan, lockstep::World& world, Failure& failure,
@@ -220,6 +270,9 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   const auto validation_set = std::make_shared<Points>(false, dtype_of(options), [] {});
   lockstep::DataLoader data(train_set, plan.loader, world);
   lockstep::DataLoader validation(validation_set, plan.eval_loader, world);
+  if (options.fail_in.starts_with("callback")) {
+    trainer.add(std::make_shared<Everywhere>(failure));
+  }
   trainer.add(std::make_shared<AfterSave>(failure)).fit(task, data, &validation);
 }
 
@@ -235,7 +288,17 @@ void train_with_stops(const Options& options, lockstep::Session& session, Failur
   }
 }
 
+// The first rank that finds no such file makes it and dies, before it has connected.
+void die_once(const lockstep::Variables& environment) {
+  const auto file = environment.get("TRAIN_PROGRAM_DIES_ONCE");
+  if (file && environment.has("RANK") && !std::filesystem::exists(*file)) {
+    std::ofstream(*file) << "died\n";
+    std::raise(SIGKILL);
+  }
+}
+
 int main(int argc, char** argv) {
+  die_once(lockstep::read_environment());
   Options options;
   lockstep::Flags flags;
   flags.add("dropout", &options.dropout, "dropout probability")

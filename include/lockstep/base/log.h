@@ -15,8 +15,10 @@ void set_log_rank(int rank, int world_size) noexcept;
 int log_rank() noexcept;        ///< this thread's rank, 0 by default
 int log_world_size() noexcept;  ///< this thread's world size, 1 by default
 
-/// Lines below `level` are dropped. Default: info.
+/// Lines below `level` are dropped, the reports of a training with info and its progress bar too; off drops everything
+/// but the error that run() ends with. Default: info.
 void set_log_level(LogLevel level) noexcept;
+bool is_logged(LogLevel level) noexcept;
 
 /// Writes one whole line to standard error. Info and debug come from the main rank only, warnings and errors from every
 /// rank. Thread-safe. While a status line is on the terminal it is kept below the log line.

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/module_state.h>
@@ -30,11 +32,18 @@ struct Snapshot {
   at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after load at another number of ranks
 };
 
+/// Hears of a checkpoint that is passed over because it cannot be read, in favour of an older one. `what` names it and
+/// the fault.
+using OnDamage = std::function<void(const std::string& what)>;
+
 /// A Snapshot and the step it is of.
 struct StoredSnapshot {
   std::int64_t step = 0;
   Snapshot snapshot{};
 };
+
+/// A value of a snapshot: "false" says that parameters are NaN or infinite. Of the others the newest is never deleted.
+inline constexpr const char* kParametersFinite = "parameters_finite";
 
 /// A save in the background that has ended well.
 struct BackgroundSave {
@@ -68,10 +77,14 @@ class CheckpointStore {
   /// Collective. Reads and checks every byte, then gives every rank the tensors (CPU) and values; per_rank is this
   /// rank's own. Throws: CheckpointError naming what is missing or damaged.
   Snapshot load(std::int64_t step);
-  /// Collective. The newest that is whole; damaged ones are warned about. nullopt: there is none.
-  std::optional<StoredSnapshot> load_latest();
+  /// Collective. The newest that is whole; damaged ones are warned about, `on_damage` is called on every rank, and the
+  /// next save renames them, so that they are never replaced or deleted. nullopt: there is none. Throws:
+  /// CheckpointError naming them when all are damaged.
+  std::optional<StoredSnapshot> load_latest(const OnDamage& on_damage = {});
   /// Collective. The same for the best "metric.<checkpoint.monitor>".
-  std::optional<StoredSnapshot> load_best();
+  std::optional<StoredSnapshot> load_best(const OnDamage& on_damage = {});
+  /// Collective. Step and value of the one that load_best() tries first; the same answer on all ranks.
+  std::optional<std::pair<std::int64_t, double>> best();
   /// Collective. Renames what is newer than `step`, so that the run can go on from there; nothing is deleted.
   void abandon_after(std::int64_t step);
 
@@ -81,7 +94,8 @@ class CheckpointStore {
 };
 
 /// Collective. A checkpoint of any run, verified: its folder (".../step-0000000500", or a link to it), or the newest of
-/// a run directory. Rank 0 reads, every rank gets it.
-Snapshot load_checkpoint(const std::filesystem::path& checkpoint, World& world);
+/// a run directory that is whole; damaged ones are warned about, and `on_damage` is called on rank 0. Rank 0 reads,
+/// every rank gets it.
+Snapshot load_checkpoint(const std::filesystem::path& checkpoint, World& world, const OnDamage& on_damage = {});
 
 }  // namespace lockstep

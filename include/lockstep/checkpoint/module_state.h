@@ -17,4 +17,7 @@ NamedTensors module_tensors(const torch::nn::Module& module);
 /// `allow_partial`: what matches is loaded, the rest is warned about.
 void load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial = false);
 
+/// Throws as load_module() without `allow_partial` would; copies nothing.
+void check_module(const torch::nn::Module& module, const NamedTensors& tensors);
+
 }  // namespace lockstep

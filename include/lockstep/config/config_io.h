@@ -27,8 +27,8 @@ class Flags {
   Flags& add(std::string name, std::int64_t* value, std::string help);
   Flags& add(std::string name, double* value, std::string help);
   Flags& add(std::string name, bool* value, std::string help);
-  /// The next positional is a field of TrainConfig: positional("max_epochs") lets `./train 10` mean `./train --max_epochs 10`.
-  /// Fields come before the program's own positionals.
+  /// The next positional is a field of TrainConfig: positional("max_epochs") lets `./train 10` mean `./train
+  /// --max_epochs 10`. Fields come before the program's own positionals.
   Flags& positional(std::string field);
   Flags& positional(std::string name, std::string* value, std::string help);  ///< optional, in this order
   Flags& positional(std::string name, std::int64_t* value, std::string help);
@@ -61,11 +61,15 @@ std::vector<Problem> check_config(const TrainConfig& config);
 /// "section.key" -> value as text, for every field, in declaration order. What checkpoints keep and compare.
 std::vector<std::pair<std::string, std::string>> config_values(const TrainConfig& config);
 
+/// The values of a program's own flags and positionals, as text.
+std::vector<std::pair<std::string, std::string>> program_values(const Flags& flags);
+
 /// True if ranks must agree about the field, and a resumed run warns when it changed.
 bool ranks_agree_on(std::string_view field);
 
 std::string config_toml(const TrainConfig& config);  ///< a file that --config reads back
-std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags = {});
+/// `width`: columns of the terminal.
+std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags = {}, int width = 80);
 std::string print_config_text(const Invocation& invocation, const Flags& flags = {});  ///< value and where it came from
 std::string configuration_markdown();  ///< the tables of docs/configuration.md
 

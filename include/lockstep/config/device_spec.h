@@ -1,6 +1,6 @@
 // lockstep/config/device_spec.h
 //
-// What a user writes for `devices`. A wish: plan/ turns it into devices of this machine. Torch-free.
+// What a user writes for `devices`. A request: plan/ turns it into devices of this machine. Torch-free.
 #pragma once
 
 #include <concepts>
@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// A device wish as a value.
+/// A request for devices as a value.
 ///
 /// | written                        | means                                                                     |
 /// |--------------------------------|---------------------------------------------------------------------------|
@@ -23,9 +23,9 @@ namespace lockstep {
 /// | "cpu"                          | the CPU                                                                   |
 /// | 4, "4"                         | the first four GPUs; on CPU four ranks                                    |
 /// | -1, "-1"                       | all GPUs                                                                  |
-/// | {0, 2}, "0,2", "0, 2", "2,"    | these GPUs, as numbered after CUDA_VISIBLE_DEVICES                        |
+/// | {0, 2}, "0,2", "0, 2", "2,"    | these GPUs, in PCI order after CUDA_VISIBLE_DEVICES                      |
 /// | "0-3", "cuda:0,2-3"            | ranges in a list                                                          |
-/// | "usable:2"                     | the first two GPUs on which a tensor can be put                           |
+/// | "usable:2"                     | the first two GPUs that are not prohibited, nor taken in exclusive mode   |
 /// | "free:2", "free:2@8GiB"        | the two GPUs with the most free memory, with at least 8 GiB free each     |
 /// | 0, "0", "", "[]", "()"         | refused alike: no device was asked for; so is an empty vector             |
 ///

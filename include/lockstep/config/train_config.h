@@ -14,13 +14,13 @@ namespace lockstep {
 
 enum class ComputeSetup { automatic, cpu, gpu };
 enum class Backend { automatic, nccl, gloo };
-enum class StrategyKind { automatic, single, ddp };
 enum class Precision { fp32, bf16_mixed };
 enum class ScheduleKind { constant, cosine };
 enum class SampleOrder { keyed, pytorch };
 enum class GradCompression { none, fp16, bf16 };
 enum class MonitorMode { min, max };
 enum class SaveErrorPolicy { go_on, stop };
+enum class NonFinitePolicy { stop, warn };
 
 struct DataConfig {
   int workers = 2;                   ///< threads per rank that build batches; 0: built in the training thread
@@ -44,6 +44,7 @@ struct OptimConfig {
   std::int64_t warmup_steps = 0;                   ///< linear from 0 to the learning rate
   std::int64_t decay_steps = 0;  ///< step at which cosine reaches its minimum; 0: the last step of the run
   double min_lr_ratio = 0;       ///< cosine ends at this part of the learning rate
+  NonFinitePolicy non_finite = NonFinitePolicy::stop;  ///< at a report or a save: NaN or infinity in loss or parameters
 };
 
 struct ValidateConfig {
@@ -99,12 +100,12 @@ struct TrainConfig {
   DeviceSpec devices{};
   int nprocs = 0;                        ///< ranks in total over all nodes; 0: one per device, on CPU one
   Backend backend = Backend::automatic;  ///< ignored at one rank
-  StrategyKind strategy = StrategyKind::automatic;
   Precision precision = Precision::fp32;
-  std::uint64_t seed = 42;             ///< everything random derives from it
-  std::int64_t max_epochs = 1;         ///< 0: no limit
-  std::int64_t max_steps = 0;          ///< 0: no limit; whichever limit is reached first ends the run
-  std::int64_t batch_size = 32;        ///< samples per rank and micro-batch
+  std::uint64_t seed = 42;      ///< everything random derives from it
+  std::int64_t max_epochs = 1;  ///< 0: no limit
+  std::int64_t max_steps = 0;   ///< 0: no limit; whichever limit is reached first ends the run
+  /// Samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), rounded up, else 32.
+  std::int64_t batch_size = 0;
   std::int64_t accumulation = 0;       ///< micro-batches per step; 0: follows from global_batch_size, else 1
   std::int64_t global_batch_size = 0;  ///< samples per step over all ranks; 0: batch_size x accumulation x ranks
   std::string run_dir{};               ///< ""; runs/<run_name>

@@ -23,14 +23,16 @@ struct Gpu {
 
 struct Hardware {
   std::string host{};
-  std::vector<Gpu> gpus{};        ///< visible ones: after CUDA_VISIBLE_DEVICES, in the order CUDA numbers them
-  int gpus_present = 0;           ///< in the machine, visible or not
-  std::string visible_devices{};  ///< text of CUDA_VISIBLE_DEVICES; "(unset)" when it is unset
-  std::string gpu_note{};         ///< why `gpus` is empty or shorter than expected: "no NVIDIA driver", ...
-  int cores = 1;                  ///< affinity and cgroup limit of this process
-  std::int64_t memory_bytes = 0;  ///< of the machine or the cgroup, whichever is smaller
-  bool cuda_built = false;        ///< this lockstep was built with CUDA
-  bool nccl_built = false;        ///< ... and with NCCL
+  std::vector<Gpu> gpus{};                  ///< visible ones: after CUDA_VISIBLE_DEVICES, in PCI order
+  int gpus_present = 0;                     ///< in the machine, visible or not
+  std::string visible_devices{};            ///< text of CUDA_VISIBLE_DEVICES; "(unset)" when it is unset
+  std::string device_order = "PCI_BUS_ID";  ///< CUDA_DEVICE_ORDER; ours, where nobody set it
+  std::string gpu_note{};                   ///< why `gpus` is empty or shorter than expected: "no NVIDIA driver", ...
+  int cores = 1;                            ///< affinity and cgroup limit of this process
+  int omp_threads = 0;                      ///< OMP_NUM_THREADS; 0: not set
+  std::int64_t memory_bytes = 0;            ///< of the machine or the cgroup, whichever is smaller
+  bool cuda_built = false;                  ///< this lockstep was built with CUDA
+  bool nccl_built = false;                  ///< ... and with NCCL
 };
 
 /// Asks NVML (loaded at run time), the affinity mask, cgroups and /proc.

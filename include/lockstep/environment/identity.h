@@ -17,11 +17,19 @@ struct Identity {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;  ///< on this node; nodes may differ
-  int node = 0;              ///< where the launcher does not say: as if ranks were numbered node by node
+  int node = 0;
   int nodes = 1;
+  /// The launcher does not say how many ranks this node has: `local_world_size` is the most there can be.
+  bool local_size_is_guess = false;
+  /// The launcher does not say which node this is: `node` and `nodes` are as if all nodes were like this one. The World
+  /// knows both numbers once the ranks have met.
+  bool node_is_guess = false;
   /// The launcher started one process on each node, and the node's ranks are ours to start: `rank` is the node's
   /// number then, `world_size` the number of nodes.
   bool starts_ranks = false;
+  /// With `starts_ranks`: how many ranks each node starts, once the nodes have told each other; {}: as many as this
+  /// one.
+  std::vector<int> ranks_per_node{};
   /// "single", "lockstep", "torchrun", "environment", "Open MPI", "Hydra", "MVAPICH2", "LSF", "Slurm", "SageMaker"
   std::string launcher = "single";
   std::string ranks_flag{};              ///< tells this launcher how many ranks a node gets; "" where no flag does

@@ -16,23 +16,25 @@ namespace lockstep {
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 /// Builds an optimizer on the given groups. A group without options gets the factory's own; the library sets learning rates
-/// through the group's options (`set_lr`).
+/// through the group's options (`set_lr`). The factory may divide a group, but not join groups or leave parameters out.
 using OptimizerFactory = std::function<OptimizerPtr(ParamGroups)>;
 
-/// Same meaning and defaults as torch.optim.AdamW.
+/// Same meaning and defaults as torch.optim.AdamW; `no_decay_vectors` is an addition.
 struct AdamWOptions {
   double lr = 1e-3;
   double weight_decay = 0.01;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
+  bool no_decay_vectors = false;  ///< weight_decay for matrices only: not for biases, norms and other vectors
 };
-/// Same meaning as torch.optim.SGD.
+/// Same meaning as torch.optim.SGD; `no_decay_vectors` is an addition.
 struct SgdOptions {
   double lr = 1e-2;
   double momentum = 0;
   double weight_decay = 0;
   bool nesterov = false;
+  bool no_decay_vectors = false;  ///< as in AdamWOptions
 };
 
 OptimizerFactory adamw(AdamWOptions options = {});   ///< at::_fused_adamw_: one kernel per device and dtype
@@ -42,12 +44,12 @@ OptimizerFactory sgd(SgdOptions options = {});       ///< at::_fused_sgd_
 struct GroupSpec {
   std::function<bool(std::string_view name, const at::Tensor& parameter)> select{};   ///< empty: every parameter left
   double lr_scale = 1;
-  double weight_decay = -1;   ///< -1: the factory's
+  double weight_decay = -1;   ///< for all of them, vectors included; -1: the factory's
 };
 
 struct OptimizerSpec {
   OptimizerFactory make{};
-  /// Empty: matrices decay, vectors and scalars (biases, norms) do not.
+  /// Empty: all parameters in one group.
   std::vector<GroupSpec> groups{};
   std::string name = "main";
   torch::nn::Module* module = nullptr;   ///< whose parameters; nullptr: the task's module. A GAN names its two parts.

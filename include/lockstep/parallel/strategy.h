@@ -2,7 +2,7 @@
 //
 // All that a training loop needs from data parallelism, for hand-written loops as for the Trainer.
 //
-// Per step: zero_grad; for each micro-batch begin_forward, your forward, backward; then finish, step.
+// Per step: begin_step, zero_grad; for each micro-batch begin_forward, your forward, backward; then finish, step.
 // Gradients are means: with weights w_i the result is (1 / ranks) * sum over ranks and micro-batches of w_i * dloss_i.
 // A weight of samples x ranks / global samples makes it the mean over the global batch, whatever the split.
 //
@@ -25,12 +25,15 @@ namespace lockstep {
 class World;
 
 /// What rides in a gradient bucket, so that all ranks learn it at the same step without a collective of its own: two
-/// requests, and the news that a save in the background has ended.
+/// requests, and the news that a save in the background has ended. Each is sent once, with the next reduction.
 struct ControlLane {
   bool stop = false;
   bool save = false;
   bool save_ended = false;
   bool operator==(const ControlLane&) const = default;
+  ControlLane operator|(const ControlLane& other) const noexcept {
+    return {stop || other.stop, save || other.save, save_ended || other.save_ended};
+  }
 };
 
 class Strategy {
@@ -40,8 +43,19 @@ class Strategy {
 
   /// Collective. Compares parameter names, shapes, dtypes and order over ranks (CommError, exit 78, names the first
   /// difference), sends rank 0's parameters and buffers everywhere, builds the optimizers. Call after
-  /// module.to(device). Call again after freezing, unfreezing or replacing parameters.
+  /// module.to(device). Parameters without requires_grad are frozen: no optimizer changes them. Throws: ConfigError (an
+  /// optimizer that cannot be built, or nothing that requires gradients).
   virtual void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) = 0;
+
+  /// Collective. After freezing or unfreezing parameters, between two steps: the optimizers go on with those that
+  /// require gradients now. State, options and learning rates are kept, the state of frozen parameters as well: it is
+  /// saved, and used when they are unfrozen. Throws: CommError (exit 78) naming the rank and the parameter that
+  /// differs.
+  virtual void prepare_again() = 0;
+
+  /// Begins a step: rank 0's buffers go to all ranks before its first forward (dist.broadcast_buffers), and this rank's
+  /// requests with the next reduction, in this step or a later one.
+  virtual void begin_step(ControlLane mine = {}) = 0;
 
   /// Before a forward. `reduce`: this micro-batch's backward ends the accumulation and is the one in which ranks talk.
   virtual void begin_forward(bool reduce, std::size_t set = 0) = 0;
@@ -75,9 +89,8 @@ class Strategy {
   virtual NamedTensors optimizer_state() const = 0;
   virtual void load_optimizer_state(const NamedTensors& state) = 0;
 
-  /// This rank's requests and news, to be sent with the next reduction.
-  virtual void put(ControlLane mine) = 0;
-  /// What any rank put. CPU: as of the last finish(). GPU: as of the finish() before it, so that nothing waits.
+  /// At the end of a step: what any rank sent, the same on every rank, each request in one step only. CPU: with the
+  /// reductions of this step. GPU: with those of the step before, so that nothing waits.
   virtual ControlLane agreed() = 0;
 
   /// What this rank's mean was taken over (0-dim, on the device), when it is not known without communication (tokens).

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/environment/identity.h>
+#include <lockstep/environment/launch_name.h>
 
 namespace lockstep {
 
@@ -46,19 +48,25 @@ struct LoaderPlan {
 /// no field is "automatic" or 0-for-derived any more.
 struct Plan {
   TrainConfig config{};
+  std::optional<TrainConfig> asked{};  ///< what resolve() was given
   int world_size = 1;
   int nodes = 1;
   std::vector<DeviceId> local_devices{DeviceId{}};  ///< one per rank of this node; rank takes [local rank]
   std::vector<std::string> local_device_names{};    ///< "NVIDIA H200", beside local_devices
   std::vector<std::string> local_device_uuids{};    ///< "" for the CPU
   std::vector<std::int64_t> local_device_memory_bytes{};
-  LoaderPlan loader{};       ///< training
-  LoaderPlan eval_loader{};  ///< validation: not shuffled, nothing dropped or padded
-  int threads_per_rank = 1;  ///< compute threads: cores divided among the ranks
-  int restart = 0;           ///< attempts before this one, whoever restarted
+  LoaderPlan loader{};             ///< training
+  LoaderPlan eval_loader{};        ///< validation: not shuffled, nothing dropped or padded
+  int threads_per_rank = 1;        ///< compute threads: OMP_NUM_THREADS, else cores divided among the ranks
+  bool threads_are_given = false;  ///< by OMP_NUM_THREADS
+  int restart = 0;                 ///< attempts before this one, whoever restarted
   /// Of the batch job; training stops before it. run() knows it from the environment.
   std::optional<std::chrono::steady_clock::time_point> job_end{};
-  std::string launch{};  ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
+  /// The program's own flags, by name: run() knows them. Kept in config.toml and in checkpoints.
+  std::vector<std::pair<std::string, std::string>> program_values{};
+  std::string program{};     ///< file name of the program that called run(); "": the library is embedded in another one
+  LaunchName launch_name{};  ///< run() and Session::connect() know it from the environment
+  std::string launch{};      ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
   std::string host{};
   std::vector<std::string> warnings{};  ///< said once by the main rank
   std::vector<std::string> notes{};
@@ -78,7 +86,11 @@ std::string describe(const Plan& plan);
 /// refuse.
 BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Problem>& problems);
 
-/// runs/<run_name> unless run_dir says otherwise.
+/// What config.toml keeps: `plan.config`, with the fields that resolve() derived for this machine as they were asked
+/// for.
+TrainConfig asked_config(const Plan& plan);
+
+/// runs/<run_name> unless run_dir says otherwise; without a slash at the end.
 std::string run_directory(const TrainConfig& config);
 
 }  // namespace lockstep

@@ -79,7 +79,8 @@ class DistributedSampler {
   std::unique_ptr<Impl> impl_;
 };
 
-/// torch.randperm(n) with a CPU generator seeded with `seed`, without torch (MT19937; int64; n < 2^31).
+/// torch.randperm(n) with a CPU generator seeded with `seed`, without torch (MT19937; int64). Throws: DataError when
+/// 8 n bytes are not available.
 std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed);
 
 }  // namespace lockstep

@@ -57,9 +57,10 @@ class CheckpointDir {
   /// only at commit (moved aside, then removed).
   std::unique_ptr<CheckpointWriter> begin(std::int64_t step, std::int64_t expected_bytes = 0);
 
-  /// Where `bytes` are not free: deletes the oldest, one by one, as retain(2, saved, keep) may. For begin() of a run
-  /// that keeps more than two.
-  void make_room(std::int64_t bytes, std::int64_t saved, std::span<const std::int64_t> keep = {});
+  /// While free space is below `bytes`: deletes the oldest, one by one, as retain(2, saved, keep) may. For begin() of a
+  /// run that keeps more than two. `saved` is called when something has to go: a step that is known to be whole.
+  void make_room(std::int64_t bytes, const std::function<std::optional<std::int64_t>()>& saved,
+                 std::span<const std::int64_t> keep = {});
 
   std::vector<std::int64_t> steps() const;  ///< committed ones, ascending, not verified
   std::filesystem::path path(
@@ -80,11 +81,12 @@ class CheckpointDir {
   /// Throws: CheckpointError, also when it has more than `max_bytes`.
   std::string read(std::int64_t step, const std::string& name, std::int64_t max_bytes = 16 << 20) const;
 
-  /// Removes left-over temporary directories and returns their names; puts back a checkpoint whose replacement never
-  /// arrived. Call when nobody is writing.
+  /// Removes left-over temporary directories and links and returns the directories' names; puts back a checkpoint whose
+  /// replacement never arrived. Call when nobody is writing.
   std::vector<std::string> remove_incomplete();
-  /// Renames the checkpoints after `step` so that nobody reads them any more; returns their new names.
-  std::vector<std::string> abandon_after(std::int64_t step);
+  /// Renames the checkpoints of `steps` so that nobody reads, replaces or deletes them any more; returns their new
+  /// names.
+  std::vector<std::string> abandon(std::span<const std::int64_t> steps);
   /// Deletes the oldest so that the newest `keep_last` (2 at least) and those of `keep` remain of the steps up to
   /// `saved`, the one that was committed last. Higher ones are damaged or of an abandoned attempt: they do not count,
   /// and are replaced when the run gets there. Links to what is deleted go, too.

@@ -1,6 +1,11 @@
 // lockstep/trainer/callback.h
 //
-// Code of yours at fixed points of a run.
+// Code of yours at fixed points of a run. It may take any time: no limit applies to it, and the other ranks wait. It
+// may freeze and unfreeze parameters, with requires_grad_(), alike on every rank: the next step trains the others. The
+// state of frozen parameters is kept and saved. At fit_start `state` says where a resumed run stands: the place to
+// freeze by epoch. A learning rate that it writes into the options of an optimizer's group is what the schedule goes on
+// from. Between ranks, each stage at which the program has a callback costs one small message: at step_end, one per
+// step.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +16,18 @@
 
 namespace lockstep {
 
-enum class Stage : std::uint32_t {
-  fit_start = 1,          ///< prepared and resumed; before the first step
-  step_end = 2,           ///< after the update
-  epoch_end = 4,          ///< after the last step of an epoch
-  validation_end = 8,     ///< `metrics` holds the validation's means
-  report = 16,            ///< `metrics` holds what goes to the console and the metric files
-  checkpoint_saved = 32,  ///< durable
-  fit_end = 64,
+struct Stages {
+  enum Stage : std::uint32_t {
+    fit_start = 1,          ///< prepared and resumed; before the first step
+    step_end = 2,           ///< after the update
+    epoch_end = 4,          ///< after the last step of an epoch
+    validation_end = 8,     ///< `metrics` holds the validation's means
+    report = 16,            ///< `metrics` holds what goes to the console and the metric files
+    checkpoint_saved = 32,  ///< durable
+    fit_end = 64,
+  };
 };
-constexpr std::uint32_t operator|(Stage a, Stage b) {
-  return static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b);
-}
-constexpr std::uint32_t operator|(std::uint32_t a, Stage b) { return a | static_cast<std::uint32_t>(b); }
+using Stage = Stages::Stage;  ///< Stage::step_end is a mask by itself, Stage::step_end | Stage::report is one of both
 
 using Metrics = std::vector<std::pair<std::string, double>>;
 
@@ -45,10 +49,10 @@ class Callback {
  public:
   virtual ~Callback() = default;
   virtual std::string_view name() const = 0;         ///< unique in a trainer; the key of its state in checkpoints
-  virtual std::uint32_t stages() const = 0;          ///< mask of Stage; others are never called and cost nothing
+  virtual std::uint32_t stages() const = 0;          ///< a Stage, or several with |; asked for once per fit
   virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
   virtual NamedTensors save() const { return {}; }   ///< goes into every checkpoint, rank 0's
-  virtual void load(const NamedTensors&) {}
+  virtual void load(const NamedTensors&) {}          ///< on resume, what save() gave; not called when it gave nothing
 };
 
 }  // namespace lockstep

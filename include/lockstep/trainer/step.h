@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,9 +19,12 @@ namespace lockstep {
 
 /// What a forward gives back. A loss alone converts to it: `return torch::cross_entropy_loss(...)`.
 struct StepOutput {
-  at::Tensor loss{};  ///< 0-dim, the mean over `count`
+  at::Tensor loss{};  ///< 0-dim, the mean over `count`; undefined: the batch trains nothing
   /// What the mean was taken over: 0-dim on the device; undefined: batch.samples. Tokens for a language model with
-  /// padding: any split of a global batch over ranks and micro-batches then gives the same gradient.
+  /// padding: any split of a global batch over ranks and micro-batches then gives the same gradient. It may be 0: the
+  /// loss may then be NaN, but its backward with an incoming gradient of 0 has to give zeros, as cross_entropy with
+  /// ignore_index does; in a division of your own use count.clamp_min(1). An optimizer's
+  /// micro-batches all have one, or none has.
   at::Tensor count{};
   NamedTensors metrics{};  ///< 0-dim means over count; summed on the device, reduced over ranks at a report only
   StepOutput() = default;
@@ -34,8 +38,10 @@ class World;
 class Meter {
  public:
   void add(const StepOutput& output, std::int64_t samples);
-  /// Collective. Means over all ranks since the last call, "loss" first; {} when nothing was added anywhere. Waits for
-  /// the device.
+  /// Collective. Means over all ranks since the last take(), "loss" first; {} when nothing was added anywhere. Waits
+  /// for the device.
+  std::vector<std::pair<std::string, double>> means(World& world);
+  /// Collective. The same, and begins anew.
   std::vector<std::pair<std::string, double>> take(World& world);
 
  private:
@@ -46,6 +52,33 @@ class Meter {
   double samples_ = 0;                // weight that is known on the host
   at::Tensor counts_{};               // weight that only the device knows
   bool agreed_ = false;
+};
+
+/// A rank's outputs of several micro-batches; means are weighted by count. On the device, nothing waits.
+class MicroBatches {
+ public:
+  using Value = std::function<at::Tensor(const StepOutput&)>;
+
+  /// An output without a loss is left out.
+  void add(const StepOutput& output, std::int64_t samples);
+  bool empty() const noexcept { return parts_.empty(); }
+  std::int64_t samples() const;
+  /// Of this rank, 0 where nothing counted. Not for empty().
+  at::Tensor mean(const Value& value) const;
+  /// Means of loss and metrics, and the sum of the counts; without a loss when empty().
+  StepOutput output() const;
+  /// Collective. The mean loss over all ranks: 0-dim float64.
+  at::Tensor mean_over_ranks(World& world) const;
+
+ private:
+  struct Sum {
+    at::Tensor values{};
+    at::Tensor count{};  // undefined: only samples were counted
+    double samples = 0;
+  };
+  Sum sum(const Value& value) const;
+
+  std::vector<std::pair<StepOutput, std::int64_t>> parts_{};
 };
 
 class Step {
@@ -65,6 +98,8 @@ class Step {
   std::span<const Batch> batches() const noexcept { return context_.batches.micro; }
   bool is_last(const Batch& batch) const noexcept { return &batch == &context_.batches.micro.back(); }
   std::int64_t number() const noexcept { return context_.number; }
+  /// How many optimizers there are.
+  std::size_t sets() const noexcept { return context_.strategy.sets(); }
 
   /// Drops the gradients of optimizer `set`.
   void zero_grad(std::size_t set = 0) { context_.strategy.zero_grad(set); }
@@ -80,12 +115,19 @@ class Step {
   void add(const StepOutput& output);
 
   /// Gradients become the mean over the global batch, are clipped, and the optimizer updates with the scheduled rate.
+  /// When all counts of the step are 0 it updates with gradients of zero: momentum and weight decay still act.
   void update(std::size_t set = 0);
 
-  /// For optimizers with a closure (LBFGS): it does zero_grad, forward and backward and returns the output. It is
-  /// called with gradients enabled, and the optimizer sees the mean loss over ranks: with their own values ranks would
-  /// evaluate a different number of times and wait for each other forever. Returns the first evaluation's output.
+  /// For optimizers with a closure (LBFGS): it does zero_grad, then forward and backward for every micro-batch, and
+  /// returns an output, which nobody reads. It is called with gradients enabled, and the optimizer sees the mean of the
+  /// losses given to backward() over micro-batches and ranks: with their own values ranks would evaluate a different
+  /// number of times and wait for each other forever. Returns the first evaluation's means over this rank's
+  /// micro-batches, for add().
   StepOutput minimize(const std::function<StepOutput()>& closure, std::size_t set = 0);
+
+  /// A backward of this step got samples and a loss, or samples and none.
+  bool backward_with_loss() const noexcept { return with_loss_; }
+  bool backward_without_loss() const noexcept { return without_loss_; }
 
   /// This rank's mean loss of what was added, and the last norm and rate.
   StepResult result() const;
@@ -93,12 +135,16 @@ class Step {
  private:
   double share() const noexcept;
   void finish(std::size_t set);
+  void check_counts(const StepOutput& output, std::size_t set);
 
   const Context context_;
-  std::int64_t samples_ = 0;          // of the batch that forward() saw last
-  std::vector<at::Tensor> losses_{};  // of added outputs
-  std::vector<double> loss_samples_{};
+  std::int64_t samples_ = 0;                    // of the batch that forward() saw last
+  std::vector<std::optional<bool>> counted_{};  // per optimizer: its micro-batches have counts
+  MicroBatches added_{};
+  MicroBatches* evaluation_ = nullptr;  // the closure's, while minimize() runs it
   at::Tensor grad_norm_{};
+  bool with_loss_ = false;
+  bool without_loss_ = false;
 };
 
 }  // namespace lockstep

@@ -17,8 +17,9 @@ class Task {
   virtual torch::nn::Module& module() = 0;
   /// One, or several with optimize() overridden. Called once per fit, after the module is on its device.
   virtual std::vector<OptimizerSpec> optimizers() = 0;
-  /// Forward and loss of one micro-batch, in training mode. `batch` has at least one sample and is on the device.
-  virtual StepOutput training_step(const Batch& batch) = 0;
+  /// Forward and loss of one micro-batch, in training mode. `batch` has at least one sample and is on the device. Not
+  /// needed by a task that overrides optimize(), and validation_step() where it validates.
+  virtual StepOutput training_step(const Batch& batch);
   /// The same in evaluation mode, without gradients.
   virtual StepOutput validation_step(const Batch& batch) { return training_step(batch); }
   /// One training step: this default is the automatic one; override it for several optimizers or closures.
@@ -26,23 +27,29 @@ class Task {
 };
 
 /// The common case without a class: `net` is a module holder (TORCH_MODULE) or a shared_ptr to a module whose forward
-/// takes batch.input.
+/// takes batch.input; `loss(output, target)` returns the mean loss or a StepOutput.
 template <class Net, class Loss>
 std::unique_ptr<Task> make_task(Net net, Loss loss, OptimizerSpec optimizer) {
-  class Supervised final : public Task {
-   public:
-    Supervised(Net net, Loss loss, OptimizerSpec optimizer)
-        : net_(std::move(net)), loss_(std::move(loss)), optimizer_(std::move(optimizer)) {}
-    torch::nn::Module& module() override { return *net_; }
-    std::vector<OptimizerSpec> optimizers() override { return {optimizer_}; }
-    StepOutput training_step(const Batch& batch) override { return loss_(net_->forward(batch.input), batch.target); }
+  constexpr bool kIsHandle = requires { net.operator->(); };
+  static_assert(kIsHandle, "make_task: pass a module holder (TORCH_MODULE) or a std::shared_ptr to the module");
+  if constexpr (kIsHandle) {
+    class Supervised final : public Task {
+     public:
+      Supervised(Net net, Loss loss, OptimizerSpec optimizer)
+          : net_(std::move(net)), loss_(std::move(loss)), optimizer_(std::move(optimizer)) {}
+      torch::nn::Module& module() override { return *net_; }
+      std::vector<OptimizerSpec> optimizers() override { return {optimizer_}; }
+      StepOutput training_step(const Batch& batch) override { return loss_(net_->forward(batch.input), batch.target); }
 
-   private:
-    Net net_;
-    Loss loss_;
-    OptimizerSpec optimizer_;
-  };
-  return std::make_unique<Supervised>(std::move(net), std::move(loss), std::move(optimizer));
+     private:
+      Net net_;
+      Loss loss_;
+      OptimizerSpec optimizer_;
+    };
+    return std::make_unique<Supervised>(std::move(net), std::move(loss), std::move(optimizer));
+  } else {
+    return nullptr;
+  }
 }
 
 }  // namespace lockstep

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -26,10 +29,20 @@ struct StepResult {
   double lr = 0;
 };
 
+/// The checkpoint with the best value of checkpoint.monitor.
+struct BestCheckpoint {
+  std::int64_t step = 0;
+  double value = 0;
+  std::string path{};  ///< its folder
+};
+
 struct FitResult {
   TrainState state{};
   StopKind stop = StopKind::none;  ///< none: the limits were reached
-  std::string why{};               ///< "max_steps reached", "SIGTERM", a callback's reason
+  std::string why{};               ///< one line: where the run ended and why
+  std::vector<std::pair<std::string, double>> metrics{};  ///< the last value of every reported metric, "val_..." too
+  std::optional<BestCheckpoint> best{};                   ///< by checkpoint.monitor; nullopt: none
+  double seconds = 0;                                     ///< of this fit
 };
 
 }  // namespace lockstep

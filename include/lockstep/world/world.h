@@ -53,6 +53,7 @@ class World {
   int local_rank() const noexcept;
   int local_size() const noexcept;
   int node() const noexcept;
+  int nodes() const noexcept;     ///< they may have different numbers of ranks
   bool is_main() const noexcept;  ///< rank 0
   c10::Device device() const noexcept;
 

@@ -62,6 +62,7 @@ std::optional<Identity> read_lsf(VariableReader& reader) {
   }
   identity.nodes = (identity.world_size - 1) / identity.local_world_size + 1;
   identity.node = identity.rank / identity.local_world_size;
+  identity.node_is_guess = identity.world_size > identity.local_world_size;
   if (identity.world_size > 1) {
     read_lsf_master(reader, identity);
   }

@@ -143,6 +143,7 @@ Identity read_mpi(VariableReader& reader, const MpiNames& names) {
   }
   identity.nodes = (identity.world_size - 1) / identity.local_world_size + 1;
   identity.node = identity.rank / identity.local_world_size;
+  identity.node_is_guess = identity.world_size > identity.local_world_size;
   identity.ranks_flag = "mpirun -np";
   if (identity.world_size > 1) {
     identity.run_id = find_launch(reader, identity);

@@ -8,43 +8,66 @@
 namespace lockstep {
 namespace {
 
+/// The variable that numbers the nodes: torchrun's, or the one of Lightning's scripts.
+const char* node_variable(const VariableReader& reader) {
+  return reader.has("GROUP_RANK") || !reader.has("NODE_RANK") ? "GROUP_RANK" : "NODE_RANK";
+}
+
+void read_rank(VariableReader& reader, Identity& identity) {
+  // Lightning's scripts give no RANK; the first node's ranks are the first.
+  const bool on_first_node = !reader.has("RANK") && reader.has("LOCAL_RANK") && reader.peek("NODE_RANK") == "0";
+  const char* name = on_first_node ? "LOCAL_RANK" : "RANK";
+  identity.rank = reader.required_number(name, 0, "this process's number among all ranks");
+  identity.world_size = reader.required_number("WORLD_SIZE", 1, "the number of ranks");
+  reader.check_below(name, identity.rank, "WORLD_SIZE", identity.world_size);
+}
+
 void read_place_on_node(VariableReader& reader, Identity& identity) {
-  if (identity.world_size == 1) {
-    identity.local_rank = reader.number("LOCAL_RANK", 0).value_or(0);
-    identity.local_world_size = reader.number("LOCAL_WORLD_SIZE", 1).value_or(1);
-  } else {
-    identity.local_rank = reader.required_number("LOCAL_RANK", 0, "this rank's number on its node");
-    identity.local_world_size = reader.required_number("LOCAL_WORLD_SIZE", 1, "the number of ranks on this node");
+  const bool alone = identity.world_size == 1;
+  identity.local_rank = alone ? reader.number("LOCAL_RANK", 0).value_or(0)
+                              : reader.required_number("LOCAL_RANK", 0, "this rank's number on its node");
+  if (alone || reader.has("LOCAL_WORLD_SIZE")) {
+    identity.local_world_size = reader.number("LOCAL_WORLD_SIZE", 1).value_or(alone ? 1 : VariableReader::kRefused);
+    reader.check_below("LOCAL_RANK", identity.local_rank, "LOCAL_WORLD_SIZE", identity.local_world_size);
+    return;
   }
-  reader.check_below("LOCAL_RANK", identity.local_rank, "LOCAL_WORLD_SIZE", identity.local_world_size);
+  // The ranks before this node's are on other nodes; those that follow may all be here.
+  const int on_other_nodes = std::max(0, identity.rank - identity.local_rank);
+  identity.local_world_size = std::max(VariableReader::kRefused, identity.world_size - on_other_nodes);
+  identity.local_size_is_guess = true;
+  reader.check_below("LOCAL_RANK", identity.local_rank, "WORLD_SIZE", identity.world_size);
 }
 
 void read_node(VariableReader& reader, Identity& identity) {
+  const char* number = node_variable(reader);
   const auto nodes = reader.number("GROUP_WORLD_SIZE", 1);
-  const auto node = reader.number("GROUP_RANK", 0);
+  const auto node = reader.number(number, 0);
   const int local = identity.local_world_size;
   const bool known = local != VariableReader::kRefused && identity.world_size != VariableReader::kRefused;
-  identity.nodes = nodes ? *nodes : known ? (identity.world_size - 1) / local + 1 : VariableReader::kRefused;
+  identity.node_is_guess = !reader.has("GROUP_WORLD_SIZE") || !reader.has(number);
   identity.node = node ? *node : known ? identity.rank / local : 0;
-  reader.check_below("GROUP_RANK", identity.node, "GROUP_WORLD_SIZE", identity.nodes);
-}
-
-/// Of torchrun alone: others may start more ranks on one node than on the next.
-void check_equal_nodes(VariableReader& reader, const Identity& identity) {
-  const auto ranks = static_cast<std::int64_t>(identity.nodes) * identity.local_world_size;
-  if (ranks > 0 && identity.world_size > 0 && ranks != identity.world_size) {
-    reader.problem(fmt::format("WORLD_SIZE={} and LOCAL_WORLD_SIZE={} on {} node{}: found {} ranks, expected {}",
-                               identity.world_size, identity.local_world_size, identity.nodes,
-                               identity.nodes == 1 ? "" : "s", ranks, identity.world_size),
-                   "every node runs the same number of ranks");
+  identity.nodes = nodes ? *nodes : known ? std::max((identity.world_size - 1) / local, identity.node) + 1 : 1;
+  if (node && nodes) {
+    reader.check_below(number, *node, "GROUP_WORLD_SIZE", *nodes);
   }
 }
 
-/// No node has more ranks than there are.
+/// Nodes may differ; each has one rank at least, and the only one has all.
 void check_local_size(VariableReader& reader, const Identity& identity) {
-  if (identity.world_size > 0 && identity.local_world_size > identity.world_size) {
-    reader.problem(fmt::format("LOCAL_WORLD_SIZE={} and WORLD_SIZE={}: expected 1 to {}", identity.local_world_size,
-                               identity.world_size, identity.world_size));
+  if (!reader.problems().empty() || identity.local_size_is_guess) {
+    return;
+  }
+  const int others = identity.node_is_guess ? 0 : identity.nodes - 1;
+  const int most = identity.world_size - others;
+  const int least = !identity.node_is_guess && others == 0 ? most : 1;
+  if (identity.local_world_size < least || identity.local_world_size > most) {
+    const std::string nodes =
+        identity.node_is_guess ? "" : fmt::format(" on {} node{}", identity.nodes, others > 0 ? "s" : "");
+    reader.problem(fmt::format("LOCAL_WORLD_SIZE={} and WORLD_SIZE={}{}: expected {}", identity.local_world_size,
+                               identity.world_size, nodes,
+                               most < 1        ? "a rank on every node"
+                               : least == most ? fmt::format("{}", most)
+                                               : fmt::format("1 to {}", most)));
   }
 }
 
@@ -66,12 +89,6 @@ void read_torchelastic(VariableReader& reader, Identity& identity) {
   identity.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";  // what Python's str(True) writes
 }
 
-void read_rank(VariableReader& reader, Identity& identity) {
-  identity.rank = reader.required_number("RANK", 0, "this process's number among all ranks");
-  identity.world_size = reader.required_number("WORLD_SIZE", 1, "the number of ranks");
-  reader.check_below("RANK", identity.rank, "WORLD_SIZE", identity.world_size);
-}
-
 }  // namespace
 
 std::optional<Identity> read_torchrun(VariableReader& reader) {
@@ -89,11 +106,9 @@ std::optional<Identity> read_torchrun(VariableReader& reader) {
   } else {
     read_torchelastic(reader, identity);
   }
+  check_local_size(reader, identity);
   if (identity.launcher == "torchrun") {
     identity.ranks_flag = "torchrun --nproc-per-node";
-    check_equal_nodes(reader, identity);
-  } else {
-    check_local_size(reader, identity);
   }
   return identity;
 }

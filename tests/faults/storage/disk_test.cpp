@@ -118,7 +118,7 @@ TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
     int saved = 0;
     for (std::int64_t step = 1; step <= 20; ++step) {
       try {
-        checkpoints.make_room(acknowledged ? kBytes : 0, acknowledged.value_or(0));
+        checkpoints.make_room(kBytes, [&] { return acknowledged; });
         const auto writer = checkpoints.begin(step, step % 2 == 0 ? kBytes : 0);  // 0: found out while writing
         writer->add(
             "weights.bin", [&](const auto& append) { append(testing_storage::as_bytes(weights)); },

@@ -94,7 +94,7 @@ inline void save_in_place(FileSystem& fs, const Path& directory, Version version
   const Path to = directory / from.filename();
   fs.create_directories(to);
   for (const std::string& name : fs.list(from)) {
-    const auto file = (fs.remove_all(to / name), fs.create(to / name));
+    const auto file = (fs.remove(to / name), fs.create(to / name));
     file->append(testing_storage::as_bytes(testing_storage::read_all(*fs.open(from / name))));
     file->close();
   }
@@ -168,6 +168,10 @@ class SteppedFileSystem final : public ForwardingFileSystem {
     inner_.replace_link(link, target);
     at_("linked", link);
   }
+  void remove(const Path& path) override {
+    at_("remove", path);
+    inner_.remove(path);
+  }
   void remove_all(const Path& path) override {
     if (std::filesystem::is_directory(std::filesystem::symlink_status(path))) {
       for (const std::string& name : inner_.list(path)) {
@@ -193,6 +197,10 @@ class SteppedFileSystem final : public ForwardingFileSystem {
       at_("half written", path_);
       ForwardingFile::append(bytes.subspan(bytes.size() / 2));
       at_("written", path_);
+    }
+    void truncate(std::int64_t bytes) override {
+      at_("shorten", path_);
+      ForwardingFile::truncate(bytes);
     }
     void sync() override {
       at_("fsync", path_);

@@ -25,6 +25,30 @@ TEST(TrainControl, NamesASignalAsTheReason) {
   EXPECT_EQ(control.stop_reason(), "Ctrl-C");
 }
 
+TEST(TrainControl, LetsASignalReplaceTheProgramsOwnStop) {
+  TrainControl control;
+  control.request_stop("early stopping");
+  control.request_stop("again");
+  EXPECT_EQ(control.stop_reason(), "early stopping");
+  control.request_stop_from_signal(StopKind::terminate);
+  EXPECT_EQ(control.stop_requested(), StopKind::terminate);
+  EXPECT_EQ(control.stop_reason(), "a signal asked for it");
+  control.end_fit();
+  EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for every fit";
+}
+
+TEST(TrainControl, ForgetsTheProgramsRequestsAtTheEndOfAFit) {
+  TrainControl control;
+  control.request_stop("early stopping");
+  control.request_checkpoint();
+  control.end_fit();
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  EXPECT_EQ(control.stop_reason(), "");
+  EXPECT_FALSE(control.take_checkpoint_request());
+  control.request_stop("time limit", StopKind::terminate);
+  EXPECT_EQ(control.stop_reason(), "time limit");
+}
+
 TEST(TrainControl, CopiesShareRequests) {
   TrainControl control;
   TrainControl copy = control;

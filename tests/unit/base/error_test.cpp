@@ -12,6 +12,15 @@ TEST(ErrorText, ShowsWhatAndHint) {
   EXPECT_EQ(error_text(IoError("cannot write /x: No space left on device")),
             "error: cannot write /x: No space left on device");
   EXPECT_EQ(error_text(std::runtime_error("boom")), "error: std::runtime_error: boom");
+  const std::string frames =
+      "\nException raised from mm at a.cpp:7 (most recent call first):\nframe #0: f\nframe #1: g\n";
+  EXPECT_EQ(error_text(std::runtime_error("no such operator\nand a second line" + frames)),
+            "error: std::runtime_error: no such operator\nand a second line\n"
+            "  hint: TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
+  EXPECT_EQ(error_text(std::runtime_error("Target 7 is out of bounds." + frames)),
+            "error: std::runtime_error: Target 7 is out of bounds.\n"
+            "  hint: labels and indices go from 0 to the number of classes or rows less one; "
+            "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
 }
 
 TEST(ErrorText, ListsAllProblemsOfAConfiguration) {

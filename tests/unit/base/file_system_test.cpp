@@ -164,9 +164,50 @@ TEST_P(AnyFileSystem, ReplacesLinksAndNothingElse) {
   EXPECT_FALSE(fs().exists(link));
 }
 
+TEST_P(AnyFileSystem, RemovesAFileOrALinkAndNoDirectory) {
+  write_file(fs(), root() / "file", "text");
+  fs().replace_link(root() / "link", "file");
+  fs().create_directories(root() / "folder");
+  fs().remove(root() / "link");
+  EXPECT_THAT(fs().list(root()), ElementsAre("file", "folder"));
+  fs().remove(root() / "file");
+  fs().remove(root() / "missing");
+  EXPECT_EQ(failure([&] { fs().remove(root() / "folder"); }),
+            "cannot remove " + (root() / "folder").string() + ": Is a directory");
+  EXPECT_THAT(fs().list(root()), ElementsAre("folder"));
+}
+
+TEST_P(AnyFileSystem, ShortensAFileThatIsAppendedTo) {
+  const auto path = root() / "log";
+  const auto file = fs().open_append(path);
+  file->append(bytes("one\ntw"));
+  file->truncate(4);
+  file->append(bytes("three\n"));
+  EXPECT_EQ(read_file(fs(), path), "one\nthree\n");
+}
+
+TEST_P(AnyFileSystem, WriteFileLeavesFilesOfOthersAlone) {
+  const auto path = root() / "model";
+  fs().create_directories(root() / "model.tmp" / "mine");
+  write_file(fs(), path, "one");
+  fs().replace_link(root() / "best", "model");
+  EXPECT_THAT(fs().list(root()), ElementsAre("best", "model", "model.tmp"));
+  EXPECT_THAT(fs().list(root() / "model.tmp"), ElementsAre("mine"));
+}
+
+TEST_P(AnyFileSystem, RemovesTheLeftoversOfOneFileOnly) {
+  const std::vector<std::string> others{"model", "model.tmp", "model.tmp.0123", "model.tmp.0123456789abcdeg",
+                                        "model2.tmp.0123456789abcdef"};
+  for (const std::string& name : others) {
+    fs().create(root() / name);
+  }
+  fs().create(root() / "model.tmp.0123456789abcdef");
+  remove_leftovers(fs(), root() / "model");
+  EXPECT_THAT(fs().list(root()), testing::UnorderedElementsAreArray(others));
+}
+
 TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
   const auto path = root() / "state.json";
-  fs().create(root() / "state.json.tmp")->append(bytes("left by a crash"));
   write_file(fs(), path, "one");
   write_file(fs(), path, "two");
   EXPECT_EQ(read_file(fs(), path), "two");
@@ -178,10 +219,10 @@ TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
 INSTANTIATE_TEST_SUITE_P(Disk, AnyFileSystem, testing::Values(false));
 INSTANTIATE_TEST_SUITE_P(Memory, AnyFileSystem, testing::Values(true));
 
-TEST(RealFileSystem, IgnoresTheUmask) {
+TEST(RealFileSystem, LeavesPermissionsToTheUmask) {
   const TempDir directory;
   FileSystem& fs = real_file_system();
-  for (const mode_t mask : {0777U, 0U}) {
+  for (const mode_t mask : {077U, 022U, 0U}) {
     const mode_t old = ::umask(mask);
     const auto top = directory.path() / std::to_string(mask);
     fs.create_directories(top / "run/checkpoints");
@@ -190,11 +231,11 @@ TEST(RealFileSystem, IgnoresTheUmask) {
     std::string owner;
     fs.try_lock(top / "lock", "", owner);
     ::umask(old);
-    EXPECT_EQ(mode_of(top / "run"), 0700U);
-    EXPECT_EQ(mode_of(top / "run/checkpoints"), 0700U);
-    EXPECT_EQ(mode_of(top / "file"), 0600U);
-    EXPECT_EQ(mode_of(top / "log"), 0600U);
-    EXPECT_EQ(mode_of(top / "lock"), 0600U);
+    EXPECT_EQ(mode_of(top / "run"), 0777U & ~mask);
+    EXPECT_EQ(mode_of(top / "run/checkpoints"), 0777U & ~mask);
+    EXPECT_EQ(mode_of(top / "file"), 0666U & ~mask);
+    EXPECT_EQ(mode_of(top / "log"), 0666U & ~mask);
+    EXPECT_EQ(mode_of(top / "lock"), 0666U & ~mask);
   }
 }
 

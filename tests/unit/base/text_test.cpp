@@ -70,6 +70,7 @@ TEST(Closest, FindsTypingErrorsOnly) {
   EXPECT_EQ(closest("max_step", names), "max_steps");
   EXPECT_EQ(closest("sed", names), "seed");
   EXPECT_EQ(closest("l", names), "lr");
+  EXPECT_EQ(closest("GPU", std::vector<std::string>{"auto", "cpu", "gpu"}), "gpu") << "another case is no difference";
   EXPECT_EQ(closest("hidden", names), std::nullopt);
   EXPECT_EQ(closest("x", names), std::nullopt);
   EXPECT_EQ(closest("seed", {}), std::nullopt);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <lockstep/base/error.h>
@@ -28,8 +29,11 @@
 namespace lockstep {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsSupersetOf;
+using testing::Not;
 using testing::ThrowsMessage;
 
 const std::vector<at::ScalarType>& all_types() {
@@ -184,6 +188,113 @@ TEST(CheckpointStore, FallsBackFromADamagedOne) {
   expect_equal(store.load_latest()->snapshot, make_snapshot(1));
   EXPECT_THAT([&] { store.load(2); }, ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors")));
   expect_equal(store.load(1), make_snapshot(1));
+}
+
+void damage(const std::filesystem::path& checkpoint) {
+  std::ofstream(checkpoint / "MANIFEST.json", std::ios::app) << "x";
+}
+
+TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
+  OneRank one;
+  {
+    CheckpointStore store = one.open();
+    store.save(1, make_snapshot(1));
+    store.save(2, make_snapshot(2));
+  }
+  damage(one.checkpoints() / "step-0000000002");
+  const std::string before = text_of(one.checkpoints() / "step-0000000002" / "MANIFEST.json");
+  CheckpointStore store = one.open();
+  std::vector<std::string> told;
+  EXPECT_EQ(store.load_latest([&](const std::string& what) { told.push_back(what); })->step, 1);
+  EXPECT_THAT(told, ElementsAre(HasSubstr("step-0000000002/MANIFEST.json: its checksum")));
+  for (int step = 2; step <= 6; ++step) {
+    store.save(step, make_snapshot(step));
+  }
+  const auto names = names_in(one.checkpoints());
+  ASSERT_THAT(names, ElementsAre(".lock", "last", testing::StartsWith("step-0000000002.abandoned."), "step-0000000005",
+                                 "step-0000000006"));
+  EXPECT_EQ(text_of(one.checkpoints() / names[2] / "MANIFEST.json"), before);
+}
+
+TEST(CheckpointStore, DoesNotBeginAnewWhenAllAreDamaged) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world), config, world);
+    store.save(1, make_snapshot(1));
+    store.save(2, make_snapshot(2));
+  }));
+  for (const char* checkpoint : {"node_0/step-0000000001", "node_0/step-0000000002", "node_1/step-0000000001"}) {
+    damage(directory.path() / checkpoint);
+  }
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world), config, world);
+    EXPECT_EQ(store.load_latest()->step, 2) << "of the other node";
+  }));
+  damage(directory.path() / "node_1/step-0000000002");
+  for (const std::exception_ptr& error :
+       two_nodes([&](World& world) { CheckpointStore(of(world), config, world).load_latest(); })) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT([&] { std::rethrow_exception(error); },
+                ThrowsMessage<CheckpointError>(
+                    testing::AllOf(HasSubstr("node_0 can be read: step-0000000002, "), HasSubstr("step-0000000001"))));
+  }
+}
+
+/// A disk for `checkpoints` checkpoints of make_snapshot().
+class SmallDisk final : public ForwardingFileSystem {
+ public:
+  SmallDisk(std::filesystem::path directory, double checkpoints)
+      : ForwardingFileSystem(real_file_system()), directory_(std::move(directory)), checkpoints_(checkpoints) {}
+  std::int64_t free_bytes(const Path&) override {
+    std::int64_t bytes = 0;
+    for (const auto& [file, tensors] : make_snapshot().tensors) {
+      for (const auto& [name, tensor] : tensors) {
+        bytes += static_cast<std::int64_t>(tensor.nbytes());
+      }
+    }
+    const auto names = inner_.list(directory_);
+    const auto used = std::count_if(names.begin(), names.end(), [](const auto& n) { return n.starts_with("step-"); });
+    return static_cast<std::int64_t>((checkpoints_ - static_cast<double>(used)) * static_cast<double>(bytes));
+  }
+
+ private:
+  Path directory_;
+  double checkpoints_;
+};
+
+TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResumeToo) {
+  OneRank one;
+  const CheckpointConfig config{.keep_last = 3};
+  SmallDisk disk(one.checkpoints(), 3.7);
+  for (const bool loads : {true, false}) {
+    CheckpointStore store(one.checkpoints(), config, one.world, 0, disk);
+    const int first = loads ? 0 : 10;
+    if (loads) {
+      store.load_latest();
+    }
+    for (int step = first; step < first + 6; ++step) {
+      store.save(step, make_snapshot(step));
+    }
+  }
+  EXPECT_THAT(names_in(one.checkpoints()),
+              ElementsAre(".lock", "last", "step-0000000013", "step-0000000014", "step-0000000015"));
+  damage(one.checkpoints() / "step-0000000014");
+  damage(one.checkpoints() / "step-0000000015");
+  CheckpointStore store(one.checkpoints(), config, one.world, 0, disk);
+  EXPECT_THROW(store.save(16, make_snapshot(16)), IoError) << "the only one that is whole is worth more than a new one";
+  EXPECT_EQ(store.load_latest()->step, 13);
+}
+
+TEST(CheckpointStore, SavesUnderANameThatIsTooLongForALink) {
+  OneRank one;
+  const CheckpointConfig config{.name = "{epoch}" + std::string(127, 'x')};
+  CheckpointStore store(one.checkpoints(), config, one.world);
+  store.save(1, make_snapshot(1));
+  store.save(2, make_snapshot(10));
+  EXPECT_EQ(store.load_latest()->step, 2);
+  EXPECT_THAT(names_in(one.checkpoints()), testing::Contains("1" + std::string(127, 'x')));
 }
 
 TEST(CheckpointStore, SavesInTheBackgroundWhatTheStateWas) {
@@ -356,6 +467,76 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   }
 }
 
+TEST(CheckpointStore, RefusesOnEveryRankWhatTheOtherNodesCannotHold) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  for (const std::exception_ptr& error : two_nodes([&](World& world) {
+         CheckpointStore store(directory.path() / ("node_" + std::to_string(world.rank())), config, world);
+         Snapshot snapshot = make_snapshot();
+         snapshot.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
+         store.save(1, snapshot);
+       })) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT([&] { std::rethrow_exception(error); },
+                ThrowsMessage<CheckpointError>(HasSubstr("z has dtype ComplexDouble")));
+  }
+}
+
+/// Refuses the second allocation of kMarked bytes to a thread that asks for it: the first is of the broadcast, the
+/// second of the copy that is written in the background.
+class FailingAllocator final : public c10::Allocator {
+ public:
+  static constexpr std::size_t kMarked = 12'345;
+  static thread_local int left;  // until the next failure; 0: none
+
+  FailingAllocator() { c10::SetCPUAllocator(this, /*priority=*/1); }
+  ~FailingAllocator() override { c10::SetCPUAllocator(inner_, /*priority=*/1); }
+  FailingAllocator(const FailingAllocator&) = delete;
+  FailingAllocator& operator=(const FailingAllocator&) = delete;
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == kMarked && left > 0 && --left == 0) {
+      throw std::runtime_error("no memory for the copy");
+    }
+    return inner_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { inner_->copy_data(to, from, bytes); }
+
+ private:
+  c10::Allocator* inner_ = c10::GetCPUAllocator();
+};
+thread_local int FailingAllocator::left = 0;
+
+TEST(CheckpointStore, LeavesNoThreadBehindWhenASaveInTheBackgroundBeginsOnOneNodeOnly) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  const FailingAllocator allocator;
+  SlowFileSystem slow;
+  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world), config, world, 0, world.is_main() ? slow : real_file_system());
+    Snapshot snapshot;
+    snapshot.tensors["model"].emplace_back("w", at::zeros({FailingAllocator::kMarked}, at::kByte));
+    FailingAllocator::left = world.is_main() ? 0 : 2;
+    slow.armed = true;
+    std::atomic<bool> opened{false};
+    std::thread opens([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // longer than a store that does not wait
+      if (world.is_main() && !opened.exchange(true)) {
+        slow.gate.count_down();
+      }
+    });
+    EXPECT_THAT(
+        [&] { store.save_in_background(1, snapshot); },
+        testing::Throws<std::runtime_error>(testing::Property(&std::runtime_error::what, HasSubstr("no memory"))));
+    EXPECT_TRUE(!world.is_main() || opened) << "a thread still writes what the next save will overwrite";
+    opens.join();
+    FailingAllocator::left = 0;
+    store.save_in_background(2, snapshot);
+    EXPECT_EQ(store.wait_for_save()->step, 2);
+  }));
+}
+
 TEST(CheckpointStore, RemovesWhatWasNotFinished) {
   OneRank one;
   std::filesystem::create_directories(one.checkpoints() / "step-0000000009.tmp.0123456789abcdef");
@@ -378,14 +559,52 @@ TEST(CheckpointStore, RefusesWhatItCannotHold) {
   OneRank one;
   CheckpointStore store = one.open();
   Snapshot complex = make_snapshot();
-  complex.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexFloat));
+  complex.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
   EXPECT_THAT([&] { store.save(1, complex); },
-              ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors: z has dtype ComplexFloat")));
+              ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors: z has dtype ComplexDouble")));
   Snapshot taken = make_snapshot();
   taken.values["world_size"] = "2";
   EXPECT_THAT([&] { store.save(1, taken); },
               ThrowsMessage<CheckpointError>(HasSubstr("world_size 2 among the values, expected 1")));
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+}
+
+TEST(CheckpointStore, GivesEveryRankComplexTensors) {
+  const TempDir directory;
+  expect_none(two_ranks([&](World& world) {
+    CheckpointStore store(directory.path(), CheckpointConfig{}, world);
+    Snapshot complex = make_snapshot();
+    complex.tensors["model"].emplace_back("z", at::complex(at::ones({3}), at::arange(3, at::kFloat)));
+    store.save(1, complex);
+    expect_equal(store.load(1), complex);
+  }));
+}
+
+TEST(CheckpointStore, NeverDeletesTheLastWithFiniteParameters) {
+  OneRank one;
+  const auto save = [](CheckpointStore& store, std::int64_t step, const char* finite) {
+    Snapshot snapshot = make_snapshot();
+    if (finite != nullptr) {
+      snapshot.values[kParametersFinite] = finite;
+    }
+    store.save(step, snapshot);
+  };
+  {
+    CheckpointStore store = one.open();
+    save(store, 1, "true");
+    save(store, 2, nullptr);
+    for (const std::int64_t step : {3, 4, 5}) {
+      save(store, step, "false");
+    }
+  }
+  EXPECT_THAT(names_in(one.checkpoints()), IsSupersetOf({"step-0000000002", "step-0000000004", "step-0000000005"}));
+  EXPECT_THAT(names_in(one.checkpoints()), Not(Contains("step-0000000003")));
+  CheckpointStore again = one.open();
+  save(again, 6, "false");
+  EXPECT_THAT(names_in(one.checkpoints()), IsSupersetOf({"step-0000000002", "step-0000000005", "step-0000000006"}));
+  save(again, 7, "true");
+  save(again, 8, "true");
+  EXPECT_THAT(names_in(one.checkpoints()), Not(Contains("step-0000000002")));
 }
 
 TEST(CheckpointStore, SaysWhyItCannotOpen) {
@@ -418,7 +637,7 @@ TEST(CheckpointStore, ThrowsTheMainRanksErrorOnEveryRank) {
     CheckpointStore store(directory.path(), CheckpointConfig{}, world);
     Snapshot snapshot = make_snapshot();
     if (world.is_main()) {
-      snapshot.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexFloat));
+      snapshot.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
     }
     store.save(1, snapshot);
   });
@@ -427,7 +646,7 @@ TEST(CheckpointStore, ThrowsTheMainRanksErrorOnEveryRank) {
     try {
       std::rethrow_exception(error);
     } catch (const CheckpointError& checkpoint_error) {
-      EXPECT_THAT(checkpoint_error.what(), HasSubstr("z has dtype ComplexFloat"));
+      EXPECT_THAT(checkpoint_error.what(), HasSubstr("z has dtype ComplexDouble"));
       EXPECT_EQ(checkpoint_error.hint(), "convert it before saving");
       EXPECT_EQ(checkpoint_error.exit_code(), ExitCode::bad_data);
     }

@@ -41,6 +41,18 @@ TEST(RngState, RefusesOtherBytes) {
   EXPECT_TRUE(at::equal(rng_state(at::kCPU), state));
 }
 
+TEST(RngState, FitsTheKindOfDeviceItIsOf) {
+  const at::Tensor state = rng_state(at::kCPU);
+  EXPECT_TRUE(fits_rng_state(state, at::kCPU));
+  EXPECT_FALSE(fits_rng_state(at::cat({state, at::zeros({16}, at::kByte)}), at::kCPU)) << "as a GPU's is longer";
+  EXPECT_FALSE(fits_rng_state(at::full_like(state, 255), at::kCPU));
+  EXPECT_FALSE(fits_rng_state({}, at::kCPU));
+  draw();
+  const at::Tensor later = rng_state(at::kCPU);
+  fits_rng_state(state, at::kCPU);
+  EXPECT_TRUE(at::equal(rng_state(at::kCPU), later)) << "looking changes nothing";
+}
+
 TEST(SeedRng, GivesEachSeedRankAndStepItsOwnNumbers) {
   std::set<std::int64_t> drawn;
   for (const std::uint64_t seed : {0U, 1U, 42U}) {

@@ -21,6 +21,7 @@ using testing::ThrowsMessage;
 NamedTensors some_tensors() {
   return {{"a.weight", at::arange(12, at::kFloat).view({3, 4})},
           {"a.half", at::ones({5}, at::kBFloat16)},
+          {"z", at::complex(at::arange(3, at::kFloat), at::arange(3, at::kFloat) + 5)},
           {"flags", at::ones({3}, at::kBool)},
           {"count", at::full({}, 7, at::kLong)},
           {"nothing", at::zeros({0, 3})},
@@ -46,6 +47,13 @@ TEST(TensorFile, GivesBackWhatWasSaved) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1) << "nothing is left over";
   std::filesystem::create_symlink("weights.safetensors", dir.path() / "link");
   expect_equal(load_tensors(dir.path() / "link"), some_tensors());
+}
+
+TEST(TensorFile, HoldsTheValuesOfALazyConjugate) {
+  const TempDir dir;
+  const auto z = at::complex(at::ones({2}), at::ones({2}));
+  save_tensors(dir.path() / "z.safetensors", {{"z", z.conj()}});
+  EXPECT_TRUE(at::equal(load_tensors(dir.path() / "z.safetensors").front().second, z.conj().resolve_conj()));
 }
 
 TEST(TensorFile, IsNotChangedThroughItsMapping) {
@@ -81,6 +89,31 @@ TEST(TensorFile, OfOtherProgramsMayHaveAnyAlignment) {
   }
 }
 
+TEST(TensorFile, NamesTheConverterOfAPyTorchFile) {
+  const TempDir dir;
+  const auto file = dir.path() / "weights.pt";
+  for (const std::string& begin : {std::string("PK\3\4\0\0\b\b", 8), std::string("\x80\2\x8a\nl\xfc\x9c\x46", 8)}) {
+    std::ofstream(file, std::ios::binary) << begin << "data.pkl";
+    try {
+      load_tensors(file);
+      FAIL();
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(),
+                  testing::EndsWith("weights.pt: found a PyTorch file (.pt), expected a safetensors file"));
+      EXPECT_THAT(error.hint(), HasSubstr("lockstep-convert weights.pt weights.safetensors"));
+    }
+  }
+}
+
+TEST(TensorFile, LeavesADirectoryOfTheUserBesideItAlone) {
+  const TempDir dir;
+  const auto mine = dir.path() / "model.tmp" / "mine";
+  std::filesystem::create_directories(mine);
+  save_tensors(dir.path() / "model", some_tensors());
+  EXPECT_TRUE(std::filesystem::exists(mine));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), std::filesystem::directory_iterator()), 2);
+}
+
 TEST(TensorFile, SaysWhatIsWrong) {
   const TempDir dir;
   const auto file = dir.path() / "broken.safetensors";
@@ -90,9 +123,9 @@ TEST(TensorFile, SaysWhatIsWrong) {
   EXPECT_THAT([&] { map_tensors(file); }, ThrowsMessage<CheckpointError>(HasSubstr("broken.safetensors")));
   EXPECT_THAT(
       [&] {
-        save_tensors(file, {{"z", at::zeros({2}, at::kComplexFloat)}});
+        save_tensors(file, {{"z", at::zeros({2}, at::kComplexDouble)}});
       },
-      ThrowsMessage<CheckpointError>(HasSubstr("z has dtype ComplexFloat")));
+      ThrowsMessage<CheckpointError>(HasSubstr("z has dtype ComplexDouble")));
   EXPECT_EQ(read_text(file), "PK, a zip");
 }
 

@@ -267,6 +267,8 @@ TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
   const TempDir directory;
   const Presence presence(directory);
   const auto logs = directory.path() / "logs";
+  const mode_t mask = umask(0);
+  umask(mask);
   Process process(
       run({"--nproc-per-node", "8", "--log-dir", logs, "--rdzv-id", "job"}, {"loud:" + std::to_string(lines)}),
       presence.environment());
@@ -284,11 +286,11 @@ TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
     sweep.count(text_of(file) == expected);
     struct stat status {};
     ASSERT_EQ(stat(file.c_str(), &status), 0);
-    EXPECT_EQ(status.st_mode & 0777U, 0600U);
+    EXPECT_EQ(status.st_mode & 0777U, 0666U & ~mask);
   }
   struct stat status {};
   ASSERT_EQ(stat((logs / "job").c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 0777U, 0700U);
+  EXPECT_EQ(status.st_mode & 0777U, 0777U & ~mask);
   EXPECT_EQ(sweep.lost(), 0) << "files are not what was written";
 }
 

@@ -69,6 +69,16 @@ TEST_F(Verify, LocatesDamageAndSaysWhatIsLeft) {
   EXPECT_THAT(verify(temp_.path()).out, HasSubstr("no valid checkpoint in " + directory_.string() + "\n"));
 }
 
+TEST_F(Verify, SaysThatItsAnswerCannotBeWritten) {
+  const std::string command = std::string(LOCKSTEP_CLI) + " verify " + temp_.path().string() + " > ";
+  const auto full = run_program({"sh", "-c", command + "/dev/full"});
+  EXPECT_EQ(full.code, 74);
+  EXPECT_EQ(full.err, "error: cannot write to standard output: No space left on device\n");
+  const auto limited = run_program({"sh", "-c", "ulimit -f 0; " + command + (temp_.path() / "answer").string()});
+  EXPECT_EQ(limited.code, 74) << limited.code;
+  EXPECT_EQ(limited.err, "error: cannot write to standard output: File too large\n");
+}
+
 TEST_F(Verify, AnswersInJson) {
   damage(900);
   const std::string incomplete = "step-0000000950.tmp.0123456789abcdef";

@@ -1,10 +1,13 @@
 #include <fstream>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/config/config_io.h>
 
+#include "base/text.h"
+#include "config/foreign_names.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -58,6 +61,24 @@ TEST(ParseInvocation, SetsEveryTypeOfField) {
   EXPECT_EQ(config.data.workers, 0);
   EXPECT_EQ(config.nprocs, 2);
   EXPECT_EQ(invocation.origins.at("optim.lr"), "flag");
+}
+
+// A config.toml of another run has that run's directory.
+TEST(ParseInvocation, ANameOfTheRunWinsOverADirectoryThatCountsLess) {
+  const TempDir dir;
+  const auto file = (dir.path() / "config.toml").string();
+  std::ofstream(file) << "run_dir = \"runs/a\"\nrun_name = \"a\"\n";
+  const auto directory = [&](std::vector<std::string> args, const Environment& environment = {}) {
+    args.insert(args.end(), {"--config", file});
+    const TrainConfig config = parse(args, environment, {.run_name = "train"}).config;
+    return config.run_dir.empty() ? "runs/" + config.run_name : config.run_dir;
+  };
+  EXPECT_EQ(directory({}), "runs/a");
+  EXPECT_EQ(directory({"--run_name", "y"}), "runs/y");
+  EXPECT_EQ(directory({"--run_dir", "z"}), "z");
+  EXPECT_EQ(directory({"--run_dir", "z", "--run_name", "y"}), "z");
+  EXPECT_EQ(directory({}, {{"LOCKSTEP_CFG_RUN_NAME", "y"}}), "runs/y");
+  EXPECT_EQ(directory({"--run_dir", "z"}, {{"LOCKSTEP_CFG_RUN_NAME", "y"}}), "z");
 }
 
 TEST(ParseInvocation, ReadsBoolsInAllSpellings) {
@@ -133,6 +154,71 @@ TEST(ParseInvocation, SuggestsWhatWasMeant) {
   }
 }
 
+TEST(ParseInvocation, SaysWhatOtherSystemsFlagsAreCalledHere) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"--num-gpus", "2"}, "use --devices N"},
+      {{"--gpus=2"}, "use --devices N"},
+      {{"--accelerator", "gpu"}, "use --compute_setup"},
+      {{"--Max_Iter", "100"}, "use --max_epochs N, or --max_steps N"},
+      {{"--learning-rate", "0.1"}, "use --optim.lr"},
+      {{"--epochs", "3"}, "use --max_epochs"},
+      {{"--num_nodes=2"}, "several machines: lockstep run --nnodes N"},
+      {{"--nproc_per_node=2"},
+       "use --nprocs N, which counts the ranks of all nodes, or: lockstep run --nproc-per-node N"},
+      {{"-np", "2"}, "use --nprocs N"},
+      {{"--distributed-backend", "nccl"}, "use --backend"},
+      {{"--strategy", "ddp"}, "leave it out: with several ranks gradients are averaged"},
+      {{"--trainer.gradient_clip_val=1"}, "use --optim.max_grad_norm"},
+      {{"--trainer.max_epochs=1"}, "did you mean --max_epochs?"},
+      {{"--config-path", "a.json"}, "use --config FILE"},
+  };
+  for (const auto& [arguments, hint] : cases) {
+    EXPECT_THAT(problems(arguments), ElementsAre(HasSubstr(std::string(": unknown flag | ") + hint))) << arguments[0];
+  }
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_STRATEGY", "ddp"}}),
+              ElementsAre(HasSubstr("unknown setting in the environment | leave it out")));
+}
+
+TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
+  std::int64_t gpus = 0;
+  Flags flags;
+  flags.add("gpus", &gpus, "mine");
+  parse({"--gpus", "3"}, {}, {}, flags);
+  EXPECT_EQ(gpus, 3);
+}
+
+TEST(ForeignNames, LeadToSettingsThatExist) {
+  std::set<std::string> known{"config"};
+  for (const auto& [name, value] : config_values({})) {
+    known.insert(name);
+  }
+  for (const ForeignName& row : foreign_names()) {
+    for (const std::string& name : split(row.names, ' ')) {
+      EXPECT_FALSE(known.contains(name)) << name << " is a setting";
+      EXPECT_TRUE(foreign_name_hint(name).has_value()) << name;
+      EXPECT_EQ(foreign_name_hint(name), row.hint) << name << " is in two rows";
+    }
+    for (const std::string& word : split(row.hint, ' ')) {
+      if (word.starts_with("--") && word != "--" && row.hint.find("lockstep run") == std::string_view::npos) {
+        std::string flag = word.substr(2, word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_.-", 2) - 2);
+        flag = flag.starts_with("no-") ? flag.substr(3) : flag;
+        EXPECT_TRUE(known.contains(flag)) << row.hint;
+      }
+    }
+  }
+}
+
+TEST(ParseInvocation, ReadsTheValuesOfAnEnumInAnyCase) {
+  EXPECT_EQ(parse({"--compute_setup", "CPU"}).config.compute_setup, ComputeSetup::cpu);
+  EXPECT_EQ(parse({"--compute_setup=Gpu"}).config.compute_setup, ComputeSetup::gpu);
+  EXPECT_EQ(parse({"--backend=NCCL"}).config.backend, Backend::nccl);
+  EXPECT_EQ(parse({"--precision=BF16_mixed"}).config.precision, Precision::bf16_mixed);
+  EXPECT_EQ(parse({}, {{"LOCKSTEP_CFG_OPTIM_SCHEDULE", "Cosine"}}).config.optim.schedule, ScheduleKind::cosine);
+  EXPECT_EQ(parse({"--devices=AUTO"}).config.devices, DeviceSpec("auto"));
+  EXPECT_EQ(parse({"--devices=Free:2@8gib"}).config.devices, DeviceSpec("free:2@8GiB"));
+  EXPECT_EQ(parse({"--devices", "CUDA:1,"}).config.devices, DeviceSpec({1}));
+}
+
 TEST(ParseInvocation, AsksForAMissingValue) {
   EXPECT_THAT(problems({"--seed"}), ElementsAre("--seed: expected a value | use --seed=VALUE"));
   EXPECT_THAT(problems({"--seed", "--fresh"}),
@@ -156,9 +242,8 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
       {"--backend=mpi",
        "expected auto, nccl or gloo | lockstep talks NCCL and Gloo; start with mpirun and backend gloo or nccl"},
       {"--backend=glo", "expected auto, nccl or gloo | did you mean gloo?"},
-      {"--backend=NCCL", "expected auto, nccl or gloo | did you mean nccl?"},
+      {"--compute_setup=gpx", "expected auto, cpu or gpu | did you mean gpu?"},
       {"--compute_setup=cuda", "expected auto, cpu or gpu | use gpu"},
-      {"--strategy=fsdp", "expected auto, single or ddp | sharded parameters are not available yet; use ddp"},
       {"--optim.schedule=cosin", "expected constant or cosine | did you mean cosine?"},
   };
   for (const auto& [argument, expected] : cases) {
@@ -188,13 +273,14 @@ TEST(ParseInvocation, SaysWhereABadValueCameFrom) {
   EXPECT_THAT(
       problems({"--batch_size=-3"}),
       ElementsAre(
-          "--batch_size=-3: expected a whole number of 1 or more | batch_size: samples per rank and micro-batch"));
+          "--batch_size=-3: expected a whole number of 0 or more | batch_size: samples per rank and micro-batch; "
+          "0: global_batch_size / (ranks x accumulation), else 32"));
   EXPECT_THAT(problems({"--batch-size", "-3"}),
-              ElementsAre(HasSubstr("--batch-size -3: expected a whole number of 1 or more")));
-  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_BATCH_SIZE", "0"}}),
-              ElementsAre(HasSubstr("LOCKSTEP_CFG_BATCH_SIZE=0: expected a whole number of 1 or more")));
-  EXPECT_THAT(problems({}, {}, {.batch_size = 0}),
-              ElementsAre(HasSubstr("batch_size 0 (the program's default): expected a whole number of 1 or more")));
+              ElementsAre(HasSubstr("--batch-size -3: expected a whole number of 0 or more")));
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_BATCH_SIZE", "-1"}}),
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_BATCH_SIZE=-1: expected a whole number of 0 or more")));
+  EXPECT_THAT(problems({}, {}, {.batch_size = -1}),
+              ElementsAre(HasSubstr("batch_size -1 (the program's default): expected a whole number of 0 or more")));
   EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_DEVICES", "0,0"}}),
               ElementsAre(HasSubstr("LOCKSTEP_CFG_DEVICES=0,0: GPU 0 is named twice")));
   for (const std::string& text : problems({"--devices=\x1b[2Jx", "--\x1b[2J", "\x1b[2J"})) {

@@ -36,8 +36,7 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
     const char* hint;
   };
   const Case cases[] = {
-      {{.batch_size = -3}, "--batch_size -3: expected a whole number of 1 or more", "samples per rank"},
-      {{.batch_size = 0}, "--batch_size 0: expected a whole number of 1 or more", "samples per rank"},
+      {{.batch_size = -3}, "--batch_size -3: expected a whole number of 0 or more", "samples per rank"},
       {{.batch_size = 2'000'000'000}, "--batch_size 2000000000: expected a whole number of 1000000000 at most", ""},
       {{.accumulation = -1}, "--accumulation -1: expected a whole number from 0 to 100000", "micro-batches"},
       {{.global_batch_size = -1}, "--global_batch_size -1: expected a whole number of 0 or more", ""},
@@ -90,9 +89,6 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
        "use --compute_setup cpu, or --devices auto"},
       {{.devices = "1,,3"}, "--devices 1,,3: empty entry in the list", "use 1,3"},
       {{.devices = ""}, "--devices \"\": no device was asked for", "use auto or -1"},
-      {{.nprocs = 4, .strategy = StrategyKind::single},
-       "--strategy single with --nprocs 4: a single rank was asked for, and 4",
-       "use --strategy ddp"},
       {{.run_name = "a/b"}, "--run_name a/b: expected the name of one directory", "--run_dir takes a path"},
       {{.run_name = ".."}, "--run_name ..: expected the name of one directory", ""},
       {{.run_name = " \t"}, "expected the name of one directory", ""},
@@ -118,7 +114,7 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
 }
 
 TEST(CheckConfig, CollectsEverything) {
-  const TrainConfig config{.devices = "0,0", .batch_size = 0, .run_name = "/", .checkpoint = {.keep_last = 0}};
+  const TrainConfig config{.devices = "0,0", .batch_size = -1, .run_name = "/", .checkpoint = {.keep_last = 0}};
   EXPECT_EQ(check_config(config).size(), 4U);
 }
 

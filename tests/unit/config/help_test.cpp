@@ -7,6 +7,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/text.h"
 #include "config/flags.h"
 
 namespace lockstep {
@@ -33,11 +34,25 @@ TEST(HelpText, ListsEveryFieldAndFlag) {
         "--backend auto|nccl|gloo", "--max_epochs N", "(default: 7)"}) {
     EXPECT_THAT(text, HasSubstr(expected));
   }
-  std::size_t longest = 0;
-  for (std::size_t start = 0; start < text.size(); start = text.find('\n', start) + 1) {
-    longest = std::max(longest, text.find('\n', start) - start);
+}
+
+TEST(HelpText, FitsTheTerminal) {
+  const auto longest_line = [](const std::string& text) {
+    std::size_t longest = 0;
+    for (const std::string& line : split(text, '\n')) {
+      longest = std::max(longest, line.size());
+    }
+    return longest;
+  };
+  EXPECT_LE(longest_line(help_text("digits", {})), 80U);
+  for (const int width : {60, 72, 80, 100, 120}) {
+    const std::string text = help_text("digits", {}, {}, width);
+    EXPECT_LE(longest_line(text), static_cast<std::size_t>(width));
+    EXPECT_EQ(text.find("(default:\n"), std::string::npos) << "a default stays in one piece";
+    EXPECT_THAT(text, HasSubstr("(default: 0)"));
   }
-  EXPECT_LE(longest, 100U);
+  EXPECT_GT(longest_line(help_text("digits", {}, {}, 120)), 100U) << "and uses it";
+  EXPECT_EQ(help_text("digits", {}, {}, 300), help_text("digits", {}, {}, 120)) << "but nobody reads longer lines";
 }
 
 TEST(PrintConfigText, ShowsValueAndOriginAndReadsBack) {
@@ -50,7 +65,7 @@ TEST(PrintConfigText, ShowsValueAndOriginAndReadsBack) {
   const std::string text = print_config_text(invocation, flags);
   EXPECT_THAT(text, testing::ContainsRegex("lr = 0.1 +# flag\n"));
   EXPECT_THAT(text, testing::ContainsRegex("seed = 7 +# environment LOCKSTEP_CFG_SEED\n"));
-  EXPECT_THAT(text, testing::ContainsRegex("batch_size = 32 +# program\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("batch_size = 0 +# program\n"));
   EXPECT_THAT(text, HasSubstr("#   --hidden 8 (flag)\n"));
 }
 

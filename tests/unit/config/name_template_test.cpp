@@ -22,6 +22,9 @@ TEST(NameTemplate, IsChecked) {
                           "{a b}{step}", "{step} x", "{step}/x", "..{step}", "step-{step}", "best"}) {
     EXPECT_TRUE(find_name_fault(bad)) << bad;
   }
+  EXPECT_FALSE(find_name_fault(std::string(116, 'x') + "{step}{val_loss:.9f}"));
+  EXPECT_EQ(find_name_fault(std::string(117, 'x') + "{step}{val_loss:.9f}"),
+            "found a name of 129 characters or more, expected at most 128");
 }
 
 }  // namespace

@@ -66,6 +66,23 @@ TEST(PhaseScope, KeepsThePhaseInWhichAnExceptionBegan) {
   EXPECT_EQ(view(record).phase, Phase::data);
 }
 
+TEST(PhaseScope, NamesACallback) {
+  ProgressRecord record;
+  record.set_step(4);
+  {
+    const PhaseScope phase(record, "sample", "epoch_end");
+    EXPECT_EQ(place_of(view(record)), "at step 4 in callback 'sample' (epoch_end)");
+    {
+      const PhaseScope inner(record, Phase::validation);
+      EXPECT_EQ(to_string(view(record)), "step 4, validation");
+    }
+    EXPECT_EQ(to_string(view(record)), "step 4, callback 'sample' (epoch_end)");
+  }
+  EXPECT_EQ(to_string(view(record)), "step 4, start-up");
+  record.set_callback(std::string(100, 'x'), "checkpoint_saved");
+  EXPECT_EQ(place_of(view(record)), "at step 4 in callback '" + std::string(30, 'x') + "' (checkpoint_saved)");
+}
+
 TEST(PhaseScope, GoesBackToThePhaseBefore) {
   ProgressRecord record;
   record.set_phase(Phase::validation);

@@ -250,6 +250,25 @@ TEST(StepPlanner, TakesOverTheGlobalBatchOfAPositionUnlessItsOwnWasAskedFor) {
   }
 }
 
+TEST(StepPlanner, WarnsThatAStepIsNotWhatWasPlanned) {
+  const DistributedSampler::Options options{.size = 1000, .global_batch = 16, .world_size = 1};
+  const LoaderPosition saved{.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 64};
+  for (const int rank : {0, 1}) {
+    testing::internal::CaptureStderr();
+    StepPlanner(options, /*batch_size=*/16, rank, /*keep_global_batch=*/false).seek(saved);
+    EXPECT_EQ(
+        testing::internal::GetCapturedStderr(),
+        rank == 0
+            ? "warning: the checkpoint's global batch of 64 is kept, not the 16 planned: a step of each rank is 4 "
+              "micro-batches of at most 16; --global_batch_size 16 changes it\n"
+            : "");
+  }
+  testing::internal::CaptureStderr();
+  StepPlanner(options, /*batch_size=*/16, /*rank=*/0, /*keep_global_batch=*/false)
+      .seek({.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 16});
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it is what was planned";
+}
+
 TEST(StepPlanner, RefusesPositionsThatAreNotOfThisDataSet) {
   const Case keyed{.size = 100, .global_batch = 10, .batch_size = 5, .world_size = 2};
   const Case pytorch{.size = 100, .global_batch = 10, .batch_size = 5, .world_size = 2, .order = SampleOrder::pytorch};

@@ -171,6 +171,17 @@ TEST(Hardware, OfThisMachineIsPlausible) {
   EXPECT_EQ(hardware.visible_devices, "");
   EXPECT_NE(hardware.gpu_note, "");
   EXPECT_EQ(probe_hardware(Variables{}).visible_devices, "(unset)");
+  EXPECT_EQ(probe_hardware(Variables{}).device_order, "PCI_BUS_ID");
+}
+
+TEST(Hardware, ReadsTheNumberOfThreads) {
+  using Values = std::map<std::string, std::string, std::less<>>;
+  const std::pair<const char*, int> cases[] = {{"3", 3},  {"3,2", 3},  {" 4 ", 4}, {"0", 0},
+                                               {"-1", 0}, {"many", 0}, {"", 0}};
+  for (const auto& [text, threads] : cases) {
+    EXPECT_EQ(probe_hardware(Variables(Values{{"OMP_NUM_THREADS", text}})).omp_threads, threads) << text;
+  }
+  EXPECT_EQ(probe_hardware(Variables{}).omp_threads, 0);
 }
 
 }  // namespace

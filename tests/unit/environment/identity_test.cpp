@@ -108,8 +108,7 @@ TEST(Identity, NamesEveryMissingVariable) {
               ElementsAre(HasSubstr("WORLD_SIZE is not set"), HasSubstr("LOCAL_RANK is not set"),
                           HasSubstr("MASTER_ADDR is not set"), HasSubstr("MASTER_PORT is not set")));
   EXPECT_THAT(problems({{"LOCAL_RANK", "0"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}),
-              ElementsAre(HasSubstr("LOCAL_WORLD_SIZE is not set"), HasSubstr("MASTER_ADDR is not set"),
-                          HasSubstr("MASTER_PORT is not set")));
+              ElementsAre(HasSubstr("MASTER_ADDR is not set"), HasSubstr("MASTER_PORT is not set")));
   EXPECT_THAT(problems({{"RANK", "0"}}),
               ElementsAre(HasSubstr("WORLD_SIZE is not set"), HasSubstr("MASTER_ADDR is not set"),
                           HasSubstr("MASTER_PORT is not set")));
@@ -154,31 +153,68 @@ TEST(Identity, RefusesContradictionsWithBothValues) {
   };
   const Case cases[] = {
       {{{"RANK", "4"}}, "RANK=4 and WORLD_SIZE=4: expected 0 to 3"},
+      {{{"RANK", "4"}, {"GROUP_RANK", {}}, {"GROUP_WORLD_SIZE", {}}}, "RANK=4 and WORLD_SIZE=4: expected 0 to 3"},
       {{{"LOCAL_RANK", "2"}}, "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2: expected 0 to 1"},
       {{{"GROUP_RANK", "2"}}, "GROUP_RANK=2 and GROUP_WORLD_SIZE=2: expected 0 to 1"},
-      {{{"LOCAL_WORLD_SIZE", "8"}}, "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 2 nodes: found 16 ranks, expected 4"},
+      {{{"LOCAL_WORLD_SIZE", "8"}}, "LOCAL_WORLD_SIZE=8 and WORLD_SIZE=4 on 2 nodes: expected 1 to 3"},
+      {{{"LOCAL_WORLD_SIZE", "4"}}, "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=4 on 2 nodes: expected 1 to 3"},
       {{{"LOCAL_WORLD_SIZE", "8"}, {"GROUP_WORLD_SIZE", {}}, {"GROUP_RANK", {}}},
-       "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=8 on 1 node: found 8 ranks, expected 4"},
-      {{{"LOCAL_WORLD_SIZE", "3"}, {"GROUP_WORLD_SIZE", {}}},
-       "WORLD_SIZE=4 and LOCAL_WORLD_SIZE=3 on 2 nodes: found 6 ranks, expected 4"},
+       "LOCAL_WORLD_SIZE=8 and WORLD_SIZE=4: expected 1 to 4"},
+      {{{"GROUP_WORLD_SIZE", "1"}, {"GROUP_RANK", "0"}}, "LOCAL_WORLD_SIZE=2 and WORLD_SIZE=4 on 1 node: expected 4"},
+      {{{"GROUP_WORLD_SIZE", "9"}}, "LOCAL_WORLD_SIZE=2 and WORLD_SIZE=4 on 9 nodes: expected a rank on every node"},
+      {{{"RANK", "3"}, {"WORLD_SIZE", "2"}, {"GROUP_RANK", {}}, {"GROUP_WORLD_SIZE", {}}},
+       "RANK=3 and WORLD_SIZE=2: expected 0 to 1"},
   };
   for (const Case& c : cases) {
     EXPECT_THAT(problems(with(torchrun(), c.changes)), ElementsAre(HasSubstr(c.expected)));
   }
 }
 
-TEST(Identity, AcceptsUnequalNodesOfOurOwnLauncher) {
-  const Values second = with(torchrun(), {{"LOCKSTEP_CONTROL_FD", "3"},
-                                          {"RANK", "2"},
-                                          {"WORLD_SIZE", "3"},
-                                          {"LOCAL_RANK", "0"},
-                                          {"LOCAL_WORLD_SIZE", "1"}});
-  EXPECT_EQ(identity_of(second)->local_world_size, 1);
-  EXPECT_EQ(identity_of(with(second, {{"LOCKSTEP_CONTROL_FD", {}}, {"TORCHELASTIC_RUN_ID", {}}}))->local_world_size, 1);
-  EXPECT_THAT(problems(with(second, {{"LOCKSTEP_CONTROL_FD", {}}})),
-              ElementsAre(HasSubstr("found 2 ranks, expected 3")));
+// As torchrun starts them: 2 + 1, 4 + 2.
+TEST(Identity, AcceptsUnequalNodes) {
+  const Values second =
+      with(torchrun(), {{"RANK", "2"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+  for (const Values& values :
+       {second, with(second, {{"LOCKSTEP_CONTROL_FD", "3"}}), with(second, {{"TORCHELASTIC_RUN_ID", {}}})}) {
+    const auto identity = identity_of(values);
+    EXPECT_EQ(identity->local_world_size, 1);
+    EXPECT_EQ(identity->node, 1);
+    EXPECT_EQ(identity->nodes, 2);
+    EXPECT_FALSE(identity->node_is_guess || identity->local_size_is_guess);
+  }
+  const auto first = identity_of(
+      with(torchrun(),
+           {{"RANK", "3"}, {"WORLD_SIZE", "6"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}, {"GROUP_RANK", "0"}}));
+  EXPECT_EQ(first->node, 0);
+  EXPECT_EQ(first->nodes, 2);
   EXPECT_THAT(problems(with(second, {{"LOCAL_WORLD_SIZE", "4"}})),
-              ElementsAre("LOCAL_WORLD_SIZE=4 and WORLD_SIZE=3: expected 1 to 3"));
+              ElementsAre("LOCAL_WORLD_SIZE=4 and WORLD_SIZE=3 on 2 nodes: expected 1 to 2"));
+}
+
+// As perceptrain's scripts export them.
+TEST(Identity, GuessesTheSizeOfANodeThatNobodySays) {
+  const Values values{
+      {"RANK", "1"}, {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1234"}};
+  const auto one_node = identity_of(values);
+  ASSERT_TRUE(one_node);
+  EXPECT_EQ(one_node->local_world_size, 2);
+  EXPECT_EQ(one_node->nodes, 1);
+  EXPECT_TRUE(one_node->local_size_is_guess);
+  EXPECT_TRUE(one_node->node_is_guess);
+  const auto second_node = identity_of(with(values, {{"RANK", "3"}, {"WORLD_SIZE", "4"}}));
+  EXPECT_EQ(second_node->local_world_size, 2) << "the two ranks before are on another node";
+  EXPECT_THAT(problems(with(values, {{"LOCAL_RANK", "2"}})),
+              ElementsAre("LOCAL_RANK=2 and WORLD_SIZE=2: expected 0 to 1"));
+}
+
+// As Lightning's scripts export them.
+TEST(Identity, TakesTheLocalRankForTheRankOnTheFirstNode) {
+  const Values values{
+      {"NODE_RANK", "0"}, {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}};
+  EXPECT_EQ(identity_of(values)->rank, 1);
+  EXPECT_EQ(identity_of(with(values, {{"NODE_RANK", "1"}, {"RANK", "1"}, {"LOCAL_RANK", "0"}}))->node, 1);
+  EXPECT_THAT(problems(with(values, {{"NODE_RANK", "1"}})), ElementsAre(HasSubstr("RANK is not set")));
+  EXPECT_THAT(problems(with(values, {{"NODE_RANK", {}}})), ElementsAre(HasSubstr("RANK is not set")));
 }
 
 // torchrun's virtual local rank: every process is number 0 and sees its own GPU.

@@ -22,6 +22,7 @@
 
 #include "base/text.h"
 #include "supervise/worker_process.h"
+#include "support/process.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -267,6 +268,14 @@ TEST(Launcher, GivesWorkersACleanStart) {
   EXPECT_THAT(lines, Contains(testing::MatchesRegex("\\[rank1\\]: LOCKSTEP_RUN_ID=[0-9a-f]{16}")));
   EXPECT_THAT(lines, Contains(testing::MatchesRegex("\\[rank1\\]: MASTER_PORT=[1-9][0-9]+")));
   EXPECT_THAT(supervisor.out(), Not(HasSubstr("LOCKSTEP_STORE_FD")));
+}
+
+TEST(Launcher, GivesWorkersNoDescriptorsOnAnOldKernelEither) {
+  const Process::Result result =
+      run_program({LOCKSTEP_LAUNCH_CHILD, "launch:2:300:0:0", "inspect"}, {{"TEST_OLD_KERNEL", "1"}});
+  ASSERT_EQ(result.code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[rank0]: descriptors 0-5\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank1]: descriptors 0-4\n"));
 }
 
 TEST(Launcher, StartsTheRunningProgramEvenWhenItsFileIsGone) {

@@ -43,6 +43,7 @@ TEST(WorkerEnvironment, IsTorchrunsAndOurs) {
                            {"TORCHELASTIC_USE_AGENT_STORE", "False"},
                            {"TORCH_CPP_LOG_LEVEL", "ERROR"},
                            {"OMP_NUM_THREADS", "4"},
+                           {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"},
                            {"LOCKSTEP_LAUNCH_ID", "f00d"},
                            {"LOCKSTEP_RUN_ID", "job"},
                            {"LOCKSTEP_RESTART", "2"},
@@ -54,8 +55,10 @@ TEST(WorkerEnvironment, IsTorchrunsAndOurs) {
 
 TEST(WorkerEnvironment, KeepsWhatTheUserChose) {
   LaunchRequest request;
-  request.environment = Variables(
-      Values{{"OMP_NUM_THREADS", "7"}, {"TORCH_CPP_LOG_LEVEL", "INFO"}, {"CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"}});
+  request.environment = Variables(Values{{"OMP_NUM_THREADS", "7"},
+                                         {"TORCH_CPP_LOG_LEVEL", "INFO"},
+                                         {"CUDA_DEVICE_ORDER", "FASTEST_FIRST"},
+                                         {"CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"}});
   const Variables environment = worker_environment(request, kAttempt, 0);
   for (const auto& [name, value] : request.environment.all()) {
     EXPECT_EQ(environment.get(name), value);

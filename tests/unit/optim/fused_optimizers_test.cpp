@@ -120,6 +120,37 @@ INSTANTIATE_TEST_SUITE_P(All, FusedOptimizer,
                                          Case{"nesterov", make_nesterov}),
                          [](const auto& test) { return test.param.name; });
 
+// A complex parameter is trained as its real and imaginary parts would be.
+TEST_P(FusedOptimizer, TrainsComplexParametersAsPairsOfNumbers) {
+  const Tensors seeds = make_parameters();
+  Tensors complex;
+  Tensors pairs;
+  for (std::size_t i = 0; i < seeds.size(); ++i) {
+    const bool is_complex = i % 2 == 0;
+    const auto real = at::stack({seeds[i].detach(), seeds[i].detach() * 0.5 - 1}, -1);
+    pairs.push_back((is_complex ? real : seeds[i].detach()).clone().set_requires_grad(true));
+    complex.push_back(
+        (is_complex ? at::view_as_complex(real).clone() : seeds[i].detach().clone()).set_requires_grad(true));
+  }
+  const auto found = GetParam().make(complex, complex).fused;
+  const auto expected = GetParam().make(pairs, pairs).fused;
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    const Tensors gradients = make_gradients(pairs, step);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      pairs[i].mutable_grad() = gradients[i];
+      const bool lazily = step % 2 == 1;  // a conjugate of the conjugate, as backward formulas return it
+      const auto whole = complex[i].is_complex() ? at::view_as_complex(gradients[i]) : gradients[i];
+      complex[i].mutable_grad() = lazily && complex[i].is_complex() ? whole.conj().resolve_conj().conj() : whole;
+    }
+    found->step();
+    expected->step();
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const auto real = complex[i].is_complex() ? at::view_as_real(complex[i].detach()) : complex[i].detach();
+    EXPECT_TRUE(at::equal(real, pairs[i].detach())) << i;
+  }
+}
+
 TEST_P(FusedOptimizer, EqualsTorchStepByStep) {
   const Tensors a = make_parameters();
   const Tensors b = make_parameters();

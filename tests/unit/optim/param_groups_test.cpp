@@ -31,8 +31,18 @@ const torch::optim::AdamWOptions& adamw_options(const BuiltOptimizer& built, std
   return dynamic_cast<const torch::optim::AdamWOptions&>(built.optimizer->param_groups().at(group).options());
 }
 
-TEST(BuildOptimizer, DecaysMatricesOnly) {
-  const BuiltOptimizer built = build_optimizer(adamw({.weight_decay = 0.3}), parameters(), 0);
+TEST(BuildOptimizer, DecaysAllParametersAsTorchDoes) {
+  for (const OptimizerSpec& spec :
+       {OptimizerSpec(adamw({.weight_decay = 0.3})), OptimizerSpec(sgd({.weight_decay = 0.3}))}) {
+    const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+    EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight", "fc.weight", "fc.bias", "scale"}));
+  }
+  EXPECT_EQ(adamw_options(build_optimizer(adamw({.weight_decay = 0.3}), parameters(), 0), 0).weight_decay(), 0.3);
+  EXPECT_EQ(adamw_options(build_optimizer(adamw(), parameters(), 0), 0).weight_decay(), 0.01);
+}
+
+TEST(BuildOptimizer, DecaysMatricesOnlyWhenAsked) {
+  const BuiltOptimizer built = build_optimizer(adamw({.weight_decay = 0.3, .no_decay_vectors = true}), parameters(), 0);
   EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight", "fc.weight"}, Names{"fc.bias", "scale"}));
   ASSERT_EQ(built.optimizer->param_groups().size(), 2U);
   EXPECT_EQ(built.optimizer->param_groups()[0].params().size(), 2U);
@@ -41,16 +51,28 @@ TEST(BuildOptimizer, DecaysMatricesOnly) {
   EXPECT_EQ(adamw_options(built, 1).weight_decay(), 0);
 }
 
-TEST(BuildOptimizer, NeedsOneGroupWithoutDecay) {
-  EXPECT_EQ(build_optimizer(sgd(), parameters(), 0).names.size(), 1U);
-  EXPECT_EQ(build_optimizer(sgd({.weight_decay = 0.1}), parameters(), 0).names.size(), 2U);
+TEST(BuildOptimizer, DividesGivenGroupsToo) {
+  OptimizerSpec spec = sgd({.lr = 0.1, .weight_decay = 0.3, .no_decay_vectors = true});
+  spec.groups = {{.select = [](std::string_view name, const at::Tensor&) { return name == "scale"; },
+                  .lr_scale = 0.5,
+                  .weight_decay = 0.7},
+                 {.lr_scale = 2}};
+  const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+  EXPECT_THAT(built.names, ElementsAre(Names{"scale"}, Names{"embed.weight", "fc.weight"}, Names{"fc.bias"}));
+  EXPECT_THAT(built.base_lr, ElementsAre(0.05, 0.2, 0.2));
+  std::vector<double> decays;
+  for (const auto& group : built.optimizer->param_groups()) {
+    decays.push_back(static_cast<const torch::optim::SGDOptions&>(group.options()).weight_decay());
+  }
+  EXPECT_THAT(decays, ElementsAre(0.7, 0.3, 0));
 }
 
 TEST(BuildOptimizer, NeedsOneGroupWhenAllParametersAreAlike) {
-  const BuiltOptimizer vectors = build_optimizer(adamw(), {{"bias", at::ones({3})}}, 0);
+  const OptimizerFactory factory = adamw({.no_decay_vectors = true});
+  const BuiltOptimizer vectors = build_optimizer(factory, {{"bias", at::ones({3})}}, 0);
   ASSERT_EQ(vectors.names.size(), 1U);
   EXPECT_EQ(adamw_options(vectors, 0).weight_decay(), 0);
-  const BuiltOptimizer matrices = build_optimizer(adamw(), {{"weight", at::ones({3, 1})}}, 0);
+  const BuiltOptimizer matrices = build_optimizer(factory, {{"weight", at::ones({3, 1})}}, 0);
   ASSERT_EQ(matrices.names.size(), 1U);
   EXPECT_EQ(adamw_options(matrices, 0).weight_decay(), 0.01);
 }
@@ -71,7 +93,7 @@ TEST(BuildOptimizer, GivesParametersToTheFirstGroupThatSelectsThem) {
 }
 
 TEST(BuildOptimizer, PrefersTheGivenLearningRate) {
-  BuiltOptimizer built = build_optimizer(adamw({.lr = 0.1}), parameters(), 0.4);
+  BuiltOptimizer built = build_optimizer(adamw({.lr = 0.1, .no_decay_vectors = true}), parameters(), 0.4);
   EXPECT_THAT(built.base_lr, ElementsAre(0.4, 0.4));
   set_lr_factor(built, 0.25);
   EXPECT_EQ(adamw_options(built, 0).lr(), 0.1);
@@ -82,7 +104,10 @@ TEST(BuildOptimizer, TakesTorchOptimizers) {
   OptimizerSpec spec = OptimizerFactory([](ParamGroups groups) {
     return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).weight_decay(0.2));
   });
-  EXPECT_EQ(build_optimizer(spec, parameters(), 0).names.size(), 2U);
+  const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+  EXPECT_EQ(built.names.size(), 1U);
+  EXPECT_EQ(static_cast<const torch::optim::SGDOptions&>(built.optimizer->param_groups()[0].options()).weight_decay(),
+            0.2);
 }
 
 TEST(BuildOptimizer, RefusesWhatCannotTrain) {
@@ -106,6 +131,16 @@ TEST(BuildOptimizer, RefusesWhatCannotTrain) {
     return std::make_unique<torch::optim::SGD>(std::vector{at::ones({2})}, torch::optim::SGDOptions(0.1));
   };
   EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("its factory changed the parameter groups")));
+
+  spec.make = [](ParamGroups groups) -> OptimizerPtr {
+    std::vector<at::Tensor> all = groups[0].params();
+    all.push_back(groups[1].params().front());
+    return std::make_unique<torch::optim::SGD>(std::move(all), torch::optim::SGDOptions(0.1));
+  };
+  spec.groups = {{.select = [](std::string_view name, const at::Tensor&) { return name != "scale"; }}, {}};
+  EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("its factory changed the parameter groups")))
+      << "two groups became one";
+  spec.groups = {};
 
   spec.make = [](ParamGroups groups) -> OptimizerPtr {
     return std::make_unique<torch::optim::LBFGS>(groups.front().params());

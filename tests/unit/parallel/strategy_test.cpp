@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -13,6 +14,7 @@
 #include <lockstep/parallel/strategy.h>
 
 #include "parallel/ddp.h"
+#include "parallel/parameter_sync.h"
 #include "parallel/single_device.h"
 #include "support/thread_world.h"
 
@@ -292,7 +294,7 @@ TEST(Ddp, AgreesOnRequestsAtTheSameStep) {
     for (std::int64_t step = 0; step < 40; ++step) {
       const bool i_ask = step % 7 == 3 && world.rank() == static_cast<int>(step % 3);
       const bool i_save = step % 5 == 1 && world.rank() == 2;
-      strategy.put({.stop = i_ask, .save = i_save});
+      strategy.begin_step({.stop = i_ask, .save = i_save});
       strategy.zero_grad(0);
       strategy.begin_forward(true, 0);
       strategy.Strategy::backward(loss_of(net.forward(inputs(step)), targets(step)));
@@ -329,6 +331,45 @@ TEST(Ddp, WeighsByCountsThatOnlyTheDeviceKnows) {
       expect_close(grads_of(net), grads_of(whole), 1e-6);
     }
   });
+}
+
+// The control lane travels as it is: a count of 17 bits does not fit into half precision, and gradients of sums over so
+// many tokens neither.
+TEST(Ddp, WeighsByLargeCountsWhenGradientsAreCompressed) {
+  for (const auto compression : {GradCompression::fp16, GradCompression::bf16}) {
+    thread_world(3, [&](World& world) {
+      Net net;
+      Net whole;
+      Ddp strategy(0, {.bucket_mib = 0.0002, .compression = compression}, world);
+      const OptimizerSpec spec(sgd());
+      strategy.prepare(net, {&spec, 1});
+      for (std::int64_t step = 0; step < 3; ++step) {
+        const std::int64_t mine = kBatch / 2;
+        const double tokens[] = {131073, 262147, 0};
+        whole.zero_grad();
+        for (int rank = 0; rank < 2; ++rank) {
+          const auto part = loss_of(whole.forward(inputs(step).narrow(0, rank * mine, mine)),
+                                    targets(step).narrow(0, rank * mine, mine));
+          (part * (tokens[rank] / (tokens[0] + tokens[1]))).backward();
+        }
+        strategy.zero_grad(0);
+        strategy.begin_forward(true, 0);
+        if (world.rank() < 2) {
+          const auto loss = loss_of(net.forward(inputs(step).narrow(0, world.rank() * mine, mine)),
+                                    targets(step).narrow(0, world.rank() * mine, mine));
+          const auto count = at::full({}, tokens[world.rank()]);
+          strategy.add_count(count, 0);
+          strategy.backward(loss, count.to(at::kFloat), 0);
+        } else {
+          strategy.backward_nothing(0);  // and does not know that the others count
+        }
+        strategy.finish(0);
+        ASSERT_NEAR(strategy.mean_count(0).item<double>(), (tokens[0] + tokens[1]) / 3, 0.05);
+        strategy.scale_grads(strategy.mean_count(0).reciprocal(), 0);
+        expect_close(grads_of(net), grads_of(whole), compression == GradCompression::fp16 ? 1e-3 : 1e-2);
+      }
+    });
+  }
 }
 
 struct Pair : torch::nn::Module {
@@ -373,6 +414,206 @@ TEST(Ddp, KeepsTwoOptimizersApart) {
   });
 }
 
+// Rank 1 has no samples and must not take the first optimizer's count for the second one's.
+TEST(Ddp, KeepsTheCountsOfTwoOptimizersApart) {
+  thread_world(2, [](World& world) {
+    Pair pair;
+    OptimizerSpec d(sgd());
+    d.module = pair.d.get();
+    OptimizerSpec g(sgd());
+    g.module = pair.g.get();
+    Ddp strategy(0, {}, world);
+    strategy.prepare(pair, std::vector<OptimizerSpec>{d, g});
+    for (std::int64_t step = 0; step < 2; ++step) {
+      for (std::size_t set = 0; set < 2; ++set) {
+        const auto& part = set == 0 ? pair.d : pair.g;
+        strategy.zero_grad(set);
+        strategy.begin_forward(true, set);
+        if (world.rank() == 1) {
+          strategy.backward_nothing(set);
+        } else if (set == 0) {
+          const auto count = at::full({}, 6.0F);
+          strategy.add_count(count, set);
+          strategy.backward(loss_of(part->forward(inputs(step)), targets(step)), count, set);
+        } else {
+          strategy.Strategy::backward(loss_of(part->forward(inputs(step)), targets(step)), 2, set);
+        }
+        strategy.finish(set);
+      }
+      ASSERT_EQ(strategy.mean_count(0).item<float>(), 3);
+      if (world.rank() == 0) {
+        ASSERT_FALSE(strategy.mean_count(1).defined());
+      } else {
+        ASSERT_EQ(strategy.mean_count(1).item<float>(), 1);
+      }
+    }
+  });
+}
+
+struct Rows : torch::nn::Module {
+  explicit Rows(bool sparse) {
+    e = register_module("e", torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 3).sparse(sparse)));
+    c = register_module("c", torch::nn::Linear(3, 1));
+    at::NoGradGuard no_grad;
+    double shift = 0;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(wave(parameter.sizes(), shift += 1) * 0.5);
+    }
+  }
+  at::Tensor forward(const at::Tensor& ids) { return c(e(ids)); }
+  torch::nn::Embedding e{nullptr};
+  torch::nn::Linear c{nullptr};
+};
+
+// Some ids are there twice in a batch, and the last rank has no samples.
+TEST(Ddp, ReducesSparseGradients) {
+  for (const auto compression : {GradCompression::none, GradCompression::fp16}) {
+    for (const bool find_unused : {false, true}) {
+      for (const int ranks : {2, 3}) {
+        thread_world(ranks, [&](World& world) {
+          Rows rows(/*sparse=*/true);
+          Rows whole(/*sparse=*/false);
+          Ddp strategy(0, {.find_unused_parameters = find_unused, .compression = compression}, world);
+          const OptimizerSpec spec([](ParamGroups groups) -> OptimizerPtr {
+            return std::make_unique<torch::optim::SGD>(std::move(groups), torch::optim::SGDOptions(0.1));
+          });
+          strategy.prepare(rows, {&spec, 1});
+          for (std::int64_t step = 0; step < 3; ++step) {
+            const auto ids = (at::arange(6) * 4 + step).remainder(9).remainder(5);
+            whole.zero_grad();
+            loss_of(whole.forward(ids), targets(step).narrow(0, 0, 6)).backward();
+            const std::int64_t mine = 6 / (ranks - 1);
+            strategy.zero_grad(0);
+            strategy.begin_forward(true, 0);
+            if (world.rank() < ranks - 1) {
+              const std::int64_t begin = world.rank() * mine;
+              const auto loss = loss_of(rows.forward(ids.narrow(0, begin, mine)), targets(step).narrow(0, begin, mine));
+              strategy.Strategy::backward(loss, static_cast<double>(ranks) / (ranks - 1));
+            } else {
+              strategy.backward_nothing(0);
+            }
+            strategy.finish(0);
+            ASSERT_TRUE(rows.e->weight.grad().is_sparse());
+            double squares = 0;
+            for (const auto& [name, gradient] : grads_of(whole)) {
+              squares += gradient.square().sum().item<double>();
+            }
+            const double tolerance = compression == GradCompression::none ? 1e-6 : 1e-3;
+            ASSERT_NEAR(strategy.grad_norm(0).item<double>(), std::sqrt(squares), tolerance);
+            strategy.scale_grads(at::full({}, 0.5), 0);
+            ASSERT_LE((rows.e->weight.grad().to_dense() - whole.e->weight.grad() * 0.5).abs().max().item<double>(),
+                      tolerance);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Ddp, RefusesSparseGradientsWhereTheBackendHasNone) {
+  const std::vector<std::string> sparse{"e.weight", "f.weight"};
+  check_sparse_backend(sparse, "gloo");
+  check_sparse_backend({}, "nccl");
+  try {
+    check_sparse_backend(sparse, "nccl");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("e.weight, f.weight"));
+    EXPECT_THAT(error.hint(), HasSubstr("--backend gloo"));
+  }
+}
+
+TEST(ComplexParameters, AreTrainedByEveryNumberOfRanks) {
+  struct Wave : torch::nn::Module {
+    Wave() {
+      w = register_parameter("w", at::complex(wave({4, 2}, 1), wave({4, 2}, 2)));
+      b = register_parameter("b", wave({2}, 3));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      const auto y = at::matmul(x.to(w.scalar_type()), w);
+      return (at::real(y).square() + at::imag(y).square() + b).sum(1, true);
+    }
+    at::Tensor w, b;
+  };
+  for (const bool compressed : {false, true}) {
+    for (const int ranks : {1, 2}) {
+      thread_world(ranks, [&](World& world) {
+        Wave found;
+        Wave whole;
+        torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+        const DistConfig options{.compression = compressed ? GradCompression::fp16 : GradCompression::none};
+        const std::unique_ptr<SingleDevice> strategy =
+            ranks == 1 ? std::make_unique<SingleDevice>(0, world) : std::make_unique<Ddp>(0, options, world);
+        const OptimizerSpec spec(sgd({.lr = 0.01, .momentum = 0.9}));
+        strategy->prepare(found, {&spec, 1});
+        const std::int64_t mine = kBatch / ranks;
+        for (std::int64_t step = 0; step < 4; ++step) {
+          reference.zero_grad();
+          loss_of(whole.forward(inputs(step)), targets(step)).backward();
+          strategy->zero_grad(0);
+          strategy->begin_forward(true, 0);
+          strategy->Strategy::backward(loss_of(found.forward(inputs(step).narrow(0, world.rank() * mine, mine)),
+                                               targets(step).narrow(0, world.rank() * mine, mine)));
+          strategy->finish(0);
+          ASSERT_NEAR(strategy->grad_norm(0).item<double>(),
+                      std::sqrt(whole.w.grad().abs().square().sum().item<double>() +
+                                whole.b.grad().square().sum().item<double>()),
+                      compressed ? 1e-2 : 1e-5);
+          strategy->step(0);
+          reference.step();
+        }
+        const double tolerance = compressed && ranks > 1 ? 1e-3 : 1e-6;
+        ASSERT_LE((found.w - whole.w).abs().max().item<double>(), tolerance);
+        ASSERT_LE((found.b - whole.b).abs().max().item<double>(), tolerance);
+      });
+    }
+  }
+}
+
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view({-1}).view(at::kByte); }
+
+// Not every backend sends every dtype.
+TEST(Broadcast, CarriesEveryDtypeAndLayout) {
+  thread_world(2, [](World& world) {
+    torch::nn::Module module;
+    const bool main = world.is_main();
+    std::vector<at::Tensor> expected;
+    for (const auto dtype : {at::kShort, at::kBool, at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
+                             at::kFloat, at::kDouble, at::kComplexFloat, at::kFloat8_e4m3fn, at::kUInt16}) {
+      const auto values = at::arange(6).to(at::kFloat).to(dtype);
+      expected.push_back(values);
+      module.register_buffer(std::string("b") + c10::toString(dtype), main ? values.clone() : at::zeros({6}, dtype));
+    }
+    expected.push_back(at::arange(6).view({2, 3}).t());
+    module.register_buffer("transposed", main ? expected.back().clone() : at::zeros({2, 3}, at::kLong).t());
+    expected.push_back(at::full({}, 5));
+    module.register_buffer("scalar", main ? expected.back().clone() : at::zeros({}, at::kLong));
+    module.register_buffer("empty", at::zeros({0}));
+    broadcast_buffers(module, world);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const auto found = module.buffers()[i];
+      ASSERT_EQ(found.scalar_type(), expected[i].scalar_type());
+      ASSERT_TRUE(at::equal(bytes_of(found), bytes_of(expected[i]))) << found.scalar_type();
+    }
+  });
+}
+
+TEST(Broadcast, SaysThatAPeerIsLost) {
+  try {
+    thread_world(2, [](World& world) {
+      torch::nn::BatchNorm1d norm(4);
+      broadcast_buffers(*norm, world);
+      if (world.rank() == 1) {
+        broadcast_buffers(*norm, world);  // rank 0 is gone
+      }
+    });
+    FAIL() << "nobody missed rank 0";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::peer_lost);
+    EXPECT_THAT(error.what(), HasSubstr("broadcast of parameters or buffers failed on rank 1 of 2"));
+  }
+}
+
 TEST(Ddp, SendsRankZerosBuffersOncePerStep) {
   thread_world(2, [](World& world) {
     torch::nn::BatchNorm1d norm(4);
@@ -380,6 +621,7 @@ TEST(Ddp, SendsRankZerosBuffersOncePerStep) {
     const OptimizerSpec spec(sgd());
     strategy.prepare(*norm, {&spec, 1});
     for (std::int64_t step = 0; step < 2; ++step) {
+      strategy.begin_step({});
       strategy.zero_grad(0);
       strategy.begin_forward(true, 0);
       const auto mean = norm->running_mean.clone();
@@ -417,7 +659,7 @@ TEST(SingleDevice, IsPlainTraining) {
   const OptimizerSpec spec(sgd({.lr = 0.1}));
   strategy.prepare(net, {&spec, 1});
   loss_of(whole.forward(inputs(0)), targets(0)).backward();
-  strategy.put({.stop = true});
+  strategy.begin_step({.stop = true});
   strategy.begin_forward(true, 0);
   strategy.Strategy::backward(loss_of(net.forward(inputs(0)), targets(0)));
   EXPECT_FALSE(strategy.agreed().stop);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <gmock/gmock.h>
 
 #include <lockstep/plan/plan.h>
@@ -46,6 +48,40 @@ TEST(BatchPlan, DerivesWhatIsNotSet) {
   }
 }
 
+TEST(BatchPlan, GivesEachRankItsShareInOneMicroBatchWhenOnlyTheGlobalBatchIsSet) {
+  struct {
+    std::int64_t global, accumulation;
+    int ranks;
+    std::int64_t expected_batch_size;
+    const char* explanation;
+  } const cases[] = {
+      {0, 0, 4, 32, "128 = 32 per rank x 1 micro-batch x 4 ranks"},
+      {0, 3, 1, 32, "96 = 32 per rank x 3 micro-batches x 1 rank"},
+      {256, 0, 1, 256, "256 = 256 per rank x 1 micro-batch x 1 rank"},
+      {256, 0, 4, 64, "256 = 64 per rank x 1 micro-batch x 4 ranks"},
+      {256, 2, 4, 32, "256 = 32 per rank x 2 micro-batches x 4 ranks"},
+      {65, 0, 2, 33, "65 over 2 ranks (33 or 32 each), in 1 micro-batch of at most 33"},
+      {65, 2, 2, 17, "65 over 2 ranks (33 or 32 each), in 2 micro-batches of at most 17"},
+      {1, 0, 4, 1, "1 over 4 ranks (1 or 0 each), in 1 micro-batch of at most 1"},
+  };
+  for (const auto& c : cases) {
+    std::vector<Problem> problems;
+    const BatchPlan plan =
+        plan_batch({.accumulation = c.accumulation, .global_batch_size = c.global}, c.ranks, problems);
+    EXPECT_THAT(problems, IsEmpty()) << c.explanation;
+    EXPECT_EQ(plan.batch_size, c.expected_batch_size) << c.explanation;
+    EXPECT_EQ(plan.accumulation, std::max<std::int64_t>(c.accumulation, 1)) << c.explanation;
+    EXPECT_EQ(plan.explanation, c.explanation);
+  }
+}
+
+TEST(BatchPlan, RefusesMoreMicroBatchesThanARankHasSamples) {
+  std::vector<Problem> problems;
+  plan_batch({.accumulation = 4, .global_batch_size = 5}, 2, problems);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].what, "--global_batch_size 5: 1 per rank x 4 micro-batches x 2 ranks = 8, expected 7 to 8");
+}
+
 TEST(BatchPlan, RefusesThreeThatDisagreeAndShowsTheSum) {
   for (const std::int64_t global : {32, 65}) {  // 33 to 64 agree
     std::vector<Problem> problems;
@@ -67,7 +103,7 @@ TEST(BatchPlan, RefusesWhatDoesNotFit) {
 }
 
 TEST(BatchPlan, LeavesNonsenseToTheConfigurationsOwnCheck) {
-  for (const Case& c : {Case{0, 0, 0, 1, 0, 0, ""}, Case{1, -1, 0, 1, 0, 0, ""}, Case{1, 0, -5, 1, 0, 0, ""}}) {
+  for (const Case& c : {Case{-1, 0, 0, 1, 0, 0, ""}, Case{1, -1, 0, 1, 0, 0, ""}, Case{1, 0, -5, 1, 0, 0, ""}}) {
     std::vector<Problem> problems;
     plan_of(c, problems);
     EXPECT_THAT(problems, IsEmpty());

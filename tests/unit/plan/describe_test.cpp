@@ -27,7 +27,6 @@ TEST(Describe, IsTheStartUpTable) {
             "host         test\n"
             "devices      2 x Test GPU (80.0 GiB), cuda:0-1\n"
             "backend      nccl\n"
-            "strategy     ddp\n"
             "precision    bf16_mixed\n"
             "seed         42\n"
             "batch        64 = 16 per rank x 2 micro-batches x 2 ranks\n"
@@ -35,7 +34,7 @@ TEST(Describe, IsTheStartUpTable) {
             "optimizer    learning rate 0.001, gradient norm at most 1\n"
             "schedule     100 warm-up steps, then cosine to 0 of the learning rate at the last step\n"
             "data         keyed order, shuffled, 2 workers per rank, 2 steps ahead\n"
-            "validation   every epoch\n"
+            "validation   every epoch, if fit() gets validation data\n"
             "checkpoints  every epoch and at the end, last 2 kept; resume auto\n"
             "run          runs/digits\n"
             "threads      8 per rank\n");
@@ -55,6 +54,14 @@ TEST(Describe, SaysWarningsAndNotesLast) {
   ASSERT_NE(note, std::string::npos);
   EXPECT_LT(warning, note);
   EXPECT_LT(text.find("threads"), warning);
+}
+
+TEST(Describe, SaysWhereTheNumberOfThreadsComesFrom) {
+  Hardware machine = no_gpu();
+  EXPECT_THAT(describe(resolve({.nprocs = 2}, machine, std::nullopt)), HasSubstr("threads      8 per rank\n"));
+  machine.omp_threads = 3;
+  EXPECT_THAT(describe(resolve({.nprocs = 2}, machine, std::nullopt)),
+              HasSubstr("threads      3 per rank (OMP_NUM_THREADS)\n"));
 }
 
 TEST(Describe, NamesDifferentGpusApart) {

@@ -71,11 +71,38 @@ TEST(Resolve, PlansOneCpuRankWithoutGpu) {
   EXPECT_EQ(plan.world_size, 1);
   EXPECT_EQ(plan.config.compute_setup, ComputeSetup::cpu);
   EXPECT_EQ(plan.config.backend, Backend::gloo);
-  EXPECT_EQ(plan.config.strategy, StrategyKind::single);
   EXPECT_EQ(plan.launch, "alone");
   EXPECT_EQ(plan.threads_per_rank, 16);
   EXPECT_THAT(plan.warnings, IsEmpty());
   EXPECT_THAT(plan.notes, IsEmpty());
+}
+
+TEST(Resolve, KeepsWhatWasAskedForBesideWhatItDerives) {
+  const TrainConfig asked{.seed = 7, .max_epochs = 3, .global_batch_size = 64, .run_name = "a"};
+  Plan plan = resolve(asked, machine_with(2), kAlone);
+  EXPECT_EQ(plan.config.nprocs, 2);
+  plan.config.max_epochs = 5;  // a program may change its plan
+  const TrainConfig kept = asked_config(plan);
+  EXPECT_EQ(kept.nprocs, 0);
+  EXPECT_EQ(kept.batch_size, asked.batch_size);
+  EXPECT_EQ(kept.accumulation, 0);
+  EXPECT_EQ(kept.global_batch_size, 64);
+  EXPECT_EQ(kept.compute_setup, ComputeSetup::automatic);
+  EXPECT_EQ(kept.devices, DeviceSpec());
+  EXPECT_EQ(kept.run_dir, "");
+  EXPECT_EQ(kept.run_name, "a");
+  EXPECT_EQ(kept.max_epochs, 5);
+  plan.config.run_dir = "runs/a/second";
+  EXPECT_EQ(asked_config(plan).run_dir, "runs/a/second");
+}
+
+TEST(Resolve, NamesTheRunDirectoryWithoutASlashAtTheEnd) {
+  for (const std::string written : {"r", "r/", "r//", "r/.", "r/./"}) {
+    EXPECT_EQ(run_directory({.run_dir = written}), "r") << written;
+  }
+  EXPECT_EQ(run_directory({.run_dir = "/"}), "/");
+  EXPECT_EQ(run_directory({.run_dir = "./"}), ".");
+  EXPECT_EQ(run_directory({.run_dir = "a/.."}), "a/..") << "a may be a link";
 }
 
 TEST(Resolve, PrefersAllGpus) {
@@ -85,7 +112,6 @@ TEST(Resolve, PrefersAllGpus) {
   EXPECT_EQ(devices(plan).back(), "cuda:7");
   EXPECT_EQ(plan.config.compute_setup, ComputeSetup::gpu);
   EXPECT_EQ(plan.config.backend, Backend::nccl);
-  EXPECT_EQ(plan.config.strategy, StrategyKind::ddp);
   EXPECT_EQ(plan.config.nprocs, 8);
   EXPECT_EQ(plan.launch, "this program starts 8 ranks");
   EXPECT_EQ(plan.threads_per_rank, 2);
@@ -173,15 +199,14 @@ TEST(Resolve, SkipsGpusThatCannotBeUsed) {
 
 TEST(Resolve, SaysWhichGpusThereAre) {
   EXPECT_EQ(refusal({.devices = "cuda:0,4"}, seen_through(machine_with(2), "0,1")),
-            "--devices cuda:0,4: GPU 4 does not exist, this machine has 2 (0-1) | "
+            "--devices cuda:0,4: GPU 4 does not exist, this machine has 2 GPUs (0-1) | "
             "use --devices 0,1 or check CUDA_VISIBLE_DEVICES=\"0,1\"");
   EXPECT_EQ(refusal({.devices = {5, 6}}, machine_with(1)),
-            "--devices 5,6: GPUs 5-6 do not exist, this machine has 1 (0) | use --devices 0,");
+            "--devices 5,6: GPUs 5-6 do not exist, this machine has 1 GPU (0) | use --devices 0,");
   EXPECT_EQ(refusal({.devices = "2,"}, seen_through(machine_with(8), "4,5")),
-            "--devices 2,: GPU 2 does not exist, this process sees 2 of this machine's 8 (0-1) | "
+            "--devices 2,: GPU 2 does not exist, this process sees 2 of this machine's 8 GPUs (0-1) | "
             "use --devices 0, or check CUDA_VISIBLE_DEVICES=\"4,5\"");
-  EXPECT_EQ(refusal({.devices = 4}, machine_with(2)),
-            "--devices 4: found 2 GPUs, this machine has 2 (0-1) | use --devices 2");
+  EXPECT_EQ(refusal({.devices = 4}, machine_with(2)), "--devices 4: this machine has 2 GPUs (0-1) | use --devices 2");
   EXPECT_EQ(refusal({.nprocs = 4}, machine_with(2)),
             "--nprocs 4: found 2 usable GPUs, expected one per rank | use --nprocs 2 at most");
   EXPECT_EQ(refusal({.devices = "free:2@50GiB"}, with_free_memory({60, 40})),
@@ -207,7 +232,6 @@ TEST(Resolve, CountsRanksOnTheCpu) {
   EXPECT_EQ(plan.threads_per_rank, 1);
   EXPECT_EQ(plan.config.devices, DeviceSpec("cpu"));
   EXPECT_EQ(plan.config.backend, Backend::gloo);
-  EXPECT_EQ(plan.config.strategy, StrategyKind::ddp);
 }
 
 TEST(Resolve, RefusesContradictionsOnce) {
@@ -222,12 +246,20 @@ TEST(Resolve, RefusesContradictionsOnce) {
               StartsWith("--devices cpu with --compute_setup gpu"));
   EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .nprocs = 2, .backend = Backend::nccl}, no_gpu()),
               StartsWith("--backend nccl with --compute_setup cpu"));
-  EXPECT_THAT(refusal({.nprocs = 2, .strategy = StrategyKind::single}, machine_with(2)),
-              StartsWith("--strategy single with --nprocs 2"));
   EXPECT_THAT(refusal({.devices = "0"}, machine_with(2)), HasSubstr("no device was asked for"));
 }
 
-// --- backend and strategy ---
+TEST(Resolve, WarnsWhereCudaCountsDifferentGpusInItsOwnOrder) {
+  Hardware machine = machine_with(2);
+  machine.device_order = "FASTEST_FIRST";
+  EXPECT_THAT(resolve({}, machine, kAlone).warnings, IsEmpty()) << "all of one kind: one order";
+  machine.gpus[1].name = "Other GPU";
+  EXPECT_THAT(resolve({}, machine, kAlone).warnings, ElementsAre(HasSubstr("CUDA_DEVICE_ORDER=FASTEST_FIRST")));
+  machine.device_order = "PCI_BUS_ID";
+  EXPECT_THAT(resolve({}, machine, kAlone).warnings, IsEmpty());
+}
+
+// --- backend ---
 
 TEST(Resolve, ChoosesTheBackend) {
   Hardware no_nccl = machine_with(2);
@@ -251,15 +283,29 @@ TEST(Resolve, IgnoresTheBackendOfOneRankWithANote) {
               ElementsAre("one rank: --backend gloo is not used"));
 }
 
-TEST(Resolve, RefusesOneStrategyForManyRanks) {
-  EXPECT_EQ(refusal({.strategy = StrategyKind::single}, machine_with(2)),
-            "--strategy single: found 2 ranks, expected 1 | use --strategy auto, or --nprocs 1");
-  const Plan alone = resolve({.strategy = StrategyKind::ddp}, one_gpu(), kAlone);
-  EXPECT_EQ(alone.config.strategy, StrategyKind::single);
-  EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("--strategy ddp")));
+// --- launched by somebody ---
+
+TEST(Resolve, PlansNodesThatStartDifferentNumbersOfRanks) {
+  Identity identity{.rank = 1, .world_size = 2, .node = 1, .nodes = 2, .starts_ranks = true, .launcher = "Slurm"};
+  EXPECT_EQ(resolve({}, machine_with(2), identity).world_size, 4) << "as many as here, until the nodes have met";
+  identity.ranks_per_node = {4, 2};
+  const Plan plan = resolve({.global_batch_size = 12}, machine_with(2), identity);
+  EXPECT_EQ(plan.world_size, 6);
+  EXPECT_EQ(plan.local_world_size(), 2);
+  EXPECT_EQ(plan.loader.batch.explanation, "12 = 2 per rank x 1 micro-batch x 6 ranks");
 }
 
-// --- launched by somebody ---
+TEST(Resolve, SharesRanksOutAmongTheNodesThatStartThem) {
+  Identity identity{.world_size = 2, .nodes = 2, .starts_ranks = true, .launcher = "Slurm"};
+  EXPECT_THAT(devices(resolve({.nprocs = 3}, no_gpu(), identity)), SizeIs(2));
+  identity.node = identity.rank = 1;
+  const Plan second = resolve({.nprocs = 3}, no_gpu(), identity);
+  EXPECT_THAT(devices(second), SizeIs(1));
+  EXPECT_EQ(second.world_size, 3);
+  EXPECT_EQ(refusal({.nprocs = 1}, no_gpu(), identity),
+            "--nprocs 1: Slurm started this program on 2 nodes, expected a rank on each | use --nprocs 2 or more, or "
+            "fewer nodes");
+}
 
 TEST(Resolve, TakesItsPlaceInALaunch) {
   const Plan plan = resolve({}, machine_with(4), launched(5, 8, 2));
@@ -268,6 +314,21 @@ TEST(Resolve, TakesItsPlaceInALaunch) {
   EXPECT_THAT(devices(plan), ElementsAre("cuda:0", "cuda:1", "cuda:2", "cuda:3"));
   EXPECT_EQ(plan.config.global_batch_size, 8 * 32);
   EXPECT_EQ(plan.launch, "torchrun, 8 ranks on 2 nodes (RANK, WORLD_SIZE, LOCAL_RANK, ...)");
+}
+
+TEST(Resolve, LetsTheDevicesSayHowManyRanksANodeHasWhereTheLauncherDoesNot) {
+  Identity identity = launched(1, 4);
+  identity.local_size_is_guess = true;
+  EXPECT_THAT(devices(resolve({}, machine_with(2), identity)), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_THAT(devices(resolve({}, machine_with(8), identity)), SizeIs(4));
+  EXPECT_THAT(devices(resolve({.devices = {2, 3}}, machine_with(8), identity)), ElementsAre("cuda:2", "cuda:3"));
+  EXPECT_THAT(devices(resolve({}, no_gpu(), identity)), SizeIs(4));
+  EXPECT_THAT(devices(resolve({.devices = 2}, no_gpu(), identity)), SizeIs(2));
+  identity.local_rank = 3;
+  EXPECT_EQ(
+      refusal({}, machine_with(2), identity),
+      "LOCAL_RANK=3: found 2 devices, expected one per rank on this node | start fewer ranks on this node, or set "
+      "LOCAL_WORLD_SIZE");
 }
 
 TEST(Resolve, GivesTheFirstGpusToLaunchedRanks) {
@@ -360,7 +421,6 @@ TEST(Resolve, FollowsTheDevicesThatTheSupervisorChose) {
 TEST(Resolve, ReportsEverythingAtOnce) {
   const TrainConfig config{.devices = {0, 4},
                            .nprocs = 2,
-                           .strategy = StrategyKind::single,
                            .batch_size = 16,
                            .accumulation = 1,
                            .global_batch_size = 64,
@@ -370,16 +430,16 @@ TEST(Resolve, ReportsEverythingAtOnce) {
     EXPECT_NE(problem.hint, "") << problem.what;
     texts.push_back(problem.what);
   }
-  EXPECT_THAT(texts, SizeIs(4));
+  EXPECT_THAT(texts, SizeIs(3));
   EXPECT_THAT(texts, Contains(HasSubstr("keep_last")));
   EXPECT_THAT(texts, Contains(HasSubstr("GPU 4 does not exist")));
-  EXPECT_THAT(texts, Contains(HasSubstr("--strategy single")));
   EXPECT_THAT(texts, Contains(HasSubstr("--global_batch_size 64")));
 }
 
 TEST(Resolve, LeavesNoFieldToDerive) {
   const Plan plan = resolve({.global_batch_size = 100}, machine_with(2), kAlone);
-  EXPECT_EQ(plan.config.accumulation, 2);
+  EXPECT_EQ(plan.config.batch_size, 50);
+  EXPECT_EQ(plan.config.accumulation, 1);
   EXPECT_EQ(plan.config.global_batch_size, 100);
   EXPECT_EQ(plan.config.run_name, "run");
   EXPECT_EQ(plan.config.run_dir, "runs/run");

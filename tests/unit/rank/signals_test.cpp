@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cerrno>
+#include <string>
 #include <utility>
 
 #include <fcntl.h>
@@ -9,14 +10,18 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace lockstep {
 namespace {
 
 TEST(SignalScope, TurnsSignalsIntoRequests) {
-  const std::pair<int, StopKind> cases[] = {
-      {SIGINT, StopKind::interrupt}, {SIGTERM, StopKind::terminate}, {SIGUSR1, StopKind::terminate}};
+  const std::pair<int, StopKind> cases[] = {{SIGINT, StopKind::interrupt},
+                                            {SIGTERM, StopKind::terminate},
+                                            {SIGUSR1, StopKind::terminate},
+                                            {SIGHUP, StopKind::terminate}};
   for (const auto& [signal, kind] : cases) {
     TrainControl control;
     const SignalScope scope(control);
@@ -24,6 +29,51 @@ TEST(SignalScope, TurnsSignalsIntoRequests) {
     raise(signal);
     EXPECT_EQ(control.stop_requested(), kind) << strsignal(signal);
   }
+}
+
+// Nobody asked for requests yet, and nobody may ever: there is nothing to save.
+TEST(SignalScopeDeathTest, EndsTheProcessBeforeTheTraining) {
+  for (const auto& [signal, code] :
+       {std::pair{SIGINT, 130}, std::pair{SIGTERM, 75}, std::pair{SIGUSR1, 75}, std::pair{SIGHUP, 75}}) {
+    const auto wait = [number = signal] {
+      const SignalScope scope{TrainControl()};
+      raise(number);
+      _exit(0);
+    };
+    EXPECT_EXIT(wait(), testing::ExitedWithCode(code),
+                "stopped by signal " + std::to_string(signal) + ".*before the training began");
+  }
+}
+
+TEST(SignalScopeDeathTest, UnderOurLauncherDiesOfASignalBeforeTheTraining) {
+  const auto wait = [] {
+    const SignalScope scope(TrainControl(), EarlyStop::die_of_signal);
+    raise(SIGTERM);
+    _exit(0);
+  };
+  EXPECT_EXIT(wait(), testing::KilledBySignal(SIGTERM), "^$") << "the launcher says it";
+}
+
+TEST(SignalScope, KeepsAnEarlyRequestWhereItIsToldTo) {
+  TrainControl control;
+  const SignalScope scope(control, EarlyStop::wait);
+  raise(SIGTERM);
+  EXPECT_EQ(control.stop_requested(), StopKind::terminate);
+}
+
+TEST(SignalScopeDeathTest, EndsTheProcessAlsoWhereStandardErrorIsStuck) {
+  const auto wait = [] {
+    std::array<int, 2> ends{};
+    [[maybe_unused]] const int made = pipe2(ends.data(), O_NONBLOCK);
+    while (write(ends[1], "x", 1) == 1) {
+    }
+    fcntl(ends[1], F_SETFL, 0);
+    dup2(ends[1], STDERR_FILENO);
+    const SignalScope scope{TrainControl()};
+    raise(SIGTERM);
+    _exit(0);
+  };
+  EXPECT_EXIT(wait(), testing::ExitedWithCode(75), "");
 }
 
 TEST(SignalScope, RestoresTheOldHandlers) {
@@ -46,18 +96,21 @@ TEST(SignalScope, RestoresTheOldHandlers) {
 }
 
 TEST(SignalScope, LeavesAnIgnoredSignalIgnored) {
-  signal(SIGUSR1, SIG_IGN);
-  TrainControl control;
-  {
-    const SignalScope scope(control);
-    raise(SIGUSR1);
+  for (const int number : {SIGUSR1, SIGHUP}) {  // nohup ignores the second
+    signal(number, SIG_IGN);
+    TrainControl control;
+    {
+      const SignalScope scope(control);
+      raise(number);
+    }
+    signal(number, SIG_DFL);
+    EXPECT_EQ(control.stop_requested(), StopKind::none);
   }
-  signal(SIGUSR1, SIG_DFL);
-  EXPECT_EQ(control.stop_requested(), StopKind::none);
 }
 
 TEST(SignalScope, TakesOneCtrlCThatArrivesTwiceAsOne) {
   TrainControl control;
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
   const SignalScope scope(control);
   raise(SIGINT);
   raise(SIGINT);  // would end the test
@@ -66,7 +119,9 @@ TEST(SignalScope, TakesOneCtrlCThatArrivesTwiceAsOne) {
 
 TEST(SignalScopeDeathTest, EndsAtOnceOnTheSecondCtrlC) {
   const auto interrupt_twice = [] {
-    const SignalScope scope{TrainControl()};
+    TrainControl control;
+    [[maybe_unused]] const StopKind none = control.stop_requested();
+    const SignalScope scope(control);
     raise(SIGINT);
     poll(nullptr, 0, 1100);  // the rule under test is about time: more than a second
     raise(SIGINT);
@@ -95,6 +150,22 @@ TEST(SignalScope, LetsWritesToAClosedPipeFail) {
   EXPECT_EXIT(static_cast<void>(write(ends[1], "x", 1) + 0), testing::KilledBySignal(SIGPIPE), "")
       << "the control: without the scope";
   close(ends[1]);
+}
+
+TEST(SignalScope, LetsWritesAboveTheLimitOfAFileFail) {
+  const auto write_above = [] {
+    const rlimit limit{0, 0};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const int file = memfd_create("file", MFD_CLOEXEC);
+    return write(file, "x", 1) == -1 && errno == EFBIG;
+  };
+  EXPECT_EXIT(
+      {
+        const SignalScope scope{TrainControl()};
+        _exit(write_above() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(_exit(write_above() ? 0 : 1), testing::KilledBySignal(SIGXFSZ), "") << "the control: without the scope";
 }
 
 }  // namespace

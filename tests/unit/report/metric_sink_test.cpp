@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/report/metric_sink.h>
@@ -16,7 +18,6 @@
 namespace lockstep {
 namespace {
 
-using testing::EndsWith;
 using testing::HasSubstr;
 
 class MetricSinkTest : public testing::Test {
@@ -113,14 +114,61 @@ TEST_F(CsvSink, StartsOverAfterATornHeader) {
   EXPECT_EQ(text(), "step\n1\n");
 }
 
-TEST_F(CsvSink, RefusesAFileThatIsNotItsOwn) {
-  put("name,age\nx,1\n");
-  try {
-    csv_sink(fs_, file_, 0);
-    FAIL();
-  } catch (const IoError& error) {
-    EXPECT_THAT(error.what(), EndsWith("metrics: found a first column named 'name', expected 'step'"));
-    EXPECT_THAT(error.hint(), HasSubstr("move it away"));
+// Nothing that has the file's name ends a run or is lost.
+template <class Open>
+void expect_set_aside(const std::filesystem::path& file, const Open& open) {
+  testing::internal::CaptureStderr();
+  open()->write(1, {});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it is metrics.1 now"));
+  EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(file)));
+  EXPECT_GT(std::filesystem::file_size(file), 0U);
+}
+
+TEST_F(CsvSink, SetsAFileOfAnotherProgramAside) {
+  const auto aside = file_.string() + ".1";
+  for (const std::string noise : {"name,age\nx,1\n", "stepper,age\n1,2\n", "\xff\xfe\n\n"}) {
+    put(noise);
+    expect_set_aside(file_, [&] { return csv_sink(fs_, file_, 0); });
+    EXPECT_EQ(read_file(fs_, aside), noise);
+    EXPECT_EQ(text(), "step\n1\n");
+    std::filesystem::remove(aside);
+  }
+}
+
+TEST_F(JsonlSink, SetsAFileOfAnotherProgramAside) {
+  put("\xff\xfe not JSON");
+  expect_set_aside(file_, [&] { return jsonl_sink(fs_, file_, 0); });
+  EXPECT_EQ(read_file(fs_, file_.string() + ".1"), "\xff\xfe not JSON");
+}
+
+TEST_F(JsonlSink, SetsWhatIsNoFileAside) {
+  const auto aside = file_.string() + ".1";
+  const auto elsewhere = directory_.path() / "elsewhere";
+  const std::pair<const char*, std::function<void()>> cases[] = {
+      {"directory", [&] { std::filesystem::create_directory(file_); }},
+      {"pipe", [&] { ASSERT_EQ(mkfifo(file_.c_str(), 0600), 0); }},
+      {"link", [&] { std::filesystem::create_symlink(elsewhere, file_); }}};
+  for (const auto& [name, make] : cases) {
+    SCOPED_TRACE(name);
+    make();
+    expect_set_aside(file_, [&] { return jsonl_sink(fs_, file_, 0); });
+    EXPECT_TRUE(std::filesystem::exists(std::filesystem::symlink_status(aside)));
+    std::filesystem::remove(file_);
+    std::filesystem::remove(aside);
+  }
+  EXPECT_FALSE(std::filesystem::exists(elsewhere)) << "links are not followed";
+}
+
+TEST_F(JsonlSink, RefusesTwoMetricsOfOneName) {
+  const auto sink = jsonl_sink(fs_, file_, 0);
+  const auto csv = csv_sink(fs_, directory_.path() / "csv", 0);
+  for (const char* name : {"loss", "step", "time"}) {
+    const Metric metrics[] = {{"loss", 1}, {name, 2}};
+    for (MetricSink* each : {sink.get(), csv.get()}) {
+      EXPECT_THAT(
+          [&] { each->write(1, metrics); },
+          testing::ThrowsMessage<Error>(HasSubstr(fmt::format("two metrics of a report are called '{}'", name))));
+    }
   }
 }
 

@@ -142,12 +142,32 @@ TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
   EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not fit, and the run went on behind it");
 }
 
-TEST(StepRecords, ReportWhatTheDiskSays) {
+TEST(StepRecords, GoOnBehindWhatTheDiskRefused) {
   MemoryFileSystem fs;
   RecordWriter writer(fs, kFile, 1, 2, 0);
   writer.add(record(1));
-  fs.fail_at(fs.operations(), ENOSPC);
-  EXPECT_THROW(writer.flush(), IoError);
+  writer.flush();
+  for (std::int64_t step = 2; step <= 5; ++step) {
+    writer.add(record(step));
+  }
+  fs.fail_at(fs.operations(), ENOSPC);  // half of four records is in the file
+  testing::internal::CaptureStderr();
+  writer.flush();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr("No space left on device; the run goes on without these steps"));
+  writer.add(record(6));
+  testing::internal::CaptureStderr();
+  writer.flush();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr("is written again; missing steps: 4"));
+  EXPECT_THAT(records(fs), ElementsAre(record(1), record(6)));
+}
+
+TEST(StepRecords, SetAFileOfAnotherProgramAside) {
+  MemoryFileSystem fs;
+  overwrite(fs, "an archive of records");
+  write(fs, 1, 2);
+  EXPECT_THAT(records(fs), ElementsAre(record(1), record(2)));
+  EXPECT_EQ(read_file(fs, kFile.string() + ".1"), "an archive of records");
 }
 
 // Frozen: files of other runs are compared with these.

@@ -1,8 +1,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
 namespace lockstep {
@@ -46,6 +48,16 @@ TEST(TorchRandperm, EqualsPyTorchToTheLastElement) {
   EXPECT_EQ(checksum(torch_randperm(1000, 42)), 251382058U);
   EXPECT_EQ(checksum(torch_randperm(1'000'000, 123456789)), 250084749831894231U);
   EXPECT_NE(checksum(torch_randperm(1000, 43)), 251382058U) << "the control";
+}
+
+TEST(TorchRandperm, SaysThatAnOrderDoesNotFitIntoMemory) {
+  try {
+    torch_randperm(std::int64_t{1} << 61, 0);
+    FAIL() << "2^64 bytes were found";
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("the order of 2305843009213693952 samples does not fit"));
+    EXPECT_THAT(error.hint(), testing::HasSubstr("--sampler.order keyed"));
+  }
 }
 
 }  // namespace

@@ -294,6 +294,18 @@ TEST(CheckpointDir, SaysWhatIsFreeAndNeededWhenTheDiskFillsUp) {
   }
 }
 
+TEST(CheckpointDir, RemovesALinkThatWasBeingReplaced) {
+  const TempDir temp;
+  CheckpointDir directory(real_file_system(), temp.path(), "run", 0);
+  save(directory, 50, sample_contents(50));
+  std::filesystem::create_symlink("step-0000000050", temp.path() / "last.tmp.0123456789abcdef");
+  std::filesystem::create_symlink("step-0000000050", temp.path() / "mine.tmp");
+  write_file(real_file_system(), temp.path() / "mine.tmp.0123456789abcdef", "a file");
+  EXPECT_TRUE(directory.remove_incomplete().empty());
+  EXPECT_THAT(real_file_system().list(temp.path()),
+              ElementsAre("mine.tmp", "mine.tmp.0123456789abcdef", "step-0000000050"));
+}
+
 TEST(CheckpointDir, MakesRoomWhereARunKeepsMoreThanTwo) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
@@ -301,10 +313,11 @@ TEST(CheckpointDir, MakesRoomWhereARunKeepsMoreThanTwo) {
     save(directory, step, sample_contents(step));
   }
   fs.set_free_bytes(1000);
-  directory.make_room(1000, 50);
+  directory.make_room(1000, [] { return std::optional<std::int64_t>(50); });
   EXPECT_THAT(directory.steps(), ElementsAre(10, 20, 30, 40, 50)) << "there is room";
   const std::vector<std::int64_t> best = {10};
-  directory.make_room(2000, 50, best);
+  directory.make_room(
+      2000, [] { return std::optional<std::int64_t>(50); }, best);
   EXPECT_THAT(directory.steps(), ElementsAre(10, 40, 50));
 }
 

@@ -72,6 +72,7 @@ TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
   const std::vector<Case> cases = {
       {"\"format\": 1", "\"format\": 3", "checkpoint format 3, this build reads 1"},
       {"\"format\": 1", "\"format\": \"1\"", "checkpoint format \"1\", this build reads 1"},
+      {"\"format\": 1", "\"format\": 1.0", "\"format\" is not an integer"},
       {"\"format\": 1,\n", "", "expected an object of 7 members"},
       {"\"format\": 1", "\"formal\": 1", "\"format\" is missing"},
       {"\"step\": 500", "\"step\": -500", "\"step\" is not an integer"},

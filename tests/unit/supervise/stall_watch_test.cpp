@@ -2,8 +2,10 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 namespace lockstep {
@@ -51,6 +53,7 @@ class Watched {
     return all;
   }
   void sleep(milliseconds duration) { now_ += duration; }
+  void ask_for_a_stop() { watch_.stop_asked_for(now_); }
 
  private:
   std::vector<RankSample> samples_;
@@ -90,7 +93,7 @@ TEST(StallWatch, IsSilentWhileThoseBehindMove) {
 }
 
 TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
-  for (const Phase phase : {Phase::prepare, Phase::save, Phase::validation}) {
+  for (const Phase phase : {Phase::prepare, Phase::callback, Phase::save, Phase::validation}) {
     SCOPED_TRACE(to_string(phase));
     Watched busy({in_phase(phase)});
     EXPECT_THAT(busy.pass(1000s, [&] { ++busy[0].process.cpu_ticks; }), IsEmpty());
@@ -101,6 +104,21 @@ TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
   }
   Watched endless_loop({in_phase(Phase::forward)});
   EXPECT_TRUE(endless_loop.pass(301s, [&] { ++endless_loop[0].process.cpu_ticks; }).back().ends_the_run);
+}
+
+TEST(StallWatch, NeverJudgesACallbackNorThoseThatWaitForIt) {
+  for (const Phase waits_in : {Phase::data, Phase::task, Phase::forward, Phase::backward, Phase::optimizer,
+                               Phase::callback, Phase::report, Phase::validation, Phase::save, Phase::finish}) {
+    SCOPED_TRACE(to_string(waits_in));
+    Watched ranks({in_phase(Phase::callback), in_phase(waits_in)});
+    ranks[1].view.collectives = 1;
+    ranks[1].view.operation = Operation::any;
+    const auto findings = ranks.pass(1000s);
+    ASSERT_EQ(findings.size(), 1U);
+    EXPECT_FALSE(findings[0].ends_the_run);
+    EXPECT_THAT(findings[0].lines[0], HasSubstr("rank 0 is behind"));
+    EXPECT_THAT(findings[0].lines[1], HasSubstr("rank 0: step 812, callback"));
+  }
 }
 
 TEST(StallWatch, EndsWhatDoesNotEndAfterItsWork) {
@@ -169,6 +187,81 @@ TEST(StallWatch, SeesStoppedProcessesWithinASecond) {
   EXPECT_THAT(findings[0].lines, ElementsAre("rank 1 (pid 71) goes on"));
   ranks[1].process.state = 'T';
   EXPECT_TRUE(ranks.pass(301s).back().ends_the_run) << "a stopped process is no work, in no phase";
+}
+
+// All stand in the same collective: the others wait for the one that does not run.
+TEST(StallWatch, BlamesARankThatTheSystemDoesNotLetRun) {
+  for (const auto& [state, text] :
+       {std::pair{'T', "stopped by a signal (state T)"}, {'D', "in the kernel (state D, nfs)"}}) {
+    for (const std::size_t culprit : {0U, 1U, 2U}) {
+      Watched ranks({in_collective(9, Operation::all_reduce), in_collective(9, Operation::all_reduce),
+                     in_collective(9, Operation::all_reduce)});
+      ranks[culprit].process = {.state = state, .waits_in = "nfs"};
+      const StallFinding end = ranks.pass(301s).back();
+      EXPECT_TRUE(end.ends_the_run);
+      EXPECT_THAT(end.ranks, ElementsAre(culprit));
+      EXPECT_THAT(end.lines[0], HasSubstr(fmt::format("; rank {} is {}:", culprit, text)));
+      EXPECT_THAT(end.what, HasSubstr(fmt::format(" at step 812 in backward: it is {}", text)));
+    }
+  }
+}
+
+TEST(StallWatch, BlamesAStoppedRankThatIsFurtherThanThoseThatWaitForIt) {
+  Watched ranks({in_collective(9, Operation::all_reduce), in_collective(10, Operation::all_reduce),
+                 in_collective(9, Operation::all_reduce)});
+  ranks[1].process.state = 'T';
+  EXPECT_THAT(ranks.pass(301s).back().ranks, ElementsAre(1));
+  Watched busy({in_phase(Phase::data), in_collective(10, Operation::all_reduce)});
+  busy[1].process.state = 'T';
+  EXPECT_THAT(busy.pass(301s).back().ranks, ElementsAre(0)) << "who hangs in its own work waits for nobody";
+}
+
+TEST(StallWatch, EndsARendezvousThatRanksDoNotEndThemselves) {
+  const StallLimits limits{.warning = 30s, .deadline = 300s, .rendezvous = 60s};
+  Watched ranks({in_phase(Phase::rendezvous, -1), in_phase(Phase::start, -1)}, limits);
+  ranks[1].view.phase = Phase::prepare;
+  const auto findings = ranks.pass(61s, [&] { ++ranks[0].process.cpu_ticks; });
+  ASSERT_EQ(findings.size(), 2U);
+  EXPECT_FALSE(findings[0].ends_the_run);
+  EXPECT_TRUE(findings[1].ends_the_run) << "asking a store again and again is no progress";
+  EXPECT_THAT(findings[1].ranks, ElementsAre(0));
+  EXPECT_EQ(findings[1].what, "made no progress for 60 s in rendezvous");
+  EXPECT_THAT(findings[1].hint, HasSubstr("--dist.init_timeout_s"));
+  Watched others({in_phase(Phase::prepare, -1)}, limits);
+  EXPECT_FALSE(others.pass(301s).back().ends_the_run);
+}
+
+TEST(StallWatch, HasLessPatienceAfterAStopWasAskedFor) {
+  Watched ranks({in_phase(Phase::backward), in_phase(Phase::data)});
+  EXPECT_THAT(ranks.pass(10s), IsEmpty());
+  ranks.ask_for_a_stop();
+  auto findings = ranks.pass(6s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_THAT(findings[0].lines[0], HasSubstr("no progress for 5 s after a stop was asked for; rank 1 is behind:"));
+  EXPECT_FALSE(findings[0].ends_the_run);
+  findings = ranks.pass(15s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_TRUE(findings[0].ends_the_run) << "before those 30 s are over that schedulers wait";
+  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+  EXPECT_EQ(findings[0].what, "made no progress for 20 s after a stop was asked for at step 812 in data");
+}
+
+TEST(StallWatch, LetsALongStepAndASaveEndAfterAStopWasAskedFor) {
+  Watched slow({in_phase(Phase::forward)});
+  for (int step = 0; step < 3; ++step) {
+    slow.pass(25s);
+    ++slow[0].view.beats;
+  }
+  slow.ask_for_a_stop();
+  for (const StallFinding& finding : slow.pass(49s)) {
+    EXPECT_FALSE(finding.ends_the_run) << "a step takes 25 s in this run";
+  }
+  EXPECT_TRUE(slow.pass(2s).back().ends_the_run);
+  Watched save({in_phase(Phase::save)});
+  save.ask_for_a_stop();
+  for (const StallFinding& finding : save.pass(1000s)) {
+    EXPECT_FALSE(finding.ends_the_run);
+  }
 }
 
 TEST(StallWatch, LetsPassWhatHoldsAProcessForAMoment) {

@@ -113,6 +113,14 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        75, -1, ""},
       {"death by a stop request before the training began is by request, whoever sent it",
        [](Verdict& v) { v.exited(0, by_signal(15)); }, 75, -1, ""},
+      {"so is one of a rank that resumed and has done no step",
+       [](Verdict& v) {
+         Ending ending = by_signal(1);
+         ending.place = {.beats = 1, .step = 812, .phase = Phase::data};
+         ending.first_step = 812;
+         v.exited(0, ending);
+       },
+       75, -1, ""},
       {"death by another signal is not",
        [](Verdict& v) {
          v.signal_forwarded(2);

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -161,6 +163,145 @@ TEST(RunCheckpoints, KeepTheBestBesidesTheLast) {
     abandoned += entry.path().filename().string().find(".abandoned.") != std::string::npos ? 1 : 0;
   }
   EXPECT_EQ(abandoned, std::distance(kept.upper_bound(best), kept.end()));
+}
+
+// Saves fall on other steps than reports; the loss falls, so that the highest is the first saved.
+TEST(RunCheckpoints, KeepTheBestOfATrainingMetricWhenSavesFallBetweenReports) {
+  const TempDir directory;
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const auto run = directory.path() / std::to_string(ranks);
+    std::mutex mutex;
+    std::map<std::string, std::vector<double>> reported;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = config_in(run);
+      config.nprocs = ranks;
+      config.report.every_steps = 5;
+      config.checkpoint.every_steps = 2;
+      config.checkpoint.mode = MonitorMode::max;
+      for (const char* monitor : {"loss", ""}) {  // the same reports with and without a best
+        config.checkpoint.monitor = monitor;
+        config.run_dir = (run / (*monitor == '\0' ? "without" : "with")).string();
+        const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+        TinyTask task;
+        DataLoader data(tiny_data(20), plan.loader, world);
+        Trainer trainer(plan, world);
+        trainer.add(std::make_shared<Probe>(0U | Stage::report, [&](const StageContext& context) {
+          const std::lock_guard lock(mutex);
+          if (context.world.is_main()) {
+            reported[monitor].push_back(context.metrics->front().second);
+          }
+        }));
+        trainer.fit(task, data);
+      }
+    });
+    EXPECT_EQ(steps_in(run / "with"), (std::set<std::int64_t>{2, 14, 15}));
+    EXPECT_EQ(std::filesystem::read_symlink(run / "with" / "checkpoints" / "best"), "step-0000000002");
+    EXPECT_EQ(reported["loss"].size(), 3U);
+    EXPECT_EQ(reported["loss"], reported[""]) << "a save does not begin a new mean";
+  }
+}
+
+void damage_manifest(const std::filesystem::path& run, std::int64_t step) {
+  std::ofstream(run / "checkpoints" / fmt::format("step-{:010}", step) / "MANIFEST.json", std::ios::app) << "x";
+}
+
+TEST(RunCheckpoints, ThatAreDamagedArePassedOverWithAnEventAndStay) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.every_steps = 5;
+  train(config);
+  damage_manifest(config.run_dir, 15);
+  config.max_epochs = 6;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(train(config).state.step, 30);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("step-0000000015/MANIFEST.json: its checksum"), HasSubstr("resuming from step 10 in ")));
+  EXPECT_THAT(read_text(std::filesystem::path(config.run_dir) / "events.jsonl"),
+              HasSubstr(R"("event":"damaged","what":"step-0000000015/MANIFEST.json: its checksum)"));
+  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{25, 30}));
+  int kept = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(config.run_dir) / "checkpoints")) {
+    kept += entry.path().filename().string().starts_with("step-0000000015.abandoned.") ? 1 : 0;
+  }
+  EXPECT_EQ(kept, 1);
+}
+
+TEST(RunCheckpoints, ThatAreAllDamagedEndTheNextStart) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.every_steps = 10;
+  train(config);
+  for (const std::int64_t step : {10, 15}) {
+    damage_manifest(config.run_dir, step);
+  }
+  config.max_epochs = 6;
+  for (const char* resume : {"auto", "last"}) {
+    config.resume = resume;
+    try {
+      train(config);
+      FAIL() << resume;
+    } catch (const CheckpointError& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::bad_data);
+      EXPECT_THAT(error.what(), testing::EndsWith("run/checkpoints can be read: step-0000000015, step-0000000010"));
+      EXPECT_THAT(error.hint(), AllOf(HasSubstr("lockstep verify "), HasSubstr("--fresh begins anew")));
+    }
+    EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{10, 15})) << "nothing is touched";
+  }
+}
+
+/// A copy of the run's newest checkpoint in `to`, changed.
+void copy_newest(const std::filesystem::path& from, const std::filesystem::path& to,
+                 const std::function<void(Snapshot&)>& change) {
+  World world = World::single(c10::Device("cpu"));
+  Snapshot snapshot = load_checkpoint(from, world);
+  change(snapshot);
+  CheckpointStore(to / "checkpoints", CheckpointConfig{}, world).save(std::stoll(snapshot.values["step"]), snapshot);
+}
+
+TEST(RunCheckpoints, OfAnotherKindOfDeviceGoOnWithNewRandomNumbers) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "cpu");
+  train(config);
+  copy_newest(config.run_dir, directory.path() / "gpu", [](Snapshot& snapshot) {
+    snapshot.per_rank = at::cat({snapshot.per_rank, at::zeros({16}, at::kByte)});  // a GPU's generator has 16 bytes
+  });
+  config.resume = (directory.path() / "gpu").string();
+  config.run_dir = (directory.path() / "run").string();
+  config.max_epochs = 4;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(train(config).state.step, 20);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("saved on another kind of device than cpu: random numbers are seeded anew"));
+}
+
+TEST(RunCheckpoints, ThatDoNotFitChangeNothing) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  train(config);
+  const std::pair<const char*, std::function<void(Snapshot&)>> misfits[] = {
+      {"position", [](Snapshot& s) { s.values["position.consumed"] = "-1"; }},
+      {"model", [](Snapshot& s) { s.tensors["model"].pop_back(); }},
+      {"optimizer", [](Snapshot& s) { s.tensors["optimizer"].front().second = at::zeros({7}); }},
+      {"step", [](Snapshot& s) { s.values["samples"] = "many"; }}};
+  for (const auto& [name, misfit] : misfits) {
+    SCOPED_TRACE(name);
+    const auto other = directory.path() / name;
+    copy_newest(config.run_dir, other, misfit);
+    TrainConfig again = config;
+    again.resume = other.string();
+    again.run_dir = (directory.path() / "again" / name).string();
+    Session session = Session::single(again);
+    TinyTask task(sgd({.lr = 0.05, .momentum = 0.9}));
+    const auto before = module_tensors(TinyTask().module());
+    DataLoader data(tiny_data(20), session.plan.loader, session.world);
+    EXPECT_THROW(Trainer(session).fit(task, data), CheckpointError);
+    EXPECT_EQ(data.position().epoch, 0);
+    const auto after = module_tensors(task.module());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(at::equal(before[i].second, after[i].second)) << before[i].first;
+    }
+  }
 }
 
 TEST(RunCheckpoints, RefuseAMetricThatNobodyMeasures) {

@@ -368,6 +368,253 @@ TEST(Trainer, WeighsByTheTasksOwnCount) {
   });
 }
 
+// Two columns of one name would overwrite each other.
+TEST(Trainer, RefusesMetricsThatShareAName) {
+  class Reporting final : public TinyTask {
+   public:
+    explicit Reporting(std::vector<std::string> names) : names_(std::move(names)) {}
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out = TinyTask::training_step(batch);
+      for (const std::string& name : names_) {
+        out.metrics.emplace_back(name, at::ones({}));
+      }
+      return out;
+    }
+    StepOutput validation_step(const Batch& batch) override { return TinyTask::training_step(batch); }
+
+   private:
+    std::vector<std::string> names_;
+  };
+  for (const int ranks : {1, 2}) {
+    for (const char* name : {"loss", "lr", "grad_norm", "epoch", "samples_per_s", "step", "time", "mine", "val_mine"}) {
+      const auto train = [&] {
+        thread_world(ranks, [&](World& world) {
+          TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 2, .optim = {.max_grad_norm = 1}});
+          config.nprocs = ranks;
+          const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+          Reporting task({"mine", name});
+          DataLoader data(tiny_data(8), plan.loader, world);
+          DataLoader validation(tiny_data(8), plan.eval_loader, world);
+          Trainer(plan, world).fit(task, data, &validation);
+        });
+      };
+      EXPECT_THAT(train, testing::ThrowsMessage<Error>(HasSubstr("'" + std::string(name) + "'")));
+    }
+  }
+}
+
+// Steps and micro-batches in which nothing counts: cross_entropy is NaN there.
+class Labelled final : public Task {
+ public:
+  explicit Labelled(std::int64_t unlabelled) : unlabelled_(unlabelled) {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : net_->parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.3);
+    }
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.1})}; }
+  StepOutput training_step(const Batch& batch) override {
+    constexpr std::int64_t kIgnored = -100;
+    std::vector<std::int64_t> labels;
+    for (const std::int64_t id : batch.ids) {
+      labels.push_back(id < unlabelled_ ? kIgnored : id % 3);
+    }
+    const auto target = at::tensor(labels);
+    const auto loss = at::cross_entropy_loss(net_(batch.input), target, /*weight=*/{}, at::Reduction::Mean, kIgnored);
+    StepOutput out(loss, {{"wrong", loss.detach() * 2}});
+    out.count = target.ne(kIgnored).sum();
+    return out;
+  }
+
+ private:
+  std::int64_t unlabelled_;
+  torch::nn::Linear net_{4, 3};
+};
+
+class LastReport final : public Callback {
+ public:
+  std::string_view name() const override { return "last_report"; }
+  std::uint32_t stages() const override { return Stage::report | Stage::step_end; }
+  void on(const StageContext& context) override {
+    if (context.stage == Stage::report) {
+      metrics = *context.metrics;
+    } else if (context.step.loss.defined()) {
+      finite = finite && context.step.loss.isfinite().item<bool>();
+    }
+  }
+  double value(const std::string& name) const {
+    const auto found =
+        std::find_if(metrics.begin(), metrics.end(), [&](const auto& metric) { return metric.first == name; });
+    return found == metrics.end() ? -1 : found->second;
+  }
+  Metrics metrics;
+  bool finite = true;  // the losses of steps
+};
+
+TEST(Counts, OfZeroInAllOfAStepChangeNothing) {
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 2, .global_batch_size = 6});
+      config.nprocs = ranks;
+      config.report.every_steps = 1;
+      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      Labelled task(/*unlabelled=*/12);
+      Labelled before(12);
+      DataLoader data(tiny_data(12), plan.loader, world);
+      const auto last = std::make_shared<LastReport>();
+      Trainer trainer(plan, world);
+      trainer.add(last).fit(task, data);
+      ASSERT_EQ(difference(task, before), 0);
+      ASSERT_TRUE(last->finite);
+      ASSERT_EQ(last->value("loss"), -1) << "a mean over nothing is not reported";
+    });
+  }
+}
+
+TEST(Counts, OfZeroInAMicroBatchAreLeftOutOfTheMeans) {
+  const auto train = [](int ranks, std::int64_t batch_size, Task& task) {
+    double loss = 0;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 1, .batch_size = batch_size, .global_batch_size = 12});
+      config.nprocs = ranks;
+      config.sampler.shuffle = false;
+      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      Labelled mine(/*unlabelled=*/5);
+      DataLoader data(tiny_data(12), plan.loader, world);
+      const auto last = std::make_shared<LastReport>();
+      Trainer trainer(plan, world);
+      trainer.add(last).fit(mine, data);
+      ASSERT_TRUE(last->finite);
+      ASSERT_NEAR(last->value("wrong"), 2 * last->value("loss"), 1e-6);
+      if (world.is_main()) {
+        loss = last->value("loss");
+        const at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < task.module().parameters().size(); ++i) {
+          task.module().parameters()[i].copy_(mine.module().parameters()[i]);
+        }
+      }
+    });
+    return loss;
+  };
+  Labelled whole(5);
+  Labelled split(5);
+  const double expected = train(1, 12, whole);
+  ASSERT_GT(expected, 0);
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_NEAR(train(ranks, 2, split), expected, 1e-6) << ranks;
+    EXPECT_LE(difference(split, whole), 1e-6) << ranks;
+  }
+}
+
+TEST(Counts, InSomeMicroBatchesOnlyAreRefused) {
+  class Uneven final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out(at::mse_loss(net_(batch.input), batch.target));
+      if (calls_++ % 2 == 0) {
+        out.count = at::full({}, 2);
+      }
+      return out;
+    }
+
+   private:
+    int calls_ = 0;
+  };
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 2, .accumulation = 2}));
+  Uneven task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  EXPECT_THAT(
+      [&] { Trainer(session).fit(task, data); },
+      testing::ThrowsMessage<Error>(HasSubstr("one micro-batch of this step has a count, another one has none")));
+}
+
+// What LBFGS sees does not depend on how the batch is divided.
+TEST(Minimize, WeighsMicroBatchesAndCounts) {
+  class Newton final : public TinyTask {
+   public:
+    explicit Newton(bool counts)
+        : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
+            return std::make_unique<torch::optim::LBFGS>(
+                std::move(groups), torch::optim::LBFGSOptions(1).max_iter(4).line_search_fn("strong_wolfe"));
+          })),
+          counts_(counts) {}
+    StepOutput training_step(const Batch& batch) override {
+      const auto squares = (net_(batch.input) - batch.target).square();
+      if (!counts_) {
+        return StepOutput(squares.mean(), {{"twice", squares.detach().mean() * 2}});
+      }
+      const auto weights = at::tensor(std::vector<float>(batch.ids.begin(), batch.ids.end())).unsqueeze(1);
+      const auto mean = (squares * weights).sum() / weights.sum().clamp_min(1);
+      StepOutput out(mean, {{"twice", mean.detach() * 2}});
+      out.count = weights.sum();
+      return out;
+    }
+    void optimize(Step& step) override {
+      step.add(step.minimize([&] {
+        step.zero_grad();
+        StepOutput last;
+        for (const Batch& batch : step.batches()) {
+          last = step.forward(batch, [this](const Batch& b) { return training_step(b); });
+          step.backward(last);
+        }
+        return last;
+      }));
+    }
+
+   private:
+    bool counts_;
+  };
+  for (const bool counts : {false, true}) {
+    Newton whole(counts);
+    double expected = 0;
+    for (const auto& [ranks, batch_size] : {std::pair(1, 7), std::pair(1, 2), std::pair(2, 7), std::pair(3, 1)}) {
+      thread_world(ranks, [&, ranks = ranks, batch_size = batch_size](World& world) {
+        TrainConfig config = in_memory({.max_epochs = 1, .batch_size = batch_size, .global_batch_size = 7});
+        config.nprocs = ranks;
+        config.sampler.shuffle = false;
+        const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+        Newton task(counts);
+        DataLoader data(tiny_data(14), plan.loader, world);
+        const auto last = std::make_shared<LastReport>();
+        Trainer trainer(plan, world);
+        trainer.add(last).fit(task, data);
+        ASSERT_NEAR(last->value("twice"), 2 * last->value("loss"), 1e-5);
+        if (ranks == 1 && batch_size == 7) {
+          expected = last->value("loss");
+          whole = task;
+        } else {
+          ASSERT_NEAR(last->value("loss"), expected, 1e-5) << ranks << " ranks";
+          ASSERT_LE(difference(task, whole), 1e-4) << ranks << " ranks, counts " << counts;
+        }
+      });
+    }
+  }
+}
+
+TEST(Cosine, WarnsWhenARunBecomesLonger) {
+  const TempDir dir;
+  const auto train = [&](std::int64_t max_epochs, std::int64_t decay_steps) {
+    TrainConfig config = in_memory({.max_epochs = max_epochs, .batch_size = 4});
+    config.run_dir = dir.path() / "run";
+    config.checkpoint.enabled = true;
+    config.optim.schedule = ScheduleKind::cosine;
+    config.optim.decay_steps = decay_steps;
+    Session session = Session::single(config);
+    TinyTask task;
+    DataLoader data(tiny_data(20), session.plan.loader, session.world);
+    testing::internal::CaptureStderr();
+    Trainer(session).fit(task, data);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(train(2, 0), testing::Not(HasSubstr("cosine")));
+  const std::string longer = train(4, 0);
+  EXPECT_THAT(longer, HasSubstr("the cosine schedule ends at step 20 now, at step 10 when the checkpoint was written"));
+  EXPECT_THAT(longer, HasSubstr("the learning rate of step 10 becomes 0.5 of its maximum instead of 0"));
+  EXPECT_THAT(longer, HasSubstr("--optim.decay_steps 10 keeps the schedule"));
+  EXPECT_THAT(train(5, 20), testing::Not(HasSubstr("the cosine schedule ends")));
+}
+
 TEST(Meter, RefusesOtherMetricsOnAnotherRank) {
   try {
     thread_world(2, [](World& world) {

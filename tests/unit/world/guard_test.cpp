@@ -59,9 +59,9 @@ TEST(Guard, MissesANodeThatFallsSilent) {
       3,
       [&](World& world) {
         Guard::Options options = kOptions;
-        options.nodes = 3;
         options.heartbeat_timeout = kShort;
         std::optional<Guard> guard(std::in_place, world, options);
+        guard->watch_nodes(world);
         if (world.rank() == 2) {
           ASSERT_EQ(guard->first_failure(2 * kShort), std::nullopt) << "all are heard of";
         }

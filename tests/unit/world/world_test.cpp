@@ -1,4 +1,7 @@
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -147,6 +150,25 @@ TEST(World, NamesTheRankThatDidNotCome) {
       std::chrono::milliseconds(800));
   EXPECT_TRUE(named.load());
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+// A callback may take longer than the timeout of collectives.
+TEST(World, MeetsWithoutALimitOfTime) {
+  constexpr std::chrono::milliseconds kTimeout{300};
+  const auto late_for = [&](const std::function<bool(World&)>& agree) {
+    thread_world(
+        2,
+        [&](World& world) {
+          world.barrier("all are there");
+          if (world.rank() == 1) {
+            std::this_thread::sleep_for(3 * kTimeout);  // what is tested
+          }
+          ASSERT_TRUE(agree(world));
+        },
+        kTimeout);
+  };
+  late_for([](World& world) { return WorldAccess::meet(world, world.rank() == 1); });
+  EXPECT_THROW(late_for([](World& world) { return world.any(world.rank() == 1); }), CommError);
 }
 
 TEST(World, GivesAThreadAChannelOfItsOwn) {

@@ -1,0 +1,135 @@
+#include "checkpoint/run_hold.h"
+
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/crc32c.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "checkpoint/main_rank.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+bool writes_files(const TrainConfig& config) {
+  return config.fresh || config.checkpoint.enabled || config.report.jsonl || config.report.csv ||
+         config.report.record > 0;
+}
+
+std::string encode(const RunFound& found) {
+  return dump_json(Json{{"directory", found.directory}, {"has_run", found.has_run}, {"json", found.json}});
+}
+
+std::vector<RunFound> decode(const std::vector<std::string>& answers) {
+  std::vector<RunFound> all;
+  for (const std::string& answer : answers) {
+    if (!answer.empty()) {
+      const Json found = parse_json(answer);
+      all.push_back({.directory = found.at("directory"), .has_run = found.at("has_run"), .json = found.at("json")});
+    }
+  }
+  return all;
+}
+
+bool is_record_of(const std::string& json, const std::string& run_id) {
+  try {
+    return parse_run_record(json, {}).id == run_id;
+  } catch (const CheckpointError&) {
+    return false;  // damaged: only --fresh comes so far
+  }
+}
+
+/// Names, shapes and number formats of the parameters.
+std::string fingerprint(const torch::nn::Module& module) {
+  std::string text;
+  for (const auto& item : module.named_parameters()) {
+    text += fmt::format("{} {} [{}]\n", item.key(), c10::toString(item.value().scalar_type()),
+                        fmt::join(item.value().sizes(), ", "));
+  }
+  return fmt::format("{:08x}-{}", crc32c(std::as_bytes(std::span(text))), text.size());
+}
+
+}  // namespace
+
+std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
+  const TrainConfig& config = plan.config;
+  const std::string directory = run_directory(config);
+  std::weak_ptr<RunHold>& shared = WorldAccess::run_hold(world);
+  if (auto held = shared.lock(); held && held->directory_ == directory) {
+    return held;
+  }
+  const bool writes = world.is_main() || (config.checkpoint.per_node && world.local_rank() == 0);
+  std::shared_ptr<RunHold> hold(new RunHold(directory, writes));
+  if (!writes_files(config)) {
+    return hold;
+  }
+  const RunRequest request{.fresh = config.fresh, .program = plan.program, .launch = plan.launch_name};
+  const auto answers = run_on(world, "taking the run directory", writes, [&] {
+    hold->held_ = std::make_unique<RunDirectory>(real_file_system(), directory, request.launch);
+    return encode(hold->held_->found());
+  });
+  // Rank 0 decides for all: launchers do not always tell all ranks alike.
+  const Json decided = parse_json(run_on_main(world, "choosing the run", [&] {
+    const RunDecision decision = decide_run(request, decode(answers));
+    return dump_json(Json{{"record", to_json(decision.record)}, {"trained_before", decision.trained_before}});
+  }));
+  hold->record_ = parse_run_record(decided.at("record").get<std::string>(), directory);
+  hold->trained_before_ = decided.at("trained_before");
+  run_on(world, "noting the run", writes, [&] {
+    const RunFound found = decode({answers[static_cast<std::size_t>(world.rank())]}).front();
+    const bool same = !found.json.empty() && is_record_of(found.json, hold->record_.id);
+    if (request.fresh && found.has_run && !same) {
+      log_info(fmt::format("--fresh: moved the old run to {}", hold->held_->set_aside().string()));
+    }
+    try {
+      hold->held_->write(hold->record_);
+    } catch (const IoError& error) {
+      if (!same) {
+        throw;
+      }
+      log_warning(
+          fmt::format("{}; the run goes on without it",
+                      error.what()));  // a full disk: saving makes room, and the run is the one that is noted there
+    }
+    return std::string();
+  });
+  if (shared.expired()) {
+    shared = hold;
+  }
+  return hold;
+}
+
+std::string RunHold::launch() const { return fmt::format("{}/{}", record_.id, record_.launches); }
+
+bool RunHold::trained_before() { return std::exchange(trained_before_, true); }
+
+void RunHold::claim_model(const torch::nn::Module& module, bool allow_change, World& world) {
+  const std::string model = fingerprint(module);
+  if (record_.id.empty() || record_.model == model) {
+    return;
+  }
+  if (!record_.model.empty() && !allow_change) {
+    throw CheckpointError(fmt::format("{} holds a run of another model: its parameters have other names, shapes or "
+                                      "number formats",
+                                      directory_),
+                          "--run_name NAME starts another run, --fresh sets this one aside and starts over");
+  }
+  record_.model = model;
+  run_on(world, "noting the model", writes_, [&] {
+    try {
+      held_->write(record_);
+    } catch (const IoError& error) {
+      log_warning(fmt::format("{}; the run goes on without it", error.what()));
+    }
+    return std::string();
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,118 @@
+#include "config/foreign_names.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "config/flags.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kSeveralMachines =
+    "several machines: lockstep run --nnodes N --node-rank R --master-addr HOST -- PROGRAM, or another launcher";
+
+// perceptrain, OneTrainer, PyTorch's tutorial, Lightning, SLEAP-NN, torchrun, accelerate, the Hugging Face Trainer,
+// DeepSpeed.
+constexpr ForeignName kRows[] = {
+    // devices and ranks
+    {"gpus num_gpus n_gpus ngpus n_gpu gpu_count num_devices n_devices trainer_devices",
+     "use --devices N; a list such as 0,2 names GPUs, -1 means all"},
+    {"device gpu gpu_id gpu_ids device_id device_ids trainer_device_indices cuda_device",
+     "use --devices with a list: 0, for GPU 0, or 0,2"},
+    {"accelerator trainer_accelerator device_type", "use --compute_setup auto, cpu or gpu"},
+    {"use_gpu use_cuda cuda", "use --compute_setup gpu"},
+    {"use_cpu no_cuda no_gpu cpu cpu_only", "use --compute_setup cpu"},
+    {"world_size num_processes num_procs nproc n_procs np", "use --nprocs N: ranks in total over all nodes"},
+    {"nproc_per_node nprocs_per_node gpus_per_node devices_per_node num_gpus_per_node",
+     "use --nprocs N, which counts the ranks of all nodes, or: lockstep run --nproc-per-node N -- PROGRAM"},
+    {"nnodes num_nodes num_machines", kSeveralMachines},
+    {"node_rank machine_rank master_addr master_port main_process_ip main_process_port", kSeveralMachines},
+    {"rdzv_endpoint rdzv_backend rdzv_id port", kSeveralMachines},
+    {"standalone spawn use_torchrun multi_gpu enable_multi_gpu", "leave it out: the program starts its own ranks"},
+    {"local_rank", "leave it out: a launcher says it in LOCAL_RANK"},
+    {"distributed_backend dist_backend ddp_backend process_group_backend", "use --backend auto, nccl or gloo"},
+    {"strategy trainer_strategy distributed_strategy",
+     "leave it out: with several ranks gradients are averaged over them"},
+    {"distributed_data_loading use_distributed_sampler data_strategy",
+     "leave it out: each rank always gets its own part of the data"},
+    // length
+    {"epochs num_epochs n_epochs total_epochs num_train_epochs epoch", "use --max_epochs N"},
+    {"max_iter max_iters", "use --max_epochs N, or --max_steps N for optimizer steps"},
+    {"steps num_steps n_steps total_steps max_train_steps num_train_steps iters train_iters iterations",
+     "use --max_steps N"},
+    {"max_time time_limit", "use --max_time_s SECONDS"},
+    {"fast_dev_run", "use --max_steps N --validate.max_batches N"},
+    {"limit_train_batches train_steps_per_epoch min_train_steps_per_epoch", "use --data.steps_per_epoch N"},
+    // batches and data
+    {"per_device_train_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
+     "use --batch_size N: samples per rank and micro-batch"},
+    {"device_batch_size bs", "use --batch_size N: samples per rank and micro-batch"},
+    {"train_batch_size total_batch_size effective_batch_size", "use --global_batch_size N: samples per step in all"},
+    {"val_batch_size eval_batch_size per_device_eval_batch_size", "use --batch_size N, which validation has as well"},
+    {"accumulate_grad_batches gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps",
+     "use --accumulation N, or --global_batch_size N, from which it follows"},
+    {"num_workers n_workers dataloader_num_workers dataloader_threads", "use --data.workers N"},
+    {"prefetch_factor dataloader_prefetch_factor", "use --data.prefetch N"},
+    {"dataloader_pin_memory", "use --data.pin_memory"},
+    {"dataloader_drop_last", "use --sampler.drop_last"},
+    {"random_seed manual_seed", "use --seed N"},
+    // optimizer
+    {"learning_rate base_lr initial_lr", "use --optim.lr X"},
+    {"lr_scheduler lr_scheduler_type scheduler learning_rate_scheduler lr_schedule",
+     "use --optim.schedule constant or cosine"},
+    {"warmup num_warmup_steps lr_warmup_steps warmup_iters learning_rate_warmup_steps", "use --optim.warmup_steps N"},
+    {"min_lr lr_min eta_min", "use --optim.min_lr_ratio X: a part of the learning rate"},
+    {"lr_decay_steps lr_decay_iters t_max", "use --optim.decay_steps N"},
+    {"gradient_clip_val gradient_clipping grad_clip clip_grad clip_grad_norm max_norm", "use --optim.max_grad_norm X"},
+    {"optimizer optimizer_name weight_decay momentum betas",
+     "the program makes its optimizer; --optim.lr changes the learning rate"},
+    {"lr_scaling scale_learning_rate",
+     "leave it out: the learning rate is what --optim.lr says at any number of ranks"},
+    {"mixed_precision dtype train_dtype amp use_amp bf16 fp16", "use --precision fp32 or bf16_mixed"},
+    // validation, checkpoints, reports
+    {"val_every check_val_every_n_epoch eval_epochs eval_strategy", "use --validate.every_epochs N"},
+    {"val_check_interval eval_steps eval_interval eval_every validation_steps", "use --validate.every_steps N"},
+    {"limit_val_batches eval_iters max_eval_steps", "use --validate.max_batches N"},
+    {"checkpoint_every save_every every_n_epochs save_strategy",
+     "use --checkpoint.every_epochs N or --checkpoint.every_steps N"},
+    {"save_steps save_interval checkpoint_interval checkpointing_steps every_n_train_steps",
+     "use --checkpoint.every_steps N"},
+    {"train_time_interval", "use --checkpoint.every_s SECONDS"},
+    {"save_total_limit save_last checkpoints_total_limit", "use --checkpoint.keep_last N"},
+    {"save_top_k", "use --checkpoint.keep_best N with --checkpoint.monitor METRIC"},
+    {"checkpoint_best_only save_best_only metric_for_best_model", "use --checkpoint.monitor METRIC"},
+    {"greater_is_better", "use --checkpoint.mode max"},
+    {"enable_checkpointing save_ckpt", "use --checkpoint.enabled or --no-checkpoint.enabled"},
+    {"resume_from_checkpoint resume_from resume_ckpt_path ckpt_path checkpoint_path snapshot_path load_checkpoint",
+     "the same command goes on by itself; --resume DIR names another checkpoint or run"},
+    {"overwrite_output_dir from_scratch restart", "use --fresh"},
+    {"output_dir out_dir save_dir log_folder root_folder default_root_dir workspace_dir ckpt_dir", "use --run_dir DIR"},
+    {"experiment_name exp_name", "use --run_name NAME"},
+    {"config_path config_file config_name cfg", "use --config FILE"},
+    {"log_every_n_steps logging_steps log_interval log_every print_every print_freq write_every",
+     "use --report.every_steps N"},
+    {"enable_progress_bar progress_bar disable_tqdm", "use --report.progress or --no-report.progress"},
+    // between the ranks
+    {"ddp_timeout dist_timeout", "use --dist.timeout_s SECONDS"},
+    {"bucket_cap_mb ddp_bucket_cap_mb", "use --dist.bucket_mib X"},
+    {"ddp_find_unused_parameters", "use --dist.find_unused_parameters"},
+    {"ddp_broadcast_buffers", "use --dist.broadcast_buffers"},
+    {"gradient_as_bucket_view", "leave it out: gradients always lie in their buckets"},
+};
+
+}  // namespace
+
+std::span<const ForeignName> foreign_names() { return kRows; }
+
+std::optional<std::string> foreign_name_hint(std::string_view name) {
+  const std::string wanted = normal_name(to_lower(name));
+  for (const ForeignName& row : kRows) {
+    const auto names = split(row.names, ' ');
+    if (std::find(names.begin(), names.end(), wanted) != names.end()) {
+      return std::string(row.hint);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep

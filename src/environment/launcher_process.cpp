@@ -1,0 +1,92 @@
+#include "environment/launcher_process.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+/// Those that start each rank and wait for it. "environment" may be a person at a terminal, who leaves.
+bool watches_its_ranks(const Identity& identity) {
+  constexpr std::array<std::string_view, 6> kWatching{"torchrun", "Open MPI", "Hydra", "MVAPICH2", "LSF", "Slurm"};
+  return std::find(kWatching.begin(), kWatching.end(), identity.launcher) != kWatching.end() &&
+         !identity.variables.empty();
+}
+
+/// 0: outside of this container, or there is no such process.
+pid_t parent_of(pid_t pid) {
+  constexpr std::string_view kLabel = "PPid:";
+  if (pid == getpid()) {
+    return getppid();
+  }
+  std::ifstream in(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(kLabel)) {
+      return static_cast<pid_t>(parse_int(trim(std::string_view(line).substr(kLabel.size()))).value_or(0));
+    }
+  }
+  return 0;
+}
+
+/// Also false where the system does not let us look: such a process is another user's.
+bool was_given(pid_t pid, const std::string& entry) {
+  std::ifstream in(fmt::format("/proc/{}/environ", pid), std::ios::binary);
+  for (std::string variable; std::getline(in, variable, '\0');) {
+    if (variable == entry) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string name_of(pid_t pid) {
+  std::ifstream in(fmt::format("/proc/{}/comm", pid));
+  std::string name;
+  std::getline(in, name);
+  return fmt::format("pid {} ({})", pid, printable(name));
+}
+
+}  // namespace
+
+std::vector<LauncherProcess> open_launcher(const Identity& identity, const Variables& environment) {
+  constexpr int kDeepest = 32;
+  std::vector<LauncherProcess> found;
+  if (!watches_its_ranks(identity)) {
+    return found;
+  }
+  const std::string& variable = identity.variables.front();  // the rank's number
+  const std::string entry = variable + "=" + environment.get(variable).value_or("");
+  pid_t child = getpid();
+  for (int depth = 0; depth < kDeepest; ++depth) {
+    const pid_t pid = parent_of(child);
+    if (pid <= 1) {
+      break;  // it outlives us, or is outside of this container
+    }
+    LauncherProcess process{.handle = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))),
+                            .name = name_of(pid)};
+    if (parent_of(child) != pid) {  // the number may be another process's by now
+      throw CommError(fmt::format("the launcher ended while rank {} started", identity.rank));
+    }
+    if (process.handle.is_open()) {
+      found.push_back(std::move(process));
+    }
+    if (!was_given(pid, entry)) {
+      break;
+    }
+    child = pid;
+  }
+  return found;
+}
+
+}  // namespace lockstep

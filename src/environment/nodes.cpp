@@ -1,0 +1,39 @@
+#include "environment/nodes.h"
+
+#include <algorithm>
+#include <map>
+
+namespace lockstep {
+namespace {
+
+std::vector<int> number_by_host(std::span<const NodeClaim> ranks) {
+  std::vector<int> nodes;
+  std::map<std::string_view, int> newest;  // of each host
+  int count = 0;
+  for (const NodeClaim& rank : ranks) {
+    const bool is_new = rank.local_rank == 0 || !newest.contains(rank.host);
+    nodes.push_back(is_new ? newest[rank.host] = count++ : newest[rank.host]);
+  }
+  return nodes;
+}
+
+}  // namespace
+
+std::vector<NodePlace> place_on_nodes(std::span<const NodeClaim> ranks) {
+  std::vector<int> nodes;
+  if (std::any_of(ranks.begin(), ranks.end(), [](const NodeClaim& rank) { return rank.node < 0; })) {
+    nodes = number_by_host(ranks);
+  } else {
+    std::transform(ranks.begin(), ranks.end(), std::back_inserter(nodes),
+                   [](const NodeClaim& rank) { return rank.node; });
+  }
+  const int count = nodes.empty() ? 0 : *std::max_element(nodes.begin(), nodes.end()) + 1;
+  std::vector<NodePlace> places;
+  for (const int node : nodes) {
+    places.push_back(
+        {.node = node, .nodes = count, .local_size = static_cast<int>(std::count(nodes.begin(), nodes.end(), node))});
+  }
+  return places;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,196 @@
+#include "launch/node_exchange.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/address.h"
+#include "base/descriptor.h"
+#include "base/text.h"
+#include "launch/store_socket.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr std::string_view kGreeting = "lockstep-node";
+constexpr std::string_view kAnswer = "lockstep-ranks";
+constexpr milliseconds kSayEvery{10000};
+constexpr milliseconds kPause{200};
+constexpr int kPatienceForALine = 2;          // seconds, for somebody who is connected
+constexpr std::int64_t kMostRanks = 1 << 20;  // of one node; more is no number of ranks
+
+/// One wait for the others: until its time is over, a signal says stop, or something can be read.
+class Wait {
+ public:
+  Wait(milliseconds timeout, SignalInbox& signals) : timeout_(timeout), signals_(signals) {}
+
+  /// False: go on waiting, or stop if there is a signal. `fd` -1: only time passes.
+  bool readable(int fd, milliseconds longest) {
+    pollfd events[]{{.fd = fd, .events = POLLIN, .revents = 0}, {.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
+    poll(events, std::size(events), static_cast<int>(std::min(longest, kSayEvery).count()));
+    if (const auto taken = signals_.take(); taken && *taken != SIGUSR2) {
+      signal_ = taken;
+    }
+    return !signal_ && (events[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+  }
+
+  const std::optional<int>& signal() const noexcept { return signal_; }
+  bool is_over() const { return Clock::now() - start_ >= timeout_; }
+  std::int64_t seconds() const { return std::chrono::duration_cast<std::chrono::seconds>(timeout_).count(); }
+
+  void say(const std::string& missing) {
+    if (const auto waited = Clock::now() - start_; waited >= say_at_) {
+      say_at_ += kSayEvery;
+      log_info(fmt::format("waiting for {} ({} of {} s)", missing,
+                           std::chrono::duration_cast<std::chrono::seconds>(waited).count(), seconds()));
+    }
+  }
+
+ private:
+  const Clock::time_point start_ = Clock::now();
+  const milliseconds timeout_;
+  SignalInbox& signals_;
+  std::optional<int> signal_{};
+  Clock::duration say_at_ = kSayEvery;
+};
+
+/// "" where nothing came, or no end.
+std::string read_line(int fd) {
+  constexpr std::size_t kLongest = 4096;
+  const timeval patience{.tv_sec = kPatienceForALine, .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  std::string line;
+  char c = 0;
+  while (line.size() < kLongest && recv(fd, &c, 1, 0) == 1) {
+    if (c == '\n') {
+      return line;
+    }
+    line += c;
+  }
+  return {};
+}
+
+void send_line(int fd, const std::string& line) {
+  const std::string text = line + '\n';
+  [[maybe_unused]] const ssize_t sent = send(fd, text.data(), text.size(), MSG_NOSIGNAL);  // the reader notices
+}
+
+std::string missing_nodes(const std::vector<int>& ranks) {
+  std::vector<int> missing;
+  for (std::size_t node = 0; node < ranks.size(); ++node) {
+    if (ranks[node] == 0) {
+      missing.push_back(static_cast<int>(node));
+    }
+  }
+  return fmt::format("{} {}", missing.size() == 1 ? "node" : "nodes", format_ranges(missing));
+}
+
+RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
+  StoreSocket socket = bind_store_socket(meeting.address, meeting.port, /*listening=*/true);
+  std::vector<int> ranks(static_cast<std::size_t>(meeting.nodes), 0);
+  std::vector<Descriptor> launchers(ranks.size());
+  ranks[0] = own_ranks;
+  while (std::find(ranks.begin(), ranks.end(), 0) != ranks.end()) {
+    const bool knocked = wait.readable(socket.socket.get(), kPause);
+    if (wait.signal()) {
+      return {.signal = wait.signal()};
+    }
+    if (wait.is_over()) {
+      throw LaunchError(fmt::format("{} did not start within {} s", missing_nodes(ranks), wait.seconds()),
+                        "look at their output; a slow start can be given more time with --dist.init_timeout_s",
+                        ExitCode::timeout);
+    }
+    wait.say(missing_nodes(ranks));
+    Descriptor launcher(knocked ? accept4(socket.socket.get(), nullptr, nullptr, SOCK_CLOEXEC) : -1);
+    if (!launcher.is_open()) {
+      continue;
+    }
+    const auto words = split(read_line(launcher.get()), ' ');
+    if (words.size() != 4 || words[0] != kGreeting || words[3] != meeting.run_id) {
+      continue;  // a stranger
+    }
+    const auto node = parse_int(words[1]).value_or(0);
+    const auto theirs = parse_int(words[2]).value_or(0);
+    if (node > 0 && node < meeting.nodes && theirs > 0 && theirs < kMostRanks) {
+      ranks[static_cast<std::size_t>(node)] = static_cast<int>(theirs);
+      launchers[static_cast<std::size_t>(node)] = std::move(launcher);
+    }
+  }
+  socket.socket = Descriptor();  // who has the answer looks for the store here next, and must not find this socket
+  for (const Descriptor& launcher : launchers) {
+    if (launcher.is_open()) {
+      send_line(launcher.get(), fmt::format("{} {}", kAnswer, fmt::join(ranks, ",")));
+    }
+  }
+  return {.ranks = ranks};
+}
+
+Descriptor reach(const NodeMeeting& meeting) {
+  int error = 0;
+  const Addresses found = resolve_address(meeting.address, meeting.port, error);
+  Descriptor socket(found ? ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1);
+  if (!socket.is_open()) {
+    return {};
+  }
+  const timeval patience{.tv_sec = kPatienceForALine, .tv_usec = 0};
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));  // it limits connect() too
+  return connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0 ? std::move(socket) : Descriptor();
+}
+
+RanksPerNode ask(const NodeMeeting& meeting, int own_ranks, Wait wait) {
+  const std::string place = fmt::format("{}:{}", meeting.address, meeting.port);
+  while (!wait.signal()) {
+    if (wait.is_over()) {
+      throw LaunchError(fmt::format("the launcher of node 0 did not answer at {} within {} s", place, wait.seconds()),
+                        "read node 0's own output; check MASTER_ADDR and MASTER_PORT", ExitCode::timeout);
+    }
+    const Descriptor launcher = reach(meeting);
+    if (launcher.is_open()) {
+      send_line(launcher.get(), fmt::format("{} {} {} {}", kGreeting, meeting.node, own_ranks, meeting.run_id));
+      while (!wait.signal() && !wait.is_over() && !wait.readable(launcher.get(), kPause)) {
+        wait.say("the launchers of the other nodes");
+      }
+      const std::string line = wait.signal() || wait.is_over() ? std::string() : read_line(launcher.get());
+      RanksPerNode result;
+      const auto words = split(line, ' ');
+      for (const std::string& number : split(words.size() == 2 && words[0] == kAnswer ? words[1] : "", ',')) {
+        result.ranks.push_back(static_cast<int>(parse_int(number).value_or(0)));
+      }
+      if (static_cast<int>(result.ranks.size()) == meeting.nodes && !words[0].empty()) {
+        return result;
+      }
+      if (!line.empty()) {
+        throw LaunchError(fmt::format("what listens at {} is not the launcher of node 0: it says \"{}\"", place,
+                                      printable(line.substr(0, 100))),
+                          "choose another MASTER_PORT on every node", ExitCode::usage);
+      }
+    }
+    wait.say(fmt::format("the launcher of node 0 at {}", place));
+    wait.readable(-1, kPause);
+  }
+  return {.signal = wait.signal()};
+}
+
+}  // namespace
+
+RanksPerNode exchange_ranks_per_node(NodeMeeting meeting, int ranks, milliseconds timeout, SignalInbox& signals) {
+  std::replace(meeting.run_id.begin(), meeting.run_id.end(), ' ', '_');
+  const Wait wait(timeout, signals);
+  return meeting.node == 0 ? collect(meeting, ranks, wait) : ask(meeting, ranks, wait);
+}
+
+}  // namespace lockstep

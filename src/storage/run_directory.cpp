@@ -1,0 +1,140 @@
+#include "storage/run_directory.h"
+
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/host_name.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kLockName = ".lock";
+constexpr const char* kCheckpoints = "checkpoints";
+constexpr const char* kConfig = "config.toml";
+
+std::string this_owner() { return fmt::format("pid {} on {}", ::getpid(), host_name()); }
+
+Path without_links(const Path& path) {
+  std::error_code error;
+  Path resolved = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  resolved = error ? std::filesystem::absolute(path).lexically_normal() : resolved;
+  return resolved.has_filename() ? resolved : resolved.parent_path();
+}
+
+bool contains(const Path& directory, const Path& path) {
+  const Path relative = path.lexically_relative(directory);
+  return !relative.empty() && *relative.begin() != "..";
+}
+
+/// The lock of the directory and, for a moment, that of its checkpoints, which a CheckpointStore of a program's own
+/// loop may hold alone. nullptr: somebody has one of them.
+std::unique_ptr<FileLock> lock_both(FileSystem& fs, const Path& directory, std::string& owner) {
+  auto lock = fs.try_lock(directory / kLockName, this_owner(), owner);
+  const Path checkpoints = directory / kCheckpoints / kLockName;
+  if (lock != nullptr && fs.exists(checkpoints) && fs.try_lock(checkpoints, this_owner(), owner) == nullptr) {
+    return nullptr;
+  }
+  return lock;
+}
+
+}  // namespace
+
+std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const Path& directory) noexcept {
+  try {
+    std::string owner;
+    return fs.exists(directory) ? lock_both(fs, directory, owner) : nullptr;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+RunDirectory::RunDirectory(FileSystem& fs, const Path& directory, const LaunchName& launch)
+    : fs_(fs), directory_(without_links(directory)) {
+  lock(&launch);
+}
+
+RunFound RunDirectory::found() const {
+  bool has_run = false;
+  for (const char* name : {kRunRecordName, kCheckpoints, kConfig}) {
+    has_run = has_run || fs_.exists(directory_ / name);
+  }
+  return {.directory = directory_.string(), .has_run = has_run, .json = json()};
+}
+
+std::string RunDirectory::json() const {
+  const Path file = directory_ / kRunRecordName;
+  return fs_.exists(file) ? read_file(fs_, file) : std::string();
+}
+
+Path RunDirectory::set_aside() {
+  if (contains(directory_, without_links("."))) {
+    throw ConfigError(fmt::format("--fresh: {} is the working directory or contains it, and would be renamed under the "
+                                  "program",
+                                  directory_.string()),
+                      "start from another directory, or name a --run_dir below this one");
+  }
+  for (int number = 1;; ++number) {
+    const Path aside = fmt::format("{}.{}", directory_.string(), number);
+    try {
+      fs_.rename(directory_, aside);
+    } catch (const IoError& error) {
+      if (error.number() == EEXIST || error.number() == ENOTEMPTY) {
+        continue;
+      }
+      throw;
+    }
+    fs_.sync_directory(directory_.parent_path());
+    const auto old_lock = std::move(lock_);  // nobody shall take the old run before the new one is ours
+    lock(nullptr);
+    return aside;
+  }
+}
+
+void RunDirectory::write(const RunRecord& record) { write_file(fs_, directory_ / kRunRecordName, to_json(record)); }
+
+bool RunDirectory::take(std::string& owner) {
+  try {
+    fs_.create_directories(directory_);
+    lock_ = lock_both(fs_, directory_, owner);
+    return lock_ != nullptr;
+  } catch (const IoError& error) {
+    if (error.number() != ENOENT) {
+      throw;
+    }
+    owner.clear();  // another start has just set the directory aside
+    return false;
+  }
+}
+
+void RunDirectory::lock(const LaunchName* patient_with) {
+  constexpr std::chrono::seconds kPatience{10};  // for a process that is being killed
+  constexpr std::chrono::milliseconds kPause{20};
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  std::string owner;
+  while (!take(owner)) {
+    const bool of_this_launch = patient_with != nullptr && [&] {
+      const std::string text = json();
+      return !text.empty() && same_launch(parse_run_record(text, directory_.string()).launch, *patient_with);
+    }();
+    if ((!owner.empty() && !of_this_launch) || std::chrono::steady_clock::now() > end) {
+      throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
+                                        owner.empty() ? "another start" : printable(owner)),
+                            "wait for that run to end, or give this one another --run_name");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#include "storage/run_record.h"
+
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/json.h"
+#include "base/random_id.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kFormat = 1;
+constexpr const char* kOtherRun =
+    "--run_name NAME starts another run, --fresh sets this one aside and starts over; to go on with its weights in a "
+    "new "
+    "run, use --run_name NAME --resume DIRECTORY";
+
+std::optional<RunRecord> record_of(const RunFound& found) {
+  return found.json.empty() ? std::nullopt
+                            : std::optional(parse_run_record(found.json, found.directory + "/" + kRunRecordName));
+}
+
+/// The run that the directories hold: the first one's, where a node is new or was replaced another one's.
+std::optional<RunRecord> run_in(const std::vector<RunFound>& found) {
+  std::optional<RunRecord> run;
+  std::string directory;
+  for (const RunFound& here : found) {
+    auto record = record_of(here);
+    if (!record) {
+      continue;
+    }
+    if (run && run->id != record->id) {
+      throw CheckpointError(fmt::format("{} and {} hold two different runs ({} and {})", directory, here.directory,
+                                        printable(run->id), printable(record->id)),
+                            "move one of them away, or start over with --fresh");
+    }
+    if (!run) {
+      run = std::move(record);
+      directory = here.directory;
+    }
+  }
+  return run;
+}
+
+/// With --fresh a run that cannot be read is an old one, too.
+std::optional<RunRecord> run_of_this_launch(const RunRequest& request, const std::vector<RunFound>& found) {
+  try {
+    const auto run = found.empty() ? std::nullopt : record_of(found.front());
+    return run && same_launch(run->launch, request.launch) ? run : std::nullopt;
+  } catch (const CheckpointError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::string to_json(const RunRecord& record) {
+  return dump_json_pretty(
+             Json{{"format", kFormat},
+                  {"id", record.id},
+                  {"program", record.program},
+                  {"model", record.model},
+                  {"launches", record.launches},
+                  {"launch",
+                   {{"id", record.launch.id}, {"job", record.launch.job}, {"requeues", record.launch.requeues}}}}) +
+         "\n";
+}
+
+RunRecord parse_run_record(std::string_view json, const std::string& where) {
+  try {
+    const Json root = parse_json(json);
+    if (const auto format = root.at("format").get<std::int64_t>(); format != kFormat) {
+      throw std::runtime_error(fmt::format("found format {}, this build reads {}", format, kFormat));
+    }
+    const Json& launch = root.at("launch");
+    return {.id = root.at("id").get<std::string>(),
+            .program = root.at("program").get<std::string>(),
+            .model = root.at("model").get<std::string>(),
+            .launches = root.at("launches").get<std::int64_t>(),
+            .launch = {.id = launch.at("id").get<std::string>(),
+                       .job = launch.at("job").get<std::string>(),
+                       .requeues = launch.at("requeues").get<int>()}};
+  } catch (const std::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", where, printable(error.what())),
+                          "the file is damaged: remove it to go on with the checkpoints beside it, or start over with "
+                          "--fresh");
+  }
+}
+
+RunDecision decide_run(const RunRequest& request, const std::vector<RunFound>& found) {
+  std::optional<RunRecord> run = request.fresh ? run_of_this_launch(request, found) : run_in(found);
+  RunDecision decision{.set_aside = request.fresh && !run};
+  if (!run) {
+    decision.record = {.id = random_id(), .program = request.program, .launches = 1, .launch = request.launch};
+    return decision;
+  }
+  if (!run->program.empty() && !request.program.empty() && run->program != request.program) {
+    throw CheckpointError(fmt::format("{} holds a run of the program {}, this program is {}", found.front().directory,
+                                      printable(run->program), printable(request.program)),
+                          kOtherRun);
+  }
+  decision.trained_before = same_launch(run->launch, request.launch);
+  decision.record = std::move(*run);
+  if (decision.record.program.empty()) {
+    decision.record.program = request.program;
+  }
+  decision.record.launches += decision.trained_before ? 0 : 1;
+  decision.record.launch = request.launch;
+  return decision;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,119 @@
+#include "trainer/callback_list.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+
+std::string_view to_string(Stage stage) noexcept {
+  switch (stage) {
+    case Stage::fit_start:
+      return "fit_start";
+    case Stage::step_end:
+      return "step_end";
+    case Stage::epoch_end:
+      return "epoch_end";
+    case Stage::validation_end:
+      return "validation_end";
+    case Stage::report:
+      return "report";
+    case Stage::checkpoint_saved:
+      return "checkpoint_saved";
+    case Stage::fit_end:
+      return "fit_end";
+  }
+  return "unknown stage";
+}
+
+void CallbackList::add(std::shared_ptr<Callback> callback, bool by_program) {
+  std::string name(callback->name());
+  for (const Entry& other : entries_) {
+    if (other.name == name) {
+      throw ConfigError(fmt::format("two callbacks are called '{}'", name), "give each a name of its own");
+    }
+  }
+  entries_.push_back({.name = std::move(name), .callback = std::move(callback), .by_program = by_program});
+}
+
+// Ranks may have different callbacks: all meet at the stages of any.
+void CallbackList::begin(const torch::nn::Module& module, World& world) {
+  program_stages_ = 0;
+  for (Entry& entry : entries_) {
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "stages()");
+    entry.stages = entry.callback->stages();
+    program_stages_ |= entry.by_program ? entry.stages : 0;
+  }
+  WorldAccess::meet(world, false);
+  for (const std::string& theirs : world.gather(std::to_string(program_stages_))) {
+    program_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
+  }
+  parameters_ = module.parameters();
+}
+
+bool CallbackList::call(const StageContext& context) {
+  const auto stage = static_cast<std::uint32_t>(context.stage);
+  const bool by_program = (program_stages_ & stage) != 0;
+  if (by_program) {
+    note_frozen(frozen_before_);
+  }
+  for (const Entry& entry : entries_) {
+    if ((entry.stages & stage) != 0) {
+      const PhaseScope phase(WorldAccess::progress(context.world), entry.name, to_string(context.stage));
+      entry.callback->on(context);
+    }
+  }
+  if (!by_program) {
+    return false;
+  }
+  note_frozen(frozen_);
+  return WorldAccess::meet(context.world, frozen_ != frozen_before_);
+}
+
+// Flags on the host: nothing waits for the device.
+void CallbackList::note_frozen(std::vector<bool>& frozen) const {
+  frozen.clear();
+  for (const at::Tensor& parameter : parameters_) {
+    frozen.push_back(!parameter.requires_grad());
+  }
+}
+
+NamedTensors CallbackList::save(World& world) const {
+  NamedTensors all;
+  for (const Entry& entry : entries_) {
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "save()");
+    for (auto& [name, tensor] : entry.callback->save()) {
+      all.emplace_back(fmt::format("{}.{}", entry.name, name), tensor);
+    }
+  }
+  WorldAccess::meet(world, false);
+  return all;
+}
+
+void CallbackList::load(const NamedTensors& state, World& world) const {
+  for (const Entry& entry : entries_) {
+    const std::string prefix = fmt::format("{}.", entry.name);
+    NamedTensors mine;
+    for (const auto& [name, tensor] : state) {
+      if (name.starts_with(prefix)) {
+        mine.emplace_back(name.substr(prefix.size()), tensor);
+      }
+    }
+    if (!mine.empty()) {
+      const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
+      entry.callback->load(mine);
+    }
+  }
+  WorldAccess::meet(world, false);
+}
+
+}  // namespace lockstep

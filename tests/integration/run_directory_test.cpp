@@ -1,0 +1,298 @@
+// Whose a run directory is: a second start, another program, --fresh under every launcher, a restart before the first
+// save, and what config.toml keeps.
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/text.h"
+#include "support/plain_ranks.h"
+#include "support/runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using Path = std::filesystem::path;
+
+class RunDirectories : public testing::Test {
+ protected:
+  Path run(const std::string& name = "run") const { return dir_.path() / name; }
+  std::vector<std::string> train(const std::vector<std::string>& more = {}) const {
+    return with(command(TRAIN_PROGRAM, run(), {"--data.workers", "0", "--max_epochs", "1"}), more);
+  }
+  /// Trains until it is killed.
+  std::vector<std::string> endless() const { return train({"--max_epochs", "100000", "--work_ms", "20"}); }
+
+  /// Every file and what is in it.
+  static std::map<std::string, std::string> files_in(const Path& directory) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+      if (entry.is_regular_file()) {
+        files[entry.path().lexically_relative(directory).string()] = read_text(entry.path());
+      }
+    }
+    return files;
+  }
+  int runs() const {  // "run" and those that were set aside
+    int found = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
+      found += entry.path().filename().string().starts_with("run") ? 1 : 0;
+    }
+    return found;
+  }
+
+  TempDir dir_;
+};
+
+// --- a second start ---
+
+class SecondStart : public RunDirectories, public testing::WithParamInterface<std::vector<std::string>> {};
+
+TEST_P(SecondStart, IsRefusedAndTouchesNothing) {
+  Process first(with(endless(), GetParam()));
+  ASSERT_TRUE(first.wait_for("step 2 ")) << first.err();
+  first.signal(SIGSTOP);
+  const auto before = files_in(run());
+  for (const auto& flags : std::vector<std::vector<std::string>>{{"--nprocs", "1"}, {"--nprocs", "2"}, {"--fresh"}}) {
+    auto second = with(train(GetParam()), {"--max_epochs", "7"});
+    second.insert(second.end(), flags.begin(), flags.end());
+    const auto refused = run_program(second);
+    EXPECT_EQ(refused.code, 65) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr("is in use by pid " + std::to_string(first.pid()) + " on "));
+    EXPECT_EQ(runs(), 1) << "the run was renamed under its owner";
+    EXPECT_TRUE(files_in(run()) == before) << "a file of the running run was touched";
+  }
+  first.signal(SIGCONT);
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait().code, 75);
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, SecondStart,
+                         testing::Values(std::vector<std::string>{},
+                                         std::vector<std::string>{"--no-checkpoint.enabled"}));
+
+TEST_F(RunDirectories, AreFreeAtOnceWhenTheOwnerWasKilled) {
+  Process first(endless());
+  ASSERT_TRUE(first.wait_for("step 2 ")) << first.err();
+  first.signal(SIGKILL);
+  first.wait();
+  EXPECT_EQ(run_program(train()).code, 0);
+}
+
+// --- strangers ---
+
+TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {
+  ASSERT_EQ(run_program(train()).code, 0);
+  const Path renamed = dir_.path() / "renamed";
+  std::filesystem::create_symlink(TRAIN_PROGRAM, renamed);
+  auto stranger = train({"--max_epochs", "2"});
+  stranger.front() = renamed.string();
+  const auto files = [&] {  // without the locks, which say who looked last
+    auto found = files_in(run());
+    found.erase(".lock");
+    found.erase("checkpoints/.lock");
+    return found;
+  };
+  const auto before = files();
+  const auto refused = run_program(stranger);
+  EXPECT_EQ(refused.code, 65) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("holds a run of the program train_program, this program is renamed"));
+  EXPECT_THAT(refused.err, HasSubstr("--fresh"));
+  EXPECT_THAT(refused.err, HasSubstr("--run_name"));
+  EXPECT_TRUE(files() == before);
+  // A program that was renamed on purpose goes on in a run of its own.
+  const auto goes_on =
+      run_program(with(stranger, {"--run_dir", run("run_renamed").string(), "--resume", run().string()}));
+  EXPECT_EQ(goes_on.code, 0) << goes_on.err;
+  EXPECT_THAT(goes_on.err, HasSubstr("resuming from"));
+}
+
+TEST_F(RunDirectories, OfAnotherModelAreRefusedBeforeTheFirstSave) {
+  ASSERT_EQ(run_program(train({"--fail_in", "optimizer", "--fail_step", "0", "--checkpoint.enabled=false"})).code, 1);
+  const auto refused = run_program(train({"--fp64"}));
+  EXPECT_EQ(refused.code, 65) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("holds a run of another model"));
+  EXPECT_EQ(run_program(train({"--fp64", "--fresh"})).code, 0);
+}
+
+// --- config.toml ---
+
+TEST_F(RunDirectories, KeepWhatWasAskedForNotWhatFollowedFromTheRanks) {
+  ASSERT_EQ(run_program(train({"--global_batch_size", "8", "--nprocs", "1"})).code, 0);
+  const std::string config = read_text(run() / "config.toml");
+  EXPECT_THAT(config, HasSubstr("global_batch_size = 8\n"));
+  EXPECT_THAT(config, HasSubstr("accumulation = 0\n"));
+  EXPECT_THAT(config, HasSubstr("nprocs = 1\n"));
+  EXPECT_THAT(config, HasSubstr("backend = \"auto\"\n"));
+  // The same file with another number of ranks and another name: another run.
+  const auto wider = run_program({TRAIN_PROGRAM, "--config", (run() / "config.toml").string(), "--run_name", "wider",
+                                  "--nprocs", "2", "--max_epochs", "2"},
+                                 {}, dir_.path().string());
+  EXPECT_EQ(wider.code, 0) << wider.err;
+  EXPECT_THAT(wider.err, Not(HasSubstr("resuming")));
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() / "runs" / "wider" / "run.json"));
+}
+
+TEST_F(RunDirectories, OfAFinishedRunNameTheSettingsThatChanged) {
+  ASSERT_EQ(run_program(train()).code, 0);
+  const auto again = run_program(train({"--optim.lr", "0.002", "--seed", "3"}));
+  EXPECT_EQ(again.code, 0);
+  const std::string last = again.err.substr(again.err.find("nothing to do"));
+  EXPECT_THAT(last, HasSubstr("--seed is 3 now, 42 when"));
+  EXPECT_THAT(last, HasSubstr("--optim.lr is 0.002 now, 0 when"));
+  EXPECT_THAT(last, HasSubstr("--run_name"));
+  EXPECT_THAT(last, HasSubstr("--fresh"));
+}
+
+TEST_F(RunDirectories, HaveThePermissionsOfTheUmask) {
+  const mode_t before = umask(027);
+  const auto result = run_program(train());
+  umask(before);
+  ASSERT_EQ(result.code, 0) << result.err;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(run())) {
+    if (!entry.is_symlink()) {
+      struct stat status {};
+      ASSERT_EQ(stat(entry.path().c_str(), &status), 0);
+      EXPECT_EQ(status.st_mode & 0777U, entry.is_directory() ? 0750U : 0640U) << entry.path();
+    }
+  }
+}
+
+// --- where a restart begins ---
+
+// The requeue of a job is a restart of its launch, whoever starts the ranks.
+TEST_F(RunDirectories, ARestartBeforeTheFirstSaveBeginsWhereTheLaunchBegan) {
+  ASSERT_EQ(run_program(train({"--max_steps", "4"})).code, 0);
+  auto other = train({"--max_steps", "20", "--max_epochs", "0"});
+  ASSERT_EQ(run_program(with(other, {"--run_dir", run("run_other").string()})).code, 0);
+  const auto launch = with(endless(), {"--resume", run("run_other").string(), "--checkpoint.every_epochs", "0"});
+  Process killed(launch, {{"SLURM_JOB_ID", "77"}});
+  ASSERT_TRUE(killed.wait_for("step 22 ")) << killed.err();
+  killed.signal(SIGKILL);
+  killed.wait();
+  Process again(with(launch, {"--checkpoint.every_steps", "10"}),
+                {{"SLURM_JOB_ID", "77"}, {"SLURM_RESTART_COUNT", "1"}});
+  ASSERT_TRUE(again.wait_for("step 35 ")) << again.err();
+  EXPECT_THAT(again.err(), HasSubstr("resuming from " + run("run_other").string()));
+  again.signal(SIGKILL);
+  again.wait();
+  // It has saved: now its own checkpoint is the one to go on from.
+  Process third(launch, {{"SLURM_JOB_ID", "77"}, {"SLURM_RESTART_COUNT", "2"}});
+  ASSERT_TRUE(third.wait_for("resuming from")) << third.err();
+  EXPECT_THAT(third.err(), HasSubstr(" in " + run().string()));
+}
+
+// --- --fresh ---
+
+TEST_F(RunDirectories, FreshTakesASlashAtTheEnd) {
+  ASSERT_EQ(run_program(train()).code, 0);
+  const auto fresh = run_program(train({"--run_dir", run().string() + "/", "--fresh"}));
+  EXPECT_EQ(fresh.code, 0) << fresh.err;
+  EXPECT_THAT(fresh.err, HasSubstr("moved the old run to " + run().string() + ".1"));
+  EXPECT_TRUE(std::filesystem::exists(run("run.1") / "checkpoints"));
+}
+
+TEST_F(RunDirectories, FreshStartsOverInASecondAttemptIfTheFirstDiedBefore) {
+  ASSERT_EQ(run_program(train({"--max_steps", "9"})).code, 0);
+  const auto result = run_program(train({"--fresh", "--nprocs", "2", "--dist.max_restarts", "2"}),
+                                  {{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 in"));
+  EXPECT_THAT(result.err, HasSubstr("moved the old run to"));
+  EXPECT_THAT(result.err, Not(HasSubstr("resuming")));
+  EXPECT_EQ(runs(), 2);
+}
+
+struct Requeue {
+  const char* name;
+  Process::Environment job;
+  const char* ranks;
+};
+
+class FreshInASlurmJob : public RunDirectories, public testing::WithParamInterface<Requeue> {};
+
+TEST_P(FreshInASlurmJob, ActsOnceHoweverOftenTheJobIsQueuedAgain) {
+  const auto& [name, job, ranks] = GetParam();
+  ASSERT_EQ(run_program(train()).code, 0);
+  for (const int attempt : {0, 1, 2}) {
+    auto environment = job;
+    if (attempt > 0) {
+      environment["SLURM_RESTART_COUNT"] = std::to_string(attempt);
+    }
+    const auto result =
+        run_program(train({"--fresh", "--nprocs", ranks, "--max_steps", std::to_string(4 + attempt)}), environment);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err.find("resuming from step") != std::string::npos, attempt > 0) << result.err;
+    EXPECT_EQ(runs(), 2) << "attempt " << attempt;
+  }
+  // The same command once more, not queued again, is another launch.
+  const auto second = run_program(train({"--fresh", "--nprocs", ranks, "--max_steps", "3"}), job);
+  EXPECT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(runs(), 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, FreshInASlurmJob,
+                         testing::Values(Requeue{"without_srun", {{"SLURM_JOB_ID", "77"}}, "1"},
+                                         Requeue{"without_srun_two_ranks", {{"SLURM_JOB_ID", "77"}}, "2"},
+                                         Requeue{"one_task_per_node",
+                                                 {{"SLURM_JOB_ID", "77"},
+                                                  {"SLURM_STEP_ID", "0"},
+                                                  {"SLURM_PROCID", "0"},
+                                                  {"SLURM_STEP_NUM_TASKS", "1"},
+                                                  {"SLURM_LOCALID", "0"},
+                                                  {"SLURM_NODEID", "0"},
+                                                  {"SLURM_STEP_NUM_NODES", "1"},
+                                                  {"SLURM_STEP_TASKS_PER_NODE", "1"},
+                                                  {"SLURM_STEP_NODELIST", "localhost"}},
+                                                 "2"}),
+                         [](const auto& test) { return test.param.name; });
+
+// An agent whose rank failed counts a restart, the others see a change of membership and do not.
+TEST_F(RunDirectories, FreshActsOnceUnderAgentsThatCountRestartsDifferently) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agents = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  ASSERT_EQ(run_program(train()).code, 0);
+  const auto attempt = [&](const std::array<int, 2>& counts, const std::string& steps) {
+    std::vector<std::unique_ptr<Process>> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      auto variables = rank_variables(rank, 2, std::to_string(agents->getPort()));
+      variables["TORCHELASTIC_RUN_ID"] = "job";
+      variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+      variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(counts[static_cast<std::size_t>(rank)]);
+      // Another agent may have rank 0 next time: its process does not tell one launch from another.
+      const auto words = join(train({"--fresh", "--max_steps", steps}), " ");
+      ranks.push_back(std::make_unique<Process>(std::vector<std::string>{"sh", "-c", words + "; exit $?"}, variables));
+    }
+    std::string text;
+    for (const auto& rank : ranks) {
+      const auto result = rank->wait(Process::Seconds(60));
+      EXPECT_EQ(result.code, 0) << result.err;
+      text += result.err;
+    }
+    return text;
+  };
+  EXPECT_THAT(attempt({0, 1}, "4"), HasSubstr("moved the old run to"));
+  EXPECT_EQ(runs(), 2);
+  EXPECT_THAT(attempt({0, 2}, "5"), HasSubstr("resuming from step 4"));
+  EXPECT_THAT(attempt({1, 2}, "6"), HasSubstr("resuming from step 5"));
+  EXPECT_EQ(runs(), 2);
+}
+
+}  // namespace
+}  // namespace lockstep

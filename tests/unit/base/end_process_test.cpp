@@ -1,0 +1,102 @@
+#include "base/end_process.h"
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace lockstep {
+namespace {
+
+constexpr int kCode = 76;
+
+/// Standard output becomes a pipe that is full and that nobody reads.
+void let_output_get_stuck() {
+  std::array<int, 2> ends{};
+  [[maybe_unused]] const int made = pipe2(ends.data(), O_NONBLOCK);
+  const std::string block(4096, 'x');
+  while (write(ends[1], block.data(), block.size()) > 0) {
+  }
+  fcntl(ends[1], F_SETFL, 0);
+  dup2(ends[1], STDOUT_FILENO);
+  std::fputs("kept in the stream", stdout);
+}
+
+TEST(EndProcessDeathTest, FlushesTheStreams) {
+  EXPECT_EXIT(
+      {
+        dup2(STDERR_FILENO, STDOUT_FILENO);  // what a death test can see
+        std::fputs("kept in the stream", stdout);
+        end_process(kCode, [] { std::fputs("; last words", stdout); });
+      },
+      testing::ExitedWithCode(kCode), "kept in the stream; last words");
+}
+
+TEST(EndProcessDeathTest, WaitsForNoReader) {
+  EXPECT_EXIT(
+      {
+        let_output_get_stuck();
+        end_process(kCode);
+      },
+      testing::ExitedWithCode(kCode), "");
+}
+
+TEST(EndProcessDeathTest, WaitsForNoThreadThatHoldsAStream) {
+  EXPECT_EXIT(
+      {
+        let_output_get_stuck();
+        std::thread([] { std::fflush(stdout); }).detach();
+        while (ftrylockfile(stdout) == 0) {
+          funlockfile(stdout);
+          std::this_thread::yield();
+        }
+        end_process(kCode);
+      },
+      testing::ExitedWithCode(kCode), "");
+}
+
+TEST(EndProcessDeathTest, WaitsForNoLastWords) {
+  EXPECT_EXIT(end_process(kCode, [] { std::this_thread::sleep_for(std::chrono::hours(1)); }),
+              testing::ExitedWithCode(kCode), "");
+}
+
+TEST(EndProcessDeathTest, EndsAThreadThatHangsLater) {
+  EXPECT_EXIT(
+      {
+        end_process_within(std::chrono::seconds(1), kCode);
+        std::this_thread::sleep_for(std::chrono::hours(1));
+      },
+      testing::ExitedWithCode(kCode), "");
+}
+
+TEST(StandardDescriptors, ThatAreClosedAreNotGivenToFiles) {
+  EXPECT_EXIT(
+      {
+        for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+          close(fd);
+        }
+        open_standard_descriptors();
+        const int file = open("/dev/zero", O_RDONLY);
+        _exit(file > STDERR_FILENO && write(STDERR_FILENO, "x", 1) == 1 ? kCode : 1);
+      },
+      testing::ExitedWithCode(kCode), "");
+}
+
+TEST(StandardDescriptors, ThatAreOpenStayAsTheyAre) {
+  std::array<int, 2> before{};
+  [[maybe_unused]] const int made = pipe2(before.data(), O_CLOEXEC);
+  open_standard_descriptors();
+  const int next = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  EXPECT_GT(next, before[1]) << "a descriptor was opened and kept";
+  for (const int fd : {before[0], before[1], next}) {
+    close(fd);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

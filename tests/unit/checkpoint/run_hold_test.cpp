@@ -1,0 +1,93 @@
+// One hold of a run directory for all ranks, and for the directories of all nodes.
+#include "checkpoint/run_hold.h"
+
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+using Path = std::filesystem::path;
+
+Plan plan_of(const Path& run, const std::string& launch, bool fresh = false) {
+  Plan plan;
+  plan.config.run_dir = run.string();
+  plan.config.fresh = fresh;
+  plan.program = "train";
+  plan.launch_name.id = launch;
+  return plan;
+}
+
+std::string run_in(const Path& run) {
+  return parse_run_record(read_file(real_file_system(), run / kRunRecordName), run.string()).id;
+}
+
+TEST(RunHold, IsSharedByAllWhoAskForTheSameDirectory) {
+  const TempDir dir;
+  World world = World::single(c10::Device(c10::kCPU));
+  const auto hold = RunHold::take(plan_of(dir.path() / "run", "a", /*fresh=*/true), world);
+  EXPECT_EQ(RunHold::take(plan_of(dir.path() / "run", "a", /*fresh=*/true), world), hold);
+  EXPECT_NE(RunHold::take(plan_of(dir.path() / "other", "a"), world), hold);
+  EXPECT_FALSE(hold->trained_before());
+  EXPECT_TRUE(hold->trained_before()) << "by whoever asked first";
+}
+
+TEST(RunHold, IsRefusedOnEveryRankAlike) {
+  const TempDir dir;
+  World owner = World::single(c10::Device(c10::kCPU));
+  const auto hold = RunHold::take(plan_of(dir.path() / "run", "a"), owner);
+  thread_world(2, [&](World& world) {
+    EXPECT_THAT([&] { RunHold::take(plan_of(dir.path() / "run", "b", world.rank() == 1), world); },
+                ThrowsMessage<CheckpointError>(HasSubstr("is in use by pid ")));
+  });
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1) << "nothing was renamed";
+}
+
+// Rank 0 decides: the other one may have been told something else.
+TEST(RunHold, WithACopyOnEveryNodeSetsAsideTheOldRunOfEachOnce) {
+  const TempDir dir;
+  const auto run_of = [&](int rank) { return dir.path() / ("node_" + std::to_string(rank)) / "run"; };
+  const auto take = [&](const std::string& launch, bool fresh) {
+    thread_world(
+        2,
+        [&](World& world) {
+          Plan plan = plan_of(run_of(world.rank()), launch + (world.rank() == 0 ? "" : "?"), fresh);
+          plan.config.checkpoint.per_node = true;
+          RunHold::take(plan, world);
+        },
+        std::chrono::seconds(30), /*nodes=*/2);
+    EXPECT_EQ(run_in(run_of(0)), run_in(run_of(1)));
+    return run_in(run_of(0));
+  };
+  const std::string old_run = take("a", false);
+  EXPECT_EQ(take("b", false), old_run);
+  const std::string new_run = take("c", true);
+  EXPECT_NE(new_run, old_run);
+  EXPECT_EQ(take("c", true), new_run) << "a restart goes on";
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(run_in(run_of(rank).string() + ".1"), old_run);
+    EXPECT_FALSE(std::filesystem::exists(run_of(rank).string() + ".2"));
+  }
+  // A node that was replaced takes the run of the other one; one with another run's directory is refused.
+  std::filesystem::remove_all(run_of(0));
+  EXPECT_EQ(take("d", false), new_run);
+  std::filesystem::remove_all(run_of(0));
+  std::filesystem::rename(run_of(0).string() + ".1", run_of(0));
+  EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("hold two different runs")));
+}
+
+}  // namespace
+}  // namespace lockstep

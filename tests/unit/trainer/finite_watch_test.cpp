@@ -1,0 +1,263 @@
+// NaN and infinity: what is said of them, what ends the run, and what is kept.
+#include "trainer/finite_watch.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <limits>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/trainer/trainer.h>
+
+#include "support/runs.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Spoils something in step `when` on rank `where`.
+class Spoiled : public TinyTask {
+ public:
+  enum class What { loss_alone, gradients, later_gradients };
+  Spoiled(World& world, std::int64_t when, int where, What what = What::gradients)
+      : mine_(world.rank() == where), when_(when), what_(what) {}
+  StepOutput training_step(const Batch& batch) override {
+    const auto loss = at::mse_loss(net_(batch.input), batch.target);
+    const bool now = mine_ && step_ == when_;
+    if (what_ == What::later_gradients) {
+      return mine_ && step_ >= when_ ? loss * kNan : loss;
+    }
+    return now ? (what_ == What::gradients ? loss * kNan : loss + kNan) : loss;
+  }
+  void optimize(Step& step) override {
+    step_ = step.number();
+    Task::optimize(step);
+  }
+
+ private:
+  bool mine_;
+  std::int64_t when_;
+  What what_;
+  std::int64_t step_ = 0;
+};
+
+/// 24 samples in steps of 4: 6 steps an epoch, 12 in the run.
+TrainConfig config_in(const std::filesystem::path& run) {
+  TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 4, .global_batch_size = 4});
+  config.run_dir = run.string();
+  config.report.every_steps = 0;
+  config.report.jsonl = true;
+  config.checkpoint = {.enabled = true, .every_epochs = 0, .every_steps = 2};
+  return config;
+}
+
+using MakeTask = std::function<std::unique_ptr<Task>(World&)>;
+
+/// What fit() threw, "" if nothing; on every rank the same.
+std::string train(TrainConfig config, int ranks, const MakeTask& make) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  config.nprocs = ranks;
+  const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+  thread_world(ranks, [&](World& world) {
+    const auto task = make(world);
+    DataLoader data(tiny_data(24), plan.loader, world);
+    try {
+      Trainer(plan, world).fit(*task, data);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::bad_data) << error.what();
+      EXPECT_THAT(error.hint(), HasSubstr("--optim.non_finite warn"));
+      errors[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+  });
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error, errors.front());
+  }
+  return errors.front();
+}
+
+std::vector<std::string> checkpoints(const std::filesystem::path& run) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(run / "checkpoints")) {
+    if (const auto name = entry.path().filename().string(); name.starts_with("step-")) {
+      names.push_back(name);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(NonFiniteLoss, EndsTheRunBeforeItIsSaved) {
+  for (const int ranks : {1, 2, 3}) {
+    const TempDir dir;
+    const int where = ranks - 1;
+    const std::string error = train(config_in(dir.path() / "run"), ranks,
+                                    [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/6, where); });
+    EXPECT_THAT(error, HasSubstr(fmt::format("the loss of step 6 is not finite on rank {}", where)));
+    EXPECT_THAT(error, HasSubstr("the first parameter that is not finite is weight"));
+    EXPECT_THAT(checkpoints(dir.path() / "run"), ElementsAre("step-0000000004", "step-0000000006"));
+  }
+}
+
+TEST(NonFiniteLoss, IsFoundAtTheEndOfARunThatNeitherReportsNorSaves) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    TrainConfig config = config_in(dir.path() / "run");
+    config.checkpoint.enabled = false;
+    const std::string error =
+        train(config, ranks, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/3, /*where=*/0); });
+    EXPECT_THAT(error, HasSubstr("the loss of step 3 is not finite on rank 0"));
+  }
+}
+
+// Of 300 steps, more than are kept at a time, the first bad one is named.
+TEST(NonFiniteLoss, IsFoundInALongRunWithoutReports) {
+  const TempDir dir;
+  for (const std::int64_t when : {2, 255, 256, 299}) {
+    TrainConfig config = config_in(dir.path() / std::to_string(when));
+    config.checkpoint.enabled = false;
+    config.max_epochs = 50;
+    const std::string error = train(config, 1, [&](World& world) {
+      return std::make_unique<Spoiled>(world, when, /*where=*/0, Spoiled::What::later_gradients);
+    });
+    EXPECT_THAT(error, HasSubstr(fmt::format("the loss of step {} is not finite", when)));
+  }
+}
+
+TEST(NonFiniteLoss, AloneLeavesFiniteParameters) {
+  const TempDir dir;
+  const std::string error = train(config_in(dir.path() / "run"), 2, [&](World& world) {
+    return std::make_unique<Spoiled>(world, /*when=*/5, /*where=*/1, Spoiled::What::loss_alone);
+  });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("the loss of step 5 is not finite on rank 1"), HasSubstr("all parameters are finite")));
+}
+
+TEST(NonFiniteParameter, IsNamed) {
+  class Overflowing final : public TinyTask {
+   public:
+    void optimize(Step& step) override {
+      Task::optimize(step);
+      if (step.number() == 3) {
+        const at::NoGradGuard no_grad;
+        net_->bias.fill_(std::numeric_limits<float>::infinity());
+      }
+    }
+  };
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    const std::string error =
+        train(config_in(dir.path() / "run"), ranks, [&](World&) { return std::make_unique<Overflowing>(); });
+    EXPECT_EQ(error, "the first parameter that is not finite is bias");
+    EXPECT_THAT(checkpoints(dir.path() / "run"), ElementsAre("step-0000000002"));
+  }
+}
+
+TEST(NonFiniteGradients, AreFoundByTheirNorm) {
+  // The root of zero has an infinite derivative, and the loss is finite.
+  class Rooted final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      const auto loss = at::mse_loss(net_(batch.input), batch.target);
+      return step_ == 2 ? loss + (net_->bias - net_->bias.detach()).abs().sqrt().sum() : loss;
+    }
+    void optimize(Step& step) override {
+      step_ = step.number();
+      Task::optimize(step);
+    }
+
+   private:
+    std::int64_t step_ = 0;
+  };
+  const TempDir dir;
+  TrainConfig config = config_in(dir.path() / "run");
+  config.optim.max_grad_norm = 1;
+  config.checkpoint.every_steps = 3;
+  EXPECT_THAT(train(config, 2, [](World&) { return std::make_unique<Rooted>(); }),
+              HasSubstr("the gradient norm of step 2 is not finite"));
+}
+
+// Values that mean something: a metric, a frozen mask, and a micro-batch in which nothing counts.
+TEST(NonFiniteValues, ThatAreMeantAreNoFailure) {
+  class Meant final : public TinyTask {
+   public:
+    Meant() {
+      const auto mask = net_->register_parameter("mask", at::full({2}, -std::numeric_limits<float>::infinity()));
+      mask.set_requires_grad(false);
+    }
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out(at::mse_loss(net_(batch.input), batch.target),
+                     {{"perplexity", at::full({}, std::numeric_limits<float>::infinity())}});
+      out.count = at::full({}, batch.ids.front() < 8 ? 0 : batch.samples);
+      return out;
+    }
+  };
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    EXPECT_EQ(train(config_in(dir.path() / "run"), ranks, [](World&) { return std::make_unique<Meant>(); }), "");
+  }
+}
+
+TEST(NonFinitePolicy, WarnGoesOnAndKeepsTheLastFiniteCheckpoint) {
+  for (const int ranks : {1, 2}) {
+    for (const bool async : {false, true}) {
+      const TempDir dir;
+      TrainConfig config = config_in(dir.path() / "run");
+      config.optim.non_finite = NonFinitePolicy::warn;
+      config.report.every_steps = 1;
+      config.checkpoint.async = async;
+      EXPECT_EQ(
+          train(config, ranks, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/4, /*where=*/0); }),
+          "");
+      EXPECT_THAT(checkpoints(dir.path() / "run"),
+                  ElementsAre("step-0000000004", "step-0000000010", "step-0000000012"));
+      const auto state = [&](const std::string& step) {
+        return read_text(dir.path() / "run/checkpoints" / step / "state.json");
+      };
+      EXPECT_THAT(state("step-0000000004"), HasSubstr("\"parameters_finite\": \"true\""));
+      EXPECT_THAT(state("step-0000000012"), HasSubstr("\"parameters_finite\": \"false\""));
+      const std::string events = read_text(dir.path() / "run/events.jsonl");
+      EXPECT_THAT(events, HasSubstr("the loss of step 4 is not finite on rank 0"));
+      EXPECT_EQ(events.find("non_finite"), events.rfind("non_finite")) << "said once";
+
+      // The run goes on in a process that knows of the checkpoints only what is in them.
+      config.max_epochs = 3;
+      EXPECT_EQ(train(config, ranks, [&](World&) { return std::make_unique<TinyTask>(); }), "");
+      EXPECT_THAT(checkpoints(dir.path() / "run"),
+                  ElementsAre("step-0000000004", "step-0000000016", "step-0000000018"));
+    }
+  }
+}
+
+TEST(FiniteWatch, ForgetsWhatItTold) {
+  World world = World::single(c10::Device(c10::kCPU));
+  TinyTask task;
+  FiniteWatch watch;
+  EXPECT_FALSE(watch.look(task.module(), world));
+  watch.add(7, {.loss = at::full({}, 1.0)});
+  watch.add(8, {});
+  watch.add(9, {.loss = at::full({}, kNan), .grad_norm = at::full({}, 2.0)});
+  const auto found = watch.look(task.module(), world);
+  ASSERT_TRUE(found && found->loss);
+  EXPECT_EQ(found->loss->step, 9);
+  EXPECT_FALSE(found->grad_norm);
+  EXPECT_EQ(found->parameter, "");
+  EXPECT_FALSE(watch.look(task.module(), world));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,207 @@
+// Tasks that would train nothing, or something else than they say.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/at_stage.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Plan plan_of(int ranks, TrainConfig config) {
+  config.nprocs = ranks;
+  config.batch_size = 4;
+  return resolve(config, {.cores = 4}, std::nullopt);
+}
+
+/// What fit() throws at that many ranks.
+std::string refusal(int ranks, const std::function<std::unique_ptr<Task>()>& make) {
+  try {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(ranks, in_memory({.max_epochs = 2}));
+      const auto task = make();
+      DataLoader data(tiny_data(16), plan.loader, world);
+      Trainer(plan, world).fit(*task, data);
+    });
+  } catch (const Error& error) {
+    return std::string(error.what()) + "; " + error.hint();
+  }
+  return "none";
+}
+
+TEST(Refused, IsALossThatIsMissingOnEveryRank) {
+  class Empty final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch&) override { return {}; }
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Empty>(); }), HasSubstr("no step returned a loss"));
+  }
+}
+
+TEST(Refused, IsNotALossThatIsMissingForABatch) {
+  class Sometimes final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      return batch.ids.front() % 8 < 4 ? StepOutput() : TinyTask::training_step(batch);
+    }
+  };
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 4, .global_batch_size = 8});
+      config.nprocs = ranks;
+      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      Sometimes task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      ASSERT_EQ(Trainer(plan, world).fit(task, data).state.step, 4);
+    });
+  }
+}
+
+TEST(Refused, IsASecondOptimizerThatNobodyUpdates) {
+  class Two final : public TinyTask {
+   public:
+    std::vector<OptimizerSpec> optimizers() override { return {optimizer_, optimizer_}; }
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Two>(); }),
+                AllOf(HasSubstr("2 optimizers"), HasSubstr("override Task::optimize")));
+  }
+}
+
+TEST(Refused, IsAFactoryThatTakesOtherParameters) {
+  EXPECT_THAT(refusal(1,
+                      [] {
+                        return std::make_unique<TinyTask>(OptimizerSpec([](ParamGroups) -> OptimizerPtr {
+                          return std::make_unique<torch::optim::SGD>(torch::nn::Linear(4, 1)->parameters(),
+                                                                     torch::optim::SGDOptions(0.1));
+                        }));
+                      }),
+              HasSubstr("its factory changed the parameter groups"));
+}
+
+TEST(Refused, IsAModuleThatIsNoPartOfTheTasks) {
+  EXPECT_THAT(refusal(1,
+                      [] {
+                        static torch::nn::Linear stranger(2, 2);
+                        OptimizerSpec spec(sgd());
+                        spec.module = stranger.get();
+                        return std::make_unique<TinyTask>(spec);
+                      }),
+              AllOf(HasSubstr("2 of its module's parameters do not belong to the task's module"),
+                    HasSubstr("registered part")));
+}
+
+TEST(Refused, IsALossThatIsNoScalar) {
+  class Rows final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override { return (net_(batch.input) - batch.target).square(); }
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Rows>(); }),
+                AllOf(HasSubstr("the loss has shape [4, 1], expected a scalar"), HasSubstr("mean()")));
+  }
+}
+
+// What a GAN does: the generator's output goes through both phases of one step.
+TEST(Buffers, AreSentOncePerStepWithSeveralOptimizers) {
+  struct Gan : torch::nn::Module {
+    Gan() {
+      g = register_module("g", torch::nn::Linear(4, 4));
+      norm = register_module("norm", torch::nn::BatchNorm1d(4));
+      d = register_module("d", torch::nn::Linear(4, 1));
+    }
+    torch::nn::Linear g{nullptr}, d{nullptr};
+    torch::nn::BatchNorm1d norm{nullptr};
+  };
+  class GanTask final : public Task {
+   public:
+    torch::nn::Module& module() override { return *gan_; }
+    std::vector<OptimizerSpec> optimizers() override {
+      OptimizerSpec d(sgd({.lr = 0.01}));
+      d.module = gan_->d.get();
+      OptimizerSpec g(sgd({.lr = 0.01}));
+      g.module = gan_->g.get();
+      return {d, g};
+    }
+    StepOutput training_step(const Batch&) override { return {}; }
+    void optimize(Step& step) override {
+      const Batch& batch = step.batches()[0];
+      at::Tensor fake;
+      step.zero_grad(0);
+      const auto d_out = step.forward(
+          batch,
+          [&](const Batch& b) -> StepOutput {
+            gan_->norm->eval();  // its statistics are read by the backward of the second phase
+            fake = gan_->norm(gan_->g(b.input));
+            gan_->norm->train();
+            return gan_->d(fake.detach()).square().mean();
+          },
+          0);
+      step.backward(d_out, 0);
+      step.update(0);
+      step.zero_grad(1);
+      const auto g_out = step.forward(
+          batch, [&](const Batch& b) -> StepOutput { return at::mse_loss(gan_->d(fake), b.target); }, 1);
+      step.zero_grad(0);
+      step.backward(g_out, 1);
+      step.update(1);
+      step.add(g_out);
+    }
+
+   private:
+    std::shared_ptr<Gan> gan_ = std::make_shared<Gan>();
+  };
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(ranks, in_memory({.max_epochs = 2}));
+      GanTask task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      ASSERT_EQ(Trainer(plan, world).fit(task, data).state.step, 8 / ranks);
+    });
+  }
+}
+
+// The schedule goes on from a rate that a callback wrote.
+TEST(LearningRate, OfACallbackIsKept) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_steps = 8});
+      config.optim.warmup_steps = 4;
+      const Plan plan = plan_of(ranks, config);
+      TinyTask task(sgd({.lr = 0.1}));
+      std::vector<double> rates;
+      Trainer trainer(plan, world);
+      trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+        rates.push_back(context.step.lr);
+        auto& options = context.strategy.optimizer().param_groups().front().options();
+        if (context.state.step == 2) {
+          options.set_lr(0.02);  // where the schedule is at a half
+        } else if (context.state.step == 6) {
+          options.set_lr(options.get_lr() / 10);
+        }
+      }));
+      DataLoader data(tiny_data(64), plan.loader, world);
+      trainer.fit(task, data);
+      const std::vector<double> expected{0.025, 0.05, 0.03, 0.04, 0.04, 0.04, 0.004, 0.004};
+      ASSERT_EQ(rates.size(), expected.size());
+      for (std::size_t i = 0; i < rates.size(); ++i) {
+        ASSERT_NEAR(rates[i], expected[i], 1e-12) << i;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

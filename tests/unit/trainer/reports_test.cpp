@@ -1,0 +1,197 @@
+// What a run reports: on the console, in its files, and in its result.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/checkpoint/checkpoint_store.h>
+
+#include "report/console.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+class RecordingConsole final : public Console {
+ public:
+  explicit RecordingConsole(bool interactive) : interactive_(interactive) {}
+  void line(std::string_view text) override { lines.emplace_back(text); }
+  void status(std::string_view) override {}
+  bool interactive() const override { return interactive_; }
+  int width() const override { return 100; }
+  std::vector<std::string> lines{};
+
+ private:
+  bool interactive_;
+};
+
+std::vector<nlohmann::json> rows_of(const std::filesystem::path& run) {
+  std::vector<nlohmann::json> rows;
+  std::ifstream file(run / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    rows.push_back(nlohmann::json::parse(line));
+  }
+  return rows;
+}
+
+struct Ran {
+  FitResult result{};
+  std::vector<std::string> lines{};
+};
+
+Ran train(const std::filesystem::path& run, bool interactive, int used_epochs = 0) {
+  TrainConfig config{.compute_setup = ComputeSetup::cpu, .max_epochs = 3, .batch_size = 4, .run_dir = run};
+  config.checkpoint.monitor = "val_loss";
+  config.report.every_steps = 3;
+  Session session = Session::single(config);
+  const auto console = std::make_shared<RecordingConsole>(interactive);
+  session.console = console;
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  for (int step = 0; step < 4 * used_epochs; ++step) {
+    data.next();
+  }
+  DataLoader validation(tiny_data(8), session.plan.eval_loader, session.world);
+  Ran ran{.result = Trainer(session).fit(task, data, &validation)};
+  ran.lines = console->lines;
+  return ran;
+}
+
+TEST(Reports, CountEpochsFromOneEverywhere) {
+  const TempDir dir;
+  const Ran ran = train(dir.path() / "run", /*interactive=*/false);
+  std::vector<int> epochs;
+  for (const auto& row : rows_of(dir.path() / "run")) {
+    ASSERT_TRUE(row.contains("epoch")) << row;
+    EXPECT_EQ(row["epoch"].get<int>(), (row["step"].get<int>() + 3) / 4) << row;
+  }
+  EXPECT_THAT(ran.lines, Contains(StartsWith("step 3 | epoch 1 | loss")));
+  EXPECT_THAT(ran.lines, Contains(StartsWith("step 4 | epoch 1 | val_loss")));
+  EXPECT_THAT(ran.lines, Contains(StartsWith("step 6 | epoch 2 | loss")));
+}
+
+TEST(Reports, OfAUsedLoaderCountTheEpochsOfTheRun) {
+  const TempDir dir;
+  const Ran ran = train(dir.path() / "run", /*interactive=*/false, /*used_epochs=*/5);
+  EXPECT_EQ(ran.result.state.epoch, 3);
+  EXPECT_THAT(ran.lines, Contains(StartsWith("step 12 | epoch 3 | ")));
+  EXPECT_THAT(ran.lines, Not(Contains(HasSubstr("epoch 8"))));
+}
+
+TEST(Reports, HaveARateInTheLastTrainRow) {
+  const TempDir dir;
+  TrainConfig config{
+      .compute_setup = ComputeSetup::cpu, .max_epochs = 2, .batch_size = 4, .run_dir = dir.path() / "run"};
+  config.report.every_steps = 5;
+  Session session = Session::single(config);
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(8), session.plan.eval_loader, session.world);
+  Trainer(session).fit(task, data, &validation);
+  const auto rows = rows_of(dir.path() / "run");
+  EXPECT_EQ(rows.back()["step"], 8) << "the last step is that of a validation, too";
+  ASSERT_TRUE(rows.back().contains("samples_per_s")) << rows.back();
+  EXPECT_GT(rows.back()["samples_per_s"].get<double>(), 0);
+}
+
+TEST(Reports, OfATerminalLeaveALineForEveryEpochAndValidation) {
+  const TempDir dir;
+  const Ran ran = train(dir.path() / "run", /*interactive=*/true);
+  ASSERT_GE(ran.lines.size(), 8U);
+  EXPECT_THAT(ran.lines[0], AllOf(StartsWith("step 3 | epoch 1 | loss "), HasSubstr("samples/s")));
+  EXPECT_THAT(ran.lines[1], StartsWith("step 4 | epoch 1 | val_loss "));
+  EXPECT_THAT(ran.lines[2], StartsWith("step 6 | epoch 2 | loss "));
+  EXPECT_THAT(ran.lines[3], StartsWith("step 8 | epoch 2 | val_loss "));
+  EXPECT_THAT(ran.lines[4], StartsWith("step 12 | epoch 3 | loss "));
+}
+
+TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
+  const TempDir dir;
+  const Ran ran = train(dir.path() / "run", /*interactive=*/true);
+  const FitResult& result = ran.result;
+  ASSERT_TRUE(result.best.has_value());
+  EXPECT_EQ(result.best->step, 12);
+  EXPECT_TRUE(std::filesystem::exists(std::filesystem::path(result.best->path) / "MANIFEST.json")) << result.best->path;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : result.metrics) {
+    names.push_back(name);
+    if (name == "val_loss") {
+      EXPECT_EQ(value, result.best->value);
+    }
+  }
+  EXPECT_THAT(names, ElementsAre("loss", "lr", "val_loss"));
+  EXPECT_GT(result.seconds, 0);
+  EXPECT_THAT(ran.lines[ran.lines.size() - 2], StartsWith("finished at step 12, epoch 3"));
+  EXPECT_THAT(ran.lines.back(), AllOf(StartsWith("loss "), HasSubstr(", val_loss "), HasSubstr(" | best val_loss "),
+                                      HasSubstr(" at step 12 in " + result.best->path), HasSubstr(" | 00:0")));
+}
+
+TEST(Reports, KeepTheProgramsOwnFlags) {
+  const TempDir dir;
+  Session session = Session::single(
+      {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
+  session.plan.program_values = {{"hidden", "64"}};
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  std::ifstream config(dir.path() / "run" / "config.toml");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(config), {}), HasSubstr("#   hidden 64\n"));
+  const Snapshot snapshot = load_checkpoint(dir.path() / "run", session.world);
+  EXPECT_EQ(snapshot.values.at("program.hidden"), "64");
+  session.plan.program_values = {{"hidden", "32"}};
+  session.plan.config.max_epochs = 2;
+  testing::internal::CaptureStderr();
+  Trainer(session).fit(task, data);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("--hidden is 32 now, 64 when the checkpoint was written"));
+}
+
+// A callback that a run did not have before has nothing to load.
+TEST(Reports, GiveANewCallbackNothingToLoad) {
+  class Loads final : public Callback {
+   public:
+    explicit Loads(std::string name) : name_(std::move(name)) {}
+    std::string_view name() const override { return name_; }
+    std::uint32_t stages() const override { return 0; }
+    void on(const StageContext&) override {}
+    NamedTensors save() const override { return {{"n", at::full({}, 7)}}; }
+    void load(const NamedTensors& tensors) override { loaded.push_back(tensors.at(0).second.item<int>()); }
+    std::vector<int> loaded{};
+
+   private:
+    std::string name_;
+  };
+  const TempDir dir;
+  const auto old = std::make_shared<Loads>("old");
+  const auto fresh = std::make_shared<Loads>("fresh");
+  for (const int epochs : {1, 2}) {
+    Session session = Session::single(
+        {.compute_setup = ComputeSetup::cpu, .max_epochs = epochs, .batch_size = 4, .run_dir = dir.path() / "run"});
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    Trainer trainer(session);
+    trainer.add(old);
+    if (epochs == 2) {
+      trainer.add(fresh);
+    }
+    trainer.fit(task, data);
+  }
+  EXPECT_THAT(old->loaded, ElementsAre(7));
+  EXPECT_THAT(fresh->loaded, IsEmpty());
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,236 @@
+// Requests to stop and to save: who gets them, when, and how often.
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/at_stage.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+#include "trainer/agreed_stop.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using testing::Not;
+
+Plan plan_of(int ranks, TrainConfig config) {
+  config.nprocs = ranks;
+  config.batch_size = 4;
+  return resolve(config, {.cores = 4}, std::nullopt);
+}
+
+TEST(SecondFit, IsNotStoppedByWhatTheProgramAskedOfTheFirst) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(ranks, in_memory({.max_epochs = 0, .max_steps = 9}));
+      TrainControl control;
+      for (int fold = 0; fold < 3; ++fold) {
+        TinyTask task;
+        DataLoader data(tiny_data(64), plan.loader, world);
+        Trainer trainer(plan, world, control);
+        trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+          if (fold == 0 && context.state.step == 3 && world.rank() == ranks - 1) {
+            context.control.request_stop("good enough");
+            context.control.request_checkpoint();
+          }
+        }));
+        const FitResult result = trainer.fit(task, data);
+        ASSERT_EQ(result.stop, fold == 0 ? StopKind::program : StopKind::none);
+        ASSERT_EQ(result.state.step, fold == 0 ? 4 : 9);
+        ASSERT_EQ(control.agreed(), result.stop);
+      }
+    });
+  }
+}
+
+TEST(SecondFit, DoesNotForgetASignal) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(ranks, in_memory({.max_epochs = 0, .max_steps = 9}));
+      TrainControl control;
+      for (int fold = 0; fold < 3; ++fold) {
+        TinyTask task;
+        DataLoader data(tiny_data(64), plan.loader, world);
+        Trainer trainer(plan, world, control);
+        trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+          if (context.state.step == 3) {
+            context.control.request_stop("good enough");
+            if (world.rank() == ranks - 1) {
+              TrainControl(control).request_stop_from_signal(StopKind::terminate);
+            }
+          }
+        }));
+        const FitResult result = trainer.fit(task, data);
+        ASSERT_EQ(result.stop, StopKind::terminate);
+        ASSERT_EQ(result.state.step, fold == 0 ? 4 : 0);
+        ASSERT_THAT(result.why, HasSubstr("a signal asked for it"));
+      }
+    });
+  }
+}
+
+// An update in every fourth step only.
+class Skipping : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    if (step.number() % 4 == 3) {
+      Task::optimize(step);
+    }
+  }
+};
+
+TEST(SaveRequest, IsHeldUntilAReductionAndActedOnOnce) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const int asked_after : {1, 2, 3, 4, 5}) {
+      const TempDir dir;
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config{.compute_setup = ComputeSetup::cpu, .max_steps = 17, .run_dir = dir.path() / "run"};
+        config.checkpoint.every_epochs = 0;
+        config.checkpoint.async = false;
+        const Plan plan = plan_of(ranks, config);
+        Skipping task;
+        DataLoader data(tiny_data(512), plan.loader, world);
+        std::vector<std::int64_t> saved;
+        Trainer trainer(plan, world);
+        trainer.add(at_stage(Stage::step_end | Stage::checkpoint_saved, [&](const StageContext& context) {
+          if (context.stage == Stage::checkpoint_saved) {
+            saved.push_back(context.state.step);
+          } else if (context.state.step == asked_after && world.rank() == ranks - 1) {
+            context.control.request_checkpoint();
+          }
+        }));
+        trainer.fit(task, data);
+        ASSERT_THAT(saved, ElementsAre(asked_after < 4 ? 4 : 8, 17)) << ranks << " ranks, after " << asked_after;
+      });
+    }
+  }
+}
+
+TEST(SaveByTime, ComesWithATaskThatSkipsReductions) {
+  const TempDir dir;
+  TrainConfig config{.compute_setup = ComputeSetup::cpu,
+                     .max_epochs = 0,
+                     .max_steps = 1'000'000,
+                     .batch_size = 4,
+                     .run_dir = dir.path() / "run"};
+  config.checkpoint.every_epochs = 0;
+  config.checkpoint.every_s = 0.05;
+  Session session = Session::single(config);
+  Skipping task;
+  DataLoader data(tiny_data(512), session.plan.loader, session.world);
+  int saves = 0;
+  Trainer trainer(session);
+  trainer.add(at_stage(Stage::checkpoint_saved, [&](const StageContext& context) {
+    if (++saves == 3) {
+      context.control.request_stop("enough");
+    }
+  }));
+  const auto began = std::chrono::steady_clock::now();
+  trainer.fit(task, data);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(150)) << "one by one";
+}
+
+// Notes its batches, and asks for a stop in one.
+class Validated : public TinyTask {
+ public:
+  Validated(World& world, TrainControl control, StopKind kind) : world_(world), control_(control), kind_(kind) {}
+  StepOutput validation_step(const Batch& batch) override {
+    if (++seen == 3 && world_.rank() == world_.size() - 1) {
+      control_.request_stop("enough", kind_);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(40));  // the ranks look for it every second
+    return training_step(batch);
+  }
+  int seen = 0;
+
+ private:
+  World& world_;
+  TrainControl control_;
+  StopKind kind_;
+};
+
+TEST(Validation, LooksForAStopAndIsNotReportedWhenItWasCut) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config{.compute_setup = ComputeSetup::cpu, .max_epochs = 2, .run_dir = dir.path() / "run"};
+      config.checkpoint.monitor = "val_loss";
+      const Plan plan = plan_of(ranks, config);
+      TrainControl control;
+      Validated task(world, control, StopKind::terminate);
+      DataLoader data(tiny_data(16), plan.loader, world);
+      DataLoader validation(tiny_data(4 * ranks * 200), plan.eval_loader, world);
+      int reported = 0;
+      Trainer trainer(plan, world, control);
+      trainer.add(at_stage(Stage::validation_end, [&](const StageContext&) { ++reported; }));
+      const FitResult result = trainer.fit(task, data, &validation);
+      ASSERT_EQ(result.stop, StopKind::terminate);
+      ASSERT_EQ(result.state.epoch, 1) << "no further step";
+      ASSERT_EQ(result.state.step, 4 / ranks);
+      ASSERT_LT(task.seen, 150);
+      ASSERT_EQ(reported, 0);
+      ASSERT_EQ(validation.position().consumed, 0);
+      const int before = task.seen;
+      ASSERT_THROW(trainer.validate(task, validation), ValidationStopped) << "the signal still holds";
+      ASSERT_LT(task.seen - before, 3);
+    });
+    std::ifstream metrics(dir.path() / "run" / "metrics.jsonl");
+    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(metrics), {}), Not(HasSubstr("val_loss")));
+  }
+}
+
+TEST(Validation, StoppedInItsLastBatchIsReportedAndEndsTheRun) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(ranks, in_memory({.max_epochs = 3}));
+      TrainControl control;
+      Validated task(world, control, StopKind::program);
+      DataLoader data(tiny_data(16), plan.loader, world);
+      DataLoader validation(tiny_data(4 * ranks * 3), plan.eval_loader, world);
+      int reported = 0;
+      Trainer trainer(plan, world, control);
+      trainer.add(at_stage(Stage::validation_end, [&](const StageContext&) { ++reported; }));
+      ASSERT_EQ(trainer.fit(task, data, &validation).state.epoch, 1);
+      ASSERT_EQ(reported, 1);
+    });
+  }
+}
+
+TEST(Validation, OfTheTrainerIsOfEverySample) {
+  Session session = Session::single(in_memory({.batch_size = 4, .validate = {.max_batches = 1}}));
+  Validated task(session.world, {}, StopKind::program);
+  DataLoader data(tiny_data(8), session.plan.eval_loader, session.world);
+  Trainer(session).validate(task, data);
+  EXPECT_EQ(task.seen, 2);
+}
+
+TEST(AgreedStop, IsSeenByAllRanksAfterTheSameBatch) {
+  thread_world(3, [](World& world) {
+    TrainControl control;
+    AgreedStop stop(world, control);
+    int batch = 0;
+    for (bool found = false; !found; found = stop.look()) {
+      if (++batch == 20 && world.rank() == 1) {
+        control.request_stop_from_signal(StopKind::terminate);
+      }
+    }
+    const auto all = world.gather(std::to_string(batch));
+    ASSERT_EQ(all[0], all[1]);
+    ASSERT_EQ(all[0], all[2]);
+    ASSERT_GE(batch, 20);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

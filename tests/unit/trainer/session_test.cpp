@@ -1,0 +1,146 @@
+// What a program meets that makes its Session itself, and the corners of a Task.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/trainer/trainer.h>
+
+#include "support/temp_dir.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Session, SeedsTheGenerators) {
+  const auto first_numbers = [](std::uint64_t seed) {
+    const Session session = Session::single(in_memory({.seed = seed}));
+    return at::rand({4});
+  };
+  const auto numbers = first_numbers(1);
+  EXPECT_TRUE(at::equal(numbers, first_numbers(1)));
+  EXPECT_FALSE(at::equal(numbers, first_numbers(2)));
+}
+
+TEST(Session, CallsSettingsByTheirFields) {
+  try {
+    Session::single({.max_epochs = 0, .sampler = {.shuffle = false}});
+    FAIL() << "the run would never end";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("config.max_epochs 0 with config.max_steps 0: the run would never end"));
+    EXPECT_THAT(error.hint(), HasSubstr("for example config.max_epochs 1"));
+  }
+}
+
+TEST(Session, StartsOverWhereItIsAskedTo) {
+  const TempDir dir;
+  TrainConfig config{.compute_setup = ComputeSetup::cpu, .batch_size = 4, .run_dir = (dir.path() / "run").string()};
+  const auto steps_of_a_run = [&config] {
+    Session session = Session::single(config);
+    TinyTask task;
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    std::int64_t steps = 0;
+    for (int fit = 0; fit < 2; ++fit) {  // the second goes on where the first one ended
+      session.plan.config.max_epochs = fit + 1;
+      steps = Trainer(session).fit(task, data).state.step;
+    }
+    return steps;
+  };
+  EXPECT_EQ(steps_of_a_run(), 4);
+  config.fresh = true;
+  EXPECT_EQ(steps_of_a_run(), 4);
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "run.1")) << "the old run";
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "run.2")) << "once per session";
+}
+
+/// What fit() writes to standard error.
+std::string printed_by(Trainer trainer, Session& session) {
+  TinyTask task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  testing::internal::CaptureStderr();
+  trainer.fit(task, data);
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(Trainer, PrintsOnlyWhereSomebodyReads) {
+  Session session = Session::single(in_memory({.batch_size = 4, .report = {.every_steps = 1}}));
+  EXPECT_THAT(printed_by(Trainer(session), session), HasSubstr("loss"));
+  EXPECT_EQ(printed_by(Trainer(session.plan, session.world), session), "") << "embedded in another program";
+  set_log_level(LogLevel::off);
+  EXPECT_EQ(printed_by(Trainer(session), session), "");
+  set_log_level(LogLevel::info);
+}
+
+/// Optimizes by hand: no training_step.
+class ByHand final : public Task {
+ public:
+  torch::nn::Module& module() override { return task_.module(); }
+  std::vector<OptimizerSpec> optimizers() override { return task_.optimizers(); }
+  void optimize(Step& step) override {
+    for (const Batch& batch : step.batches()) {
+      step.zero_grad();
+      const StepOutput out = step.forward(batch, [this](const Batch& b) { return task_.training_step(b); });
+      step.backward(out);
+      step.add(out);
+      step.update();
+    }
+  }
+
+ private:
+  TinyTask task_;
+};
+
+TEST(Task, NeedsNoTrainingStepWhereItOptimizesByHand) {
+  Session session = Session::single(in_memory({.batch_size = 4}));
+  ByHand task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  EXPECT_EQ(Trainer(session).fit(task, data).state.step, 2);
+}
+
+class Unfinished final : public Task {
+ public:
+  torch::nn::Module& module() override { return task_.module(); }
+  std::vector<OptimizerSpec> optimizers() override { return task_.optimizers(); }
+
+ private:
+  TinyTask task_;
+};
+
+TEST(Task, SaysThatTheTrainingStepIsMissing) {
+  Session session = Session::single(in_memory({.batch_size = 4}));
+  Unfinished task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  try {
+    Trainer(session).fit(task, data);
+    FAIL() << "there is nothing to train";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "the task has no training_step()");
+    EXPECT_THAT(error.hint(), HasSubstr("override it, or override optimize()"));
+  }
+}
+
+class AtTheEnd final : public Callback {
+ public:
+  std::string_view name() const override { return "at_the_end"; }
+  std::uint32_t stages() const override { return Stage::fit_end; }
+  void on(const StageContext& context) override { stage = context.stage; }
+  std::uint32_t stage = 0;
+};
+
+TEST(Callback, TakesAStageForAMask) {
+  Session session = Session::single(in_memory({.batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  const auto callback = std::make_shared<AtTheEnd>();
+  Trainer(session).add(callback).fit(task, data);
+  EXPECT_EQ(callback->stage, Stage::fit_end);
+}
+
+}  // namespace
+}  // namespace lockstep

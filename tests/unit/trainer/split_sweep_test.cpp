@@ -1,0 +1,221 @@
+// Whatever is combined, ranks and micro-batches give the weights of one rank with the whole batch.
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/trainer/trainer.h>
+
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+enum Feature : unsigned {
+  kCounts = 1,          // token counts, some of them zero
+  kFp16 = 2,            // half precision between ranks
+  kClipping = 4,        // of the gradient norm
+  kAccumulation = 8,    // micro-batches of one sample
+  kIdleRanks = 16,      // the last step of an epoch has fewer samples than ranks
+  kTwoOptimizers = 32,  // only the first one's outputs have counts
+  kSparse = 64,         // gradients of an embedding
+};
+constexpr unsigned kFeatures = 7;
+constexpr const char* kNames[kFeatures] = {"counts", "fp16", "clipping", "accumulation", "idle", "two", "sparse"};
+
+std::string name_of(unsigned features) {
+  std::string name = "plain";
+  for (unsigned i = 0; i < kFeatures; ++i) {
+    if ((features & (1U << i)) != 0) {
+      name += std::string("_") + kNames[i];
+    }
+  }
+  return name;
+}
+
+constexpr std::int64_t kRows = 7;
+constexpr std::int64_t kWidth = 4;
+
+struct PartImpl : torch::nn::Module {
+  explicit PartImpl(bool sparse) {
+    rows = register_module("rows", torch::nn::Embedding(torch::nn::EmbeddingOptions(kRows, kWidth).sparse(sparse)));
+    out = register_module("out", torch::nn::Linear(kWidth, 1));
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.4);
+    }
+  }
+  at::Tensor forward(const at::Tensor& ids) { return out(rows(ids)).squeeze(-1); }
+  torch::nn::Embedding rows{nullptr};
+  torch::nn::Linear out{nullptr};
+};
+TORCH_MODULE(Part);
+
+struct PairImpl : torch::nn::Module {
+  explicit PairImpl(bool sparse) {
+    first = register_module("first", Part(sparse));
+    second = register_module("second", Part(sparse));
+  }
+  Part first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Pair);
+
+/// `wrong_weights`: a mistake on purpose, for the control.
+class SweepTask final : public Task {
+ public:
+  SweepTask(unsigned features, bool wrong_weights)
+      : features_(features), wrong_weights_(wrong_weights), net_((features & kSparse) != 0) {}
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    std::vector<OptimizerSpec> specs;
+    for (torch::nn::Module* part : {net_->first.get(), net_->second.get()}) {
+      OptimizerSpec& spec = specs.emplace_back(OptimizerFactory([](ParamGroups groups) -> OptimizerPtr {
+        return std::make_unique<torch::optim::SGD>(std::move(groups), torch::optim::SGDOptions(0.2));
+      }));
+      spec.module = two() ? part : nullptr;
+    }
+    specs.resize(two() ? 2 : 1);
+    return specs;
+  }
+  StepOutput training_step(const Batch& batch) override {
+    StepOutput both = loss_of(net_->first(batch.input) + net_->second(batch.input), batch);
+    return both;
+  }
+  void optimize(Step& step) override {
+    if (!two()) {
+      Task::optimize(step);
+      return;
+    }
+    for (std::size_t set = 0; set < 2; ++set) {
+      step.zero_grad(set);
+      for (const Batch& batch : step.batches()) {
+        const auto out = step.forward(
+            batch,
+            [&](const Batch& b) {
+              if (set == 0) {
+                return loss_of(net_->first(b.input), b);
+              }
+              return StepOutput(at::mse_loss(net_->second(b.input), b.target));
+            },
+            set);
+        step.backward(out, set);
+        step.add(out);
+      }
+      step.update(set);
+    }
+  }
+
+ private:
+  bool two() const { return (features_ & kTwoOptimizers) != 0; }
+
+  // Samples 0, 1, 3, 4, ... of every ten have tokens, as many as their number says; samples 2, 5, 6 and 7 have none.
+  StepOutput loss_of(const at::Tensor& found, const Batch& batch) const {
+    const auto squares = (found - batch.target).square();
+    if ((features_ & kCounts) == 0) {
+      return squares.mean();
+    }
+    std::vector<float> tokens;
+    for (const std::int64_t id : batch.ids) {
+      const std::int64_t digit = id % 10;
+      tokens.push_back(digit == 2 || (digit >= 5 && digit <= 7) ? 0.0F : 20'000.0F * static_cast<float>(digit + 1));
+    }
+    const auto weights = at::tensor(tokens);
+    StepOutput out((squares * weights).sum() / weights.sum().clamp_min(1));
+    out.count = wrong_weights_ ? weights.gt(0).sum() : weights.sum();
+    return out;
+  }
+
+  unsigned features_;
+  bool wrong_weights_;
+  Pair net_;
+};
+
+std::shared_ptr<Dataset> sweep_data(unsigned features) {
+  constexpr std::int64_t kGlobalBatch = 6;
+  const std::int64_t size = (features & kIdleRanks) != 0 ? 2 * kGlobalBatch + 1 : 2 * kGlobalBatch;
+  return tensor_dataset(at::arange(size).remainder(kRows), at::sin(at::arange(size, at::kFloat)));
+}
+
+std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights = false) {
+  TrainConfig config = in_memory({.max_epochs = 2,
+                                  .batch_size = (features & kAccumulation) != 0 ? 1 : 6,
+                                  .global_batch_size = 6,
+                                  .sampler = {.shuffle = false}});
+  config.nprocs = ranks;
+  config.report.every_steps = 1;
+  config.optim.max_grad_norm = (features & kClipping) != 0 ? 0.3 : 0;
+  config.dist.compression = (features & kFp16) != 0 ? GradCompression::fp16 : GradCompression::none;
+  const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+  std::vector<at::Tensor> weights;
+  thread_world(ranks, [&](World& world) {
+    SweepTask task(features, wrong_weights);
+    DataLoader data(sweep_data(features), plan.loader, world);
+    Trainer(plan, world).fit(task, data);
+    if (world.is_main()) {
+      for (const auto& parameter : task.module().parameters()) {
+        weights.push_back(parameter.detach().clone());
+      }
+    }
+  });
+  return weights;
+}
+
+double difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double here = (a[i] - b[i]).abs().max().item<double>();
+    worst = here <= worst ? worst : here;  // NaN stays
+  }
+  return worst;
+}
+
+/// Of the ways to combine at most two features; LOCKSTEP_TEST_ROUNDS above 1: at most so many more.
+std::vector<unsigned> combinations() {
+  const char* rounds = std::getenv("LOCKSTEP_TEST_ROUNDS");
+  const int most = 2 + std::max(0, rounds == nullptr ? 0 : std::atoi(rounds) - 1);
+  std::vector<unsigned> all;
+  for (unsigned features = 0; features < (1U << kFeatures); ++features) {
+    if (std::popcount(features) <= most) {
+      all.push_back(features);
+    }
+  }
+  return all;
+}
+
+class SplitSweep : public testing::TestWithParam<unsigned> {};
+
+TEST_P(SplitSweep, EqualsOneRankWithTheWholeBatch) {
+  const unsigned features = GetParam();
+  const auto expected = trained(features & ~(kAccumulation | kFp16), 1);
+  const double tolerance = (features & kFp16) != 0 ? 2e-3 : 2e-6;
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_LE(difference(trained(features, ranks), expected), tolerance) << ranks << " ranks";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, SplitSweep, testing::ValuesIn(combinations()),
+                         [](const auto& test) { return name_of(test.param); });
+
+// The control: the sweep sees weights that are wrong, and every feature changes what is computed.
+TEST(SplitSweepControl, SeesWrongWeights) {
+  EXPECT_GT(difference(trained(kCounts, 3, /*wrong_weights=*/true), trained(kCounts, 1)), 1e-3);
+  for (const Feature feature : {kCounts, kClipping, kIdleRanks, kTwoOptimizers}) {
+    EXPECT_GT(difference(trained(feature, 1), trained(0, 1)), 1e-3) << name_of(feature);
+  }
+  EXPECT_GT(difference(trained(kFp16, 2), trained(0, 2)), 0);
+  EXPECT_EQ(difference(trained(kSparse, 1), trained(0, 1)), 0);
+}
+
+}  // namespace
+}  // namespace lockstep
