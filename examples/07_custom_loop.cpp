@@ -20,8 +20,9 @@ int main(int argc, char** argv) {
 
     model->to(world.device());
     const auto strategy = lockstep::make_strategy(session.plan, world);
-    const lockstep::OptimizerSpec optimizer(lockstep::adamw({.lr = char_gpt::kLearningRate, .no_decay_vectors = true}));
-    strategy->prepare(*model, {&optimizer, 1});
+    const lockstep::OptimizerSpec spec(lockstep::adamw({.lr = char_gpt::kLearningRate, .no_decay_vectors = true}));
+    strategy->prepare(*model, {&spec, 1});
+    auto& optimizer = strategy->optimizer();
     lockstep::CheckpointStore store(lockstep::run_directory(config) + "/checkpoints", config.checkpoint, world);
     lockstep::seed_rng(config.seed, world.rank(), /*step=*/0, world.device());
 
@@ -45,24 +46,24 @@ int main(int argc, char** argv) {
     while (step < config.max_steps && !stopped) {
       const lockstep::StepBatches& batches = *data.next();
       strategy->begin_step({.stop = session.control.stop_requested() != lockstep::StopKind::none});
-      strategy->zero_grad();
+      optimizer.zero_grad();
       for (const auto& batch : batches.micro) {
-        strategy->begin_forward(/*reduce=*/&batch == &batches.micro.back());
+        optimizer.begin_forward(/*reduce=*/&batch == &batches.micro.back());
         if (batch.samples == 0) {
-          strategy->backward_nothing();  // other ranks have samples in this micro-batch
+          optimizer.backward_nothing();  // other ranks have samples in this micro-batch
           continue;
         }
         const auto loss = char_gpt::loss(model, batch);
-        strategy->backward(
+        optimizer.backward(
             loss, static_cast<double>(batch.samples * world.size()) / static_cast<double>(batches.global_samples));
       }
-      strategy->finish();
+      optimizer.finish();
       {
         torch::NoGradGuard no_grad;
-        strategy->scale_grads((config.optim.max_grad_norm / (strategy->grad_norm() + 1e-6)).clamp_max(1.0));
+        optimizer.scale_grads((config.optim.max_grad_norm / (optimizer.grad_norm() + 1e-6)).clamp_max(1.0));
       }
-      strategy->set_lr_factor(lockstep::lr_factor(config.optim, config.max_steps, step));
-      strategy->step();
+      optimizer.set_lr_factor(lockstep::lr_factor(config.optim, config.max_steps, step));
+      optimizer.step();
       stopped = strategy->agreed().stop;
       if (++step % config.checkpoint.every_steps == 0) {
         save();

@@ -14,7 +14,7 @@ class Optimizer;
 class OptimizerParamGroup;
 }  // namespace torch::optim
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 struct TrainConfig;
 struct Plan;
 struct Identity;

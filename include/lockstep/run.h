@@ -8,7 +8,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/session.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// The first statement of main. Parses the command line over `defaults`, decides, prints the plan, and calls `worker`
 /// once per rank: in this process for one rank or under an external launcher, else in processes it starts by running

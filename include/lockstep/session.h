@@ -11,7 +11,7 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 class Console;
 

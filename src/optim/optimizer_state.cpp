@@ -130,6 +130,9 @@ class StateWriter {
  public:
   explicit StateWriter(NamedTensors& out) : out_(out) {}
 
+  void write(std::string name, double rate) {
+    out_.emplace_back(std::move(name), at::scalar_tensor(rate, at::kDouble));
+  }
   void write(std::string name, std::int64_t count) {
     out_.emplace_back(std::move(name), at::scalar_tensor(count, at::kLong));
   }
@@ -174,6 +177,11 @@ class StateReader {
       tensor = at::empty_like(parameter).copy_(found);
     }
   }
+  void read(const std::string& name, double& rate) {
+    if (const at::Tensor found = take(name); mismatch_.compare(name, found, at::scalar_tensor(rate, at::kDouble))) {
+      rate = found.item().toDouble();
+    }
+  }
   void note_missing(const std::string& name) { mismatch_.missing.push_back(name); }
 
   /// Throws: CheckpointError with everything that was noted, and what nobody read.
@@ -207,6 +215,9 @@ class StateReader {
   Mismatch mismatch_{};
 };
 
+// By parameter, because groups change when parameters are frozen.
+std::string rate_key(const std::string& parameter) { return parameter + ".base_lr"; }
+
 }  // namespace
 
 NamedTensors optimizer_state(const BuiltOptimizer& built) {
@@ -224,6 +235,13 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
           });
         });
   });
+  for (std::size_t group = 0; group < built.names.size(); ++group) {
+    if (const GroupRate rate = current_rate(built, group); !rate.is_given) {
+      for (const std::string& name : built.names[group]) {
+        writer.write(rate_key(name), rate.base);
+      }
+    }
+  }
   return result;
 }
 
@@ -252,7 +270,22 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
           loaded.emplace_back(parameter.unsafeGetTensorImpl(), exists ? std::move(fresh) : nullptr);
         });
   });
+  std::vector<GroupRate> rates = built.rates;
+  for (std::size_t group = 0; group < built.names.size(); ++group) {
+    for (const std::string& name : built.names[group]) {
+      if (reader.has(rate_key(name))) {
+        reader.read(rate_key(name), rates[group].base);
+        rates[group].is_given = false;
+      }
+    }
+  }
+  for (const auto& [name, parameter] : built.frozen) {
+    if (double unused = 0; reader.has(rate_key(name))) {
+      reader.read(rate_key(name), unused);
+    }
+  }
   reader.finish(state);
+  built.rates = std::move(rates);
   for (auto& [parameter, fresh] : loaded) {
     if (fresh == nullptr) {
       states.erase(parameter);

@@ -167,9 +167,9 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
       scale = spec.groups[origins[i].given].lr_scale;
       set_weight_decay(spec, origins[i].given, groups[i].options());
     }
-    built.base_lr.push_back((lr > 0 ? lr : groups[i].options().get_lr()) * scale);
+    const double found = groups[i].options().get_lr();
+    built.rates.push_back({.base = (lr > 0 ? lr : found) * scale, .written = found});
     built.names.push_back(std::move(origins[i].names));
-    built.set_lr.push_back(groups[i].options().get_lr());
   }
   set_lr_factor(built, 1);
   return built;
@@ -186,9 +186,15 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
   const auto& groups_before = before.optimizer->param_groups();
   if (groups.size() !=
       groups_before.size()) {  // the factory splits groups, and one has lost its last parameter or got one
-    if (std::adjacent_find(before.base_lr.begin(), before.base_lr.end(), std::not_equal_to<>()) ==
-        before.base_lr.end()) {
-      built.base_lr.assign(groups.size(), before.base_lr.front());
+    std::vector<GroupRate> rates;
+    for (std::size_t i = 0; i < groups_before.size(); ++i) {
+      rates.push_back(current_rate(before, i));
+    }
+    if (std::all_of(rates.begin(), rates.end(), [&](const auto& rate) { return rate.base == rates.front().base; })) {
+      for (GroupRate& rate : built.rates) {
+        rate.base = rates.front().base;
+        rate.is_given = rates.front().is_given;
+      }
     }
     set_lr_factor(built, before.lr_factor);
     return;
@@ -196,20 +202,25 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
   for (std::size_t i = 0; i < groups.size(); ++i) {
     groups[i].set_options(groups_before[i].options().clone());
   }
-  built.base_lr = before.base_lr;
-  built.set_lr = before.set_lr;
+  built.rates = before.rates;
   built.lr_factor = before.lr_factor;
+}
+
+GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {
+  GroupRate rate = built.rates.at(group);
+  if (const double found = built.optimizer->param_groups().at(group).options().get_lr(); found != rate.written) {
+    rate = {.base = built.lr_factor > 0 ? found / built.lr_factor : found, .written = found, .is_given = false};
+  }
+  return rate;
 }
 
 void set_lr_factor(BuiltOptimizer& built, double factor) {
   auto& groups = built.optimizer->param_groups();
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    torch::optim::OptimizerOptions& options = groups[i].options();
-    if (const double found = options.get_lr(); found != built.set_lr[i]) {
-      built.base_lr[i] = built.lr_factor > 0 ? found / built.lr_factor : found;
-    }
-    built.set_lr[i] = built.base_lr[i] * factor;
-    options.set_lr(built.set_lr[i]);
+    GroupRate& rate = built.rates[i];
+    rate = current_rate(built, i);
+    rate.written = rate.base * factor;
+    groups[i].options().set_lr(rate.written);
   }
   built.lr_factor = factor;
 }

@@ -130,16 +130,39 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
 
 }  // namespace
 
-struct Ddp::Reduction {
-  at::Tensor lane{};  // the reducer's parameter 0
-  std::shared_ptr<c10d::Reducer> reducer{};
-  std::shared_ptr<c10d::Logger> logger{};  // the reducer uses it without asking whether it is there
-  CompressionHook* compression = nullptr;  // the reducer's; none without compression
-  std::vector<bool> sparse{};              // beside the set's parameters
-  std::int64_t bytes = 0;                  // of gradients
-  bool reduce = true;
-  bool first_backward = true;
-  bool idle = true;  // no samples in this step so far
+// The only one that knows the reducer.
+class DdpOptimizer final : public SingleDeviceOptimizer {
+ public:
+  DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {}
+  ~DdpOptimizer() override { remove_reducer(); }
+  DdpOptimizer(const DdpOptimizer&) = delete;
+  DdpOptimizer& operator=(const DdpOptimizer&) = delete;
+
+  void zero_grad() override;
+  void begin_forward(bool reduce) override;
+  void backward(const at::Tensor& loss, const at::Tensor& weight) override;
+  void backward_nothing() override;
+  at::Tensor mean_count() override;
+  void finish() override;
+  void build_again() override;
+
+  /// Collective. `sparse`: the module's parameters whose gradients are sparse.
+  void make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse);
+
+ private:
+  void remove_reducer();
+  void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients);
+  void check_all_used() const;
+
+  Ddp& ddp_;
+  at::Tensor lane_{};  // the reducer's parameter 0
+  std::shared_ptr<c10d::Reducer> reducer_{};
+  std::shared_ptr<c10d::Logger> logger_{};  // the reducer uses it without asking whether it is there
+  CompressionHook* compression_ = nullptr;  // the reducer's; none without compression
+  std::vector<bool> sparse_{};              // beside parameters_
+  bool reduce_ = true;
+  bool first_backward_ = true;
+  bool idle_ = true;  // no samples in this step so far
 };
 
 void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend) {
@@ -152,17 +175,95 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
 
 Ddp::Ddp(double lr, const DistConfig& options, World& world) : SingleDevice(lr, world), options_(options) {}
 
-Ddp::~Ddp() {
-  reductions_.clear();
-  own_gradients();
+void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
+  SingleDevice::prepare(module, optimizers);
+  compare_parameters(module, world_);
+  broadcast_module(module, world_);
+  lane_values_ = at::zeros({kLaneSize}, at::TensorOptions().device(world_.device()).dtype(at::kFloat));
+  lane_has_count_ = false;
+  requests_in_lane_ = {};
+  sums_.emplace(kLaneSize, world_.device(), /*late=*/world_.device().is_cuda());
+  make_reducers();
 }
 
-void Ddp::own_gradients() {
-  for (auto& set : sets_) {
-    for (auto& [name, parameter] : set.parameters) {
-      if (parameter.grad().defined()) {
-        parameter.mutable_grad() = parameter.grad().clone();  // was a view of a bucket
-      }
+void Ddp::prepare_again() {
+  compare_frozen(*module_, world_);
+  SingleDevice::prepare_again();
+  make_reducers();
+}
+
+std::unique_ptr<SingleDeviceOptimizer> Ddp::make_optimizer(const OptimizerSpec& spec) {
+  return std::make_unique<DdpOptimizer>(spec, *this);
+}
+
+void Ddp::make_reducers() {
+  const auto sparse = sparse_parameters(*module_);
+  for (const auto& optimizer : optimizers_) {
+    static_cast<DdpOptimizer&>(*optimizer).make_reducer(sparse);
+  }
+  buffers_due_ = true;
+}
+
+void Ddp::begin_step(StepRequests mine) {
+  SingleDevice::begin_step(mine);
+  sums_->begin_step();
+  buffers_due_ = true;
+}
+
+void Ddp::send_buffers() {
+  if (buffers_due_ && options_.broadcast_buffers) {
+    broadcast_buffers(*module_, world_);
+    buffers_due_ = false;
+  }
+}
+
+// The lane is shared by the optimizers: the count of one is not the count of the next.
+void Ddp::write_count(const at::Tensor& count) {
+  if (count.defined()) {
+    lane_values_.select(0, kCount).copy_(count);
+    if (!lane_has_count_) {
+      lane_values_.select(0, kCounted).fill_(1);
+    }
+  } else if (lane_has_count_) {
+    lane_values_.narrow(0, kCount, 2).zero_();
+  }
+  lane_has_count_ = count.defined();
+}
+
+void Ddp::write_requests(StepRequests mine) {
+  if (mine == requests_in_lane_) {
+    return;
+  }
+  requests_in_lane_ = mine;
+  const at::NoGradGuard no_grad;
+  lane_values_.select(0, kStop).fill_(mine.stop ? 1 : 0);
+  lane_values_.select(0, kSave).fill_(mine.save ? 1 : 0);
+  lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
+}
+
+StepRequests Ddp::agreed() {
+  if (sums_->must_wait()) {
+    progress_.begin_waiting();
+    sums_->read();
+    progress_.end_waiting();
+    WorldAccess::check_device(world_);
+  }
+  const std::vector<float>& sums = sums_->read();
+  return {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};
+}
+
+void DdpOptimizer::build_again() {
+  remove_reducer();
+  SingleDeviceOptimizer::build_again();
+}
+
+void DdpOptimizer::remove_reducer() {
+  compression_ = nullptr;
+  logger_.reset();
+  reducer_.reset();
+  for (auto& [name, parameter] : parameters_) {
+    if (parameter.grad().defined()) {
+      parameter.mutable_grad() = parameter.grad().clone();  // was a view of a bucket
     }
   }
 }
@@ -171,190 +272,149 @@ void Ddp::own_gradients() {
 // the buckets then. Sums over more than two ranks depend on where an element lies in its bucket, so a resumed run,
 // which learns again, would not be bitwise the undisturbed one. The order here is fixed: parameters in reverse order of
 // registration, final from the first step on.
-void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
-  reductions_.clear();
-  SingleDevice::prepare(module, optimizers);
-  compare_parameters(module, world_);
-  broadcast_module(module, world_);
-  lane_values_ = at::zeros({kLaneSize}, at::TensorOptions().device(world_.device()).dtype(at::kFloat));
-  lane_counts_ = false;
-  in_lane_ = {};
-  sums_.emplace(kLaneSize, world_.device(), /*late=*/world_.device().is_cuda());
-  make_reductions();
-}
+void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse) {
+  const World& world = ddp_.world_;
+  const DistConfig& options = ddp_.options_;
+  const auto group = WorldAccess::group(world);
+  std::vector<std::string> sparse_names;
+  sparse_.clear();
+  for (const auto& [name, parameter] : parameters_) {
+    sparse_.push_back(sparse.contains(parameter.unsafeGetTensorImpl()));
+    if (sparse_.back()) {
+      sparse_names.push_back(name);
+    }
+  }
+  check_sparse_backend(sparse_names, group->getBackend(world.device().type())->getBackendName());
 
-void Ddp::prepare_again() {
-  compare_frozen(*module_, world_);
-  reductions_.clear();
-  own_gradients();
-  SingleDevice::prepare_again();
-  make_reductions();
-}
+  lane_ = at::zeros_like(ddp_.lane_values_).requires_grad_();
+  std::vector<at::Tensor> parameters{lane_};
+  std::vector<bool> expect_sparse{false};
+  std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
+  std::int64_t bytes = 0;
+  for (std::size_t i = parameters_.size(); i-- > 0;) {
+    const auto& [name, parameter] = parameters_[i];
+    names[parameters.size()] = name;
+    expect_sparse.push_back(sparse_[i]);
+    parameters.push_back(parameter);
+    bytes += static_cast<std::int64_t>(parameter.nbytes());
+  }
+  // The lane's gradient is the first of a backward, and callbacks run in the order they came: this one after the
+  // rank's own work, before the reducer waits for the others. A rank that hangs before it is the one that did not come.
+  lane_.register_hook([&progress = ddp_.progress_, bytes](const at::Tensor&) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [&progress, bytes] { progress.begin(Operation::all_reduce, bytes); });
+  });
 
-void Ddp::make_reductions() {
-  const auto group = WorldAccess::group(world_);
-  const auto on_device = at::TensorOptions().device(world_.device()).dtype(at::kFloat);
-  const auto sparse = sparse_parameters(*module_);
-  const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_mib * (1 << 20));
   // See Note [Counts and compression].
-  const bool compresses = options_.compression != GradCompression::none;
+  const bool compresses = options.compression != GradCompression::none;
+  const auto bucket_bytes = static_cast<std::int64_t>(options.bucket_mib * (1 << 20));
   const std::int64_t first_bucket_bytes = compresses
-                                              ? static_cast<std::int64_t>(lane_values_.nbytes())
+                                              ? static_cast<std::int64_t>(lane_.nbytes())
                                               : std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
-
-  for (const auto& set : sets_) {
-    auto& reduction = reductions_.emplace_back();
-    std::vector<std::string> sparse_names;
-    for (const auto& [name, parameter] : set.parameters) {
-      reduction.sparse.push_back(sparse.contains(parameter.unsafeGetTensorImpl()));
-      if (reduction.sparse.back()) {
-        sparse_names.push_back(name);
-      }
-    }
-    check_sparse_backend(sparse_names, group->getBackend(world_.device().type())->getBackendName());
-    reduction.lane = at::zeros({kLaneSize}, on_device).requires_grad_();
-    std::vector<at::Tensor> parameters{reduction.lane};
-    std::vector<bool> expect_sparse{false};
-    std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
-    for (auto entry = set.parameters.rbegin(); entry != set.parameters.rend(); ++entry) {
-      names[parameters.size()] = entry->first;
-      expect_sparse.push_back(sparse.contains(entry->second.unsafeGetTensorImpl()));
-      parameters.push_back(entry->second);
-      reduction.bytes += static_cast<std::int64_t>(entry->second.nbytes());
-    }
-    // The lane's gradient is the first of a backward, and callbacks run in the order they came: this one after the
-    // rank's own work, before the reducer waits for the others. Who hangs before is the one that did not come.
-    reduction.lane.register_hook([&progress = progress_, bytes = reduction.bytes](const at::Tensor&) {
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [&progress, bytes] { progress.begin(Operation::all_reduce, bytes); });
-    });
-    auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-        parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
-        expect_sparse);
-    reduction.reducer = std::make_shared<c10d::Reducer>(
-        parameters, std::move(buckets), group, expect_sparse, bucket_bytes, options_.find_unused_parameters,
-        /*gradient_as_bucket_view=*/true, std::move(names), first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
-        /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
-    reduction.logger = std::make_shared<c10d::Logger>(reduction.reducer);
-    reduction.reducer->set_logger(reduction.logger);
-    reduction.logger->set_construction_data_and_log(module_->name(), {}, -1, options_.broadcast_buffers,
-                                                    /*has_sync_bn=*/false, options_.static_graph);
-    if (options_.static_graph) {
-      reduction.reducer->set_static_graph();
-      reduction.logger->set_static_graph();
-    }
-    if (compresses) {
-      auto hook = std::make_unique<CompressionHook>(
-          group, options_.compression == GradCompression::fp16 ? at::kHalf : at::kBFloat16, kCount);
-      reduction.compression = hook.get();
-      reduction.reducer->register_comm_hook(std::move(hook));
-    }
-    reduction.reducer->push_rebuilt_params_for_all_indices();
-    with_peers(world_, "agreement on gradient buckets", [&] { reduction.reducer->rebuild_buckets(); });
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+      parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
+      expect_sparse);
+  reducer_ = std::make_shared<c10d::Reducer>(
+      parameters, std::move(buckets), group, expect_sparse, bucket_bytes, options.find_unused_parameters,
+      /*gradient_as_bucket_view=*/true, std::move(names), first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
+      /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
+  logger_->set_construction_data_and_log(ddp_.module_->name(), {}, -1, options.broadcast_buffers,
+                                         /*has_sync_bn=*/false, options.static_graph);
+  if (options.static_graph) {
+    reducer_->set_static_graph();
+    logger_->set_static_graph();
   }
-  buffers_due_ = true;
+  if (compresses) {
+    auto hook = std::make_unique<CompressionHook>(
+        group, options.compression == GradCompression::fp16 ? at::kHalf : at::kBFloat16, Ddp::kCount);
+    compression_ = hook.get();
+    reducer_->register_comm_hook(std::move(hook));
+  }
+  reducer_->push_rebuilt_params_for_all_indices();
+  with_peers(world, "agreement on gradient buckets", [&] { reducer_->rebuild_buckets(); });
+  reduce_ = true;
+  first_backward_ = true;
+  idle_ = true;
 }
 
-void Ddp::begin_step(ControlLane mine) {
-  SingleDevice::begin_step(mine);
-  sums_->begin_step();
-  buffers_due_ = true;
+void DdpOptimizer::zero_grad() {
+  SingleDeviceOptimizer::zero_grad();
+  lane_.mutable_grad().reset();
+  idle_ = true;
 }
 
-void Ddp::begin_forward(bool reduce, std::size_t set) {
-  progress_.set_phase(Phase::forward);
-  auto& reduction = reductions_.at(set);
-  reduction.reduce = reduce;
+void DdpOptimizer::begin_forward(bool reduce) {
+  SingleDeviceOptimizer::begin_forward(reduce);
+  reduce_ = reduce;
   if (reduce) {
-    reduction.reducer->prepare_for_forward();
+    reducer_->prepare_for_forward();
   }
-  if (buffers_due_ && options_.broadcast_buffers) {
-    broadcast_buffers(*module_, world_);
-    buffers_due_ = false;
-  }
+  ddp_.send_buffers();
 }
 
-void Ddp::backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set) {
-  progress_.set_phase(Phase::backward);
-  auto& reduction = reductions_.at(set);
-  if (!reduction.reduce) {
-    reduction.idle = false;
-    torch::autograd::backward({loss}, {weight});
+void DdpOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
+  idle_ = false;
+  if (!reduce_) {
+    SingleDeviceOptimizer::backward(loss, weight);
     return;
   }
-  put_count(sets_[set]);
-  reduction.idle = false;
-  run_backward({loss}, {weight}, sets_[set], reduction);
+  run_backward({loss}, {weight});
 }
 
-// The lane is shared by the optimizers: what one of them counted is not the next one's.
-void Ddp::put_count(const Set& set) {
-  if (set.count.defined()) {
-    lane_values_.select(0, kCount).copy_(set.count);
-    if (!lane_counts_) {
-      lane_values_.select(0, kCounted).fill_(1);
-    }
-  } else if (lane_counts_) {
-    lane_values_.narrow(0, kCount, 2).zero_();
-  }
-  lane_counts_ = set.count.defined();
-}
-
-void Ddp::backward_nothing(std::size_t set) {
-  progress_.set_phase(Phase::backward);
-  auto& reduction = reductions_.at(set);
-  if (!reduction.reduce) {
+void DdpOptimizer::backward_nothing() {
+  if (!reduce_) {
     return;
   }
-  put_count(sets_[set]);
   std::vector<at::Tensor> roots;
   std::vector<at::Tensor> gradients;
-  for (std::size_t i = 0; i < reduction.sparse.size(); ++i) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
     // The reducer takes dense parameters that are not reached as zero by itself when it looks for them.
-    if (!options_.find_unused_parameters || reduction.sparse[i]) {
-      const at::Tensor& parameter = sets_[set].parameters[i].second;
+    if (!ddp_.options_.find_unused_parameters || sparse_[i]) {
+      const at::Tensor& parameter = parameters_[i].second;
       roots.push_back(at::alias(parameter));  // a leaf has no graph node to begin the search at
-      gradients.push_back(zero_gradient(parameter, reduction.sparse[i]));
+      gradients.push_back(zero_gradient(parameter, sparse_[i]));
     }
   }
-  run_backward(std::move(roots), std::move(gradients), sets_[set], reduction);
+  run_backward(std::move(roots), std::move(gradients));
 }
 
-void Ddp::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, const Set& set,
-                       Reduction& reduction) {
-  if (reduction.compression != nullptr) {
-    reduction.compression->expect_counts(set.count.defined() || reduction.idle);
+void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients) {
+  ddp_.progress_.set_phase(Phase::backward);
+  ddp_.write_count(count_);
+  ddp_.write_requests(ddp_.take_requests());
+  if (compression_ != nullptr) {
+    compression_->expect_counts(count_.defined() || idle_);
   }
-  write_lane(take_requests());
   // A view, because the search for unused parameters begins at the roots' graph nodes and a leaf has none.
-  const at::Tensor lane = reduction.lane.view({kLaneSize});
+  const at::Tensor lane = lane_.view({Ddp::kLaneSize});
   roots.push_back(lane);
-  gradients.push_back(lane_values_);
-  reduction.reducer->prepare_for_backward(options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
-  if (options_.static_graph && reduction.first_backward) {
+  gradients.push_back(ddp_.lane_values_);
+  reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
+  if (ddp_.options_.static_graph && first_backward_) {
     // The first backward only counts; everything is reduced at its end.
-    lane.register_hook([reducer = reduction.reducer](const at::Tensor&) {
+    lane.register_hook([reducer = reducer_](const at::Tensor&) {
       torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
     });
   }
-  reduction.first_backward = false;
-  with_peers(world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
-  progress_.end();
+  first_backward_ = false;
+  with_peers(ddp_.world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
+  ddp_.progress_.end();
 }
 
-void Ddp::finish(std::size_t set) {
-  auto& reduction = reductions_.at(set);
-  check_all_used(reduction, sets_[set]);
-  sums_->add(reduction.lane.grad());
+void DdpOptimizer::finish() {
+  check_all_used();
+  ddp_.sums_->add(lane_.grad());
 }
 
 // Before any parameter is updated: the reducer alone would notice only in the next step.
-void Ddp::check_all_used(Reduction& reduction, const Set& set) const {
+void DdpOptimizer::check_all_used() const {
   try {
-    reduction.reducer->check_finalized();
+    reducer_->check_finalized();
   } catch (const c10::Error& error) {
     std::vector<std::string> unused;
-    for (const auto& [name, parameter] : set.parameters) {
+    for (const auto& [name, parameter] : parameters_) {
       if (!parameter.grad().defined()) {
         unused.push_back(name);
       }
@@ -366,49 +426,20 @@ void Ddp::check_all_used(Reduction& reduction, const Set& set) const {
     constexpr std::size_t kShown = 10;
     const std::size_t count = unused.size();
     unused.resize(std::min(count, kShown));
-    throw Error(fmt::format("{} of {} parameters got no gradient on rank {}: {}{}", count, set.parameters.size(),
-                            world_.rank(), join(unused, ", "), count > kShown ? ", ..." : ""),
+    throw Error(fmt::format("{} of {} parameters got no gradient on rank {}: {}{}", count, parameters_.size(),
+                            ddp_.world_.rank(), join(unused, ", "), count > kShown ? ", ..." : ""),
                 "use them in the loss, freeze them (requires_grad_(false)), or set --dist.find_unused_parameters true");
   }
 }
 
-void Ddp::zero_grad(std::size_t set) {
-  SingleDevice::zero_grad(set);
-  reductions_.at(set).lane.mutable_grad().reset();
-  reductions_[set].idle = true;
-}
-
-void Ddp::write_lane(ControlLane mine) {
-  if (mine == in_lane_) {
-    return;
-  }
-  in_lane_ = mine;
-  const at::NoGradGuard no_grad;
-  lane_values_.select(0, kStop).fill_(mine.stop ? 1 : 0);
-  lane_values_.select(0, kSave).fill_(mine.save ? 1 : 0);
-  lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
-}
-
-ControlLane Ddp::agreed() {
-  if (sums_->must_wait()) {
-    progress_.begin_waiting();
-    sums_->read();
-    progress_.end_waiting();
-    WorldAccess::check_device(world_);
-  }
-  const std::vector<float>& sums = sums_->read();
-  return {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};
-}
-
-at::Tensor Ddp::mean_count(std::size_t set) {
-  const bool idle = reductions_.at(set).idle;
-  if (!sets_[set].count.defined() && !idle) {
+at::Tensor DdpOptimizer::mean_count() {
+  if (!count_.defined() && !idle_) {
     return {};
   }
-  const at::Tensor& lane = reductions_[set].lane.grad();
-  const auto mean = lane.select(0, kCount);
+  const at::Tensor& lane = lane_.grad();
+  const auto mean = lane.select(0, Ddp::kCount);
   // A rank without samples cannot know whether the others count.
-  return idle ? at::where(lane.select(0, kCounted) > 0, mean, 1) : mean;
+  return idle_ ? at::where(lane.select(0, Ddp::kCounted) > 0, mean, 1) : mean;
 }
 
 }  // namespace lockstep

@@ -17,35 +17,27 @@ namespace lockstep {
 /// Throws: ConfigError when `backend` does not send the gradients of the parameters named `sparse`.
 void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend);
 
+class DdpOptimizer;
+
 class Ddp final : public SingleDevice {
  public:
   Ddp(double lr, const DistConfig& options, World& world);
-  ~Ddp() override;
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
-  void begin_step(ControlLane mine) override;
-  void begin_forward(bool reduce, std::size_t set) override;
-  void backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set) override;
-  void backward_nothing(std::size_t set) override;
-  void finish(std::size_t set) override;
-  void zero_grad(std::size_t set) override;
-  ControlLane agreed() override;
-  at::Tensor mean_count(std::size_t set) override;
+  void begin_step(StepRequests mine) override;
+  StepRequests agreed() override;
 
  private:
-  struct Reduction;  // one per optimizer
+  friend class DdpOptimizer;
 
-  void make_reductions();
-  void own_gradients();
-  void write_lane(ControlLane mine);
-  void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients, const Set& set,
-                    Reduction& reduction);
-  void put_count(const Set& set);
-  void check_all_used(Reduction& reduction, const Set& set) const;
+  std::unique_ptr<SingleDeviceOptimizer> make_optimizer(const OptimizerSpec& spec) override;
+  void make_reducers();
+  void send_buffers();
+  void write_requests(StepRequests mine);
+  void write_count(const at::Tensor& count);
 
   const DistConfig options_;
-  std::vector<Reduction> reductions_;
   bool buffers_due_ = true;  // once per step, before its first forward
 
   // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small parameter of
@@ -55,8 +47,8 @@ class Ddp final : public SingleDevice {
   // host is not waited for: it is read one step later.
   enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kCounted, kLaneSize };
   at::Tensor lane_values_{};  // [kLaneSize] on the device: this rank's
-  bool lane_counts_ = false;  // they have a count
-  ControlLane in_lane_{};     // their requests
+  bool lane_has_count_ = false;
+  StepRequests requests_in_lane_{};
   std::optional<LaneSums> sums_{};
 };
 

@@ -1,6 +1,8 @@
 #include "parallel/single_device.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -43,69 +45,49 @@ Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
 
 }  // namespace
 
-void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
-  if (optimizers.empty()) {
-    throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
+SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy)
+    : strategy_(strategy), spec_(std::move(spec)) {
+  build();
+}
+
+void SingleDeviceOptimizer::build() {
+  Parameters parameters = parameters_of(*strategy_.module_, spec_);
+  parameters_ = std::move(parameters.trained);
+  built_ = build_optimizer(spec_, parameters_, strategy_.lr_, std::move(parameters.frozen));
+}
+
+void SingleDeviceOptimizer::build_again() {
+  BuiltOptimizer before = std::move(built_);
+  build();
+  take_over(built_, before);
+}
+
+// Dropped rather than filled with zeros: the next backward then writes each gradient once instead of adding to it.
+void SingleDeviceOptimizer::zero_grad() {
+  for (auto& [name, parameter] : parameters_) {
+    parameter.mutable_grad().reset();
   }
-  module_ = &module;
-  sets_.clear();
-  for (const auto& spec : optimizers) {
-    Set& set = sets_.emplace_back();
-    set.spec = spec;
-    build(set);
-  }
-  check_that_something_trains();
+  count_.reset();
 }
 
-void SingleDevice::prepare_again() {
-  for (Set& set : sets_) {
-    BuiltOptimizer before = std::move(set.built);
-    build(set);
-    take_over(set.built, before);
-  }
-  check_that_something_trains();
-}
+void SingleDeviceOptimizer::begin_forward(bool) { strategy_.progress_.set_phase(Phase::forward); }
 
-void SingleDevice::build(Set& set) {
-  Parameters parameters = parameters_of(*module_, set.spec);
-  set.parameters = std::move(parameters.trained);
-  set.built = build_optimizer(set.spec, set.parameters, lr_, std::move(parameters.frozen));
-}
-
-void SingleDevice::check_that_something_trains() const {
-  if (std::all_of(sets_.begin(), sets_.end(), [](const Set& set) { return set.parameters.empty(); })) {
-    throw ConfigError("no parameter of any optimizer requires gradients, expected at least one",
-                      "leave requires_grad of what is to be trained as it is");
-  }
-}
-
-void SingleDevice::begin_step(ControlLane mine) {
-  mine_ = mine_ | mine;
-  agreed_ = {};
-}
-
-void SingleDevice::begin_forward(bool, std::size_t) { progress_.set_phase(Phase::forward); }
-
-void SingleDevice::backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t) {
-  progress_.set_phase(Phase::backward);
+void SingleDeviceOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
+  strategy_.progress_.set_phase(Phase::backward);
   torch::autograd::backward({loss}, {weight});
 }
 
-void SingleDevice::backward_nothing(std::size_t) {}
-
-void SingleDevice::finish(std::size_t) { agreed_ = agreed_ | take_requests(); }
-
-// Dropped rather than filled with zeros: the next backward then writes each gradient once instead of adding to it.
-void SingleDevice::zero_grad(std::size_t set) {
-  for (auto& [name, parameter] : sets_.at(set).parameters) {
-    parameter.mutable_grad().reset();
-  }
-  sets_[set].count.reset();
+void SingleDeviceOptimizer::add_count(const at::Tensor& count) {
+  const at::NoGradGuard no_grad;
+  count_ = count_.defined() ? count_ + count.detach() : count.detach().to(at::kFloat);
 }
 
-const std::vector<at::Tensor>& SingleDevice::defined_grads(Set& set) {
-  set.grads.clear();
-  for (auto& [name, parameter] : set.parameters) {
+void SingleDeviceOptimizer::finish() { strategy_.agreed_ = strategy_.agreed_ | strategy_.take_requests(); }
+
+/// Dense real tensors that share memory with the gradients: what the norm is taken of and what is scaled.
+const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
+  grads_.clear();
+  for (auto& [name, parameter] : parameters_) {
     at::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined()) {
       continue;
@@ -116,66 +98,83 @@ const std::vector<at::Tensor>& SingleDevice::defined_grads(Set& set) {
       gradient = gradient.resolve_conj();
     }
     const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-    set.grads.push_back(values.is_complex() ? at::view_as_real(values) : values);
+    grads_.push_back(values.is_complex() ? at::view_as_real(values) : values);
   }
-  return set.grads;
+  return grads_;
 }
 
-at::Tensor SingleDevice::grad_norm(std::size_t set) { return global_norm(defined_grads(sets_.at(set))); }
+at::Tensor SingleDeviceOptimizer::grad_norm() { return global_norm(defined_grads()); }
 
-void SingleDevice::scale_grads(const at::Tensor& factor, std::size_t set) {
-  scale_(defined_grads(sets_.at(set)), factor);
+void SingleDeviceOptimizer::scale_grads(const at::Tensor& factor) { scale_(defined_grads(), factor); }
+
+void SingleDeviceOptimizer::step() {
+  strategy_.progress_.set_phase(Phase::optimizer);
+  built_.optimizer->step();
 }
 
-void SingleDevice::set_lr_factor(double factor, std::size_t set) {
-  lockstep::set_lr_factor(sets_.at(set).built, factor);
+// "<parameter>.<state>": each entry belongs to the optimizer that has the parameter.
+void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
+  std::unordered_set<std::string> mine;
+  for (const NamedTensors* parameters : {&parameters_, &built_.frozen}) {
+    for (const auto& [name, parameter] : *parameters) {
+      mine.insert(name);
+    }
+  }
+  NamedTensors part;
+  std::copy_if(state.begin(), state.end(), std::back_inserter(part),
+               [&](const auto& entry) { return mine.contains(entry.first.substr(0, entry.first.rfind('.'))); });
+  load_optimizer_state(built_, part);
 }
 
-double SingleDevice::lr(std::size_t set) const {
-  return sets_.at(set).built.optimizer->param_groups().front().options().get_lr();
+void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
+  if (optimizers.empty()) {
+    throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
+  }
+  module_ = &module;
+  optimizers_.clear();
+  for (const auto& spec : optimizers) {
+    optimizers_.push_back(make_optimizer(spec));
+  }
+  check_that_something_trains();
 }
 
-void SingleDevice::step(std::size_t set) {
-  progress_.set_phase(Phase::optimizer);
-  sets_.at(set).built.optimizer->step();
+void SingleDevice::prepare_again() {
+  for (const auto& optimizer : optimizers_) {
+    optimizer->build_again();
+  }
+  check_that_something_trains();
 }
 
-torch::optim::Optimizer& SingleDevice::optimizer(std::size_t set) { return *sets_.at(set).built.optimizer; }
+std::unique_ptr<SingleDeviceOptimizer> SingleDevice::make_optimizer(const OptimizerSpec& spec) {
+  return std::make_unique<SingleDeviceOptimizer>(spec, *this);
+}
+
+void SingleDevice::check_that_something_trains() const {
+  if (std::none_of(optimizers_.begin(), optimizers_.end(),
+                   [](const auto& optimizer) { return optimizer->has_parameters(); })) {
+    throw ConfigError("no parameter of any optimizer requires gradients, expected at least one",
+                      "leave requires_grad of what is to be trained as it is");
+  }
+}
+
+void SingleDevice::begin_step(StepRequests mine) {
+  mine_ = mine_ | mine;
+  agreed_ = {};
+}
 
 NamedTensors SingleDevice::optimizer_state() const {
   NamedTensors state;
-  for (const auto& set : sets_) {
-    auto part = lockstep::optimizer_state(set.built);
+  for (const auto& optimizer : optimizers_) {
+    NamedTensors part = optimizer->state();
     std::move(part.begin(), part.end(), std::back_inserter(state));
   }
   return state;
 }
 
-// "<parameter>.<state>": each entry belongs to the optimizer that has the parameter.
 void SingleDevice::load_optimizer_state(const NamedTensors& state) {
-  for (auto& set : sets_) {
-    std::unordered_set<std::string> mine;
-    for (const NamedTensors* parameters : {&set.parameters, &set.built.frozen}) {
-      for (const auto& [name, parameter] : *parameters) {
-        mine.insert(name);
-      }
-    }
-    NamedTensors part;
-    for (const auto& entry : state) {
-      if (mine.contains(entry.first.substr(0, entry.first.rfind('.')))) {
-        part.push_back(entry);
-      }
-    }
-    lockstep::load_optimizer_state(set.built, part);
+  for (const auto& optimizer : optimizers_) {
+    optimizer->load_state(state);
   }
 }
-
-void SingleDevice::add_count(const at::Tensor& count, std::size_t set) {
-  const at::NoGradGuard no_grad;
-  auto& total = sets_.at(set).count;
-  total = total.defined() ? total + count.detach() : count.detach().to(at::kFloat);
-}
-
-at::Tensor SingleDevice::mean_count(std::size_t set) { return sets_.at(set).count; }
 
 }  // namespace lockstep

@@ -1,7 +1,9 @@
 // One device, no communication; what the other strategies build on.
 #pragma once
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <torch/nn/module.h>
 
@@ -12,6 +14,48 @@
 
 namespace lockstep {
 
+class SingleDevice;
+
+class SingleDeviceOptimizer : public StrategyOptimizer {
+ public:
+  /// `strategy` is prepared for a module and outlives this.
+  SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy);
+
+  void zero_grad() override;
+  void begin_forward(bool reduce) override;
+  void backward(const at::Tensor& loss, const at::Tensor& weight) override;
+  void backward_nothing() override {}
+  void add_count(const at::Tensor& count) override;
+  at::Tensor mean_count() override { return count_; }
+  void finish() override;
+  at::Tensor grad_norm() override;
+  void scale_grads(const at::Tensor& factor) override;
+  void set_lr_factor(double factor) override { lockstep::set_lr_factor(built_, factor); }
+  double lr() const override { return built_.optimizer->param_groups().front().options().get_lr(); }
+  void step() override;
+  torch::optim::Optimizer& torch_optimizer() override { return *built_.optimizer; }
+
+  /// After freezing or unfreezing parameters.
+  virtual void build_again();
+  bool has_parameters() const noexcept { return !parameters_.empty(); }
+  NamedTensors state() const { return optimizer_state(built_); }
+  /// Takes its part of all optimizers' state.
+  void load_state(const NamedTensors& state);
+
+ protected:
+  SingleDevice& strategy_;
+  NamedTensors parameters_{};  // those that require gradients, shared ones once
+  at::Tensor count_{};         // of this step, if the task gives one
+
+ private:
+  void build();
+  const std::vector<at::Tensor>& defined_grads();
+
+  OptimizerSpec spec_;
+  BuiltOptimizer built_{};
+  std::vector<at::Tensor> grads_{};  // scratch of defined_grads()
+};
+
 class SingleDevice : public Strategy {
  public:
   /// `lr`: the learning rate of config.optim.lr, 0 for the factories' own.
@@ -19,52 +63,32 @@ class SingleDevice : public Strategy {
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
-  void begin_step(ControlLane mine) override;
-  void begin_forward(bool reduce, std::size_t set) override;
-  void backward(const at::Tensor& loss, const at::Tensor& weight, std::size_t set) override;
-  void backward_nothing(std::size_t set) override;
-  void finish(std::size_t set) override;
-  void zero_grad(std::size_t set) override;
-  at::Tensor grad_norm(std::size_t set) override;
-  void scale_grads(const at::Tensor& factor, std::size_t set) override;
-  void set_lr_factor(double factor, std::size_t set) override;
-  double lr(std::size_t set) const override;
-  void step(std::size_t set) override;
-  torch::optim::Optimizer& optimizer(std::size_t set) override;
-  std::size_t sets() const noexcept override { return sets_.size(); }
+  void begin_step(StepRequests mine) override;
+  StepRequests agreed() override { return agreed_; }
+  std::size_t optimizer_count() const noexcept override { return optimizers_.size(); }
+  using Strategy::optimizer;
+  StrategyOptimizer& optimizer(std::size_t index) override { return *optimizers_.at(index); }
   NamedTensors optimizer_state() const override;
   void load_optimizer_state(const NamedTensors& state) override;
-  ControlLane agreed() override { return agreed_; }
-  void add_count(const at::Tensor& count, std::size_t set) override;
-  at::Tensor mean_count(std::size_t set) override;
 
  protected:
-  /// One optimizer and what it steers.
-  struct Set {
-    OptimizerSpec spec{};
-    NamedTensors parameters{};        // those that require gradients, shared ones once
-    std::vector<at::Tensor> grads{};  // scratch of grad_norm and scale_grads
-    BuiltOptimizer built{};
-    at::Tensor count{};  // of this step, if the task gives one
-  };
+  friend class SingleDeviceOptimizer;
 
-  /// What the norm is taken of and what is scaled: dense real tensors that share memory with the gradients.
-  const std::vector<at::Tensor>& defined_grads(Set& set);
+  virtual std::unique_ptr<SingleDeviceOptimizer> make_optimizer(const OptimizerSpec& spec);
   /// The requests that the next reduction sends; they are not sent again.
-  ControlLane take_requests() { return std::exchange(mine_, {}); }
+  StepRequests take_requests() { return std::exchange(mine_, {}); }
 
   World& world_;
   ProgressRecord& progress_;
-  double lr_;
   torch::nn::Module* module_ = nullptr;
-  std::vector<Set> sets_{};
+  std::vector<std::unique_ptr<SingleDeviceOptimizer>> optimizers_{};
 
  private:
-  void build(Set& set);
   void check_that_something_trains() const;
 
-  ControlLane mine_{};  // not sent yet
-  ControlLane agreed_{};
+  double lr_;
+  StepRequests mine_{};  // not sent yet
+  StepRequests agreed_{};
 };
 
 }  // namespace lockstep

@@ -9,14 +9,15 @@
 namespace lockstep {
 
 Strategy::~Strategy() = default;
+StrategyOptimizer::~StrategyOptimizer() = default;
 
-void Strategy::backward(const at::Tensor& loss, double weight, std::size_t set) {
+void StrategyOptimizer::backward(const at::Tensor& loss, double weight) {
   if (!weight_.defined() || weight_value_ != weight || weight_.dtype() != loss.dtype() ||
       weight_.device() != loss.device()) {
     weight_ = at::full({}, weight, loss.options().requires_grad(false));
     weight_value_ = weight;
   }
-  backward(loss, weight_, set);
+  backward(loss, weight_);
 }
 
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world) {

@@ -34,27 +34,28 @@ RunFiles::RunFiles(const Plan& plan, bool on_main)
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan.config);
   fs.create_directories(directory);
-  try {
-    remove_leftovers(fs, directory / "config.toml");
-    write_file(fs, directory / "config.toml", config_toml(asked_config(plan)) + program_comment(plan));
-  } catch (const IoError& error) {  // a report, as the others
-    log_warning(fmt::format("{}; the run goes on without it", error.what()));
-  }
   events_ = std::make_unique<EventLog>(fs, directory / "events.jsonl");
 }
 
 RunFiles::~RunFiles() = default;
 
-void RunFiles::open_metrics(std::int64_t resume_step) {
+void RunFiles::begin(std::int64_t resume_step) {
   if (!active_) {
     return;
   }
+  FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan_.config);
+  try {
+    remove_leftovers(fs, directory / "config.toml");
+    write_file(fs, directory / "config.toml", config_toml(asked_config(plan_)) + program_comment(plan_));
+  } catch (const IoError& error) {  // a report, as the others
+    log_warning(fmt::format("{}; the run goes on without it", error.what()));
+  }
   if (plan_.config.report.jsonl) {
-    sinks_.push_back(jsonl_sink(real_file_system(), directory / "metrics.jsonl", resume_step));
+    sinks_.push_back(jsonl_sink(fs, directory / "metrics.jsonl", resume_step));
   }
   if (plan_.config.report.csv) {
-    sinks_.push_back(csv_sink(real_file_system(), directory / "metrics.csv", resume_step));
+    sinks_.push_back(csv_sink(fs, directory / "metrics.csv", resume_step));
   }
 }
 

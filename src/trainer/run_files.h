@@ -14,11 +14,11 @@ namespace lockstep {
 
 class RunFiles {
  public:
-  /// `on_main` false: nothing is ever written. Creates the run directory and config.toml.
+  /// `on_main` false: nothing is ever written. Creates the run directory.
   RunFiles(const Plan& plan, bool on_main);
   ~RunFiles();
-  /// Opens the metric files; rows after `resume_step` are cut off.
-  void open_metrics(std::int64_t resume_step);
+  /// The run will train: writes config.toml and opens the metric files, without the rows after `resume_step`.
+  void begin(std::int64_t resume_step);
   void event(std::string_view name, const EventFields& fields);
   void metrics(std::int64_t step, std::span<const Metric> metrics);
 

@@ -36,28 +36,34 @@ at::Tensor times_count(const at::Tensor& value, const at::Tensor& count) {
 }  // namespace
 
 void Task::optimize(Step& step) {
-  if (step.sets() > 1) {
-    throw Error(
-        fmt::format("the task has {} optimizers, and the default optimize() updates only the first", step.sets()),
-        "override Task::optimize and update each of them");
+  if (step.optimizer_count() > 1) {
+    throw Error(fmt::format("the task has {} optimizers, and the default optimize() updates only the first",
+                            step.optimizer_count()),
+                "override Task::optimize and update each of them");
   }
-  step.zero_grad();
+  OptimizerStep& optimizer = step.optimizer();
+  optimizer.zero_grad();
   for (const Batch& batch : step.batches()) {
-    const StepOutput out = step.forward(batch, [this](const Batch& b) { return training_step(b); });
-    step.backward(
-        out);       // weighted by its share of the global batch; the last one's gradients are reduced while it runs
-    step.add(out);  // loss and metrics stay on the device
+    const StepOutput out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+    optimizer.backward(out);  // weighted by its share of the global batch; the last one reduces while it runs
+    step.add(out);            // loss and metrics stay on the device
   }
-  step.update();  // mean over the global batch, clip, schedule, optimizer
+  optimizer.update();  // mean over the global batch, clip, schedule, optimizer
 }
 
-StepOutput Step::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f, std::size_t set) {
-  context_.strategy.begin_forward(/*reduce=*/is_last(batch), set);
-  samples_ = batch.samples;
-  if (samples_ == 0) {
+Step::Step(const Context& context) : context_(context) {
+  for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
+    optimizers_.emplace_back(*this, context_.strategy.optimizer(i));
+  }
+}
+
+StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
+  optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
+  step_.last_samples_ = batch.samples;
+  if (batch.samples == 0) {
     return {};
   }
-  const AutocastScope precision(context_.config.precision, context_.world.device().type());
+  const AutocastScope precision(step_.context_.config.precision, step_.context_.world.device().type());
   StepOutput output = f(batch);
   if (output.loss.defined() && output.loss.dim() != 0) {
     throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
@@ -66,92 +72,90 @@ StepOutput Step::forward(const Batch& batch, const std::function<StepOutput(cons
   return output;
 }
 
-void Step::backward(const StepOutput& output, std::size_t set) {
-  Strategy& strategy = context_.strategy;
-  check_counts(output, set);
+void OptimizerStep::backward(const StepOutput& output) {
+  const std::int64_t samples = step_.last_samples_;
+  check_counts(output);
   if (evaluation_ != nullptr) {
-    evaluation_->add(output, samples_);
+    evaluation_->add(output, samples);
   }
-  (output.loss.defined() ? with_loss_ : without_loss_) |= samples_ > 0;
+  (output.loss.defined() ? step_.with_loss_ : step_.without_loss_) |= samples > 0;
   if (!output.loss.defined()) {
-    strategy.backward_nothing(set);
+    optimizer_.backward_nothing();
   } else if (output.count.defined()) {
-    strategy.add_count(output.count, set);
-    strategy.backward(output.loss, output.count.detach().to(output.loss.dtype()), set);
+    optimizer_.add_count(output.count);
+    optimizer_.backward(output.loss, output.count.detach().to(output.loss.dtype()));
   } else {
-    strategy.backward(output.loss, share(), set);
+    optimizer_.backward(output.loss, step_.share(samples));
   }
 }
 
 // Weights in counts and weights in samples do not add up.
-void Step::check_counts(const StepOutput& output, std::size_t set) {
+void OptimizerStep::check_counts(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
   }
-  counted_.resize(context_.strategy.sets());
-  if (counted_.at(set).value_or(output.count.defined()) != output.count.defined()) {
+  if (counted_.value_or(output.count.defined()) != output.count.defined()) {
     throw Error("one micro-batch of this step has a count, another one has none",
                 "set StepOutput::count for every micro-batch of an optimizer, or for none");
   }
-  counted_[set] = output.count.defined();
+  counted_ = output.count.defined();
+}
+
+// A step in which nothing counts has gradients of zero, and they stay zero.
+void OptimizerStep::finish() {
+  optimizer_.finish();
+  if (const auto count = optimizer_.mean_count(); count.defined()) {
+    optimizer_.scale_grads(at::where(count > 0, count.reciprocal(), 0));
+  }
+}
+
+void OptimizerStep::update() {
+  const at::NoGradGuard no_grad;
+  finish();
+  if (const double limit = step_.context_.config.optim.max_grad_norm; limit > 0) {
+    step_.grad_norm_ = optimizer_.grad_norm();
+    optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));
+  }
+  optimizer_.set_lr_factor(step_.context_.lr_factor);
+  optimizer_.step();
+}
+
+StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
+  MicroBatches first;
+  optimizer_.set_lr_factor(step_.context_.lr_factor);
+  optimizer_.torch_optimizer().step([&] {
+    const at::AutoGradMode gradients(true);
+    MicroBatches evaluation;
+    evaluation_ = &evaluation;
+    closure();
+    evaluation_ = nullptr;
+    finish();
+    if (first.empty()) {
+      first = evaluation;
+    }
+    return evaluation.mean_over_ranks(step_.context_.world);
+  });
+  step_.last_samples_ = first.samples();
+  return first.output();
 }
 
 // Ranks average, so a weight of 1 is a rank's fair share of the global batch.
-double Step::share() const noexcept {
-  return static_cast<double>(samples_ * context_.world.size()) / static_cast<double>(context_.batches.global_samples);
+double Step::share(std::int64_t samples) const noexcept {
+  return static_cast<double>(samples * context_.world.size()) / static_cast<double>(context_.batches.global_samples);
 }
 
 void Step::add(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
   }
-  context_.meter.add(output, samples_);
-  added_.add(output, samples_);
-}
-
-// A step in which nothing counts has gradients of zero, and they stay zero.
-void Step::finish(std::size_t set) {
-  context_.strategy.finish(set);
-  if (const auto count = context_.strategy.mean_count(set); count.defined()) {
-    context_.strategy.scale_grads(at::where(count > 0, count.reciprocal(), 0), set);
-  }
-}
-
-void Step::update(std::size_t set) {
-  Strategy& strategy = context_.strategy;
-  const at::NoGradGuard no_grad;
-  finish(set);
-  if (const double limit = context_.config.optim.max_grad_norm; limit > 0) {
-    grad_norm_ = strategy.grad_norm(set);
-    strategy.scale_grads(clip_factor(grad_norm_, limit), set);
-  }
-  strategy.set_lr_factor(context_.lr_factor, set);
-  strategy.step(set);
-}
-
-StepOutput Step::minimize(const std::function<StepOutput()>& closure, std::size_t set) {
-  MicroBatches first;
-  context_.strategy.set_lr_factor(context_.lr_factor, set);
-  context_.strategy.optimizer(set).step([&] {
-    const at::AutoGradMode gradients(true);
-    MicroBatches evaluation;
-    evaluation_ = &evaluation;
-    closure();
-    evaluation_ = nullptr;
-    finish(set);
-    if (first.empty()) {
-      first = evaluation;
-    }
-    return evaluation.mean_over_ranks(context_.world);
-  });
-  samples_ = first.samples();
-  return first.output();
+  context_.meter.add(output, last_samples_);
+  added_.add(output, last_samples_);
 }
 
 StepResult Step::result() const {
   return {.loss = added_.empty() ? at::Tensor() : added_.mean([](const StepOutput& out) { return out.loss; }),
           .grad_norm = grad_norm_,
-          .lr = context_.strategy.lr()};
+          .lr = context_.strategy.optimizer().lr()};
 }
 
 void MicroBatches::add(const StepOutput& output, std::int64_t samples) {

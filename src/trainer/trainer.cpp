@@ -161,7 +161,7 @@ class Fit {
       throw ConfigError("--optim.schedule cosine: the length of the run is not known",
                         "set --max_steps or --optim.decay_steps");
     }
-    files_.open_metrics(state_.step);
+    files_.begin(state_.step);
     recorder_.open(state_.step);
   }
 
@@ -587,7 +587,7 @@ class Fit {
   Progress now_{};
   std::int64_t epoch_ = 0;  // of the last step, from 1
   std::int64_t shown_epoch_ = 0;
-  ControlLane agreed_{};
+  StepRequests agreed_{};
   bool resumed_ = false;
   std::vector<std::string> changed_{};  // settings, since the checkpoint was written
   std::int64_t steps_at_start_ = 0;

@@ -6,6 +6,7 @@
 #endif
 
 #include <future>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -32,17 +33,24 @@ void check_that_threads_can_be_made(int count) {
   all_tried.set_value();
 }
 
+// Gloo looks up the PCI address of a network device in a map that it changes without a lock (interfaceToBusID).
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(const std::string& address,
+                                                                 std::chrono::milliseconds timeout) {
+  static std::mutex one_device_at_a_time;
+  const std::lock_guard lock(one_device_at_a_time);
+  if (address.empty()) {
+    return c10d::ProcessGroupGloo::Options::create_default(timeout);
+  }
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  return options;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     const std::string& address, std::chrono::milliseconds timeout) {
-  c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options;
-  if (address.empty()) {
-    options = c10d::ProcessGroupGloo::Options::create_default(timeout);
-  } else {
-    options = c10d::ProcessGroupGloo::Options::create(timeout);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  }
+  const auto options = make_options(address, timeout);
   check_that_threads_can_be_made(options->threads);
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
 }

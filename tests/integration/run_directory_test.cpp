@@ -122,9 +122,11 @@ TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {
 
 TEST_F(RunDirectories, OfAnotherModelAreRefusedBeforeTheFirstSave) {
   ASSERT_EQ(run_program(train({"--fail_in", "optimizer", "--fail_step", "0", "--checkpoint.enabled=false"})).code, 1);
-  const auto refused = run_program(train({"--fp64"}));
+  const std::string config = read_text(run() / "config.toml");
+  const auto refused = run_program(train({"--fp64", "--seed", "7"}));
   EXPECT_EQ(refused.code, 65) << refused.err;
   EXPECT_THAT(refused.err, HasSubstr("holds a run of another model"));
+  EXPECT_EQ(read_text(run() / "config.toml"), config);
   EXPECT_EQ(run_program(train({"--fp64", "--fresh"})).code, 0);
 }
 

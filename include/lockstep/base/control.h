@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Who asked for the stop; decides the exit code of run().
 enum class StopKind : int {

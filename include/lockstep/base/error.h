@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Exit codes of every lockstep program; the same for a worker, the supervisor and the tools.
 /// A process killed by signal N counts as 128 + N.

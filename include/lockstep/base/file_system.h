@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// A file being written. Nothing is durable before sync().
 class WritableFile {

@@ -6,7 +6,7 @@
 
 #include <string_view>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 enum class LogLevel { debug, info, warning, error, off };
 

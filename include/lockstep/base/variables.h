@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// A copy of environment variables.
 class Variables {

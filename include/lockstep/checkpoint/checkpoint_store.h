@@ -18,7 +18,7 @@
 #include <lockstep/config/train_config.h>
 #include <lockstep/world/named_tensors.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 

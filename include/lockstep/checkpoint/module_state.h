@@ -6,7 +6,7 @@
 #include <lockstep/fwd.h>
 #include <lockstep/world/named_tensors.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Parameters and buffers under the module's own names, as detached aliases (no copy); storage shared by several names once,
 /// under the first.

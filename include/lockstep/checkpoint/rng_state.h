@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// CPU generator, and the device's if it is a GPU. Shape: [n] uint8 on the CPU.
 at::Tensor rng_state(c10::Device device);

@@ -8,7 +8,7 @@
 
 #include <lockstep/world/named_tensors.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// On the CPU, in the order of the file; load_module() puts them into a module. Throws: CheckpointError naming the file
 /// and what is wrong with it, IoError.

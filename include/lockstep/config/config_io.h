@@ -16,7 +16,7 @@
 #include <lockstep/base/variables.h>
 #include <lockstep/config/train_config.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// A program's own flags and positionals: in --help beside ours, in did-you-mean and in --print-config. The pointed-to
 /// values are the defaults; they are written only when parsing succeeded. Pointers must outlive the parsing.

@@ -13,7 +13,7 @@
 
 #include <lockstep/base/error.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// A request for devices as a value.
 ///

@@ -10,7 +10,7 @@
 
 #include <lockstep/config/device_spec.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 enum class ComputeSetup { automatic, cpu, gpu };
 enum class Backend { automatic, nccl, gloo };

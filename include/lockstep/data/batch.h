@@ -11,7 +11,7 @@
 
 #include <lockstep/world/named_tensors.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// One micro-batch. `input` and `target` are the common pair; anything further is in `fields` (nested structures use
 /// dotted names, "meta.mask", as state dicts do); what is not a tensor is in `extra` and never leaves the host.

@@ -10,7 +10,7 @@
 
 #include <lockstep/data/dataset.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 

@@ -8,7 +8,7 @@
 
 #include <lockstep/data/data_loader.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// How long an epoch of several loaders is, and which of them a step takes from. The names are Lightning's.
 enum class CombineMode {

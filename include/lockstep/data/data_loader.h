@@ -16,7 +16,7 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/sampling/epoch_order.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 

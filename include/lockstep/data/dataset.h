@@ -13,7 +13,7 @@
 
 #include <lockstep/data/batch.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Random numbers that depend on (seed, epoch, sample) and on nothing else: not on workers, ranks or batches. The value
 /// seeds a generator of the sample's own: std::mt19937_64 or at::detail::createCPUGenerator. Frozen: never changes.

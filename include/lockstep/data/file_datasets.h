@@ -11,7 +11,7 @@
 
 #include <lockstep/data/dataset.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// The array of a .npy file (numpy.save): C order, bool, integers, floats. Writing to it does not change the file.
 /// For safetensors there is map_tensors (checkpoint/tensor_file.h).

@@ -10,7 +10,7 @@
 
 #include <lockstep/data/batch.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// One rank's stream. Called by one thread at a time, not always the same one. It divides the data over the ranks
 /// itself (every world_size-th record, a shard of its own); lengths may differ: the loader agrees the end.

@@ -10,7 +10,7 @@
 
 #include <lockstep/base/variables.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct Identity {
   int rank = 0;

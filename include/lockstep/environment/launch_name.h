@@ -9,7 +9,7 @@
 #include <lockstep/base/variables.h>
 #include <lockstep/environment/identity.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct LaunchName {
   std::string id{};   ///< of the launcher that restarts the ranks; random where nobody restarts them

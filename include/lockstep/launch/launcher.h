@@ -17,7 +17,7 @@
 #include <lockstep/supervise/launch_report.h>
 #include <lockstep/supervise/output_route.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct LaunchRequest {
   std::vector<std::string> argv{};        ///< argv[0] for show; the program is opened from /proc/self/exe

@@ -7,7 +7,7 @@
 
 #include <lockstep/config/train_config.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Factor of the learning rate for the update that makes step `step` into `step + 1` (0-based). Warm-up is linear:
 /// (step + 1) / warmup_steps; then constant 1, or cosine from 1 at the end of the warm-up to min_lr_ratio at `decay_steps`

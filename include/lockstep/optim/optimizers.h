@@ -11,7 +11,7 @@
 
 #include <lockstep/fwd.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;

@@ -7,7 +7,7 @@
 
 #include <lockstep/config/train_config.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Guard: forward code of this thread runs in the policy's precision until it dies; the cast cache is cleared with the
 /// outermost guard. Restores what was set before.

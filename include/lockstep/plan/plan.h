@@ -16,7 +16,7 @@
 #include <lockstep/environment/identity.h>
 #include <lockstep/environment/launch_name.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// A device as this library counts them: the CPU, or a GPU by its visible index.
 struct DeviceId {

@@ -11,7 +11,7 @@
 
 #include <lockstep/base/file_system.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct Metric {
   std::string_view name;

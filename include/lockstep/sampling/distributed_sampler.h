@@ -14,7 +14,7 @@
 #include <lockstep/config/train_config.h>
 #include <lockstep/sampling/epoch_order.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Frozen with the checkpoint format; a checkpoint of another number is refused.
 inline constexpr int kDataOrder = 1;

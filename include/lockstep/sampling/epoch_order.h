@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// What an order may depend on, besides what it was made from.
 struct OrderKey {

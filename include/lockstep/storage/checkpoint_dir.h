@@ -15,7 +15,7 @@
 
 #include <lockstep/base/file_system.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 inline constexpr int kCheckpointFormat = 1;
 inline constexpr std::int64_t kChunkBytes = 4 << 20;  ///< one CRC-32C per this many bytes

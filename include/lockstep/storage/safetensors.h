@@ -16,7 +16,7 @@
 
 #include <lockstep/base/file_system.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Names as the format spells them ("F32", "BF16", "I64", "U8", "BOOL", ...).
 struct TensorEntry {

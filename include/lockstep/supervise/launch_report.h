@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct LaunchReport {
   int exit_code = 0;             ///< 0, or the first failed rank's; 130/75 when stopped on request

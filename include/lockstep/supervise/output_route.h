@@ -3,7 +3,7 @@
 // Terminal, file, both or neither. Torch-free.
 #pragma once
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Where the output of one rank goes; nowhere is possible.
 struct OutputRoute {

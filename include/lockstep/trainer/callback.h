@@ -14,7 +14,7 @@
 #include <lockstep/base/control.h>
 #include <lockstep/trainer/task.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct Stages {
   enum Stage : std::uint32_t {

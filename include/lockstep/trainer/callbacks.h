@@ -9,7 +9,7 @@
 
 #include <lockstep/trainer/callback.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Stops and saves before a deadline, the end of a batch job for instance: as soon as two more steps and a save, at the
 /// longest seen so far, would not fit any more. run() then returns 75: start again to go on. The Trainer adds one by

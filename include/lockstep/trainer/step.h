@@ -15,7 +15,7 @@
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/train_state.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// What a forward gives back. A loss alone converts to it: `return torch::cross_entropy_loss(...)`.
 struct StepOutput {
@@ -81,9 +81,48 @@ class MicroBatches {
   std::vector<std::pair<StepOutput, std::int64_t>> parts_{};
 };
 
+class Step;
+
+/// One optimizer's part of a step.
+class OptimizerStep {
+ public:
+  OptimizerStep(Step& step, StrategyOptimizer& optimizer) : step_(step), optimizer_(optimizer) {}
+
+  /// Drops the gradients.
+  void zero_grad() { optimizer_.zero_grad(); }
+
+  /// Runs `f` on the batch in the configured precision. The gradients are reduced over ranks in the backward of the
+  /// step's last batch only. A batch without samples, which exists because other ranks have some, is not shown to `f`;
+  /// its output has no loss.
+  StepOutput forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
+
+  /// Backward of what forward() returned last, weighted by its share of the global batch.
+  void backward(const StepOutput& output);
+
+  /// Gradients become the mean over the global batch, are clipped, and the optimizer updates with the scheduled rate.
+  /// When all counts of the step are 0 it updates with gradients of zero: momentum and weight decay still act.
+  void update();
+
+  /// For optimizers with a closure (LBFGS): it does zero_grad, then forward and backward for every micro-batch, and
+  /// returns an output, which nobody reads. It is called with gradients enabled, and the optimizer sees the mean of the
+  /// losses given to backward() over micro-batches and ranks: with their own values ranks would evaluate a different
+  /// number of times and wait for each other forever. Returns the first evaluation's means over this rank's
+  /// micro-batches, for Step::add().
+  StepOutput minimize(const std::function<StepOutput()>& closure);
+
+ private:
+  void finish();
+  void check_counts(const StepOutput& output);
+
+  Step& step_;
+  StrategyOptimizer& optimizer_;
+  std::optional<bool> counted_{};       // its micro-batches have counts
+  MicroBatches* evaluation_ = nullptr;  // the closure's, while minimize() runs it
+};
+
 class Step {
  public:
-  /// One step in the making; used by the Trainer, and by tests.
+  /// Used by the Trainer, and by tests.
   struct Context {
     Strategy& strategy;
     World& world;
@@ -93,37 +132,20 @@ class Step {
     std::int64_t number = 0;  ///< of the step, from 0
     double lr_factor = 1;     ///< the schedule's
   };
-  explicit Step(const Context& context) : context_(context) {}
+  explicit Step(const Context& context);
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
 
   std::span<const Batch> batches() const noexcept { return context_.batches.micro; }
   bool is_last(const Batch& batch) const noexcept { return &batch == &context_.batches.micro.back(); }
   std::int64_t number() const noexcept { return context_.number; }
-  /// How many optimizers there are.
-  std::size_t sets() const noexcept { return context_.strategy.sets(); }
 
-  /// Drops the gradients of optimizer `set`.
-  void zero_grad(std::size_t set = 0) { context_.strategy.zero_grad(set); }
-
-  /// Runs `f` on the batch in the configured precision. Ranks will talk in the backward of the step's last batch only.
-  /// A batch without samples, which exists because other ranks have some, is not shown to `f`; its output has no loss.
-  StepOutput forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f, std::size_t set = 0);
-
-  /// Backward of what forward() returned last for this set, weighted by its share of the global batch.
-  void backward(const StepOutput& output, std::size_t set = 0);
+  std::size_t optimizer_count() const noexcept { return optimizers_.size(); }
+  /// `index`: in the order of Task::optimizers().
+  OptimizerStep& optimizer(std::size_t index = 0) { return optimizers_.at(index); }
 
   /// Counts the output's loss and metrics in the reports.
   void add(const StepOutput& output);
-
-  /// Gradients become the mean over the global batch, are clipped, and the optimizer updates with the scheduled rate.
-  /// When all counts of the step are 0 it updates with gradients of zero: momentum and weight decay still act.
-  void update(std::size_t set = 0);
-
-  /// For optimizers with a closure (LBFGS): it does zero_grad, then forward and backward for every micro-batch, and
-  /// returns an output, which nobody reads. It is called with gradients enabled, and the optimizer sees the mean of the
-  /// losses given to backward() over micro-batches and ranks: with their own values ranks would evaluate a different
-  /// number of times and wait for each other forever. Returns the first evaluation's means over this rank's
-  /// micro-batches, for add().
-  StepOutput minimize(const std::function<StepOutput()>& closure, std::size_t set = 0);
 
   /// A backward of this step got samples and a loss, or samples and none.
   bool backward_with_loss() const noexcept { return with_loss_; }
@@ -133,18 +155,17 @@ class Step {
   StepResult result() const;
 
  private:
-  double share() const noexcept;
-  void finish(std::size_t set);
-  void check_counts(const StepOutput& output, std::size_t set);
+  friend class OptimizerStep;
+
+  double share(std::int64_t samples) const noexcept;
 
   const Context context_;
-  std::int64_t samples_ = 0;                    // of the batch that forward() saw last
-  std::vector<std::optional<bool>> counted_{};  // per optimizer: its micro-batches have counts
+  std::vector<OptimizerStep> optimizers_{};
   MicroBatches added_{};
-  MicroBatches* evaluation_ = nullptr;  // the closure's, while minimize() runs it
+  std::int64_t last_samples_ = 0;  // of the batch that a forward saw last
   at::Tensor grad_norm_{};
   bool with_loss_ = false;
   bool without_loss_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace gnu::visibility("default")]]lockstep

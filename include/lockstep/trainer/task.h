@@ -9,7 +9,7 @@
 
 #include <lockstep/trainer/step.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 class Task {
  public:

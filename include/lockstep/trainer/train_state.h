@@ -13,7 +13,7 @@
 
 #include <lockstep/base/control.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 struct TrainState {
   std::int64_t step = 0;     ///< optimizer updates done

@@ -9,7 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/callback.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 class Console;
 

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 /// Ordered names and tensors.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;

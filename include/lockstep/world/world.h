@@ -20,7 +20,7 @@
 
 #include <lockstep/fwd.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
 
 enum class Reduce { sum, mean, min, max };
 

@@ -99,19 +99,19 @@ TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
       reference.zero_grad();
       loss_of(whole.forward(inputs(step), skip), targets(step)).backward();
 
-      strategy.zero_grad(0);
+      strategy.optimizer().zero_grad();
       const std::int64_t mine = kBatch / c.ranks / c.micro;
       for (int m = 0; m < c.micro; ++m) {
-        strategy.begin_forward(/*reduce=*/m == c.micro - 1, 0);
+        strategy.optimizer().begin_forward(/*reduce=*/m == c.micro - 1);
         const std::int64_t begin = world.rank() * (kBatch / c.ranks) + m * mine;
         const auto loss =
             loss_of(net.forward(inputs(step).narrow(0, begin, mine), skip), targets(step).narrow(0, begin, mine));
-        strategy.Strategy::backward(loss, 1.0 / c.micro);
+        strategy.optimizer().backward(loss, 1.0 / c.micro);
       }
-      strategy.finish(0);
-      ASSERT_FALSE(strategy.mean_count(0).defined());  // nobody counts
+      strategy.optimizer().finish();
+      ASSERT_FALSE(strategy.optimizer().mean_count().defined());  // nobody counts
       expect_close(grads_of(net), grads_of(whole), c.tolerance);
-      strategy.step(0);
+      strategy.optimizer().step();
       reference.step();
     }
   });
@@ -140,15 +140,15 @@ TEST(Ddp, TakesPartWithNothing) {
       for (std::int64_t step = 0; step < 3; ++step) {
         whole.zero_grad();
         loss_of(whole.forward(inputs(step).narrow(0, 0, 9)), targets(step).narrow(0, 0, 9)).backward();
-        strategy.zero_grad(0);
-        strategy.begin_forward(true, 0);
+        strategy.optimizer().zero_grad();
+        strategy.optimizer().begin_forward(true);
         if (world.rank() == 0) {
           const auto loss = loss_of(net.forward(inputs(step).narrow(0, 0, 9)), targets(step).narrow(0, 0, 9));
-          strategy.Strategy::backward(loss, 9.0 * 2 / 9);
+          strategy.optimizer().backward(loss, 9.0 * 2 / 9);
         } else {
-          strategy.backward_nothing(0);
+          strategy.optimizer().backward_nothing();
         }
-        strategy.finish(0);
+        strategy.optimizer().finish();
         expect_close(grads_of(net), grads_of(whole), 1e-6);
       }
     });
@@ -161,10 +161,10 @@ TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {
     Ddp strategy(0, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
-    strategy.begin_forward(true, 0);
-    strategy.Strategy::backward(loss_of(net.forward(inputs(0), /*skip_b=*/true), targets(0)));
+    strategy.optimizer().begin_forward(true);
+    strategy.optimizer().backward(loss_of(net.forward(inputs(0), /*skip_b=*/true), targets(0)));
     try {
-      strategy.finish(0);
+      strategy.optimizer().finish();
       FAIL() << "unused parameters were accepted";
     } catch (const Error& error) {
       ASSERT_THAT(error.what(), HasSubstr("2 of 6 parameters got no gradient on rank"));
@@ -241,7 +241,7 @@ TEST(Ddp, IsInItsRankRecord) {
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     const ProgressRecord& record = WorldAccess::progress(world);
-    strategy.begin_forward(/*reduce=*/true);
+    strategy.optimizer().begin_forward(/*reduce=*/true);
     ASSERT_EQ(view(record).phase, Phase::forward);
     const auto loss = net.forward(at::ones({2, 4})).sum();
     ProgressView inside;
@@ -251,7 +251,7 @@ TEST(Ddp, IsInItsRankRecord) {
       torch::autograd::Engine::get_default_engine().queue_callback([&] { behind = view(record); });
     });
     const auto collectives = view(record).collectives;
-    strategy.backward(loss);
+    strategy.optimizer().backward(loss);
     ASSERT_EQ(inside.phase, Phase::backward);
     ASSERT_EQ(inside.operation, Operation::none) << "the others do not wait in here";
     ASSERT_EQ(behind.phase, Phase::backward);
@@ -259,8 +259,8 @@ TEST(Ddp, IsInItsRankRecord) {
     ASSERT_GT(behind.bytes, 0);
     ASSERT_EQ(view(record).collectives, collectives + 1);
     ASSERT_EQ(view(record).operation, Operation::none);
-    strategy.finish();
-    strategy.step();
+    strategy.optimizer().finish();
+    strategy.optimizer().step();
     ASSERT_EQ(view(record).phase, Phase::optimizer);
   });
 }
@@ -295,10 +295,10 @@ TEST(Ddp, AgreesOnRequestsAtTheSameStep) {
       const bool i_ask = step % 7 == 3 && world.rank() == static_cast<int>(step % 3);
       const bool i_save = step % 5 == 1 && world.rank() == 2;
       strategy.begin_step({.stop = i_ask, .save = i_save});
-      strategy.zero_grad(0);
-      strategy.begin_forward(true, 0);
-      strategy.Strategy::backward(loss_of(net.forward(inputs(step)), targets(step)));
-      strategy.finish(0);
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(true);
+      strategy.optimizer().backward(loss_of(net.forward(inputs(step)), targets(step)));
+      strategy.optimizer().finish();
       ASSERT_EQ(strategy.agreed().stop, step % 7 == 3) << step;
       ASSERT_EQ(strategy.agreed().save, step % 5 == 1) << step;
     }
@@ -316,18 +316,18 @@ TEST(Ddp, WeighsByCountsThatOnlyTheDeviceKnows) {
     for (std::int64_t step = 0; step < 3; ++step) {
       whole.zero_grad();
       loss_of(whole.forward(inputs(step)), targets(step)).backward();
-      strategy.zero_grad(0);
+      strategy.optimizer().zero_grad();
       const std::int64_t begin = world.rank() == 0 ? 0 : 5;
       const std::int64_t mine = world.rank() == 0 ? 5 : 7;
-      strategy.begin_forward(true, 0);
+      strategy.optimizer().begin_forward(true);
       const auto loss = loss_of(net.forward(inputs(step).narrow(0, begin, mine)), targets(step).narrow(0, begin, mine));
       const auto count = at::full({}, static_cast<float>(mine));
-      strategy.add_count(count, 0);
-      strategy.backward(loss, count, 0);
-      strategy.finish(0);
-      ASSERT_NEAR(strategy.mean_count(0).item<float>(), 6, 1e-6);
+      strategy.optimizer().add_count(count);
+      strategy.optimizer().backward(loss, count);
+      strategy.optimizer().finish();
+      ASSERT_NEAR(strategy.optimizer().mean_count().item<float>(), 6, 1e-6);
       at::NoGradGuard no_grad;
-      strategy.scale_grads(strategy.mean_count(0).reciprocal(), 0);
+      strategy.optimizer().scale_grads(strategy.optimizer().mean_count().reciprocal());
       expect_close(grads_of(net), grads_of(whole), 1e-6);
     }
   });
@@ -352,20 +352,20 @@ TEST(Ddp, WeighsByLargeCountsWhenGradientsAreCompressed) {
                                     targets(step).narrow(0, rank * mine, mine));
           (part * (tokens[rank] / (tokens[0] + tokens[1]))).backward();
         }
-        strategy.zero_grad(0);
-        strategy.begin_forward(true, 0);
+        strategy.optimizer().zero_grad();
+        strategy.optimizer().begin_forward(true);
         if (world.rank() < 2) {
           const auto loss = loss_of(net.forward(inputs(step).narrow(0, world.rank() * mine, mine)),
                                     targets(step).narrow(0, world.rank() * mine, mine));
           const auto count = at::full({}, tokens[world.rank()]);
-          strategy.add_count(count, 0);
-          strategy.backward(loss, count.to(at::kFloat), 0);
+          strategy.optimizer().add_count(count);
+          strategy.optimizer().backward(loss, count.to(at::kFloat));
         } else {
-          strategy.backward_nothing(0);  // and does not know that the others count
+          strategy.optimizer().backward_nothing();  // and does not know that the others count
         }
-        strategy.finish(0);
-        ASSERT_NEAR(strategy.mean_count(0).item<double>(), (tokens[0] + tokens[1]) / 3, 0.05);
-        strategy.scale_grads(strategy.mean_count(0).reciprocal(), 0);
+        strategy.optimizer().finish();
+        ASSERT_NEAR(strategy.optimizer().mean_count().item<double>(), (tokens[0] + tokens[1]) / 3, 0.05);
+        strategy.optimizer().scale_grads(strategy.optimizer().mean_count().reciprocal());
         expect_close(grads_of(net), grads_of(whole), compression == GradCompression::fp16 ? 1e-3 : 1e-2);
       }
     });
@@ -399,15 +399,15 @@ TEST(Ddp, KeepsTwoOptimizersApart) {
       whole.zero_grad();
       loss_of(whole.d->forward(x), y).backward();
       loss_of(whole.g->forward(x), y).backward();
-      strategy.zero_grad(0);
-      strategy.begin_forward(true, 0);
-      strategy.Strategy::backward(loss_of(pair.d->forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)), 1, 0);
-      strategy.finish(0);
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(true);
+      strategy.optimizer().backward(loss_of(pair.d->forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)), 1);
+      strategy.optimizer().finish();
       expect_close(grads_of(*pair.d), grads_of(*whole.d), 1e-6);
-      strategy.zero_grad(1);
-      strategy.begin_forward(true, 1);
-      strategy.Strategy::backward(loss_of(pair.g->forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)), 1, 1);
-      strategy.finish(1);
+      strategy.optimizer(1).zero_grad();
+      strategy.optimizer(1).begin_forward(true);
+      strategy.optimizer(1).backward(loss_of(pair.g->forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)), 1);
+      strategy.optimizer(1).finish();
       expect_close(grads_of(*pair.g), grads_of(*whole.g), 1e-6);
       expect_close(grads_of(*pair.d), grads_of(*whole.d), 1e-6);
     }
@@ -427,24 +427,24 @@ TEST(Ddp, KeepsTheCountsOfTwoOptimizersApart) {
     for (std::int64_t step = 0; step < 2; ++step) {
       for (std::size_t set = 0; set < 2; ++set) {
         const auto& part = set == 0 ? pair.d : pair.g;
-        strategy.zero_grad(set);
-        strategy.begin_forward(true, set);
+        strategy.optimizer(set).zero_grad();
+        strategy.optimizer(set).begin_forward(true);
         if (world.rank() == 1) {
-          strategy.backward_nothing(set);
+          strategy.optimizer(set).backward_nothing();
         } else if (set == 0) {
           const auto count = at::full({}, 6.0F);
-          strategy.add_count(count, set);
-          strategy.backward(loss_of(part->forward(inputs(step)), targets(step)), count, set);
+          strategy.optimizer(set).add_count(count);
+          strategy.optimizer(set).backward(loss_of(part->forward(inputs(step)), targets(step)), count);
         } else {
-          strategy.Strategy::backward(loss_of(part->forward(inputs(step)), targets(step)), 2, set);
+          strategy.optimizer(set).backward(loss_of(part->forward(inputs(step)), targets(step)), 2);
         }
-        strategy.finish(set);
+        strategy.optimizer(set).finish();
       }
-      ASSERT_EQ(strategy.mean_count(0).item<float>(), 3);
+      ASSERT_EQ(strategy.optimizer().mean_count().item<float>(), 3);
       if (world.rank() == 0) {
-        ASSERT_FALSE(strategy.mean_count(1).defined());
+        ASSERT_FALSE(strategy.optimizer(1).mean_count().defined());
       } else {
-        ASSERT_EQ(strategy.mean_count(1).item<float>(), 1);
+        ASSERT_EQ(strategy.optimizer(1).mean_count().item<float>(), 1);
       }
     }
   });
@@ -483,24 +483,24 @@ TEST(Ddp, ReducesSparseGradients) {
             whole.zero_grad();
             loss_of(whole.forward(ids), targets(step).narrow(0, 0, 6)).backward();
             const std::int64_t mine = 6 / (ranks - 1);
-            strategy.zero_grad(0);
-            strategy.begin_forward(true, 0);
+            strategy.optimizer().zero_grad();
+            strategy.optimizer().begin_forward(true);
             if (world.rank() < ranks - 1) {
               const std::int64_t begin = world.rank() * mine;
               const auto loss = loss_of(rows.forward(ids.narrow(0, begin, mine)), targets(step).narrow(0, begin, mine));
-              strategy.Strategy::backward(loss, static_cast<double>(ranks) / (ranks - 1));
+              strategy.optimizer().backward(loss, static_cast<double>(ranks) / (ranks - 1));
             } else {
-              strategy.backward_nothing(0);
+              strategy.optimizer().backward_nothing();
             }
-            strategy.finish(0);
+            strategy.optimizer().finish();
             ASSERT_TRUE(rows.e->weight.grad().is_sparse());
             double squares = 0;
             for (const auto& [name, gradient] : grads_of(whole)) {
               squares += gradient.square().sum().item<double>();
             }
             const double tolerance = compression == GradCompression::none ? 1e-6 : 1e-3;
-            ASSERT_NEAR(strategy.grad_norm(0).item<double>(), std::sqrt(squares), tolerance);
-            strategy.scale_grads(at::full({}, 0.5), 0);
+            ASSERT_NEAR(strategy.optimizer().grad_norm().item<double>(), std::sqrt(squares), tolerance);
+            strategy.optimizer().scale_grads(at::full({}, 0.5));
             ASSERT_LE((rows.e->weight.grad().to_dense() - whole.e->weight.grad() * 0.5).abs().max().item<double>(),
                       tolerance);
           }
@@ -550,16 +550,16 @@ TEST(ComplexParameters, AreTrainedByEveryNumberOfRanks) {
         for (std::int64_t step = 0; step < 4; ++step) {
           reference.zero_grad();
           loss_of(whole.forward(inputs(step)), targets(step)).backward();
-          strategy->zero_grad(0);
-          strategy->begin_forward(true, 0);
-          strategy->Strategy::backward(loss_of(found.forward(inputs(step).narrow(0, world.rank() * mine, mine)),
-                                               targets(step).narrow(0, world.rank() * mine, mine)));
-          strategy->finish(0);
-          ASSERT_NEAR(strategy->grad_norm(0).item<double>(),
+          strategy->optimizer().zero_grad();
+          strategy->optimizer().begin_forward(true);
+          strategy->optimizer().backward(loss_of(found.forward(inputs(step).narrow(0, world.rank() * mine, mine)),
+                                                 targets(step).narrow(0, world.rank() * mine, mine)));
+          strategy->optimizer().finish();
+          ASSERT_NEAR(strategy->optimizer().grad_norm().item<double>(),
                       std::sqrt(whole.w.grad().abs().square().sum().item<double>() +
                                 whole.b.grad().square().sum().item<double>()),
                       compressed ? 1e-2 : 1e-5);
-          strategy->step(0);
+          strategy->optimizer().step();
           reference.step();
         }
         const double tolerance = compressed && ranks > 1 ? 1e-3 : 1e-6;
@@ -622,13 +622,13 @@ TEST(Ddp, SendsRankZerosBuffersOncePerStep) {
     strategy.prepare(*norm, {&spec, 1});
     for (std::int64_t step = 0; step < 2; ++step) {
       strategy.begin_step({});
-      strategy.zero_grad(0);
-      strategy.begin_forward(true, 0);
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(true);
       const auto mean = norm->running_mean.clone();
       world.broadcast(mean);
       ASSERT_TRUE(at::equal(mean, norm->running_mean));
-      strategy.Strategy::backward(norm(inputs(step) + world.rank()).square().mean());
-      strategy.finish(0);
+      strategy.optimizer().backward(norm(inputs(step) + world.rank()).square().mean());
+      strategy.optimizer().finish();
     }
   });
 }
@@ -640,9 +640,9 @@ TEST(Ddp, LeavesAnOrdinaryModule) {
       Ddp strategy(0, {}, world);
       const OptimizerSpec spec(sgd());
       strategy.prepare(net, {&spec, 1});
-      strategy.begin_forward(true, 0);
-      strategy.Strategy::backward(loss_of(net.forward(inputs(0)), targets(0)));
-      strategy.finish(0);
+      strategy.optimizer().begin_forward(true);
+      strategy.optimizer().backward(loss_of(net.forward(inputs(0)), targets(0)));
+      strategy.optimizer().finish();
     }
     ASSERT_FALSE(net.a->weight.grad().is_view());
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
@@ -660,13 +660,13 @@ TEST(SingleDevice, IsPlainTraining) {
   strategy.prepare(net, {&spec, 1});
   loss_of(whole.forward(inputs(0)), targets(0)).backward();
   strategy.begin_step({.stop = true});
-  strategy.begin_forward(true, 0);
-  strategy.Strategy::backward(loss_of(net.forward(inputs(0)), targets(0)));
+  strategy.optimizer().begin_forward(true);
+  strategy.optimizer().backward(loss_of(net.forward(inputs(0)), targets(0)));
   EXPECT_FALSE(strategy.agreed().stop);
-  strategy.finish(0);
+  strategy.optimizer().finish();
   EXPECT_TRUE(strategy.agreed().stop);
   expect_close(grads_of(net), grads_of(whole), 0);
-  EXPECT_NEAR(strategy.grad_norm(0).item<double>(), std::sqrt([&] {
+  EXPECT_NEAR(strategy.optimizer().grad_norm().item<double>(), std::sqrt([&] {
                 double sum = 0;
                 for (const auto& [name, grad] : grads_of(net)) {
                   sum += grad.square().sum().item<double>();
@@ -674,7 +674,7 @@ TEST(SingleDevice, IsPlainTraining) {
                 return sum;
               }()),
               1e-6);
-  strategy.zero_grad(0);
+  strategy.optimizer().zero_grad();
   EXPECT_TRUE(grads_of(net).empty());
 }
 

@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "support/at_stage.h"
+#include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -48,6 +49,21 @@ TEST(Refused, IsALossThatIsMissingOnEveryRank) {
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Empty>(); }), HasSubstr("no step returned a loss"));
   }
+}
+
+TEST(Refused, IsADtypeThatCheckpointsCannotHold) {
+  const TempDir dir;
+  TrainConfig config = in_memory({.max_steps = 1});
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  World world = World::single(c10::Device(c10::kCPU));
+  const Plan plan = plan_of(1, config);
+  TinyTask task;
+  task.module().register_buffer("phase", at::zeros({2}, at::kComplexDouble));
+  DataLoader data(tiny_data(16), plan.loader, world);
+  EXPECT_THAT([&] { Trainer(plan, world).fit(task, data); },
+              testing::ThrowsMessage<CheckpointError>(AllOf(HasSubstr("phase"), HasSubstr("ComplexDouble"))));
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "run" / "checkpoints" / "step-0000000001"));
 }
 
 TEST(Refused, IsNotALossThatIsMissingForABatch) {
@@ -139,24 +155,23 @@ TEST(Buffers, AreSentOncePerStepWithSeveralOptimizers) {
     void optimize(Step& step) override {
       const Batch& batch = step.batches()[0];
       at::Tensor fake;
-      step.zero_grad(0);
-      const auto d_out = step.forward(
-          batch,
-          [&](const Batch& b) -> StepOutput {
-            gan_->norm->eval();  // its statistics are read by the backward of the second phase
-            fake = gan_->norm(gan_->g(b.input));
-            gan_->norm->train();
-            return gan_->d(fake.detach()).square().mean();
-          },
-          0);
-      step.backward(d_out, 0);
-      step.update(0);
-      step.zero_grad(1);
-      const auto g_out = step.forward(
-          batch, [&](const Batch& b) -> StepOutput { return at::mse_loss(gan_->d(fake), b.target); }, 1);
-      step.zero_grad(0);
-      step.backward(g_out, 1);
-      step.update(1);
+      OptimizerStep& d = step.optimizer(0);
+      OptimizerStep& g = step.optimizer(1);
+      d.zero_grad();
+      const auto d_out = d.forward(batch, [&](const Batch& b) -> StepOutput {
+        gan_->norm->eval();  // its statistics are read by the backward of the second phase
+        fake = gan_->norm(gan_->g(b.input));
+        gan_->norm->train();
+        return gan_->d(fake.detach()).square().mean();
+      });
+      d.backward(d_out);
+      d.update();
+      g.zero_grad();
+      const auto g_out =
+          g.forward(batch, [&](const Batch& b) -> StepOutput { return at::mse_loss(gan_->d(fake), b.target); });
+      d.zero_grad();
+      g.backward(g_out);
+      g.update();
       step.add(g_out);
     }
 
@@ -173,6 +188,45 @@ TEST(Buffers, AreSentOncePerStepWithSeveralOptimizers) {
   }
 }
 
+// Stopped after the callback wrote a rate, and resumed without it: the rates and weights of the run that was not
+// stopped.
+TEST(LearningRate, OfACallbackSurvivesAResume) {
+  const TempDir dir;
+  struct Result {
+    std::vector<double> rates{};
+    at::Tensor weight{};
+  };
+  const auto train = [&](const char* name, std::int64_t steps, bool sets_rate) {
+    Result result;
+    TrainConfig config = in_memory({.max_steps = steps});
+    config.run_dir = (dir.path() / name).string();
+    config.checkpoint.enabled = true;
+    config.optim.warmup_steps = 6;
+    const Plan plan = plan_of(1, config);
+    World world = World::single(c10::Device(c10::kCPU));
+    TinyTask task(sgd({.lr = 0.1}));
+    Trainer trainer(plan, world);
+    trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+      result.rates.push_back(context.step.lr);
+      if (sets_rate && context.state.step == 4) {
+        context.strategy.optimizer().torch_optimizer().param_groups().front().options().set_lr(0.02);
+      }
+    }));
+    DataLoader data(tiny_data(64), plan.loader, world);
+    trainer.fit(task, data);
+    result.weight = task.module().parameters().front().detach().clone();
+    return result;
+  };
+  const Result straight = train("straight", 8, true);
+  const Result first = train("resumed", 4, true);  // saved before a step used the rate
+  const Result rest = train("resumed", 8, false);
+  std::vector<double> rates = first.rates;
+  rates.insert(rates.end(), rest.rates.begin(), rest.rates.end());
+  EXPECT_EQ(rates, straight.rates);
+  EXPECT_TRUE(at::equal(rest.weight, straight.weight));
+  EXPECT_NE(straight.rates.back(), 0.1);  // the control: the callback changed something
+}
+
 // The schedule goes on from a rate that a callback wrote.
 TEST(LearningRate, OfACallbackIsKept) {
   for (const int ranks : {1, 2}) {
@@ -185,7 +239,7 @@ TEST(LearningRate, OfACallbackIsKept) {
       Trainer trainer(plan, world);
       trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
         rates.push_back(context.step.lr);
-        auto& options = context.strategy.optimizer().param_groups().front().options();
+        auto& options = context.strategy.optimizer().torch_optimizer().param_groups().front().options();
         if (context.state.step == 2) {
           options.set_lr(0.02);  // where the schedule is at a half
         } else if (context.state.step == 6) {

@@ -83,12 +83,13 @@ class ByHand final : public Task {
   torch::nn::Module& module() override { return task_.module(); }
   std::vector<OptimizerSpec> optimizers() override { return task_.optimizers(); }
   void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
     for (const Batch& batch : step.batches()) {
-      step.zero_grad();
-      const StepOutput out = step.forward(batch, [this](const Batch& b) { return task_.training_step(b); });
-      step.backward(out);
+      optimizer.zero_grad();
+      const StepOutput out = optimizer.forward(batch, [this](const Batch& b) { return task_.training_step(b); });
+      optimizer.backward(out);
       step.add(out);
-      step.update();
+      optimizer.update();
     }
   }
 

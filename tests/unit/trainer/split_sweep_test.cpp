@@ -97,22 +97,20 @@ class SweepTask final : public Task {
       Task::optimize(step);
       return;
     }
-    for (std::size_t set = 0; set < 2; ++set) {
-      step.zero_grad(set);
+    for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
+      OptimizerStep& optimizer = step.optimizer(i);
+      optimizer.zero_grad();
       for (const Batch& batch : step.batches()) {
-        const auto out = step.forward(
-            batch,
-            [&](const Batch& b) {
-              if (set == 0) {
-                return loss_of(net_->first(b.input), b);
-              }
-              return StepOutput(at::mse_loss(net_->second(b.input), b.target));
-            },
-            set);
-        step.backward(out, set);
+        const auto out = optimizer.forward(batch, [&](const Batch& b) {
+          if (i == 0) {
+            return loss_of(net_->first(b.input), b);
+          }
+          return StepOutput(at::mse_loss(net_->second(b.input), b.target));
+        });
+        optimizer.backward(out);
         step.add(out);
       }
-      step.update(set);
+      optimizer.update();
     }
   }
 

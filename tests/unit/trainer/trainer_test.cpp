@@ -273,10 +273,12 @@ TEST(Trainer, DrivesAnOptimizerWithAClosure) {
             return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
           })) {}
     void optimize(Step& step) override {
-      step.add(step.minimize([&] {
-        step.zero_grad();
-        const auto out = step.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
-        step.backward(out);
+      OptimizerStep& optimizer = step.optimizer();
+      step.add(optimizer.minimize([&] {
+        optimizer.zero_grad();
+        const auto out =
+            optimizer.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
+        optimizer.backward(out);
         return out;
       }));
     }
@@ -318,15 +320,15 @@ TEST(Trainer, HandsTheStepToTheTask) {
       return at::mse_loss(two_->left(batch.input) + two_->right(batch.input), batch.target);
     }
     void optimize(Step& step) override {
-      for (std::size_t set = 0; set < 2; ++set) {
-        step.zero_grad(set);
+      for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
+        OptimizerStep& optimizer = step.optimizer(i);
+        optimizer.zero_grad();
         for (const Batch& batch : step.batches()) {
-          const auto out = step.forward(
-              batch, [this](const Batch& b) { return training_step(b); }, set);
-          step.backward(out, set);
+          const auto out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+          optimizer.backward(out);
           step.add(out);
         }
-        step.update(set);
+        optimizer.update();
       }
     }
     std::shared_ptr<Two> two_ = std::make_shared<Two>();
@@ -551,12 +553,13 @@ TEST(Minimize, WeighsMicroBatchesAndCounts) {
       return out;
     }
     void optimize(Step& step) override {
-      step.add(step.minimize([&] {
-        step.zero_grad();
+      OptimizerStep& optimizer = step.optimizer();
+      step.add(optimizer.minimize([&] {
+        optimizer.zero_grad();
         StepOutput last;
         for (const Batch& batch : step.batches()) {
-          last = step.forward(batch, [this](const Batch& b) { return training_step(b); });
-          step.backward(last);
+          last = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+          optimizer.backward(last);
         }
         return last;
       }));

@@ -1,0 +1,36 @@
+# What leaves the library: names of the public headers, nothing of internal headers, nothing of other libraries.
+# Variables: library, sources (the folder of the internal headers), nm.
+cmake_minimum_required(VERSION 3.25)
+execute_process(COMMAND ${nm} -DC --defined-only ${library} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+string(REPLACE ";" "," symbols "${symbols}")
+string(REPLACE "\n" ";" symbols "${symbols}")
+
+set(internal)
+file(GLOB_RECURSE headers ${sources}/*.h)
+foreach(header ${headers})
+  file(STRINGS ${header} definitions REGEX "^(class|struct) [A-Za-z]+.*{")
+  foreach(definition ${definitions})
+    string(REGEX REPLACE "^(class|struct) ([A-Za-z]+).*" "\\2" name "${definition}")
+    list(APPEND internal ${name})
+  endforeach()
+endforeach()
+
+set(count 0)
+foreach(symbol ${symbols})
+  string(REGEX REPLACE "^[0-9a-f]* [A-Za-z] " "" name "${symbol}")
+  if(name STREQUAL "")
+    continue()
+  endif()
+  if(NOT name MATCHES "^((non-)?virtual thunk to |vtable for |typeinfo (name )?for )?lockstep::([A-Za-z_]+)")
+    message(SEND_ERROR "the library exports what is not its own: ${name}")
+  elseif(CMAKE_MATCH_3 IN_LIST internal)
+    message(SEND_ERROR "the library exports what no public header declares: ${name}")
+  endif()
+  math(EXPR count "${count} + 1")
+endforeach()
+
+# The control: the test sees symbols, and knows internal names.
+string(FIND "${symbols}" "lockstep::Trainer::fit(" fit)
+if(fit EQUAL -1 OR NOT "Ddp" IN_LIST internal OR count LESS 100)
+  message(SEND_ERROR "found ${count} symbols, among them no Trainer::fit, or no internal class Ddp: the test looks at the wrong files")
+endif()
