@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kUsage =
     "usage: lockstep compare [--json] A B\n\n"
-    "A and B are directories of runs that were started with --report.record, or single files of records. Names the "
+    "A and B are directories of runs that were started with --report.record, or single files of records. Prints the "
     "first\n"
     "step and rank in which they differ: epoch, samples and their order, bits of the loss, parameters after the step.\n"
     "Runs of different numbers of ranks are compared in what does not depend on it: epoch, global batch, "

@@ -213,7 +213,7 @@ TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
   EXPECT_EQ(read_file(fs(), path), "two");
   EXPECT_THAT(fs().list(root()), ElementsAre("state.json"));
   EXPECT_EQ(failure([&] { read_file(fs(), path, 2); }),
-            "cannot read " + path.string() + ": it has 3 bytes, expected at most 2");
+            "cannot read " + path.string() + ": it has 3 bytes, the limit is 2");
 }
 
 INSTANTIATE_TEST_SUITE_P(Disk, AnyFileSystem, testing::Values(false));

@@ -67,7 +67,7 @@ TEST(MappedFile, MayBeLargerThanTheMemory) {
 TEST(MappedFile, SaysWhatIsWrong) {
   const TempDir dir;
   EXPECT_THAT(message_of(dir.path() / "none"), HasSubstr("none: No such file"));
-  EXPECT_THAT(message_of(dir.path()), HasSubstr("found a directory or device"));
+  EXPECT_THAT(message_of(dir.path()), HasSubstr("it is not a regular file"));
 }
 
 }  // namespace

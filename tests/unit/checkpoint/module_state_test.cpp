@@ -110,7 +110,7 @@ TEST(LoadModule, NamesWhatDoesNotFitAndChangesNothing) {
   tensors[4].second = tensors[4].second.to(at::kInt);
   EXPECT_THAT([&] { load_module(net, tensors); },
               ThrowsMessage<CheckpointError>(
-                  AllOf(HasSubstr("checkpoint does not fit the model: 1 missing (left); 1 unexpected (middle)"),
+                  AllOf(HasSubstr("checkpoint does not match the model: 1 missing (left); 1 unexpected (middle)"),
                         HasSubstr("embed is Float [3, 2], expected Float [2, 3]"),
                         HasSubstr("count is Int [], expected Long []"), Not(HasSubstr("right")))));
   expect_all(net, 1);

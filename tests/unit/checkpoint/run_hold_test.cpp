@@ -86,7 +86,7 @@ TEST(RunHold, WithACopyOnEveryNodeSetsAsideTheOldRunOfEachOnce) {
   EXPECT_EQ(take("d", false), new_run);
   std::filesystem::remove_all(run_of(0));
   std::filesystem::rename(run_of(0).string() + ".1", run_of(0));
-  EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("hold two different runs")));
+  EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("contain different runs")));
 }
 
 }  // namespace

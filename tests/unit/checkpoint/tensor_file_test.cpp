@@ -98,8 +98,7 @@ TEST(TensorFile, NamesTheConverterOfAPyTorchFile) {
       load_tensors(file);
       FAIL();
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(),
-                  testing::EndsWith("weights.pt: found a PyTorch file (.pt), expected a safetensors file"));
+      EXPECT_THAT(error.what(), testing::EndsWith("weights.pt: this is a PyTorch file (.pt), not a safetensors file"));
       EXPECT_THAT(error.hint(), HasSubstr("lockstep-convert weights.pt weights.safetensors"));
     }
   }

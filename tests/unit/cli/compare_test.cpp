@@ -82,7 +82,7 @@ TEST_F(Compare, NamesTheMistake) {
   std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 40);
   const auto damaged = compare(a, a);
   EXPECT_EQ(damaged.code, 65);
-  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: found nothing"));
+  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: the file is empty"));
 }
 
 }  // namespace

@@ -128,7 +128,7 @@ TEST(VerifyUsage, NamesTheMistake) {
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", "a", "b"}).code, 2);
   const auto missing = run_program({LOCKSTEP_CLI, "verify", (empty.path() / "no").string()});
   EXPECT_EQ(missing.code, 2);
-  EXPECT_THAT(missing.err, HasSubstr("no: found no such directory"));
+  EXPECT_THAT(missing.err, HasSubstr("no: no such directory"));
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", empty.path().string()}).code, 65) << "no valid checkpoint";
   const auto help = run_program({LOCKSTEP_CLI, "verify", "--help"});
   EXPECT_EQ(help.code, 0);

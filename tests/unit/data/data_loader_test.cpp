@@ -307,7 +307,7 @@ TEST(DataLoader, ReplacesAsManyBadSamplesAsItMay) {
       ADD_FAILURE() << "accepted";
     } catch (const DataError& error) {
       EXPECT_STREQ(error.what(),
-                   "sample 19: std::runtime_error: not an image; 2 bad samples were replaced before it, "
+                   "sample 19: std::runtime_error: not an image; 2 other bad samples were replaced before, and "
                    "data.max_bad_samples is 2");
       EXPECT_EQ(error.hint(), "the others: 3, 7");
     }

@@ -77,10 +77,10 @@ TEST(Split, RefusesWhatDoesNotFitOnAllRanks) {
     }
     return std::string("no DataError");
   };
-  EXPECT_THAT(message(4), HasSubstr("found 0 of 4 samples for validation, expected 1 to 3"));
-  EXPECT_THAT(message(4, {.count = 4}), HasSubstr("found 4 of 4"));
+  EXPECT_THAT(message(4), HasSubstr("0 of 4 samples are for validation, expected 1 to 3"));
+  EXPECT_THAT(message(4, {.count = 4}), HasSubstr("4 of 4 samples"));
   EXPECT_EQ(message(40), "no DataError");
-  EXPECT_THAT(message(41), HasSubstr("splits other data: found '40 samples"));
+  EXPECT_THAT(message(41), HasSubstr("is the split of other data: found '40 samples"));
   std::ofstream(file) << "{}";
   EXPECT_THAT(message(40), HasSubstr("| delete the file to draw a new split"));
   EXPECT_THROW(thread_world(2,

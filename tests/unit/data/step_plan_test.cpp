@@ -256,12 +256,11 @@ TEST(StepPlanner, WarnsThatAStepIsNotWhatWasPlanned) {
   for (const int rank : {0, 1}) {
     testing::internal::CaptureStderr();
     StepPlanner(options, /*batch_size=*/16, rank, /*keep_global_batch=*/false).seek(saved);
-    EXPECT_EQ(
-        testing::internal::GetCapturedStderr(),
-        rank == 0
-            ? "warning: the checkpoint's global batch of 64 is kept, not the 16 planned: a step of each rank is 4 "
-              "micro-batches of at most 16; --global_batch_size 16 changes it\n"
-            : "");
+    EXPECT_EQ(testing::internal::GetCapturedStderr(),
+              rank == 0
+                  ? "warning: using the checkpoint's global batch of 64 instead of the planned 16: each rank has 4 "
+                    "micro-batches of at most 16; --global_batch_size 16 changes it\n"
+                  : "");
   }
   testing::internal::CaptureStderr();
   StepPlanner(options, /*batch_size=*/16, /*rank=*/0, /*keep_global_batch=*/false)

@@ -267,7 +267,7 @@ TEST(Stream, NamesWhatAStreamThrew) {
     } catch (const DataError& error) {
       message = error.what();
     }
-    EXPECT_EQ(message, "stream of rank 0, behind sample 12 of its epoch: std::runtime_error: a broken record");
+    EXPECT_EQ(message, "stream of rank 0, after sample 12 of its epoch: std::runtime_error: a broken record");
     EXPECT_GE(steps, 2);
     EXPECT_LE(steps, 3);
     const LoaderPosition before = loader.position();

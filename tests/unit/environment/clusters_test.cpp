@@ -51,7 +51,7 @@ TEST(Lsf, SaysWhatIsMissing) {
   EXPECT_THAT(problems(with(lsf(), {{"LSB_DJOB_RANKFILE", {}}})),
               ElementsAre(AllOf(HasSubstr("LSB_DJOB_RANKFILE is not set"), HasSubstr("MASTER_ADDR"))));
   for (const char* text : {"", "batch5\n", "batch5\n\n", "batch5\n$(id)\n"}) {
-    EXPECT_THAT(problems(lsf(), {{kRankFile, text}}), ElementsAre(HasSubstr("on the file's second line"))) << text;
+    EXPECT_THAT(problems(lsf(), {{kRankFile, text}}), ElementsAre(HasSubstr("line 2 of the file"))) << text;
   }
 }
 
@@ -97,7 +97,7 @@ TEST(Kubeflow, WarnsOfAProgramThatNothingLaunched) {
   const auto identity = identity_of({{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}});
   ASSERT_TRUE(identity);
   EXPECT_EQ(identity->launcher, "single");
-  EXPECT_THAT(identity->hints, ElementsAre(HasSubstr("PET_NNODES=2, but nothing launched this program")));
+  EXPECT_THAT(identity->hints, ElementsAre(HasSubstr("PET_NNODES=2, but no launcher started this program")));
   EXPECT_FALSE(identity_of({{"PET_NNODES", "1"}}));
 }
 

@@ -119,7 +119,7 @@ template <class Open>
 void expect_set_aside(const std::filesystem::path& file, const Open& open) {
   testing::internal::CaptureStderr();
   open()->write(1, {});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it is metrics.1 now"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("moved it to metrics.1"));
   EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(file)));
   EXPECT_GT(std::filesystem::file_size(file), 0U);
 }

@@ -131,15 +131,15 @@ TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
 
   MemoryFileSystem fs;
   overwrite(fs, "");
-  EXPECT_EQ(damage(fs), "records-1.bin record 0: found nothing, expected format and rank");
+  EXPECT_EQ(damage(fs), "records-1.bin record 0: the file is empty");
   overwrite(fs, text.substr(64));
-  EXPECT_EQ(damage(fs), "records-1.bin record 0: found a step, expected format and rank first");
+  EXPECT_EQ(damage(fs), "records-1.bin record 0: a step comes before format and rank");
   overwrite(fs, text.substr(0, 128) + text.substr(64, 128));
-  EXPECT_EQ(damage(fs), "records-1.bin record 2: its step is not above the one before");
+  EXPECT_EQ(damage(fs), "records-1.bin record 2: its step is not higher than the previous one");
   std::string bad = text;
   bad[70] = 'x';
   overwrite(fs, bad);
-  EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not fit, and the run went on behind it");
+  EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not match, and more records follow it");
 }
 
 TEST(StepRecords, GoOnBehindWhatTheDiskRefused) {

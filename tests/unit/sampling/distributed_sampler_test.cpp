@@ -184,11 +184,10 @@ TEST(DistributedSampler, RefusesWhatCannotBeSampled) {
   };
   const std::vector<Case> cases = {
       {{.size = 0}, "the data set is empty"},
-      {{.size = 100, .global_batch = 10, .world_size = 4, .sampler = pytorch}, "found a global batch of 10 on 4 ranks"},
-      {{.size = 9, .global_batch = 10, .sampler = {.drop_last = true}},
-       "found 9 samples, expected at least one step of 10"},
+      {{.size = 100, .global_batch = 10, .world_size = 4, .sampler = pytorch}, "the global batch of 10 on 4 ranks"},
+      {{.size = 9, .global_batch = 10, .sampler = {.drop_last = true}}, "the data set has 9, a step needs 10"},
       {{.size = 9, .global_batch = 10, .world_size = 2, .sampler = {.order = SampleOrder::pytorch, .drop_last = true}},
-       "found 9 samples, expected at least one step of 10"},
+       "the data set has 9, a step needs 10"},
   };
   for (const Case& wrong : cases) {
     try {

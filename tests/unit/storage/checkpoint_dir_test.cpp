@@ -192,7 +192,7 @@ TEST(CheckpointDir, ReadsOneSmallFile) {
   fs.corrupt(folder / "state.json", 3);
   EXPECT_THAT(message("state.json", 1000), HasSubstr("step-0000000010/state.json chunk 0 (offset 0 MiB): checksum"));
   fs.corrupt(folder / "MANIFEST.json", 3);
-  EXPECT_EQ(message("state.json", 1000), "step-0000000010/MANIFEST.json: its checksum does not fit its text");
+  EXPECT_EQ(message("state.json", 1000), "step-0000000010/MANIFEST.json: its checksum does not match its text");
 }
 
 TEST(CheckpointDir, LoadsAndChecksInOnePass) {
@@ -246,7 +246,7 @@ TEST(CheckpointDir, MakesSureThatWhatItKeepsIsDurableBeforeItCleansUp) {
 TEST(CheckpointDirDeathTest, RefusesToKeepOnlyOne) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
-  EXPECT_DEATH(directory.retain(1, 1), "one checkpoint is not enough");
+  EXPECT_DEATH(directory.retain(1, 1), "keep_last must be at least 2");
 }
 
 TEST(StepsToDelete, AreTheOldest) {

@@ -145,7 +145,7 @@ TEST_F(Corruption, IsNamed) {
   EXPECT_EQ(damaged("MANIFEST.json", [&] { fs_.remove_all(kNewest / "MANIFEST.json"); }),
             "step-0000000900/MANIFEST.json: missing");
   EXPECT_EQ(damaged("MANIFEST.json", [&] { fs_.corrupt(kNewest / "MANIFEST.json", 7); }),
-            "step-0000000900/MANIFEST.json: its checksum does not fit its text");
+            "step-0000000900/MANIFEST.json: its checksum does not match its text");
   EXPECT_EQ(damage(), "accepted");
   EXPECT_THROW(directory_.verify(901), CheckpointError);
 }

@@ -83,8 +83,8 @@ TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
       {"\"restart\": 2", "\"restart\": 2, \"more\": 0", "expected an object of 7 members"},
       {"\"run_id\": \"7f3a \\\"night\\\"\"", "\"run_id\": 7", "\"run_id\" is not a string"},
       {"4194304", "4194303", "\"chunk_bytes\" is not 4194304"},
-      {"model.safetensors", "../model", "a file name has other characters"},
-      {"model.safetensors", "MANIFEST.json", "a file name has other characters"},
+      {"model.safetensors", "../model", "a file name must have 1 to 128 of the characters"},
+      {"model.safetensors", "MANIFEST.json", "a file name must have 1 to 128 of the characters"},
       {"model.safetensors", "rng-0.bin", "two files have the name rng-0.bin"},
       {"4194305", "8388609", "found 2 checksums, expected 3"},
       {"4194305", "9223372036854775807", "found 2 checksums, expected"},
@@ -111,7 +111,7 @@ TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
 TEST(Manifest, RefusesTextsWithoutItsEnd) {
   for (const std::string& text :
        {std::string(), std::string("{}"), std::string(1000, ' '), std::string(kGolden) + "\n"}) {
-    EXPECT_EQ(fault(text), "here: its checksum does not fit its text");
+    EXPECT_EQ(fault(text), "here: its checksum does not match its text");
   }
   EXPECT_THAT(fault(sealed("")), HasSubstr("here: ")) << "a fitting checksum, no object";
 }

@@ -75,7 +75,7 @@ TEST(RunDecision, AnotherLaunchGoesOnWithTheRunAndTheSameLaunchKnowsItAgain) {
 TEST(RunDecision, AnotherProgramIsRefusedByName) {
   EXPECT_THAT(
       [] { decide_run({.program = "sample", .launch = kFirst}, {found(record(kFirst))}); },
-      ThrowsMessage<CheckpointError>(HasSubstr("runs/a holds a run of the program train, this program is sample")));
+      ThrowsMessage<CheckpointError>(HasSubstr("runs/a contains a run of the program train, this program is sample")));
   // A library user's run has no program, nor has a run of an older version.
   EXPECT_NO_THROW(decide_run({.launch = kSecond}, {found(record(kFirst))}));
   EXPECT_EQ(decide_run({.program = "train", .launch = kSecond}, {found(record(kFirst, ""))}).record.program, "train");
@@ -119,7 +119,7 @@ TEST(RunDecision, NodesThatHoldTwoRunsAreRefused) {
   other.id = "91bc";
   const std::vector<RunFound> two{found(record(kFirst)), {.directory = "/b", .has_run = true, .json = to_json(other)}};
   EXPECT_THAT([&] { decide_run({.launch = kSecond}, two); },
-              ThrowsMessage<CheckpointError>(HasSubstr("runs/a and /b hold two different runs (7f3a and 91bc)")));
+              ThrowsMessage<CheckpointError>(HasSubstr("runs/a and /b contain different runs (7f3a and 91bc)")));
   // A node that was replaced has nothing; the run is the other node's.
   EXPECT_EQ(decide_run({.launch = kSecond}, {{.directory = "/b"}, found(record(kFirst))}).record.id, "7f3a");
 }
