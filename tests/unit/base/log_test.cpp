@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// What `write` sent to standard error.
+/// The output of `write` on standard error.
 template <class Write>
 std::string captured(Write&& write) {
   testing::internal::CaptureStderr();

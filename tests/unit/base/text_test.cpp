@@ -85,7 +85,7 @@ TEST(FormatRanges, JoinsNeighbours) {
   EXPECT_EQ(format_ranges({}), "");
 }
 
-TEST(Printable, ReplacesWhatIsNoUtf8) {
+TEST(Printable, ReplacesInvalidUtf8) {
   const std::string bad = "\xef\xbf\xbd";
   EXPECT_EQ(printable("a\xff z"), "a" + bad + " z");
   EXPECT_EQ(printable("\x9b[31mred"), bad + "[31mred") << "a control character of 8-bit terminals";

@@ -142,7 +142,7 @@ void expect_none(const std::vector<std::exception_ptr>& thrown) {
   }
 }
 
-TEST(CheckpointStore, GivesBackWhatWasSaved) {
+TEST(CheckpointStore, LoadsSavedContents) {
   OneRank one;
   CheckpointStore store = one.open();
   EXPECT_EQ(store.latest(), std::nullopt);
@@ -216,7 +216,7 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
   EXPECT_EQ(text_of(one.checkpoints() / names[2] / "MANIFEST.json"), before);
 }
 
-TEST(CheckpointStore, DoesNotBeginAnewWhenAllAreDamaged) {
+TEST(CheckpointStore, DoesNotStartOverWhenAllAreDamaged) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};
   const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
@@ -264,7 +264,7 @@ class SmallDisk final : public ForwardingFileSystem {
   double checkpoints_;
 };
 
-TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResumeToo) {
+TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResume) {
   OneRank one;
   const CheckpointConfig config{.keep_last = 3};
   SmallDisk disk(one.checkpoints(), 3.7);
@@ -298,7 +298,7 @@ TEST(CheckpointStore, SavesUnderANameThatIsTooLongForALink) {
   EXPECT_THAT(names_in(one.checkpoints()), testing::Contains("1" + std::string(127, 'x')));
 }
 
-TEST(CheckpointStore, SavesInTheBackgroundWhatTheStateWas) {
+TEST(CheckpointStore, SavesACopyOfTheStateInTheBackground) {
   OneRank one;
   CheckpointStore store = one.open();
   EXPECT_FALSE(store.save_ended());
@@ -340,7 +340,7 @@ class SlowFileSystem final : public ForwardingFileSystem {
   std::latch gate{1};
 };
 
-TEST(CheckpointStore, HasOneSaveAtATimeAndTellsHowItEnded) {
+TEST(CheckpointStore, HasOneActiveSaveAndReportsItsEnd) {
   const TempDir directory;
   SlowFileSystem slow;
   std::latch both_started(2);
@@ -400,7 +400,7 @@ TEST(CheckpointStore, FindsTheBest) {
   EXPECT_FALSE(CheckpointStore(one.directory.path() / "other", config, one.world).load_best());
 }
 
-TEST(CheckpointStore, LoadsOfAnyRunByNameOrLink) {
+TEST(CheckpointStore, LoadsACheckpointOfAnyRunByNameOrLink) {
   OneRank one;
   {
     CheckpointStore store = one.open();
@@ -418,7 +418,7 @@ TEST(CheckpointStore, LoadsOfAnyRunByNameOrLink) {
               ThrowsMessage<CheckpointError>(HasSubstr("it has no readable checkpoint")));
 }
 
-TEST(CheckpointStore, LeavesAnAbandonedFutureAlone) {
+TEST(CheckpointStore, LeavesAbandonedCheckpointsUnchanged) {
   OneRank one;
   CheckpointStore store = one.open();
   store.save(1, checkpoint_contents(1));
@@ -469,7 +469,7 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   }
 }
 
-TEST(CheckpointStore, RefusesOnEveryRankWhatTheOtherNodesCannotHold) {
+TEST(CheckpointStore, RejectsOnEveryRankWhatAnotherNodeCannotStore) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};
   for (const std::exception_ptr& error : two_nodes([&](World& world) {
@@ -539,7 +539,7 @@ TEST(CheckpointStore, LeavesNoThreadBehindWhenASaveInTheBackgroundBeginsOnOneNod
   }));
 }
 
-TEST(CheckpointStore, RemovesWhatWasNotFinished) {
+TEST(CheckpointStore, RemovesIncompleteCheckpoints) {
   OneRank one;
   std::filesystem::create_directories(one.checkpoints() / "step-0000000009.tmp.0123456789abcdef");
   ASSERT_EQ(names_in(one.checkpoints()).size(), 1U);
@@ -557,7 +557,7 @@ TEST(CheckpointStore, HasOneOwner) {
   one.open().save(1, checkpoint_contents());
 }
 
-TEST(CheckpointStore, RefusesWhatItCannotHold) {
+TEST(CheckpointStore, RejectsUnsupportedContents) {
   OneRank one;
   CheckpointStore store = one.open();
   CheckpointContents complex = checkpoint_contents();
@@ -609,7 +609,7 @@ TEST(CheckpointStore, NeverDeletesTheLastWithFiniteParameters) {
   EXPECT_THAT(names_in(one.checkpoints()), Not(Contains("step-0000000002")));
 }
 
-TEST(CheckpointStore, SaysWhyItCannotOpen) {
+TEST(CheckpointStore, ReportsWhyItCannotOpen) {
   OneRank one;
   std::ofstream(one.directory.path() / "my_run") << "a file";
   EXPECT_THROW(one.open(), IoError);

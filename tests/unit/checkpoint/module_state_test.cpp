@@ -79,7 +79,7 @@ TEST(LoadModule, CopiesInPlace) {
   EXPECT_EQ(net.count.item<std::int64_t>(), 2);
 }
 
-TEST(LoadModule, TakesEitherNameOfATiedWeight) {
+TEST(LoadModule, AcceptsEitherNameOfATiedWeight) {
   NamedTensors both = copies(module_tensors(Net(2)));
   both.emplace_back("head", both[0].second.clone());
   Net net(1);
@@ -102,7 +102,7 @@ TEST(LoadModule, RemovesThePrefixOfPythonDdp) {
   expect_all(net, 2);
 }
 
-TEST(LoadModule, NamesWhatDoesNotFitAndChangesNothing) {
+TEST(LoadModule, ReportsMismatchesAndChangesNothing) {
   Net net(1);
   NamedTensors tensors = copies(module_tensors(Net(2)));
   tensors[0].second = at::zeros({3, 2});

@@ -37,7 +37,7 @@ void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
   }
 }
 
-TEST(TensorFile, GivesBackWhatWasSaved) {
+TEST(TensorFile, LoadsSavedTensors) {
   const TempDir dir;
   const auto file = dir.path() / "weights.safetensors";
   save_tensors(file, {{"old", at::ones({1})}});
@@ -104,7 +104,7 @@ TEST(TensorFile, NamesTheConverterOfAPyTorchFile) {
   }
 }
 
-TEST(TensorFile, LeavesADirectoryOfTheUserBesideItAlone) {
+TEST(TensorFile, LeavesOtherDirectoriesUnchanged) {
   const TempDir dir;
   const auto mine = dir.path() / "model.tmp" / "mine";
   std::filesystem::create_directories(mine);
@@ -113,7 +113,7 @@ TEST(TensorFile, LeavesADirectoryOfTheUserBesideItAlone) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), std::filesystem::directory_iterator()), 2);
 }
 
-TEST(TensorFile, SaysWhatIsWrong) {
+TEST(TensorFile, ReportsErrors) {
   const TempDir dir;
   const auto file = dir.path() / "broken.safetensors";
   EXPECT_THROW(load_tensors(file), IoError);

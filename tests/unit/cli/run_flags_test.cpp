@@ -55,7 +55,7 @@ TEST(RunFlags, TheFirstWordBeginsTheProgram) {
   EXPECT_THAT(flags.command, ElementsAre("train", "-x", "--tee", "9"));
 }
 
-TEST(RunFlags, HasDefaultsThatNeedNoThought) {
+TEST(RunFlags, HasDefaults) {
   const RunFlags flags = parse("train");
   EXPECT_EQ(flags.ranks_per_node, std::vector<int>{1});
   EXPECT_EQ(flags.master_addr, "127.0.0.1");
@@ -69,7 +69,7 @@ TEST(RunFlags, HasDefaultsThatNeedNoThought) {
   EXPECT_EQ(parse("--nnodes 2 --master-addr a train").master_port, 29500);
 }
 
-TEST(RunFlags, ReadsTheEnvironmentsTwins) {
+TEST(RunFlags, ReadsPetVariables) {
   const Variables variables({{"PET_NNODES", "2"},
                              {"PET_NPROC_PER_NODE", "4"},
                              {"PET_NODE_RANK", "1"},
@@ -102,7 +102,7 @@ TEST(RunFlags, ReadsStreams) {
   EXPECT_EQ(flags.shown_local_ranks, (std::set<int>{0, 2}));
 }
 
-TEST(RunFlags, SaysEverythingThatIsWrongAtOnce) {
+TEST(RunFlags, ReportsAllProblems) {
   EXPECT_THAT(
       problems_of("--nproc-per-nod 2 --max-restarts x --nnodes 1:4 --module --tee 4"),
       testing::UnorderedElementsAre("--nproc-per-nod: unknown flag | did you mean --nproc-per-node?",
@@ -110,7 +110,7 @@ TEST(RunFlags, SaysEverythingThatIsWrongAtOnce) {
                                     HasSubstr("python3 -m MODULE"), HasSubstr("--tee 4: expected 0 to 3")));
 }
 
-TEST(RunFlags, RefusesWhatItCannotDo) {
+TEST(RunFlags, RejectsUnsupportedFlags) {
   const std::pair<const char*, const char*> cases[] = {
       {"--nproc-per-node 0 t", "expected a number from 1"},
       {"--nproc-per-node 2,1 t", "2 numbers for 1 machine"},
@@ -155,7 +155,7 @@ TEST(RunCommand, CountsRanksByTheMachine) {
   EXPECT_EQ(make_launch_request(parse("--nproc-per-node cpu t"), machine, {}).ranks_per_node, std::vector<int>{8});
 }
 
-TEST(RunCommand, SendsStreamsWhereTheyWereAskedFor) {
+TEST(RunCommand, RoutesStreams) {
   const LaunchRequest request =
       make_launch_request(parse("--nproc-per-node 3 --log-dir l -r 0:3 -t 1 --local-ranks-filter 0,1 t"), {}, {});
   ASSERT_EQ(request.routes.size(), 3U);

@@ -63,8 +63,8 @@ TEST(ParseInvocation, SetsEveryTypeOfField) {
   EXPECT_EQ(invocation.origins.at("optim.lr"), "flag");
 }
 
-// A config.toml of another run has that run's directory.
-TEST(ParseInvocation, ANameOfTheRunWinsOverADirectoryThatCountsLess) {
+// A config.toml of another run contains that run's directory.
+TEST(ParseInvocation, RunNameOverridesARunDirFromAWeakerSource) {
   const TempDir dir;
   const auto file = (dir.path() / "config.toml").string();
   std::ofstream(file) << "run_dir = \"runs/a\"\nrun_name = \"a\"\n";
@@ -133,7 +133,7 @@ TEST(ParseInvocation, ReportsEveryProblem) {
           "unexpected argument \"stray\" | this program takes flags only; see --help"));
 }
 
-TEST(ParseInvocation, SuggestsWhatWasMeant) {
+TEST(ParseInvocation, SuggestsTheNearestName) {
   const std::pair<const char*, const char*> cases[] = {
       {"--batch-szie=3", "did you mean --batch_size?"},
       {"--BATCH_SIZE=3", "did you mean --batch_size?"},
@@ -155,7 +155,7 @@ TEST(ParseInvocation, SuggestsWhatWasMeant) {
   }
 }
 
-TEST(ParseInvocation, SaysWhatOtherSystemsFlagsAreCalledHere) {
+TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--num-gpus", "2"}, "use --devices N"},
       {{"--gpus=2"}, "use --devices N"},
@@ -188,7 +188,7 @@ TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
   EXPECT_EQ(gpus, 3);
 }
 
-TEST(ForeignNames, LeadToSettingsThatExist) {
+TEST(ForeignNames, ReferToExistingSettings) {
   std::set<std::string> known{"config"};
   for (const auto& [name, value] : config_values({})) {
     known.insert(name);
@@ -270,7 +270,7 @@ TEST(ParseInvocation, TheFlagWinsOverEnvironmentOverFileOverProgram) {
   EXPECT_EQ(invocation.origins.at("accumulation"), "program");
 }
 
-TEST(ParseInvocation, SaysWhereABadValueCameFrom) {
+TEST(ParseInvocation, NamesTheOriginOfAnInvalidValue) {
   EXPECT_THAT(
       problems({"--batch_size=-3"}),
       ElementsAre(
@@ -327,7 +327,7 @@ TEST(ParseInvocation, FillsTheProgramsOwnFlags) {
   EXPECT_FALSE(quiet);
 }
 
-TEST(ParseInvocation, ChangesNothingOfTheProgramWhenSomethingIsWrong) {
+TEST(ParseInvocation, ChangesNoProgramValueAfterAnError) {
   std::int64_t hidden = 64;
   std::int64_t epochs = 1;
   Flags flags;
@@ -340,7 +340,7 @@ TEST(ParseInvocation, ChangesNothingOfTheProgramWhenSomethingIsWrong) {
                           "unexpected argument \"def\" | this program takes one argument at most; see --help"));
 }
 
-TEST(ParseInvocation, RefusesAProgramFlagThatTakesOurName) {
+TEST(ParseInvocation, RejectsAProgramFlagWithTheNameOfAField) {
   std::int64_t mine = 0;
   Flags flags;
   flags.add("batch-size", &mine, "mine");

@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 TEST(CheckConfig, AcceptsTheDefaults) { EXPECT_TRUE(check_config(TrainConfig{}).empty()); }
 
-TEST(CheckConfig, AcceptsWhatOnlyLooksOdd) {
+TEST(CheckConfig, AcceptsUnusualButValidSettings) {
   const TrainConfig configs[] = {
       {.compute_setup = ComputeSetup::cpu, .devices = 4},
       {.compute_setup = ComputeSetup::cpu, .devices = "cpu", .backend = Backend::gloo},
@@ -29,7 +29,7 @@ TEST(CheckConfig, AcceptsWhatOnlyLooksOdd) {
   }
 }
 
-TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
+TEST(CheckConfig, ReportsProblemsWithHints) {
   struct Case {
     TrainConfig config;
     const char* what;
@@ -116,7 +116,7 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
   }
 }
 
-TEST(CheckConfig, CollectsEverything) {
+TEST(CheckConfig, CollectsAllProblems) {
   const TrainConfig config{.devices = "0,0", .batch_size = -1, .run_name = "/", .checkpoint = {.keep_last = 0}};
   EXPECT_EQ(check_config(config).size(), 4U);
 }

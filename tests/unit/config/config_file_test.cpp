@@ -101,7 +101,7 @@ TEST_F(ConfigFile, ReportsAllMistakesWithTheirLines) {
           "program's optimizer"));
 }
 
-TEST_F(ConfigFile, RefusesWrongTypes) {
+TEST_F(ConfigFile, RejectsWrongTypes) {
   const std::pair<const char*, const char*> cases[] = {
       {"sampler.shuffle = 1", "sampler.shuffle = 1: expected true or false"},
       {"sampler.shuffle = \"true\"", "sampler.shuffle = \"true\": expected true or false"},
@@ -137,7 +137,7 @@ TEST_F(ConfigFile, RefusesWrongTypes) {
                           "run.json: batch_szie: unknown setting | did you mean batch_size?"));
 }
 
-TEST_F(ConfigFile, SaysWhyAFileCannotBeUsed) {
+TEST_F(ConfigFile, ReportsUnusableFiles) {
   EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
   EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
   EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
@@ -154,7 +154,7 @@ TEST_F(ConfigFile, MayBeASymbolicLink) {
   EXPECT_EQ(parse_invocation({}, std::vector<std::string>{"--config", link.string()}, {}).config.seed, 7U);
 }
 
-TEST_F(ConfigFile, SaysWhatToDoWithASettingThatIsGone) {
+TEST_F(ConfigFile, HintsAtRemovedSettings) {
   try {
     read("run.toml", "nprocs = 2\nstrategy = \"ddp\"\n");
     FAIL() << "had to be refused";
@@ -164,7 +164,7 @@ TEST_F(ConfigFile, SaysWhatToDoWithASettingThatIsGone) {
   }
 }
 
-TEST_F(ConfigFile, RefersAProgramsFlagToTheCommandLine) {
+TEST_F(ConfigFile, RejectsProgramFlags) {
   std::int64_t hidden = 0;
   Flags flags;
   flags.add("hidden", &hidden, "width");

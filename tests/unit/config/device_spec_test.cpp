@@ -59,7 +59,7 @@ std::string found(const DeviceSpec& spec) {
   return "unknown";
 }
 
-TEST(DeviceSpec, UnderstandsEveryText) {
+TEST(DeviceSpec, ParsesEveryText) {
   const std::pair<const char*, const char*> cases[] = {
       {"auto", "auto"},
       {" AUTO ", "auto"},
@@ -104,7 +104,7 @@ TEST(DeviceSpec, UnderstandsEveryText) {
   EXPECT_EQ(DeviceSpec("0-1023").indices().size(), 1024U);
 }
 
-TEST(DeviceSpec, UnderstandsValuesInCode) {
+TEST(DeviceSpec, AcceptsValuesInCode) {
   EXPECT_EQ(found(DeviceSpec()), "auto");
   EXPECT_EQ(found(4), "first 4");
   EXPECT_EQ(found(1), "first 1");
@@ -126,7 +126,7 @@ TEST(DeviceSpec, UnderstandsValuesInCode) {
   EXPECT_EQ(found(std::vector<int>{}), "refused");
 }
 
-TEST(DeviceSpec, RefusesWithReasonAndFix) {
+TEST(DeviceSpec, RejectsInvalidTextsWithAHint) {
   struct Case {
     const char* text;
     const char* why;
@@ -203,7 +203,7 @@ TEST(DeviceSpec, RefusesWithReasonAndFix) {
       << "no escape reaches the terminal";
 }
 
-TEST(DeviceSpec, EqualsWhatMeansTheSame) {
+TEST(DeviceSpec, ComparesTheMeaning) {
   EXPECT_EQ(DeviceSpec("0, 2"), DeviceSpec({0, 2}));
   EXPECT_EQ(DeviceSpec("0-2"), DeviceSpec("cuda:0,1,2"));
   EXPECT_EQ(DeviceSpec("4"), DeviceSpec(4));

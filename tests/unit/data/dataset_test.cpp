@@ -86,7 +86,7 @@ TEST(TensorDataset, PicksRowsInOrder) {
   }
 }
 
-TEST(TensorDataset, MayHaveNoTargetAndRowsOfNothing) {
+TEST(TensorDataset, MayHaveNoTargetAndEmptyRows) {
   EXPECT_FALSE(tensor_dataset(at::ones({3}))->get(Ids{2}, {}).target.defined());
   const Batch empty_rows = tensor_dataset(at::ones({3, 0}))->get(Ids{2, 1}, {});
   EXPECT_THAT(empty_rows.input.sizes(), ElementsAre(2, 0));
@@ -99,7 +99,7 @@ TEST(TensorDataset, GivesBatchesOfItsOwnMemoryWithoutAGraph) {
   EXPECT_FALSE(batch.input.requires_grad());
 }
 
-TEST(TensorDataset, RefusesWhatDoesNotFit) {
+TEST(TensorDataset, RejectsInvalidTensors) {
   const struct {
     std::function<void()> act;
     const char* message;
@@ -194,7 +194,7 @@ TEST(SampleDataset, NamesSamplesThatDoNotStack) {
   EXPECT_EQ(other([](Batch& b) { b.fields.clear(); }), "sample 5: no field 'mask', but sample 8 has it");
 }
 
-TEST(SampleDataset, RefusesNothing) {
+TEST(SampleDataset, RejectsAnEmptyFunction) {
   EXPECT_EQ(data_error([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
             "sample data set: size is -1, expected 0 or more");
   EXPECT_EQ(data_error([] { sample_dataset(3, {}); }), "sample data set: the function is empty");
@@ -210,7 +210,7 @@ TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
   EXPECT_TRUE(at::equal(part->get(Ids{2, 0}, seed).input, whole->get(Ids{5, 9}, seed).input));
 }
 
-TEST(Subset, RefusesIdsThatAreNotThere) {
+TEST(Subset, RejectsInvalidIds) {
   const auto whole = tensor_dataset(at::ones({10}));
   EXPECT_EQ(data_error([&] { subset(whole, {9, 10}); }), "subset: found sample id 10, expected 0 to 9");
   EXPECT_EQ(data_error([&] { subset(whole, {9, 2})->get(Ids{2}, {}); }), "subset: found sample id 2, expected 0 to 1");

@@ -92,7 +92,7 @@ TEST(FileDatasets, MapNumpysArrays) {
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "c.npy"); }), HasSubstr("c.npy: "));
 }
 
-TEST(FileDatasets, SayWhatIsWrongWithAFile) {
+TEST(FileDatasets, ReportErrorsOfAFile) {
   const TempDir dir;
   write(dir.path() / "packed", "\x1f\x8b and more");
   write(dir.path() / "empty", "");
@@ -163,7 +163,7 @@ TEST(FileDatasets, ScaleBytes) {
   EXPECT_THROW(scaled_bytes_dataset(bytes, {}, 0), DataError);
 }
 
-TEST(RecycledMemory, IsUsedAgainOnlyWhenNobodyHoldsIt) {
+TEST(RecycledMemory, IsReusedOnlyWhenItIsFree) {
   RecycledMemory memory;
   at::Tensor first = memory.take({100, 4}, at::kFloat);
   const void* const place = first.const_data_ptr();

@@ -32,7 +32,7 @@ Ids ids_of(const Dataset& data) {
   return {rows.const_data_ptr<std::int64_t>(), rows.const_data_ptr<std::int64_t>() + rows.numel()};
 }
 
-TEST(Split, DividesTheSamplesAndKeepsWhatWasDrawn) {
+TEST(Split, DividesTheSamplesAndKeepsTheResult) {
   const TempDir dir;
   World world = World::single(c10::kCPU);
   const auto file = dir.path() / "run" / "split.json";
@@ -65,7 +65,7 @@ TEST(Split, IsTheSameOnAllRanksAndNeedsItsFileOnTheFirstOnly) {
   });
 }
 
-TEST(Split, RefusesWhatDoesNotFitOnAllRanks) {
+TEST(Split, RejectsInvalidSplitsOnAllRanks) {
   const TempDir dir;
   const auto file = dir.path() / "split.json";
   World world = World::single(c10::kCPU);

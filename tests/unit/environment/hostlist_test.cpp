@@ -10,7 +10,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-TEST(Hostlist, ExpandsWhatSlurmWrites) {
+TEST(Hostlist, ExpandsSlurmsLists) {
   const std::pair<const char*, std::vector<std::string>> cases[] = {
       {"n1", {"n1"}},
       {"n[1-3]", {"n1", "n2", "n3"}},
@@ -36,7 +36,7 @@ TEST(Hostlist, ExpandsWhatSlurmWrites) {
   }
 }
 
-TEST(Hostlist, RefusesWhatIsNoList) {
+TEST(Hostlist, RejectsInvalidLists) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "contains no host"},
       {" , ", "contains no host"},

@@ -81,7 +81,7 @@ TEST(Npy, ReadsTheHeadersItWrites) {
   EXPECT_THROW(npy_header("BF16", {1}), DataError);
 }
 
-TEST(Npy, RefusesWhatItCannotGive) {
+TEST(Npy, RejectsUnsupportedArrays) {
   EXPECT_THAT(npy_message("PK\3\4 an npz archive"), HasSubstr("not an .npy file"));
   EXPECT_THAT(npy_message(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", 8, 4)),
               HasSubstr("found .npy version 4, expected 1 to 3"));

@@ -45,7 +45,7 @@ TEST(TokenWindows, GiveTokensAndThoseThatFollow) {
   check_windows<std::uint32_t>();
 }
 
-TEST(TokenWindows, RefuseWhatIsNoTokenFile) {
+TEST(TokenWindows, RejectInvalidFiles) {
   const auto message = [](std::size_t bytes, std::int64_t token_bytes, std::int64_t context, std::int64_t stride) {
     const std::vector<std::byte> file(bytes);
     try {

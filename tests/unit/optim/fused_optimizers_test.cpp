@@ -255,7 +255,7 @@ TEST_P(FusedOptimizer, FollowsTheLayoutOfTheParameter) {
   }
 }
 
-TEST_P(FusedOptimizer, LetsGoOfGradients) {
+TEST_P(FusedOptimizer, ReleasesGradients) {
   const Tensors a = make_parameters();
   const auto fused = GetParam().make(a, a).fused;
   set_gradients(a, 0, kNone);
@@ -263,7 +263,7 @@ TEST_P(FusedOptimizer, LetsGoOfGradients) {
   EXPECT_EQ(a[0].grad().use_count(), 1U);
 }
 
-TEST_P(FusedOptimizer, KeepsItsPlaceWhenStatesAreReplaced) {
+TEST_P(FusedOptimizer, AcceptsReplacedStates) {
   const Tensors a = make_parameters();
   const Tensors b = make_parameters();
   const auto [fused, reference] = GetParam().make(a, b);

@@ -110,7 +110,7 @@ TEST(BuildOptimizer, TakesTorchOptimizers) {
             0.2);
 }
 
-TEST(BuildOptimizer, RefusesWhatCannotTrain) {
+TEST(BuildOptimizer, RejectsSpecsThatCannotTrain) {
   const auto build = [](const OptimizerSpec& spec) { return [spec] { build_optimizer(spec, parameters(), 0); }; };
   OptimizerSpec spec;
   spec.name = "critic";

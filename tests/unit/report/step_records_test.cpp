@@ -93,8 +93,8 @@ TEST(StepRecords, OfAnAbandonedAttemptDoNotCount) {
   EXPECT_THAT(records(fs), ElementsAre(record(1, 3)));
 }
 
-// Whatever a crash left of the last write, what was whole before it stays, and a resumed run goes on behind it.
-TEST(StepRecords, SurviveBeingTornAtEveryByte) {
+// After a crash at any byte of the last write, earlier records stay valid and a resumed run appends to them.
+TEST(StepRecords, SurviveTruncationAtEveryByte) {
   MemoryFileSystem whole;
   write(whole, 1, 3);
   const std::string text = read_file(whole, kFile);
@@ -114,7 +114,7 @@ TEST(StepRecords, SurviveBeingTornAtEveryByte) {
   EXPECT_EQ(points, 193);
 }
 
-TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
+TEST(StepRecords, AreRejectedIfDamagedInTheMiddle) {
   MemoryFileSystem good;
   write(good, 1, 3);
   const std::string text = read_file(good, kFile);
@@ -142,7 +142,7 @@ TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
   EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not match, and more records follow it");
 }
 
-TEST(StepRecords, GoOnBehindWhatTheDiskRefused) {
+TEST(StepRecords, ContinueAfterAFailedWrite) {
   MemoryFileSystem fs;
   RecordWriter writer(fs, kFile, 1, 2, 0);
   writer.add(record(1));
@@ -162,7 +162,7 @@ TEST(StepRecords, GoOnBehindWhatTheDiskRefused) {
   EXPECT_THAT(records(fs), ElementsAre(record(1), record(6)));
 }
 
-TEST(StepRecords, SetAFileOfAnotherProgramAside) {
+TEST(StepRecords, RenameAFileOfAnotherProgram) {
   MemoryFileSystem fs;
   overwrite(fs, "an archive of records");
   write(fs, 1, 2);

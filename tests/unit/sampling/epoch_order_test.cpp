@@ -60,8 +60,8 @@ double excess(const std::vector<double>& counts, const std::vector<double>& shar
 
 constexpr double kRejected = 6;
 
-// Whatever an order is, ranks take slices of one sequence, from any position on.
-TEST(EpochOrder, IsTheSameSequenceAtAnyRankCountAndFromAnyPosition) {
+// In every order, ranks take slices of one sequence, from any position.
+TEST(EpochOrder, IsTheSameSequenceAtAnyWorldSizeAndFromAnyPosition) {
   std::vector<double> weights(101);
   std::iota(weights.begin(), weights.end(), 1.0);
   Ids lengths(101);
@@ -105,7 +105,7 @@ TEST(EpochOrder, IsTheSameSequenceAtAnyRankCountAndFromAnyPosition) {
   EXPECT_EQ(cases, 120);
 }
 
-TEST(EpochOrder, CannotBeMixedWithPyTorchs) {
+TEST(EpochOrder, CannotBeCombinedWithPyTorchsOrder) {
   const std::vector<double> weights = {1, 2};
   EXPECT_THAT(message_of([&] {
                 const DistributedSampler sampler(
@@ -157,8 +157,8 @@ TEST(WeightedOrder, HasIndependentDrawsAndEpochs) {
   EXPECT_GT(excess(same, shares), kRejected) << "the control";
 }
 
-// The law of successive draws: a first, then b among the rest.
-TEST(WeightedOrder, DrawsWithoutReplacementAsIfOneAfterAnother) {
+// The distribution of successive draws: first a, then b from the rest.
+TEST(WeightedOrder, DrawsWithoutReplacementLikeSuccessiveDraws) {
   const std::vector<double> weights = {1, 2, 3, 4, 0};
   const auto order = weighted_order(weights, {.samples = 3, .replacement = false});
   std::vector<double> shares;
@@ -191,7 +191,7 @@ TEST(WeightedOrder, IsFrozen) {
               ElementsAre(5, 3, 0, 2, 1));
 }
 
-TEST(WeightedOrder, RefusesWhatCannotBeDrawn) {
+TEST(WeightedOrder, RejectsInvalidWeights) {
   const auto message = [](const std::vector<double>& weights, WeightedOptions options = {}) {
     return message_of([&] { weighted_order(weights, options); });
   };
@@ -272,13 +272,13 @@ TEST(LengthBucketedOrder, DropsOtherSamplesInEveryEpoch) {
   EXPECT_EQ(seen.size(), 19U);
 }
 
-TEST(LengthBucketedOrder, RefusesWhatIsNoLength) {
+TEST(LengthBucketedOrder, RejectsInvalidLengths) {
   EXPECT_THAT(message_of([] { length_bucketed_order({3, -1}); }), HasSubstr("sample 1 has length -1"));
   EXPECT_THAT(message_of([] { length_bucketed_order({}); }), HasSubstr("the list of lengths is empty"));
   EXPECT_THAT(message_of([] { length_bucketed_order({3}, 0); }), HasSubstr("the pool is 0 batches"));
 }
 
-TEST(CustomOrder, AsksOncePerEpochAndChecksTheLength) {
+TEST(CustomOrder, CallsTheProgramOncePerEpochAndChecksTheLength) {
   int asked = 0;
   const auto order = custom_order(3, [&](std::uint64_t, std::int64_t epoch) {
     ++asked;

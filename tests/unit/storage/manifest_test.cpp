@@ -55,14 +55,14 @@ std::string fault(const std::string& text) {
 
 TEST(Manifest, HasTheDocumentedText) { EXPECT_EQ(manifest_text(golden()), kGolden); }
 
-TEST(Manifest, IsReadBackWhole) {
+TEST(Manifest, ParsesItsOwnText) {
   const Manifest read = parse_manifest(kGolden, "here");
   EXPECT_EQ(manifest_text(read), kGolden);
   EXPECT_EQ(read.files.at(0).crc32c, (std::vector<std::uint32_t>{0x0badf00d, 1}));
   EXPECT_EQ(manifest_text(parse_manifest(manifest_text({}), "here")), manifest_text({}));
 }
 
-TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
+TEST(Manifest, RejectsOtherTextsWithAValidChecksum) {
   const std::string text = kGolden;
   const std::string body = text.substr(0, text.rfind("  \"crc32c\""));
   ASSERT_EQ(fault(sealed(body)), "accepted") << "the control";
@@ -108,7 +108,7 @@ TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
   }
 }
 
-TEST(Manifest, RefusesTextsWithoutItsEnd) {
+TEST(Manifest, RejectsTruncatedTexts) {
   for (const std::string& text :
        {std::string(), std::string("{}"), std::string(1000, ' '), std::string(kGolden) + "\n"}) {
     EXPECT_EQ(fault(text), "here: its checksum does not match its text");

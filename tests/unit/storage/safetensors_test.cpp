@@ -104,7 +104,7 @@ TEST(Safetensors, WritesTheBytesThatPythonWrites) {
             kFromPython);
 }
 
-TEST(Safetensors, GivesBackEveryTensorInItsOrderAndAligned) {
+TEST(Safetensors, ReadsEveryTensorInOrderAndAligned) {
   const std::string data = "0123456789abcdefghijklmnopqrstuv";
   const auto first = [&](std::size_t count) { return as_bytes(std::string_view(data).substr(0, count)); };
   const std::vector<TensorView> tensors = {{"mask", "BOOL", {3}, first(3)},
@@ -130,7 +130,7 @@ TEST(Safetensors, GivesBackEveryTensorInItsOrderAndAligned) {
   }
 }
 
-TEST(Safetensors, RefusesToWriteWhatItWouldNotRead) {
+TEST(Safetensors, RejectsTensorsThatItCouldNotRead) {
   const std::string data(64, 'x');
   const auto bytes = [&](std::size_t count) { return as_bytes(std::string_view(data).substr(0, count)); };
   struct Case {
@@ -280,7 +280,7 @@ TEST(Safetensors, ReadsAHundredThousandTensorsAndNoMore) {
 }
 
 // A header has no checksum of its own: a damaged one may be legal, but never leads outside the file.
-TEST(Safetensors, StaysInsideTheFileWhateverTheHeaderSays) {
+TEST(Safetensors, NeverReadsOutsideTheFile) {
   int points = 0, accepted = 0;
   const std::size_t header_end = 8 + 0x88;
   for (std::size_t at = 0; at < header_end; ++at) {
@@ -303,7 +303,7 @@ TEST(Safetensors, StaysInsideTheFileWhateverTheHeaderSays) {
   EXPECT_LT(accepted, points / 10);
 }
 
-TEST(Safetensors, KeepsTheTerminalCleanOfForeignNames) {
+TEST(Safetensors, MakesNamesPrintable) {
   EXPECT_EQ(fault(with_header("{\"\\u001b[31mred\":{}}", 0)),
             "model.safetensors: header: red: dtype, shape or data_offsets is missing");
 }
