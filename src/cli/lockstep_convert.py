@@ -34,7 +34,7 @@ class Refused(Exception):
     pass
 
 
-# ---- CRC-32C of whole arrays: 4096 lanes side by side, then joined in pairs ------------------------------------------
+# ---- CRC-32C of whole arrays: 4096 lanes in parallel, then joined in pairs ------------------------------------------
 POLYNOMIAL = 0x82F63B78
 LANES = 4096
 
@@ -50,7 +50,7 @@ TABLE = byte_table()
 
 
 def through(columns, values):
-    """The linear map whose images of the 32 single bits are `columns`, of each value."""
+    """Applies to each value the linear map that maps the 32 single bits to `columns`."""
     result = numpy.zeros_like(values)
     for bit in range(32):
         result ^= numpy.where((values >> numpy.uint32(bit)) & 1, columns[bit], numpy.uint32(0))
@@ -70,7 +70,7 @@ def zeros(count):
 
 
 def remainder(data):
-    """Of the bytes, with a register that begins at 0."""
+    """Checksum of the bytes with an initial value of 0."""
     width = len(data) // LANES
     lanes = data[: width * LANES].reshape(LANES, width)
     state = numpy.zeros(LANES, dtype=numpy.uint32)
@@ -172,7 +172,7 @@ def read_pt(path):
         raise Refused(f"{path}: this is neither a state dict nor a file with MODEL_STATE")
     if content and all(name.startswith(PREFIX) for name in content):
         content = {name[len(PREFIX) :]: tensor for name, tensor in content.items()}
-    # Tensors that share memory (tied weights) become two: safetensors has no other way to say it.
+    # Tensors that share memory (tied weights) are stored twice: safetensors cannot represent shared memory.
     return {name: tensor.detach().clone().contiguous() for name, tensor in content.items()}, epochs
 
 
@@ -215,7 +215,7 @@ def main():
     except (Refused, OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 65
-    except Exception as error:  # torch's and safetensors' own: what they refuse to read
+    except Exception as error:  # errors of torch and safetensors: unreadable files
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 65
     return 0
