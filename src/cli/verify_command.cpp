@@ -24,11 +24,10 @@ using Path = std::filesystem::path;
 
 constexpr std::string_view kUsage =
     "usage: lockstep verify [--json] DIR\n\n"
-    "DIR is a run's directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte, "
-    "says\n"
-    "of each checkpoint whether it is valid or where it is damaged, and which one a run would resume from. Nothing is\n"
-    "changed. With --json the answer is one JSON object; docs/checkpoints.md says what is in it.\n\n"
-    "exit code: 0 all valid, 2 usage, 65 one is damaged or none is valid\n";
+    "DIR is a run directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte and\n"
+    "prints for each checkpoint whether it is valid or where it is damaged, and from which one a run would resume.\n"
+    "Changes nothing. With --json it prints one JSON object, which docs/checkpoints.md describes.\n\n"
+    "exit code: 0 all are valid, 2 usage, 65 one is damaged or none is valid\n";
 
 /// The meaning of DIR.
 struct Target {
