@@ -1,4 +1,4 @@
-// Training on one device: the first step of the ladder. 02_multi_device.cpp is the same on every device.
+// Training on one device. 02_multi_device.cpp does the same on several devices.
 //
 //   ./01_single_device 10 2                    ten epochs, a checkpoint every two
 //   ./01_single_device 10 2 --batch_size 64

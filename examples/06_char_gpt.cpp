@@ -1,5 +1,5 @@
-// A small GPT learns English from the licence texts on this machine, or from --text FILE, on as many ranks as there are
-// devices. Stop it with Ctrl-C and start it again: it goes on where it was.
+// A small GPT learns English from the licence texts on this machine, or from --text FILE, with one rank per device. Stop it
+// with Ctrl-C and start it again: it resumes.
 #include <fmt/format.h>
 
 #include "char_gpt.h"
@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   std::int64_t length = 600;
   lockstep::Flags flags;
   flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)");
-  flags.add("sample", &length, "characters to write at the end");
+  flags.add("sample", &length, "number of characters to generate at the end");
 
   return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {
     const auto text = char_gpt::load_text(file);
@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
 
     if (result.stop == lockstep::StopKind::none && session.world.is_main() && length > 0) {
       const std::string sample = char_gpt::sample(task.gpt, text.alphabet, length, session.world.device());
-      session.print(fmt::format("\n{}\n\n{:.0f} % of the words it wrote are words of the text", sample,
+      session.print(fmt::format("\n{}\n\n{:.0f} % of the words in the sample occur in the text", sample,
                                 100 * char_gpt::known_words(sample, text.all)));
     }
   });

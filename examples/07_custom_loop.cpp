@@ -1,5 +1,5 @@
-// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a loop of
-// your own. It ends with the same weights, bit for bit.
+// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a hand-written
+// loop. It ends with bitwise the same weights.
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/lr_schedule.h>
@@ -34,11 +34,11 @@ int main(int argc, char** argv) {
                   .per_rank = lockstep::rng_state(world.device())});
     };
     if (const auto stored = store.load_latest()) {
-      const lockstep::Snapshot& snapshot = stored->snapshot;
-      lockstep::load_module(*model, snapshot.tensors.at("model"));
-      strategy->load_optimizer_state(snapshot.tensors.at("optimizer"));
-      data.seek({.epoch = 0, .consumed = std::stoll(snapshot.values.at("consumed"))});
-      lockstep::set_rng_state(snapshot.per_rank, world.device());
+      const lockstep::CheckpointContents& contents = stored->contents;
+      lockstep::load_module(*model, contents.tensors.at("model"));
+      strategy->load_optimizer_state(contents.tensors.at("optimizer"));
+      data.seek({.epoch = 0, .consumed = std::stoll(contents.values.at("consumed"))});
+      lockstep::set_rng_state(contents.per_rank, world.device());
       step = stored->step;
     }
 

@@ -18,9 +18,9 @@
 
 namespace char_gpt {
 
-constexpr std::int64_t kContext = 64;  // characters the model sees
+constexpr std::int64_t kContext = 64;  // characters that the model uses
 
-/// Text as character numbers, a tenth of it held out for validation.
+/// Text as character numbers; a tenth of it is for validation.
 struct Text {
   std::string all{};
   std::string alphabet{};
@@ -51,7 +51,7 @@ inline Text load_text(const std::string& file) {
   if (text.all.size() < 20 * kBlock) {
     throw lockstep::DataError("the text has " + std::to_string(text.all.size()) + " characters, expected at least " +
                                   std::to_string(20 * kBlock),
-                              "give a longer one with --text FILE");
+                              "use a longer text: --text FILE");
   }
   const std::set<char> characters(text.all.begin(), text.all.end());
   text.alphabet.assign(characters.begin(), characters.end());
@@ -70,7 +70,7 @@ inline Text load_text(const std::string& file) {
   return text;
 }
 
-/// Windows of kContext characters and, as target, the same moved on by one. Sample i begins at i x stride.
+/// Windows of kContext characters; the target is the window shifted by one. Sample i starts at i x stride.
 class Windows final : public lockstep::Dataset {
  public:
   Windows(torch::Tensor characters, std::int64_t stride) : characters_(std::move(characters)), stride_(stride) {}
@@ -119,7 +119,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// 115 thousand parameters with the licence texts' alphabet.
+/// 115 thousand parameters with the alphabet of the licence texts.
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(std::int64_t alphabet, double dropout) {
     constexpr std::int64_t kWidth = 64;
@@ -159,7 +159,7 @@ inline torch::Tensor loss(Gpt& model, const lockstep::Batch& batch) {
   return torch::nn::functional::cross_entropy(model->forward(batch.input).flatten(0, 1), batch.target.flatten());
 }
 
-/// Text that the model goes on with after a line break.
+/// Text that the model generates after a line break.
 inline std::string sample(Gpt& model, const std::string& alphabet, std::int64_t length, torch::Device device) {
   torch::NoGradGuard no_grad;
   model->eval();
@@ -178,7 +178,7 @@ inline std::string sample(Gpt& model, const std::string& alphabet, std::int64_t 
   return text;
 }
 
-/// Of the words of four letters and more in `sample`, the part that occurs in `text`.
+/// The fraction of the words with at least four letters in `sample` that occur in `text`.
 inline double known_words(const std::string& sample, const std::string& text) {
   const auto words = [](const std::string& from) {
     std::vector<std::string> found(1);
@@ -200,7 +200,7 @@ inline double known_words(const std::string& sample, const std::string& text) {
   return said.empty() ? 0.0 : static_cast<double>(hits) / static_cast<double>(said.size());
 }
 
-/// The training that both programs do.
+/// The training of both programs.
 inline lockstep::TrainConfig defaults() {
   return {.max_epochs = 0,
           .max_steps = 1500,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One command: installs what is missing, builds, and trains a small GPT on every GPU of this machine, or without one on two CPU
-# ranks. Flags are handed on: examples/quickstart.sh --max-steps 50
+# Installs what is missing, builds, and trains a small GPT on all GPUs of this machine, or without a GPU on two CPU
+# ranks. Flags are passed to the program: examples/quickstart.sh --max-steps 50
 set -euo pipefail
 start=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -16,8 +16,8 @@
 namespace lockstep {
 namespace {
 
-/// Messages call a setting by its flag; a program that has no flags knows it as a field of its configuration:
-/// "--optim.lr" -> "config.optim.lr".
+/// Messages name a setting by its flag. In a program without flags it is a field of the configuration: "--optim.lr" ->
+/// "config.optim.lr".
 std::string with_field_names(std::string text) {
   constexpr std::string_view kDashes = "--";
   constexpr std::string_view kField = "config.";
@@ -47,7 +47,7 @@ Plan resolve_without_flags(const TrainConfig& config, const Hardware& hardware,
   }
 }
 
-/// As run() begins: all ranks build the same module.
+/// As at the start of run(): all ranks build the same module.
 Session begin_session(Plan plan, World world) {
   at::manual_seed(plan.config.seed);
   return Session(std::move(plan), std::move(world));
@@ -87,7 +87,7 @@ Session Session::connect(const TrainConfig& config) {
   if (!identity) {
     return single(config);
   }
-  identity->starts_ranks = false;  // the program that owns this process starts them, or nobody
+  identity->starts_ranks = false;  // only the program that owns this process may start ranks
   Plan plan = resolve_without_flags(config, probe_hardware(environment), identity);
   plan.launch_name = launch_name(environment, identity);
   World world = World::connect(plan, *identity);

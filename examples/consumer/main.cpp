@@ -1,4 +1,4 @@
-// A project of its own that uses an installed lockstep.
+// A separate project that uses an installed lockstep.
 #include <torch/torch.h>
 
 #include <lockstep/lockstep.h>

@@ -1,6 +1,6 @@
 // lockstep/fwd.h
 //
-// Names only, for headers that need no more.
+// Forward declarations, for headers that need only the names.
 #pragma once
 
 namespace at {

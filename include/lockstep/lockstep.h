@@ -1,6 +1,6 @@
 // lockstep/lockstep.h
 //
-// What a training program needs.
+// Includes what a training program needs.
 #pragma once
 
 #include <lockstep/base/error.h>

@@ -1,6 +1,6 @@
 // lockstep/run.h
 //
-// The front door: one main for every way of starting.
+// run(): one main function for every way to launch a program.
 #pragma once
 
 #include <functional>
@@ -10,21 +10,18 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// The first statement of main. Parses the command line over `defaults`, decides, prints the plan, and calls `worker`
-/// once per rank: in this process for one rank or under an external launcher, else in processes it starts by running
+/// Call it first in main. Parses the command line over `defaults`, resolves and prints the plan, and calls `worker`
+/// once per rank: in this process for one rank or under another launcher, else in processes that it starts by running
 /// this program again.
 ///
-/// - What main does before run() happens in every process; what `worker` writes to captured variables is seen after
-/// run() only
-///   when there is one rank. Results leave through files.
-/// - Train as often as you like inside `worker`; run() itself may be called once per process (a second call is an
-/// error).
-/// - Inside, SIGINT, SIGTERM and SIGUSR1 stop after the current step and a save; a second Ctrl-C ends at once.
+/// - Code in main before run() runs in every process. With several ranks, main does not see what `worker` writes to
+/// captured variables; write results to files.
+/// - `worker` may train several times; run() itself may be called only once per process (a second call is an error).
+/// - SIGINT, SIGTERM and SIGUSR1 stop the run after the current step and a save; a second Ctrl-C ends it at once.
 ///
-/// Returns the exit code (base/error.h) and prints what went wrong; never throws. `return lockstep::run(...)` from
-/// main.
+/// Returns the exit code (base/error.h) and prints errors; never throws. Use it as `return lockstep::run(...)` in main.
 int run(const TrainConfig& defaults, int argc, char** argv, const std::function<void(Session&)>& worker);
-/// With the program's own flags beside ours.
+/// With the program's own flags.
 int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
         const std::function<void(Session&)>& worker);
 

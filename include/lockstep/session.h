@@ -1,7 +1,7 @@
 // lockstep/session.h
 //
-// One process's part of a run: the decision, the world and the requests. run() hands it to your function; a program
-// that owns its process makes it itself, and then the library never exits and installs no signal handler.
+// The plan, the world and the requests of one process. run() passes a Session to your function. A program without run()
+// creates one; the library then never exits the process and installs no signal handler.
 #pragma once
 
 #include <memory>
@@ -17,23 +17,23 @@ class Console;
 
 class Session {
  public:
-  /// One rank in this process. Seeds LibTorch's generators with config.seed, as run() does; config.fresh acts at its
-  /// first fit. Throws: ConfigError; a field is called config.optim.lr there. Messages of a training call it by its
+  /// One rank in this process. Seeds LibTorch's generators with config.seed, as run() does; config.fresh takes effect
+  /// at the first fit. Throws: ConfigError, which names a field as config.optim.lr. Messages of a training name the
   /// flag, --optim.lr.
   static Session single(const TrainConfig& config = {});
-  /// Collective. One rank of a launch: our launcher's, torchrun's or the same variables; one rank alone when there are
-  /// none. The rest as single(). Throws: ConfigError, CommError.
+  /// Collective. One rank of a launch by our launcher, by torchrun, or by any launcher that sets the same variables;
+  /// without these variables a single rank. Otherwise as single(). Throws: ConfigError, CommError.
   static Session connect(const TrainConfig& config = {});
 
   Session(Plan plan, World world, TrainControl control = {}, std::shared_ptr<Console> console = nullptr);
 
-  /// Lines on the terminal from the main rank, without a rank prefix; nothing on the others.
+  /// Prints lines on the terminal of the main rank, without a rank prefix; does nothing on other ranks.
   void print(std::string_view text);
 
   Plan plan;
   World world;
   TrainControl control;
-  std::shared_ptr<Console> console;  ///< where the main rank's reports go; silent on the others
+  std::shared_ptr<Console> console;  ///< receives the reports of the main rank; prints nothing on the others
 };
 
 }  // namespace lockstep

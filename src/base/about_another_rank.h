@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// An exception with this base is thrown by every rank and is about another rank than this one, whose word counts.
+/// An exception with this base is thrown by every rank, but another rank is the cause. The report of that rank counts.
 struct AboutAnotherRank {
   virtual ~AboutAnotherRank() = default;
 };

@@ -1,4 +1,4 @@
-// Names of machines to addresses of theirs. Torch-free.
+// Resolves host names to addresses. Torch-free.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-/// For TCP. Null, and getaddrinfo's `error`: the name is not known, perhaps not yet.
+/// Addresses for TCP. Null: the name is not known (perhaps not yet); `error` is then getaddrinfo's code.
 inline Addresses resolve_address(const std::string& host, int port, int& error) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;

@@ -15,10 +15,11 @@ struct TrainControl::State {
   std::string reason;
   StopKind reason_kind = StopKind::none;
 
-  // What a signal handler touches must not lock.
+  // A signal handler uses these; they must be lock-free.
   static_assert(std::atomic<StopKind>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-  /// True for the first request, and for the first that is not the program's: its own stop must not hide a signal's.
+  /// True for the first request, and for the first one that is not the program's: the program's stop must not hide a
+  /// signal's.
   bool claim_stop(StopKind kind) noexcept {
     auto before = StopKind::none;
     return stop.compare_exchange_strong(before, kind) ||
@@ -57,9 +58,9 @@ std::string TrainControl::stop_reason() const {
     case StopKind::none:
       return "";
     case StopKind::program:
-      return "the program asked for it";
+      return "the program requested a stop";
     case StopKind::terminate:
-      return "a signal asked for it";
+      return "a signal requested a stop";
     case StopKind::interrupt:
       return "Ctrl-C";
   }

@@ -49,7 +49,8 @@ std::uint32_t extend_portable(std::uint32_t crc, const std::byte* data, std::siz
 
 #if defined(__x86_64__)
 
-constexpr std::size_t kLane = 4096;  // the instruction takes three cycles but starts every cycle: three lanes at once
+constexpr std::size_t kLane =
+    4096;  // the instruction has a latency of three cycles and starts every cycle: use three lanes
 
 /// Appending zero bytes is linear in the checksum, so four lookups advance a checksum over a whole lane.
 struct LaneShift {

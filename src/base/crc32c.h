@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Continues `crc` (0 to begin) over `bytes`.
+/// Extends the checksum `crc` (start with 0) by `bytes`.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept;
 
 /// The same without special instructions.

@@ -21,7 +21,7 @@ class Descriptor {
   int get() const noexcept { return fd_; }
   bool is_open() const noexcept { return fd_ >= 0; }
   int release() noexcept { return std::exchange(fd_, -1); }
-  /// 0 or -1. Linux has released the descriptor even when this fails, so it is never repeated.
+  /// 0 or -1. Never retried: Linux releases the descriptor even if this fails.
   int close() noexcept { return fd_ < 0 ? 0 : ::close(std::exchange(fd_, -1)); }
 
  private:

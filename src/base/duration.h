@@ -1,4 +1,4 @@
-// Settings give seconds as numbers. Torch-free.
+// Durations from configuration fields, which are numbers of seconds. Torch-free.
 #pragma once
 
 #include <chrono>

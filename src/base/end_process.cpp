@@ -12,14 +12,14 @@
 namespace lockstep {
 namespace {
 
-// A signal handler gets nothing but a number, so what it acts on has to be static.
+// A signal handler has no arguments of its own, so its data must be static.
 constinit std::atomic<int> code_at_the_end{0};
 
 extern "C" void on_alarm(int) { _exit(code_at_the_end); }
 
 }  // namespace
 
-// A timer and not a thread: a process that fails may be unable to make one.
+// A timer instead of a thread: a failing process may be unable to create a thread.
 void end_process_within(std::chrono::seconds time, int code) noexcept {
   code_at_the_end = code;
   struct sigaction action {};

@@ -1,4 +1,4 @@
-// The way out of a process whose other threads may wait for ever. Torch-free.
+// Ends a process whose other threads may never finish. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -6,17 +6,17 @@
 
 namespace lockstep {
 
-/// Ends the process with `code` if it still lives after `time`, whatever its threads wait for. Uses SIGALRM. The last
-/// call counts.
+/// Ends the process with `code` after `time` if it is still running, whatever its threads wait for. Uses SIGALRM. The
+/// last call counts.
 void end_process_within(std::chrono::seconds time, int code) noexcept;
 
-/// Calls `say`, flushes the streams and ends the process with `code`, a second later at the latest: a reader that does
-/// not read, or a thread that holds a stream, delays it no longer. No destructor and no exit handler runs: those would
-/// join threads that may sit in collectives.
+/// Calls `say`, flushes the streams and ends the process with `code`, after at most one second: a blocked reader or a
+/// locked stream cannot delay it longer. Runs no destructors and no exit handlers, because those would join threads
+/// that may be blocked in collectives.
 [[noreturn]] void end_process(int code, const std::function<void()>& say = {}) noexcept;
 
-/// Opens /dev/null in place of standard descriptors that are closed. Else the next file or socket would get the number,
-/// and what is printed would end up there.
+/// Opens /dev/null for each closed standard descriptor. Otherwise the next file or socket would get its number and
+/// receive the output of the program.
 void open_standard_descriptors() noexcept;
 
 }  // namespace lockstep

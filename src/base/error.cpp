@@ -30,9 +30,9 @@ std::string only_hint(const std::vector<Problem>& problems) {
   return problems.size() == 1 ? problems.front().hint : std::string();
 }
 
-/// What to do about errors of LibTorch that many programs meet.
+/// Hints for common LibTorch errors.
 struct KnownCause {
-  std::string_view part{};  ///< of the text
+  std::string_view part{};  ///< of the error text
   const char* hint;
 };
 constexpr KnownCause kKnownCauses[] = {
@@ -98,7 +98,7 @@ ExitCode exit_code_of(const std::exception& error) noexcept {
 namespace detail {
 
 namespace {
-// An assertion knows nobody, and whoever wants to hear of it is layers above.
+// A listener, because base cannot depend on its listeners.
 constinit std::atomic<AssertionListener> listener_of_assertions{nullptr};
 }  // namespace
 
@@ -116,7 +116,7 @@ void assertion_failed(const char* condition, const char* why, const char* file, 
                                      log_rank(), why, condition, file, line);
     const auto size = std::min(static_cast<std::size_t>(std::max(length, 0)), text.size() - 1);
     if (::write(STDERR_FILENO, text.data(), size) < 0) {
-      // Nothing is left to report it to.
+      // Nobody is left who could handle the error.
     }
   }
   ::_exit(static_cast<int>(ExitCode::internal));

@@ -15,8 +15,8 @@ namespace lockstep {
 using EventValue = std::variant<std::string, std::int64_t, double, bool>;
 using EventFields = std::vector<std::pair<std::string, EventValue>>;
 
-/// Appends {"v":1,"time":"2026-11-21T10:00:00.123Z","event":"save",...}. Each line is one write. What cannot be written
-/// is a warning (ReportFile). Not thread-safe.
+/// Appends {"v":1,"time":"2026-11-21T10:00:00.123Z","event":"save",...}. Each line is one write. A failed write is a
+/// warning (ReportFile). Not thread-safe.
 class EventLog {
  public:
   EventLog(FileSystem& fs, const std::filesystem::path& file);

@@ -1,4 +1,4 @@
-// Strings as execve and posix_spawn want them. Torch-free.
+// Converts strings to the form that execve and posix_spawn need. Torch-free.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Ends with a null pointer; valid as long as `texts` is left alone.
+/// Ends with a null pointer; valid while `texts` does not change.
 inline std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
   for (std::string& text : texts) {

@@ -28,20 +28,21 @@ namespace {
 
 using Path = std::filesystem::path;
 
-constexpr mode_t kFileMode = 0666;  // the umask takes its part away
+constexpr mode_t kFileMode = 0666;  // the umask removes bits
 constexpr mode_t kDirectoryMode = 0777;
-constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // not waiting: a pipe in a file's place must not hang us
+constexpr int kAlways =
+    O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // non-blocking: a pipe in place of a file must not block us
 
 constexpr std::string_view kTemporary = ".tmp.";
 
-/// A name beside `path` that nobody else has.
+/// A unique name beside `path`.
 Path temporary_path(const Path& path) {
   Path temporary = path;
   temporary += std::string(kTemporary) + random_id();
   return temporary;
 }
 
-/// Calls `work`; where it throws, the file or link `temporary` goes.
+/// Calls `work`; if it throws, removes the file or link `temporary`.
 template <class Work>
 void removing_on_failure(FileSystem& fs, const Path& temporary, const Work& work) {
   try {
@@ -50,13 +51,13 @@ void removing_on_failure(FileSystem& fs, const Path& temporary, const Work& work
     try {
       fs.remove(temporary);
     } catch (const IoError&) {
-      // The first failure is the one to report.
+      // Report the first failure, not this one.
     }
     throw;
   }
 }
 
-/// Repeats a system call that a signal interrupted.
+/// Repeats a system call that was interrupted by a signal.
 template <class Call>
 auto retry(Call&& call) {
   auto result = call();
@@ -73,7 +74,7 @@ int open_file(const Path& path, int flags) {
 void require_regular(const Descriptor& file, const Path& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) {
-    throw_io_error("look at", path, errno);
+    throw_io_error("inspect", path, errno);
   }
   if (S_ISDIR(status.st_mode)) {
     throw_io_error("open", path, EISDIR);
@@ -83,7 +84,7 @@ void require_regular(const Descriptor& file, const Path& path) {
   }
 }
 
-/// -1 and EEXIST when there is one.
+/// -1 and EEXIST if the file exists.
 Descriptor create_new(const Path& path, int access) { return Descriptor(open_file(path, access | O_CREAT | O_EXCL)); }
 
 Descriptor open_or_create(const Path& path, int access) {
@@ -112,14 +113,14 @@ void write_all(int fd, std::span<const std::byte> bytes, const Path& path) {
   }
 }
 
-/// Writes in large blocks past the page cache (O_DIRECT), each by a thread while the next is being filled: nearly as
-/// fast as the disk takes bytes.
+/// Writes in large blocks past the page cache (O_DIRECT). A thread writes one block while the next one is filled, so
+/// that writing is nearly as fast as the disk.
 class DirectWriter {
  public:
   static constexpr std::size_t kBlock = 4 << 20;
-  static constexpr std::size_t kAlignment = 4096;  // of memory, place and length: what disks ask for
+  static constexpr std::size_t kAlignment = 4096;  // of memory, offset and length, as disks require
 
-  /// False: this file system cannot do it.
+  /// False: the file system does not support it.
   static bool turn_on(int fd) { return set_direct(fd, true); }
 
   DirectWriter(int fd, Path path) : fd_(fd), path_(std::move(path)) {
@@ -141,13 +142,13 @@ class DirectWriter {
         wait();
         std::swap(blocks_[0], blocks_[1]);
         filled_ = 0;
-        // The default policy: with no thread to be had, wait() does the work.
+        // The default policy: if no thread can be created, wait() does the work.
         writing_ = std::async([this] { write(std::span(blocks_[1].get(), kBlock)); });
       }
     }
   }
 
-  /// Writes the rest; the file is an ordinary one from now on.
+  /// Writes the rest; from now on the file is written in the ordinary way.
   void finish() {
     wait();
     set_direct(fd_, false);
@@ -176,8 +177,7 @@ class DirectWriter {
     if (written < 0 && errno != EINVAL) {
       throw_io_error("write", path_, errno);
     }
-    if (written <
-        static_cast<ssize_t>(bytes.size())) {  // refused after all, or cut short: what is left the ordinary way
+    if (written < static_cast<ssize_t>(bytes.size())) {  // rejected or cut short: write the rest in the ordinary way
       set_direct(fd_, false);
       write_all(fd_, bytes.subspan(static_cast<std::size_t>(std::max<ssize_t>(written, 0))), path_);
     }
@@ -187,7 +187,7 @@ class DirectWriter {
   Path path_;
   std::array<Block, 2> blocks_{};  // being filled, being written
   std::size_t filled_ = 0;
-  std::future<void> writing_{};  // last: its end is waited for before anything else goes
+  std::future<void> writing_{};  // last member: its destructor waits for the write
 };
 
 class RealWritableFile final : public WritableFile {
@@ -195,7 +195,7 @@ class RealWritableFile final : public WritableFile {
   RealWritableFile(Descriptor file, Path path) : file_(std::move(file)), path_(std::move(path)) {}
 
   void reserve(std::int64_t bytes) override {
-    // Without changing the size: what is written says how long the file is.
+    // Does not change the size, which tells how much was written.
     const auto allocate = [&] { return ::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, 0, bytes); };
     if (bytes > 0 && retry(allocate) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
       throw_io_error(fmt::format("reserve {} bytes for", bytes), path_, errno);
@@ -244,7 +244,7 @@ class RealWritableFile final : public WritableFile {
 
   Descriptor file_;
   Path path_;
-  std::unique_ptr<DirectWriter> direct_{};  // last: it writes to file_
+  std::unique_ptr<DirectWriter> direct_{};  // last member: it writes to file_
 };
 
 class RealRandomAccessFile final : public RandomAccessFile {
@@ -254,7 +254,7 @@ class RealRandomAccessFile final : public RandomAccessFile {
   std::int64_t size() const override {
     struct stat status {};
     if (::fstat(file_.get(), &status) != 0) {
-      throw_io_error("look at", path_, errno);
+      throw_io_error("inspect", path_, errno);
     }
     return status.st_size;
   }
@@ -331,7 +331,7 @@ class RealFileSystem final : public FileSystem {
     if (directory.get() < 0) {
       throw_io_error("open", path, errno);
     }
-    // EINVAL: this file system keeps no directories that could be synced.
+    // EINVAL: this file system cannot sync directories.
     if (retry([&] { return ::fsync(directory.get()); }) != 0 && errno != EINVAL) {
       throw_io_error("sync", path, errno);
     }
@@ -347,7 +347,7 @@ class RealFileSystem final : public FileSystem {
     if (errno != EINVAL && errno != ENOSYS) {
       throw_rename_error(from, to, errno);
     }
-    if (exists(to)) {  // some network file systems cannot do it in one step
+    if (exists(to)) {  // some network file systems cannot rename without replacement in one step
       throw_rename_error(from, to, EEXIST);
     }
     replace(from, to);
@@ -373,9 +373,9 @@ class RealFileSystem final : public FileSystem {
   std::optional<Path> read_link(const Path& path) override {
     std::error_code error;
     Path target = std::filesystem::read_symlink(path, error);
-    // EINVAL: something else than a link.
+    // EINVAL: not a link.
     if (error && error != std::errc::invalid_argument && error != std::errc::no_such_file_or_directory) {
-      throw_io_error("look at", path, error.value());
+      throw_io_error("inspect", path, error.value());
     }
     return error ? std::nullopt : std::optional(std::move(target));
   }
@@ -402,7 +402,7 @@ class RealFileSystem final : public FileSystem {
     if (errno == ENOENT || errno == ENOTDIR) {
       return false;
     }
-    throw_io_error("look at", path, errno);
+    throw_io_error("inspect", path, errno);
   }
 
   std::vector<std::string> list(const Path& path) override {
@@ -422,7 +422,7 @@ class RealFileSystem final : public FileSystem {
   std::int64_t free_bytes(const Path& path) override {
     struct statvfs status {};
     if (retry([&] { return ::statvfs(path.c_str(), &status); }) != 0) {
-      throw_io_error("look at the file system of", path, errno);
+      throw_io_error("inspect the file system of", path, errno);
     }
     return static_cast<std::int64_t>(status.f_bavail) * static_cast<std::int64_t>(status.f_frsize);
   }
@@ -431,7 +431,8 @@ class RealFileSystem final : public FileSystem {
     Descriptor file = open_or_create(path, O_RDWR);
     const auto lock = [&] { return retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) == 0; };
     bool locked = lock();
-    while (locked && !is_at(file, path)) {  // its directory was renamed meanwhile: that lock is another directory's
+    while (locked &&
+           !is_at(file, path)) {  // the directory was renamed meanwhile: this lock belongs to another directory now
       file = open_or_create(path, O_RDWR);
       locked = lock();
     }
@@ -444,7 +445,7 @@ class RealFileSystem final : public FileSystem {
       owner.assign(text.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
       return nullptr;
     }
-    // Who holds it is for people to read: a full disk does not refuse the lock.
+    // The text is only information for people: on a full disk the lock is still granted.
     if (retry([&] { return ::ftruncate(file.get(), 0); }) == 0) {
       [[maybe_unused]] const ssize_t written =
           retry([&] { return ::write(file.get(), my_text.data(), my_text.size()); });
@@ -453,14 +454,14 @@ class RealFileSystem final : public FileSystem {
   }
 
  private:
-  /// False if the parent is missing; true if the directory is there now.
+  /// False if the parent is missing; true if the directory exists now.
   static bool make_directory(const Path& path) {
     if (::mkdir(path.c_str(), kDirectoryMode) == 0) {
       return true;
     }
     const int error = errno;
     std::error_code ignored;
-    if (std::filesystem::is_directory(path, ignored)) {  // also where mkdir says EROFS or EACCES before EEXIST
+    if (std::filesystem::is_directory(path, ignored)) {  // mkdir may report EROFS or EACCES instead of EEXIST
       return true;
     }
     if (error == ENOENT) {
@@ -488,7 +489,7 @@ void throw_io_error(std::string_view verb, const Path& path, int error) {
   if (error == ENOSPC || error == EDQUOT) {
     hint = "free space there, or write to another file system";
   } else if (error == EFBIG) {
-    hint = "a limit of this process forbids files that large: see ulimit -f";
+    hint = "the file exceeds the size limit of this process: see ulimit -f";
   } else if (error == EACCES || error == EPERM) {
     hint = "check the permissions of the path and of the directories above it";
   }
@@ -505,7 +506,7 @@ std::string read_file(FileSystem& fs, const Path& path, std::int64_t max_bytes) 
   const auto file = fs.open(path);
   const std::int64_t size = file->size();
   if (size > max_bytes) {
-    throw IoError(fmt::format("cannot read {}: it has {} bytes, expected at most {}", path.string(), size, max_bytes));
+    throw IoError(fmt::format("cannot read {}: it has {} bytes, the limit is {}", path.string(), size, max_bytes));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   file->read(0, std::as_writable_bytes(std::span(text)));

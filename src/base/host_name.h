@@ -1,11 +1,11 @@
-// What this machine calls itself. Torch-free.
+// The host name of this machine. Torch-free.
 #pragma once
 
 #include <string>
 
 namespace lockstep {
 
-/// Printable; "localhost" if it has no name.
+/// Printable; "localhost" if the machine has no name.
 std::string host_name();
 
 }  // namespace lockstep

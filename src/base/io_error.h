@@ -1,4 +1,4 @@
-// The wording of a failed file operation. Torch-free.
+// The error of a failed file operation. Torch-free.
 #pragma once
 
 #include <filesystem>

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// Tells how far the parser has read, which nlohmann's callbacks do not.
+/// Records how far the parser has read; nlohmann's callbacks do not report it.
 struct TrackedIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -39,13 +39,13 @@ std::string place(std::string_view text, const char* at) {
   return fmt::format("line {}, column {}", line, std::max<std::size_t>(column, 1));
 }
 
-/// nlohmann prefixes "[json.exception.parse_error.101] "; the rest is good.
+/// Removes nlohmann's prefix "[json.exception.parse_error.101] ".
 std::string without_library_prefix(std::string text) {
   const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
   return end == std::string::npos ? text : text.substr(end + 2);
 }
 
-/// A copy in which numbers that JSON cannot write are strings.
+/// A copy in which numbers that JSON cannot represent are strings.
 Json writable(const Json& value) {
   if (value.is_number_float()) {
     const double number = value.get<double>();
@@ -70,8 +70,8 @@ Json writable(const Json& value) {
 }  // namespace
 
 Json parse_json(std::string_view text, int max_depth) {
-  if (text.find('\0') != std::string_view::npos) {  // the parser would take it for the end
-    throw std::runtime_error("found a zero byte, expected text");
+  if (text.find('\0') != std::string_view::npos) {  // the parser would treat it as the end of the text
+    throw std::runtime_error("the text contains a zero byte");
   }
   const char* furthest = text.data();
   std::vector<std::set<std::string>> keys;  // of each open object
@@ -96,7 +96,7 @@ Json parse_json(std::string_view text, int max_depth) {
     return Json::parse(TrackedIterator{text.data(), &furthest}, TrackedIterator{text.data() + text.size(), &furthest},
                        check);
   } catch (const Json::parse_error& error) {
-    throw std::runtime_error(without_library_prefix(error.what()));  // has line and column already
+    throw std::runtime_error(without_library_prefix(error.what()));  // the message contains line and column
   } catch (const Json::exception& error) {
     throw std::runtime_error(fmt::format("{}: {}", place(text, furthest), without_library_prefix(error.what())));
   }

@@ -22,12 +22,12 @@ std::shared_ptr<MappedFile> MappedFile::open(const Path& path) {
     throw_io_error("open", path, errno);
   }
   if (!S_ISREG(status.st_mode)) {
-    throw IoError(fmt::format("cannot open {}: found a directory or device, expected a file", path.string()));
+    throw IoError(fmt::format("cannot open {}: it is not a regular file", path.string()));
   }
   const auto size = static_cast<std::size_t>(status.st_size);
   void* memory = nullptr;
   if (size > 0) {
-    // Not reserved: a file may be larger than the memory, and few of its pages are ever written to.
+    // No reservation: the file may be larger than the memory, and few of its pages are ever written to.
     memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
     if (memory == MAP_FAILED) {
       throw_io_error("map", path, errno);

@@ -1,4 +1,4 @@
-// A file in memory. Torch-free.
+// A memory-mapped file. Torch-free.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// Opening costs nothing; pages come from the file when they are touched, and the ranks of a node share them. A page
-/// that is written to becomes this process's own; the file stays as it is. Whoever cuts the file off meanwhile kills
-/// its readers (SIGBUS).
+/// Opening costs nothing: pages are read on first access, and the ranks of a node share them. A page that is written to
+/// becomes private to this process; the file does not change. If another process truncates the file, readers are killed
+/// (SIGBUS).
 class MappedFile {
  public:
   using Path = std::filesystem::path;
 
-  /// Throws: IoError (also for what is no regular file).
+  /// Throws: IoError (also if `path` is not a regular file).
   static std::shared_ptr<MappedFile> open(const Path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

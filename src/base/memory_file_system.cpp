@@ -21,12 +21,12 @@ struct Node;
 using NodePointer = std::shared_ptr<Node>;
 using Entries = std::map<std::string, NodePointer>;
 
-/// A file, a directory or a symbolic link: what programs see, and what the disk holds.
+/// A file, a directory or a symbolic link, with two states: what programs see and what is on the disk.
 struct Node {
   bool is_directory = false;
   Bytes data{};
   Bytes durable_data{};
-  bool poisoned = false;  // a sync failed: the kernel has forgotten what was dirty
+  bool poisoned = false;  // a sync failed: the unsynced data is lost
   Entries entries{};
   Entries durable_entries{};
   std::optional<Path> link{};
@@ -54,9 +54,9 @@ struct MemoryFileSystem::State {
   int fail_from = -1, fail_until = -1, fail_error = 0;
   int power_lost_at = -1;
   std::int64_t free_bytes = std::int64_t{1} << 40;
-  std::map<std::string, std::string> locks;  // path -> the owner's text
+  std::map<std::string, std::string> locks;  // path -> text of the owner
 
-  /// Counts an operation; returns the errno with which it has to fail, or 0.
+  /// Counts an operation; returns the errno with which it must fail, or 0.
   int begin(std::string_view verb, const std::string& what) {
     const int index = static_cast<int>(trace.size());
     if (power_lost_at >= 0 && index >= power_lost_at) {
@@ -94,7 +94,7 @@ struct MemoryFileSystem::State {
     return node;
   }
 
-  /// The directory that holds (or would hold) `path`.
+  /// The parent directory of `path`.
   Node& parent(std::string_view verb, const Path& path) const {
     const NodePointer node = find(path.lexically_normal().parent_path());
     if (node == nullptr || !node->is_directory) {
@@ -244,7 +244,7 @@ void MemoryFileSystem::corrupt(const Path& path, std::int64_t offset) {
   const std::lock_guard lock(state_->mutex);
   const NodePointer node = state_->find(path);
   const auto at = static_cast<std::size_t>(offset);
-  LOCKSTEP_ASSERT(node != nullptr && at < node->data.size(), "only a byte that exists can be corrupted");
+  LOCKSTEP_ASSERT(node != nullptr && at < node->data.size(), "the corrupted byte must exist");
   node->data[at] ^= std::byte{1};
   node->durable_data = node->data;
 }

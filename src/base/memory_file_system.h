@@ -1,4 +1,4 @@
-// Files in memory whose disk can fill up, fail or lose power at any operation. For tests. Torch-free.
+// An in-memory file system for tests: its disk can fill up, fail or lose power at any operation. Torch-free.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,18 @@
 
 namespace lockstep {
 
-/// What a power loss leaves of writes that nobody synced; a correct protocol survives all of it.
+/// What remains of unsynced writes after a power loss; a correct protocol survives all three cases.
 enum class Unsynced {
   lost,          ///< neither data nor directory entries
   entries_kept,  ///< creates, renames and removals reached the disk, file data did not
   all_kept,      ///< everything had reached the disk
 };
 
-/// Thrown by the operation at which the power went, and by every one after it. Not an IoError: nothing may handle it.
+/// Thrown by the operation during which the power fails, and by all later ones. Not an IoError: no code may handle it.
 struct PowerLost {};
 
-/// Data becomes durable by WritableFile::sync(), directory entries (create, rename, remove) by sync_directory() of the
-/// directory that holds them. Every call that changes something is one operation, numbered from 0.
+/// WritableFile::sync() makes data durable; sync_directory() of the parent makes directory entries durable (create,
+/// rename, remove). Every call that changes something is one operation, numbered from 0.
 class MemoryFileSystem final : public FileSystem {
  public:
   MemoryFileSystem();
@@ -30,14 +30,14 @@ class MemoryFileSystem final : public FileSystem {
   int operations() const;
   std::vector<std::string> trace() const;  ///< "rename /a /b" for each operation so far
 
-  /// Operation `operation` and the `times` - 1 after it fail with `error`. A failing append has written half of its
-  /// bytes; a file whose sync failed never becomes durable, even if a later sync succeeds.
+  /// The operations `operation` to `operation` + `times` - 1 fail with `error`. A failing append writes half of its
+  /// bytes. A file whose sync failed never becomes durable, even if a later sync succeeds.
   void fail_at(int operation, int error, int times = 1);
   void lose_power_at(int operation);
-  /// What is on the disk after the machine comes back.
+  /// The content of the disk after the machine restarts.
   std::unique_ptr<MemoryFileSystem> after_power_loss(Unsynced unsynced = Unsynced::lost) const;
   void set_free_bytes(std::int64_t bytes);
-  /// Flips one bit of a file, as bad media do.
+  /// Flips one bit of a file, like a damaged disk.
   void corrupt(const Path& path, std::int64_t offset);
 
   std::unique_ptr<WritableFile> create(const Path& path) override;

@@ -1,4 +1,4 @@
-// Names that nobody else has. Torch-free.
+// Random unique names. Torch-free.
 #pragma once
 
 #include <string>
@@ -8,6 +8,6 @@ namespace lockstep {
 
 /// 64 random bits as 16 hexadecimal digits.
 std::string random_id();
-bool is_random_id(std::string_view text) noexcept;  ///< it could come from random_id()
+bool is_random_id(std::string_view text) noexcept;  ///< it has the form of random_id()
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// Something else than a regular file has the name.
+/// The path exists and is not a regular file.
 bool is_no_file(const IoError& error) {
   return error.number() == EISDIR || error.number() == ELOOP || error.number() == ENXIO;
 }
@@ -69,7 +69,7 @@ void ReportFile::set_aside(const std::string& reason) {
     const std::filesystem::path aside = fmt::format("{}.{}", path_.string(), number);
     if (!fs_.exists(aside)) {
       fs_.rename(path_, aside);
-      log_warning(fmt::format("{}: it is {} now", reason, aside.filename().string()));
+      log_warning(fmt::format("{}: moved it to {}", reason, aside.filename().string()));
       return;
     }
   }

@@ -1,4 +1,4 @@
-// A file that reports on a run: lines or records, one after the other. Torch-free.
+// A file of lines or records that reports on a run. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,25 @@
 
 namespace lockstep {
 
-/// A report never ends the run. The first write that fails is a warning; what could not be written is dropped and
-/// counted; every later write tries again, and the first that succeeds says how many are missing. Not thread-safe.
+/// A failed report never ends the run. The first failed write logs a warning; its units are dropped and counted. Every
+/// later write tries again, and the first success logs how many units are missing. Not thread-safe.
 class ReportFile {
  public:
-  /// Makes an opened file ready to be appended to; it may shorten it and append to it. Called after every opening, so
-  /// again after a failure, which may have left a part of a line. False: another program wrote this file.
+  /// Prepares an opened file for appending; it may truncate the file and append to it. Called after every opening, also
+  /// after a failure that left a part of a line. False: another program wrote this file.
   using Prepare = std::function<bool(WritableFile& file, const RandomAccessFile& content)>;
 
-  /// Opens `path` at once. What stands in its place and cannot be continued (a directory, a link, a pipe, a file of
-  /// another program) is renamed to `path`.1, .2, ..., with a warning. `unit` is what is counted: "rows".
+  /// Opens `path` at once. If something else is there that cannot be continued (a directory, a link, a pipe, a file of
+  /// another program), it is renamed to `path`.1, .2, ..., with a warning. `unit` is the plural noun of what is
+  /// counted: "rows".
   ReportFile(FileSystem& fs, std::filesystem::path path, std::string unit, Prepare prepare);
-  ~ReportFile();  ///< says how many are missing at the end
+  ~ReportFile();  ///< logs how many units are missing
   ReportFile(const ReportFile&) = delete;
   ReportFile& operator=(const ReportFile&) = delete;
 
-  /// Calls `write` with the file; it writes `count` units, all or none. Returns whether they are written.
+  /// Calls `write` with the file; it writes `count` units, all or none. Returns whether they were written.
   bool write(std::int64_t count, const std::function<void(WritableFile& file)>& write);
-  /// The next write opens the file again: it was replaced by another one.
+  /// Makes the next write open the file again, because another file has replaced it.
   void reopen() noexcept { file_.reset(); }
 
  private:
@@ -40,12 +41,12 @@ class ReportFile {
   std::filesystem::path path_;
   std::string unit_;
   Prepare prepare_;
-  std::unique_ptr<WritableFile> file_{};  // nullptr: to be opened
+  std::unique_ptr<WritableFile> file_{};  // nullptr: not open
   bool failing_ = false;
-  std::int64_t missing_ = 0;  // since it fails
+  std::int64_t missing_ = 0;  // since the first failure
 };
 
-/// Of a text file: what stands before the end of its last whole line. The rest is what a crash or a full disk has left.
+/// The part of a text file up to the end of its last complete line. The rest was left by a crash or a full disk.
 std::int64_t end_of_last_line(const RandomAccessFile& file);
 
 }  // namespace lockstep

@@ -28,7 +28,7 @@ Console& console() {
   return the_console;
 }
 
-/// One write(2) for what fits into one; an unwritable standard error is nobody's fault here.
+/// One write(2) if it accepts all bytes. Errors are ignored: there is no other place to report them.
 void write_to_stderr(std::string_view text) noexcept {
   while (!text.empty()) {
     const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
@@ -43,23 +43,12 @@ void write_to_stderr(std::string_view text) noexcept {
   }
 }
 
-bool set_and_not_zero(const Variables& variables, std::string_view name) {
-  const auto value = variables.get(name);
-  return value && !value->empty() && *value != "0";
-}
-
 }  // namespace
 
 Terminal probe_terminal(int fd, const Variables& variables) {
   const bool is_terminal = ::isatty(fd) == 1;
-  const bool can_redraw = is_terminal && variables.get("TERM").value_or("dumb") != "dumb";
-
   Terminal terminal;
-  terminal.interactive = can_redraw && !variables.has("CI");
-  if (variables.get("NO_COLOR").value_or("").empty()) {
-    terminal.colour =
-        can_redraw || set_and_not_zero(variables, "FORCE_COLOR") || set_and_not_zero(variables, "CLICOLOR_FORCE");
-  }
+  terminal.interactive = is_terminal && variables.get("TERM").value_or("dumb") != "dumb" && !variables.has("CI");
   winsize size{};
   if (is_terminal && ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     terminal.width = size.ws_col;

@@ -1,4 +1,4 @@
-// What standard error is, and the one status line kept below the log. Torch-free.
+// Properties of standard error, and the one status line that stays below the log. Torch-free.
 #pragma once
 
 #include <string>
@@ -7,18 +7,17 @@
 namespace lockstep {
 
 struct Terminal {
-  bool interactive = false;  ///< a terminal that can redraw (not dumb, not CI)
-  bool colour = false;       ///< NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE honoured
+  bool interactive = false;  ///< a terminal that can redraw (not TERM=dumb, not in CI)
   int width = 80;
 };
 
-/// Asks the system about a descriptor; `variables` are the ones it may look at, read by the caller.
+/// Queries a descriptor; the caller passes the environment variables.
 class Variables;
 Terminal probe_terminal(int fd, const Variables& variables);
 
-/// Writes a whole line to standard error, above the status line. Thread-safe, one write per line.
+/// Writes one whole line to standard error, above the status line. Thread-safe; one write per line.
 void write_line(std::string_view text);
-/// Replaces the status line ("" removes it). Only where standard error is interactive; the caller checks.
+/// Replaces the status line ("" removes it). Call it only if standard error is interactive.
 void write_status(std::string_view text);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -20,14 +21,14 @@ constexpr bool is_control(char c) noexcept { return (c >= 0 && c < 0x20) || c ==
 /// The second byte of a control character U+0080 to U+009F in UTF-8, after 0xc2.
 constexpr bool is_c1_tail(char c) noexcept { return (static_cast<unsigned char>(c) & 0xe0) == 0x80; }
 
-/// The spelling that counts when names are compared.
+/// The spelling that is compared: names ignore case, and - equals _.
 std::string folded(std::string_view name) {
   std::string text = to_lower(name);
   std::replace(text.begin(), text.end(), '-', '_');
   return text;
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
+/// Number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) {
@@ -48,7 +49,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-/// Bytes of the well-formed UTF-8 character at text[i]; 0: there is none.
+/// Length in bytes of the well-formed UTF-8 character at text[i]; 0: not well-formed.
 std::size_t character_size(std::string_view text, std::size_t i) noexcept {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned char first = byte(i);
@@ -64,7 +65,7 @@ std::size_t character_size(std::string_view text, std::size_t i) noexcept {
       return 0;
     }
   }
-  const unsigned char second = byte(i + 1);  // longer than needed, a surrogate, beyond U+10FFFF
+  const unsigned char second = byte(i + 1);  // overlong, a surrogate, or beyond U+10FFFF
   const bool refused = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
                        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
   return refused ? 0 : size;
@@ -210,17 +211,6 @@ std::string human_bytes(std::int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
-std::string human_count(std::int64_t count) {
-  constexpr std::array<const char*, 5> kUnits{"", "K", "M", "G", "T"};
-  auto value = static_cast<double>(count);
-  std::size_t unit = 0;
-  while (std::abs(value) >= 999.95 && unit + 1 < kUnits.size()) {
-    value /= 1000;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{}", count) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
-
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 3.6e9) {
     return "--:--";
@@ -230,6 +220,23 @@ std::string human_duration(double seconds) {
   return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest) : fmt::format("{:02}:{:02}", minutes, rest);
 }
 
+std::string counted(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : noun.ends_with("batch") ? "es" : "s");
+}
+
+std::string utc_time() {
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now());
+  const auto day = floor<days>(now);
+  const year_month_day date(day);
+  const hh_mm_ss time(now - day);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", static_cast<int>(date.year()),
+                     static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()), time.hours().count(),
+                     time.minutes().count(), time.seconds().count(), time.subseconds().count());
+}
+
+std::string_view first_line(std::string_view text) noexcept { return text.substr(0, text.find('\n')); }
+
 std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates) {
   const std::string wanted = folded(word);
   std::optional<std::string> best;
@@ -238,7 +245,7 @@ std::optional<std::string> closest(std::string_view word, std::span<const std::s
     const std::string name = folded(candidate);
     const bool abbreviated = wanted.size() >= 3 && name.size() > wanted.size() && name.starts_with(wanted);
     const std::size_t distance = abbreviated ? 1 : edit_distance(wanted, name);
-    // A candidate of which nothing is left after the edits is no typing error.
+    // If the edits replace all of a candidate, it is not a typing error.
     if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
       best = candidate;
       best_distance = distance;

@@ -10,7 +10,7 @@ Variables read_environment() {
     const std::string_view text(*entry);
     const auto equals = text.find('=');
     if (equals != std::string_view::npos) {
-      // As getenv does, the first of two entries with one name counts.
+      // As in getenv, the first of two entries with one name counts.
       values.emplace(text.substr(0, equals), text.substr(equals + 1));
     }
   }

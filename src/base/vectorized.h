@@ -1,4 +1,4 @@
-// Loops that are compiled once for each vector width, and chosen when the program starts. Torch-free.
+// Compiles a loop for several vector widths; the program selects one when it starts. Torch-free.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \

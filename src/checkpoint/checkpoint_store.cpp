@@ -28,9 +28,9 @@
 
 #include "base/host_name.h"
 #include "base/text.h"
+#include "checkpoint/contents_broadcast.h"
+#include "checkpoint/contents_files.h"
 #include "checkpoint/main_rank.h"
-#include "checkpoint/snapshot_broadcast.h"
-#include "checkpoint/snapshot_files.h"
 #include "config/name_template.h"
 #include "storage/names.h"
 
@@ -43,21 +43,20 @@ std::string this_process() { return fmt::format("pid {} on {}", ::getpid(), host
 
 std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
   fs.create_directories(directory);
-  // The run's directory is as durable as what will be saved in it.
+  // The directory of the run must be as durable as the checkpoints in it.
   const path run = std::filesystem::absolute(directory / ".").parent_path().parent_path();
   fs.sync_directory(run);
   fs.sync_directory(run.parent_path());
   std::string owner;
   auto lock = fs.try_lock(directory / ".lock", this_process(), owner);
   if (lock == nullptr) {
-    throw CheckpointError(fmt::format("checkpoints in {}: found them in use by {}, expected no other owner",
-                                      directory.string(), printable(owner)),
-                          "wait for that run to end, or give this one another run directory");
+    throw CheckpointError(fmt::format("checkpoints in {}: locked by {}", directory.string(), printable(owner)),
+                          "wait for that run to end, or use another run directory");
   }
   return lock;
 }
 
-/// The directory of the run tells its checkpoints from another run's.
+/// The directory of the run, which identifies its checkpoints in the log.
 std::string run_name(const path& checkpoints) {
   return std::filesystem::absolute(checkpoints / ".").parent_path().parent_path().filename().string();
 }
@@ -80,27 +79,27 @@ at::Tensor to_tensor(std::string_view bytes) {
   return tensor;
 }
 
-/// This rank's part of what was read.
-Snapshot take(SavedSnapshot saved, const World& world) {
+/// This rank's part of the loaded contents.
+CheckpointContents take(StoredContents saved, const World& world) {
   if (saved.per_rank.size() == static_cast<std::size_t>(world.size())) {
-    saved.snapshot.per_rank = to_tensor(saved.per_rank[static_cast<std::size_t>(world.rank())]);
+    saved.contents.per_rank = to_tensor(saved.per_rank[static_cast<std::size_t>(world.rank())]);
   }
-  return std::move(saved.snapshot);
+  return std::move(saved.contents);
 }
 
-/// Collective. What `read` gives on rank `source`, on every rank.
-Snapshot load_on(World& world, int source, const std::function<SavedSnapshot()>& read) {
-  SavedSnapshot saved;
+/// Collective. Runs `read` on rank `source` and returns its result on every rank.
+CheckpointContents load_on(World& world, int source, const std::function<StoredContents()>& read) {
+  StoredContents saved;
   run_on(world, "loading a checkpoint", world.rank() == source, [&] {
     saved = read();
     return std::string();
   });
-  broadcast_snapshot(world, source, saved);
+  broadcast_contents(world, source, saved);
   return take(std::move(saved), world);
 }
 
-/// Copies `live` into `copies`, whose memory is used again where it fits.
-void copy_to_host(const Snapshot& live, Snapshot& copies) {
+/// Copies `live` into `copies` and reuses their memory where the size matches.
+void copy_to_host(const CheckpointContents& live, CheckpointContents& copies) {
   copies.values = live.values;
   std::erase_if(copies.tensors, [&](const auto& file) { return !live.tensors.contains(file.first); });
   for (const auto& [file, tensors] : live.tensors) {
@@ -118,7 +117,7 @@ void copy_to_host(const Snapshot& live, Snapshot& copies) {
   }
 }
 
-/// Sets a flag when it goes.
+/// Sets a flag on destruction.
 class Ending {
  public:
   explicit Ending(std::atomic<bool>& flag) : flag_(flag) {}
@@ -142,13 +141,13 @@ struct CheckpointStore::Impl {
   World& world;
   CheckpointConfig config;
   CheckpointDir directory;
-  bool writes;  // this rank does
+  bool writes;  // this rank writes
   std::unique_ptr<FileLock> lock{};
-  std::map<std::int64_t, double> scores{};      // of the checkpoints here that have the monitored metric
-  std::optional<std::int64_t> known_whole{};    // the newest that this store has saved or checked
-  std::set<std::int64_t> damaged{};             // of those here that were to be loaded
+  std::map<std::int64_t, double> scores{};      // of the checkpoints here with the monitored metric
+  std::optional<std::int64_t> known_whole{};    // the newest that this store has saved or verified
+  std::set<std::int64_t> damaged{};             // damaged checkpoints here, found by a load
   std::set<std::int64_t> not_finite{};          // of the checkpoints here
-  Snapshot copies{};                            // of a save in the background
+  CheckpointContents copies{};                  // of a save in the background
   std::optional<std::int64_t> in_background{};  // its step, on every rank
   std::future<double> writing{};                // seconds
   std::atomic<bool> written{false};
@@ -170,7 +169,7 @@ struct CheckpointStore::Impl {
     }
   }
 
-  // Best first; of equals the newer one.
+  // Best first; among equals the newer first.
   std::vector<std::int64_t> by_score() const {
     std::vector<std::int64_t> steps;
     std::transform(scores.rbegin(), scores.rend(), std::back_inserter(steps), [](const auto& s) { return s.first; });
@@ -180,23 +179,23 @@ struct CheckpointStore::Impl {
     return steps;
   }
 
-  void write(std::int64_t step, const Snapshot& snapshot, const std::vector<std::string>& per_rank) {
-    const std::int64_t bytes = byte_size(snapshot);
+  void write(std::int64_t step, const CheckpointContents& contents, const std::vector<std::string>& per_rank) {
+    const std::int64_t bytes = byte_size(contents);
     directory.make_room(
         bytes, [&] { return newest_whole(); },
         kept_steps(known_whole.value_or(std::numeric_limits<std::int64_t>::max())));
     keep_damaged();
     const auto writer = directory.begin(step, bytes);
-    write_snapshot(*writer, step, snapshot, per_rank);
+    write_contents(*writer, step, contents, per_rank);
     writer->commit();
     known_whole = step;
-    note_score(step, snapshot.values);
-    note_finite(step, snapshot.values);
+    note_score(step, contents.values);
+    note_finite(step, contents.values);
     retain(step);
-    link(step, snapshot.values);
+    link(step, contents.values);
   }
 
-  /// Nothing is deleted before it is known that something remains.
+  /// Deletes nothing until at least one checkpoint is known to be undamaged.
   std::optional<std::int64_t> newest_whole() {
     const auto steps = directory.steps();
     for (auto step = steps.rbegin(); step != steps.rend() && !known_whole; ++step) {
@@ -209,17 +208,17 @@ struct CheckpointStore::Impl {
     return known_whole;
   }
 
-  /// The run has gone on without them, and somebody may still want to look: neither a save nor retention touches them.
+  /// The run continued without them. Keep them for inspection: neither a save nor retention touches them.
   void keep_damaged() {
     for (const std::string& name : directory.abandon(std::vector(damaged.begin(), damaged.end()))) {
-      log_warning(fmt::format("damaged, and no part of the run any more: {}", name));
+      log_warning(fmt::format("damaged, and no longer part of the run: {}", name));
     }
     for (const std::int64_t step : std::exchange(damaged, {})) {
       scores.erase(step);
     }
   }
 
-  /// Besides the newest of the steps up to `saved`: the best, and the last that one can go on from.
+  /// Retained besides the newest steps up to `saved`: the best ones, and the last one from which a run can continue.
   std::vector<std::int64_t> kept_steps(std::int64_t saved) const {
     auto kept = by_score();
     kept.resize(std::min(kept.size(), static_cast<std::size_t>(config.keep_best)));
@@ -233,7 +232,7 @@ struct CheckpointStore::Impl {
     return kept;
   }
 
-  /// A checkpoint is safe already when old ones cannot be removed.
+  /// The new checkpoint is durable even if old ones cannot be removed.
   void retain(std::int64_t saved) {
     try {
       directory.retain(config.keep_last, saved, kept_steps(saved));
@@ -241,7 +240,7 @@ struct CheckpointStore::Impl {
       std::erase_if(scores,
                     [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });
     } catch (const IoError& error) {
-      log_warning(fmt::format("old checkpoints stay: {}", error.what()));
+      log_warning(fmt::format("could not delete old checkpoints: {}", error.what()));
     }
   }
 
@@ -262,20 +261,21 @@ struct CheckpointStore::Impl {
         directory.link(*name, step);
       }
     } catch (const IoError&) {
-      // For people alone, and not every file system has links.
-    } catch (const CheckpointError& error) {  // a number made the name too long
+      // Links are only for people, and not every file system supports them.
+    } catch (const CheckpointError& error) {  // a value made the name too long
       log_warning(error.what());
     }
   }
 
-  /// Collective. The snapshot that this rank writes: rank 0's, whose buffers and callbacks may differ from others'.
-  Snapshot to_write(const Snapshot& mine, const std::vector<std::string>& per_rank) {
+  /// Collective. The contents that this rank writes: those of rank 0, whose buffers and callbacks may differ from
+  /// others'.
+  CheckpointContents to_write(const CheckpointContents& mine, const std::vector<std::string>& per_rank) {
     if (!config.per_node) {
       return mine;
     }
-    SavedSnapshot saved{.snapshot = mine, .per_rank = per_rank};
-    broadcast_snapshot(world, /*source=*/0, saved);
-    return std::move(saved.snapshot);
+    StoredContents saved{.contents = mine, .per_rank = per_rank};
+    broadcast_contents(world, /*source=*/0, saved);
+    return std::move(saved.contents);
   }
 
   std::optional<BackgroundSave> wait() {
@@ -291,11 +291,11 @@ struct CheckpointStore::Impl {
   struct Candidate {
     double key = 0;  // the largest is tried first
     std::int64_t step = 0;
-    int rank = 0;  // that has it
+    int rank = 0;  // a rank that has it
     auto operator<=>(const Candidate&) const = default;
   };
 
-  /// Collective. What the writing ranks have, in the order in which it is to be tried.
+  /// Collective. The checkpoints of the writing ranks, in the order in which a load tries them.
   std::vector<Candidate> candidates(const std::function<std::map<std::int64_t, double>()>& mine) {
     wait();
     std::vector<Candidate> all;
@@ -311,7 +311,7 @@ struct CheckpointStore::Impl {
         if (const auto space = line.find(' '); space != std::string::npos) {
           all.push_back({.key = parse_double(line.substr(0, space)).value_or(0),
                          .step = parse_int(line.substr(space + 1)).value_or(0),
-                         .rank = -static_cast<int>(rank)});  // of equals the first rank's
+                         .rank = -static_cast<int>(rank)});  // among equals the first rank
         }
       }
     }
@@ -330,14 +330,14 @@ struct CheckpointStore::Impl {
     return keys;
   }
 
-  /// Collective. The first that is whole.
-  std::optional<StoredSnapshot> load_first(const std::vector<Candidate>& candidates, const OnDamage& on_damage) {
+  /// Collective. Loads the first undamaged candidate.
+  std::optional<StoredCheckpoint> load_first(const std::vector<Candidate>& candidates, const OnDamage& on_damage) {
     std::vector<std::string> unreadable;
     for (const Candidate& candidate : candidates) {
       const bool mine = candidate.rank == world.rank();
       try {
-        StoredSnapshot stored{candidate.step,
-                              load_on(world, candidate.rank, [&] { return read_snapshot(directory, candidate.step); })};
+        StoredCheckpoint stored{
+            candidate.step, load_on(world, candidate.rank, [&] { return read_contents(directory, candidate.step); })};
         if (mine) {
           known_whole = candidate.step;
         }
@@ -359,7 +359,7 @@ struct CheckpointStore::Impl {
       const std::string where = world.broadcast_bytes(directory.path(0).parent_path().string());
       throw CheckpointError(
           fmt::format("no checkpoint in {} can be read: {}", where, join(unreadable, ", ")),
-          fmt::format("lockstep verify {} names every fault; --fresh begins anew and keeps them beside the new run",
+          fmt::format("lockstep verify {} lists the damage; --fresh starts over and keeps them beside the new run",
                       where));
     }
     return std::nullopt;
@@ -395,21 +395,21 @@ CheckpointStore::~CheckpointStore() {
   }
 }
 
-void CheckpointStore::save(std::int64_t step, const Snapshot& snapshot) {
+void CheckpointStore::save(std::int64_t step, const CheckpointContents& contents) {
   wait_for_save();
-  const std::vector<std::string> per_rank = impl_->world.gather(to_bytes(snapshot.per_rank));
-  const Snapshot mine = impl_->to_write(snapshot, per_rank);
+  const std::vector<std::string> per_rank = impl_->world.gather(to_bytes(contents.per_rank));
+  const CheckpointContents mine = impl_->to_write(contents, per_rank);
   run_on(impl_->world, "saving a checkpoint", impl_->writes, [&] {
     impl_->write(step, mine, per_rank);
     return std::string();
   });
 }
 
-void CheckpointStore::save_in_background(std::int64_t step, const Snapshot& snapshot) {
+void CheckpointStore::save_in_background(std::int64_t step, const CheckpointContents& contents) {
   wait_for_save();
-  std::vector<std::string> per_rank = impl_->world.gather(to_bytes(snapshot.per_rank));
+  std::vector<std::string> per_rank = impl_->world.gather(to_bytes(contents.per_rank));
   const auto start = Impl::Clock::now();
-  const Snapshot mine = impl_->to_write(snapshot, per_rank);
+  const CheckpointContents mine = impl_->to_write(contents, per_rank);
   try {
     run_on(impl_->world, "copying the state", impl_->writes, [&] {
       copy_to_host(mine, impl_->copies);
@@ -423,7 +423,7 @@ void CheckpointStore::save_in_background(std::int64_t step, const Snapshot& snap
           });
       return std::string();
     });
-  } catch (...) {  // it did not begin on another node: what began here must not meet the next save
+  } catch (...) {  // it failed on another node: the save that started here must not meet the next one
     impl_->writing = {};
     throw;
   }
@@ -441,18 +441,18 @@ std::optional<std::int64_t> CheckpointStore::latest() {
   return found.empty() ? std::nullopt : std::optional(found.front().step);
 }
 
-Snapshot CheckpointStore::load(std::int64_t step) {
+CheckpointContents CheckpointStore::load(std::int64_t step) {
   const auto found = impl_->candidates([&] { return impl_->steps_as_keys(); });
   const auto here = std::find_if(found.begin(), found.end(), [&](const auto& c) { return c.step == step; });
   return load_on(impl_->world, here == found.end() ? 0 : here->rank,
-                 [&] { return read_snapshot(impl_->directory, step); });
+                 [&] { return read_contents(impl_->directory, step); });
 }
 
-std::optional<StoredSnapshot> CheckpointStore::load_latest(const OnDamage& on_damage) {
+std::optional<StoredCheckpoint> CheckpointStore::load_latest(const OnDamage& on_damage) {
   return impl_->load_first(impl_->candidates([&] { return impl_->steps_as_keys(); }), on_damage);
 }
 
-std::optional<StoredSnapshot> CheckpointStore::load_best(const OnDamage& on_damage) {
+std::optional<StoredCheckpoint> CheckpointStore::load_best(const OnDamage& on_damage) {
   const auto found = impl_->candidates([&] {
     auto keys = impl_->scores;
     for (auto& [step, key] : keys) {
@@ -464,7 +464,7 @@ std::optional<StoredSnapshot> CheckpointStore::load_best(const OnDamage& on_dama
 }
 
 std::optional<std::pair<std::int64_t, double>> CheckpointStore::best() {
-  std::string mine;  // rank 0 knows the scores
+  std::string mine;  // rank 0 has the scores
   if (const auto steps = impl_->by_score(); !steps.empty()) {
     mine = fmt::format("{} {:.17g}", steps.front(), impl_->scores.at(steps.front()));
   }
@@ -478,11 +478,11 @@ std::optional<std::pair<std::int64_t, double>> CheckpointStore::best() {
 
 void CheckpointStore::abandon_after(std::int64_t step) {
   wait_for_save();
-  run_on(impl_->world, "setting newer checkpoints aside", impl_->writes, [&] {
+  run_on(impl_->world, "renaming newer checkpoints", impl_->writes, [&] {
     std::vector<std::int64_t> steps = impl_->directory.steps();
     std::erase_if(steps, [&](std::int64_t other) { return other <= step; });
     for (const std::string& name : impl_->directory.abandon(steps)) {
-      log_warning(fmt::format("newer than step {}, and not part of the run any more: {}", step, name));
+      log_warning(fmt::format("newer than step {}, and no longer part of the run: {}", step, name));
     }
     std::erase_if(impl_->scores, [&](const auto& score) { return score.first > step; });
     return std::string();
@@ -491,7 +491,7 @@ void CheckpointStore::abandon_after(std::int64_t step) {
 
 namespace {
 
-// "step-0000000500", with or without a slash at the end; a link is followed, because it was asked for by name.
+// "step-0000000500", with or without a trailing slash. Links are followed, because the user named them.
 path real_folder(const path& named) {
   std::error_code missing;
   const path folder = std::filesystem::canonical(named, missing);
@@ -503,12 +503,12 @@ path real_folder(const path& named) {
   return folder;
 }
 
-SavedSnapshot read_newest(const path& run, const OnDamage& on_damage) {
+StoredContents read_newest(const path& run, const OnDamage& on_damage) {
   const CheckpointDir directory(real_file_system(), run / "checkpoints");
   const auto steps = directory.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     try {
-      return read_snapshot(directory, *step);
+      return read_contents(directory, *step);
     } catch (const CheckpointError& error) {
       log_warning(error.what());
       if (on_damage) {
@@ -516,13 +516,13 @@ SavedSnapshot read_newest(const path& run, const OnDamage& on_damage) {
       }
     }
   }
-  throw CheckpointError(fmt::format("{}: found no checkpoint that can be read, expected one", run.string()),
+  throw CheckpointError(fmt::format("{}: it has no readable checkpoint", run.string()),
                         "name a run directory, e.g. runs/a, or one checkpoint in it");
 }
 
 }  // namespace
 
-Snapshot load_checkpoint(const path& checkpoint, World& world, const OnDamage& on_damage) {
+CheckpointContents load_checkpoint(const path& checkpoint, World& world, const OnDamage& on_damage) {
   return load_on(world, /*source=*/0, [&] {
     const path folder = real_folder(checkpoint);
     const auto parsed = parse_directory_name(folder.filename().string());
@@ -530,7 +530,7 @@ Snapshot load_checkpoint(const path& checkpoint, World& world, const OnDamage& o
       return read_newest(folder, on_damage);
     }
     const CheckpointDir directory(real_file_system(), folder.parent_path());
-    return read_snapshot(directory, parsed->step);
+    return read_contents(directory, parsed->step);
   });
 }
 

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// The first byte of a message tells a result from a failure.
+// The first byte of a message distinguishes a result from a failure.
 constexpr char kResult = '=';
 constexpr char kFailure = '!';
 

@@ -1,4 +1,4 @@
-// Work that some ranks do for all, with one outcome everywhere.
+// Work that one or several ranks do for all, with the same outcome on every rank.
 #pragma once
 
 #include <functional>
@@ -10,13 +10,13 @@
 
 namespace lockstep {
 
-/// Collective. The ranks with `mine` run `work`, however long it takes: rank 0 first, then the others at once. Every
-/// rank returns what each of them returned ("" of the others), or throws what the first of them threw (the same type,
-/// message, hint and exit code where it is an Error of this library).
+/// Collective. The ranks with `mine` run `work`, without a time limit: rank 0 first, then the others at the same time.
+/// Every rank returns the results of all ranks ("" for ranks without `mine`), or throws the exception of the first rank
+/// that failed (the same type, message, hint and exit code if it is an Error of this library).
 std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
                                 const std::function<std::string()>& work);
 
-/// Collective. Rank 0 runs `work`, however long it takes; every rank returns what it returned, or throws what it threw.
+/// Collective. Rank 0 runs `work`, without a time limit; every rank returns its result or throws its exception.
 std::string run_on_main(World& world, std::string_view what, const std::function<std::string()>& work);
 
 }  // namespace lockstep

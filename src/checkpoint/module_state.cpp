@@ -22,7 +22,7 @@ constexpr std::string_view kPythonDdpPrefix = "module.";
 
 struct ModuleNames {
   NamedTensors tensors{};                                // each storage once, under its first name
-  std::unordered_map<std::string, std::size_t> index{};  // every name -> place in `tensors`
+  std::unordered_map<std::string, std::size_t> index{};  // every name -> index in `tensors`
 };
 
 ModuleNames names_of(const torch::nn::Module& module) {
@@ -51,7 +51,7 @@ ModuleNames names_of(const torch::nn::Module& module) {
   return result;
 }
 
-/// The tensor to copy into each of `own`; undefined: none. Throws: CheckpointError.
+/// The tensor to copy into each entry of `own`; undefined: none. Throws: CheckpointError.
 std::vector<at::Tensor> match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial) {
   const auto find = [&](const std::string& name) {
     const auto found = own.index.find(name);
@@ -79,12 +79,12 @@ std::vector<at::Tensor> match(const ModuleNames& own, const NamedTensors& tensor
     }
   }
   if (mismatch.any() && !allow_partial) {
-    throw CheckpointError("checkpoint does not fit the model: " + mismatch.text(),
+    throw CheckpointError("the checkpoint does not match the model: " + mismatch.text(),
                           "load it into the model it was saved from, or allow a partial match "
                           "(--checkpoint.allow_partial=true)");
   }
-  if (mismatch.any() && log_rank() == 0) {  // every rank finds the same
-    log_warning("checkpoint fits the model in part: " + mismatch.text());
+  if (mismatch.any() && log_rank() == 0) {  // every rank finds the same mismatch
+    log_warning("the checkpoint matches only a part of the model: " + mismatch.text());
   }
   return sources;
 }

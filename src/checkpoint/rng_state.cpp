@@ -34,10 +34,10 @@ std::vector<at::Tensor> states(c10::Device device) {
   return result;
 }
 
-/// Gives each block of `state` to target(generator). Throws: CheckpointError when they do not fit.
+/// Passes each block of `state` to target(generator). Throws: CheckpointError if the size does not match.
 template <class Target>
 void apply(const at::Tensor& state, c10::Device device, const Target& target) {
-  // A generator's state has one size, so that the blocks need no lengths.
+  // The state of a generator has a fixed size, so the blocks need no lengths.
   const std::vector<at::Tensor> current = states(device);
   std::int64_t expected = 0;
   for (const at::Tensor& block : current) {
@@ -49,7 +49,7 @@ void apply(const at::Tensor& state, c10::Device device, const Target& target) {
             "random number state for {}: found {}, expected {} bytes", device.str(),
             state.defined() ? fmt::format("{} {}s", state.numel(), c10::toString(state.scalar_type())) : "nothing",
             expected),
-        "it was saved on another kind of device");
+        "the state was saved on another kind of device");
   }
   std::int64_t offset = 0;
   std::vector<at::Generator> targets = generators(device);

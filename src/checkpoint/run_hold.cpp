@@ -42,11 +42,11 @@ bool is_record_of(const std::string& json, const std::string& run_id) {
   try {
     return parse_run_record(json, {}).id == run_id;
   } catch (const CheckpointError&) {
-    return false;  // damaged: only --fresh comes so far
+    return false;  // damaged: only --fresh gets this far
   }
 }
 
-/// Names, shapes and number formats of the parameters.
+/// Names, shapes and dtypes of the parameters.
 std::string fingerprint(const torch::nn::Module& module) {
   std::string text;
   for (const auto& item : module.named_parameters()) {
@@ -75,14 +75,14 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
     hold->held_ = std::make_unique<RunDirectory>(real_file_system(), directory, request.launch);
     return encode(hold->held_->found());
   });
-  // Rank 0 decides for all: launchers do not always tell all ranks alike.
+  // Rank 0 decides for all, because launchers may set different values on different ranks.
   const Json decided = parse_json(run_on_main(world, "choosing the run", [&] {
     const RunDecision decision = decide_run(request, decode(answers));
     return dump_json(Json{{"record", to_json(decision.record)}, {"trained_before", decision.trained_before}});
   }));
   hold->record_ = parse_run_record(decided.at("record").get<std::string>(), directory);
   hold->trained_before_ = decided.at("trained_before");
-  run_on(world, "noting the run", writes, [&] {
+  run_on(world, "recording the run", writes, [&] {
     const RunFound found = decode({answers[static_cast<std::size_t>(world.rank())]}).front();
     const bool same = !found.json.empty() && is_record_of(found.json, hold->record_.id);
     if (request.fresh && found.has_run && !same) {
@@ -96,7 +96,7 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
       }
       log_warning(
           fmt::format("{}; the run goes on without it",
-                      error.what()));  // a full disk: saving makes room, and the run is the one that is noted there
+                      error.what()));  // a full disk: the next save frees space, and run.json already names this run
     }
     return std::string();
   });
@@ -116,13 +116,13 @@ void RunHold::claim_model(const torch::nn::Module& module, bool allow_change, Wo
     return;
   }
   if (!record_.model.empty() && !allow_change) {
-    throw CheckpointError(fmt::format("{} holds a run of another model: its parameters have other names, shapes or "
-                                      "number formats",
+    throw CheckpointError(fmt::format("{} holds a run of another model: its parameters have different names, shapes or "
+                                      "dtypes",
                                       directory_),
-                          "--run_name NAME starts another run, --fresh sets this one aside and starts over");
+                          "--run_name NAME starts another run, --fresh renames this one and starts over");
   }
   record_.model = model;
-  run_on(world, "noting the model", writes_, [&] {
+  run_on(world, "recording the model", writes_, [&] {
     try {
       held_->write(record_);
     } catch (const IoError& error) {

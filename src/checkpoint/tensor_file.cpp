@@ -22,7 +22,7 @@ namespace {
 
 using std::filesystem::path;
 
-/// What lies in memory, as a file.
+/// A file over bytes in memory.
 class Memory final : public RandomAccessFile {
  public:
   explicit Memory(at::Tensor bytes) : bytes_(std::move(bytes)) {}
@@ -38,7 +38,7 @@ class Memory final : public RandomAccessFile {
   at::Tensor bytes_;
 };
 
-// The user named it: links are followed.
+// Links are followed, because the user named the path.
 path resolved(const path& file) {
   std::error_code error;
   path target = std::filesystem::canonical(file, error);
@@ -51,9 +51,9 @@ TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
   for (const auto& [name, tensor] : tensors) {
     const auto dtype = dtype_name(tensor.scalar_type());
     if (!dtype) {
-      throw CheckpointError(fmt::format("{}: {} has dtype {}, expected one that safetensors can hold", file, name,
+      throw CheckpointError(fmt::format("{}: {} has dtype {}, which safetensors does not support", file, name,
                                         c10::toString(tensor.scalar_type())),
-                            "convert it before saving");
+                            "convert the tensor before saving");
     }
     const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).resolve_conj().contiguous());
     views.push_back({.name = name,
@@ -82,7 +82,7 @@ NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
     const auto dtype = dtype_of(entry.dtype);
     if (!dtype) {
       throw CheckpointError(
-          fmt::format("{}: {} has dtype {}, expected one that LibTorch has", file, entry.name, entry.dtype));
+          fmt::format("{}: {} has dtype {}, which LibTorch does not support", file, entry.name, entry.dtype));
     }
     tensors.emplace_back(entry.name, typed_view(bytes, reader.data_offset() + entry.begin, *dtype, entry.shape));
   }

@@ -1,4 +1,4 @@
-// Tensors as the bytes of a safetensors file, and back.
+// Tensors <-> the bytes of a safetensors file.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// Tensors as they are written; keeps them in host memory.
+/// Tensors in the form in which they are written; holds them in host memory.
 struct TensorViews {
-  /// `file` is for messages. Throws: CheckpointError (a dtype that safetensors lacks).
+  /// `file` is for messages. Throws: CheckpointError (a dtype that safetensors does not support).
   TensorViews(const NamedTensors& tensors, const std::string& file);
   std::int64_t byte_size() const;  ///< without the header
   void write(const std::function<void(std::span<const std::byte>)>& append) const;
@@ -20,8 +20,8 @@ struct TensorViews {
   std::vector<at::Tensor> held{};
 };
 
-/// The tensors of a safetensors file that lies in `bytes` (uint8, on the CPU), sharing its memory where they are
-/// aligned. `file` is for messages. Throws: CheckpointError (not a safetensors file; a dtype that LibTorch lacks).
+/// The tensors of a safetensors file in `bytes` (uint8, on the CPU). Aligned tensors share the memory of `bytes`.
+/// `file` is for messages. Throws: CheckpointError (not a safetensors file; a dtype that LibTorch does not support).
 NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file);
 
 }  // namespace lockstep

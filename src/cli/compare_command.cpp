@@ -15,14 +15,12 @@ namespace {
 
 constexpr std::string_view kUsage =
     "usage: lockstep compare [--json] A B\n\n"
-    "A and B are directories of runs that were started with --report.record, or single files of records. Names the "
-    "first\n"
-    "step and rank in which they differ: epoch, samples and their order, bits of the loss, parameters after the step.\n"
-    "Runs of different numbers of ranks are compared in what does not depend on it: epoch, global batch, "
-    "parameters.\n"
-    "With --json the answer is one JSON object; docs/checkpoints.md says what is in it.\n\n"
-    "exit code: 0 same in every step that both recorded, 1 different or no step in common, 2 usage, 65 damaged "
-    "records\n";
+    "Compares two runs that were started with --report.record. A and B are run directories or single files of "
+    "records.\n"
+    "Prints the first step and rank in which they differ: epoch, samples and their order, bits of the loss, or\n"
+    "parameters after the step. With different numbers of ranks it compares epoch, global batch and parameters.\n"
+    "With --json it prints one JSON object, which docs/checkpoints.md describes.\n\n"
+    "exit code: 0 all common steps are equal, 1 different or no common step, 2 usage, 65 damaged records\n";
 
 bool is_same(const RecordComparison& result) { return result.common_steps != 0 && !result.difference; }
 

@@ -1,4 +1,4 @@
-// `lockstep compare`: where two runs part. Torch-free.
+// `lockstep compare`: finds the first difference between two runs. Torch-free.
 #pragma once
 
 #include <span>
@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-/// `args`: what follows `lockstep compare`. Prints the answer; returns 0 (same) or 1 (different, or nothing in common).
+/// `args`: the arguments after `lockstep compare`. Prints the result; returns 0 (same) or 1 (different, or no step in
+/// common).
 /// Throws: ConfigError, DataError, IoError.
 int compare_command(std::span<const std::string> args);
 

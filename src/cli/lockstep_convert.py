@@ -34,7 +34,7 @@ class Refused(Exception):
     pass
 
 
-# ---- CRC-32C of whole arrays: 4096 lanes side by side, then joined in pairs ------------------------------------------
+# ---- CRC-32C of whole arrays: 4096 lanes in parallel, then joined in pairs ------------------------------------------
 POLYNOMIAL = 0x82F63B78
 LANES = 4096
 
@@ -50,7 +50,7 @@ TABLE = byte_table()
 
 
 def through(columns, values):
-    """The linear map whose images of the 32 single bits are `columns`, of each value."""
+    """Applies to each value the linear map that maps the 32 single bits to `columns`."""
     result = numpy.zeros_like(values)
     for bit in range(32):
         result ^= numpy.where((values >> numpy.uint32(bit)) & 1, columns[bit], numpy.uint32(0))
@@ -70,7 +70,7 @@ def zeros(count):
 
 
 def remainder(data):
-    """Of the bytes, with a register that begins at 0."""
+    """Checksum of the bytes with an initial value of 0."""
     width = len(data) // LANES
     lanes = data[: width * LANES].reshape(LANES, width)
     state = numpy.zeros(LANES, dtype=numpy.uint32)
@@ -122,7 +122,7 @@ def sync(path):
 def write_checkpoint(directory, step, state, epochs):
     name = f"step-{step:010d}"
     if (directory / name).exists():
-        raise Refused(f"{directory / name}: is there already")
+        raise Refused(f"{directory / name}: already exists")
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / f"{name}.tmp.{secrets.token_hex(8)}"
     folder.mkdir()
@@ -141,7 +141,7 @@ def write_checkpoint(directory, step, state, epochs):
 def read_checkpoint(folder):
     text = (folder / "MANIFEST.json").read_bytes()
     if len(text) < 25 or text[-25:] != f'  "crc32c": "{crc32c(text[:-25]):08x}"\n}}\n'.encode():
-        raise Refused(f"{folder}/MANIFEST.json: its checksum does not fit its text")
+        raise Refused(f"{folder}/MANIFEST.json: its checksum does not match its text")
     manifest = json.loads(text)
     if manifest["format"] != 1:
         raise Refused(f"{folder}/MANIFEST.json: checkpoint format {manifest['format']}, this script reads 1")
@@ -150,9 +150,9 @@ def read_checkpoint(folder):
         if name not in entries:
             raise Refused(f"{folder}/{name}: not in the manifest")
         if (folder / name).stat().st_size != entries[name]["size"]:
-            raise Refused(f"{folder}/{name}: not as long as the manifest says")
+            raise Refused(f"{folder}/{name}: its length differs from the manifest")
         if chunk_checksums(folder / name) != entries[name]["crc32c"]:
-            raise Refused(f"{folder}/{name}: its checksum does not fit")
+            raise Refused(f"{folder}/{name}: its checksum does not match")
     values = json.loads((folder / "state.json").read_text())
     return load_file(folder / "model.safetensors"), int(values.get("epoch", 0))
 
@@ -169,10 +169,10 @@ def read_pt(path):
         epochs = int(content.get("EPOCHS_RUN", 0))
         content = content["MODEL_STATE"]
     if not is_state_dict(content):
-        raise Refused(f"{path}: found neither a state dict nor MODEL_STATE")
+        raise Refused(f"{path}: this is neither a state dict nor a file with MODEL_STATE")
     if content and all(name.startswith(PREFIX) for name in content):
         content = {name[len(PREFIX) :]: tensor for name, tensor in content.items()}
-    # Tensors that share memory (tied weights) become two: safetensors has no other way to say it.
+    # Tensors that share memory (tied weights) are stored twice: safetensors cannot represent shared memory.
     return {name: tensor.detach().clone().contiguous() for name, tensor in content.items()}, epochs
 
 
@@ -196,7 +196,7 @@ def convert(args):
     elif target.suffix in (".pt", ".pth", ".bin"):
         write_pt(target, state, epochs, args.format == "snapshot", args.ddp)
     elif target.suffix and not target.is_dir():
-        raise Refused(f"{target}: expected a folder, or a name that ends in .safetensors, .pt, .pth or .bin")
+        raise Refused(f"{target}: expected a directory, or a name that ends in .safetensors, .pt, .pth or .bin")
     else:
         target = write_checkpoint(target, args.step, state, epochs)
     print(f"{target}: {len(state)} tensors, {epochs} finished epochs")
@@ -215,7 +215,7 @@ def main():
     except (Refused, OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 65
-    except Exception as error:  # torch's and safetensors' own: what they refuse to read
+    except Exception as error:  # errors of torch and safetensors: unreadable files
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 65
     return 0

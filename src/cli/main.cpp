@@ -1,4 +1,4 @@
-// The command line tool: one sub-command, one file.
+// The command line tool: one file per command.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -24,7 +24,7 @@ constexpr std::string_view kUsage =
     "usage: lockstep COMMAND\n\n"
     "  run [flags] -- program   start and watch one process per rank; see lockstep run --help\n"
     "  verify DIR               read every byte of a run's checkpoints; see lockstep verify --help\n"
-    "  compare A B              where two runs part; see lockstep compare --help\n"
+    "  compare A B              find the first difference of two runs; see lockstep compare --help\n"
     "  --version\n";
 
 int command(std::span<const std::string> args, const Variables& variables) {
@@ -54,7 +54,7 @@ int command(std::span<const std::string> args, const Variables& variables) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // an output that reaches the limit of its size is an error, not the end
+  std::signal(SIGXFSZ, SIG_IGN);  // an output that reaches the file size limit is an error, not the end of the process
   lockstep::open_standard_descriptors();
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {

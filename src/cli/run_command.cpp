@@ -84,8 +84,8 @@ std::string find_program(const std::string& program, const Variables& variables)
                                                : fmt::format("chmod +x {}", found));
   }
   throw LaunchError(fmt::format("cannot find {}", program),
-                    is_file(program) ? fmt::format("it is in this folder: use ./{}", program)
-                                     : "check the path; a name without a slash is looked for in PATH",
+                    is_file(program) ? fmt::format("it is in this directory: use ./{}", program)
+                                     : "check the path; a name without a slash is searched in PATH",
                     ExitCode::not_found);
 }
 
@@ -120,7 +120,7 @@ int run_command(std::span<const std::string> args, const Variables& variables) {
     fmt::print("{}", run_help(probe_terminal(STDOUT_FILENO, variables).width));
     return 0;
   }
-  // Asking the driver for GPUs takes time: only where the answer matters.
+  // The driver answers slowly: query the GPUs only if needed.
   const bool wants_gpus =
       flags.bind_numa || flags.rank_count == RankCount::automatic || flags.rank_count == RankCount::gpu;
   const Hardware hardware = wants_gpus ? probe_hardware(variables) : Hardware{.cores = probe_cpu_topology().cores};

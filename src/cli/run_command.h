@@ -13,14 +13,14 @@
 
 namespace lockstep {
 
-/// The file that a shell would run for `program`: itself if it has a slash, else the first match in PATH.
+/// The file that a shell would run for `program`: the path itself if it contains a slash, else the first match in PATH.
 /// Throws: LaunchError (not_found, cannot_run).
 std::string find_program(const std::string& program, const Variables& variables);
 
-/// What the flags mean on this machine; the program is not looked for. Throws: ConfigError.
+/// Resolves the flags for this machine; does not look for the program. Throws: ConfigError.
 LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardware, const Variables& variables);
 
-/// `args`: what follows `lockstep run`. Returns the exit code; throws what the launcher throws.
+/// `args`: the arguments after `lockstep run`. Returns the exit code; throws the exceptions of the launcher.
 int run_command(std::span<const std::string> args, const Variables& variables);
 
 }  // namespace lockstep

@@ -19,13 +19,13 @@ constexpr int kMaxRanks = 1 << 16;
 enum class Kind {
   value,    ///< --name VALUE
   toggle,   ///< --name
-  ignored,  ///< --name VALUE of torchrun without a meaning here
-  no_op,    ///< --name of torchrun without a meaning here
-  refused,  ///< of torchrun, and impossible here; `help` says what to do
+  ignored,  ///< --name VALUE of torchrun that has no effect here
+  no_op,    ///< --name of torchrun that has no effect here
+  refused,  ///< a flag of torchrun that is impossible here; `help` says what to do
 };
 
 struct Flag {
-  std::string_view name;    ///< with '-'
+  std::string_view name;    ///< with '-' between words
   std::string_view letter;  ///< "-r", or ""
   Kind kind;
   std::string_view syntax;
@@ -36,33 +36,34 @@ constexpr Flag kFlags[] = {
     {"nproc-per-node", "", Kind::value, "N|N,N,...|auto|gpu|cpu",
      "ranks on each machine, or a number for every machine; auto: one per GPU, without GPUs one per core (default: 1)"},
     {"nnodes", "", Kind::value, "N", "machines (default: 1)"},
-    {"node-rank", "", Kind::value, "N", "which of them this is, from 0 (default: 0)"},
+    {"node-rank", "", Kind::value, "N", "number of this machine, from 0 (default: 0)"},
     {"master-addr", "", Kind::value, "HOST", "machine 0, which serves the rendezvous (default: 127.0.0.1)"},
-    {"master-port", "", Kind::value, "PORT", "of the rendezvous (default: any free one; with several machines 29500)"},
-    {"rdzv-endpoint", "", Kind::value, "HOST[:PORT]", "another way to say --master-addr and --master-port"},
-    {"rdzv-backend", "", Kind::value, "static|c10d", "c10d only on one machine (default: static)"},
-    {"rdzv-id", "", Kind::value, "ID", "name of the launch, the same on all machines (default: a random one)"},
-    {"standalone", "", Kind::toggle, "", "one machine, any free port: what happens anyway"},
+    {"master-port", "", Kind::value, "PORT",
+     "port of the rendezvous (default: any free port; with several machines 29500)"},
+    {"rdzv-endpoint", "", Kind::value, "HOST[:PORT]", "same as --master-addr and --master-port"},
+    {"rdzv-backend", "", Kind::value, "static|c10d", "c10d works on one machine only (default: static)"},
+    {"rdzv-id", "", Kind::value, "ID", "name of the launch, the same on all machines (default: random)"},
+    {"standalone", "", Kind::toggle, "", "one machine, any free port: this is the default"},
     {"max-restarts", "", Kind::value, "N",
-     "start all ranks again after a failure, so many times without progress; one machine only (default: 0)"},
+     "restart all ranks after a failure, at most N times without progress; one machine only (default: 0)"},
     {"grace", "", Kind::value, "SECONDS",
-     "after a failure, for the other ranks to end before they are killed (default: 5)"},
+     "time for the other ranks to end after a failure before they are killed (default: 5)"},
     {"log-dir", "", Kind::value, "DIR", "keep every rank's output in DIR/<id>/attempt_<n>/rank_<r>.log"},
     {"redirects", "-r", Kind::value, "STREAMS",
-     "send to the file instead of the terminal: 0 none, 1 output, 2 errors, 3 both, or by local rank: 0:1,1:3"},
-    {"tee", "-t", Kind::value, "STREAMS", "send to the file as well (default with --log-dir: 3)"},
+     "write to the file instead of the terminal: 0 none, 1 output, 2 errors, 3 both, or by local rank: 0:1,1:3"},
+    {"tee", "-t", Kind::value, "STREAMS", "also write to the file (default with --log-dir: 3)"},
     {"local-ranks-filter", "", Kind::value, "N,N,...", "show only these local ranks on the terminal"},
     {"numa-binding", "", Kind::value, "none|node",
-     "node: a rank runs on the cores near its GPU; on CPUs the cores are shared out (default: none)"},
-    {"no-python", "", Kind::no_op, "", "what happens anyway: the program is started as it is"},
-    {"monitor-interval", "", Kind::ignored, "SECONDS", "nothing: a failure is seen when it happens"},
-    {"start-method", "", Kind::ignored, "METHOD", "nothing"},
+     "node: each rank runs on the cores near its GPU; CPU ranks divide the cores (default: none)"},
+    {"no-python", "", Kind::no_op, "", "this is the default: the program is started directly"},
+    {"monitor-interval", "", Kind::ignored, "SECONDS", "no effect: a failure is detected immediately"},
+    {"start-method", "", Kind::ignored, "METHOD", "no effect"},
     {"module", "-m", Kind::refused, "", "use: lockstep run -- python3 -m MODULE"},
     {"run-path", "", Kind::refused, "", "use: lockstep run -- python3 PROGRAM"},
-    {"role", "", Kind::refused, "", "all ranks have one role here; use torchrun"},
-    {"rdzv-conf", "", Kind::refused, "", "there is nothing to configure; the time to start is the program's setting"},
-    {"local-addr", "", Kind::refused, "", "this machine's address is not needed; machine 0's is --master-addr"},
-    {"virtual-local-rank", "", Kind::refused, "", "every rank sees all GPUs and takes its own; use torchrun"},
+    {"role", "", Kind::refused, "", "lockstep run has no roles; use torchrun"},
+    {"rdzv-conf", "", Kind::refused, "", "the rendezvous has no options; the program sets its own timeout"},
+    {"local-addr", "", Kind::refused, "", "only machine 0 needs an address, --master-addr"},
+    {"virtual-local-rank", "", Kind::refused, "", "every rank sees all GPUs and selects its own; use torchrun"},
 };
 
 struct Given {
@@ -103,7 +104,7 @@ class Parser {
   RunFlags run() {
     read_flags();
     if (result_.help) {
-      return result_;  // whatever else is wrong
+      return result_;  // ignore all other problems
     }
     read_environment();
     read_machines();
@@ -111,7 +112,7 @@ class Parser {
     read_ranks();
     read_restarts();
     read_output();
-    if (result_.command.empty() && !unknown_) {  // which may have taken it for its value
+    if (result_.command.empty() && !unknown_) {  // an unknown flag may have consumed the program name
       refuse("no program to run", "use: lockstep run [flags] -- program [arguments]; see lockstep run --help");
     }
     if (!problems_.empty()) {
@@ -123,7 +124,7 @@ class Parser {
  private:
   void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
 
-  /// Flags up to `--` or the first word that is none, which begins the command, as torchrun has it.
+  /// Parses flags up to `--` or the first word that is not a flag; the command starts there, as in torchrun.
   void read_flags() {
     std::size_t at = 0;
     while (at < args_.size() && args_[at].size() > 1 && args_[at].front() == '-') {
@@ -155,7 +156,7 @@ class Parser {
                   : "see lockstep run --help; the program's own flags come after --");
       unknown_ = true;
       const bool value_follows = next < args_.size() && !args_[next].starts_with('-');
-      return equals == std::string::npos && value_follows ? 1 : 0;  // most likely its value
+      return equals == std::string::npos && value_follows ? 1 : 0;  // probably its value
     }
     if (flag->kind == Kind::refused) {
       refuse(fmt::format("--{}: not possible with lockstep run", flag->name), std::string(flag->help));
@@ -219,8 +220,8 @@ class Parser {
     if (const Given* value = given("nnodes"); value != nullptr && value->text.find(':') != std::string::npos) {
       const std::vector<std::string> ends = split(value->text, ':');
       if (ends.size() != 2 || ends[0] != ends[1]) {
-        refuse(fmt::format("{}: expected one number of machines", value->label),
-               "a number that may change while the training runs is torchrun's business: torchrun --nnodes MIN:MAX");
+        refuse(fmt::format("{}: expected one number", value->label),
+               "only torchrun can change the number of machines during a run: torchrun --nnodes MIN:MAX");
         return;
       }
       given_["nnodes"].text = ends[0];
@@ -228,12 +229,12 @@ class Parser {
     read_number("nnodes", 1, kMaxRanks, result_.nodes);
     read_number("node-rank", 0, std::numeric_limits<int>::max(), result_.node_rank);
     if (result_.node_rank >= result_.nodes) {
-      refuse(fmt::format("--node-rank {} of {} machine{}", result_.node_rank, result_.nodes,
-                         result_.nodes == 1 ? "" : "s"),
+      refuse(fmt::format("--node-rank {} of {}", result_.node_rank, counted(result_.nodes, "machine")),
              fmt::format("use --node-rank 0 to {}", result_.nodes - 1));
     }
     if (const Given* value = given("standalone"); value != nullptr && result_.nodes > 1) {
-      refuse(fmt::format("{}: means one machine, found {}", value->label, result_.nodes), "leave out one of both");
+      refuse(fmt::format("{}: allows one machine, but --nnodes is {}", value->label, result_.nodes),
+             "remove one of the two flags");
     }
   }
 
@@ -241,10 +242,10 @@ class Parser {
     const bool many = result_.nodes > 1;
     if (const Given* value = given("rdzv-backend"); value != nullptr && value->text != "static") {
       if (value->text != "c10d") {
-        refuse(fmt::format("{}: expected static or c10d", value->label), "other backends are torchrun's");
+        refuse(fmt::format("{}: expected static or c10d", value->label), "for other backends use torchrun");
       } else if (many && given("node-rank") == nullptr) {
-        refuse(fmt::format("{}: gives machines their numbers as they come", value->label),
-               "say --node-rank on each machine, or use torchrun");
+        refuse(fmt::format("{}: numbers the machines in the order in which they connect", value->label),
+               "set --node-rank on each machine, or use torchrun");
       }
     }
     result_.master_port = many ? kDefaultPort : 0;
@@ -256,13 +257,13 @@ class Parser {
       read_number("master-port", many ? 1 : 0, 65535, result_.master_port);
     }
     if (many && given("master-addr") == nullptr && given("rdzv-endpoint") == nullptr) {
-      refuse(fmt::format("--nnodes {}: the machines need a place to meet", result_.nodes),
-             "add --master-addr with a name or address of machine 0, on every machine");
+      refuse(fmt::format("--nnodes {}: the machines need a common address", result_.nodes),
+             "add --master-addr with the name or address of machine 0 on every machine");
     }
     if (const Given* value = given("rdzv-id")) {
       read_run_id(*value);
     } else if (many) {
-      result_.run_id = "none";  // torchrun's: all that is known to be the same everywhere
+      result_.run_id = "none";  // torchrun's default, the same on all machines
     }
   }
 
@@ -287,7 +288,7 @@ class Parser {
     result_.master_port = static_cast<int>(*port);
   }
 
-  /// It becomes a folder of the log directory and a variable.
+  /// The id is used as a directory name and in an environment variable.
   void read_run_id(const Given& value) {
     constexpr std::string_view kSafe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     constexpr std::size_t kLongest = 100;
@@ -311,7 +312,7 @@ class Parser {
     if (const auto word = words.find(to_lower(value->text)); word != words.end()) {
       result_.rank_count = word->second;
       if (result_.nodes > 1) {
-        refuse(fmt::format("{}: the other machines' number cannot be seen from here", value->label),
+        refuse(fmt::format("{}: the number of the other machines is not known here", value->label),
                "give the number, or one per machine: --nproc-per-node 2,1");
       }
       return;
@@ -330,9 +331,9 @@ class Parser {
       numbers.assign(static_cast<std::size_t>(result_.nodes), numbers.front());
     }
     if (numbers.size() != static_cast<std::size_t>(result_.nodes)) {
-      refuse(fmt::format("{}: {} numbers for {} machine{}", value->label, numbers.size(), result_.nodes,
-                         result_.nodes == 1 ? "" : "s"),
-             "give one number, or one for each machine of --nnodes");
+      refuse(
+          fmt::format("{}: found {} numbers for {}", value->label, numbers.size(), counted(result_.nodes, "machine")),
+          "give one number, or one for each machine of --nnodes");
       return;
     }
     result_.ranks_per_node = std::move(numbers);
@@ -341,8 +342,8 @@ class Parser {
   void read_restarts() {
     read_number("max-restarts", 0, std::numeric_limits<int>::max(), result_.max_restarts);
     if (result_.max_restarts > 0 && result_.nodes > 1) {
-      refuse(fmt::format("--max-restarts {}: several machines have to agree on a restart", result_.max_restarts),
-             "use torchrun, or let the scheduler start the job again: it resumes by itself");
+      refuse(fmt::format("--max-restarts {}: not possible with several machines", result_.max_restarts),
+             "use torchrun, or let the scheduler restart the job: the run resumes automatically");
     }
     if (const Given* value = given("grace")) {
       const auto seconds = parse_double(value->text);
@@ -409,7 +410,7 @@ class Parser {
     }
     const bool any = read.all != Streams::none || !read.by_local_rank.empty();
     if (any && given("log-dir") == nullptr) {
-      refuse(fmt::format("{}: there is no folder for the files", value->label), "add --log-dir DIR");
+      refuse(fmt::format("{}: there is no directory for the files", value->label), "add --log-dir DIR");
     }
     out = std::move(read);
   }
@@ -419,7 +420,7 @@ class Parser {
   std::map<std::string_view, Given> given_{};
   RunFlags result_{};
   std::vector<Problem> problems_{};
-  bool unknown_ = false;  // there was a flag of that kind
+  bool unknown_ = false;  // an unknown flag was found
 };
 
 }  // namespace

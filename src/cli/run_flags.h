@@ -1,5 +1,4 @@
-// The command line of `lockstep run`: torchrun's flag names, for a set of machines that is known before the start.
-// Torch-free.
+// The command line of `lockstep run`: torchrun's flag names, for a fixed set of machines. Torch-free.
 #pragma once
 
 #include <filesystem>
@@ -14,13 +13,13 @@
 
 namespace lockstep {
 
-/// What --nproc-per-node asks for.
+/// The value of --nproc-per-node.
 enum class RankCount { numbers, automatic, gpu, cpu };
 
-/// torchrun's numbers: which streams of a rank are meant.
+/// torchrun's numbers for the output streams of a rank.
 enum class Streams { none = 0, out = 1, err = 2, both = 3 };
 
-/// The same for all ranks of a machine, or by local rank.
+/// One value for all ranks of a machine, or one per local rank.
 struct StreamsPerRank {
   Streams all = Streams::none;
   std::map<int, Streams> by_local_rank{};
@@ -34,8 +33,8 @@ struct RunFlags {
   int nodes = 1;
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;   ///< 0: any free one
-  std::string run_id{};  ///< "": a random one
+  int master_port = 0;   ///< 0: any free port
+  std::string run_id{};  ///< "": random
   int max_restarts = 0;
   double grace_s = 5;
   std::filesystem::path log_dir{};
@@ -46,10 +45,11 @@ struct RunFlags {
   std::vector<std::string> command{};  ///< the program and its arguments
 };
 
-/// `args`: what follows `lockstep run`. A flag that is not given takes its PET_ variable. Throws: ConfigError with
-/// every problem: unknown flags with "did you mean", values that do not parse, and what only torchrun can do.
+/// `args`: the arguments after `lockstep run`. A flag that is not given takes its PET_ variable. Throws: ConfigError
+/// with all problems: unknown flags with "did you mean", values that do not parse, and options that only torchrun
+/// supports.
 RunFlags parse_run_flags(std::span<const std::string> args, const Variables& variables);
 
-std::string run_help(int width = 80);  ///< in columns
+std::string run_help(int width = 80);  ///< `width`: columns
 
 }  // namespace lockstep

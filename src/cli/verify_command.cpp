@@ -24,28 +24,27 @@ using Path = std::filesystem::path;
 
 constexpr std::string_view kUsage =
     "usage: lockstep verify [--json] DIR\n\n"
-    "DIR is a run's directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte, "
-    "says\n"
-    "of each checkpoint whether it is valid or where it is damaged, and which one a run would resume from. Nothing is\n"
-    "changed. With --json the answer is one JSON object; docs/checkpoints.md says what is in it.\n\n"
-    "exit code: 0 all valid, 2 usage, 65 one is damaged or none is valid\n";
+    "DIR is a run directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte and\n"
+    "prints for each checkpoint whether it is valid or where it is damaged, and from which one a run would resume.\n"
+    "Changes nothing. With --json it prints one JSON object, which docs/checkpoints.md describes.\n\n"
+    "exit code: 0 all are valid, 2 usage, 65 one is damaged or none is valid\n";
 
-/// What DIR means.
+/// The meaning of DIR.
 struct Target {
   Path directory{};                    // of checkpoints
-  std::optional<std::int64_t> step{};  // only this one
+  std::optional<std::int64_t> step{};  // only this checkpoint
 };
 
 Target find_target(const std::string& text) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(text, ignored)) {
-    throw ConfigError(fmt::format("{}: found no such directory", text),
+    throw ConfigError(fmt::format("{}: no such directory", text),
                       "give a run's directory, its checkpoints, or one checkpoint; see lockstep verify --help");
   }
-  const Path path = std::filesystem::absolute(Path(text) / ".").parent_path();  // also with a slash at the end
+  const Path path = std::filesystem::absolute(Path(text) / ".").parent_path();  // also with a trailing slash
   if (const auto name = parse_directory_name(path.filename().string())) {
     if (name->kind != DirectoryKind::committed) {
-      throw ConfigError(fmt::format("{}: found an incomplete checkpoint, expected a committed one", text),
+      throw ConfigError(fmt::format("{}: this checkpoint is incomplete", text),
                         fmt::format("lockstep verify {}", path.parent_path().string()));
     }
     return {.directory = path.parent_path(), .step = name->step};
@@ -57,7 +56,7 @@ Target find_target(const std::string& text) {
 struct Checked {
   std::int64_t step = 0;
   std::string name{};
-  std::optional<Manifest> manifest{};  // of a valid one
+  std::optional<Manifest> manifest{};  // of a valid checkpoint
   std::string damage{};
 };
 
@@ -148,7 +147,7 @@ int verify_command(std::span<const std::string> args) {
                                   {"newest_valid", newest ? Json(*newest) : Json()}}));
   } else if (!target.step) {
     for (const std::string& name : incomplete) {
-      fmt::print("{}: incomplete: being written, or left by a crash and removed at the next start\n", name);
+      fmt::print("{}: incomplete: it is being written, or a crash left it and the next start removes it\n", name);
     }
     fmt::print("{}\n", newest ? fmt::format("a run resumes from step {}", *newest)
                               : fmt::format("no valid checkpoint in {}", target.directory.string()));

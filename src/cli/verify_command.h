@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// `args`: what follows `lockstep verify`. Prints a line per checkpoint, or one object; returns 0, or 65 where one is
-/// damaged or none is valid. Throws: ConfigError, IoError.
+/// `args`: the arguments after `lockstep verify`. Prints a line per checkpoint, or one JSON object; returns 0, or 65 if
+/// a checkpoint is damaged or none is valid. Throws: ConfigError, IoError.
 int verify_command(std::span<const std::string> args);
 
 }  // namespace lockstep

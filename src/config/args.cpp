@@ -20,14 +20,14 @@ namespace {
 
 constexpr std::string_view kEnvironmentPrefix = "LOCKSTEP_CFG_";
 
-/// A value as written on the command line. `text` is empty for a bare --flag, which is a bool's "true".
+/// A value as given on the command line. `text` is empty for a bare --flag, which means "true" for a bool.
 struct Assignment {
   std::string name{};
   std::string text{};
   std::string label{};  ///< "--optim.lr 0.1"
 };
 
-/// One name that the command line knows.
+/// A name that the command line accepts.
 struct Option {
   std::string name{};
   bool is_bool = false;
@@ -38,7 +38,7 @@ bool is_bool_word(std::string_view text) {
   return !from_text(FieldInfo{}, text, ignored);
 }
 
-/// A token that begins with a dash and is no value: "-1" and "-.5" are numbers, "-" is a file name by custom.
+/// A token that begins with a dash and is not a value: "-1" and "-.5" are numbers, "-" means a file by custom.
 bool looks_like_flag(std::string_view token) {
   return token.size() > 1 && token.front() == '-' && !(token[1] >= '0' && token[1] <= '9') && token[1] != '.';
 }
@@ -88,7 +88,7 @@ std::string did_you_mean(const std::vector<std::string>& names, std::string_view
   return text + "?";
 }
 
-/// What is said about a name that is none: the same key in some section, another system's name for it, the nearest
+/// The hint for an unknown name: the same key in a section, the name that another system uses for it, the nearest
 /// spelling, or `otherwise`.
 std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
                              std::string_view otherwise) {
@@ -102,7 +102,7 @@ std::string hint_for_unknown(std::string_view name, const std::vector<std::strin
   return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
 }
 
-/// The command line, split into values and words; no value is looked at yet.
+/// The command line, split into values and words; does not interpret any value yet.
 class CommandLine {
  public:
   CommandLine(std::span<const std::string> args, std::vector<Option> options)
@@ -173,7 +173,7 @@ class CommandLine {
     }
     refuse(fmt::format("{}: unknown flag", printable(written)),
            hint_for_unknown(name, names(), "--", "see --help for all flags; -- ends those of lockstep"));
-    return !attached && value_follows(at) ? 1 : 0;  // most likely its value: no reason for a second complaint
+    return !attached && value_follows(at) ? 1 : 0;  // probably its value: do not report it as a second problem
   }
 
   bool value_follows(std::size_t at) const { return at + 1 < args_.size() && !looks_like_flag(args_[at + 1]); }
@@ -203,7 +203,7 @@ class CommandLine {
   std::vector<Problem> problems_{};
 };
 
-/// Applies file, environment and flags to the defaults, collecting every problem.
+/// Applies file, environment and flags to the defaults and collects all problems.
 class Parser {
  public:
   Parser(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables, const Flags& flags)
@@ -215,14 +215,14 @@ class Parser {
     result_.config = defaults;
     for (const std::string& name : field_names()) {
       result_.origins[name] = "program";
-      // A default that cannot stand is the program's mistake, which its user should see as such.
+      // An invalid default is a mistake of the program; the message must say so.
       labels_[name] = fmt::format("{} {} (the program's default)", name, value_text(name));
     }
   }
 
   Invocation run() {
     if (line_.help()) {
-      result_.help = true;  // whatever else is wrong
+      result_.help = true;  // ignore all other problems
       return result_;
     }
     check_program_flags();
@@ -295,8 +295,8 @@ class Parser {
     std::set<std::string> taken;
     for (const Option& option : options()) {
       if (!taken.insert(option.name).second) {
-        refuse(fmt::format("--{}: the program declares a flag that exists already", option.name),
-               "give the program's own flag another name");
+        refuse(fmt::format("--{}: the program declares a flag with the name of a lockstep flag", option.name),
+               "rename the program's flag");
       }
     }
   }
@@ -339,7 +339,7 @@ class Parser {
       const std::string label =
           fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value)));
       if (!seen.insert(name).second) {
-        refuse(fmt::format("{}: {} is set twice", setting.place, setting.name), "leave one of them out");
+        refuse(fmt::format("{}: {} is set twice", setting.place, setting.name), "remove one of them");
       } else if (!set_field(name, label, "file " + *config_file_, [&](const FieldInfo& info, auto& value) {
                    return from_file(info, setting.value, value);
                  })) {
@@ -391,8 +391,8 @@ class Parser {
     }
   }
 
-  /// Who gives the run a name does not mean the directory that comes from a place which counts less, such as the
-  /// config.toml of another run.
+  /// If a run_name comes from a stronger source than run_dir (such as the config.toml of another run), run_dir does not
+  /// apply.
   void let_the_name_decide() {
     const auto weight = [](std::string_view origin) {
       return origin == "flag" ? 3 : origin.starts_with("environment ") ? 2 : origin.starts_with("file ") ? 1 : 0;
@@ -407,7 +407,7 @@ class Parser {
     return std::any_of(flags_.begin(), flags_.end(), [&](const ProgramFlag& flag) { return flag.name == name; });
   }
 
-  /// Program values are kept aside until the whole command line has turned out to be right.
+  /// Program values are stored separately until the whole command line is valid.
   void read_program_value(const ProgramFlag& flag, const std::string& text, const std::string& label) {
     std::visit(
         [&](auto* target) {

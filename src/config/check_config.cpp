@@ -47,7 +47,7 @@ class Checker {
     using Kind = DeviceSpec::Kind;
     const DeviceSpec& devices = config_.devices;
     for (const Problem& problem : devices.problems()) {
-      // The problem begins with "--devices <text>"; where that came from elsewhere, the place is said instead.
+      // The problem begins with "--devices <text>"; replace it if the value came from elsewhere.
       const std::string shown = devices.text().empty() ? "\"\"" : printable(devices.text());
       const auto prefix = fmt::format("--devices {}", shown).size();
       const auto found = labels_.find("devices");
@@ -60,11 +60,11 @@ class Checker {
                             devices.kind() == Kind::usable || devices.kind() == Kind::most_free;
     const std::string asked = label("devices", devices);
     if (config_.compute_setup == ComputeSetup::cpu && names_gpus) {
-      refuse(fmt::format("{} with {}: these are GPUs", asked, label("compute_setup", config_.compute_setup)),
+      refuse(fmt::format("{} with {}: these devices are GPUs", asked, label("compute_setup", config_.compute_setup)),
              "use --compute_setup gpu, or a number such as --devices 2 for two CPU ranks");
     }
     if (config_.compute_setup == ComputeSetup::gpu && devices.kind() == Kind::cpu) {
-      refuse(fmt::format("{} with {}: the CPU is no GPU", asked, label("compute_setup", config_.compute_setup)),
+      refuse(fmt::format("{} with {}: the CPU is not a GPU", asked, label("compute_setup", config_.compute_setup)),
              "use --compute_setup cpu, or --devices auto");
     }
     if (config_.backend == Backend::nccl) {
@@ -94,7 +94,7 @@ class Checker {
     }
     if (trim(config_.resume).empty()) {
       refuse(fmt::format("{}: expected auto, never, last, best or a directory", label("resume", std::string("\"\""))),
-             "use --resume auto to go on where the run stopped, if it did");
+             "use --resume auto to continue an earlier run if there is one");
     } else if (const std::string word = to_lower(config_.resume);
                word != config_.resume && (word == "auto" || word == "never" || word == "last" || word == "best")) {
       refuse(fmt::format("{}: expected lower case", label("resume", config_.resume)),
@@ -115,28 +115,26 @@ class Checker {
     if (c.max_epochs == 0 && c.max_steps == 0) {
       refuse(fmt::format("{} with {}: the run would never end", label("max_epochs", c.max_epochs),
                          label("max_steps", c.max_steps)),
-             "set one of them, for example --max_epochs 1");
+             "set a limit, for example --max_epochs 1");
     }
     if (c.fresh && (c.resume == "last" || c.resume == "best")) {
-      refuse(
-          fmt::format("{} with {}: starting over resumes nothing", label("fresh", c.fresh), label("resume", c.resume)),
-          "leave one of them out");
+      refuse(fmt::format("{} with {}: a fresh run cannot resume", label("fresh", c.fresh), label("resume", c.resume)),
+             "remove one of them");
     }
     if (c.resume == "best" && c.checkpoint.monitor.empty()) {
-      refuse(fmt::format("{} with {}: nothing says what is best", label("resume", c.resume),
+      refuse(fmt::format("{} with {}: there is no metric that defines the best checkpoint", label("resume", c.resume),
                          label("checkpoint.monitor", std::string("\"\""))),
-             "name the metric, for example --checkpoint.monitor val_loss");
+             "set the metric, for example --checkpoint.monitor val_loss");
     }
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
-      refuse(fmt::format("{}: expected 0 or a number of 2 or more",
-                         label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
-             "a machine is heard of once a second");
+      refuse(fmt::format("{}: expected 0, or 2 or more", label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
+             "each machine sends a heartbeat every second");
     }
     if (c.dist.find_unused_parameters && c.dist.static_graph) {
-      refuse(fmt::format("{} with {}: a static graph has no changing set of unused parameters",
+      refuse(fmt::format("{} with {}: a static graph does not change its unused parameters",
                          label("dist.find_unused_parameters", c.dist.find_unused_parameters),
                          label("dist.static_graph", c.dist.static_graph)),
-             "leave one of them out; static_graph alone also allows parameters that are never used");
+             "remove one of them; static_graph alone also allows parameters that are never used");
     }
     if (c.optim.schedule == ScheduleKind::cosine && c.optim.decay_steps > 0 &&
         c.optim.decay_steps <= c.optim.warmup_steps) {

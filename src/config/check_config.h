@@ -1,4 +1,4 @@
-// The check behind check_config(), with the place each value came from. Torch-free.
+// check_config() with the origin of each value for its messages. Torch-free.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// `labels`: field -> how its value was given ("--batch_size -3", "run.toml:2: batch_size = -3"); missing: as its flag.
+/// `labels`: field -> how its value was given ("--batch_size -3", "run.toml:2: batch_size = -3"); default: its flag.
 std::vector<Problem> check_config(const TrainConfig& config, const std::map<std::string, std::string>& labels);
 
 }  // namespace lockstep

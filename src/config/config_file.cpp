@@ -46,7 +46,7 @@ FileValue to_file_value(const Json& value) {
       if (auto list = int_list(value)) {
         return *std::move(list);
       }
-      return UnusableValue{"a list of other things than whole numbers"};
+      return UnusableValue{"a list that does not only contain whole numbers"};
     case Json::value_t::object:
       return UnusableValue{"an object"};
     default:
@@ -61,7 +61,7 @@ std::vector<FileSetting> parse_config_json(std::string_view text, const std::str
   try {
     root = parse_json(text);
   } catch (const std::runtime_error& error) {
-    throw ConfigError(fmt::format("{}: {}", label, error.what()), "correct the file; it has to be JSON");
+    throw ConfigError(fmt::format("{}: {}", label, error.what()), "correct the file; it must be JSON");
   }
   if (!root.is_object()) {
     throw ConfigError(fmt::format("{}: expected an object", label), R"(begin with { and sections such as "optim": {)");
@@ -87,7 +87,7 @@ std::vector<FileSetting> read_config_file(const std::filesystem::path& file) {
   }
   std::string text;
   try {
-    // Mounted configurations are often symbolic links, which the file system layer does not follow.
+    // Mounted configurations are often symbolic links, which FileSystem does not follow.
     std::error_code unresolved;
     const auto target = std::filesystem::canonical(file, unresolved);
     text = read_file(real_file_system(), unresolved ? file : target, kLargestFile);

@@ -16,11 +16,11 @@ struct FileSetting {
   std::string place{};  ///< "run.toml:3", or "run.json"
 };
 
-/// In the file's order. Throws: ConfigError when the file cannot be read or is no TOML or JSON (chosen by its
-/// extension).
+/// In the order of the file. Throws: ConfigError if the file cannot be read or is not valid TOML or JSON (the extension
+/// decides).
 std::vector<FileSetting> read_config_file(const std::filesystem::path& file);
 
-/// `label` is the file's name in places and errors.
+/// `label` is the name of the file in places and errors.
 std::vector<FileSetting> parse_config_toml(std::string_view text, const std::string& label);
 std::vector<FileSetting> parse_config_json(std::string_view text, const std::string& label);
 

@@ -14,13 +14,13 @@ namespace {
 constexpr int kLongestRange = 1024;
 constexpr std::string_view kExamples = "use auto, a number of devices such as 2, or GPU indices such as 0,2 or 0-3";
 
-/// What the text means, or what is wrong with it.
+/// The meaning of the text, or its problem.
 struct Parsed {
   DeviceSpec::Kind kind = DeviceSpec::Kind::automatic;
   int count = 0;
   std::vector<int> indices{};
   std::int64_t min_free_bytes = 0;
-  Problem problem{};  // what: "expected ..." without the flag; empty: none
+  Problem problem{};  // what: "expected ..." without the flag; empty: no problem
 };
 
 Parsed refused(std::string what, std::string hint) {
@@ -29,7 +29,7 @@ Parsed refused(std::string what, std::string hint) {
   return parsed;
 }
 
-Parsed nothing_asked() { return refused("no device was asked for", "use auto or -1 for all GPUs, \"0,\" for GPU 0"); }
+Parsed nothing_asked() { return refused("this requests no device", "use auto or -1 for all GPUs, \"0,\" for GPU 0"); }
 
 Parsed negative(std::string_view piece) {
   return refused(fmt::format("found {}, expected a GPU index of 0 or more", piece), "use -1 alone for all GPUs");
@@ -46,7 +46,7 @@ Parsed check_indices(std::vector<int> indices) {
       return negative(fmt::format("{}", *index));
     }
     if (std::find(indices.begin(), index, *index) != index) {
-      return refused(fmt::format("GPU {} is named twice", *index), "name every GPU once; a GPU carries one rank");
+      return refused(fmt::format("GPU {} appears twice", *index), "list every GPU once; each GPU runs one rank");
     }
   }
   Parsed parsed;
@@ -68,7 +68,7 @@ Parsed check_count(int count) {
   return parsed;
 }
 
-/// A piece that is neither an index nor a range, and what was probably meant.
+/// Reports a piece that is neither an index nor a range, and suggests what was probably meant.
 Parsed bad_piece(std::string_view piece) {
   if (piece.starts_with('-') && to_index(piece.substr(1))) {
     return negative(piece);
@@ -93,7 +93,7 @@ Parsed bad_piece(std::string_view piece) {
 Parsed parse_list(std::string_view list) {
   std::vector<std::string> pieces = split(list, ',');
   if (pieces.size() > 1 && trim(pieces.back()).empty()) {
-    pieces.pop_back();  // "2," is how a list of one is written
+    pieces.pop_back();  // "2," is a list with one entry
   }
   std::vector<int> indices;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -125,10 +125,10 @@ Parsed parse_list(std::string_view list) {
       return bad_piece(piece);
     }
     if (*first > *last) {
-      return refused(fmt::format("range {} runs backwards", piece), fmt::format("use {}-{}", *last, *first));
+      return refused(fmt::format("range {} is descending", piece), fmt::format("use {}-{}", *last, *first));
     }
     if (*last - *first >= kLongestRange) {
-      return refused(fmt::format("range {} names {} GPUs, expected {} at most", piece, std::int64_t{*last} - *first + 1,
+      return refused(fmt::format("range {} contains {} GPUs, the limit is {}", piece, std::int64_t{*last} - *first + 1,
                                  kLongestRange),
                      "use -1 for all GPUs");
     }
@@ -136,7 +136,7 @@ Parsed parse_list(std::string_view list) {
       indices.push_back(index);
     }
     if (indices.size() > kLongestRange) {
-      return refused(fmt::format("more than {} GPUs are named", kLongestRange), "use -1 for all GPUs");
+      return refused(fmt::format("more than {} GPUs are listed", kLongestRange), "use -1 for all GPUs");
     }
   }
   return check_indices(std::move(indices));
@@ -157,7 +157,7 @@ Parsed parse_choice(DeviceSpec::Kind kind, std::string_view argument) {
   if (at != std::string_view::npos) {
     const auto bytes = parse_bytes(argument.substr(at + 1));
     if (!by_memory) {
-      return refused("usable takes no memory size", fmt::format("use free:{}", argument));
+      return refused("usable does not accept a memory size", fmt::format("use free:{}", argument));
     }
     if (!bytes || *bytes == 0) {
       return refused(fmt::format("found \"{}\", expected a memory size", trim(argument.substr(at + 1))),
@@ -198,10 +198,10 @@ Parsed parse(std::string_view written) {
     return parse_choice(DeviceSpec::Kind::most_free, text.substr(5));
   }
   if (text == "usable" || text == "free") {
-    return refused("expected how many GPUs", fmt::format("use for example {}:2", text));
+    return refused("expected a number of GPUs", fmt::format("use for example {}:2", text));
   }
   if (text.starts_with("cpu:")) {
-    return refused("CPU ranks are counted, not named", "use --compute_setup cpu --devices 2 for two CPU ranks");
+    return refused("CPU ranks have no indices", "use --compute_setup cpu --devices 2 for two CPU ranks");
   }
   if (text.starts_with("gpu:")) {
     return refused("expected GPU indices", fmt::format("use cuda:{}", text.substr(4)));
@@ -228,7 +228,7 @@ std::string list_text(const std::vector<int>& indices) {
   for (const int index : indices) {
     text += fmt::format("{}{}", text.empty() ? "" : ",", index);
   }
-  return indices.size() == 1 ? text + "," : text;  // "2" alone would be a count
+  return indices.size() == 1 ? text + "," : text;  // "2" without a comma would be a count
 }
 
 }  // namespace

@@ -11,12 +11,12 @@
 namespace lockstep {
 namespace {
 
-constexpr double kSanityLimit = 1e6;  // a larger maximum is worth a word only to those who exceed it
+constexpr double kSanityLimit = 1e6;  // larger maxima are shown only in errors
 
 Problem expected_text() { return {"expected a text in quotes", {}}; }
 Problem expected_bool() { return {"expected true or false", {}}; }
 
-/// Files have numbers of their own, so a number in quotes is a mistake there.
+/// Files have a number type, so a number in quotes is a mistake there.
 template <class Whole>
 Refusal whole_from_file(const FieldInfo& info, const FileValue& value, Whole& out) {
   if (const auto* number = std::get_if<std::int64_t>(&value)) {
@@ -126,7 +126,7 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, std::int64_t& o
 
 Refusal from_file(const FieldInfo& info, const FileValue& value, std::uint64_t& out) {
   if (const auto* text = std::get_if<std::string>(&value)) {
-    return from_text(info, *text, out);  // TOML has no other way for half of them
+    return from_text(info, *text, out);  // TOML has no numbers above int64
   }
   return whole_from_file(info, value, out);
 }
@@ -176,7 +176,7 @@ std::string to_text(const std::string& value) { return value; }
 std::string to_text(const DeviceSpec& value) { return value.text(); }
 
 std::string in_quotes(std::string_view text) {
-  std::string escaped = dump_json(Json(text));  // JSON's escapes are TOML's; TOML also escapes DEL
+  std::string escaped = dump_json(Json(text));  // JSON's escapes are valid in TOML; TOML also escapes DEL
   for (auto at = escaped.find('\x7f'); at != std::string::npos; at = escaped.find('\x7f', at)) {
     escaped.replace(at, 1, "\\u007f");
   }
@@ -190,7 +190,7 @@ std::string expected_number(const FieldInfo& info, bool whole, bool too_large) {
                               : fmt::format("expected {} from {} to {}", kind, info.minimum, info.maximum);
   }
   if (too_large) {
-    return fmt::format("expected {} of {:.0f} at most", kind, info.maximum);
+    return fmt::format("expected {} of {:.0f} or less", kind, info.maximum);
   }
   if (info.minimum == std::numeric_limits<double>::lowest()) {
     return fmt::format("expected {}", kind);

@@ -1,4 +1,4 @@
-// Text and file values <-> fields, for every type a field can have. Torch-free.
+// Converts text and file values to fields and back, for every type of field. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@
 
 namespace lockstep {
 
-/// Something a file holds that no field takes: "a table", "a date".
+/// A value in a file that no field accepts: "a table", "a date".
 struct UnusableValue {
   std::string description{};
 };
 
-/// A value as TOML and JSON know it. Integers beyond int64 are std::uint64_t.
+/// A value in TOML or JSON. Integers beyond int64 are std::uint64_t.
 using FileValue = std::variant<std::string, std::int64_t, std::uint64_t, double, bool, std::vector<int>, UnusableValue>;
 
 /// For messages: `the text "3"`, `3`, `true`.
 std::string describe(const FileValue& value);
 
-/// Parsing returns what is wrong, `what` being "expected ..."; nullopt: `out` was set. Ranges are check_config()'s.
+/// Parsing returns the problem, whose `what` is "expected ..."; nullopt: `out` was set. check_config() checks ranges.
 using Refusal = std::optional<Problem>;
 Refusal from_text(const FieldInfo& info, std::string_view text, bool& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, int& out);
@@ -50,7 +50,7 @@ std::string to_text(bool value);
 std::string to_text(int value);
 std::string to_text(std::int64_t value);
 std::string to_text(std::uint64_t value);
-std::string to_text(double value);  ///< the shortest text that reads back as the same number
+std::string to_text(double value);  ///< the shortest text that parses to the same number
 std::string to_text(const std::string& value);
 std::string to_text(const DeviceSpec& value);
 
@@ -91,7 +91,7 @@ requires std::is_enum_v<Enum> std::string to_text(Enum value) {
 /// A string in TOML and JSON.
 std::string in_quotes(std::string_view text);
 
-/// How the value stands in a TOML file: text in quotes, the rest bare.
+/// The value in a TOML file: text is quoted, everything else is not.
 template <class T>
 std::string to_toml(const T& value) {
   if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, std::uint64_t>) {
@@ -105,10 +105,10 @@ std::string to_toml(const T& value) {
   }
 }
 
-/// "expected a whole number of 1 or more". `too_large`: the value exceeds a maximum that is otherwise not worth a word.
+/// "expected a whole number of 1 or more". `too_large`: the value exceeds the maximum, so show a large maximum as well.
 std::string expected_number(const FieldInfo& info, bool whole, bool too_large = false);
 
-/// "expected ..." if the number is outside the field's range; nothing to refuse for other types.
+/// "expected ..." if the number is out of the field's range; always nullopt for other types.
 template <class T>
 Refusal check_range(const FieldInfo& info, const T& value) {
   if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {

@@ -1,5 +1,5 @@
-// THE field table: one row per field of TrainConfig. Flags, environment, files, --help, --print-config, config_values()
-// and docs/configuration.md all follow from it. Torch-free.
+// The field table: one row per field of TrainConfig. Flags, environment variables, files, --help, --print-config,
+// config_values() and docs/configuration.md are generated from it. Torch-free.
 #pragma once
 
 #include <limits>
@@ -15,13 +15,13 @@ struct Spelling {
   int value = 0;
 };
 
-/// A spelling of other systems, and what to write here.
+/// A spelling of other systems, and the hint for it.
 struct ForeignSpelling {
   std::string_view text{};
   std::string_view hint{};
 };
 
-/// The spellings of an enum: `kSpellings`, and `kForeign` where other systems have theirs.
+/// The spellings of an enum: `kSpellings`, and `kForeign` for those of other systems.
 template <class Enum>
 struct EnumText;
 
@@ -44,8 +44,8 @@ struct EnumText<Backend> {
   static constexpr Spelling kSpellings[] = {spell("auto", Backend::automatic), spell("nccl", Backend::nccl),
                                             spell("gloo", Backend::gloo)};
   static constexpr ForeignSpelling kForeign[] = {
-      {"mpi", "lockstep talks NCCL and Gloo; start with mpirun and backend gloo or nccl"},
-      {"ucc", "lockstep talks NCCL and Gloo; use nccl between GPUs, gloo otherwise"}};
+      {"mpi", "lockstep supports NCCL and Gloo; start with mpirun and use backend gloo or nccl"},
+      {"ucc", "lockstep supports NCCL and Gloo; use nccl between GPUs, else gloo"}};
 };
 
 template <>
@@ -109,15 +109,15 @@ struct EnumText<SaveErrorPolicy> {
   static constexpr ForeignSpelling kForeign[] = {{"ignore", "use continue"}, {"raise", "use stop"}};
 };
 
-/// What is said about a field besides its value.
+/// The properties of a field besides its value.
 struct FieldInfo {
   std::string_view name{};  ///< "batch_size", "optim.lr"
   std::string_view help{};
   double minimum = std::numeric_limits<double>::lowest();  ///< numbers only
   double maximum = std::numeric_limits<double>::max();
-  bool above_minimum = false;  ///< the minimum itself is refused
-  bool ranks_agree = true;     ///< and a resumed run warns when it changed
-  bool flag_only = false;      ///< neither file nor environment may set it
+  bool above_minimum = false;  ///< the minimum itself is invalid
+  bool ranks_agree = true;     ///< it must be equal on all ranks, and a resumed run warns if it changed
+  bool flag_only = false;      ///< only a flag can set it
 };
 
 /// Calls visit(info, member) for every field in declaration order; `Config` is TrainConfig or const TrainConfig.
@@ -128,19 +128,19 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "where to train; gpu without a usable GPU is an error unless allow_fallback"},
         c.compute_setup);
   visit(Info{.name = "devices",
-             .help = "auto, cpu, a number of devices, -1 for all GPUs, indices such as 0,2 or 0-3 or 2, (GPU 2), "
+             .help = "auto, cpu, a number of devices, -1 for all GPUs, indices such as 0,2 or 0-3 or 2, for GPU 2, "
                      "usable:N, free:N, free:N@8GiB",
              .ranks_agree = false},
         c.devices);
   visit(Info{.name = "nprocs",
-             .help = "ranks in total over all nodes; 0: one per device, on CPU one",
+             .help = "total number of ranks on all nodes; 0: one per device, on CPU one",
              .minimum = 0,
              .maximum = 65536},
         c.nprocs);
-  visit(Info{.name = "backend", .help = "how ranks talk: nccl between GPUs, gloo otherwise; ignored at one rank"},
+  visit(Info{.name = "backend", .help = "communication backend: nccl between GPUs, else gloo; not used with one rank"},
         c.backend);
   visit(Info{.name = "precision", .help = "number format of the forward pass; weights stay fp32"}, c.precision);
-  visit(Info{.name = "seed", .help = "everything random derives from it"}, c.seed);
+  visit(Info{.name = "seed", .help = "all random numbers derive from it"}, c.seed);
   visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0}, c.max_epochs);
   visit(Info{.name = "max_steps",
              .help = "end after this many optimizer steps; 0: no limit; the limit reached first ends the run",
@@ -152,7 +152,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 1e9},
         c.batch_size);
   visit(Info{.name = "accumulation",
-             .help = "micro-batches per step; 0: follows from global_batch_size, else 1",
+             .help = "micro-batches per step; 0: derived from global_batch_size, else 1",
              .minimum = 0,
              .maximum = 1e5},
         c.accumulation);
@@ -168,27 +168,28 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "run_name", .help = "name of the run; empty: the program's name", .ranks_agree = false},
         c.run_name);
   visit(Info{.name = "allow_fallback",
-             .help = "where gpu was asked for and none is usable: go on with the CPU, warned",
+             .help = "use the CPU with a warning if a GPU is requested and none is usable",
              .ranks_agree = false},
         c.allow_fallback);
-  visit(Info{.name = "resume",
-             .help = "auto (the newest checkpoint, if there is one), never, last, best, or a directory: a checkpoint's "
-                     "or another run's",
-             .ranks_agree = false},
-        c.resume);
+  visit(
+      Info{.name = "resume",
+           .help = "auto (the newest checkpoint, if there is one), never, last, best, or the directory of a checkpoint "
+                   "or of another run",
+           .ranks_agree = false},
+      c.resume);
   visit(Info{.name = "fresh",
-             .help = "start over: an old run directory is renamed to <run_name>.1, nothing is deleted",
+             .help = "start over: renames an old run directory to <run_name>.1, deletes nothing",
              .ranks_agree = false,
              .flag_only = true},
         c.fresh);
   visit(Info{.name = "max_time_s",
-             .help = "stop and save before so many seconds have passed, and exit with 75; 0: no limit",
+             .help = "stop and save before this many seconds have passed, exit code 75; 0: no limit",
              .minimum = 0,
              .maximum = 1e9},
         c.max_time_s);
 
   visit(Info{.name = "data.workers",
-             .help = "threads per rank that build batches; 0: built in the training thread",
+             .help = "threads per rank that build batches; 0: the training thread builds them",
              .minimum = 0,
              .maximum = 1024,
              .ranks_agree = false},
@@ -200,44 +201,43 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false},
         c.data.prefetch);
   visit(Info{.name = "data.pin_memory",
-             .help = "page-locked host batches, copied to the GPU on a side stream",
+             .help = "page-locked host batches, copied to the GPU on a separate stream",
              .ranks_agree = false},
         c.data.pin_memory);
   visit(Info{.name = "data.steps_per_epoch",
-             .help = "an epoch of training is exactly so many steps, over a part of the data or several times over it; "
-                     "0: the data set once",
+             .help = "steps per epoch of training, over a part of the data or several times over it; "
+                     "0: once over the data set",
              .minimum = 0},
         c.data.steps_per_epoch);
   visit(
       Info{.name = "data.max_bad_samples",
-           .help = "samples per rank that may fail to load: each is named and replaced by its neighbour; 0: the first "
-                   "one ends the run",
+           .help = "samples per rank that may fail to load; each is logged and replaced by its neighbour; 0: the first "
+                   "failure ends the run",
            .minimum = 0},
       c.data.max_bad_samples);
 
-  visit(
-      Info{.name = "sampler.order",
-           .help =
-               "keyed: any number of ranks, may change on resume; pytorch: the order of PyTorch's DistributedSampler"},
-      c.sampler.order);
+  visit(Info{.name = "sampler.order",
+             .help = "keyed: any number of ranks, which may change on resume; pytorch: the order of PyTorch's "
+                     "DistributedSampler"},
+        c.sampler.order);
   visit(Info{.name = "sampler.shuffle", .help = "a new order every epoch"}, c.sampler.shuffle);
   visit(Info{.name = "sampler.drop_last", .help = "drop the last, smaller step of an epoch"}, c.sampler.drop_last);
 
-  visit(Info{.name = "optim.lr", .help = "learning rate; 0: what the program's optimizer says", .minimum = 0},
+  visit(Info{.name = "optim.lr", .help = "base learning rate; 0: the one of the program's optimizer", .minimum = 0},
         c.optim.lr);
-  visit(
-      Info{
-          .name = "optim.max_grad_norm", .help = "clip the global gradient norm to this; 0: no clipping", .minimum = 0},
-      c.optim.max_grad_norm);
+  visit(Info{.name = "optim.max_grad_norm",
+             .help = "maximum of the global gradient norm (clipping); 0: no clipping",
+             .minimum = 0},
+        c.optim.max_grad_norm);
   visit(Info{.name = "optim.schedule", .help = "learning rate after the warm-up"}, c.optim.schedule);
   visit(Info{.name = "optim.warmup_steps", .help = "steps of linear growth from 0 to the learning rate", .minimum = 0},
         c.optim.warmup_steps);
   visit(Info{.name = "optim.decay_steps",
-             .help = "step at which cosine reaches its minimum; 0: the last step of the run",
+             .help = "step at which the cosine schedule reaches its minimum; 0: the last step of the run",
              .minimum = 0},
         c.optim.decay_steps);
   visit(Info{.name = "optim.min_lr_ratio",
-             .help = "cosine ends at this part of the learning rate",
+             .help = "minimum of the cosine schedule, as a fraction of the learning rate",
              .minimum = 0,
              .maximum = 1},
         c.optim.min_lr_ratio);
@@ -251,7 +251,7 @@ void visit_fields(Config& c, Visit&& visit) {
       c.validate.every_epochs);
   visit(Info{.name = "validate.every_steps", .help = "validate after this many steps; 0: never by steps", .minimum = 0},
         c.validate.every_steps);
-  visit(Info{.name = "validate.max_batches", .help = "steps of the validation set to look at; 0: all", .minimum = 0},
+  visit(Info{.name = "validate.max_batches", .help = "steps of the validation set to evaluate; 0: all", .minimum = 0},
         c.validate.max_batches);
 
   visit(Info{.name = "checkpoint.enabled", .help = "write checkpoints"}, c.checkpoint.enabled);
@@ -259,7 +259,7 @@ void visit_fields(Config& c, Visit&& visit) {
       Info{.name = "checkpoint.every_epochs", .help = "save after this many epochs; 0: never by epochs", .minimum = 0},
       c.checkpoint.every_epochs);
   visit(Info{.name = "checkpoint.every_steps",
-             .help = "save after this many steps; 0: never by steps; the end of a run and a stop are always saved",
+             .help = "save after this many steps; 0: never by steps; the end of a run and a stop always save",
              .minimum = 0},
         c.checkpoint.every_steps);
   visit(Info{.name = "checkpoint.every_s",
@@ -271,29 +271,30 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "write checkpoints in the background, from a copy of the state on the host"},
         c.checkpoint.async);
   visit(Info{.name = "checkpoint.keep_last",
-             .help = "newest checkpoints to keep; 2 at least: a new one is durable before an old one is deleted",
+             .help =
+                 "number of newest checkpoints to keep; at least 2: a new one is durable before an old one is deleted",
              .minimum = 2},
         c.checkpoint.keep_last);
   visit(Info{.name = "checkpoint.monitor",
-             .help = "metric that says which checkpoints are best, for example val_loss; empty: none"},
+             .help = "metric by which checkpoints are compared, for example val_loss; empty: none"},
         c.checkpoint.monitor);
-  visit(Info{.name = "checkpoint.mode", .help = "whether a small or a large monitored metric is better"},
+  visit(Info{.name = "checkpoint.mode", .help = "whether a lower or a higher value of the metric is better"},
         c.checkpoint.mode);
   visit(Info{.name = "checkpoint.keep_best",
-             .help = "with checkpoint.monitor: best checkpoints to keep besides the newest",
+             .help = "with checkpoint.monitor: number of best checkpoints to keep besides the newest",
              .minimum = 0},
         c.checkpoint.keep_best);
   visit(Info{.name = "checkpoint.name",
-             .help = "name of a link beside each checkpoint, from {step}, {epoch} and metrics: "
+             .help = "name of a link to each checkpoint, made of {step}, {epoch} and metrics: "
                      "epoch{epoch}-{val_loss}; empty: none"},
         c.checkpoint.name);
-  visit(
-      Info{.name = "checkpoint.on_error",
-           .help = "when a checkpoint cannot be written: continue (the third failure in a row stops the run), or stop"},
-      c.checkpoint.on_error);
-  visit(Info{.name = "checkpoint.per_node", .help = "every node keeps the checkpoints in a run directory of its own"},
+  visit(Info{.name = "checkpoint.on_error",
+             .help = "if a checkpoint cannot be written: continue (the third failure in a row stops the run), or stop"},
+        c.checkpoint.on_error);
+  visit(Info{.name = "checkpoint.per_node", .help = "every node keeps the checkpoints in its own run directory"},
         c.checkpoint.per_node);
-  visit(Info{.name = "checkpoint.allow_partial", .help = "load a checkpoint whose parameters match only in part"},
+  visit(Info{.name = "checkpoint.allow_partial",
+             .help = "also load a checkpoint if only a part of its parameters matches"},
         c.checkpoint.allow_partial);
 
   visit(Info{.name = "dist.timeout_s",
@@ -303,40 +304,40 @@ void visit_fields(Config& c, Visit&& visit) {
              .above_minimum = true},
         c.dist.timeout_s);
   visit(Info{.name = "dist.init_timeout_s",
-             .help = "longest wait for all ranks to appear, in seconds",
+             .help = "longest wait until all ranks have connected, in seconds",
              .minimum = 0,
              .maximum = 1e7,
              .above_minimum = true},
         c.dist.init_timeout_s);
   visit(Info{.name = "dist.heartbeat_timeout_s",
-             .help = "on several machines: silence in seconds after which one counts as lost; 0: never",
+             .help = "on several machines: seconds of silence after which a rank is lost; 0: never",
              .minimum = 0,
              .maximum = 1e7},
         c.dist.heartbeat_timeout_s);
   visit(Info{.name = "dist.grace_s",
-             .help = "after a failure: seconds for the other ranks to end before they are killed",
+             .help = "after a failure: seconds until the other ranks are killed",
              .minimum = 0,
              .maximum = 1e7,
              .ranks_agree = false},
         c.dist.grace_s);
   visit(Info{.name = "dist.requeue",
-             .help = "under Slurm: a run that stopped on SIGTERM, SIGUSR1 or its time limit is queued again (scontrol "
+             .help = "under Slurm: queue the job again after a stop by SIGTERM, SIGUSR1 or its time limit (scontrol "
                      "requeue)",
              .ranks_agree = false},
         c.dist.requeue);
   visit(Info{.name = "dist.max_restarts",
-             .help = "own launcher: start all ranks again after a failure, so many times without progress between them",
+             .help = "own launcher: restart all ranks after a failure, at most this many times without progress",
              .minimum = 0,
              .ranks_agree = false},
         c.dist.max_restarts);
   visit(Info{.name = "dist.stall_warn_s",
-             .help = "seconds without progress until the ranks that stand still are named; 0: never",
+             .help = "seconds without progress after which the stalled ranks are named; 0: never",
              .minimum = 0,
              .maximum = 1e7,
              .ranks_agree = false},
         c.dist.stall_warn_s);
   visit(Info{.name = "dist.stall_timeout_s",
-             .help = "seconds without progress inside a step until the run is ended with code 124; 0: never",
+             .help = "seconds without progress within a step after which the run ends with code 124; 0: never",
              .minimum = 0,
              .maximum = 1e7,
              .ranks_agree = false},
@@ -348,34 +349,33 @@ void visit_fields(Config& c, Visit&& visit) {
              .above_minimum = true},
         c.dist.bucket_mib);
   visit(Info{.name = "dist.find_unused_parameters",
-             .help = "the loss may leave parameters without gradient; costs a graph walk a step"},
+             .help = "the loss may leave parameters without gradient; costs a graph traversal per step"},
         c.dist.find_unused_parameters);
   visit(Info{.name = "dist.static_graph", .help = "the graph is the same in every step"}, c.dist.static_graph);
   visit(Info{.name = "dist.broadcast_buffers",
-             .help = "rank 0's buffers (batch norm statistics) everywhere, once per step"},
+             .help = "copy the buffers of rank 0 (batch norm statistics) to all ranks once per step"},
         c.dist.broadcast_buffers);
-  visit(Info{.name = "dist.compression", .help = "number format of gradients between the ranks; none: their own"},
+  visit(Info{.name = "dist.compression", .help = "dtype in which gradients are sent; none: their own dtype"},
         c.dist.compression);
 
-  visit(
-      Info{.name = "report.every_steps",
-           .help =
-               "steps between console lines and metrics rows, the only places that wait for the device; 0: at the end",
-           .minimum = 0},
-      c.report.every_steps);
+  visit(Info{.name = "report.every_steps",
+             .help = "steps between reports (console line and metrics row), which wait for the device; 0: at the end",
+             .minimum = 0},
+        c.report.every_steps);
   visit(Info{.name = "report.progress", .help = "progress bar on a terminal", .ranks_agree = false}, c.report.progress);
   visit(Info{.name = "report.jsonl", .help = "write metrics.jsonl in the run directory", .ranks_agree = false},
         c.report.jsonl);
   visit(Info{.name = "report.csv", .help = "write metrics.csv in the run directory", .ranks_agree = false},
         c.report.csv);
   visit(Info{.name = "report.record",
-             .help = "steps between records of samples, loss and weights as digests (records-<rank>.bin, for lockstep "
+             .help = "steps between digests of samples, loss and weights (records-<rank>.bin, for lockstep "
                      "compare); 0: none",
              .minimum = 0},
         c.report.record);
   visit(
       Info{.name = "report.log_dir",
-           .help = "own launcher: keep what each rank prints in <log_dir>/<run id>/attempt_<n>/rank_<r>.log; empty: no",
+           .help =
+               "own launcher: write the output of each rank to <log_dir>/<run id>/attempt_<n>/rank_<r>.log; empty: no",
            .ranks_agree = false},
       c.report.log_dir);
 }

@@ -1,4 +1,4 @@
-// The names of settings, and what a program's own flags are made of. Torch-free.
+// The names of settings, and the program's own flags. Torch-free.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct ProgramFlag {
 
 struct Flags::Impl {
   std::vector<ProgramFlag> flags{};
-  std::vector<std::string> positional_fields{};  ///< of TrainConfig; these come before the program's own
+  std::vector<std::string> positional_fields{};  ///< fields of TrainConfig; these come before the program's own
   std::vector<ProgramFlag> positionals{};
 };
 
@@ -31,7 +31,7 @@ struct FlagsAccess {
   static const std::vector<ProgramFlag>& positionals(const Flags& flags) { return flags.impl_->positionals; }
 };
 
-/// "-" and "_" are equal in names.
+/// In names, "-" and "_" are equal.
 std::string normal_name(std::string_view name);
 /// "optim.lr" -> "LOCKSTEP_CFG_OPTIM_LR".
 std::string environment_name(std::string_view field);

@@ -1,4 +1,4 @@
-// Names that other systems have for our settings, and that we had ourselves. Torch-free.
+// Names that other systems, or earlier versions of lockstep, use for its settings. Torch-free.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Names with blanks between them, and what to write here instead.
+/// Names separated by blanks, and the hint for them.
 struct ForeignName {
   std::string_view names{};
   std::string_view hint{};
@@ -16,8 +16,8 @@ struct ForeignName {
 
 std::span<const ForeignName> foreign_names();
 
-/// "use --devices N", for a name that is no setting here, in any case and with - or _; nullopt: not known elsewhere
-/// either.
+/// The hint, e.g. "use --devices N", for a name that is not a setting of lockstep, in any case and with - or _;
+/// nullopt: not known.
 std::optional<std::string> foreign_name_hint(std::string_view name);
 
 }  // namespace lockstep

@@ -12,9 +12,9 @@
 namespace lockstep {
 namespace {
 
-constexpr char kJoint = '\1';  // a blank where no line is broken
+constexpr char kJoint = '\1';  // a blank at which lines are not broken
 
-/// Lays out flags and what they do for a terminal of some width.
+/// Lays out flags and their help for a terminal of the given width.
 class Layout {
  public:
   explicit Layout(int width)
@@ -23,7 +23,7 @@ class Layout {
 
   std::string paragraph(std::string_view text) const { return joined(wrap(text, 0, width_)) + "\n"; }
 
-  /// "  --name SYNTAX        help", the help wrapped in its column.
+  /// "  --name SYNTAX        help", with the help wrapped in its column.
   std::string entry(const std::string& name, std::string_view help) const {
     std::string text = "  " + name;
     if (text.size() + 2 > column_) {
@@ -119,11 +119,11 @@ std::string help_text(std::string_view program, const TrainConfig& defaults, con
   text = layout.paragraph(text) + "\n" + program_help(flags, layout);
   text += "Running:\n";
   text += layout.entry("--config FILE", "settings from a .toml or .json file");
-  text += layout.entry("--print-config", "print the settings and where each came from, and end");
-  text += layout.entry("--dry-run", "print the plan and end");
-  text += layout.entry("--hardware FILE", "plan for the machine described there; implies --dry-run");
-  text += layout.entry("-h, --help", "this text");
-  text += layout.entry("--", "what follows is no flag");
+  text += layout.entry("--print-config", "print all settings with their origin and exit");
+  text += layout.entry("--dry-run", "print the plan and exit");
+  text += layout.entry("--hardware FILE", "plan for the machine that FILE describes; implies --dry-run");
+  text += layout.entry("-h, --help", "print this text and exit");
+  text += layout.entry("--", "everything after it is not a flag");
   return text + "\n" + settings_help(defaults, layout);
 }
 

@@ -9,14 +9,14 @@ namespace {
 
 constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
 
-constexpr std::size_t kMaxNameLength = 128;  // as CheckpointDir::link() takes
+constexpr std::size_t kMaxNameLength = 128;  // limit of CheckpointDir::link()
 
 struct Placeholder {
   std::string_view name{};
-  int digits = -1;  // -1: not said
+  int digits = -1;  // -1: not given
 };
 
-/// Of what stands between the braces: name, or name:.Nf.
+/// Parses the text between the braces: name, or name:.Nf.
 std::optional<Placeholder> parse_placeholder(std::string_view text) {
   Placeholder result{.name = text.substr(0, text.find(':'))};
   if (result.name.empty() || result.name.find_first_not_of(kLetters) != std::string_view::npos) {
@@ -31,7 +31,7 @@ std::optional<Placeholder> parse_placeholder(std::string_view text) {
   return result;
 }
 
-/// Calls literal(text) and placeholder(text between braces) in order; false: braces that do not match.
+/// Calls literal(text) and placeholder(text between braces) in order; false: the braces do not match.
 template <class Literal, class Braces>
 bool walk(std::string_view text, const Literal& literal, const Braces& braces) {
   while (!text.empty()) {
@@ -59,7 +59,7 @@ std::optional<std::string> find_name_fault(std::string_view text) {
   }
   std::optional<std::string> fault;
   bool tells_apart = false;
-  std::size_t length = 0;  // of the shortest name
+  std::size_t length = 0;  // of the shortest possible name
   const bool matched = walk(
       text,
       [&](std::string_view literal) {
@@ -84,13 +84,13 @@ std::optional<std::string> find_name_fault(std::string_view text) {
     return text.find('{') == std::string_view::npos ? "found } without {" : "found { without }";
   }
   if (!fault && (text.starts_with("step-") || text.starts_with('.'))) {
-    return "found a name that begins with step- or a dot, expected another: those are taken";
+    return "a name must not begin with step- or a dot";
   }
   if (!fault && !tells_apart) {
-    return "found a name without {step} or {epoch}, expected one of them";
+    return "a name must contain {step} or {epoch}";
   }
   if (!fault && length > kMaxNameLength) {
-    return fmt::format("found a name of {} characters or more, expected at most {}", length, kMaxNameLength);
+    return fmt::format("the name has at least {} characters, the limit is {}", length, kMaxNameLength);
   }
   return fault;
 }

@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-/// What is wrong with a template of file names; nullopt: nothing. The empty one is fine.
+/// The problem of a template for file names; nullopt: none. An empty template is valid.
 std::optional<std::string> find_name_fault(std::string_view text);
 
-/// {step} and {epoch} are whole numbers, others as {:.4g}, or with as many digits as {name:.3f} says. nullopt: `value`
-/// does not know one of the names. `text` has no fault.
+/// {step} and {epoch} are whole numbers, others are {:.4g}, or have the digits of {name:.3f}. nullopt: `value` does not
+/// know one of the names. `text` must be valid.
 std::optional<std::string> fill_name(std::string_view text,
                                      const std::function<std::optional<double>(std::string_view name)>& value);
 

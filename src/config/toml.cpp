@@ -39,7 +39,7 @@ FileValue to_file_value(const toml::node& node) {
     if (auto list = int_list(*array)) {
       return *std::move(list);
     }
-    return UnusableValue{"a list of other things than whole numbers"};
+    return UnusableValue{"a list that does not only contain whole numbers"};
   }
   return UnusableValue{node.is_table() ? "a table" : "a date or time"};
 }
@@ -58,9 +58,9 @@ std::vector<FileSetting> parse_config_toml(std::string_view text, const std::str
     root = toml::parse(text, label);
   } catch (const toml::parse_error& error) {
     throw ConfigError(fmt::format("{}:{}: {}", label, error.source().begin.line, error.description()),
-                      "correct the file; it has to be TOML");
+                      "correct the file; it must be TOML");
   }
-  std::vector<std::pair<unsigned, FileSetting>> found;  // tables are sorted by key; a reader goes by line
+  std::vector<std::pair<unsigned, FileSetting>> found;  // the parser sorts tables by key; sort by line instead
   for (const auto& [key, node] : root) {
     if (const toml::table* section = node.as_table()) {
       for (const auto& [inner_key, inner] : *section) {

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// One line per field that a file may set, with `comments` (field -> text) at the ends of the lines.
+/// One line per field that a file may set, with `comments` (field -> text) at the line ends.
 std::string write_toml(const TrainConfig& config, const std::map<std::string, std::string>& comments);
 
 }  // namespace lockstep

@@ -44,7 +44,7 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
     if (most_ == 0) {
       throw;
     }
-    // Which ones were it? Asked for one by one. If none, then it is not the samples that are bad.
+    // To find the bad ones, load each sample alone. If all of them load, the samples are not the cause.
     std::vector<std::int64_t> replaced(ids.begin(), ids.end());
     for (std::int64_t& id : replaced) {
       id = neighbour(data, id, seed);
@@ -60,7 +60,7 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
   }
 }
 
-// `id` if it is well, else the next one that is.
+// `id` if it can be loaded, else the next sample that can.
 std::int64_t BadSamples::neighbour(const Dataset& data, std::int64_t id, const SampleSeed& seed) {
   for (std::int64_t tried = 0; tried < data.size(); ++tried) {
     const std::int64_t candidate = (id + tried) % data.size();
@@ -71,7 +71,7 @@ std::int64_t BadSamples::neighbour(const Dataset& data, std::int64_t id, const S
       note(candidate, error);
     }
   }
-  throw DataError("found no sample that can be loaded, expected at least one");
+  throw DataError("no sample of the data set can be loaded");
 }
 
 void BadSamples::note(std::int64_t id, const std::exception& error) {
@@ -80,13 +80,13 @@ void BadSamples::note(std::int64_t id, const std::exception& error) {
     return;
   }
   if (static_cast<std::int64_t>(known_.size()) == most_) {
-    throw DataError(fmt::format("{}; {} bad samples were replaced before it, data.max_bad_samples is {}", error.what(),
-                                known_.size(), most_),
+    throw DataError(fmt::format("{}; {} other bad samples were replaced before, and data.max_bad_samples is {}",
+                                error.what(), known_.size(), most_),
                     fmt::format("the others: {}", fmt::join(known_, ", ")), exit_code_of(error));
   }
   known_.insert(id);
-  log_warning(fmt::format("bad sample {}, the next one takes its place ({} of at most {}): {}", id, known_.size(),
-                          most_, printable(error.what())));
+  log_warning(fmt::format("bad sample {}, replaced by the next one ({} of at most {}): {}", id, known_.size(), most_,
+                          printable(error.what())));
 }
 
 }  // namespace lockstep

@@ -10,16 +10,16 @@
 
 namespace lockstep {
 
-/// Builds batches of a data set that may fail to give some of its samples. The place of a bad sample is taken by its
-/// neighbour, the next one in the data set's own numbering that is well: a step keeps its number of samples, and which
-/// sample is taken depends on nothing but the bad one. Thread-safe.
+/// Builds batches of a data set in which some samples may fail to load. A bad sample is replaced by its neighbour, the
+/// next sample that loads: the number of samples per step does not change, and the replacement depends only on the bad
+/// sample. Thread-safe.
 class BadSamples {
  public:
-  /// `most`: distinct samples that may be replaced; 0: none.
+  /// `most`: maximum number of distinct samples that may be replaced; 0: none.
   explicit BadSamples(std::int64_t most) : most_(most) {}
 
-  /// As Dataset::get(); `ids` of the batch are filled in when a sample was replaced. Throws: what the data set threw
-  /// (as a DataError naming the samples, if it was no Error), from the bad sample on that is one too many.
+  /// As Dataset::get(); sets `ids` of the batch if a sample was replaced. Throws: the exception of the data set (as a
+  /// DataError naming the samples, unless it is an Error) once there are more bad samples than allowed.
   Batch get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed);
 
  private:

@@ -29,25 +29,18 @@ const at::Tensor& Batch::operator[](std::string_view name) const {
   for (const auto& [known, tensor] : fields) {
     names += (names.empty() ? "" : ", ") + known;
   }
-  throw DataError(
-      fmt::format("batch: found no field '{}', expected one of: {}", name, names.empty() ? "(none)" : names),
-      "fields are named by the data set; input, target and weight are members of Batch");
+  throw DataError(fmt::format("batch: no field '{}'; its fields are: {}", name, names.empty() ? "(none)" : names),
+                  "the data set names the fields; input, target and weight are members of Batch");
 }
 
 bool Batch::has(std::string_view name) const { return find_field(fields, name) != nullptr; }
 
 Batch Batch::to(c10::Device device, bool non_blocking) const {
-  // A copy towards the host that is not waited for would be read before it is there.
+  // A copy to the host must be synchronous, or it could be read before the data arrive.
   const bool ahead = non_blocking && !device.is_cpu();
   Batch moved = *this;
   for_each_tensor(moved, [&](at::Tensor& tensor) { tensor = tensor.to(device, tensor.scalar_type(), ahead); });
   return moved;
-}
-
-Batch Batch::pinned() const {
-  Batch copy = *this;
-  for_each_tensor(copy, [](at::Tensor& tensor) { tensor = tensor.pin_memory(); });
-  return copy;
 }
 
 }  // namespace lockstep

@@ -35,7 +35,7 @@ namespace fs = std::filesystem;
 /// The tensors of a batch by name; "input", "target" and "weight" are the members.
 NamedTensors columns_of(const Batch& batch) {
   if (batch.extra.has_value()) {
-    throw DataError("cache: found samples with `extra`, expected tensors only");
+    throw DataError("cache: samples with `extra` cannot be cached, only tensors");
   }
   NamedTensors columns;
   for (const auto& [name, tensor] :
@@ -53,7 +53,7 @@ NamedTensors columns_of(const Batch& batch) {
   return columns;
 }
 
-/// Columns with a row for each sample.
+/// One tensor per name, with a row for each sample.
 class Cached final : public Dataset {
  public:
   Cached(NamedTensors columns, std::int64_t size, std::string fingerprint)
@@ -87,7 +87,7 @@ class Cached final : public Dataset {
   mutable RecycledMemory memory_{};
 };
 
-/// Calls take(first id, columns) for all samples, some at a time; all columns are like those of the first sample.
+/// Calls take(first id, columns) for all samples, several at a time; all columns match those of the first sample.
 void for_all_samples(const Dataset& data, const NamedTensors& first,
                      const std::function<void(std::int64_t, const NamedTensors&)>& take) {
   constexpr std::int64_t kMost = 256;
@@ -102,7 +102,8 @@ void for_all_samples(const Dataset& data, const NamedTensors& first,
     std::iota(ids.begin(), ids.end(), begin);
     const NamedTensors columns = columns_of(data.get(ids, {}));
     if (!like_first(columns)) {
-      throw DataError(fmt::format("cache: samples {} to {} have other tensors than sample 0", ids.front(), ids.back()));
+      throw DataError(
+          fmt::format("cache: samples {} to {} do not have the same tensors as sample 0", ids.front(), ids.back()));
     }
     take(begin, columns);
   }
@@ -110,7 +111,7 @@ void for_all_samples(const Dataset& data, const NamedTensors& first,
 
 NamedTensors first_sample(const Dataset& data) {
   if (data.size() == 0) {
-    throw DataError("cache: the data set is empty: found 0 samples, expected at least 1");
+    throw DataError("cache: the data set is empty");
   }
   const std::int64_t id = 0;
   return columns_of(data.get({&id, 1}, {}));
@@ -136,8 +137,8 @@ void make_files(const Dataset& data, const fs::path& directory) {
   for (const auto& [name, tensor] : first) {
     const auto dtype = dtype_name(tensor.scalar_type());
     if (!dtype) {
-      throw DataError(
-          fmt::format("cache: {} has type {}, which no file has", name, c10::toString(tensor.scalar_type())));
+      throw DataError(fmt::format("cache: {} has dtype {}, which the .npy format does not support", name,
+                                  c10::toString(tensor.scalar_type())));
     }
     std::vector<std::int64_t> shape = tensor.sizes().vec();
     shape.front() = data.size();
@@ -160,7 +161,7 @@ void make_files(const Dataset& data, const fs::path& directory) {
   write_file(files, directory / kComplete, dump_json({{"data", data.fingerprint()}, {"columns", names}}));
 }
 
-/// nullptr: there is none, or it is not complete, or of other data.
+/// nullptr: the cache is missing, incomplete, or of other data.
 std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& directory) {
   FileSystem& files = real_file_system();
   if (!files.exists(directory / kComplete)) {
@@ -169,27 +170,27 @@ std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& d
   try {
     const Json json = parse_json(read_file(files, directory / kComplete));
     if (json.at("data").get<std::string>() != data.fingerprint()) {
-      log_info(fmt::format("the cache in {} is of other data and is made anew", directory.string()));
+      log_info(fmt::format("the cache in {} belongs to other data and is written again", directory.string()));
       return nullptr;
     }
     NamedTensors columns;
     for (const Json& name : json.at("columns")) {
       columns.emplace_back(name.get<std::string>(), npy_tensor(column_file(directory, columns.size())));
       if (columns.back().second.dim() == 0 || columns.back().second.size(0) != data.size()) {
-        throw DataError(fmt::format("found another number of rows than {} in {}", data.size(), columns.back().first));
+        throw DataError(fmt::format("{1} does not have {0} rows", data.size(), columns.back().first));
       }
     }
     return std::make_shared<Cached>(std::move(columns), data.size(), data.fingerprint());
   } catch (const std::exception& error) {
-    log_warning(
-        fmt::format("the cache in {} is damaged and is made anew: {}", directory.string(), printable(error.what())));
+    log_warning(fmt::format("the cache in {} is damaged and is written again: {}", directory.string(),
+                            printable(error.what())));
     return nullptr;
   }
 }
 
 void check_cacheable(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
-    throw DataError("cache: found no data set, expected one");
+    throw DataError("cache: the data set is null");
   }
 }
 
@@ -204,7 +205,7 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
     bytes += static_cast<std::int64_t>(tensor.nbytes()) * data->size();
   }
   if (bytes > most_bytes) {
-    log_warning(fmt::format("not cached in memory: {} samples need {}, {} are allowed", data->size(),
+    log_warning(fmt::format("not cached in memory: {} samples need {}, the limit is {}", data->size(),
                             human_bytes(bytes), human_bytes(most_bytes)));
     return data;
   }
@@ -226,14 +227,14 @@ std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, c
                                           World& world) {
   check_cacheable(data);
   std::shared_ptr<const Dataset> cached;
-  // One after another: the second rank finds what the first one made, or is on another machine.
+  // One rank after another: the second finds the cache of the first, or is on another machine.
   world.one_by_one("the cache of the data", [&] {
     const c10::NoGradGuard no_grad;
     cached = open_files(*data, directory);
     if (!cached) {
       make_files(*data, directory);
       cached = open_files(*data, directory);
-      LOCKSTEP_ASSERT(cached != nullptr, "what was written can be read");
+      LOCKSTEP_ASSERT(cached != nullptr, "the cache was just written");
     }
   });
   return cached;

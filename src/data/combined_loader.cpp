@@ -36,14 +36,14 @@ std::pair<std::vector<LoaderPosition>, std::vector<bool>> parse_state(const std:
     }
     state.second = json.at("ended").get<std::vector<bool>>();
   } catch (const std::exception& error) {
-    throw CheckpointError(fmt::format("checkpoint position: found '{}', expected that of combined loaders: {}",
+    throw CheckpointError(fmt::format("checkpoint position: found '{}', expected the position of combined loaders: {}",
                                       printable(text), error.what()),
-                          "resume with the data that the checkpoint was made with, or start over with --fresh");
+                          "resume with the data of the checkpoint, or start over with --fresh");
   }
   if (state.first.size() != loaders || state.second.size() != loaders) {
     throw CheckpointError(
         fmt::format("checkpoint position: found {} combined loaders, expected {}", state.first.size(), loaders),
-        "resume with the loaders that the checkpoint was made with, or start over with --fresh");
+        "resume with the loaders of the checkpoint, or start over with --fresh");
   }
   return state;
 }
@@ -53,14 +53,14 @@ std::pair<std::vector<LoaderPosition>, std::vector<bool>> parse_state(const std:
 CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode)
     : loaders_(std::move(loaders)), mode_(mode), ended_(loaders_.size()) {
   if (loaders_.empty() || std::count(loaders_.begin(), loaders_.end(), nullptr) > 0) {
-    throw DataError("combined loader: found no loader, expected one at least");
+    throw DataError("combined loader: the list of loaders is empty");
   }
 }
 
 const StepBatches* CombinedLoader::next() {
   current_ = {.micro = std::move(current_.micro), .epoch = epoch_};
   current_.micro.clear();
-  // Who takes part is settled before anybody's next(): one may end its epoch in this step.
+  // Decide who takes part before any call of next(): a loader may end its epoch in this step.
   std::vector<std::size_t> parts;
   for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
     if (takes_part(loader)) {
@@ -104,7 +104,7 @@ bool CombinedLoader::is_over() const {
   return mode_ == CombineMode::min_size ? ended > 0 : ended == std::ssize(ended_);
 }
 
-// Whoever is in the middle of an epoch leaves it.
+// A loader in the middle of an epoch leaves it.
 void CombinedLoader::begin_epoch() {
   for (BatchSource* loader : loaders_) {
     if (const LoaderPosition position = loader->position(); position.consumed > 0) {
@@ -134,7 +134,7 @@ std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
   return total;
 }
 
-// Counts steps; the loaders' own positions are the rest.
+// Counts steps; the positions of the loaders complete it.
 LoaderPosition CombinedLoader::position() const {
   Json loaders = Json::array();
   for (const BatchSource* loader : loaders_) {
@@ -150,7 +150,7 @@ void CombinedLoader::seek(const LoaderPosition& position) {
   check_position(position, /*dataset_size=*/0, position.consumed);
   if (position.state.empty()) {
     if (position.consumed > 0) {
-      throw CheckpointError("checkpoint position: found a step of combined loaders without theirs");
+      throw CheckpointError("checkpoint position: the positions of the combined loaders are missing");
     }
     for (BatchSource* loader : loaders_) {
       loader->seek({.epoch = position.epoch});

@@ -50,8 +50,7 @@ void check_plan(const LoaderPlan& plan) {
 
 void check_given(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
-    throw DataError("data loader: found no data set, expected one",
-                    "for models without data there is DataLoader::none");
+    throw DataError("data loader: the data set is null", "for a model without data use DataLoader::none");
   }
 }
 
@@ -61,7 +60,7 @@ void check_same_data(const std::string& data, World& world) {
         difference->rank, world,
         CommError(fmt::format("rank {} has other data: {}, {} {}", difference->rank, printable(difference->found),
                               difference->others, printable(difference->expected)),
-                  "give every rank the same files; which samples are whose is the loader's to say",
+                  "give every rank the same files; the loader divides the samples among the ranks",
                   ExitCode::disagree));
   }
 }
@@ -149,7 +148,7 @@ class DatasetSource final : public BatchSource {
   std::size_t depth_;  // steps in the pool while next() waits for the first of them
   StepBatches current_{};
   std::optional<DevicePrefetcher> prefetcher_{};
-  WorkerPool pool_;  // last: its threads use the rest
+  WorkerPool pool_;  // last member: its threads use the others
 };
 
 /// Steps without data. A position counts steps, so that the number of ranks may change.
@@ -208,7 +207,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
     throw DataError(
         fmt::format("data loader: found an order of {} samples, expected one of {}, the size of the data set",
                     *order->samples(), data->size()),
-        "make it from the weights or lengths of this data set");
+        "create the order from the weights or lengths of this data set");
   }
   const DistributedSampler::Options sampler{.size = data->size(),
                                             .order = std::move(order),
@@ -223,7 +222,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
 DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world) {
   check_plan(plan);
   if (!stream) {
-    throw DataError("data loader: found no stream, expected one");
+    throw DataError("data loader: the stream is null");
   }
   impl_ = std::make_unique<Impl>(Impl{std::make_unique<StreamSource>(std::move(stream), plan, world)});
 }

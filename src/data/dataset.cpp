@@ -29,7 +29,8 @@ std::uint32_t crc_of(std::span<const T> values) {
   return crc32c(std::as_bytes(values));
 }
 
-/// ", input [1000, 10] Float 1a2b3c4d": of the first and the last row, so that it costs the same for any size.
+/// ", input [1000, 10] Float 1a2b3c4d": hashes only the first and the last row, so that the cost does not depend on the
+/// size.
 std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return {};
@@ -131,14 +132,14 @@ class Subset final : public Dataset {
 
 void check_has_rows(std::string_view name, const at::Tensor& tensor) {
   if (tensor.dim() == 0) {
-    throw DataError(fmt::format("tensor data set: found {} of shape [], expected [N, ...]", name),
-                    "dimension 0 counts the samples");
+    throw DataError(fmt::format("tensor data set: {} has shape [], expected [N, ...]", name),
+                    "dimension 0 must be the samples");
   }
 }
 
 std::shared_ptr<Dataset> make_tensor_dataset(const at::Tensor& input, const at::Tensor& target, float scale) {
   if (!input.defined()) {
-    throw DataError("tensor data set: found no input, expected a tensor of shape [N, ...]");
+    throw DataError("tensor data set: input is undefined, expected a tensor of shape [N, ...]");
   }
   check_has_rows("input", input);
   if (target.defined()) {
@@ -167,11 +168,11 @@ std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target) {
 std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor target, float scale) {
   if (bytes.defined() && bytes.scalar_type() != at::kByte) {
     throw DataError(
-        fmt::format("scaled bytes data set: found input of type {}, expected Byte", c10::toString(bytes.scalar_type())),
-        "for other types there is tensor_dataset");
+        fmt::format("scaled bytes data set: input has dtype {}, expected Byte", c10::toString(bytes.scalar_type())),
+        "for other dtypes use tensor_dataset");
   }
   if (!(scale > 0)) {
-    throw DataError(fmt::format("scaled bytes data set: found scale {}, expected a number above 0", scale));
+    throw DataError(fmt::format("scaled bytes data set: scale is {}, expected a number above 0", scale));
   }
   return make_tensor_dataset(bytes, target, scale);
 }
@@ -179,17 +180,17 @@ std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor targe
 std::shared_ptr<Dataset> sample_dataset(std::int64_t size,
                                         std::function<Batch(std::int64_t id, std::uint64_t seed)> get) {
   if (size < 0) {
-    throw DataError(fmt::format("sample data set: found size {}, expected 0 or more", size));
+    throw DataError(fmt::format("sample data set: size is {}, expected 0 or more", size));
   }
   if (!get) {
-    throw DataError("sample data set: found an empty function, expected one that makes a sample");
+    throw DataError("sample data set: the function is empty");
   }
   return std::make_shared<SampleDataset>(size, std::move(get));
 }
 
 std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector<std::int64_t> ids) {
   if (!data) {
-    throw DataError("subset: found no data set, expected one");
+    throw DataError("subset: the data set is null");
   }
   return std::make_shared<Subset>(std::move(data), std::move(ids));
 }

@@ -18,11 +18,11 @@ DevicePrefetcher::DevicePrefetcher(c10::Device device, bool pin_memory)
 }
 
 void DevicePrefetcher::send(PreparedBatch& prepared) const {
-  // The page-locked copy may be dropped at once: its allocator keeps the memory until the stream has read it.
+  // The page-locked copy may be released at once: its allocator keeps the memory until the stream has read it.
   for_each_tensor(prepared.batch, [&](at::Tensor& tensor) {
     const bool pinned = pin_memory_ && tensor.is_cpu();
     const at::Tensor host = pinned ? tensor.pin_memory() : tensor;
-    // From memory that is not page-locked the copy has to be waited for: the batch is dropped when it is done.
+    // A copy from memory that is not page-locked must be synchronous: the batch is released afterwards.
     tensor = host.to(device_, host.scalar_type(), /*non_blocking=*/pinned);
   });
   if (!prepared.arrived) {
@@ -34,7 +34,7 @@ void DevicePrefetcher::send(PreparedBatch& prepared) const {
 void DevicePrefetcher::receive(PreparedBatch& prepared) const {
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   prepared.arrived->block(current);
-  // The memory belongs to the copy stream: without this it could be filled again while `current` still reads it.
+  // The memory belongs to the copy stream: without this it could be reused while `current` still reads it.
   for_each_tensor(prepared.batch, [&](at::Tensor& tensor) { tensor.record_stream(current); });
 }
 

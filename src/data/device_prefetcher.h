@@ -11,24 +11,25 @@
 
 namespace lockstep {
 
-/// A micro-batch on its way to the training step.
+/// A micro-batch that is being prepared for the training step.
 struct PreparedBatch {
   Batch batch{};
   std::optional<c10::Event> arrived{};  ///< recorded after its copy to the device; reused
 };
 
-/// Copies batches to a GPU on a stream of its own, beside the training step's kernels. The host waits for nothing.
-/// Only LibTorch's device-generic interface is used: no CUDA header, no CUDA library.
+/// Copies batches to a GPU on a separate stream while the kernels of the training step run. The host never waits. Uses
+/// only LibTorch's device-generic interface: no CUDA header, no CUDA library.
 class DevicePrefetcher {
  public:
   DevicePrefetcher(c10::Device device, bool pin_memory);
 
-  /// The copy stream. Batches are built with it as the current stream, so that what a data set does on the device
-  /// itself is covered by `arrived` as well.
+  /// The copy stream. It is the current stream while batches are built, so that `arrived` also covers what a data set
+  /// does on the device itself.
   c10::Stream stream() const noexcept { return stream_; }
-  /// Starts the copy of `prepared.batch` and puts the device's batch in its place. Any thread; stream() is current.
+  /// Starts the copy of `prepared.batch` and replaces it with the device's batch. Any thread; stream() must be current.
   void send(PreparedBatch& prepared) const;
-  /// Makes the calling thread's current stream wait for the copy. The training thread, once, before the batch is used.
+  /// Makes the calling thread's current stream wait for the copy. The training thread calls it once before it uses the
+  /// batch.
   void receive(PreparedBatch& prepared) const;
 
  private:

@@ -29,12 +29,12 @@ namespace fs = std::filesystem;
 using File = std::shared_ptr<MappedFile>;
 
 [[noreturn]] void refuse_compressed(const fs::path& path) {
-  throw DataError(fmt::format("{}: found a gzip file, expected it unpacked", path.string()),
+  throw DataError(fmt::format("{}: this is a gzip file, expected an unpacked one", path.string()),
                   fmt::format("gunzip -k {}", path.string()));
 }
 
 File open_data(const fs::path& path) {
-  std::error_code unknown;  // without permission to look: opening it says so
+  std::error_code unknown;  // without permission, opening the file reports the error
   if (!fs::exists(path, unknown) && !unknown) {
     fs::path packed = path;
     packed += ".gz";
@@ -54,7 +54,7 @@ File open_data(const fs::path& path) {
   return file;
 }
 
-/// Runs a parser that knows no file names.
+/// Runs a parser, and adds the name of the file to its errors.
 template <class Parse>
 auto parse_file(const MappedFile& file, const Parse& parse) {
   try {
@@ -67,7 +67,7 @@ auto parse_file(const MappedFile& file, const Parse& parse) {
 at::Tensor tensor_in(const File& file, const ArrayLayout& layout) {
   const auto type = dtype_of(layout.dtype);
   if (!type) {
-    throw DataError(fmt::format("{}: LibTorch has no type {}", file->path().string(), layout.dtype));
+    throw DataError(fmt::format("{}: LibTorch does not support the dtype {}", file->path().string(), layout.dtype));
   }
   return typed_view(mapped_bytes(file), layout.offset, *type, layout.shape);
 }
@@ -110,7 +110,7 @@ class TokenDataset final : public Dataset {
   mutable RecycledMemory memory_{};
 };
 
-/// The files of a data set that has several, each mapped.
+/// Maps each file of a data set that has several.
 std::vector<File> open_all(const fs::path& directory, const std::vector<std::string>& names) {
   std::vector<File> files;
   for (const std::string& name : names) {
@@ -133,7 +133,7 @@ at::Tensor npy_tensor(const fs::path& file) {
 
 std::shared_ptr<Dataset> token_dataset(const fs::path& file, const TokenFile& layout) {
   if (layout.token_bytes != 2 && layout.token_bytes != 4) {
-    throw DataError(fmt::format("token data set: found tokens of {} bytes, expected 2 or 4", layout.token_bytes));
+    throw DataError(fmt::format("token data set: token_bytes is {}, expected 2 or 4", layout.token_bytes));
   }
   return std::make_shared<TokenDataset>(open_data(file), layout);
 }

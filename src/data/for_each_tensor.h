@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Calls `visit(at::Tensor&)` for every tensor that the batch has.
+/// Calls `visit(at::Tensor&)` for every tensor of the batch.
 template <typename Visit>
 void for_each_tensor(Batch& batch, const Visit& visit) {
   const auto visit_defined = [&](at::Tensor& tensor) {

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// The rows `ids` of a tensor [N, ...] as a new one; the ids are known to be there. Rows of bytes become floats times
-/// `scale` where it is not 0.
+/// The rows `ids` of a tensor [N, ...] as a new tensor; the ids must be valid. If `scale` is not 0, rows of bytes
+/// become floats times `scale`.
 at::Tensor gather_rows(const at::Tensor& rows, std::span<const std::int64_t> ids, RecycledMemory& memory,
                        float scale = 0);
 

@@ -15,13 +15,13 @@ at::Tensor RecycledMemory::take(at::IntArrayRef sizes, at::ScalarType type) {
   const std::lock_guard lock(mutex_);
   for (const c10::Storage& storage : storages_) {
     if (is_free(storage) && storage.nbytes() >= bytes && storage.nbytes() / 2 <= bytes) {
-      std::atomic_thread_fence(std::memory_order_acquire);  // behind what its last holder read
+      std::atomic_thread_fence(std::memory_order_acquire);  // after the reads of the previous holder
       return at::empty({0}, type).set_(storage, 0, sizes, c10::contiguous_strides(sizes));
     }
   }
   const at::Tensor tensor = at::empty(sizes, type);
   if (storages_.size() == kMostStorages) {
-    std::erase_if(storages_, is_free);  // of a size that nobody wants now
+    std::erase_if(storages_, is_free);  // of a size that is not in use
   }
   if (storages_.size() < kMostStorages) {
     storages_.push_back(tensor.storage());

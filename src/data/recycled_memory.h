@@ -9,11 +9,11 @@
 
 namespace lockstep {
 
-/// CPU tensors for batches, in memory of earlier ones that nobody holds any more: fresh pages cost more than filling
+/// CPU tensors for batches in the memory of earlier batches that are no longer used: fresh pages cost more than filling
 /// them. Thread-safe.
 class RecycledMemory {
  public:
-  /// Uninitialised and contiguous. Its memory is not used again while any tensor or view of it lives.
+  /// Uninitialised and contiguous. Its memory is not reused while a tensor or view of it exists.
   at::Tensor take(at::IntArrayRef sizes, at::ScalarType type);
 
  private:

@@ -28,9 +28,8 @@ Ids draw(std::int64_t size, const SplitOptions& options) {
                          ? options.count
                          : static_cast<std::int64_t>(std::llround(static_cast<double>(size) * options.fraction));
   if (count < 1 || count >= size) {
-    throw DataError(
-        fmt::format("split: found {} of {} samples for validation, expected 1 to {}", count, size, size - 1),
-        "set SplitOptions::fraction or count");
+    throw DataError(fmt::format("split: {} of {} samples are for validation, expected 1 to {}", count, size, size - 1),
+                    "set SplitOptions::fraction or count");
   }
   Ids ids(static_cast<std::size_t>(count));
   KeyedPermutation(size, options.seed, /*epoch=*/0).fill(0, ids);
@@ -38,7 +37,7 @@ Ids draw(std::int64_t size, const SplitOptions& options) {
   return ids;
 }
 
-/// The samples of a file's text, which were drawn from `data`.
+/// The validation samples in the text of a file; they must be of `data`.
 Ids parse(const std::string& text, const std::filesystem::path& file, const Dataset& data) {
   std::string fingerprint;
   Ids ids;
@@ -50,13 +49,13 @@ Ids parse(const std::string& text, const std::filesystem::path& file, const Data
     throw DataError(fmt::format("{}: {}", file.string(), error.what()), "delete the file to draw a new split");
   }
   if (fingerprint != data.fingerprint()) {
-    throw DataError(fmt::format("{} splits other data: found '{}', expected '{}'", file.string(),
+    throw DataError(fmt::format("{} is the split of other data: found '{}', expected '{}'", file.string(),
                                 printable(fingerprint), data.fingerprint()),
                     "delete the file to draw a new split");
   }
   const bool ascends = std::adjacent_find(ids.begin(), ids.end(), std::greater_equal<>()) == ids.end();
   if (ids.empty() || !ascends || ids.front() < 0 || ids.back() >= data.size()) {
-    throw DataError(fmt::format("{}: found {} samples for validation, expected different ones from 0 to {}, sorted",
+    throw DataError(fmt::format("{}: its {} samples for validation must be sorted, without duplicates, from 0 to {}",
                                 file.string(), ids.size(), data.size() - 1),
                     "delete the file to draw a new split");
   }
@@ -68,7 +67,7 @@ Ids parse(const std::string& text, const std::filesystem::path& file, const Data
 Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::path& file, World& world,
                     const SplitOptions& options) {
   if (!data) {
-    throw DataError("split: found no data set, expected one");
+    throw DataError("split: the data set is null");
   }
   std::string text;
   world.main_first("the split of the data", [&] {
@@ -79,7 +78,7 @@ Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::
     if (fs.exists(file)) {
       text = read_file(fs, file, /*max_bytes=*/std::int64_t{1} << 30);
       parse(text, file, *data);
-      log_info(fmt::format("the split in {} is kept", file.string()));
+      log_info(fmt::format("using the split in {}", file.string()));
       return;
     }
     const Ids ids = draw(data->size(), options);

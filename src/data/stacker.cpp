@@ -29,8 +29,8 @@ void Stacker::add(std::int64_t id, Batch sample) {
     add_tensor(column++, name, std::move(tensor));
   }
   if (column < columns_.size()) {
-    throw DataError(fmt::format("sample {}: found no field '{}', expected it as in sample {}", id,
-                                columns_[column].name, ids_.front()));
+    throw DataError(
+        fmt::format("sample {}: no field '{}', but sample {} has it", id, columns_[column].name, ids_.front()));
   }
   has_extra_ = has_extra_ || sample.extra.has_value();
   extras_.push_back(std::move(sample.extra));
@@ -57,9 +57,8 @@ void Stacker::add_tensor(std::size_t position, const std::string& name, at::Tens
     columns_.emplace_back().name = name;
     columns_.back().tensors.reserve(samples_);
   } else if (position >= columns_.size() || columns_[position].name != name) {
-    throw DataError(
-        fmt::format("sample {}: found field '{}', expected the fields of sample {}", id, name, ids_.front()),
-        "samples of one batch have the same fields in the same order");
+    throw DataError(fmt::format("sample {}: field '{}' is not at the same place in sample {}", id, name, ids_.front()),
+                    "all samples of a batch must have the same fields in the same order");
   }
   Column& column = columns_[position];
   if (!first_sample) {
@@ -79,9 +78,10 @@ void Stacker::check_same(std::int64_t id, const std::string& name, const at::Ten
     return;
   }
   if (found.sizes() != expected.sizes()) {
-    throw DataError(fmt::format("sample {}: found {} of shape [{}], expected [{}] as in sample {}", id, name,
-                                fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "), ids_.front()),
-                    "samples of one batch are stacked: pad them to one shape, or write a Dataset whose get() does");
+    throw DataError(
+        fmt::format("sample {}: found {} of shape [{}], expected [{}] as in sample {}", id, name,
+                    fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "), ids_.front()),
+        "the samples of a batch are stacked: pad them to one shape, or write a Dataset whose get() pads them");
   }
   if (found.scalar_type() != expected.scalar_type()) {
     throw DataError(fmt::format("sample {}: found {} of type {}, expected {} as in sample {}", id, name,

@@ -11,12 +11,12 @@
 
 namespace lockstep {
 
-/// Collects samples of one structure and stacks them.
+/// Collects samples of the same structure and stacks them.
 class Stacker {
  public:
   explicit Stacker(std::size_t samples) : samples_(samples) {}
 
-  /// `id` names the sample in messages. Throws: DataError when it has other fields, shapes or types than the first.
+  /// `id` names the sample in messages. Throws: DataError if its fields, shapes or dtypes differ from the first sample.
   void add(std::int64_t id, Batch sample);
   Batch stacked();
 

@@ -25,7 +25,8 @@ std::int64_t micro_batch_count(std::int64_t global_samples, int world_size, std:
 std::string kept_global_batch_text(std::int64_t saved, std::int64_t planned, int world_size, std::int64_t batch_size) {
   const std::int64_t micro_batches = micro_batch_count(saved, world_size, batch_size);
   return fmt::format(
-      "the checkpoint's global batch of {} is kept, not the {} planned: a step of each rank is {} of at most {}; "
+      "using the checkpoint's global batch of {} instead of the planned {}: each rank has {} of at most {} samples per "
+      "step; "
       "--global_batch_size {} changes it",
       saved, planned, micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches), batch_size,
       planned);
@@ -58,7 +59,7 @@ void StepPlanner::next(StepPlan& plan) {
   plan.micro_batches =
       static_cast<std::size_t>(micro_batch_count(plan.global_samples, options_.world_size, batch_size_));
   plan.epoch = epoch;
-  plan.pass = epoch + (passes << 32);  // the first pass is what an epoch is without steps_per_epoch
+  plan.pass = epoch + (passes << 32);  // without steps_per_epoch, an epoch is the first pass
   sampler_.rank_ids(plan.pass, consumed, rank_, plan.ids);
   plan.after = position_at(epoch, position_.consumed + plan.global_samples);
   plan.ends_epoch = plan.after.epoch != epoch;
@@ -66,8 +67,8 @@ void StepPlanner::next(StepPlan& plan) {
 }
 
 void StepPlanner::seek(const LoaderPosition& position) {
-  // The most is the whole set: another global batch may drop more of the epoch's end than the one that was saved with,
-  // and a position in what is dropped is the end.
+  // The limit is the whole set: with drop_last another global batch may drop more samples than the saved one. A
+  // position among the dropped samples is the end.
   check_position(position, options_.size, std::max({options_.size, sampler_.epoch_length(), epoch_samples()}));
   if (position.consumed > 0 && position.dataset_size > 0) {
     check_order(position);
@@ -76,7 +77,8 @@ void StepPlanner::seek(const LoaderPosition& position) {
     throw CheckpointError(
         fmt::format("checkpoint position: found {} samples of the epoch consumed, expected a multiple of the {} ranks",
                     position.consumed, options_.world_size),
-        "sampler.order pytorch cannot change the number of ranks inside an epoch: resume with as many ranks as before");
+        "sampler.order pytorch cannot change the number of ranks within an epoch: resume with the same number of "
+        "ranks");
   }
   if (position.global_batch > 0 && position.global_batch != options_.global_batch) {
     take_global_batch(position);
@@ -91,9 +93,9 @@ void StepPlanner::take_global_batch(const LoaderPosition& position) {
       throw CheckpointError(fmt::format("checkpoint position: found a global batch of {} in the middle of an epoch, "
                                         "expected {}",
                                         saved, options_.global_batch),
-                            "the order of samples depends on it: use the global_batch_size of before");
+                            "the order of the samples depends on it: use the earlier global_batch_size");
     }
-    log_info(fmt::format("the global batch is {} now, {} in the checkpoint", options_.global_batch, saved));
+    log_info(fmt::format("the global batch is {}; it was {} in the checkpoint", options_.global_batch, saved));
     return;
   }
   const std::int64_t planned = options_.global_batch;
@@ -116,11 +118,11 @@ void StepPlanner::check_order(const LoaderPosition& position) const {
     };
     throw CheckpointError(
         fmt::format("checkpoint position: found {}, expected {}", quoted(position.state), quoted(expected)),
-        "resume with the order that the checkpoint was made with, or start over with --fresh");
+        "resume with the order of the checkpoint, or start over with --fresh");
   }
 }
 
-// Where an epoch is over, in samples.
+// The end of an epoch, in samples.
 std::int64_t StepPlanner::epoch_samples() const noexcept {
   if (steps_per_epoch_ == 0) {
     return sampler_.epoch_length();
@@ -151,12 +153,12 @@ void check_position(const LoaderPosition& position, std::int64_t dataset_size, s
   if (position.dataset_size != 0 && position.dataset_size != dataset_size) {
     throw CheckpointError(fmt::format("checkpoint position: found a data set of {} samples, expected {}",
                                       position.dataset_size, dataset_size),
-                          "resume with the data set that the checkpoint was made with, or start over with --fresh");
+                          "resume with the data set of the checkpoint, or start over with --fresh");
   }
   if (position.epoch < 0 || position.consumed < 0 || position.consumed > most_consumed) {
     throw CheckpointError(fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}",
                                       position.epoch, position.consumed, most_consumed),
-                          "the checkpoint is of another data set or sampler; start over with --fresh");
+                          "the checkpoint belongs to another data set or sampler; start over with --fresh");
   }
 }
 

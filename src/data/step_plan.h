@@ -1,6 +1,6 @@
 // data/step_plan.h
 //
-// Which samples one rank works on, step by step and epoch after epoch. Arithmetic only: no threads, no tensors.
+// The samples of one rank in each step and epoch. Arithmetic only: no threads, no tensors.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@
 
 namespace lockstep {
 
-/// Micro-batches of a step, as many on every rank.
+/// Micro-batches of a step, the same number on every rank.
 std::int64_t micro_batch_count(std::int64_t global_samples, int world_size, std::int64_t batch_size);
 
-/// A resumed run goes on with the global batch that was saved, where nobody asked for another one.
+/// A resumed run keeps the global batch of the checkpoint unless the user set another one.
 std::string kept_global_batch_text(std::int64_t saved, std::int64_t planned, int world_size, std::int64_t batch_size);
 
 /// One step of one rank.
@@ -27,27 +27,27 @@ struct StepPlan {
   std::size_t micro_batches = 0;
   std::int64_t global_samples = 0;
   std::int64_t epoch = 0;
-  std::int64_t pass = 0;  ///< over the data: what their order and the samples' random numbers depend on
+  std::int64_t pass = 0;  ///< over the data; the order and the samples' random numbers depend on it
   bool ends_epoch = false;
-  LoaderPosition after{};  ///< where the step ends; the end of an epoch is the beginning of the next
+  LoaderPosition after{};  ///< position after the step; the end of an epoch is the start of the next
 
-  /// The ids of micro-batch `index`; empty where other ranks have more.
+  /// The ids of micro-batch `index`; empty if only other ranks have samples in it.
   std::span<const std::int64_t> micro_ids(std::size_t index) const noexcept;
 };
 
-/// Walks a sampler. Not thread-safe.
+/// Walks through the order of a sampler. Not thread-safe.
 class StepPlanner {
  public:
-  /// `keep_global_batch`: seek() does not take over the global batch of the position. `steps_per_epoch`: 0: as many as
-  /// the sampler has; else an epoch is a part of a pass over the data, or several passes.
+  /// `keep_global_batch`: seek() ignores the global batch of the position. `steps_per_epoch`: 0: as many as the sampler
+  /// has; else an epoch is a part of a pass over the data, or several passes.
   StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
               bool keep_global_batch = true, std::int64_t steps_per_epoch = 0);
 
-  /// Plans the next step into `plan`, whose storage is reused. Never ends.
+  /// Plans the next step into `plan` and reuses its storage. Never ends.
   void next(StepPlan& plan);
-  /// Throws: CheckpointError when `position` is not one of this data set; nothing is changed then.
+  /// Throws: CheckpointError if `position` belongs to another data set; nothing changes then.
   void seek(const LoaderPosition& position);
-  /// Where the next step begins.
+  /// The position of the next step.
   const LoaderPosition& position() const noexcept { return position_; }
   std::int64_t steps_per_epoch() const noexcept {
     return steps_per_epoch_ > 0 ? steps_per_epoch_ : sampler_.steps_per_epoch();
@@ -65,14 +65,14 @@ class StepPlanner {
   int rank_;
   bool keep_global_batch_;
   std::int64_t steps_per_epoch_;
-  std::string order_;  // what a position says of it
+  std::string order_;  // its text in a position
   LoaderPosition position_;
 };
 
-/// A few words that another order would not have: its first samples. Empty for null.
+/// A short text that identifies an order: its length and its first samples. Empty for null.
 std::string describe_order(const DistributedSampler::Options& options);
 
-/// Throws: CheckpointError, also when `position` was saved with another size (0: unknown, accepted).
+/// Throws: CheckpointError, also if `position` was saved with another size (0: unknown, accepted).
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed);
 
 }  // namespace lockstep

@@ -65,7 +65,7 @@ void Stream::skip(std::int64_t samples) {
 
 std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start) {
   if (!start) {
-    throw DataError("sample stream: found an empty function, expected one that starts an epoch");
+    throw DataError("sample stream: the function is empty");
   }
   return std::make_unique<SampleStream>(std::move(start));
 }

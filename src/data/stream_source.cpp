@@ -44,12 +44,12 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
     : stream_(std::move(stream)),
       world_(world),
       plan_(plan),
-      // One reader: a stream has one order.
+      // One reader, because a stream has one order.
       pool_(std::min(plan.data.workers, 1), [this](PendingStep& step, std::size_t index) { read(step, index); }) {
   if (plan_.batch.global_batch_size < world.size()) {
-    throw ConfigError(fmt::format("global_batch_size: found {}, expected at least one sample for each of {} ranks",
+    throw ConfigError(fmt::format("global_batch_size is {}, expected at least one sample for each of {} ranks",
                                   plan_.batch.global_batch_size, world.size()),
-                      "every rank reads a stream of its own");
+                      "every rank reads its own stream");
   }
   if (!world.device().is_cpu()) {
     prefetcher_.emplace(world.device(), plan.data.pin_memory);
@@ -65,7 +65,7 @@ const StepBatches* StreamSource::next() {
   if (!is_taken(ready_.front())) {
     throw DataError(fmt::format("the stream gave {} samples in epoch {}, expected {}", ready_.front().total,
                                 cursor_.epoch,
-                                plan_.sampler.drop_last ? "a whole step on every rank" : "one at least"));
+                                plan_.sampler.drop_last ? "a whole step on every rank" : "at least one"));
   }
   ReadStep step = std::move(ready_.front());
   ready_.pop_front();
@@ -108,7 +108,7 @@ void StreamSource::seek(const LoaderPosition& position) {
     if (!numbers || numbers->size() < 3) {
       throw CheckpointError(
           fmt::format("checkpoint position: found '{}', expected the position of a stream", printable(position.state)),
-          "resume with the data that the checkpoint was made with, or start over with --fresh");
+          "resume with the data of the checkpoint, or start over with --fresh");
     }
     cursor.pass = (*numbers)[0];
     cursor.steps = (*numbers)[1];
@@ -127,12 +127,12 @@ void StreamSource::seek(const LoaderPosition& position) {
       log_warning(kept_global_batch_text(position.global_batch, plan_.batch.global_batch_size, world_.size(),
                                          plan_.batch.batch_size));
     }
-    plan_.batch.global_batch_size = position.global_batch;  // as a data set's loader does
+    plan_.batch.global_batch_size = position.global_batch;  // as for a data set
   }
   restart(std::move(cursor));
 }
 
-// Everything that was read ahead is dropped; the stream starts anew with the next step that is read.
+// Discards everything that was read ahead; the next step starts the stream again.
 void StreamSource::restart(Cursor cursor) {
   pool_.clear();
   ready_.clear();
@@ -170,7 +170,7 @@ std::int64_t StreamSource::share() const {
   return all / world_.size() + (world_.rank() < all % world_.size() ? 1 : 0);
 }
 
-// Collective, the same number of steps on every rank. An exception leaves the stream where the last step ended.
+// Collective, the same number of steps on every rank. An exception leaves the stream at the end of the last step.
 void StreamSource::agree() {
   try {
     read_and_agree();
@@ -202,7 +202,7 @@ void StreamSource::read_and_agree() {
   for (const std::string& answer : world_.gather(fmt::format("{}", fmt::join(mine, " ")))) {
     const auto counts = parse_numbers(answer);
     if (!counts || counts->size() != steps) {
-      throw CommError(fmt::format("a rank told of '{}' samples, expected {} numbers", printable(answer), steps),
+      throw CommError(fmt::format("a rank sent '{}' as its samples, expected {} numbers", printable(answer), steps),
                       "use the same data.prefetch on every rank", ExitCode::disagree);
     }
     for (std::size_t i = 0; i < steps; ++i) {
@@ -247,7 +247,7 @@ std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw sample_error(fmt::format("stream of rank {}, behind sample {} of its epoch", world_.rank(), reader_.samples),
+    throw sample_error(fmt::format("stream of rank {}, after sample {} of its epoch", world_.rank(), reader_.samples),
                        error);
   }
   if (batch && batch->samples == 0) {

@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-/// Steps of a Stream on every rank. A reader fills this rank's part of each step; every few steps the ranks tell each
-/// other how many samples theirs have. A step is given out when the one after it is known, so that the last one of an
-/// epoch is known to be it. docs/decisions/0018-streams.md.
+/// Steps of a Stream on every rank. A reader fills this rank's part of each step; every few steps the ranks exchange
+/// how many samples they have. next() returns a step only when the following one is known, so that it can mark the last
+/// step of an epoch. docs/decisions/0018-streams.md.
 class StreamSource final : public BatchSource {
  public:
   StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world);
@@ -27,10 +27,10 @@ class StreamSource final : public BatchSource {
   void seek(const LoaderPosition& position) override;
 
  private:
-  /// Where the stream stands: over which pass of which epoch, behind how many samples of each rank.
+  /// A position in the stream: epoch, pass, and the samples that each rank has read.
   struct Cursor {
     std::int64_t epoch = 0;
-    std::int64_t pass = 0;   // of the epoch; above 0 only where an epoch is longer than the stream
+    std::int64_t pass = 0;   // of the epoch; above 0 only if an epoch is longer than the stream
     std::int64_t steps = 0;  // of the epoch
     std::int64_t consumed = 0;
     std::vector<std::int64_t> of_ranks{};  // samples of the pass
@@ -48,25 +48,25 @@ class StreamSource final : public BatchSource {
   void read_and_agree();
   bool is_taken(const ReadStep& step) const;
   bool pass_is_over() const;
-  std::int64_t share() const;  // this rank's samples of a whole step
+  std::int64_t share() const;  // this rank's samples of a full step
   Cursor after(const ReadStep& step, bool ends_pass, bool ends_epoch) const;
 
   std::unique_ptr<Stream> stream_;
   World& world_;
   LoaderPlan plan_;
   Cursor cursor_{};
-  std::deque<ReadStep> ready_{};  // read and agreed; the second says whether the first is the last
+  std::deque<ReadStep> ready_{};  // read and agreed; the second tells whether the first is the last
   StepBatches current_{};
   std::optional<DevicePrefetcher> prefetcher_{};
 
-  // The reader's, while a step is pending.
+  // Used by the reader while a step is pending.
   struct Reader {
     bool started = false;
     bool ended = false;
     std::int64_t epoch = 0;
-    std::int64_t samples = 0;  // to skip at the start; then those that were read
+    std::int64_t samples = 0;  // samples to skip at the start; then samples read
   } reader_{};
-  WorkerPool pool_;  // last: its thread uses the rest
+  WorkerPool pool_;  // last member: its thread uses the others
 };
 
 }  // namespace lockstep

@@ -14,9 +14,8 @@ WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), rea
   if (workers == 0) {
     return;
   }
-  // Workers compute with one thread each, or they would fight with the training step for the cores.
-  // at::set_num_threads sets the calling thread, but also the default of threads that have not used LibTorch yet: put
-  // it back.
+  // Each worker computes with one thread; more would compete with the training step for the cores. at::set_num_threads
+  // sets the calling thread, but also the default for threads that have not used LibTorch yet: restore that default.
   const int compute_threads = at::get_num_threads();
   threads_.reserve(static_cast<std::size_t>(workers));
   for (int i = 0; i < workers; ++i) {
@@ -30,7 +29,7 @@ WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), rea
 
 WorkerPool::~WorkerPool() {
   for (std::jthread& thread : threads_) {
-    thread.request_stop();  // all before the first is joined
+    thread.request_stop();  // stop all before joining the first
   }
 }
 
@@ -89,8 +88,7 @@ void WorkerPool::clear() {
 
 void WorkerPool::work(const std::stop_token& stop, int rank, int world_size) {
   set_log_rank(rank, world_size);
-  at::get_num_threads();  // takes the default, which would otherwise replace the next line's at the first tensor
-                          // operation
+  at::get_num_threads();  // reads the default now; else the first tensor operation would override the next line
   at::set_num_threads(1);
   ready_.count_down();
   std::unique_lock lock(mutex_);

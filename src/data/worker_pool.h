@@ -24,15 +24,15 @@ struct PendingStep {
   std::vector<PreparedBatch> micro{};  ///< one for each of plan.micro_batches
  private:
   friend class WorkerPool;
-  std::size_t claimed = 0;  ///< micro-batches that somebody builds or has built
+  std::size_t claimed = 0;  ///< micro-batches that are being built or are complete
   std::size_t built = 0;
-  std::size_t failed_at = 0;   ///< the micro-batch that `error` is of
-  std::exception_ptr error{};  ///< the first in the order of micro-batches, whichever thread met it first
+  std::size_t failed_at = 0;   ///< the micro-batch of `error`
+  std::exception_ptr error{};  ///< of the first micro-batch that failed, in order of micro-batches, not of time
 };
 
-/// Threads that build micro-batches ahead. Steps come out in the order in which they were submitted, whole;
-/// micro-batches of all submitted steps are built at the same time. Without threads, a step is built by the one who
-/// takes it. One caller; the threads are its own and end with it.
+/// Threads that build micro-batches ahead. Whole steps come out in the order in which they were submitted; the
+/// micro-batches of all submitted steps are built in parallel. Without threads, the caller builds a step when it takes
+/// it. One caller; the pool owns its threads.
 class WorkerPool {
  public:
   /// Fills step.micro[index]. Called by several threads at once, each time with another (step, index).
@@ -41,14 +41,14 @@ class WorkerPool {
   WorkerPool(int workers, Build build);
   ~WorkerPool();
 
-  /// A step to plan and submit, with the storage of an earlier one.
+  /// A step to plan and submit; reuses the storage of an earlier one.
   std::unique_ptr<PendingStep> spare();
   void submit(std::unique_ptr<PendingStep> step);
   std::size_t pending() const noexcept { return pending_.size(); }
-  /// Waits for the oldest pending step, which stays pending. Throws: what `build` threw, again at every call.
+  /// Waits for the oldest pending step, which stays pending. Throws: the exception of `build`, again at every call.
   PendingStep& front();
   void pop();
-  /// Drops all pending steps, after the micro-batches in hand are built.
+  /// Discards all pending steps after the micro-batches in progress are complete.
   void clear();
 
  private:
@@ -60,11 +60,11 @@ class WorkerPool {
   mutable std::mutex mutex_;
   std::condition_variable_any submitted_;
   std::condition_variable built_;
-  std::deque<std::unique_ptr<PendingStep>> pending_;  // changed by the caller alone, under the mutex
+  std::deque<std::unique_ptr<PendingStep>> pending_;  // changed only by the caller, under the mutex
   std::size_t building_ = 0;
-  std::vector<std::unique_ptr<PendingStep>> spares_;  // the caller's alone
+  std::vector<std::unique_ptr<PendingStep>> spares_;  // used only by the caller
   std::latch ready_;
-  std::vector<std::jthread> threads_;  // last: they use all of the above
+  std::vector<std::jthread> threads_;  // last member: they use all others
 };
 
 }  // namespace lockstep

@@ -20,7 +20,7 @@ struct Search {
 
 std::size_t padded(std::size_t size) { return (size + 3) / 4 * 4; }
 
-/// The build id among the notes of a segment; "" if it is not there.
+/// The build id among the notes of a segment; "": not found.
 std::string find_id(std::span<const std::byte> notes) {
   while (notes.size() >= sizeof(ElfW(Nhdr))) {
     ElfW(Nhdr) header{};

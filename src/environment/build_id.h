@@ -1,15 +1,15 @@
-// Which build of a program or library is loaded. Torch-free.
+// The build of a loaded program or library. Torch-free.
 #pragma once
 
 #include <string>
 
 namespace lockstep {
 
-/// Of the loaded file that `address` belongs to: its GNU build id in hexadecimal, else the size of what was loaded;
-/// "unknown": no file has it.
+/// The GNU build id (hexadecimal) of the loaded file that contains `address`, else the size of its loaded segments;
+/// "unknown": no file contains it.
 std::string build_id_of(const void* address);
 
-/// Of the running program.
+/// Build id of the running program.
 std::string program_build_id();
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// What this library was built with. Torch-free.
+// Build options of this library. Torch-free.
 #pragma once
 
 namespace lockstep {

@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 int affinity_cores() {
-  constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t has room for
+  constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t can hold
   struct Free {
     void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
   };
@@ -26,7 +26,7 @@ int affinity_cores() {
   return std::max(1, CPU_COUNT_S(size, set.get()));
 }
 
-/// "/a/b" -> "/a/b", "/a", "": a limit of a parent holds for its children.
+/// "/a/b" -> "/a/b", "/a", "": the limit of a parent applies to its children.
 std::vector<std::string> self_and_parents(std::string path) {
   std::vector<std::string> paths;
   while (!path.empty() && path != "/") {

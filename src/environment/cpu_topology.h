@@ -1,4 +1,5 @@
-// Cores and memory this process may use: the machine's, cut by the affinity mask and the control groups. Torch-free.
+// Cores and memory that this process may use: those of the machine within the affinity mask and the control groups.
+// Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +16,15 @@ struct CpuTopology {
   std::int64_t memory_bytes = 0;
 };
 
-/// The groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, with their parents, as
-/// folders below the usual mount points; v1 and v2.
+/// The control groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, and their parents, as
+/// directories below the usual mount points; v1 and v2.
 std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller);
 
-/// Looks at /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every group from this process's up to the
-/// root.
+/// Reads /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every control group from this process's up to
+/// the root.
 CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read);
 
-/// With this process's affinity mask and files.
+/// With the affinity mask and files of this process.
 CpuTopology probe_cpu_topology();
 
 /// Cores of a quota, rounded up; nullopt: no limit. v2: cpu.max ("150000 100000"); v1: cpu.cfs_quota_us and

@@ -14,7 +14,7 @@ void write_error_file(const std::string& path, std::string_view text) noexcept t
   if (path.empty()) {
     return;
   }
-  // torchrun's summary prints the call stack, and the message nowhere.
+  // torchrun's summary prints only the call stack, not the message.
   const std::string content =
       dump_json(Json{{"message",
                       {{"message", text},
@@ -22,12 +22,12 @@ void write_error_file(const std::string& path, std::string_view text) noexcept t
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
   if (fd >= 0) {
     if (fchmod(fd, S_IRUSR | S_IWUSR) != 0 || write(fd, content.data(), content.size()) < 0) {
-      unlink(path.c_str());  // half a report would be worse than none
+      unlink(path.c_str());  // remove half a report
     }
     close(fd);
   }
 } catch (const std::exception&) {
-  // The text is on the screen.
+  // The error is on the screen in any case.
 }
 
 }  // namespace lockstep

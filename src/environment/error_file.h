@@ -1,4 +1,4 @@
-// torchrun's report of what failed. Torch-free.
+// The error file that torchrun reads. Torch-free.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Writes the error of this process where TORCHELASTIC_ERROR_FILE says (0600; "": nowhere), in torchrun's form, so that
-/// its summary shows the text. Never throws: the error itself is on the screen.
+/// Writes the error of this process to TORCHELASTIC_ERROR_FILE (mode 0600; "": nowhere) in torchrun's format, so that
+/// torchrun's summary shows it. Never throws: the error is on the screen in any case.
 void write_error_file(const std::string& path, std::string_view text) noexcept;
 
 }  // namespace lockstep

@@ -21,7 +21,8 @@ namespace {
 constexpr std::string_view kGpuPrefix = "GPU-";
 constexpr std::string_view kMigPrefix = "MIG-";
 
-/// CUDA reads an index as strtoul does: blanks and a plus in front are fine, what follows the digits is ignored.
+/// CUDA reads an index as strtoul does: leading blanks and a plus are allowed, and anything after the digits is
+/// ignored.
 std::optional<int> find_by_index(const std::vector<Gpu>& all, std::string_view entry) {
   std::string_view digits = trim(entry);
   digits.remove_prefix(digits.starts_with('+') ? 1 : 0);
@@ -32,7 +33,7 @@ std::optional<int> find_by_index(const std::vector<Gpu>& all, std::string_view e
   return static_cast<int>(*index);
 }
 
-/// The one GPU whose UUID begins with `entry`.
+/// The only GPU whose UUID begins with `entry`.
 std::optional<int> find_by_uuid(const std::vector<Gpu>& all, std::string_view entry) {
   const auto matches = [&](const Gpu& gpu) { return gpu.uuid.starts_with(entry); };
   const auto found = std::find_if(all.begin(), all.end(), matches);
@@ -42,13 +43,13 @@ std::optional<int> find_by_uuid(const std::vector<Gpu>& all, std::string_view en
   return static_cast<int>(found - all.begin());
 }
 
-/// The parent of "MIG-GPU-<uuid>/<gi>/<ci>", the name that drivers before R470 gave; "" for "MIG-<uuid>".
+/// The parent of "MIG-GPU-<uuid>/<gi>/<ci>", the name in drivers before R470; "" for "MIG-<uuid>".
 std::string_view parent_uuid(std::string_view mig) {
   mig.remove_prefix(kMigPrefix.size());
   return mig.starts_with(kGpuPrefix) ? mig.substr(0, mig.find('/')) : std::string_view{};
 }
 
-/// MIG devices are known only by the name the user gives.
+/// MIG devices are known only by the name that the user gives.
 void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices) {
   const std::vector<Gpu> gpus = all;
   for (const std::string& entry : split(visible_devices, ',')) {
@@ -62,7 +63,7 @@ void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices)
   }
 }
 
-/// The first number of what may be a list, one per level of nesting.
+/// The first number in a value that may be a nested list.
 int read_omp_threads(const Variables& variables) {
   const std::string text = variables.get("OMP_NUM_THREADS").value_or("");
   const auto threads = parse_int(trim(std::string_view(text).substr(0, text.find(','))));
@@ -79,7 +80,7 @@ std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& vi
     }
     return visible;
   }
-  // The first entry decides whether the list is one of indices, of UUIDs or of MIG names.
+  // The first entry decides whether the list contains indices, UUIDs or MIG names.
   const bool mig = visible_devices.starts_with(kMigPrefix);
   const std::string_view prefix = mig ? kMigPrefix : visible_devices.starts_with(kGpuPrefix) ? kGpuPrefix : "";
   for (const std::string& entry : split(visible_devices, ',')) {
@@ -90,11 +91,11 @@ std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& vi
       break;
     }
     if (std::find(visible.begin(), visible.end(), *position) != visible.end()) {
-      return {};  // named twice: CUDA shows no GPU at all
+      return {};  // a duplicate: CUDA shows no GPU at all
     }
     visible.push_back(*position);
     if (mig) {
-      break;  // CUDA shows a process one MIG device, the first
+      break;  // CUDA shows a process only the first MIG device
     }
   }
   return visible;

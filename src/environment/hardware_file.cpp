@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-/// One object of the description: reads its keys, refuses all others, and collects what is wrong.
+/// Reads the keys of one object, rejects unknown keys, and collects the problems.
 class ObjectReader {
  public:
   ObjectReader(const Json& object, std::string where, std::vector<Problem>& problems)

@@ -6,9 +6,9 @@
 namespace lockstep {
 namespace {
 
-/// In the order of precedence; the first that finds its variables answers. What a launcher sets inside another one's
-/// job wins: mpirun and torchrun leave Slurm's variables in place. LSF comes before Open MPI, whose variables jsrun
-/// sets as well.
+/// In order of precedence: the first reader that finds its variables answers. A launcher inside the job of another
+/// launcher wins: mpirun and torchrun leave Slurm's variables in place. LSF comes before Open MPI, because jsrun also
+/// sets Open MPI's variables.
 constexpr std::optional<Identity> (*kReaders[])(VariableReader&) = {
     read_torchrun,
     read_lsf,

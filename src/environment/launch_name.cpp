@@ -14,11 +14,11 @@
 namespace lockstep {
 namespace {
 
-/// A process number may be used again, but not with the same start time.
+/// A pid may be reused, but not with the same start time.
 std::string parent_process() {
   const pid_t parent = getppid();
   const std::string stat = read_text_file(fmt::format("/proc/{}/stat", parent)).value_or("");
-  // The second field is a name in parentheses, which may contain anything. The start time is the 22nd.
+  // The second field is a name in parentheses that may contain any character. The start time is field 22.
   constexpr std::size_t kStartTime = 19;
   const auto fields = split(stat.substr(std::min(stat.rfind(')') + 2, stat.size())), ' ');
   return fmt::format("{} {} {}", this_process().machine, parent, fields.size() > kStartTime ? fields[kStartTime] : "");

@@ -17,14 +17,15 @@
 namespace lockstep {
 namespace {
 
-/// Those that start each rank and wait for it. "environment" may be a person at a terminal, who leaves.
+/// Launchers that start each rank and wait for it. "environment" is not one: it may be a person at a terminal who
+/// leaves.
 bool watches_its_ranks(const Identity& identity) {
   constexpr std::array<std::string_view, 6> kWatching{"torchrun", "Open MPI", "Hydra", "MVAPICH2", "LSF", "Slurm"};
   return std::find(kWatching.begin(), kWatching.end(), identity.launcher) != kWatching.end() &&
          !identity.variables.empty();
 }
 
-/// 0: outside of this container, or there is no such process.
+/// 0: the process is outside of this container or does not exist.
 pid_t parent_of(pid_t pid) {
   constexpr std::string_view kLabel = "PPid:";
   if (pid == getpid()) {
@@ -39,7 +40,7 @@ pid_t parent_of(pid_t pid) {
   return 0;
 }
 
-/// Also false where the system does not let us look: such a process is another user's.
+/// Also false if the system does not allow us to look: the process then belongs to another user.
 bool was_given(pid_t pid, const std::string& entry) {
   std::ifstream in(fmt::format("/proc/{}/environ", pid), std::ios::binary);
   for (std::string variable; std::getline(in, variable, '\0');) {
@@ -65,17 +66,17 @@ std::vector<LauncherProcess> open_launcher(const Identity& identity, const Varia
   if (!watches_its_ranks(identity)) {
     return found;
   }
-  const std::string& variable = identity.variables.front();  // the rank's number
+  const std::string& variable = identity.variables.front();  // contains the rank
   const std::string entry = variable + "=" + environment.get(variable).value_or("");
   pid_t child = getpid();
   for (int depth = 0; depth < kDeepest; ++depth) {
     const pid_t pid = parent_of(child);
     if (pid <= 1) {
-      break;  // it outlives us, or is outside of this container
+      break;  // it ends after us, or is outside of this container
     }
     LauncherProcess process{.handle = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))),
                             .name = name_of(pid)};
-    if (parent_of(child) != pid) {  // the number may be another process's by now
+    if (parent_of(child) != pid) {  // the pid may belong to another process now
       throw CommError(fmt::format("the launcher ended while rank {} started", identity.rank));
     }
     if (process.handle.is_open()) {

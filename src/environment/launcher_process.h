@@ -1,4 +1,4 @@
-// The processes that started this rank and watch it. Torch-free.
+// The processes that started this rank and wait for it. Torch-free.
 #pragma once
 
 #include <string>
@@ -12,14 +12,14 @@
 namespace lockstep {
 
 struct LauncherProcess {
-  Descriptor handle{};  ///< readable when the process has ended
+  Descriptor handle{};  ///< becomes readable when the process ends
   std::string name{};   ///< "pid 71 (torchrun)"
 };
 
-/// torchrun's agent, mpirun or its daemon, slurmstepd, and the scripts between it and this process: scripts were given
-/// this rank's variables, too, the launcher was not. Empty where nobody is known to watch this rank: variables that
-/// were set by hand or for a container, a launcher outside of this container. Throws: CommError if one of them ended
-/// meanwhile.
+/// torchrun's agent, mpirun or its daemon, slurmstepd, and the scripts between it and this process (scripts have the
+/// variables of this rank, the launcher has not). Empty if no process is known to wait for this rank: the variables
+/// were set by hand or for a container, or the launcher is outside of this container. Throws: CommError if one of the
+/// processes has ended meanwhile.
 std::vector<LauncherProcess> open_launcher(const Identity& identity, const Variables& environment);
 
 }  // namespace lockstep

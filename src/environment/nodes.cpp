@@ -8,7 +8,7 @@ namespace {
 
 std::vector<int> number_by_host(std::span<const NodeClaim> ranks) {
   std::vector<int> nodes;
-  std::map<std::string_view, int> newest;  // of each host
+  std::map<std::string_view, int> newest;  // per host
   int count = 0;
   for (const NodeClaim& rank : ranks) {
     const bool is_new = rank.local_rank == 0 || !newest.contains(rank.host);

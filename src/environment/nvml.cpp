@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// The few functions used, by their documented ABI: nvml.h is not part of every CUDA toolkit.
+// The few functions that are used, by their documented ABI: not every CUDA toolkit contains nvml.h.
 using Device = void*;
 using Result = int;
 constexpr Result kSuccess = 0;
@@ -60,7 +60,7 @@ class Nvml {
     find(get_processes, "nvmlDeviceGetComputeRunningProcesses");
   }
 
-  const char* missing = nullptr;  ///< a function this driver does not have
+  const char* missing = nullptr;  ///< a function that this driver does not have
 
   Result (*init)() = nullptr;
   Result (*shutdown)() = nullptr;
@@ -87,7 +87,7 @@ class Nvml {
 };
 
 bool has_processes(const Nvml& nvml, Device device) {
-  unsigned count = 0;  // room for none: only the count is wanted
+  unsigned count = 0;  // no room, so that NVML returns only the count
   const Result result = nvml.get_processes(device, &count, nullptr);
   return result == kInsufficientSize || (result == kSuccess && count > 0);
 }
@@ -137,12 +137,12 @@ std::vector<GpuProcess> list_processes(const Nvml& nvml, Device device) {
   return processes;
 }
 
-// NVML numbers GPUs by PCI bus, and CUDA is told to do the same (visible_devices.h).
+// NVML numbers GPUs by PCI bus; CUDA is configured to do the same (visible_devices.h).
 NvmlFacts list_gpus(const Nvml& nvml) {
   NvmlFacts facts{};
   unsigned count = 0;
   if (const Result result = nvml.get_count(&count); result != kSuccess) {
-    facts.note = fmt::format("the NVIDIA driver does not count GPUs: {}", nvml.error_string(result));
+    facts.note = fmt::format("the NVIDIA driver cannot count the GPUs: {}", nvml.error_string(result));
     return facts;
   }
   for (unsigned index = 0; index < count; ++index) {
@@ -150,7 +150,8 @@ NvmlFacts list_gpus(const Nvml& nvml) {
     const Result result = nvml.get_handle(index, &device);
     if (result == kSuccess) {
       facts.gpus.push_back(describe(nvml, device));
-    } else if (result != kNoPermission) {  // not ours (a container's share of a machine): CUDA does not count it either
+    } else if (result != kNoPermission) {  // without permission (a container's share of a machine) CUDA does not count
+                                           // the GPU either
       facts.note = fmt::format("GPU {} does not answer: {}", index, nvml.error_string(result));
     }
   }
@@ -160,7 +161,7 @@ NvmlFacts list_gpus(const Nvml& nvml) {
   return facts;
 }
 
-/// nullopt: done; else why not.
+/// nullopt: loaded; else the reason why not.
 std::optional<std::string> with_nvml(const char* library, const std::function<void(const Nvml&)>& ask) {
   const std::unique_ptr<void, CloseLibrary> handle(dlopen(library, RTLD_NOW | RTLD_LOCAL));
   if (!handle) {

@@ -1,4 +1,5 @@
-// GPUs of the machine, asked of NVML: needs no CUDA context and sees what CUDA_VISIBLE_DEVICES hides. Torch-free.
+// The GPUs of the machine according to NVML: needs no CUDA context and also finds GPUs that CUDA_VISIBLE_DEVICES hides.
+// Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@ namespace lockstep {
 
 struct NvmlFacts {
   std::vector<Gpu> gpus{};  ///< in PCI bus order
-  std::string note{};       ///< why there are none, or which one does not answer
+  std::string note{};       ///< why there are none, or which GPU does not answer
 };
 
-/// Never throws for a machine without driver or GPU: that is a note.
+/// Never throws: a missing driver or GPU is described in `note`.
 NvmlFacts query_nvml(const char* library = "libnvidia-ml.so.1");
 
 struct GpuProcess {
@@ -22,7 +23,7 @@ struct GpuProcess {
   std::int64_t bytes = 0;
 };
 
-/// The processes that compute on the GPU of this UUID; {}: nobody, or nobody knows.
+/// The processes that use the GPU with this UUID; {}: none, or not known.
 std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library = "libnvidia-ml.so.1");
 
 }  // namespace lockstep

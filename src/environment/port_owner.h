@@ -1,4 +1,4 @@
-// Which process listens on a TCP port of this machine, from /proc. Torch-free.
+// Finds the process that listens on a TCP port of this machine, in /proc. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ struct ListeningSocket {
   std::uint64_t inode = 0;
 };
 
-/// Listening TCP sockets of this network namespace, whoever owns them.
+/// Listening TCP sockets in this network namespace, of any owner.
 std::vector<ListeningSocket> listening_sockets();
-/// Those of one process, as far as this user may look.
+/// Those of one process, as far as this user may see them.
 std::vector<ListeningSocket> listening_sockets(pid_t process);
 
-/// "pid 4242 'python train.py' (user x)"; "another process" when /proc does not show whose it is: another user's, or
-/// gone by now.
+/// "pid 4242 'python train.py' (user x)"; "another process" if /proc does not show the owner: another user's process,
+/// or one that has ended.
 std::string describe_port_owner(int port);
 
 /// "pid 4242 'python train.py' (user x)"

@@ -1,4 +1,4 @@
-// A process as other processes know it. Torch-free.
+// Identifies a process to other processes. Torch-free.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ namespace lockstep {
 
 struct ProcessName {
   pid_t pid = 0;
-  std::string machine{};  ///< boot and process-number space: processes of the same one can find each other by number
+  std::string machine{};  ///< boot id and PID namespace: processes with the same value can find each other by pid
   std::string host{};
   bool operator==(const ProcessName&) const = default;
 };
@@ -19,7 +19,7 @@ struct ProcessName {
 ProcessName this_process();
 std::string to_string(const ProcessName& process);  ///< "pid 71@gpu-1"
 
-/// One line for a store, and back; nullopt: that is none.
+/// One line for a store; nullopt when parsing: not such a line.
 std::string encode(const ProcessName& process);
 std::optional<ProcessName> parse_process_name(std::string_view line);
 

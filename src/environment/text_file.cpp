@@ -10,7 +10,7 @@ std::optional<std::string> read_text_file(const std::string& path) {
   constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
   std::error_code error;
   std::ifstream file;
-  if (std::filesystem::is_regular_file(path, error)) {  // opening a pipe would wait for its writer
+  if (std::filesystem::is_regular_file(path, error)) {  // opening a pipe would block
     file.open(path, std::ios::binary);
   }
   if (!file.is_open()) {

@@ -1,4 +1,4 @@
-// Small text files that others wrote: /proc, control groups, a scheduler's lists. Torch-free.
+// Small text files of other programs: /proc, control groups, a scheduler's lists. Torch-free.
 #pragma once
 
 #include <functional>
@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-/// The text of a file; nullopt where there is none. Tests hand in a table.
+/// The text of a file; nullopt: there is no file. Tests replace it by a table.
 using ReadText = std::function<std::optional<std::string>(const std::string& path)>;
 
-/// From the disk: a regular file, of which at most the first MiB is read.
+/// Reads a regular file from the disk, at most its first MiB.
 std::optional<std::string> read_text_file(const std::string& path);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// CUDA_VISIBLE_DEVICES applied to the GPUs of a machine, found or described. Torch-free.
+// Applies CUDA_VISIBLE_DEVICES to the GPUs of a machine, real or described in a file. Torch-free.
 #pragma once
 
 #include <vector>
@@ -7,15 +7,15 @@
 
 namespace lockstep {
 
-/// `Hardware::visible_devices` when the variable is not set.
+/// `Hardware::visible_devices` if the variable is not set.
 inline constexpr const char* kUnset = "(unset)";
 
-/// CUDA counts GPUs in the order that this variable says. NVML, which is what is asked before CUDA is loaded, counts them
-/// in PCI order; CUDA's own default, the fastest first, is another one where GPUs differ.
+/// Sets the order in which CUDA counts GPUs. NVML, which is used before CUDA is loaded, counts them in PCI order;
+/// CUDA's own default is fastest first, which differs if the GPUs differ.
 inline constexpr const char* kDeviceOrder = "CUDA_DEVICE_ORDER";
 inline constexpr const char* kPciOrder = "PCI_BUS_ID";
 
-/// Fills gpus, gpus_present and, where the variable hides some, gpu_note. Reads `hardware.visible_devices`.
+/// Sets gpus, gpus_present and, if the variable hides GPUs, gpu_note. Reads `hardware.visible_devices`.
 void show_gpus(Hardware& hardware, std::vector<Gpu> all);
 
 }  // namespace lockstep

@@ -47,12 +47,12 @@ void check_size(std::span<const std::byte> file, const ArrayLayout& layout, std:
   std::int64_t bytes = item_bytes;
   for (const std::int64_t extent : layout.shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) {
-      throw DataError("found a shape of more than 2^63 bytes");
+      throw DataError("the shape needs more than 2^63 bytes");
     }
   }
   if (const auto found = static_cast<std::int64_t>(file.size()) - layout.offset; found != bytes) {
-    throw DataError(fmt::format("found {} bytes of data, expected {} by its header", found, bytes),
-                    "the file was cut off, or is not what its name says");
+    throw DataError(fmt::format("found {} bytes of data, but the header says {}", found, bytes),
+                    "the file is truncated or has another format");
   }
 }
 
@@ -130,7 +130,7 @@ class NpyDict {
     const char quote = at_ < text_.size() ? text_[at_] : '\0';
     const std::size_t end = quote == '\'' || quote == '"' ? text_.find(quote, at_ + 1) : std::string_view::npos;
     if (end == std::string_view::npos) {
-      fail(text_.substr(at_).starts_with('[') ? "one number per element, no structure" : "a quoted word");
+      fail(text_.substr(at_).starts_with('[') ? "a plain element type, not a structure" : "a quoted word");
     }
     const std::string_view word = text_.substr(at_ + 1, end - at_ - 1);
     at_ = end + 1;
@@ -194,7 +194,7 @@ ArrayLayout parse_npy(std::span<const std::byte> file) {
   constexpr std::string_view kMagic = "\x93NUMPY";
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   if (!text.starts_with(kMagic) || file.size() < 12) {
-    throw DataError("found no .npy header, expected a file of numpy.save");
+    throw DataError("not an .npy file (numpy.save)");
   }
   const std::uint32_t version = byte_at(file, 6);
   if (version < 1 || version > 3) {
@@ -229,7 +229,7 @@ std::string npy_header(const std::string& dtype, const std::vector<std::int64_t>
   const auto* const found =
       std::find_if(kDtypes.begin(), kDtypes.end(), [&](const Dtype& known) { return known.name == dtype; });
   if (found == kDtypes.end()) {
-    throw DataError(fmt::format(".npy has no type {}", dtype));
+    throw DataError(fmt::format("the .npy format has no type {}", dtype));
   }
   std::string dict =
       fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}{}), }}", found->bytes == 1 ? '|' : '<',
@@ -246,7 +246,7 @@ std::string npy_header(const std::string& dtype, const std::vector<std::int64_t>
 ArrayLayout parse_idx(std::span<const std::byte> file) {
   constexpr std::uint32_t kUnsignedByte = 8;
   if (file.size() < 4 || byte_at(file, 0) != 0 || byte_at(file, 1) != 0) {
-    throw DataError("found no IDX header, expected two zero bytes, a type and a number of dimensions");
+    throw DataError("not an IDX file: its header must be two zero bytes, a type and a number of dimensions");
   }
   if (byte_at(file, 2) != kUnsignedByte) {
     throw DataError(fmt::format("found IDX elements of type {:#04x}, expected 0x08, bytes", byte_at(file, 2)));
@@ -255,7 +255,7 @@ ArrayLayout parse_idx(std::span<const std::byte> file) {
   const std::size_t offset = 4 + 4 * dimensions;
   if (dimensions < 1 || dimensions > 4 || file.size() < offset) {
     throw DataError(
-        fmt::format("found an IDX header of {} dimensions, expected 1 to 4 and a size of each", dimensions));
+        fmt::format("found an IDX header of {} dimensions, expected 1 to 4 and a size for each", dimensions));
   }
   ArrayLayout layout{.dtype = "U8", .offset = static_cast<std::int64_t>(offset)};
   for (std::size_t at = 4; at < offset; at += 4) {

@@ -1,4 +1,4 @@
-// Files that hold one array. Torch-free; parsing takes no memory but for the header.
+// Files that contain one array. Torch-free; parsing needs memory only for the header.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,20 @@
 
 namespace lockstep {
 
-/// Where an array lies in a file, little-endian, rows first, up to the file's end.
+/// Position and layout of an array in a file: little-endian, row-major, up to the end of the file.
 struct ArrayLayout {
-  std::string dtype{};  ///< as safetensors names it: "F32", "U8"
+  std::string dtype{};  ///< in safetensors' spelling: "F32", "U8"
   std::vector<std::int64_t> shape{};
   std::int64_t offset = 0;  ///< bytes
 };
 
-/// NumPy's format, versions 1 to 3: C order, bool, integers and floats. Throws: DataError that names no file.
+/// NumPy's format, versions 1 to 3: C order; bool, integers or floats. Throws: DataError without a file name.
 ArrayLayout parse_npy(std::span<const std::byte> file);
 
-/// The header of a .npy file whose data follow, C order. `dtype` is one of parse_npy's.
+/// The header of a .npy file whose data follow in C order. `dtype` is one that parse_npy supports.
 std::string npy_header(const std::string& dtype, const std::vector<std::int64_t>& shape);
 
-/// The IDX format of MNIST: unsigned bytes, 1 to 4 dimensions. Throws: DataError that names no file.
+/// The IDX format of MNIST: unsigned bytes, 1 to 4 dimensions. Throws: DataError without a file name.
 ArrayLayout parse_idx(std::span<const std::byte> file);
 
 }  // namespace lockstep

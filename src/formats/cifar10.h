@@ -9,7 +9,7 @@ namespace lockstep {
 
 inline constexpr std::size_t kCifar10Record = 1 + 3 * 32 * 32;
 
-/// Records in the file. Throws: DataError that names no file (not whole records, a label above 9).
+/// Number of records in the file. Throws: DataError without a file name (incomplete records, a label above 9).
 std::int64_t count_cifar10(std::span<const std::byte> file);
 
 }  // namespace lockstep

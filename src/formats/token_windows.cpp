@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// One pass over the window: each token is read once and written as an input, and as the target before it.
+// One pass over the window: each token is read once, and written as an input and as the target of its predecessor.
 template <class Token>
 [[gnu::always_inline]] inline void widen(const std::byte* tokens, std::int64_t context, std::int64_t* __restrict input,
                                          std::int64_t* __restrict target) noexcept {
@@ -42,17 +42,16 @@ TokenWindows::TokenWindows(std::span<const std::byte> file, std::int64_t token_b
     : file_(file), token_bytes_(token_bytes), context_(context), stride_(stride) {
   LOCKSTEP_ASSERT(token_bytes == 2 || token_bytes == 4, "tokens have 2 or 4 bytes");
   if (context < 1 || stride < 1) {
-    throw DataError(
-        fmt::format("found a context of {} and a stride of {} tokens, expected 1 or more", context, stride));
+    throw DataError(fmt::format("context is {} and stride is {}, expected 1 or more", context, stride));
   }
   const auto bytes = static_cast<std::int64_t>(file.size());
   if (bytes % token_bytes != 0) {
-    throw DataError(fmt::format("found {} bytes, expected whole tokens of {}", bytes, token_bytes),
-                    "the file was cut off, or its tokens have another type");
+    throw DataError(fmt::format("found {} bytes, expected a multiple of {}, the size of a token", bytes, token_bytes),
+                    "the file is truncated, or its tokens have another type");
   }
   const std::int64_t tokens = bytes / token_bytes;
   if (tokens - 1 < context) {
-    throw DataError(fmt::format("found {} tokens, expected at least {} and the one after them", tokens, context));
+    throw DataError(fmt::format("found {} tokens, expected at least {} and one more", tokens, context));
   }
   size_ = (tokens - 1 - context) / stride + 1;
 }

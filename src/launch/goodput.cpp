@@ -4,15 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
+
 namespace lockstep {
-namespace {
-
-std::string counted(std::int64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
-}  // namespace
-
 void Goodput::add(const LaunchReport& attempt) {
   ++attempts_;
   if (attempt.first_step < 0 || attempt.step <= attempt.first_step) {

@@ -19,6 +19,7 @@
 #include "base/event_log.h"
 #include "base/random_id.h"
 #include "base/terminal.h"
+#include "base/text.h"
 #include "control/progress_record.h"
 #include "launch/descendants.h"
 #include "launch/descriptor_limit.h"
@@ -44,8 +45,6 @@ Descriptor open_own_program() {
   }
   return program;
 }
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 

@@ -81,9 +81,10 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
 
 void FusedAdamW::collect_moments() {
   create_states();
-  // Parameters with gradients leave those without behind: they count on in a copy of what was common.
+  // If some parameters of a list have gradients and others have not, their step counts diverge: the first continue with
+  // a copy of the common counter.
   struct Split {
-    at::Tensor common{};  // held, so that its address cannot become another counter's
+    at::Tensor common{};  // keeps the tensor alive, so that no other counter gets its address
     at::Tensor own{};
   };
   std::unordered_map<const c10::TensorImpl*, Split> splits;
@@ -110,8 +111,7 @@ void FusedAdamW::create_states() {
   std::unordered_map<c10::Device, at::Tensor> zeros;
   for (const GradientList& list : gradients_.lists()) {
     if (static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options()).amsgrad()) {
-      throw Error(fmt::format("parameter group {}: found amsgrad, expected plain AdamW", list.group),
-                  "use torch::optim::AdamW");
+      throw Error(fmt::format("parameter group {}: amsgrad is not supported", list.group), "use torch::optim::AdamW");
     }
     if (!list.is_new) {
       continue;

@@ -10,9 +10,10 @@
 
 namespace lockstep {
 
-/// State of one parameter. In an archive it looks like torch::optim::AdamW's, so that each reads the other's.
+/// State of one parameter. In an archive it equals the state of torch::optim::AdamW, so each can read the other's.
 struct FusedAdamWState : public torch::optim::OptimizerCloneableParamState<FusedAdamWState> {
-  at::Tensor step{};  ///< float32, 0-dim, on the parameter's device; one tensor for parameters of equal history
+  at::Tensor
+      step{};  ///< float32, 0-dim, on the parameter's device; one tensor for all parameters with the same step count
   at::Tensor exp_avg{};
   at::Tensor exp_avg_sq{};
 
@@ -20,19 +21,19 @@ struct FusedAdamWState : public torch::optim::OptimizerCloneableParamState<Fused
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// torch::optim::AdamW's update and options on at::_fused_adamw_. Parameters without a gradient are skipped.
+/// Update and options of torch::optim::AdamW, on at::_fused_adamw_. Skips parameters without a gradient.
 class FusedAdamW : public torch::optim::Optimizer {
  public:
   explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                       const torch::optim::AdamWOptions& defaults = {});
 
-  /// Throws: Error naming a parameter with a sparse gradient, or a group that asks for amsgrad.
+  /// Throws: Error naming a parameter with a sparse gradient, or a group with amsgrad.
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Makes parameters of equal step count share one counter again, after states were replaced one by one. Waits for the
-  /// device.
+  /// Makes parameters with the same step count share one counter again, after their states were replaced. Synchronizes
+  /// with the device.
   void share_steps();
 
  private:
@@ -46,8 +47,8 @@ class FusedAdamW : public torch::optim::Optimizer {
   void create_states();
 
   GradientLists gradients_;
-  std::vector<Moments> moments_{};      // beside gradients_.lists()
-  std::vector<at::Tensor> counters_{};  // the different ones among all `steps`
+  std::vector<Moments> moments_{};      // in the order of gradients_.lists()
+  std::vector<at::Tensor> counters_{};  // the distinct tensors among all `steps`
 };
 
 }  // namespace lockstep

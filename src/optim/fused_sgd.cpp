@@ -38,7 +38,7 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     if (with_momentum && buffers_[i].empty()) {
       buffers_[i] = momentum_buffers(list);
     }
-    // A new buffer begins as the gradient; its list is not new in the next step, which joins it with the others.
+    // A new buffer starts as the gradient; in the next step its list is not new and joins the others.
     at::_fused_sgd_(list.values, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
                     options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
                     /*maximize=*/false, /*is_first_step=*/list.is_new);

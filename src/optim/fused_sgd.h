@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// torch::optim::SGD's update, options and state on at::_fused_sgd_. Parameters without a gradient are skipped.
+/// Update, options and state of torch::optim::SGD, on at::_fused_sgd_. Skips parameters without a gradient.
 class FusedSgd : public torch::optim::Optimizer {
  public:
   FusedSgd(const std::vector<torch::optim::OptimizerParamGroup>& groups, const torch::optim::SGDOptions& defaults);
@@ -24,7 +24,7 @@ class FusedSgd : public torch::optim::Optimizer {
   std::vector<at::Tensor> momentum_buffers(const GradientList& list);
 
   GradientLists gradients_;
-  std::vector<std::vector<at::Tensor>> buffers_{};  // beside gradients_.lists(); empty: no momentum
+  std::vector<std::vector<at::Tensor>> buffers_{};  // in the order of gradients_.lists(); empty: no momentum
 };
 
 }  // namespace lockstep

@@ -21,7 +21,7 @@ at::Tensor global_norm(std::span<const at::Tensor> gradients) {
   if (gradients.empty()) {
     return at::zeros({}, at::kFloat);
   }
-  // Half types are summed in float: their own squares overflow or round away.
+  // Half types are summed in float, because their squares overflow or round to zero.
   const bool has_double = std::any_of(gradients.begin(), gradients.end(),
                                       [](const at::Tensor& gradient) { return gradient.scalar_type() == at::kDouble; });
   const auto norms = at::_foreach_norm(as_list(gradients), 2, has_double ? at::kDouble : at::kFloat);

@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-/// Global 2-norm of the given gradients. Shape: 0-dim, float32, on their device. No gradients: 0.
+/// Global 2-norm of the given gradients. Shape: 0-dim, float32, on their device. Without gradients: 0.
 at::Tensor global_norm(std::span<const at::Tensor> gradients);
 
-/// min(1, max_norm / (norm + 1e-6)) as a 0-dim tensor (torch.nn.utils.clip_grad_norm_'s factor).
+/// min(1, max_norm / (norm + 1e-6)) as a 0-dim tensor, the factor of torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
-/// Multiplies all in place by a 0-dim tensor.
+/// Multiplies all gradients in place by a 0-dim tensor.
 void scale_(std::span<const at::Tensor> gradients, const at::Tensor& factor);
 
 }  // namespace lockstep

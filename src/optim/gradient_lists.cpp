@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// The kernels walk memory and ignore strides; dimensions of size 1 do not matter to them.
+/// The kernels ignore strides and treat memory as one array; dimensions of size 1 do not matter.
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) {
     return false;
@@ -39,7 +39,7 @@ bool GradientLists::take(const torch::optim::Optimizer& optimizer) {
   }
   rebuild(optimizer);
   const bool taken = take_gradients(optimizer);
-  LOCKSTEP_ASSERT(taken, "lists that were just built fit the optimizer");
+  LOCKSTEP_ASSERT(taken, "the lists were just built for this optimizer");
   return true;
 }
 
@@ -68,8 +68,8 @@ bool GradientLists::take_gradients(const torch::optim::Optimizer& optimizer) {
         if (gradient.layout() != at::kStrided) {
           const auto index = &parameter - groups[group].params().data();
           throw Error(
-              fmt::format("parameter {} of group {}: found a sparse gradient, expected a dense one", index, group),
-              "use torch::optim::SGD for it");
+              fmt::format("parameter {} of group {}: the gradient is sparse, expected a dense one", index, group),
+              "use torch::optim::SGD for this parameter");
         }
         lists_[member->list].values.push_back(as_real(parameter));
         lists_[member->list].gradients.push_back(as_real(laid_out_like(parameter, gradient)));
@@ -91,9 +91,8 @@ void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
       if (member.has_gradient) {
         if (!parameter.is_non_overlapping_and_dense()) {
           const auto index = &parameter - groups[group].params().data();
-          throw Error(fmt::format("parameter {} of group {}: found a view with gaps, expected memory without holes",
-                                  index, group),
-                      "make it contiguous, or use torch::optim for it");
+          throw Error(fmt::format("parameter {} of group {}: its memory has gaps, expected dense memory", index, group),
+                      "make the tensor contiguous, or use torch::optim for this parameter");
         }
         member.state = state_of(optimizer, parameter);
         const auto fits = [&](const GradientList& list) {

@@ -1,4 +1,4 @@
-// The parameters of an optimizer that have gradients, as the lists that fused kernels take.
+// The parameters of an optimizer that have gradients, as lists for the fused kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,30 +10,31 @@
 
 namespace lockstep {
 
-/// What one kernel call updates: parameters of one group, device and dtype.
+/// The parameters of one kernel call: same group, device and dtype.
 struct GradientList {
   std::size_t group = 0;
   bool is_new = false;  ///< no state before this step
   std::vector<at::Tensor> parameters{};
-  std::vector<at::Tensor> values{};     ///< beside the parameters: their memory as real numbers
-  std::vector<at::Tensor> gradients{};  ///< beside them, and laid out like them
+  std::vector<at::Tensor> values{};     ///< in the order of the parameters: their memory as real numbers
+  std::vector<at::Tensor> gradients{};  ///< in the order of the parameters, with the same layout
 };
 
-/// A complex tensor as pairs of real numbers, which the kernels take: the same memory. Others as they are.
+/// A complex tensor as pairs of real numbers in the same memory, which the kernels can process; other tensors
+/// unchanged.
 at::Tensor as_real(const at::Tensor& tensor);
 
-/// Keeps the lists from step to step. Gradients may be new tensors every time; the lists are rebuilt only when the set
+/// Keeps the lists between steps. The gradients may be new tensors in each step; the lists are rebuilt only if the set
 /// of parameters with gradients, their groups or their states change.
 class GradientLists {
  public:
-  /// The tensor by which a state is recognised.
+  /// The tensor that identifies a state.
   using StateTensor = const at::Tensor& (*)(const torch::optim::OptimizerParamState&);
   explicit GradientLists(StateTensor state_tensor) : state_tensor_(state_tensor) {}
 
-  /// Takes this step's gradients. Returns true when the lists are new ones.
-  /// Throws: Error naming a parameter that is not dense in memory or whose gradient is sparse.
+  /// Collects the gradients of this step. Returns true if the lists were rebuilt.
+  /// Throws: Error naming a parameter whose memory has gaps or whose gradient is sparse.
   bool take(const torch::optim::Optimizer& optimizer);
-  /// Lets go of the gradients, so that zero_grad() frees their memory.
+  /// Releases the gradients, so that zero_grad() frees their memory.
   void release() noexcept;
 
   std::span<const GradientList> lists() const noexcept { return lists_; }
@@ -44,7 +45,7 @@ class GradientLists {
     const c10::TensorImpl* parameter = nullptr;
     bool has_gradient = false;
     std::size_t list = 0;
-    at::Tensor state{};  // held, so that its address cannot become another state's
+    at::Tensor state{};  // keeps the tensor alive, so that no other state gets its address
   };
 
   bool take_gradients(const torch::optim::Optimizer& optimizer);

@@ -14,7 +14,7 @@ double lr_factor(const OptimConfig& config, std::int64_t total_steps, std::int64
     return 1;
   }
   const std::int64_t end = config.decay_steps > 0 ? config.decay_steps : total_steps;
-  LOCKSTEP_ASSERT(end > 0, "cosine knows its last step");
+  LOCKSTEP_ASSERT(end > 0, "a cosine schedule needs a last step");
   if (step >= end) {
     return config.min_lr_ratio;
   }

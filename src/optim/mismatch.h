@@ -1,4 +1,4 @@
-// What differs between tensors that were found and tensors that are expected, as text.
+// Describes differences between found and expected tensors.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Mismatch {
   std::vector<std::string> unexpected{};
   std::vector<std::string> different{};  ///< "fc.weight is Float [2, 3], expected Float [3, 2]"
 
-  /// Notes a different dtype or shape. Returns true when both are the same.
+  /// Records a different dtype or shape. Returns true if both are equal.
   bool compare(std::string_view name, const at::Tensor& found, const at::Tensor& expected);
   bool any() const noexcept { return !missing.empty() || !unexpected.empty() || !different.empty(); }
   /// The first ten of each kind.

@@ -31,7 +31,7 @@ namespace {
 
 using torch::optim::OptimizerParamState;
 
-/// A step count that lives in a tensor.
+/// A step count that is stored in a tensor.
 struct Counter {
   at::Tensor& tensor;
 };
@@ -103,15 +103,15 @@ void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
     work(Kind<RMSpropParamState, RMSpropOptions>());
   } else {
     throw CheckpointError(
-        fmt::format("optimizer state: found a {}, expected adamw(), sgd() or torch::optim's SGD, Adam, "
+        fmt::format("optimizer state: {} is not supported, expected adamw(), sgd() or torch::optim's SGD, Adam, "
                     "AdamW, Adagrad or RMSprop",
                     c10::demangle(typeid(optimizer).name())),
-        "use one of these optimizers, or turn checkpoints off");
+        "use one of these optimizers, or disable checkpoints");
   }
 }
 
-/// Calls work(name, parameter, options, is_frozen) for every parameter: in the order of the groups, then the frozen
-/// ones, which have state when they were trained before.
+/// Calls work(name, parameter, options, is_frozen) for every parameter: first those of the groups in order, then the
+/// frozen ones, which have state if they were trained before.
 template <class Options, class Work>
 void for_each_parameter(const BuiltOptimizer& built, const Work& work) {
   const auto& groups = built.optimizer->param_groups();
@@ -125,7 +125,7 @@ void for_each_parameter(const BuiltOptimizer& built, const Work& work) {
   }
 }
 
-/// Appends the fields of states to named tensors. Shared counters are read from the device once.
+/// Appends the fields of states to named tensors. Reads each shared counter from the device only once.
 class StateWriter {
  public:
   explicit StateWriter(NamedTensors& out) : out_(out) {}
@@ -154,7 +154,7 @@ class StateWriter {
   std::unordered_map<const c10::TensorImpl*, at::Tensor> counts_{};
 };
 
-/// Takes fields out of named tensors and notes what does not fit.
+/// Reads fields from named tensors and records mismatches.
 class StateReader {
  public:
   explicit StateReader(const NamedTensors& given) : given_(given.begin(), given.end()) {}
@@ -184,7 +184,7 @@ class StateReader {
   }
   void note_missing(const std::string& name) { mismatch_.missing.push_back(name); }
 
-  /// Throws: CheckpointError with everything that was noted, and what nobody read.
+  /// Throws: CheckpointError with all recorded mismatches and all unread tensors.
   void finish(const NamedTensors& given) {
     for (const auto& [name, tensor] : given) {
       if (!taken_.contains(name)) {
@@ -192,8 +192,8 @@ class StateReader {
       }
     }
     if (mismatch_.any()) {
-      throw CheckpointError("optimizer state does not fit: " + mismatch_.text(),
-                            "resume with the optimizer and parameter groups that the checkpoint was written with");
+      throw CheckpointError("the optimizer state does not match: " + mismatch_.text(),
+                            "resume with the optimizer and parameter groups of the checkpoint");
     }
   }
 
@@ -254,7 +254,7 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
     for_each_parameter<Options>(
         built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool is_frozen) {
           auto fresh = std::make_unique<State>();
-          // Adagrad's states exist from the beginning, the others' from the first gradient.
+          // Adagrad's states exist from the start, those of the others from the first gradient.
           bool exists = !is_frozen && std::is_same_v<State, torch::optim::AdagradParamState>;
           visit_fields(*fresh, options, [&](const char* field, auto&&, bool) {
             exists = exists || reader.has(fmt::format("{}.{}", name, field));

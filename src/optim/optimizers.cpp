@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// Collects what is wrong with an optimizer's options.
+/// Collects the problems of an optimizer's options.
 class OptionCheck {
  public:
   explicit OptionCheck(std::string optimizer) : optimizer_(std::move(optimizer)) {}
@@ -34,7 +34,7 @@ class OptionCheck {
   std::vector<Problem> problems_{};
 };
 
-/// Divides each group into its matrices and, with `options` but no weight decay, the rest.
+/// Divides each group into its matrices and the rest; the rest gets `options` without weight decay.
 template <class Options>
 ParamGroups without_decay_of_vectors(const ParamGroups& groups, const Options& options) {
   ParamGroups divided;

@@ -26,7 +26,7 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-/// The weight decay among an optimizer's options, nullptr if they have none (or are of an unknown type).
+/// The weight decay in an optimizer's options; nullptr: they have none, or their type is unknown.
 double* find_weight_decay(OptimizerOptions& options) {
   const auto as = [&]<class Options>(Options* typed) { return typed == nullptr ? nullptr : &typed->weight_decay(); };
   double* found = as(dynamic_cast<torch::optim::AdamWOptions*>(&options));
@@ -37,7 +37,7 @@ double* find_weight_decay(OptimizerOptions& options) {
   return found;
 }
 
-/// Deals parameters to the groups that select them; the last entry gets those that nobody selects.
+/// Distributes parameters to the groups that select them; the last entry gets the unselected ones.
 std::vector<NamedTensors> deal(const std::vector<GroupSpec>& groups, const NamedTensors& parameters) {
   std::vector<NamedTensors> dealt(groups.size() + 1);
   for (const auto& [name, parameter] : parameters) {
@@ -62,7 +62,7 @@ OptimizerPtr make_optimizer(const OptimizerSpec& spec, const std::vector<NamedTe
   }
   OptimizerPtr optimizer = spec.make(std::move(param_groups));
   if (optimizer == nullptr) {
-    throw ConfigError(fmt::format("optimizer '{}': its factory returned nothing, expected an optimizer", spec.name));
+    throw ConfigError(fmt::format("optimizer '{}': its factory returned nullptr", spec.name));
   }
   return optimizer;
 }
@@ -75,7 +75,7 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
   }
   std::vector<NamedTensors> dealt = deal(spec.groups, parameters);
   if (const NamedTensors& left = dealt.back(); !left.empty() && log_rank() == 0) {  // every rank finds the same
-    log_warning(fmt::format("optimizer '{}': no group selects {} of {} parameters, they stay as they are ({}{})",
+    log_warning(fmt::format("optimizer '{}': no group selects {} of {} parameters; they are not trained ({}{})",
                             spec.name, left.size(), parameters.size(), left.front().first,
                             left.size() > 1 ? ", ..." : ""));
   }
@@ -84,9 +84,8 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
   std::vector<Problem> problems;
   for (std::size_t i = 0; i < dealt.size(); ++i) {
     if (dealt[i].empty() && dealt_frozen[i].empty()) {
-      problems.push_back(
-          {.what = fmt::format("optimizer '{}': group {} selects no parameter, expected at least one", spec.name, i),
-           .hint = "a parameter belongs to the first group that selects it"});
+      problems.push_back({.what = fmt::format("optimizer '{}': group {} selects no parameter", spec.name, i),
+                          .hint = "a parameter belongs to the first group that selects it"});
     }
   }
   if (!problems.empty()) {
@@ -95,7 +94,8 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
   return dealt;
 }
 
-/// Where the factory put what it was given: for each of its groups the number of the given one, and the names.
+/// How the factory changed the groups: for each group that it made, the number of the given group and the parameter
+/// names.
 struct Origin {
   std::size_t given = 0;
   std::vector<std::string> names{};
@@ -113,7 +113,8 @@ std::vector<Origin> origins_of(const OptimizerSpec& spec, const std::vector<Opti
   bool good = true;
   for (const OptimizerParamGroup& group : made) {
     Origin& origin = origins.emplace_back();
-    origin.given = made.size() == given.size() ? origins.size() - 1 : 0;  // of a group whose parameters are all frozen
+    origin.given =
+        made.size() == given.size() ? origins.size() - 1 : 0;  // a given group may have only frozen parameters
     for (const at::Tensor& parameter : group.params()) {
       const auto found = left.extract(parameter.unsafeGetTensorImpl());
       good = good && !found.empty() && (origin.names.empty() || found.mapped().first == origin.given);
@@ -126,7 +127,7 @@ std::vector<Origin> origins_of(const OptimizerSpec& spec, const std::vector<Opti
   }
   if (!good || !left.empty()) {
     throw ConfigError(
-        fmt::format("optimizer '{}': its factory changed the parameter groups, expected those it was given", spec.name),
+        fmt::format("optimizer '{}': its factory joined parameter groups or left out parameters", spec.name),
         "describe the groups in OptimizerSpec::groups");
   }
   return origins;
@@ -139,8 +140,9 @@ void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOpt
   }
   double* decay = find_weight_decay(options);
   if (decay == nullptr) {
-    throw ConfigError(fmt::format("optimizer '{}': group {} asks for weight decay {}, expected none for this optimizer",
-                                  spec.name, group, wanted));
+    throw ConfigError(
+        fmt::format("optimizer '{}': group {} sets weight decay {}, which this optimizer does not support", spec.name,
+                    group, wanted));
   }
   *decay = wanted;
 }
@@ -150,12 +152,11 @@ void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOpt
 BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr,
                                NamedTensors frozen) {
   if (!spec.make) {
-    throw ConfigError(fmt::format("optimizer '{}': found no factory, expected one", spec.name),
+    throw ConfigError(fmt::format("optimizer '{}': the factory is missing", spec.name),
                       "set OptimizerSpec::make, for example to adamw()");
   }
   if (parameters.empty() && frozen.empty()) {
-    throw ConfigError(
-        fmt::format("optimizer '{}': found no parameters that require gradients, expected at least one", spec.name));
+    throw ConfigError(fmt::format("optimizer '{}': no parameter requires gradients", spec.name));
   }
   const std::vector<NamedTensors> given = given_groups(spec, parameters, frozen);
   BuiltOptimizer built{.optimizer = make_optimizer(spec, given), .frozen = std::move(frozen)};
@@ -176,7 +177,8 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
 }
 
 void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
-  if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) == nullptr) {  // its state is of all parameters
+  if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) ==
+      nullptr) {  // its state belongs to all parameters together
     auto& states = built.optimizer->state();
     for (auto& [parameter, state] : before.optimizer->state()) {
       states[parameter] = std::move(state);
@@ -185,7 +187,7 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
   auto& groups = built.optimizer->param_groups();
   const auto& groups_before = before.optimizer->param_groups();
   if (groups.size() !=
-      groups_before.size()) {  // the factory splits groups, and one has lost its last parameter or got one
+      groups_before.size()) {  // the factory splits groups, and one of them lost its last parameter or got its first
     std::vector<GroupRate> rates;
     for (std::size_t i = 0; i < groups_before.size(); ++i) {
       rates.push_back(current_rate(before, i));

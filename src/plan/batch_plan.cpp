@@ -5,12 +5,12 @@
 
 #include <lockstep/plan/plan.h>
 
-#include "plan/wording.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a - 1) / b + 1; }  // of positive numbers
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a - 1) / b + 1; }  // for positive numbers
 
 std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
@@ -34,7 +34,7 @@ std::string explain(const BatchPlan& plan, std::int64_t room, int ranks) {
                      counted(plan.accumulation, "micro-batch"), plan.batch_size);
 }
 
-/// The micro-batch that nobody set: what makes the steps of `global_batch_size`, rounded up.
+/// The micro-batch size if it is not set: the steps of `global_batch_size` need it, rounded up.
 std::int64_t derived_batch_size(const BatchPlan& plan, int ranks) {
   constexpr std::int64_t kUsual = 32;
   if (plan.global_batch_size == 0) {
@@ -51,14 +51,14 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
                  .global_batch_size = config.global_batch_size,
                  .global_is_given = config.global_batch_size > 0};
   if (plan.batch_size < 0 || plan.accumulation < 0 || plan.global_batch_size < 0) {
-    return plan;  // said by check_config
+    return plan;  // reported by check_config
   }
   if (plan.batch_size == 0) {
     plan.batch_size = derived_batch_size(plan, world_size);
   }
   const auto too_large = [&] {
-    problems.push_back({fmt::format("--batch_size {} x --accumulation {} x {}: does not fit 64 bits", plan.batch_size,
-                                    plan.accumulation, counted(world_size, "rank")),
+    problems.push_back({fmt::format("--batch_size {} x --accumulation {} x {}: does not fit into 64 bits",
+                                    plan.batch_size, plan.accumulation, counted(world_size, "rank")),
                         "use smaller numbers"});
     return plan;
   };
@@ -80,7 +80,7 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
   if (plan.global_batch_size < least || plan.global_batch_size > *room) {
     problems.push_back({fmt::format("--global_batch_size {}: {} = {}, expected {} to {}", plan.global_batch_size,
                                     factors(plan, world_size), *room, least, *room),
-                        "leave out --accumulation or --global_batch_size: it follows from the others"});
+                        "remove --accumulation or --global_batch_size: it is derived from the others"});
     return plan;
   }
   plan.explanation = explain(plan, *room, world_size);

@@ -6,12 +6,11 @@
 #include <lockstep/plan/plan.h>
 
 #include "base/text.h"
-#include "plan/wording.h"
 
 namespace lockstep {
 namespace {
 
-/// "2 x NVIDIA H200 (139.8 GiB), cuda:0-1": neighbours of one kind are said once.
+/// "2 x NVIDIA H200 (139.8 GiB), cuda:0-1": adjacent devices of the same kind form one entry.
 std::string gpu_text(const Plan& plan) {
   std::vector<std::string> groups;
   const std::size_t count = plan.local_devices.size();

@@ -7,7 +7,6 @@
 
 #include "base/text.h"
 #include "environment/visible_devices.h"
-#include "plan/wording.h"
 
 namespace lockstep {
 namespace {
@@ -22,10 +21,10 @@ bool names_gpus(Kind kind) {
 std::string index_list(const Indices& indices) {
   std::vector<std::string> parts;
   std::transform(indices.begin(), indices.end(), std::back_inserter(parts), [](int i) { return std::to_string(i); });
-  return join(parts, ",") + (parts.size() == 1 ? "," : "");  // "2," is GPU 2, "2" would be two GPUs
+  return join(parts, ",") + (parts.size() == 1 ? "," : "");  // "2," is GPU 2, "2" would mean two GPUs
 }
 
-/// Of ranks that several nodes start: the first nodes have one more where they do not come out even.
+/// The ranks of this node if several nodes start ranks: the first nodes get one more if the division has a rest.
 int share_of_node(int nprocs, const Identity& identity) {
   return nprocs / identity.nodes + (identity.node < nprocs % identity.nodes ? 1 : 0);
 }
@@ -41,17 +40,17 @@ class DeviceChooser {
         decided_(identity && !identity->devices.empty()),
         starts_ranks_(starts_ranks(identity)),
         nprocs_(identity && starts_ranks_ ? share_of_node(config.nprocs, *identity) : config.nprocs),
-        wish_(decided_ ? DeviceSpec(identity->devices) : config.devices),
+        request_(decided_ ? DeviceSpec(identity->devices) : config.devices),
         visible_(hardware.gpus.size()) {
     std::iota(visible_.begin(), visible_.end(), 0);
-    // Among ranks that run already, a GPU in exclusive mode may be taken by the very rank it belongs to.
+    // If the ranks run already, a GPU in exclusive mode may be in use by its own rank.
     std::copy_if(visible_.begin(), visible_.end(), std::back_inserter(usable_),
                  [&](int index) { return !starts_ranks_ || gpu(index).usable; });
   }
 
   std::optional<std::vector<DeviceId>> choose() {
-    if (!wish_.problems().empty()) {
-      return std::nullopt;  // said by check_config
+    if (!request_.problems().empty()) {
+      return std::nullopt;  // reported by check_config
     }
     const auto use_gpu = choose_compute();
     if (!use_gpu) {
@@ -62,7 +61,7 @@ class DeviceChooser {
     local_ranks_ = starts_ranks_ ? 0 : launched_local_ranks(*use_gpu);
     if (*use_gpu) {
       Indices indices = starts_ranks_ ? gpus_for_new_ranks() : gpus_for_launched_ranks();
-      std::sort(indices.begin(), indices.end());  // NCCL wants ranks in device order
+      std::sort(indices.begin(), indices.end());  // NCCL requires ranks in device order
       std::transform(indices.begin(), indices.end(), std::back_inserter(devices),
                      [](int index) { return DeviceId{.gpu = true, .index = index}; });
     } else {
@@ -74,7 +73,7 @@ class DeviceChooser {
  private:
   const Gpu& gpu(int index) const { return hardware_.gpus[static_cast<std::size_t>(index)]; }
   int visible() const { return static_cast<int>(visible_.size()); }
-  std::string flag() const { return fmt::format("--devices {}", wish_.text()); }
+  std::string flag() const { return fmt::format("--devices {}", request_.text()); }
   std::size_t nodes() const { return identity_ ? static_cast<std::size_t>(identity_->nodes) : 1; }
   std::string nprocs_flag() const {
     return fmt::format("--nprocs {}{}", config_.nprocs, nodes() > 1 ? fmt::format(" on {} nodes", nodes()) : "");
@@ -89,7 +88,7 @@ class DeviceChooser {
     return visible() == 0 ? subject : fmt::format("{} ({})", subject, format_ranges(visible_));
   }
 
-  /// "use <what>", and where to look when CUDA_VISIBLE_DEVICES decided what is seen.
+  /// "use <what>", with a hint if CUDA_VISIBLE_DEVICES hides GPUs.
   std::string use(const std::string& what) const {
     const std::string& variable = hardware_.visible_devices;
     return fmt::format(
@@ -97,14 +96,14 @@ class DeviceChooser {
         variable.empty() || variable == kUnset ? "" : fmt::format(" or check CUDA_VISIBLE_DEVICES=\"{}\"", variable));
   }
 
-  /// true: GPU, false: CPU, nullopt: refused.
+  /// true: GPU, false: CPU, nullopt: rejected.
   std::optional<bool> choose_compute() {
-    const bool asks_cpu = config_.compute_setup == ComputeSetup::cpu || wish_.kind() == Kind::cpu;
+    const bool asks_cpu = config_.compute_setup == ComputeSetup::cpu || request_.kind() == Kind::cpu;
     const bool asks_gpu = config_.compute_setup == ComputeSetup::gpu ||
-                          (config_.compute_setup == ComputeSetup::automatic && names_gpus(wish_.kind()));
+                          (config_.compute_setup == ComputeSetup::automatic && names_gpus(request_.kind()));
     const bool available = hardware_.cuda_built && !usable_.empty();
-    if (asks_cpu && (asks_gpu || names_gpus(wish_.kind())) && !decided_) {
-      return std::nullopt;  // said by check_config
+    if (asks_cpu && (asks_gpu || names_gpus(request_.kind())) && !decided_) {
+      return std::nullopt;  // reported by check_config
     }
     if (asks_cpu) {
       if (available && !decided_) {
@@ -123,7 +122,7 @@ class DeviceChooser {
       return std::nullopt;
     }
     if (asks_gpu) {
-      findings_.warnings.push_back(fmt::format("no GPU can be used: {}; going on with the CPU", reason));
+      findings_.warnings.push_back(fmt::format("no GPU can be used: {}; using the CPU", reason));
     } else if (hardware_.gpus_present > 0) {
       findings_.warnings.push_back(
           fmt::format("{} here, not used: {}; {}", counted(hardware_.gpus_present, "GPU"), reason, no_gpu_hint()));
@@ -132,7 +131,7 @@ class DeviceChooser {
   }
 
   std::string no_gpu_hint() const {
-    const std::string instead = !names_gpus(wish_.kind())                    ? "use --compute_setup cpu"
+    const std::string instead = !names_gpus(request_.kind())                 ? "use --compute_setup cpu"
                                 : config_.compute_setup == ComputeSetup::gpu ? "use --compute_setup cpu --devices auto"
                                                                              : "use --devices auto";
     if (!hardware_.cuda_built) {
@@ -149,11 +148,11 @@ class DeviceChooser {
 
   Indices gpus_for_new_ranks() {
     Indices chosen;
-    switch (wish_.kind()) {
+    switch (request_.kind()) {
       case Kind::automatic:
         return automatic_gpus();
       case Kind::count:
-        chosen = first_gpus(wish_.count());
+        chosen = first_gpus(request_.count());
         break;
       case Kind::all:
         chosen = visible_;
@@ -165,7 +164,7 @@ class DeviceChooser {
         chosen = usable_gpus();
         break;
       case Kind::most_free:
-        chosen = most_free_of(roomy_gpus(), wish_.count());
+        chosen = most_free_of(roomy_gpus(), request_.count());
         break;
       case Kind::cpu:
         LOCKSTEP_ASSERT(false, "the CPU was asked for");
@@ -184,7 +183,7 @@ class DeviceChooser {
       findings_.problem(fmt::format("{}: found {}, expected one per rank", nprocs_flag(),
                                     counted(static_cast<std::int64_t>(usable_.size()), "usable GPU")),
                         use(fmt::format("--nprocs {} at most", usable_.size() * nodes())) +
-                            (nodes() > 1 ? ", or leave it out: each node uses its own GPUs then" : ""));
+                            (nodes() > 1 ? ", or remove it: each node then uses all its GPUs" : ""));
       return {};
     }
     Indices chosen = most_free_of(usable_, ranks);
@@ -204,7 +203,7 @@ class DeviceChooser {
   }
 
   Indices existing_gpus() {
-    Indices chosen = wish_.indices();
+    Indices chosen = request_.indices();
     std::sort(chosen.begin(), chosen.end());
     const auto absent = std::lower_bound(chosen.begin(), chosen.end(), visible());
     if (absent == chosen.end()) {
@@ -221,21 +220,21 @@ class DeviceChooser {
   }
 
   Indices usable_gpus() {
-    if (wish_.count() > static_cast<int>(usable_.size())) {
+    if (request_.count() > static_cast<int>(usable_.size())) {
       findings_.problem(fmt::format("{}: found {}, {}", flag(),
                                     counted(static_cast<std::int64_t>(usable_.size()), "usable GPU"), what_there_is()),
                         use(fmt::format("--devices usable:{}", usable_.size())));
       return {};
     }
-    return Indices(usable_.begin(), usable_.begin() + wish_.count());
+    return Indices(usable_.begin(), usable_.begin() + request_.count());
   }
 
-  /// GPUs with the free memory that was asked for, if they are enough.
+  /// The GPUs with the requested free memory, if there are enough.
   Indices roomy_gpus() {
     Indices roomy;
     std::copy_if(usable_.begin(), usable_.end(), std::back_inserter(roomy),
-                 [&](int index) { return gpu(index).free_bytes >= wish_.min_free_bytes(); });
-    if (wish_.count() <= static_cast<int>(roomy.size())) {
+                 [&](int index) { return gpu(index).free_bytes >= request_.min_free_bytes(); });
+    if (request_.count() <= static_cast<int>(roomy.size())) {
       return roomy;
     }
     std::vector<std::string> free;
@@ -243,7 +242,7 @@ class DeviceChooser {
       free.push_back(fmt::format("GPU {}: {}{}", index, human_bytes(gpu(index).free_bytes),
                                  gpu(index).usable ? "" : ", not usable"));
     }
-    findings_.problem(fmt::format("{}: found {} with that much free memory ({})", flag(),
+    findings_.problem(fmt::format("{}: {} with that much free memory ({})", flag(),
                                   counted(static_cast<std::int64_t>(roomy.size()), "GPU"), join(free, "; ")),
                       use("fewer GPUs or a smaller limit"));
     return {};
@@ -263,10 +262,10 @@ class DeviceChooser {
     Indices taken;
     std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(taken), [&](int i) { return !gpu(i).usable; });
     if (!taken.empty()) {
-      findings_.problem(fmt::format("{}: GPU {} cannot be used: prohibited, or in exclusive mode and taken", flag(),
-                                    format_ranges(taken)),
-                        usable_.empty() ? "wait for a free GPU, or use --compute_setup cpu"
-                                        : use(fmt::format("--devices {}", index_list(usable_))));
+      findings_.problem(
+          fmt::format("{}: GPU {} cannot be used: prohibited or exclusively in use", flag(), format_ranges(taken)),
+          usable_.empty() ? "wait for a free GPU, or use --compute_setup cpu"
+                          : use(fmt::format("--devices {}", index_list(usable_))));
     }
   }
 
@@ -274,19 +273,19 @@ class DeviceChooser {
     if (nprocs_ != 0 && nprocs_ != devices) {
       findings_.problem(
           fmt::format("{} and {}: found {}, expected one per rank", nprocs_flag(), flag(), counted(devices, "device")),
-          "leave one of them out");
+          "remove one of them");
     }
   }
 
-  // --- ranks that somebody started ---
+  // --- ranks that another launcher started ---
 
-  /// Where the launcher does not say how many ranks this node has, the devices do.
+  /// If the launcher does not say how many ranks this node has, the number of devices decides.
   int launched_local_ranks(bool use_gpu) {
     const int most = identity_->local_world_size;
     if (!identity_->local_size_is_guess) {
       return most;
     }
-    const int asked = wish_.kind() == Kind::indices ? static_cast<int>(wish_.indices().size()) : wish_.count();
+    const int asked = request_.kind() == Kind::indices ? static_cast<int>(request_.indices().size()) : request_.count();
     const int ranks = std::min(most, asked != 0 ? asked : use_gpu && !shows_one_gpu() ? visible() : most);
     if (identity_->local_rank >= ranks) {
       findings_.problem(fmt::format("LOCAL_RANK={}: found {}, expected one per rank on this node",
@@ -296,13 +295,14 @@ class DeviceChooser {
     return ranks;
   }
 
-  /// An index of a list stands for the local rank at its place; sorted, as all ranks of the node sort it.
+  /// The entry of a list at the position of the local rank; the list is sorted, in the same way on all ranks of the
+  /// node.
   Indices gpus_for_launched_ranks() {
-    switch (wish_.kind()) {
+    switch (request_.kind()) {
       case Kind::automatic:
         return one_gpu_per_rank();
       case Kind::count:
-        check_local_ranks(wish_.count());
+        check_local_ranks(request_.count());
         return one_gpu_per_rank();
       case Kind::all:
         if (!shows_one_gpu()) {
@@ -310,13 +310,13 @@ class DeviceChooser {
         }
         return one_gpu_per_rank();
       case Kind::indices:
-        check_local_ranks(static_cast<int>(wish_.indices().size()));
+        check_local_ranks(static_cast<int>(request_.indices().size()));
         return named_gpus_of();
       case Kind::usable:
       case Kind::most_free:
-        findings_.problem(fmt::format("{}: the ranks run already ({}) and would each choose differently", flag(),
+        findings_.problem(fmt::format("{}: the ranks run already ({}), and each would choose different GPUs", flag(),
                                       identity_->launcher),
-                          "use --devices auto, or name the GPUs");
+                          "use --devices auto, or list the GPUs");
         break;
       case Kind::cpu:
         LOCKSTEP_ASSERT(false, "the CPU was asked for");
@@ -325,7 +325,7 @@ class DeviceChooser {
     return {};
   }
 
-  /// The launcher shows each process its own GPU, whose index is 0 then.
+  /// The launcher shows each process only its own GPU, which then has index 0.
   bool shows_one_gpu() const { return visible() == 1; }
 
   Indices one_gpu_per_rank() {
@@ -348,14 +348,14 @@ class DeviceChooser {
   Indices named_gpus_of() {
     if (local_ranks_ > 1 && shows_one_gpu()) {
       findings_.warnings.push_back(
-          fmt::format("{} is not used: CUDA_VISIBLE_DEVICES=\"{}\" shows this rank one GPU already", flag(),
+          fmt::format("{} is not used: CUDA_VISIBLE_DEVICES=\"{}\" already shows this rank a single GPU", flag(),
                       hardware_.visible_devices));
       return one_gpu_per_rank();
     }
     if (!decided_ && visible() < hardware_.gpus_present) {
       findings_.warnings.push_back(
-          fmt::format("{} counts among the {} of {} GPUs that CUDA_VISIBLE_DEVICES=\"{}\" shows", flag(), visible(),
-                      hardware_.gpus_present, hardware_.visible_devices));
+          fmt::format("{} is an index among the {} of {} GPUs that CUDA_VISIBLE_DEVICES=\"{}\" shows", flag(),
+                      visible(), hardware_.gpus_present, hardware_.visible_devices));
     }
     return existing_gpus();
   }
@@ -378,7 +378,7 @@ class DeviceChooser {
   // --- CPU ---
 
   int cpu_ranks() {
-    const int asked = cpu_wish();
+    const int asked = requested_cpu_ranks();
     if (!starts_ranks_) {
       if (asked != 0 && !decided_) {
         check_local_ranks(asked);
@@ -391,9 +391,10 @@ class DeviceChooser {
     return asked != 0 ? asked : nprocs_;
   }
 
-  /// Ranks that `devices` asks for; 0: it does not say. GPUs are named here only where falling back is allowed.
-  int cpu_wish() const {
-    switch (wish_.kind()) {
+  /// The number of ranks that `devices` requests; 0: it does not say. A list of GPUs gets here only if fallback to the
+  /// CPU is allowed.
+  int requested_cpu_ranks() const {
+    switch (request_.kind()) {
       case Kind::automatic:
       case Kind::cpu:
       case Kind::all:
@@ -401,9 +402,9 @@ class DeviceChooser {
       case Kind::count:
       case Kind::usable:
       case Kind::most_free:
-        return wish_.count();
+        return request_.count();
       case Kind::indices:
-        return static_cast<int>(wish_.indices().size());
+        return static_cast<int>(request_.indices().size());
     }
     return 0;
   }
@@ -412,11 +413,11 @@ class DeviceChooser {
   const Hardware& hardware_;
   const std::optional<Identity>& identity_;
   Findings& findings_;
-  const bool decided_;  ///< by the supervisor, for all ranks
+  const bool decided_;  ///< the supervisor has chosen for all ranks
   const bool starts_ranks_;
-  const int nprocs_;     ///< on this node; 0: not said
-  int local_ranks_ = 0;  ///< that somebody started on this node
-  const DeviceSpec wish_;
+  const int nprocs_;     ///< on this node; 0: not set
+  int local_ranks_ = 0;  ///< ranks on this node that a launcher started
+  const DeviceSpec request_;
   Indices visible_;
   Indices usable_{};
 };
@@ -430,12 +431,12 @@ std::optional<std::vector<DeviceId>> choose_devices(const TrainConfig& config, c
 
 std::string why_no_gpu(const Hardware& hardware) {
   if (!hardware.cuda_built) {
-    return "this lockstep was built without CUDA";
+    return "lockstep was built without CUDA";
   }
   if (!hardware.gpus.empty()) {
-    return fmt::format("all {} are prohibited, or in exclusive mode and taken", hardware.gpus.size());
+    return fmt::format("all {} are prohibited or exclusively in use", hardware.gpus.size());
   }
-  return hardware.gpu_note.empty() ? "this machine has none" : hardware.gpu_note;
+  return hardware.gpu_note.empty() ? "this machine has no GPU" : hardware.gpu_note;
 }
 
 std::string devices_text(const std::vector<DeviceId>& devices) {

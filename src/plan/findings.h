@@ -1,4 +1,4 @@
-// What planning has to say. Torch-free.
+// Messages of the planning. Torch-free.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace lockstep {
 
 struct Findings {
-  std::vector<Problem> problems{};  ///< any of them refuses the plan
+  std::vector<Problem> problems{};  ///< with any of them there is no plan
   std::vector<std::string> warnings{};
   std::vector<std::string> notes{};
 

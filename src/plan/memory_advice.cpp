@@ -7,18 +7,18 @@
 namespace lockstep {
 namespace {
 
-/// Half the samples at once, the same samples per step.
+/// Half the samples per micro-batch, the same samples per step.
 std::string smaller_batch(const Plan& plan) {
   const BatchPlan& batch = plan.loader.batch;
   if (batch.batch_size <= 1) {
-    return "one sample at a time is too much: use a smaller model, shorter inputs, or activation recomputation";
+    return "a single sample needs too much memory: use a smaller model, shorter inputs, or activation recomputation";
   }
   const std::int64_t smaller = (batch.batch_size + 1) / 2;
   const std::int64_t at_once = smaller * plan.world_size;
   const std::int64_t accumulation = (batch.global_batch_size + at_once - 1) / at_once;
   return fmt::format(
-      "use --batch_size {} --accumulation {} --global_batch_size {}: the same training in smaller pieces", smaller,
-      accumulation, batch.global_batch_size);
+      "use --batch_size {} --accumulation {} --global_batch_size {}: the same training with smaller micro-batches",
+      smaller, accumulation, batch.global_batch_size);
 }
 
 }  // namespace
@@ -29,15 +29,15 @@ std::string memory_advice(const OutOfMemory& facts, const Plan& plan) {
     text += "; or --precision bf16_mixed";
   }
   for (const GpuTenant& tenant : facts.tenants) {
-    text += fmt::format("\n  on {} {} has {}", to_string(facts.device), tenant.name, human_bytes(tenant.bytes));
+    text += fmt::format("\n  on {}, {} uses {}", to_string(facts.device), tenant.name, human_bytes(tenant.bytes));
   }
   if (!facts.tenants.empty() && static_cast<int>(facts.free_gpus.size()) >= plan.local_world_size()) {
     const std::vector<int> chosen(facts.free_gpus.begin(), facts.free_gpus.begin() + plan.local_world_size());
     std::string list;
     for (const int gpu : chosen) {
-      list += fmt::format("{},", gpu);  // a number alone would be a count
+      list += fmt::format("{},", gpu);  // a number without a comma would be a count
     }
-    text += fmt::format("\n  --devices {} has nobody else", list);
+    text += fmt::format("\n  --devices {} is used by no other process", list);
   }
   return text;
 }

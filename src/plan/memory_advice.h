@@ -1,4 +1,4 @@
-// What to do when memory runs out. Pure and torch-free.
+// The hint for an out-of-memory error. Pure and torch-free.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Somebody else's memory on a GPU.
+/// Memory of another process on a GPU.
 struct GpuTenant {
   std::string name{};  ///< "pid 4242 'python train.py' (user x)"
   std::int64_t bytes = 0;
@@ -21,7 +21,7 @@ struct OutOfMemory {
   std::vector<int> free_gpus{};      ///< visible GPUs without other processes
 };
 
-/// "use --batch_size 16 --accumulation 4 --global_batch_size 128: the same training in smaller pieces; ..."
+/// "use --batch_size 16 --accumulation 4 --global_batch_size 128: the same training with smaller micro-batches; ..."
 std::string memory_advice(const OutOfMemory& facts, const Plan& plan);
 
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 #include "environment/visible_devices.h"
 #include "plan/device_choice.h"
 #include "plan/findings.h"
-#include "plan/wording.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +25,7 @@ Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, con
   }
   if (!plan.gpu()) {
     const bool asked_cpu = config.compute_setup == ComputeSetup::cpu || config.devices.kind() == DeviceSpec::Kind::cpu;
-    if (wants_nccl && !asked_cpu) {  // else said by check_config
+    if (wants_nccl && !asked_cpu) {  // else reported by check_config
       findings.problem("--backend nccl: needs a GPU per rank, found ranks on the CPU", "use --backend gloo");
     }
     return Backend::gloo;
@@ -36,14 +35,14 @@ Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, con
     return Backend::gloo;
   }
   if (!hardware.nccl_built) {
-    findings.problem(fmt::format("--backend {}: {} on GPUs need NCCL, this lockstep was built without it",
+    findings.problem(fmt::format("--backend {}: {} on GPUs need NCCL, but lockstep was built without it",
                                  wants_nccl ? "nccl" : "auto", counted(plan.world_size, "rank")),
                      "use --backend gloo (staged through the host), or build lockstep with NCCL");
   }
   return Backend::nccl;
 }
 
-/// One GPU, and nobody said that it is a different one for each rank of this node.
+/// There is one GPU, and the launcher does not say that each rank of this node has its own.
 void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& findings) {
   const bool one_for_all = plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back() == DeviceId{true, 0};
   if (!one_for_all || hardware.visible_devices != kUnset) {
@@ -51,20 +50,21 @@ void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& find
   }
   const std::string what = fmt::format("{} on this node share one GPU", counted(plan.local_world_size(), "rank"));
   if (plan.config.backend == Backend::nccl) {
-    findings.problem(fmt::format("{}, NCCL needs one per rank", what), "start one rank per GPU, or use --backend gloo");
+    findings.problem(fmt::format("{}, but NCCL needs one per rank", what),
+                     "start one rank per GPU, or use --backend gloo");
   } else {
     findings.warnings.push_back(what);
   }
 }
 
-/// CUDA then counts GPUs in another order than the plan.
+/// With this variable CUDA counts GPUs in another order than the plan.
 void check_device_order(const Plan& plan, const Hardware& hardware, Findings& findings) {
   const auto differs = [&](const Gpu& gpu) { return gpu.name != hardware.gpus.front().name; };
   if (plan.gpu() && hardware.device_order != kPciOrder &&
       std::any_of(hardware.gpus.begin(), hardware.gpus.end(), differs)) {
     findings.warnings.push_back(fmt::format(
-        "{}={} on a machine with different GPUs: they are counted in PCI order here, and may be others than "
-        "the table says; unset it",
+        "{}={} on a machine with different GPUs: lockstep counts them in PCI order, so CUDA may use others than "
+        "the table shows; unset it",
         kDeviceOrder, hardware.device_order));
   }
 }
@@ -94,15 +94,15 @@ std::string launch_text(const Plan& plan, const std::optional<Identity>& identit
   return fmt::format("{}, {} ({})", identity->launcher, ranks, shown_variables(*identity));
 }
 
-/// --nprocs counts the ranks of all nodes.
+/// --nprocs is the number of ranks of all nodes.
 void check_nprocs(int nprocs, const Identity& identity, Findings& findings) {
   if (nprocs == 0) {
     return;
   }
   if (!identity.starts_ranks && nprocs != identity.world_size) {
-    findings.problem(fmt::format("--nprocs {}: the ranks run already, {} started {} ({})", nprocs, identity.launcher,
+    findings.problem(fmt::format("--nprocs {}: the ranks run already; {} started {} ({})", nprocs, identity.launcher,
                                  identity.world_size, join(identity.variables, ", ")),
-                     "leave out --nprocs, or start that many ranks");
+                     "remove --nprocs, or start that many ranks");
   }
   if (identity.starts_ranks && nprocs < identity.nodes) {
     findings.problem(fmt::format("--nprocs {}: {} started this program on {}, expected a rank on each", nprocs,
@@ -137,7 +137,7 @@ void set_loaders(Plan& plan, const BatchPlan& batch) {
   plan.eval_loader.batch = plan_batch(whole_batches, plan.world_size, none);
 }
 
-/// How many ranks there will be, as far as it is known when the devices are refused; 0: not at all.
+/// The number of ranks for the messages if the devices are rejected; 0: not known.
 int expected_world_size(const TrainConfig& config, const std::optional<Identity>& identity,
                         const std::optional<std::vector<DeviceId>>& devices) {
   if (!starts_ranks(identity)) {
@@ -181,7 +181,7 @@ TrainConfig asked_config(const Plan& plan) {
   config.batch_size = asked.batch_size;
   config.accumulation = asked.accumulation;
   config.global_batch_size = asked.global_batch_size;
-  if (config.run_dir == run_directory(asked)) {  // else the program gave this training a directory of its own
+  if (config.run_dir == run_directory(asked)) {  // else the program set its own directory
     config.run_dir = asked.run_dir;
     config.run_name = asked.run_name;
   }
@@ -212,7 +212,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     throw ConfigError(std::move(findings.problems));
   }
   if (plan.config.global_batch_size < plan.world_size) {
-    findings.warnings.push_back(fmt::format("--global_batch_size {} over {}: some ranks have nothing to compute",
+    findings.warnings.push_back(fmt::format("--global_batch_size {} over {}: some ranks have no samples",
                                             plan.config.global_batch_size, counted(plan.world_size, "rank")));
   }
   plan.config.nprocs = plan.world_size;

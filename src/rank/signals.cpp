@@ -43,7 +43,7 @@ std::int64_t now_ns() noexcept {
 void end_on_second_interrupt() noexcept {
   const std::int64_t now = now_ns();
   std::int64_t first = 0;
-  // One Ctrl-C may arrive twice, from the terminal and from a launcher: only a later one is a second wish.
+  // One Ctrl-C may arrive twice, from the terminal and from a launcher: only a later one is a second request.
   if (!target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecond) {
     _exit(static_cast<int>(ExitCode::interrupted));
   }
@@ -95,7 +95,7 @@ extern "C" void on_failed_write(int) {}
 }  // namespace
 
 struct SignalScope::State {
-  explicit State(TrainControl wishes) : control(std::move(wishes)) {}
+  explicit State(TrainControl requests) : control(std::move(requests)) {}
   TrainControl control;
   std::array<struct sigaction, kSignals.size()> before{};
 };

@@ -1,4 +1,4 @@
-// Where the main rank's report lines and status line go. Torch-free.
+// Receives the main rank's report lines and status line. Torch-free.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-/// Silent below LogLevel::info. Null object off the main rank, the terminal for a rank on its own, the supervisor's terminal for a launched rank.
+/// Prints nothing below LogLevel::info. The implementations: a null object on other ranks, the terminal for a single
+/// process, the supervisor's terminal for a launched rank.
 class Console {
  public:
   virtual ~Console() = default;
@@ -19,7 +20,7 @@ class Console {
 class Channel;
 std::shared_ptr<Console> silent_console();
 std::shared_ptr<Console> terminal_console(bool interactive, int width);
-/// Through the supervisor; it told us with LOCKSTEP_TERMINAL_WIDTH (0: not interactive).
+/// Sends lines through the supervisor, which set LOCKSTEP_TERMINAL_WIDTH (0: not interactive).
 std::shared_ptr<Console> channel_console(std::shared_ptr<Channel> channel, int width);
 
 }  // namespace lockstep

@@ -26,7 +26,7 @@ std::string quoted(std::string_view name) {
   return text + '"';
 }
 
-/// The cells of a header row. A quote inside a quoted cell is doubled, so that it ends the cell and begins it again.
+/// The cells of a header row. A quote inside a quoted cell is doubled, so it ends the cell and starts it again.
 std::vector<std::string> parse_header(std::string_view line) {
   std::vector<std::string> cells(1);
   bool inside = false;
@@ -85,7 +85,7 @@ class CsvSink final : public MetricSink {
       if (columns.size() > known.size()) {
         columns_.clear();
         write_file(fs_, path_, widened(columns, columns.size() - known.size()));
-        append_text(*fs_.open_append(path_), row);  // `file` is the one that was replaced
+        append_text(*fs_.open_append(path_), row);  // `file` is the old, replaced one
         columns_ = std::move(columns);
         file_.reopen();
       } else {
@@ -102,7 +102,7 @@ class CsvSink final : public MetricSink {
     return end == std::string_view::npos ? kFirstColumn.starts_with(begin) : begin.substr(0, end) == kFirstColumn;
   }
 
-  /// Of the file's header; {} of an empty file.
+  /// The columns of the file's header; {} for an empty file.
   const std::vector<std::string>& read_columns() {
     if (columns_.empty()) {
       const std::string text = read_metric_file(fs_, path_);
@@ -113,7 +113,7 @@ class CsvSink final : public MetricSink {
     return columns_;
   }
 
-  /// The file with `more` new columns, which are the last ones: old rows only get empty cells at their end.
+  /// Rewrites the file with `more` new columns at the end; old rows get empty cells there.
   std::string widened(const std::vector<std::string>& columns, std::size_t more) const {
     std::vector<std::string> header;
     std::transform(columns.begin(), columns.end(), std::back_inserter(header), quoted);

@@ -1,4 +1,3 @@
-#include <chrono>
 #include <exception>
 #include <string>
 
@@ -7,22 +6,11 @@
 #include <lockstep/report/metric_sink.h>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "report/metric_file.h"
 
 namespace lockstep {
 namespace {
-
-/// "2026-11-21T10:00:00.123Z"
-std::string utc_time() {
-  using namespace std::chrono;
-  const auto now = floor<milliseconds>(system_clock::now());
-  const auto day = floor<days>(now);
-  const year_month_day date(day);
-  const hh_mm_ss time(now - day);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", static_cast<int>(date.year()),
-                     static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()), time.hours().count(),
-                     time.minutes().count(), time.seconds().count(), time.subseconds().count());
-}
 
 class JsonlSink final : public MetricSink {
  public:
@@ -44,7 +32,7 @@ class JsonlSink final : public MetricSink {
     return begin.starts_with(kBegin) || kBegin.starts_with(begin);
   }
 
-  /// A line that is not ours has no step: it stays.
+  /// A line of another program has no step; it stays.
   static std::int64_t step_of(std::string_view row) {
     try {
       return parse_json(row).at("step").get<std::int64_t>();

@@ -24,7 +24,7 @@ std::string first_bytes(const RandomAccessFile& file) {
   return text;
 }
 
-/// Where the first row of a step after `resume_step` begins.
+/// Offset of the first row of a step after `resume_step`.
 std::int64_t end_of_steps(const RandomAccessFile& file, std::int64_t resume_step,
                           std::int64_t (*step_of)(std::string_view row)) {
   std::string text(static_cast<std::size_t>(std::min(end_of_last_line(file), kMaxBytes)), '\0');
@@ -47,7 +47,7 @@ std::string read_metric_file(FileSystem& fs, const std::filesystem::path& file) 
 
 ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step,
                        bool (*is_ours)(std::string_view begin), std::int64_t (*step_of)(std::string_view row)) {
-  bool resumed = false;  // later openings follow a failure: only a torn row goes
+  bool resumed = false;  // later openings follow a failure: cut off only an incomplete row
   return {fs, file, "rows", [=, &fs](WritableFile& out, const RandomAccessFile& content) mutable {
             if (!resumed) {
               remove_leftovers(fs, file);
@@ -71,7 +71,7 @@ void require_distinct(std::span<const Metric> metrics) {
   for (const Metric& metric : metrics) {
     if (!names.insert(metric.name).second) {
       throw Error(fmt::format("two metrics of a report are called '{}'", printable(metric.name)),
-                  "give every metric a name of its own; loss, lr, grad_norm, samples_per_s, epoch, step and time are "
+                  "give every metric a unique name; loss, lr, grad_norm, samples_per_s, epoch, step and time are "
                   "lockstep's");
     }
   }

@@ -1,4 +1,4 @@
-// What the line-based sinks share. Torch-free.
+// Shared by the sinks that write lines. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@
 
 namespace lockstep {
 
-/// The whole file; "" if there is none.
+/// The whole file; "": there is no file.
 std::string read_metric_file(FileSystem& fs, const std::filesystem::path& file);
 
-/// A file of rows that is made, or continued after `resume_step`: rows of later steps are cut off, and a last row that
-/// was torn. `is_ours`: by the first 16 bytes, or as many as there are. `step_of`: of a row; 0 if it has none.
+/// A file of rows that is created, or continued after `resume_step`: rows of later steps and an incomplete last row are
+/// cut off. `is_ours` gets the first 16 bytes (or fewer); `step_of` returns the step of a row, 0 if it has none.
 ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step,
                        bool (*is_ours)(std::string_view begin), std::int64_t (*step_of)(std::string_view row));
 
-/// One append, so that a row is there as a whole or not at all.
+/// Appends with one write, so that a row is complete or missing.
 void append_text(WritableFile& file, std::string_view text);
 
-/// Throws: Error when two have one name, or one has a name that every row has.
+/// Throws: Error if two metrics have the same name, or one has a name that every row contains.
 void require_distinct(std::span<const Metric> metrics);
 
 }  // namespace lockstep

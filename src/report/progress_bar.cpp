@@ -133,7 +133,7 @@ void ProgressBar::finish_phase() {
   phase_.reset();
 }
 
-/// A phase is timed on its own, so that a validation between two epochs lowers no rate.
+/// Each phase has its own timer, so that a validation between two epochs does not reduce the rate.
 void ProgressBar::enter_phase(const Progress& progress, Clock::time_point now) {
   if (phase_ == progress.phase) {
     return;

@@ -1,4 +1,4 @@
-// One line of progress on a terminal, plain lines elsewhere. Never waits for a device. Torch-free.
+// Shows progress: one line on a terminal, plain lines elsewhere. Never waits for a device. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -20,20 +20,20 @@ struct Progress {
   std::int64_t done = 0;                ///< steps of the phase
   std::optional<std::int64_t> total{};  ///< unknown for endless data
   std::int64_t step = 0;                ///< of the run
-  std::int64_t samples = 0;             ///< of the run, over all ranks; gives the rate
+  std::int64_t samples = 0;             ///< of the run, over all ranks; used for the rate
 };
 
-/// Interactive: redraws at most ten times a second. Otherwise nothing between reports. A report is a plain line:
-/// "step 200 | epoch 2 | loss 2.1234 | lr 0.0003 | 12,345 samples/s".
+/// Interactive: redraws at most ten times per second. Otherwise prints only reports, each as a plain line: "step 200 |
+/// epoch 2 | loss 2.1234 | lr 0.0003 | 12,345 samples/s".
 class ProgressBar {
  public:
   ProgressBar(std::shared_ptr<Console> console, bool show_bar);
-  ~ProgressBar();                                                          ///< removes the status line
-  void update(const Progress& progress);                                   ///< cheap: a clock read when not due
-  void report(const Progress& progress, std::span<const Metric> metrics);  ///< in the bar when interactive, else a line
-  void keep(const Progress& progress, std::span<const Metric> metrics);    ///< a line in any case: a validation's
-  void finish_epoch(const Progress& progress);  ///< interactive: its last report becomes a line that stays
-  void finish_phase();                          ///< leaves nothing behind
+  ~ProgressBar();                         ///< removes the status line
+  void update(const Progress& progress);  ///< cheap: reads only a clock if no redraw is due
+  void report(const Progress& progress, std::span<const Metric> metrics);  ///< in the bar if interactive, else a line
+  void keep(const Progress& progress, std::span<const Metric> metrics);    ///< always a line: for a validation
+  void finish_epoch(const Progress& progress);  ///< interactive: makes the last report of the epoch a line that stays
+  void finish_phase();                          ///< removes the bar
 
  private:
   std::shared_ptr<Console> console_;
@@ -43,7 +43,7 @@ class ProgressBar {
   void draw(const Progress& progress, std::chrono::steady_clock::time_point now);
   std::string line_of(const Progress& progress, std::span<const Metric> metrics) const;
 
-  std::optional<std::string> phase_{};  // none between phases
+  std::optional<std::string> phase_{};  // nullopt between phases
   std::chrono::steady_clock::time_point phase_since_{};
   std::int64_t phase_began_at_ = 0;
   std::chrono::steady_clock::time_point next_draw_{};
@@ -54,8 +54,9 @@ class ProgressBar {
   std::string last_report_{};  // of this phase
 };
 
-/// The text of one frame, for tests: "epoch 2:  45%|####      | 450/1000 [00:12<00:15, 1.2k samples/s, loss 0.123]".
-/// `began_at` steps were done before `elapsed_s` began: a resumed epoch. What does not fit into `width` is left out.
+/// The text of one frame, for tests: "epoch 2:  45%|####      | 450/1000 [00:12<00:15, 1.2k samples/s, loss 0.123]". In
+/// a resumed epoch, `began_at` steps were complete when `elapsed_s` started. Parts that do not fit into `width` are
+/// left out.
 std::string progress_frame(const Progress& progress, double elapsed_s, double samples_per_s, std::string_view metrics,
                            int width, std::int64_t began_at = 0);
 

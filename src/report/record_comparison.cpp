@@ -46,7 +46,7 @@ std::map<std::int64_t, Step> by_step(const RunRecords& run) {
 std::string loss_text(std::uint64_t bits) { return fmt::format("{} ({:016x})", std::bit_cast<double>(bits), bits); }
 std::string digest_text(std::uint64_t digest) { return fmt::format("{:016x}", digest); }
 
-// Differences of two records; a field that one of them lacks is not compared.
+// Differences between two records; ignores fields that one of them does not have.
 std::vector<RecordDifference::Field> differing(const StepRecord& a, const StepRecord& b) {
   std::vector<RecordDifference::Field> fields;
   const auto compare = [&](const char* name, const auto& left, const auto& right, auto&& text) {
@@ -70,7 +70,7 @@ std::vector<RecordDifference::Field> differing(const StepRecord& a, const StepRe
 int ranks_of(const Step& step) { return step.begin()->second->ranks; }
 bool is_complete(const Step& step) { return static_cast<int>(step.size()) == ranks_of(step); }
 
-// What does not depend on the number of ranks.
+// The fields that do not depend on the number of ranks.
 StepRecord global(const Step& step) {
   StepRecord sum = step.begin()->second->record;
   sum.loss_bits.reset();
@@ -86,7 +86,7 @@ StepRecord global(const Step& step) {
   return sum;
 }
 
-// nullopt: nothing that both runs have; else what differs, and where that is nothing no fields.
+// nullopt: the runs have no common fields; else the differences, possibly none.
 std::optional<RecordDifference> compare_step(std::int64_t step, const Step& a, const Step& b) {
   if (ranks_of(a) != ranks_of(b)) {
     return is_complete(a) && is_complete(b)

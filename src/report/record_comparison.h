@@ -1,4 +1,4 @@
-// Two runs side by side, step by step: where they part. Torch-free.
+// Compares two runs step by step and finds their first difference. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace lockstep {
 
-/// Every rank's records of one run, without those of ranks that a smaller, resumed run no longer had.
+/// The records of all ranks of a run, without ranks that a resumed run with fewer ranks no longer had.
 struct RunRecords {
   std::vector<RankRecords> ranks{};  ///< ascending
 };
 
-/// `path`: a run's directory, or one file of records. Throws: ConfigError (no such thing), DataError, IoError.
+/// `path`: the directory of a run, or one file of records. Throws: ConfigError (not found), DataError, IoError.
 RunRecords read_run_records(FileSystem& fs, const std::filesystem::path& path);
 
 struct RecordDifference {
@@ -28,19 +28,20 @@ struct RecordDifference {
     std::string b{};
   };
   std::int64_t step = 0;
-  std::optional<int> rank{};  ///< none: of all ranks together, because the runs have different ranks in this step
+  std::optional<int>
+      rank{};  ///< nullopt: all ranks together, because the runs have different numbers of ranks in this step
   std::vector<Field> fields{};
 };
 
 struct RecordComparison {
   std::int64_t common_steps = 0;  ///< recorded in both runs, up to the first difference
-  std::int64_t first_step = 0;    ///< of those
+  std::int64_t first_step = 0;    ///< of the common steps
   std::int64_t last_step = 0;
-  std::optional<RecordDifference> difference{};  ///< lowest step, then lowest rank
+  std::optional<RecordDifference> difference{};  ///< the lowest step, then the lowest rank
 };
 
-/// Steps that only one of them recorded do not count. In a step of equal ranks each rank is compared: epoch, samples,
-/// loss, parameters; otherwise what does not depend on their number: epoch, the global batch, rank 0's parameters.
+/// Ignores steps that only one run recorded. With the same number of ranks in a step it compares each rank: epoch,
+/// samples, loss, parameters; else only what does not depend on that number: epoch, global batch, rank 0's parameters.
 RecordComparison compare_records(const RunRecords& a, const RunRecords& b);
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ constexpr std::int64_t kFormat = 1;
 using RecordBytes = std::span<std::byte, kRecordBytes>;
 using Words = std::array<std::uint64_t, kRecordBytes / 8>;
 
-// Word 0 says what a record is: eight characters, or four and the fields that are there.
+// Word 0 is the kind of a record: eight characters, or four characters and the fields that are present.
 constexpr std::uint64_t characters(std::string_view text) {
   std::uint64_t word = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -63,7 +63,7 @@ bool is_whole(std::span<const std::byte, kRecordBytes> bytes) {
   return crc32c(bytes.first(kChecksumAt)) == words_of(bytes).back() >> 32;
 }
 
-// Takes the records of one file in order.
+// Reads the records of one file in order.
 class Lineage {
  public:
   explicit Lineage(std::string name) : name_(std::move(name)) {}
@@ -71,23 +71,23 @@ class Lineage {
   void add(std::span<const std::byte, kRecordBytes> bytes) {
     const std::int64_t index = index_++;
     if (!is_whole(bytes)) {
-      require(index > 0, index, "found no record, expected the first to say format and rank");
+      require(index > 0, index, "the first record is missing; it contains format and rank");
       torn_ = torn_.value_or(index);
       return;
     }
     const Words words = words_of(bytes);
     if (words[0] == kBegin) {
       begin(words, index);
-      torn_.reset();  // what a crash left, and behind it the run that was resumed
+      torn_.reset();  // left by a crash; a resumed run follows
       return;
     }
-    require(!torn_, torn_.value_or(0), "its checksum does not fit, and the run went on behind it");
-    require(ranks_ > 0, index, "found a step, expected format and rank first");
+    require(!torn_, torn_.value_or(0), "its checksum does not match, and more records follow it");
+    require(ranks_ > 0, index, "a step comes before format and rank");
     step(words, index);
   }
 
   RankRecords finish() && {
-    require(ranks_ > 0, 0, "found nothing, expected format and rank");
+    require(ranks_ > 0, 0, "the file is empty");
     return std::move(records_);
   }
 
@@ -99,8 +99,9 @@ class Lineage {
       throw DataError(fmt::format("{}: records of format {}, this build reads {}", name_, words[3], kFormat),
                       "compare with the lockstep version that wrote them");
     }
-    require(rank < ranks && ranks <= std::numeric_limits<int>::max(), index, "its rank is not below its ranks");
-    require(ranks_ == 0 || rank == records_.rank, index, "it is of another rank than the first");
+    require(rank < ranks && ranks <= std::numeric_limits<int>::max(), index,
+            "its rank is not below its number of ranks");
+    require(ranks_ == 0 || rank == records_.rank, index, "its rank differs from the first record");
     records_.rank = static_cast<int>(rank);
     ranks_ = static_cast<int>(ranks);
     const auto from = static_cast<std::int64_t>(words[1]);
@@ -111,7 +112,7 @@ class Lineage {
 
   void step(const Words& words, std::int64_t index) {
     const std::uint64_t fields = words[0] & kAllFields;
-    require(words[0] == (kStep | fields), index, "it is of an unknown kind");
+    require(words[0] == (kStep | fields), index, "its kind is unknown");
     const auto field = [&](std::uint64_t which, std::size_t word) {
       return (fields & which) != 0 ? std::optional(words[word]) : std::nullopt;
     };
@@ -123,7 +124,7 @@ class Lineage {
                             .parameter_digest = field(kHasParameters, 6)};
     auto& entries = records_.entries;
     require(record.step >= 0 && (entries.empty() || entries.back().record.step < record.step), index,
-            "its step is not above the one before");
+            "its step is not higher than the previous one");
     entries.push_back({.record = record, .ranks = ranks_});
   }
 
@@ -138,7 +139,7 @@ class Lineage {
   RankRecords records_{};
   int ranks_ = 0;
   std::int64_t index_ = 0;
-  std::optional<std::int64_t> torn_{};  // the first of the torn ones since the last whole record
+  std::optional<std::int64_t> torn_{};  // the first incomplete one since the last complete record
 };
 
 }  // namespace
@@ -173,7 +174,7 @@ bool RecordWriter::begin(WritableFile& file, const RandomAccessFile& content) co
     return false;
   }
   if (const std::int64_t torn = content.size() % static_cast<std::int64_t>(kRecordBytes); torn != 0) {
-    file.truncate(content.size() - torn);  // a crash or a full disk left part of a record
+    file.truncate(content.size() - torn);  // a crash or a full disk left an incomplete record
   }
   file.append(bytes);
   return true;
@@ -205,7 +206,7 @@ void RecordWriter::flush() {
 
 RankRecords read_records(FileSystem& fs, const std::filesystem::path& path) {
   const auto file = fs.open(path);
-  const auto count = file->size() / static_cast<std::int64_t>(kRecordBytes);  // less a torn one at the end
+  const auto count = file->size() / static_cast<std::int64_t>(kRecordBytes);  // without an incomplete one at the end
   Lineage lineage(path.filename().string());
   std::vector<std::byte> block;
   for (std::int64_t done = 0; done < count;) {

@@ -1,5 +1,5 @@
-// records-<rank>.bin: what each step did, in 64 bytes per step and rank, so that two runs can be compared bit by bit.
-// docs/checkpoints.md "Records" is the format. Torch-free.
+// records-<rank>.bin: the result of each step in 64 bytes per step and rank, so that two runs can be compared bit by
+// bit. docs/checkpoints.md "Records" describes the format. Torch-free.
 #pragma once
 
 #include <cstddef>
@@ -15,19 +15,19 @@
 
 namespace lockstep {
 
-/// One rank's part of one step; what is not known or not asked for is left out.
+/// One rank's part of one step; unknown or disabled fields are empty.
 struct StepRecord {
   std::int64_t step = 0;
   std::int64_t epoch = 0;
   std::int64_t samples = 0;                         ///< this rank's
-  std::optional<std::uint64_t> sample_digest{};     ///< sum of sample_digest() over them
+  std::optional<std::uint64_t> sample_digest{};     ///< sum of sample_digest() over this rank's samples
   std::optional<std::uint64_t> loss_bits{};         ///< of this rank's loss as a double
   std::optional<std::uint64_t> parameter_digest{};  ///< after the step
   friend bool operator==(const StepRecord&, const StepRecord&) = default;
 };
 
-/// One sample's share of a digest. `position` is its place in the step's global batch, from 0: digests of ranks add up
-/// (mod 2^64) to the global batch's, whatever the number of ranks.
+/// The contribution of one sample to a digest. `position` is its place in the step's global batch, from 0: the digests
+/// of all ranks add up (mod 2^64) to that of the global batch, with any number of ranks.
 std::uint64_t sample_digest(std::int64_t position, std::int64_t id) noexcept;
 
 std::string record_file_name(int rank);  ///< "records-0.bin"
@@ -36,40 +36,39 @@ class RecordWriter {
  public:
   static constexpr std::size_t kBuffered = 64;  ///< steps per write(2)
 
-  /// Appends to `file`, which is made if missing. From now on what was recorded of steps above `from_step` no longer
-  /// counts: 0 for a new run, the checkpoint's step for a resumed one. What cannot be written is a warning
-  /// (ReportFile).
+  /// Appends to `file`, which is created if missing. Earlier records of steps after `from_step` no longer count: 0 for
+  /// a new run, the checkpoint's step for a resumed run. A failed write is a warning (ReportFile).
   RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks, std::int64_t from_step);
-  ~RecordWriter();  ///< writes what is buffered
+  ~RecordWriter();  ///< writes the buffer
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
-  void add(const StepRecord& record);  ///< steps ascend; every kBuffered-th call writes
-  void flush();                        ///< before a checkpoint is reported saved: a run resumed there needs them
+  void add(const StepRecord& record);  ///< steps must ascend; writes after every kBuffered calls
+  void flush();  ///< call it before a checkpoint is reported as saved: a run that resumes there needs the records
 
  private:
   bool begin(WritableFile& file, const RandomAccessFile& content) const;
 
   int rank_;
   int ranks_;
-  std::int64_t written_;  // up to this step the file is as it should be
-  std::int64_t last_;     // step in the buffer
+  std::int64_t written_;  // the file is complete up to this step
+  std::int64_t last_;     // last step in the buffer
   std::vector<std::byte> buffer_{};
   ReportFile file_;
 };
 
-/// What one file says of the steps that count: a resumed run's, not the attempt's that was abandoned.
+/// The valid steps of one file: those of a resumed run replace those of the abandoned attempt.
 struct RankRecords {
   struct Entry {
     StepRecord record{};
-    int ranks = 0;  ///< of the run when it was written
+    int ranks = 0;  ///< number of ranks of the run when it was written
   };
   int rank = 0;
   std::vector<Entry> entries{};  ///< ascending steps
 };
 
-/// A last record that a crash has torn is left out, also where a resumed run went on behind it.
-/// Throws: DataError naming file and record where something else is damaged; IoError.
+/// Ignores an incomplete record at the end of an attempt, also if a resumed run follows it. Throws: DataError naming
+/// file and record if other data are damaged; IoError.
 RankRecords read_records(FileSystem& fs, const std::filesystem::path& file);
 
 }  // namespace lockstep

@@ -29,28 +29,26 @@ std::int64_t count_positions(const Options& options) {
     return ceil_div(options.size, ranks) * ranks;  // DistributedSampler repeats the first indices
   }
   const std::int64_t per_rank =
-      options.size / ranks;  // DistributedSampler drops the tail, DataLoader the smaller batch
+      options.size / ranks;  // DistributedSampler drops the tail, DataLoader the last smaller batch
   return (per_rank - per_rank % (options.global_batch / ranks)) * ranks;
 }
 
 void check(const Options& options) {
-  LOCKSTEP_ASSERT(options.global_batch > 0 && options.world_size > 0, "the plan makes both positive");
+  LOCKSTEP_ASSERT(options.global_batch > 0 && options.world_size > 0, "the plan ensures that both are positive");
   if (options.size <= 0) {
-    throw DataError("the data set is empty: found 0 samples, expected at least 1",
-                    "check the path and the split of the data set");
+    throw DataError("the data set is empty", "check the path and the split of the data set");
   }
   if (!is_keyed(options) && options.order) {
-    throw DataError("sampler.order pytorch: found an order of the program's own, expected none",
-                    "use --sampler.order keyed; PyTorch's DistributedSampler has no other orders either");
+    throw DataError("sampler.order pytorch: the program uses its own order",
+                    "use --sampler.order keyed; PyTorch's DistributedSampler does not support other orders");
   }
   if (!is_keyed(options) && options.global_batch % options.world_size != 0) {
-    throw DataError(
-        fmt::format("sampler.order pytorch: found a global batch of {} on {} ranks, expected a multiple of {}",
-                    options.global_batch, options.world_size, options.world_size),
-        "change global_batch_size, or use --sampler.order keyed, which splits any batch");
+    throw DataError(fmt::format("sampler.order pytorch: the global batch of {} on {} ranks is not a multiple of {}",
+                                options.global_batch, options.world_size, options.world_size),
+                    "change global_batch_size, or use --sampler.order keyed, which splits any batch");
   }
   if (options.sampler.drop_last && count_positions(options) == 0) {
-    throw DataError(fmt::format("sampler.drop_last leaves nothing: found {} samples, expected at least one step of {}",
+    throw DataError(fmt::format("sampler.drop_last leaves no samples: the data set has {}, a step needs {}",
                                 options.order ? options.order->length() : options.size, options.global_batch),
                     "use a smaller global_batch_size, or keep the last step");
   }
@@ -62,7 +60,7 @@ struct DistributedSampler::Impl {
   Options options;
   std::int64_t positions = 0;
 
-  // pytorch order: the epoch's permutation; `epoch` is the one it belongs to.
+  // pytorch order: the permutation of epoch `epoch`.
   std::vector<std::int64_t> permutation{};
   std::int64_t epoch = std::numeric_limits<std::int64_t>::min();
 
@@ -119,8 +117,8 @@ std::int64_t DistributedSampler::rank_samples(std::int64_t consumed, int rank) c
 void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int rank,
                                   std::vector<std::int64_t>& ids) const {
   const std::int64_t ranks = impl_->options.world_size;
-  LOCKSTEP_ASSERT(rank >= 0 && rank < ranks, "a rank of this world");
-  LOCKSTEP_ASSERT(consumed >= 0, "consumed counts samples of the epoch");
+  LOCKSTEP_ASSERT(rank >= 0 && rank < ranks, "rank is out of range");
+  LOCKSTEP_ASSERT(consumed >= 0, "consumed is a number of samples");
   const std::int64_t count = rank_samples(consumed, rank);
   ids.resize(static_cast<std::size_t>(count));
   if (is_keyed(impl_->options)) {
@@ -130,9 +128,9 @@ void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int
     return;
   }
   if (consumed % ranks != 0) {
-    throw DataError(fmt::format("sampler.order pytorch: found position {} of epoch {}, expected a multiple of {} ranks",
+    throw DataError(fmt::format("sampler.order pytorch: position {} of epoch {} is not a multiple of {} ranks",
                                 consumed, epoch, ranks),
-                    "the world size cannot change inside an epoch in this order; resume with the same number of ranks");
+                    "in this order the world size cannot change within an epoch; resume with the same number of ranks");
   }
   impl_->pytorch_ids(consumed + rank, count, epoch, ids.data());
 }
@@ -142,15 +140,16 @@ namespace {
 std::vector<std::int64_t> zeros(std::int64_t n) try {
   return std::vector<std::int64_t>(static_cast<std::size_t>(n));
 } catch (const std::exception&) {  // std::bad_alloc or std::length_error
-  throw DataError(fmt::format("sampler.order pytorch: the order of {} samples does not fit into this rank's memory", n),
-                  "use --sampler.order keyed, which needs none");
+  throw DataError(
+      fmt::format("sampler.order pytorch: the order of {} samples does not fit into the memory of this rank", n),
+      "use --sampler.order keyed, which needs no memory");
 }
 
 }  // namespace
 
 std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed) {
-  LOCKSTEP_ASSERT(n >= 0, "a permutation of so many numbers");
-  std::mt19937 engine(static_cast<std::uint32_t>(seed));  // PyTorch, too, uses only the low half of the seed
+  LOCKSTEP_ASSERT(n >= 0, "n must not be negative");
+  std::mt19937 engine(static_cast<std::uint32_t>(seed));  // PyTorch also uses only the low half of the seed
   std::vector<std::int64_t> order = zeros(n);
   const std::size_t size = order.size();
   if (size < std::numeric_limits<std::uint32_t>::max() / 20) {
@@ -160,7 +159,7 @@ std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed) {
     }
     return order;
   }
-  for (std::size_t i = 0; i < size; ++i) {  // from here on 32 random bits would be too coarse: 64, and inside out
+  for (std::size_t i = 0; i < size; ++i) {  // 32 random bits are too coarse from here on: 64, inside out
     const std::uint64_t high = engine();
     const std::uint64_t random = (high << 32) | engine();
     order[i] = static_cast<std::int64_t>(i);

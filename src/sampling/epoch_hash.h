@@ -13,7 +13,7 @@ constexpr std::uint64_t high_product(std::uint64_t a, std::uint64_t b) noexcept 
   return static_cast<std::uint64_t>((static_cast<uint128>(a) * b) >> 64);
 }
 
-/// Where an epoch's random numbers begin; number i is mix(state + (i + 1) * kGolden).
+/// The initial state of an epoch's random numbers; number i is mix(state + (i + 1) * kGolden).
 constexpr std::uint64_t epoch_state(std::uint64_t seed, std::int64_t epoch) noexcept {
   return mix(splitmix(seed) + static_cast<std::uint64_t>(epoch));
 }

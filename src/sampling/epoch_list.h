@@ -1,4 +1,4 @@
-// An order that is a list made once, for as long as the same one is asked for.
+// An order that is a list; the list of the last key is cached.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-/// Keeps the last list and what it was made for. Thread-safe.
+/// Caches the last list and its key. Thread-safe.
 template <class Key>
 class EpochList {
  public:
-  /// Calls use(list) with the list of `key`, made by make() unless it is the last one.
+  /// Calls use(list) with the list of `key`; calls make() unless the cached list has this key.
   template <class Make, class Use>
   void with(const Key& key, const Make& make, const Use& use) {
     const std::lock_guard lock(mutex_);

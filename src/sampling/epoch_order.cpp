@@ -46,7 +46,8 @@ class LengthBucketed final : public EpochOrder {
     const std::int64_t batches = count / key.global_batch;
     std::vector<std::int64_t> sorted(static_cast<std::size_t>(count));
     KeyedPermutation(length(), key.seed, key.epoch).fill(begin, sorted);
-    // What does not fill a batch stays as it was drawn: drop_last would always drop the same samples otherwise.
+    // The samples that do not fill a batch keep their random order: otherwise drop_last would always drop the same
+    // ones.
     const auto whole = sorted.begin() + static_cast<std::ptrdiff_t>(batches * key.global_batch);
     std::sort(sorted.begin(), whole,
               [&](std::int64_t a, std::int64_t b) { return std::pair(length_of(a), a) < std::pair(length_of(b), b); });
@@ -87,9 +88,9 @@ class Custom final : public EpochOrder {
  private:
   std::vector<std::int64_t> checked(std::vector<std::int64_t> list, std::int64_t epoch) const {
     if (static_cast<std::int64_t>(list.size()) != length_) {
-      throw DataError(fmt::format("custom order: found {} samples in the list of epoch {}, expected {}", list.size(),
-                                  epoch, length_),
-                      "every epoch has the length that the order was made with");
+      throw DataError(
+          fmt::format("custom order: the list has {} samples in epoch {}, expected {}", list.size(), epoch, length_),
+          "the list of every epoch must have the length of the order");
     }
     return list;
   }
@@ -103,14 +104,14 @@ class Custom final : public EpochOrder {
 
 std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t> lengths, std::int64_t pool) {
   if (lengths.empty()) {
-    throw DataError("length bucketed order: found no lengths, expected one of each sample");
+    throw DataError("length bucketed order: the list of lengths is empty");
   }
   if (pool < 1) {
-    throw DataError(fmt::format("length bucketed order: found a pool of {} batches, expected 1 or more", pool));
+    throw DataError(fmt::format("length bucketed order: the pool is {} batches, expected 1 or more", pool));
   }
   const auto negative = std::find_if(lengths.begin(), lengths.end(), [](std::int64_t length) { return length < 0; });
   if (negative != lengths.end()) {
-    throw DataError(fmt::format("length bucketed order: found length {} of sample {}, expected 0 or more", *negative,
+    throw DataError(fmt::format("length bucketed order: sample {1} has length {0}, expected 0 or more", *negative,
                                 negative - lengths.begin()));
   }
   return std::make_shared<LengthBucketed>(std::move(lengths), pool);
@@ -119,8 +120,8 @@ std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t
 std::shared_ptr<const EpochOrder> custom_order(
     std::int64_t length, std::function<std::vector<std::int64_t>(std::uint64_t seed, std::int64_t epoch)> make) {
   if (length < 1 || !make) {
-    throw DataError(fmt::format("custom order: found length {}{}, expected 1 or more and a function that makes it",
-                                length, make ? "" : " and no function"));
+    throw DataError(fmt::format("custom order: the length is {}{}, expected 1 or more and a function", length,
+                                make ? "" : " and the function is empty"));
   }
   return std::make_shared<Custom>(length, std::move(make));
 }

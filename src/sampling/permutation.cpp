@@ -10,11 +10,11 @@
 namespace lockstep {
 namespace {
 
-// The rounds of one index wait for each other, those of several do not: a processor does them side by side.
+// The rounds of one index depend on each other, those of several indices do not: a processor runs them in parallel.
 constexpr std::size_t kLanes = 8;
 
-// value + a hash of `other`, in Z_range. The hash is the part of mix() that its high bits need; the high product takes
-// it to the range without a division.
+// value + a hash of `other`, in Z_range. The hash is the part of mix() that determines its high bits; the high product
+// maps it to the range without a division.
 std::uint64_t rotate(std::uint64_t value, std::uint64_t other, std::uint64_t key, std::uint64_t range) noexcept {
   std::uint64_t hash = (other + key) * 0xbf58476d1ce4e5b9;
   hash = (hash ^ (hash >> 32)) * 0x94d049bb133111eb;
@@ -22,7 +22,8 @@ std::uint64_t rotate(std::uint64_t value, std::uint64_t other, std::uint64_t key
   return sum >= range ? sum - range : sum;
 }
 
-// Few distinct round inputs need more rounds: measured, with a margin, by the tests' chi-squares of adjacent pairs.
+// A small number of distinct round inputs needs more rounds: chosen with a margin from the chi-squares of adjacent
+// pairs in the tests.
 int round_count(std::uint64_t size) noexcept {
   if (size < 1024) {
     return 24;
@@ -30,7 +31,7 @@ int round_count(std::uint64_t size) noexcept {
   return size < (1 << 20) ? 8 : 6;
 }
 
-// Smallest even c with c * c >= size, 2 at least. Even, because rotations of odd cycles alone reach only even
+// Smallest even c with c * c >= size, at least 2. Even, because rotations of odd cycles alone reach only even
 // permutations.
 std::uint64_t column_count(std::uint64_t size) {
   auto root = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size)));
@@ -61,7 +62,7 @@ KeyedPermutation::KeyedPermutation(std::int64_t size, std::uint64_t seed, std::i
 
 std::int64_t KeyedPermutation::operator()(std::int64_t position) const noexcept {
   std::array x{static_cast<std::uint64_t>(position)};
-  do {  // the grid has fewer than columns_ cells too many: walk along the cycle until inside
+  do {  // the grid has up to columns_ - 1 extra cells: follow the cycle until inside
     shuffle(x);
   } while (x[0] >= size_);
   return static_cast<std::int64_t>(x[0]);
@@ -75,7 +76,7 @@ void KeyedPermutation::fill(std::int64_t first, std::span<std::int64_t> ids) con
     shuffle(x);
     std::transform(x.begin(), x.end(), ids.begin(), [this](std::uint64_t cell) {
       const auto id = static_cast<std::int64_t>(cell);
-      return cell < size_ ? id : (*this)(id);  // walks on
+      return cell < size_ ? id : (*this)(id);  // follows the cycle
     });
   }
   for (std::int64_t& id : ids) {

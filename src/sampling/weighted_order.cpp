@@ -19,17 +19,17 @@ double checked_sum(std::span<const double> weights) {
   double sum = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (!(weights[i] >= 0) || !std::isfinite(weights[i])) {
-      throw DataError(fmt::format("weighted order: found weight {} of sample {}, expected 0 or more", weights[i], i));
+      throw DataError(fmt::format("weighted order: sample {1} has weight {0}, expected 0 or more", weights[i], i));
     }
     sum += weights[i];
   }
   if (!(sum > 0) || !std::isfinite(sum)) {
-    throw DataError(fmt::format("weighted order: found weights with the sum {}, expected a number above 0", sum));
+    throw DataError(fmt::format("weighted order: the sum of the weights is {}, expected a number above 0", sum));
   }
   return sum;
 }
 
-/// Walker's alias method: a column, then one of its two samples.
+/// Walker's alias method: draws a column, then one of its two samples.
 class WithReplacement final : public EpochOrder {
  public:
   WithReplacement(std::span<const double> weights, double sum, std::int64_t length)
@@ -54,7 +54,8 @@ class WithReplacement final : public EpochOrder {
         small.push_back(high);
       }
     }
-    // What rounding left over is a whole column; that of a sample without weight goes to the heaviest.
+    // Because of rounding some columns remain; each is one whole column. A sample without weight gets the heaviest as
+    // alias.
     const auto heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
     for (const auto* rest : {&small, &large}) {
       for (const std::size_t i : *rest) {
@@ -85,8 +86,8 @@ class WithReplacement final : public EpochOrder {
   std::vector<Column> columns_;
 };
 
-/// -log2(x / 2^64) in 2^-48. Integers only: the last bit of a library's logarithm differs between processors, and
-/// ranks must not differ.
+/// -log2(x / 2^64) in 2^-48. Integers only: the last bit of a library's logarithm differs between processors, and ranks
+/// must agree.
 std::uint64_t negative_log2(std::uint64_t x) noexcept {
   constexpr int kBits = 48;
   if (x == 0) {
@@ -105,7 +106,7 @@ std::uint64_t negative_log2(std::uint64_t x) noexcept {
   return (static_cast<std::uint64_t>(zeros + 1) << kBits) - fraction;
 }
 
-/// Sorted by exponential variables with the weights as rates: the order in which successive draws take the samples
+/// Sorts by exponential random variables with the weights as rates: the same order as successive weighted draws
 /// (Efraimidis, Spirakis 2006).
 class WithoutReplacement final : public EpochOrder {
  public:
@@ -113,8 +114,8 @@ class WithoutReplacement final : public EpochOrder {
       : length_(length), weights_(weights.begin(), weights.end()) {
     const auto possible = std::count_if(weights.begin(), weights.end(), [](double weight) { return weight > 0; });
     if (length > possible) {
-      throw DataError(fmt::format("weighted order without replacement: found {} samples to draw, expected at most {}, "
-                                  "those with a weight above 0",
+      throw DataError(fmt::format("weighted order without replacement: {} samples to draw, expected at most {}, "
+                                  "the number of positive weights",
                                   length, possible),
                       "draw fewer samples, or with replacement");
     }
@@ -161,7 +162,7 @@ class WithoutReplacement final : public EpochOrder {
 std::shared_ptr<const EpochOrder> weighted_order(std::span<const double> weights, const WeightedOptions& options) {
   const double sum = checked_sum(weights);
   if (options.samples < 0) {
-    throw DataError(fmt::format("weighted order: found {} samples to draw, expected 0 or more", options.samples));
+    throw DataError(fmt::format("weighted order: {} samples to draw, expected 0 or more", options.samples));
   }
   const auto length = options.samples > 0 ? options.samples : static_cast<std::int64_t>(weights.size());
   if (options.replacement) {

@@ -23,7 +23,7 @@ using Path = std::filesystem::path;
 
 constexpr std::string_view kSafetensors = ".safetensors";
 
-// Makes `directory` and what is missing above it, each durable in its parent.
+// Creates `directory` and its missing parents, and makes each durable in its parent.
 void create_durable_directories(FileSystem& fs, const Path& directory) {
   const Path parent = directory.has_parent_path() ? directory.parent_path() : Path(".");
   if (!fs.exists(parent)) {
@@ -33,7 +33,7 @@ void create_durable_directories(FileSystem& fs, const Path& directory) {
   fs.sync_directory(parent);
 }
 
-// Where the files of each step are. A checkpoint moved aside counts until its replacement is in place.
+// The directory of each step. A checkpoint that was moved aside is valid until its replacement is in place.
 std::map<std::int64_t, std::string> committed_directories(FileSystem& fs, const Path& directory) {
   std::map<std::int64_t, std::string> found;
   for (const std::string& name : fs.list(directory)) {
@@ -50,7 +50,7 @@ std::map<std::int64_t, std::string> committed_directories(FileSystem& fs, const 
   return found;
 }
 
-// Calls `function`; what the operating system refuses becomes damage of `where`.
+// Calls `function`; an error of the operating system becomes damage of `where`.
 template <typename Function>
 auto as_damage(const std::string& where, const Function& function) {
   try {
@@ -62,8 +62,8 @@ auto as_damage(const std::string& where, const Function& function) {
 
 std::string where(const Path& file) { return (file.parent_path().filename() / file.filename()).string(); }
 
-// Reads a file of a checkpoint once, every chunk into the place that `place(offset, size)` gives, and checks each as it
-// comes. Throws: CheckpointError naming file, chunk and offset.
+// Reads a file of a checkpoint once, each chunk into the memory that `place(offset, size)` returns, and verifies each
+// chunk after reading. Throws: CheckpointError naming file, chunk and offset.
 template <typename Place>
 void read_checked(FileSystem& fs, const Path& path, const Manifest::File& entry, const Place& place) {
   const std::string name = where(path);
@@ -87,13 +87,13 @@ void read_checked(FileSystem& fs, const Path& path, const Manifest::File& entry,
   });
 }
 
-// For memory that nobody has touched yet: making small pages of it takes longer than reading.
+// For fresh memory: allocating small pages takes longer than reading the file.
 void advise_huge_pages(std::span<std::byte> bytes) {
   constexpr std::size_t kHugePage = 2 << 20;
   void* begin = bytes.data();
   std::size_t space = bytes.size();
   if (std::align(kHugePage, kHugePage, begin, space) != nullptr) {
-    ::madvise(begin, space / kHugePage * kHugePage, MADV_HUGEPAGE);  // advice: a refusal changes nothing
+    ::madvise(begin, space / kHugePage * kHugePage, MADV_HUGEPAGE);  // only a hint: ignore errors
   }
 }
 
@@ -104,13 +104,13 @@ CheckpointDir::CheckpointDir(FileSystem& fs, Path directory, std::string run_id,
 
 std::unique_ptr<CheckpointWriter> CheckpointDir::begin(std::int64_t step, std::int64_t expected_bytes) {
   LOCKSTEP_ASSERT(step >= 0, "steps count from 0");
-  if (steps().empty()) {  // also when an earlier process made it and was killed before it was durable
+  if (steps().empty()) {  // also if an earlier process created it and was killed before it was durable
     create_durable_directories(fs_, directory_);
   }
   if (const std::int64_t free = fs_.free_bytes(directory_); free < expected_bytes) {
     throw IoError(fmt::format("cannot save {}: found {} free in {}, need {}", step_name(step), human_bytes(free),
                               directory_.string(), human_bytes(expected_bytes)),
-                  "free space or lower checkpoint.keep_last; the checkpoints that are there are untouched");
+                  "free space or lower checkpoint.keep_last; existing checkpoints are unchanged");
   }
   return make_commit_writer(fs_, directory_, Manifest{.step = step, .run_id = run_id_, .restart = restart_},
                             expected_bytes);
@@ -179,7 +179,7 @@ Manifest CheckpointDir::verify(std::int64_t step) const {
 }
 
 void CheckpointDir::read(std::int64_t step, const Manifest::File& file, std::span<std::byte> out) const {
-  LOCKSTEP_ASSERT(static_cast<std::int64_t>(out.size()) == file.size, "room for the whole file");
+  LOCKSTEP_ASSERT(static_cast<std::int64_t>(out.size()) == file.size, "the buffer must have the size of the file");
   advise_huge_pages(out);
   read_checked(fs_, path(step) / file.name, file, [&](std::int64_t offset, std::int64_t size) {
     return out.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
@@ -232,7 +232,7 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
   std::vector<std::string> removed;
   bool changed = false;
   if (!committed.empty()) {
-    fs_.sync_directory(directory_);  // what is in place is durable before anything it replaced goes
+    fs_.sync_directory(directory_);  // make the new one durable before the old one is deleted
   }
   for (const std::string& name : fs_.list(directory_)) {
     const auto parsed = parse_directory_name(name);
@@ -244,7 +244,7 @@ std::vector<std::string> CheckpointDir::remove_incomplete() {
     }
     changed = true;
     if (parsed->kind == DirectoryKind::aside && committed.at(parsed->step) == name) {
-      fs_.rename(directory_ / name, directory_ / step_name(parsed->step));  // its replacement never arrived
+      fs_.rename(directory_ / name, directory_ / step_name(parsed->step));  // its replacement was not completed
     } else {
       fs_.remove_all(directory_ / name);
       removed.push_back(name);
@@ -270,14 +270,14 @@ std::vector<std::string> CheckpointDir::abandon(std::span<const std::int64_t> st
 }
 
 void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep) {
-  LOCKSTEP_ASSERT(keep_last >= 2, "one checkpoint is not enough while the next is written");
+  LOCKSTEP_ASSERT(keep_last >= 2, "keep_last must be at least 2");
   std::vector<std::int64_t> candidates = steps();
   std::erase_if(candidates, [saved](std::int64_t step) { return step > saved; });
   const std::vector<std::int64_t> doomed = steps_to_delete(std::move(candidates), keep_last, keep);
   if (doomed.empty()) {
     return;
   }
-  // Renamed first: a deletion cut short must not look like a damaged checkpoint.
+  // Renamed first, so that an interrupted deletion does not look like a damaged checkpoint.
   std::vector<Path> temporary;
   for (const std::string& name : fs_.list(directory_)) {
     const auto parsed = parse_directory_name(name);
@@ -302,8 +302,8 @@ void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const st
 void CheckpointDir::link(const std::string& name, std::int64_t step) {
   if (!is_link_name(name)) {
     throw CheckpointError(
-        fmt::format("link to a checkpoint: found the name \"{}\", expected [A-Za-z0-9._=,+-]{{1,128}} "
-                    "without a dot in front, and not a checkpoint's",
+        fmt::format("link to a checkpoint: the name \"{}\" is not allowed, expected [A-Za-z0-9._=,+-]{{1,128}} "
+                    "without a leading dot, and not the name of a checkpoint",
                     printable(name)));
   }
   fs_.replace_link(directory_ / name, step_name(step));

@@ -19,10 +19,10 @@ namespace {
 using Bytes = std::span<const std::byte>;
 using Path = std::filesystem::path;
 
-// Cuts a stream into chunks, checksums each and writes it with one call.
+// Splits a stream into chunks, computes their checksums and writes each with one call.
 class ChunkedFile {
  public:
-  // `buffer` is the chunk being filled, lent so that all files of a checkpoint share one.
+  // `buffer` holds the current chunk; all files of a checkpoint share it.
   ChunkedFile(std::unique_ptr<WritableFile> file, std::string name, std::vector<std::byte>& buffer)
       : file_(std::move(file)), buffer_(buffer) {
     entry_.name = std::move(name);
@@ -89,15 +89,15 @@ class CommitWriter final : public CheckpointWriter {
     }
     try {
       fs_.remove_all(temporary_);
-    } catch (...) {  // left for remove_incomplete(): the disk has trouble, and a destructor cannot say so
+    } catch (...) {  // remove_incomplete() deletes it later; a destructor cannot report errors
     }
   }
 
   void add(const std::string& name, const std::function<void(const std::function<void(Bytes)>&)>& produce,
            std::int64_t expected_bytes) override {
-    LOCKSTEP_ASSERT(state_ == State::writing, "files are added before commit(), and not after a failure");
+    LOCKSTEP_ASSERT(state_ == State::writing, "add() must come before commit() and not after a failure");
     check_name(name);
-    state_ = State::failed;  // until this file is whole
+    state_ = State::failed;  // until this file is complete
     naming_step([&] {
       auto created = fs_.create(temporary_ / name);
       if (expected_bytes > 0) {
@@ -111,7 +111,7 @@ class CommitWriter final : public CheckpointWriter {
   }
 
   void commit() override {
-    LOCKSTEP_ASSERT(state_ == State::writing, "commit() comes once, and not after a failure");
+    LOCKSTEP_ASSERT(state_ == State::writing, "commit() must be called once and not after a failure");
     state_ = State::failed;
     naming_step([&] {
       write_manifest();
@@ -133,7 +133,7 @@ class CommitWriter final : public CheckpointWriter {
     }
     for (const Manifest::File& file : manifest_.files) {
       if (file.name == name) {
-        throw CheckpointError("checkpoint file name: found " + name + " twice, expected once");
+        throw CheckpointError("checkpoint file name: found " + name + " twice");
       }
     }
   }
@@ -146,13 +146,13 @@ class CommitWriter final : public CheckpointWriter {
     file->close();
   }
 
-  // A directory cannot replace one that is not empty. Until the new one is in place, readers take the one moved aside.
+  // A directory cannot replace one that is not empty. Until the new one is in place, readers use the one moved aside.
   void move_aside() {
     const Path target = directory_ / step_name(manifest_.step);
     if (fs_.exists(target)) {
-      fs_.sync_directory(directory_);  // the target is durable before an older aside of it goes,
+      fs_.sync_directory(directory_);  // the target must be durable before an older copy is removed,
       remove_aside();
-      fs_.sync_directory(directory_);  // and that one is gone for good before there is another
+      fs_.sync_directory(directory_);  // and that copy must be gone before the next one exists
       fs_.rename(target, directory_ / aside_name(manifest_.step));
     }
   }
@@ -176,7 +176,7 @@ class CommitWriter final : public CheckpointWriter {
     }
   }
 
-  // What somebody with a full disk wants to know.
+  // Information for a user with a full disk.
   std::string space(int error) const {
     if (error != ENOSPC && error != EDQUOT) {
       return {};

@@ -1,4 +1,4 @@
-// The only way a checkpoint gets to disk, docs/checkpoints.md "Commit order". Torch-free.
+// The only code that writes a checkpoint to disk, docs/checkpoints.md "Commit order". Torch-free.
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// A writer of the checkpoint that `manifest` begins to describe (step, run id, restart), in `directory`, which exists.
-/// `expected_bytes` (0: unknown) is what a full disk's message says is needed.
+/// A writer for a checkpoint in the existing `directory`. `manifest` contains its step, run id and restart.
+/// `expected_bytes` (0: unknown) appears in the message for a full disk.
 std::unique_ptr<CheckpointWriter> make_commit_writer(FileSystem& fs, std::filesystem::path directory, Manifest manifest,
                                                      std::int64_t expected_bytes);
 

@@ -16,8 +16,7 @@
 namespace lockstep {
 namespace {
 
-// The last member of the object holds the checksum of every byte before its line, so it always has this form and
-// length.
+// The last member of the object is the checksum of all bytes before its line, so it always has this form and length.
 constexpr std::string_view kTailBegin = "  \"crc32c\": \"";
 constexpr std::string_view kTailEnd = "\"\n}\n";
 constexpr std::size_t kTailSize = kTailBegin.size() + 8 + kTailEnd.size();
@@ -26,7 +25,7 @@ std::uint32_t checksum(std::string_view text) { return crc32c(std::as_bytes(std:
 
 std::string tail(std::uint32_t crc) { return fmt::format("{}{:08x}{}", kTailBegin, crc, kTailEnd); }
 
-// Reads members of one JSON object; a message says where and which.
+// Reads the members of a JSON object; messages name the file and the member.
 class Fields {
  public:
   Fields(const Json& object, std::string where, std::initializer_list<const char*> keys)
@@ -84,7 +83,7 @@ Manifest::File parse_file(const Json& object, const std::string& where) {
   const Fields fields(object, where, {"name", "size", "crc32c"});
   Manifest::File file{.name = fields.text("name"), .size = fields.integer("size")};
   if (!is_file_name(file.name) || file.name == kManifestName) {
-    fields.fail("a file name has other characters than A-Z a-z 0-9 . _ -, or a length not in 1 to 128");
+    fields.fail("a file name must have 1 to 128 of the characters A-Z a-z 0-9 . _ -");
   }
   const Json& checksums = fields.array("crc32c");
   const std::int64_t chunks = file.size / kChunkBytes + (file.size % kChunkBytes != 0 ? 1 : 0);
@@ -98,12 +97,12 @@ Manifest::File parse_file(const Json& object, const std::string& where) {
   return file;
 }
 
-// Before anything else of the text is looked at.
+// Checked before the rest of the text is parsed.
 void check_tail(std::string_view text, const std::string& where) {
   const std::size_t body = text.size() < kTailSize ? 0 : text.size() - kTailSize;
   const std::string expected = tail(checksum(text.substr(0, body)));
   if (text.substr(body) != expected) {
-    throw CheckpointError(where + ": its checksum does not fit its text");
+    throw CheckpointError(where + ": its checksum does not match its text");
   }
 }
 
@@ -135,7 +134,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   } catch (const std::exception& error) {
     throw CheckpointError(where + ": " + error.what());
   }
-  // A number that is equal and not an integer (1.0) is left to the check of the members below.
+  // The check of the members below handles an equal number that is not an integer (1.0).
   if (root.is_object() && root.contains("format") && root["format"] != kCheckpointFormat) {
     throw CheckpointError(
         fmt::format("{}: checkpoint format {}, this build reads {}", where, root["format"].dump(), kCheckpointFormat),

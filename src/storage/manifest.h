@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-/// Larger manifests are refused: this one covers terabytes.
+/// Larger manifests are rejected: this size is enough for terabytes.
 inline constexpr std::int64_t kMaxManifestBytes = 16 << 20;
 
 std::string manifest_text(const Manifest& manifest);
 
-/// Strict: the checksum, every key, every type, every count. `where` begins the messages.
-/// Throws: CheckpointError.
+/// Strict: verifies the checksum, every key, every type and every count. `where` starts the messages. Throws:
+/// CheckpointError.
 Manifest parse_manifest(std::string_view text, const std::string& where);
 
 }  // namespace lockstep

@@ -12,8 +12,8 @@ inline constexpr std::string_view kManifestName = "MANIFEST.json";
 
 enum class DirectoryKind {
   committed,  ///< step-0000000500
-  aside,      ///< step-0000000500.old.<nonce>: moved away while its replacement is renamed in
-  temporary,  ///< step-0000000500.tmp.<nonce>: being written, or being deleted
+  aside,      ///< step-0000000500.old.<nonce>: moved away while its replacement is renamed
+  temporary,  ///< step-0000000500.tmp.<nonce>: being written or deleted
 };
 
 struct DirectoryName {
@@ -25,19 +25,19 @@ std::string step_name(std::int64_t step);
 std::string aside_name(std::int64_t step);      ///< a new nonce in every call
 std::string temporary_name(std::int64_t step);  ///< a new nonce in every call
 
-std::string abandoned_name(std::int64_t step);  ///< a new nonce in every call; left alone by everybody
+std::string abandoned_name(std::int64_t step);  ///< a new nonce in every call; never touched again
 
-/// nullopt: not one of ours, to be left alone.
+/// nullopt: not a name of lockstep; leave it alone.
 std::optional<DirectoryName> parse_directory_name(std::string_view name);
 
-/// What a link to a step may be called: [A-Za-z0-9._=,+-]{1,128}, no dot in front, nothing parse_directory_name()
-/// takes.
+/// Valid names of a link to a step: [A-Za-z0-9._=,+-]{1,128}, without a leading dot, and not a name that
+/// parse_directory_name() accepts.
 bool is_link_name(std::string_view name);
 
-/// The name of a link while it is made: <link>.tmp.<nonce>.
+/// The temporary name of a new link: <link>.tmp.<nonce>.
 bool is_temporary_link_name(std::string_view name);
 
-/// [A-Za-z0-9._-]{1,128}, without "." and "..".
+/// [A-Za-z0-9._-]{1,128}, except "." and "..".
 bool is_file_name(std::string_view name) noexcept;
 
 }  // namespace lockstep

@@ -38,8 +38,8 @@ bool contains(const Path& directory, const Path& path) {
   return !relative.empty() && *relative.begin() != "..";
 }
 
-/// The lock of the directory and, for a moment, that of its checkpoints, which a CheckpointStore of a program's own
-/// loop may hold alone. nullptr: somebody has one of them.
+/// Takes the lock of the directory and, for a moment, that of its checkpoints, which a CheckpointStore of a
+/// hand-written loop may hold alone. nullptr: another process holds one of them.
 std::unique_ptr<FileLock> lock_both(FileSystem& fs, const Path& directory, std::string& owner) {
   auto lock = fs.try_lock(directory / kLockName, this_owner(), owner);
   const Path checkpoints = directory / kCheckpoints / kLockName;
@@ -80,10 +80,11 @@ std::string RunDirectory::json() const {
 
 Path RunDirectory::set_aside() {
   if (contains(directory_, without_links("."))) {
-    throw ConfigError(fmt::format("--fresh: {} is the working directory or contains it, and would be renamed under the "
-                                  "program",
-                                  directory_.string()),
-                      "start from another directory, or name a --run_dir below this one");
+    throw ConfigError(
+        fmt::format("--fresh: {} is the working directory or contains it; it cannot be renamed during the "
+                    "program",
+                    directory_.string()),
+        "start from another directory, or set a --run_dir below this one");
   }
   for (int number = 1;; ++number) {
     const Path aside = fmt::format("{}.{}", directory_.string(), number);
@@ -96,7 +97,7 @@ Path RunDirectory::set_aside() {
       throw;
     }
     fs_.sync_directory(directory_.parent_path());
-    const auto old_lock = std::move(lock_);  // nobody shall take the old run before the new one is ours
+    const auto old_lock = std::move(lock_);  // keep the old run locked until the new one is locked
     lock(nullptr);
     return aside;
   }
@@ -113,13 +114,13 @@ bool RunDirectory::take(std::string& owner) {
     if (error.number() != ENOENT) {
       throw;
     }
-    owner.clear();  // another start has just set the directory aside
+    owner.clear();  // another start has just renamed the directory
     return false;
   }
 }
 
 void RunDirectory::lock(const LaunchName* patient_with) {
-  constexpr std::chrono::seconds kPatience{10};  // for a process that is being killed
+  constexpr std::chrono::seconds kPatience{10};  // time for a process that is being killed
   constexpr std::chrono::milliseconds kPause{20};
   const auto end = std::chrono::steady_clock::now() + kPatience;
   std::string owner;
@@ -131,7 +132,7 @@ void RunDirectory::lock(const LaunchName* patient_with) {
     if ((!owner.empty() && !of_this_launch) || std::chrono::steady_clock::now() > end) {
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
-                            "wait for that run to end, or give this one another --run_name");
+                            "wait for that run to end, or use another --run_name");
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -1,4 +1,4 @@
-// The directory of a run and its lock: who holds it is the only one who writes there. Torch-free.
+// The directory of a run and its lock: only the process that holds the lock writes there. Torch-free.
 #pragma once
 
 #include <filesystem>
@@ -11,20 +11,20 @@
 
 namespace lockstep {
 
-/// The lock of a run directory, if it exists and nobody holds it; else, or where it cannot be locked, nullptr.
+/// Takes the lock of an existing run directory; nullptr: there is no directory, another process holds the lock, or
+/// locking failed.
 std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const std::filesystem::path& directory) noexcept;
 
 class RunDirectory {
  public:
-  /// Creates the directory where it is missing, and locks it before anything else in it is touched. An attempt of the
-  /// same `launch` that has not ended yet is waited for, for some seconds. Throws: CheckpointError (exit 65) naming the
-  /// process that holds it, IoError.
+  /// Creates the directory if it is missing, and locks it before anything else in it is touched. Waits some seconds for
+  /// an attempt of the same `launch` that has not ended yet. Throws: CheckpointError (exit 65) naming the process that
+  /// holds the lock, IoError.
   RunDirectory(FileSystem& fs, const std::filesystem::path& directory, const LaunchName& launch);
 
   RunFound found() const;
-  /// Renames the directory to the first of <directory>.1, .2, ... that is free, and begins an empty one, which is
-  /// locked when this returns. Returns the new name of the old one. Throws: ConfigError where the working directory is
-  /// inside.
+  /// Renames the directory to the first free name of <directory>.1, .2, ..., and creates an empty one, which is locked
+  /// on return. Returns the new name of the old directory. Throws: ConfigError if the working directory is inside.
   std::filesystem::path set_aside();
   void write(const RunRecord& record);
 
@@ -34,7 +34,7 @@ class RunDirectory {
   std::string json() const;
 
   FileSystem& fs_;
-  std::filesystem::path directory_;  // absolute, without links: it is renamed, not a link to it
+  std::filesystem::path directory_;  // absolute, without links: the directory itself is renamed, not a link
   std::unique_ptr<FileLock> lock_{};
 };
 

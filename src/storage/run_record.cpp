@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kFormat = 1;
 constexpr const char* kOtherRun =
-    "--run_name NAME starts another run, --fresh sets this one aside and starts over; to go on with its weights in a "
+    "--run_name NAME starts another run, --fresh renames this one and starts over; to use its weights in a "
     "new "
     "run, use --run_name NAME --resume DIRECTORY";
 
@@ -24,7 +24,7 @@ std::optional<RunRecord> record_of(const RunFound& found) {
                             : std::optional(parse_run_record(found.json, found.directory + "/" + kRunRecordName));
 }
 
-/// The run that the directories hold: the first one's, where a node is new or was replaced another one's.
+/// The run that the directories contain: that of the first node, or of another node if the first is new.
 std::optional<RunRecord> run_in(const std::vector<RunFound>& found) {
   std::optional<RunRecord> run;
   std::string directory;
@@ -34,7 +34,7 @@ std::optional<RunRecord> run_in(const std::vector<RunFound>& found) {
       continue;
     }
     if (run && run->id != record->id) {
-      throw CheckpointError(fmt::format("{} and {} hold two different runs ({} and {})", directory, here.directory,
+      throw CheckpointError(fmt::format("{} and {} contain different runs ({} and {})", directory, here.directory,
                                         printable(run->id), printable(record->id)),
                             "move one of them away, or start over with --fresh");
     }
@@ -46,7 +46,7 @@ std::optional<RunRecord> run_in(const std::vector<RunFound>& found) {
   return run;
 }
 
-/// With --fresh a run that cannot be read is an old one, too.
+/// With --fresh, an unreadable run counts as an old run.
 std::optional<RunRecord> run_of_this_launch(const RunRequest& request, const std::vector<RunFound>& found) {
   try {
     const auto run = found.empty() ? std::nullopt : record_of(found.front());
@@ -74,7 +74,7 @@ RunRecord parse_run_record(std::string_view json, const std::string& where) {
   try {
     const Json root = parse_json(json);
     if (const auto format = root.at("format").get<std::int64_t>(); format != kFormat) {
-      throw std::runtime_error(fmt::format("found format {}, this build reads {}", format, kFormat));
+      throw std::runtime_error(fmt::format("its format is {}, this build reads {}", format, kFormat));
     }
     const Json& launch = root.at("launch");
     return {.id = root.at("id").get<std::string>(),
@@ -85,9 +85,10 @@ RunRecord parse_run_record(std::string_view json, const std::string& where) {
                        .job = launch.at("job").get<std::string>(),
                        .requeues = launch.at("requeues").get<int>()}};
   } catch (const std::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", where, printable(error.what())),
-                          "the file is damaged: remove it to go on with the checkpoints beside it, or start over with "
-                          "--fresh");
+    throw CheckpointError(
+        fmt::format("{}: {}", where, printable(error.what())),
+        "the file is damaged: delete it to continue with the checkpoints beside it, or start over with "
+        "--fresh");
   }
 }
 
@@ -99,8 +100,8 @@ RunDecision decide_run(const RunRequest& request, const std::vector<RunFound>& f
     return decision;
   }
   if (!run->program.empty() && !request.program.empty() && run->program != request.program) {
-    throw CheckpointError(fmt::format("{} holds a run of the program {}, this program is {}", found.front().directory,
-                                      printable(run->program), printable(request.program)),
+    throw CheckpointError(fmt::format("{} contains a run of the program {}, this program is {}",
+                                      found.front().directory, printable(run->program), printable(request.program)),
                           kOtherRun);
   }
   decision.trained_before = same_launch(run->launch, request.launch);

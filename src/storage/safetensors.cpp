@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tensors are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "tensors are written in the byte order of memory");
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::int64_t kMaxHeaderBytes = 16 << 20;
@@ -29,7 +29,7 @@ constexpr std::size_t kMaxNameBytes = 1024;
 constexpr std::size_t kAlignment = 8;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// The bytes that shape and dtype need; nullopt: more than 2^63 - 1.
+// The number of bytes for shape and dtype; nullopt: more than 2^63 - 1.
 std::optional<std::int64_t> byte_count(const std::vector<std::int64_t>& shape, std::int64_t item_size) {
   std::int64_t bytes = item_size;
   for (const std::int64_t extent : shape) {
@@ -40,7 +40,7 @@ std::optional<std::int64_t> byte_count(const std::vector<std::int64_t>& shape, s
   return bytes;
 }
 
-// What is wrong with one tensor's description, for both directions; empty: nothing.
+// The problem in the description of one tensor, for reading and writing; empty: none.
 std::string find_fault(const std::string& name, const std::string& dtype, const std::vector<std::int64_t>& shape,
                        std::int64_t bytes) {
   if (name.empty() || name.size() > kMaxNameBytes || name == kMetadataKey) {
@@ -64,8 +64,8 @@ std::string find_fault(const std::string& name, const std::string& dtype, const 
   return {};
 }
 
-// Follows the parser through a header and accepts nothing but one, so that memory never exceeds a few times the input.
-// Levels: 0 before the object, 1 in it, 2 in a tensor or the metadata, 3 in shape or data_offsets.
+// Parses a header and accepts nothing else, so that memory never exceeds a few times the input. Levels: 0 outside the
+// object, 1 in it, 2 in a tensor or the metadata, 3 in shape or data_offsets.
 class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderParser(std::vector<TensorEntry>& entries, std::map<std::string, std::string>& metadata)
@@ -75,7 +75,7 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
 
   bool start_object(std::size_t /*size*/) override {
     if (level_ == 2 || level_ == 3) {
-      return refuse("an object where none belongs");
+      return refuse("an unexpected object");
     }
     ++level_;
     if (level_ == 2 && !in_metadata_) {
@@ -95,7 +95,7 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
 
   bool start_array(std::size_t /*size*/) override {
     if (level_ != 2 || in_metadata_ || (field_ != kShape && field_ != kOffsets)) {
-      return refuse("an array where none belongs");
+      return refuse("an unexpected array");
     }
     ++level_;
     return true;
@@ -119,14 +119,14 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
 
   bool string(string_t& text) override {
     if (level_ != 2) {
-      return refuse("a string where none belongs");
+      return refuse("an unexpected string");
     }
     if (in_metadata_) {
       metadata_[metadata_key_] = text;
       return true;
     }
     if (field_ != kDtype) {
-      return refuse(entries_.back().name + ": a string where an array belongs");
+      return refuse(entries_.back().name + ": a string instead of an array");
     }
     entries_.back().dtype = text;
     return true;
@@ -134,7 +134,7 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
 
   bool number_unsigned(number_unsigned_t value) override {
     if (level_ != 3) {
-      return refuse("a number where none belongs");
+      return refuse("an unexpected number");
     }
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
       return refuse(entries_.back().name + ": a number above 2^63 - 1");
@@ -196,7 +196,7 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
   bool finish_tensor() {
     TensorEntry& entry = entries_.back();
     if (seen_ != kAll) {
-      return refuse(entry.name + ": found no dtype, shape or data_offsets");
+      return refuse(entry.name + ": dtype, shape or data_offsets is missing");
     }
     if (offsets_.size() != 2 || offsets_[0] > offsets_[1]) {
       return refuse(entry.name + ": data_offsets are not [begin, end]");
@@ -220,7 +220,7 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
   bool has_metadata_ = false;
 };
 
-// The tensors tile the data section exactly.
+// The tensors must cover the data section exactly.
 void check_layout(const std::vector<TensorEntry>& entries, std::int64_t data_size) {
   std::vector<const TensorEntry*> ordered;
   for (const TensorEntry& entry : entries) {
@@ -274,7 +274,7 @@ std::string header_text(std::span<const TensorView> tensors, std::span<const std
   return text;
 }
 
-// By its first bytes: a zip archive (torch.save), or a pickle (before PyTorch 1.6).
+// Recognized by the first bytes: a zip archive (torch.save), or a pickle (before PyTorch 1.6).
 bool is_pytorch_file(std::span<const std::byte, kLengthBytes> begin) {
   const auto has = [&](std::initializer_list<int> bytes) {
     return std::equal(bytes.begin(), bytes.end(), begin.begin(),
@@ -323,12 +323,12 @@ void write_safetensors(std::span<const TensorView> tensors, const std::map<std::
       throw CheckpointError("safetensors: " + fault);
     }
     if (!names.insert(tensor.name).second) {
-      throw CheckpointError("safetensors: found the tensor name " + tensor.name + " twice, expected once");
+      throw CheckpointError("safetensors: found the tensor name " + tensor.name + " twice");
     }
   }
 
-  // Data by falling item size: without padding, which the format forbids, every tensor is aligned for readers that map
-  // it.
+  // Data in order of falling item size: every tensor is then aligned for readers that map the file, without padding,
+  // which the format forbids.
   std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -357,9 +357,9 @@ void parse_safetensors_header(std::string_view json, std::int64_t data_size, std
                               std::map<std::string, std::string>& metadata) {
   entries.clear();
   metadata.clear();
-  // The parser would skip a byte order mark, and take a zero byte for the end.
+  // The parser would skip a byte order mark, and treat a zero byte as the end.
   if (!json.starts_with('{') || json.find('\0') != std::string_view::npos) {
-    throw CheckpointError("header: found other bytes than JSON that begins with {");
+    throw CheckpointError("header: it is not JSON that starts with {");
   }
   HeaderParser parser(entries, metadata);
   if (!nlohmann::json::sax_parse(json, &parser)) {
@@ -382,7 +382,7 @@ SafetensorsReader::SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std
   }
   const auto limit = static_cast<std::uint64_t>(std::min(rest, kMaxHeaderBytes));
   if (length > limit && is_pytorch_file(prefix)) {
-    throw CheckpointError(fmt::format("{}: found a PyTorch file (.pt), expected a safetensors file", name_),
+    throw CheckpointError(fmt::format("{}: this is a PyTorch file (.pt), not a safetensors file", name_),
                           "convert it with Python: lockstep-convert weights.pt weights.safetensors");
   }
   if (length > limit) {
@@ -399,7 +399,8 @@ SafetensorsReader::SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std
 }
 
 void SafetensorsReader::read(const TensorEntry& entry, std::span<std::byte> out) const {
-  LOCKSTEP_ASSERT(static_cast<std::int64_t>(out.size()) == entry.end - entry.begin, "a buffer of the tensor's size");
+  LOCKSTEP_ASSERT(static_cast<std::int64_t>(out.size()) == entry.end - entry.begin,
+                  "the buffer must have the size of the tensor");
   file_->read(data_offset_ + entry.begin, out);
 }
 

@@ -21,9 +21,9 @@ namespace lockstep {
 
 namespace {
 
-std::int64_t integer(const Snapshot& snapshot, const std::string& key) {
-  const auto found = snapshot.values.find(key);
-  const auto value = found == snapshot.values.end() ? std::nullopt : parse_int(found->second);
+std::int64_t integer(const CheckpointContents& contents, const std::string& key) {
+  const auto found = contents.values.find(key);
+  const auto value = found == contents.values.end() ? std::nullopt : parse_int(found->second);
   if (!value) {
     throw CheckpointError(fmt::format("the checkpoint's state.json has no whole number '{}'", key),
                           "it was not written by a Trainer; load it with CheckpointStore, or start over with --fresh");
@@ -31,9 +31,9 @@ std::int64_t integer(const Snapshot& snapshot, const std::string& key) {
   return *value;
 }
 
-std::string text(const Snapshot& snapshot, const std::string& key) {
-  const auto found = snapshot.values.find(key);
-  return found == snapshot.values.end() ? std::string() : found->second;
+std::string text(const CheckpointContents& contents, const std::string& key) {
+  const auto found = contents.values.find(key);
+  return found == contents.values.end() ? std::string() : found->second;
 }
 
 constexpr std::string_view kConfig = "config.";
@@ -51,11 +51,11 @@ bool may_change(std::string_view field) {
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
-std::vector<std::string> changes(const Plan& plan, const Snapshot& snapshot) {
+std::vector<std::string> changes(const Plan& plan, const CheckpointContents& contents) {
   std::vector<std::string> found;
   const auto compare = [&](std::string_view kind, const std::string& name, const std::string& value) {
-    const auto saved = snapshot.values.find(std::string(kind) + name);
-    if (saved != snapshot.values.end() && saved->second != value) {
+    const auto saved = contents.values.find(std::string(kind) + name);
+    if (saved != contents.values.end() && saved->second != value) {
       found.push_back(fmt::format("--{} is {} now, {} when the checkpoint was written", name, printable(value),
                                   printable(saved->second)));
     }
@@ -71,16 +71,16 @@ std::vector<std::string> changes(const Plan& plan, const Snapshot& snapshot) {
   return found;
 }
 
-void warn_about(const std::vector<std::string>& changed, const Snapshot& snapshot, const World& world) {
+void warn_about(const std::vector<std::string>& changed, const CheckpointContents& contents, const World& world) {
   if (!world.is_main()) {
     return;
   }
   for (const std::string& change : changed) {
     log_warning(change);
   }
-  const auto threads = snapshot.values.find("threads");
+  const auto threads = contents.values.find("threads");
   if (const auto now = std::to_string(at::get_num_threads());
-      threads != snapshot.values.end() && threads->second != now) {
+      threads != contents.values.end() && threads->second != now) {
     log_warning(
         fmt::format("{} threads per rank now, {} when the checkpoint was written: sums over many numbers may round "
                     "differently",
@@ -89,11 +89,11 @@ void warn_about(const std::vector<std::string>& changed, const Snapshot& snapsho
 }
 
 // Without decay_steps cosine ends with the run: a longer run is another schedule.
-void warn_about_schedule(const RunParts& run, const Snapshot& snapshot) {
+void warn_about_schedule(const RunParts& run, const CheckpointContents& contents) {
   const OptimConfig& optim = run.plan.config.optim;
-  const auto before = parse_int(text(snapshot, "total_steps")).value_or(0);
+  const auto before = parse_int(text(contents, "total_steps")).value_or(0);
   if (!run.world.is_main() || optim.schedule != ScheduleKind::cosine || optim.decay_steps > 0 || before == 0 ||
-      before == run.total_steps || text(snapshot, "config.optim.decay_steps") != "0") {
+      before == run.total_steps || text(contents, "config.optim.decay_steps") != "0") {
     return;
   }
   log_warning(fmt::format(
@@ -104,32 +104,32 @@ void warn_about_schedule(const RunParts& run, const Snapshot& snapshot) {
 }
 
 // Of a checkpoint that another program wrote, lockstep-convert for one: weights and finished epochs.
-void restore_weights(RunParts& run, const Snapshot& snapshot) {
+void restore_weights(RunParts& run, const CheckpointContents& contents) {
   if (!run.plan.config.checkpoint.allow_partial) {
     throw CheckpointError(
         "the checkpoint holds no optimizer and no position in the data",
         "--checkpoint.allow_partial goes on with its weights, a new optimizer and the epoch after those "
         "it counts");
   }
-  const LoaderPosition position{.epoch = integer(snapshot, "epoch")};
-  const TrainState state{.step = integer(snapshot, "step"), .epoch = position.epoch, .samples = 0};
+  const LoaderPosition position{.epoch = integer(contents, "epoch")};
+  const TrainState state{.step = integer(contents, "step"), .epoch = position.epoch, .samples = 0};
   run.train.seek(position);
-  load_module(run.module, snapshot.tensors.at("model"), /*allow_partial=*/true);
+  load_module(run.module, contents.tensors.at("model"), /*allow_partial=*/true);
   run.state = state;
   seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
 }
 
 }  // namespace
 
-Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
-  Snapshot snapshot;
-  snapshot.tensors["model"] = module_tensors(run.module);
-  snapshot.tensors["optimizer"] = run.strategy.optimizer_state();
+CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
+  CheckpointContents contents;
+  contents.tensors["model"] = module_tensors(run.module);
+  contents.tensors["optimizer"] = run.strategy.optimizer_state();
   if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
-    snapshot.tensors["callbacks"] = std::move(callbacks);
+    contents.tensors["callbacks"] = std::move(callbacks);
   }
   const LoaderPosition position = run.train.position();
-  auto& values = snapshot.values;
+  auto& values = contents.values;
   values["step"] = std::to_string(run.state.step);
   values["epoch"] = std::to_string(run.state.epoch);
   values["samples"] = std::to_string(run.state.samples);
@@ -151,29 +151,29 @@ Snapshot make_snapshot(const RunParts& run, const Metrics& measured) {
     values[fmt::format("metric.{}", name)] = fmt::format("{:.17g}", value);
   }
   values["threads"] = std::to_string(at::get_num_threads());
-  snapshot.per_rank = rng_state(run.world.device());
-  return snapshot;
+  contents.per_rank = rng_state(run.world.device());
+  return contents;
 }
 
-std::vector<std::string> restore(RunParts& run, const Snapshot& snapshot) {
+std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents) {
   const TrainConfig& config = run.plan.config;
-  if (!snapshot.tensors.contains("model")) {
+  if (!contents.tensors.contains("model")) {
     throw CheckpointError("the checkpoint has no model.safetensors", "name another one");
   }
-  if (!snapshot.values.contains("position.epoch")) {
-    restore_weights(run, snapshot);
+  if (!contents.values.contains("position.epoch")) {
+    restore_weights(run, contents);
     return {};
   }
-  if (const auto order = integer(snapshot, "data_order"); order != kDataOrder) {
+  if (const auto order = integer(contents, "data_order"); order != kDataOrder) {
     throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
                           "use the lockstep version that wrote it");
   }
-  const LoaderPosition position{.epoch = integer(snapshot, "position.epoch"),
-                                .consumed = integer(snapshot, "position.consumed"),
-                                .dataset_size = integer(snapshot, "position.dataset_size"),
-                                .global_batch = integer(snapshot, "position.global_batch"),
-                                .state = text(snapshot, "position.state")};
-  const auto world_size = integer(snapshot, "world_size");
+  const LoaderPosition position{.epoch = integer(contents, "position.epoch"),
+                                .consumed = integer(contents, "position.consumed"),
+                                .dataset_size = integer(contents, "position.dataset_size"),
+                                .global_batch = integer(contents, "position.global_batch"),
+                                .state = text(contents, "position.state")};
+  const auto world_size = integer(contents, "world_size");
   if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
     throw CheckpointError(
         fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size,
@@ -182,36 +182,36 @@ std::vector<std::string> restore(RunParts& run, const Snapshot& snapshot) {
                     world_size));
   }
   const TrainState state{
-      .step = integer(snapshot, "step"), .epoch = integer(snapshot, "epoch"), .samples = integer(snapshot, "samples")};
-  const auto optimizer = snapshot.tensors.find("optimizer");
-  if (optimizer == snapshot.tensors.end()) {
+      .step = integer(contents, "step"), .epoch = integer(contents, "epoch"), .samples = integer(contents, "samples")};
+  const auto optimizer = contents.tensors.find("optimizer");
+  if (optimizer == contents.tensors.end()) {
     throw CheckpointError("the checkpoint has no optimizer.safetensors", "name another one");
   }
   if (!config.checkpoint.allow_partial) {
-    check_module(run.module, snapshot.tensors.at("model"));
+    check_module(run.module, contents.tensors.at("model"));
   }
   // A run that is refused here drops its optimizers; the model can only fit now.
   run.strategy.load_optimizer_state(optimizer->second);
   run.train.seek(position);
-  load_module(run.module, snapshot.tensors.at("model"), config.checkpoint.allow_partial);
-  if (const auto saved = snapshot.tensors.find("callbacks"); saved != snapshot.tensors.end()) {
+  load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
+  if (const auto saved = contents.tensors.find("callbacks"); saved != contents.tensors.end()) {
     run.callbacks.load(saved->second, run.world);
   }
   run.state = state;
-  if (fits_rng_state(snapshot.per_rank, run.world.device())) {
-    set_rng_state(snapshot.per_rank, run.world.device());
+  if (fits_rng_state(contents.per_rank, run.world.device())) {
+    set_rng_state(contents.per_rank, run.world.device());
   } else {
     log_info(
-        snapshot.per_rank.defined()
+        contents.per_rank.defined()
             ? fmt::format("the checkpoint was saved on another kind of device than {}: random numbers are seeded anew",
                           run.world.device().str())
             : fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size,
                           run.world.size()));
     seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
   }
-  std::vector<std::string> changed = changes(run.plan, snapshot);
-  warn_about(changed, snapshot, run.world);
-  warn_about_schedule(run, snapshot);
+  std::vector<std::string> changed = changes(run.plan, contents);
+  warn_about(changed, contents, run.world);
+  warn_about_schedule(run, contents);
   return changed;
 }
 

@@ -26,10 +26,10 @@ struct RunParts {
 };
 
 /// `measured`: metrics of this very step.
-Snapshot make_snapshot(const RunParts& run, const Metrics& measured);
+CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured);
 
 /// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not
 /// fit; nothing is changed then. Warns about every hyperparameter that differs, and returns them as texts.
-std::vector<std::string> restore(RunParts& run, const Snapshot& snapshot);
+std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents);
 
 }  // namespace lockstep

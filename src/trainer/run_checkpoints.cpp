@@ -34,7 +34,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
   const OnDamage on_damage = [this](const std::string& what) { files_.event("damaged", {{"what", what}}); };
   // An attempt that died before its first save has left nothing: the next one begins where it began.
   if (hold_.trained_before()) {
-    if (auto stored = store_->load_latest(on_damage); stored && stored->snapshot.values[kLaunchKey] == hold_.launch()) {
+    if (auto stored = store_->load_latest(on_damage); stored && stored->contents.values[kLaunchKey] == hold_.launch()) {
       return own(std::move(*stored));
     }
   }
@@ -56,19 +56,19 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
     from_best_ = resume == "best";
     return stored ? std::optional(own(std::move(*stored))) : std::nullopt;
   }
-  Origin origin{.snapshot = load_checkpoint(resume, world_, on_damage), .name = resume};
-  refuse_newer_than(origin.snapshot, resume);
+  Origin origin{.contents = load_checkpoint(resume, world_, on_damage), .name = resume};
+  refuse_newer_than(origin.contents, resume);
   return origin;
 }
 
-RunCheckpoints::Origin RunCheckpoints::own(StoredSnapshot stored) const {
-  return {.snapshot = std::move(stored.snapshot), .name = fmt::format("step {} in {}", stored.step, run_)};
+RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
+  return {.contents = std::move(stored.contents), .name = fmt::format("step {} in {}", stored.step, run_)};
 }
 
 // Going on from an older state would leave two histories in one directory.
-void RunCheckpoints::refuse_newer_than(const Snapshot& snapshot, const std::string& from) {
+void RunCheckpoints::refuse_newer_than(const CheckpointContents& contents, const std::string& from) {
   const auto latest = store_->latest();
-  const auto step = parse_int(snapshot.values.at("step"));
+  const auto step = parse_int(contents.values.at("step"));
   if (latest && step && *latest > *step) {
     throw CheckpointError(fmt::format("--resume {} is step {}, but {} has step {} already", from, *step, run_, *latest),
                           "go on from there with --resume auto, or give this run another --run_name");
@@ -98,7 +98,7 @@ bool RunCheckpoints::is_due(const TrainState& state, bool ends_epoch) const {
          (c.every_epochs > 0 && ends_epoch && state.epoch % c.every_epochs == 0);
 }
 
-RunCheckpoints::Saves RunCheckpoints::save(std::int64_t step, const std::function<Snapshot()>& make) {
+RunCheckpoints::Saves RunCheckpoints::save(std::int64_t step, const std::function<CheckpointContents()>& make) {
   if (!store_ || is_saved(step)) {
     return {};
   }
@@ -116,7 +116,7 @@ RunCheckpoints::Saves RunCheckpoints::save(std::int64_t step, const std::functio
   return before;
 }
 
-RunCheckpoints::Saves RunCheckpoints::save_at_end(std::int64_t step, const std::function<Snapshot()>& make) {
+RunCheckpoints::Saves RunCheckpoints::save_at_end(std::int64_t step, const std::function<CheckpointContents()>& make) {
   Saves saves;
   if (!store_) {
     return saves;
@@ -156,7 +156,7 @@ std::optional<BestCheckpoint> RunCheckpoints::best() {
   return BestCheckpoint{.step = found->first, .value = found->second, .path = folder.string()};
 }
 
-BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<Snapshot()>& make) {
+BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<CheckpointContents()>& make) {
   const auto start = Clock::now();
   store_->save(step, make());
   return note({.step = step, .seconds = std::chrono::duration<double>(Clock::now() - start).count()});

@@ -28,7 +28,7 @@ class RunCheckpoints {
 
   /// What to go on from.
   struct Origin {
-    Snapshot snapshot{};
+    CheckpointContents contents{};
     std::string name{};  ///< "step 500 in runs/a"
   };
 
@@ -50,9 +50,9 @@ class RunCheckpoints {
 
   /// Collective. Saves `step`, in the background if so configured. Throws: what
   /// config.checkpoint.on_error does not tolerate.
-  Saves save(std::int64_t step, const std::function<Snapshot()>& make);
+  Saves save(std::int64_t step, const std::function<CheckpointContents()>& make);
   /// Collective. In the foreground, for the end of a run: the error of this save is not tolerated.
-  Saves save_at_end(std::int64_t step, const std::function<Snapshot()>& make);
+  Saves save_at_end(std::int64_t step, const std::function<CheckpointContents()>& make);
 
   /// True on rank 0 when collect() has something; says so once for each save.
   bool tells_end() noexcept { return store_ && store_->save_ended() && !std::exchange(told_end_, true); }
@@ -70,11 +70,11 @@ class RunCheckpoints {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Origin own(StoredSnapshot stored) const;
-  void refuse_newer_than(const Snapshot& snapshot, const std::string& from);
+  Origin own(StoredCheckpoint stored) const;
+  void refuse_newer_than(const CheckpointContents& contents, const std::string& from);
   Saves tolerating(const std::function<Saves()>& work);
   BackgroundSave note(BackgroundSave saved);
-  BackgroundSave save_now(std::int64_t step, const std::function<Snapshot()>& make);
+  BackgroundSave save_now(std::int64_t step, const std::function<CheckpointContents()>& make);
 
   const TrainConfig& config_;
   World& world_;

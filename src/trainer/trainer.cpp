@@ -194,7 +194,7 @@ class Fit {
       return;
     }
     auto parts = run_parts();
-    changed_ = restore(parts, origin->snapshot);
+    changed_ = restore(parts, origin->contents);
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     resumed_ = true;
     steps_at_start_ = state_.step;
@@ -397,16 +397,16 @@ class Fit {
     }
   }
 
-  Snapshot snapshot() {
+  CheckpointContents contents() {
     WorldAccess::settle_device(world_);
     check_replicas(task_.module(), world_);
     check_finite();
     recorder_.flush();
     measure_monitored();
-    Snapshot snapshot = make_snapshot(run_parts(), measured_);
-    snapshot.values[kLaunchKey] = hold_->launch();
-    snapshot.values[kParametersFinite] = parameters_finite_ ? "true" : "false";
-    return snapshot;
+    CheckpointContents contents = checkpoint_contents(run_parts(), measured_);
+    contents.values[kLaunchKey] = hold_->launch();
+    contents.values[kParametersFinite] = parameters_finite_ ? "true" : "false";
+    return contents;
   }
 
   // At reports and before saves, which wait for the device anyway.
@@ -462,7 +462,7 @@ class Fit {
 
   void save() {
     record_.set_phase(Phase::save);
-    tell_saved(checkpoints_.save(state_.step, [this] { return snapshot(); }));
+    tell_saved(checkpoints_.save(state_.step, [this] { return contents(); }));
   }
 
   void tell_saved(const RunCheckpoints::Saves& saves) {
@@ -475,7 +475,7 @@ class Fit {
   void save_after_failure() noexcept {
     try {
       if (stands_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
-        checkpoints_.save_at_end(state_.step, [this] { return snapshot(); });
+        checkpoints_.save_at_end(state_.step, [this] { return contents(); });
       }
       if (const auto step = checkpoints_.durable()) {
         log_info(
@@ -493,7 +493,7 @@ class Fit {
         report();  // what was measured since the last report
       }
       record_.set_phase(Phase::save);
-      tell_saved(checkpoints_.save_at_end(state_.step, [this] { return snapshot(); }));
+      tell_saved(checkpoints_.save_at_end(state_.step, [this] { return contents(); }));
     }
     record_.set_phase(Phase::finish);
     recorder_.flush();

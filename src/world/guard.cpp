@@ -40,11 +40,11 @@ std::string beats_key(int node) { return fmt::format("beats/{}", node); }
 
 std::string in_seconds(milliseconds time) { return fmt::format("{:g} s", std::chrono::duration<double>(time).count()); }
 
-std::string first_line(std::string_view text) {
+std::string cause_text(std::string_view text) {
   constexpr std::size_t kLongest = 500;
   constexpr std::string_view kLabel = "error: ";
   text.remove_prefix(text.starts_with(kLabel) ? kLabel.size() : 0);
-  return printable(text.substr(0, std::min({text.find('\n'), text.size(), kLongest})));
+  return printable(first_line(text).substr(0, kLongest));
 }
 
 }  // namespace
@@ -271,7 +271,7 @@ void Guard::report(std::string_view error, int code) noexcept {
   changed_.notify_all();
   try {
     tell(
-        fmt::format("rank {} ({}) failed: {}", rank_, peers_[static_cast<std::size_t>(rank_)].name, first_line(error)));
+        fmt::format("rank {} ({}) failed: {}", rank_, peers_[static_cast<std::size_t>(rank_)].name, cause_text(error)));
   } catch (const std::exception&) {
     return;  // the store is gone, which the others see as well
   }

@@ -16,9 +16,9 @@
 
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
-#include <lockstep/world/world.h>
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/storage/safetensors.h>
+#include <lockstep/world/world.h>
 
 namespace {
 
@@ -75,12 +75,12 @@ class Background {
       : store_(folder / "background" / "checkpoints", {}, world_) {
     for (const lockstep::TensorView& tensor : tensors) {
       auto* data = const_cast<std::byte*>(tensor.bytes.data());  // NOLINT: from_blob has no const
-      snapshot_.tensors["model"].emplace_back(tensor.name, at::from_blob(data, tensor.shape, at::kFloat));
+      contents_.tensors["model"].emplace_back(tensor.name, at::from_blob(data, tensor.shape, at::kFloat));
     }
   }
   double stall() {
     const auto start = std::chrono::steady_clock::now();
-    store_.save_in_background(++step_, snapshot_);
+    store_.save_in_background(++step_, contents_);
     const std::chrono::duration<double> stood = std::chrono::steady_clock::now() - start;
     store_.wait_for_save();
     return stood.count();
@@ -89,7 +89,7 @@ class Background {
  private:
   lockstep::World world_ = lockstep::World::single(c10::Device("cpu"));
   lockstep::CheckpointStore store_;
-  lockstep::Snapshot snapshot_{};
+  lockstep::CheckpointContents contents_{};
   std::int64_t step_ = 0;
 };
 

@@ -117,8 +117,8 @@ TEST_F(ReportsOfARun, SetAsideWhatIsInTheirPlaceAtAResume) {
   std::ofstream(run() / "metrics.csv") << "\x01\x02 noise";
   const auto result = run_program(train({"--max_steps", "50"}));
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("it is metrics.jsonl.1 now"), HasSubstr("it is metrics.csv.1 now"),
-                                HasSubstr("it is events.jsonl.1 now"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("moved it to metrics.jsonl.1"), HasSubstr("moved it to metrics.csv.1"),
+                                HasSubstr("moved it to events.jsonl.1"),
                                 HasSubstr("config.toml: Is a directory; the run goes on without it")));
   EXPECT_EQ(metric(run(), "loss").size(), 20U);
   EXPECT_EQ(read_text(run() / "metrics.csv.1"), "\x01\x02 noise");

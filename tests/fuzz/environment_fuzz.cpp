@@ -29,7 +29,7 @@ LOCKSTEP_FUZZ_TARGET(environment) {
             "no more ranks on a node than there are", input);
     promise(identity->node >= 0 && identity->nodes > 0, "a node", input);
     promise(identity->world_size == 1 || (identity->master_port > 0 && is_host(identity->master_addr)),
-            "a place to meet", input);
+            "a common address", input);
   } catch (const ConfigError& error) {
     promise(!error.problems().empty(), "a reason", input);
   }

@@ -235,7 +235,9 @@ TEST(SlurmBatch, TrainsAloneWithoutSrunAndSaysSo) {
   EXPECT_EQ(result.code, 0) << result.err;
   const std::string text = read_text(log);
   EXPECT_THAT(text, HasSubstr("launch       alone"));
-  EXPECT_THAT(text, HasSubstr("warning: SLURM_JOB_NUM_NODES=2 and SLURM_NTASKS=4, but this is no step of the job"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("warning: SLURM_JOB_NUM_NODES=2 and SLURM_NTASKS=4, but this process is not in a step of the job"));
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 1));
 }
 

@@ -109,7 +109,7 @@ TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {
   const auto before = files();
   const auto refused = run_program(stranger);
   EXPECT_EQ(refused.code, 65) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("holds a run of the program train_program, this program is renamed"));
+  EXPECT_THAT(refused.err, HasSubstr("contains a run of the program train_program, this program is renamed"));
   EXPECT_THAT(refused.err, HasSubstr("--fresh"));
   EXPECT_THAT(refused.err, HasSubstr("--run_name"));
   EXPECT_TRUE(files() == before);

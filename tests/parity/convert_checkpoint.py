@@ -57,14 +57,14 @@ net.b = torch.nn.Linear(16, 1)
 net.load_state_dict(torch.load(work / "golden.pt", weights_only=True))
 
 # What is damaged, taken, or would execute something is refused.
-assert "is there already" in run(work / "snapshot.pt", work / "checkpoints", "--step", 500, code=65)
+assert "already exists" in run(work / "snapshot.pt", work / "checkpoints", "--step", 500, code=65)
 data = bytearray((checkpoint / "model.safetensors").read_bytes())
 data[-1] ^= 1
 (work / "damaged").mkdir()
 for file in checkpoint.iterdir():
     (work / "damaged" / file.name).write_bytes(file.read_bytes())
 (work / "damaged" / "model.safetensors").write_bytes(data)
-assert "its checksum does not fit" in run(work / "damaged", work / "no.pt", code=65)
+assert "its checksum does not match" in run(work / "damaged", work / "no.pt", code=65)
 
 
 class Harm:

@@ -66,6 +66,33 @@ TEST(Repository, EverySourceIsBuilt) {
   });
 }
 
+const fs::path kGlossary = "docs/glossary.md";
+
+TEST(Repository, HasNoForbiddenSynonym) {
+  const auto synonyms = parse_glossary(read(kRoot / kGlossary)).synonyms;
+  ASSERT_FALSE(synonyms.empty());
+  for (const ForbiddenSynonym& synonym : synonyms) {  // the control: each of them is found
+    ASSERT_EQ(check_synonyms({"x", "// The " + synonym.phrase + ".\n"}, synonyms).size(), 1U) << synonym.phrase;
+  }
+  std::vector<SourceFile> sources{{"README.md", read(kRoot / "README.md")}};
+  for (const char* folder : {"src", "include", "docs", "examples", "tests"}) {
+    std::ranges::move(files(folder, {".cpp", ".h", ".md", ".py"}), std::back_inserter(sources));
+  }
+  std::erase_if(sources, [](const SourceFile& file) { return file.path == kGlossary; });
+  expect_none(sources, [&](const SourceFile& file) { return check_synonyms(file, synonyms); });
+}
+
+TEST(Repository, GlossaryHasEveryPublicType) {
+  const auto terms = parse_glossary(read(kRoot / kGlossary)).terms;
+  expect_none(files("include", {".h"}), [&](const SourceFile& file) { return check_types_have_terms(file, terms); });
+}
+
+TEST(Repository, ArchitectureNamesFilesThatExist) {
+  expect_none({{"docs/architecture.md", read(kRoot / "docs/architecture.md")}}, [](const SourceFile& document) {
+    return check_paths(document, [](const std::string& path) { return fs::exists(kRoot / path); });
+  });
+}
+
 TEST(Repository, LinksOfTheDocumentsResolve) {
   auto documents = files("docs", {".md"});
   documents.push_back({"README.md", read(kRoot / "README.md")});

@@ -68,7 +68,7 @@ struct Home {
   Names files;
 };
 
-/// Headers that are dear to compile, or a dependency that one file hides from the others.
+/// Headers that are expensive to compile, or a dependency that one file hides from the others.
 const std::vector<Home>& header_homes() {
   static const std::vector<Home> homes = {
       {"nlohmann/", {"src/base/json.h"}},
@@ -92,8 +92,7 @@ const std::vector<Home>& name_homes() {
       {"std::exit", {}},
       {"std::quick_exit", {}},
       {"std::cout", {}},
-      {"system_clock",
-       {"src/base/event_log.cpp", "src/base/log.cpp", "src/environment/job_end.cpp", "src/report/jsonl_sink.cpp"}},
+      {"system_clock", {"src/base/log.cpp", "src/base/text.cpp", "src/environment/job_end.cpp"}},
   };
   return homes;
 }
@@ -278,6 +277,144 @@ Findings check_listed(const SourceFile& file, const std::vector<std::string>& li
     return {};
   }
   return {fmt::format("{}: is in no CMakeLists.txt, so nothing builds it", file.path)};
+}
+
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::ranges::transform(out, out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+
+std::string without(std::string_view text, std::string_view characters) {
+  std::string out(text);
+  std::erase_if(out, [&](char c) { return characters.find(c) != std::string_view::npos; });
+  return out;
+}
+
+std::string trimmed(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(' '), text.size());
+  return std::string(text.substr(begin, text.find_last_not_of(' ') + 1 - begin));
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+/// "| a | b |" -> "a", "b"; {} for other lines and for the lines of a table's head.
+std::vector<std::string> cells_of(std::string_view line) {
+  if (!line.starts_with("| ")) {
+    return {};
+  }
+  std::vector<std::string> cells;
+  for (const std::string& cell : split(line.substr(1, line.rfind('|') - 1), '|')) {
+    cells.push_back(trimmed(cell));
+  }
+  return cells;
+}
+
+/// The texts between backticks.
+std::vector<std::string> quoted_in(std::string_view text) {
+  std::vector<std::string> found;
+  const std::vector<std::string> parts = split(text, '`');
+  for (std::size_t i = 1; i < parts.size(); i += 2) {
+    found.push_back(parts[i]);
+  }
+  return found;
+}
+
+/// "class Name final : public Base {" -> "Name"; "" if the line defines no type of a namespace.
+std::string defined_type(const std::string& line) {
+  std::istringstream words(without(line, "{:"));
+  std::string word;
+  words >> word;
+  const bool is_type = word == "class" || word == "struct" || word == "enum";
+  if (!is_type || std::isspace(static_cast<unsigned char>(line.front())) != 0 ||
+      (line.ends_with(';') && line.find('{') == std::string::npos)) {
+    return {};
+  }
+  while (words >> word && (word == "class" || word.starts_with('['))) {
+  }
+  return word;
+}
+
+}  // namespace
+
+Glossary parse_glossary(std::string_view text) {
+  Glossary glossary;
+  std::istringstream lines{std::string(text)};
+  std::string section;
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (line.starts_with("## ")) {
+      section = line.substr(3);
+    }
+    const std::vector<std::string> cells = cells_of(line);
+    if (cells.size() != 3 || cells.front() == "term" || cells.front() == "do not write") {
+      continue;
+    }
+    if (section == "Terms") {
+      glossary.terms.push_back(without(cells.front(), "`"));
+    } else if (section == "Forbidden synonyms") {
+      for (const std::string& phrase : split(cells.front(), ',')) {
+        glossary.synonyms.push_back({lower(trimmed(phrase)), cells[1], quoted_in(cells[2])});
+      }
+    }
+  }
+  return glossary;
+}
+
+Findings check_synonyms(const SourceFile& file, const std::vector<ForbiddenSynonym>& synonyms) {
+  Findings findings;
+  std::istringstream lines(lower(file.text));
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    for (const ForbiddenSynonym& synonym : synonyms) {
+      if (has_word(line, synonym.phrase) && std::ranges::count(synonym.exceptions, file.path) == 0) {
+        findings.push_back(fmt::format("{}:{}: \"{}\", write: {}", file.path, number, synonym.phrase, synonym.write));
+      }
+    }
+  }
+  return findings;
+}
+
+Findings check_types_have_terms(const SourceFile& header, const std::vector<std::string>& terms) {
+  Findings findings;
+  std::istringstream lines(without_comments(header.text, /*keep_literals=*/false));
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    line.erase(line.find_last_not_of(' ') + 1);
+    const std::string type = line.empty() ? std::string() : defined_type(line);
+    if (!type.empty() && std::ranges::count(terms, type) == 0) {
+      findings.push_back(fmt::format("{}:{}: {} is not in docs/glossary.md", header.path, number, type));
+    }
+  }
+  return findings;
+}
+
+Findings check_paths(const SourceFile& document, const std::function<bool(const std::string&)>& exists) {
+  Findings findings;
+  std::istringstream lines(document.text);
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    for (const std::string& path : quoted_in(line)) {
+      const bool is_path = std::ranges::any_of(Names{"src/", "include/", "tests/", "cmake/", "examples/"},
+                                               [&](std::string_view root) { return path.starts_with(root); });
+      if (is_path && !exists(path)) {
+        findings.push_back(fmt::format("{}:{}: {} does not exist", document.path, number, path));
+      }
+    }
+  }
+  return findings;
 }
 
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists) {

@@ -36,6 +36,29 @@ Findings check_public_header(const SourceFile& file);
 /// `lists`: the texts of the CMakeLists.txt files that may name it.
 Findings check_listed(const SourceFile& file, const std::vector<std::string>& lists);
 
+/// A row of the table "Forbidden synonyms" of docs/glossary.md, for one of its phrases.
+struct ForbiddenSynonym {
+  std::string phrase;                     ///< lower case
+  std::string write;                      ///< the right term
+  std::vector<std::string> exceptions{};  ///< files that may use the phrase
+};
+
+struct Glossary {
+  std::vector<std::string> terms{};  ///< in the order of the table, without backticks
+  std::vector<ForbiddenSynonym> synonyms{};
+};
+
+Glossary parse_glossary(std::string_view text);
+
+/// No forbidden synonym as a whole word, in upper or lower case.
+Findings check_synonyms(const SourceFile& file, const std::vector<ForbiddenSynonym>& synonyms);
+
+/// Every class, struct and enum that a public header defines is a term of the glossary.
+Findings check_types_have_terms(const SourceFile& header, const std::vector<std::string>& terms);
+
+/// Paths of the repository between backticks ("src/base/text.h"). `exists` is asked for paths from its root.
+Findings check_paths(const SourceFile& document, const std::function<bool(const std::string&)>& exists);
+
 /// Links of a Markdown file to other files. `exists` is asked for paths from the repository's root.
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists);
 

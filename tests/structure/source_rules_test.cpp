@@ -131,5 +131,43 @@ TEST(Links, ResolveFromTheirDocument) {
               ElementsAre(HasSubstr("docs/launching.md:2: link to eror.md")));
 }
 
+constexpr const char* kGlossary =
+    "# Glossary\n\n## Terms\n\n| term | meaning | where |\n|---|---|---|\n| rank | a process | `a.h` |\n"
+    "| `World` | all ranks | `b.h` |\n\n## Forbidden synonyms\n\n| do not write | write | except in |\n|---|---|---|\n"
+    "| gizmo, gizmo set | gadget | |\n| widget | window | `src/old.py`: its format has this name |\n";
+
+TEST(Glossary, IsReadFromItsTables) {
+  const Glossary glossary = parse_glossary(kGlossary);
+  EXPECT_THAT(glossary.terms, ElementsAre("rank", "World"));
+  ASSERT_EQ(glossary.synonyms.size(), 3U);
+  EXPECT_EQ(glossary.synonyms[1].phrase, "gizmo set");
+  EXPECT_THAT(glossary.synonyms[2].exceptions, ElementsAre("src/old.py"));
+}
+
+TEST(Synonyms, AreFoundAsWholeWords) {
+  const auto synonyms = parse_glossary(kGlossary).synonyms;
+  EXPECT_THAT(check_synonyms({"src/a.cpp", "// x\nlog(\"Gizmo not found\");\n"}, synonyms),
+              ElementsAre("src/a.cpp:2: \"gizmo\", write: gadget"));
+  EXPECT_THAT(check_synonyms({"src/a.cpp", "int gizmo_; Gizmos();\n"}, synonyms), IsEmpty());
+  EXPECT_THAT(check_synonyms({"src/a.py", "# widget\n"}, synonyms), ElementsAre(HasSubstr("window")));
+  EXPECT_THAT(check_synonyms({"src/old.py", "# widget\n"}, synonyms), IsEmpty());
+}
+
+TEST(PublicTypes, NeedATerm) {
+  const std::vector<std::string> terms{"Plan", "Kind"};
+  EXPECT_THAT(check_types_have_terms({"a.h", "class Console;\nstruct Plan {\n  struct Inner {};\n};\n"}, terms),
+              IsEmpty());
+  EXPECT_THAT(check_types_have_terms({"a.h", "// class Old {\nenum class Kind : int { a };\n"}, terms), IsEmpty());
+  EXPECT_THAT(check_types_have_terms({"a.h", "\nclass [[nodiscard]] Scope final\n    : public Base {\n"}, terms),
+              ElementsAre("a.h:2: Scope is not in docs/glossary.md"));
+  EXPECT_THAT(check_types_have_terms({"a.h", "enum class Mode { a };\n"}, terms), ElementsAre(HasSubstr(": Mode is")));
+}
+
+TEST(Paths, BetweenBackticksExist) {
+  const auto exists = [](const std::string& path) { return path == "src/base/log.cpp"; };
+  EXPECT_THAT(check_paths({"a.md", "`src/base/log.cpp`, `World::size`, src/no.cpp\n"}, exists), IsEmpty());
+  EXPECT_THAT(check_paths({"a.md", "x\n`src/no.cpp`\n"}, exists), ElementsAre("a.md:2: src/no.cpp does not exist"));
+}
+
 }  // namespace
 }  // namespace lockstep::structure

@@ -1,6 +1,7 @@
 // lockstep/base/file_system.h
 //
-// Every file the library writes goes through this interface, so that tests can lose power or fill the disk. Torch-free.
+// The library writes all files through this interface, so that tests can simulate a power loss or a full disk.
+// Torch-free.
 #pragma once
 
 #include <cstddef>
@@ -15,36 +16,36 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// A file being written. Nothing is durable before sync().
+/// A file that is being written. Nothing is durable before sync().
 class WritableFile {
  public:
   virtual ~WritableFile() = default;  ///< closes without syncing; never throws
-  /// Before the first append: sets `bytes` aside on the disk, where the file system can. A file that is known to become
-  /// large goes past the page cache. Throws: IoError where they are not to be had.
+  /// Call before the first append: reserves `bytes` on the disk if the file system supports it. A large file is then
+  /// written past the page cache. Throws: IoError if space is unavailable.
   virtual void reserve(std::int64_t bytes) = 0;
-  virtual void append(std::span<const std::byte> bytes) = 0;  ///< what fails may be reported by a later call
-  virtual void truncate(std::int64_t bytes) = 0;  ///< keeps the first `bytes`; of files from open_append() only
-  virtual void sync() = 0;   ///< fsync. After a failure the file must be discarded, never synced again.
-  virtual void close() = 0;  ///< reports what close(2) reports
+  virtual void append(std::span<const std::byte> bytes) = 0;  ///< a later call may report the error
+  virtual void truncate(std::int64_t bytes) = 0;  ///< keeps the first `bytes`; only for files from open_append()
+  virtual void sync() = 0;                        ///< fsync. After a failure discard the file; do not sync it again.
+  virtual void close() = 0;                       ///< throws the error of close(2)
 };
 
-/// A file being read. Only regular files are opened; symbolic links are not followed.
+/// A file that is being read. Opens regular files only and follows no symbolic links.
 class RandomAccessFile {
  public:
   virtual ~RandomAccessFile() = default;
   virtual std::int64_t size() const = 0;
-  /// Reads exactly `out.size()` bytes at `offset`. Throws: IoError when the file is shorter.
+  /// Reads exactly `out.size()` bytes at `offset`. Throws: IoError if the file is shorter.
   virtual void read(std::int64_t offset, std::span<std::byte> out) const = 0;
 };
 
-/// A lock that dies with its owner (flock).
+/// A lock that is released when its owner ends (flock).
 class FileLock {
  public:
   virtual ~FileLock() = default;
 };
 
-/// All operations throw IoError naming the path and the errno text. Who may read what they create is the umask's to
-/// say. Thread-safe.
+/// All operations throw IoError with the path and the errno text. The umask decides who may read new files.
+/// Thread-safe.
 class FileSystem {
  public:
   using Path = std::filesystem::path;
@@ -56,29 +57,29 @@ class FileSystem {
   virtual void sync_directory(const Path& path) = 0;
   virtual void rename(const Path& from, const Path& to) = 0;   ///< fails if `to` exists
   virtual void replace(const Path& from, const Path& to) = 0;  ///< atomically replaces a file
-  /// Atomically makes `link` a symbolic link that says `target`. Fails where something else than a link is in its
-  /// place.
+  /// Atomically makes `link` a symbolic link to `target`. Fails if `link` exists and is not a link.
   virtual void replace_link(const Path& link, const Path& target) = 0;
-  virtual std::optional<Path> read_link(const Path& path) = 0;  ///< nullopt: there is no link
-  virtual void remove(const Path& path) = 0;  ///< a file or a link, never a directory; missing is fine
-  virtual void remove_all(const Path& path) = 0;                ///< missing is fine; of a link the link itself
+  virtual std::optional<Path> read_link(const Path& path) = 0;  ///< nullopt: `path` is not a link
+  virtual void remove(const Path& path) = 0;      ///< a file or a link, not a directory; no error if missing
+  virtual void remove_all(const Path& path) = 0;  ///< no error if missing; of a link it removes the link itself
   virtual bool exists(const Path& path) = 0;
   virtual std::vector<std::string> list(const Path& path) = 0;  ///< names, sorted; {} if missing
   virtual std::int64_t free_bytes(const Path& path) = 0;
-  /// Takes an exclusive lock on `path` (created if missing). nullptr: somebody else holds it; `owner` then gets the
-  /// lock file's text.
+  /// Takes an exclusive lock on `path` (created if missing). Returns nullptr if another process holds the lock; `owner`
+  /// then gets the text of the lock file.
   virtual std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) = 0;
 };
 
-/// The operating system's files. Stateless; one object for the process.
+/// The file system of the operating system. Stateless; one object per process.
 FileSystem& real_file_system() noexcept;
 
-/// Whole files. `write_file` is atomic and durable: temporary file <name>.tmp.<16 hexadecimal digits>, fsync, rename.
+/// Whole files. `write_file` is atomic and durable: it writes the temporary file <name>.tmp.<16 hexadecimal digits>,
+/// syncs it and renames it.
 std::string read_file(FileSystem& fs, const std::filesystem::path& path, std::int64_t max_bytes = 64 << 20);
 void write_file(FileSystem& fs, const std::filesystem::path& path, std::string_view text);
 void write_file(FileSystem& fs, const std::filesystem::path& path,
                 const std::function<void(WritableFile& file)>& produce);
-/// Removes the temporary files of `path` that writers left which were killed. Call when nobody is writing it.
+/// Removes temporary files of `path` that killed writers left. Call it while no process writes `path`.
 void remove_leftovers(FileSystem& fs, const std::filesystem::path& path);
 
 }  // namespace lockstep

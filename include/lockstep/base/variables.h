@@ -26,7 +26,7 @@ class Variables {
   std::map<std::string, std::string, std::less<>> values_{};
 };
 
-/// This process's environment now. The only reader of it in the library.
+/// Reads the environment of this process. The library reads it nowhere else.
 Variables read_environment();
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // lockstep/checkpoint/checkpoint_store.h
 //
-// Checkpoints of a run: every rank takes part, rank 0 writes and reads (with checkpoint.per_node the first rank of
-// every node writes, and one of those that have it reads). docs/checkpoints.md is the disk format.
+// The checkpoints of a run. All ranks take part; rank 0 writes and reads. With checkpoint.per_node the first rank of
+// every node writes, and one rank that has the checkpoint reads. docs/checkpoints.md describes the disk format.
 #pragma once
 
 #include <cstdint>
@@ -22,70 +22,69 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 
-/// What a checkpoint holds: named files of tensors ("model", "optimizer"), a few values, and one byte tensor per rank.
-/// src/trainer/resume.cpp lists them for the Trainer; a hand-written loop lists its own.
-struct Snapshot {
-  std::map<std::string, NamedTensors> tensors{};  ///< each becomes <name>.safetensors; rank 0's are written
+/// The contents of a checkpoint: named groups of tensors ("model", "optimizer"), a few values, and one byte tensor per
+/// rank. src/trainer/resume.cpp lists the contents for the Trainer; a hand-written loop lists its own.
+struct CheckpointContents {
+  std::map<std::string, NamedTensors> tensors{};  ///< each becomes <name>.safetensors; those of rank 0 are written
   /// state.json. The store adds "format", "data_order", "step" and "world_size" (of the run that wrote it), and reads
-  /// "metric.<checkpoint.monitor>" to know the best.
+  /// "metric.<checkpoint.monitor>" to find the best checkpoint.
   std::map<std::string, std::string> values{};
-  at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after load at another number of ranks
+  at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after a load with another number of ranks
 };
 
-/// Hears of a checkpoint that is passed over because it cannot be read, in favour of an older one. `what` names it and
-/// the fault.
+/// Is called for each checkpoint that is skipped because it cannot be read. `what` names the checkpoint and the damage.
 using OnDamage = std::function<void(const std::string& what)>;
 
-/// A Snapshot and the step it is of.
-struct StoredSnapshot {
+/// The contents of a checkpoint and its step.
+struct StoredCheckpoint {
   std::int64_t step = 0;
-  Snapshot snapshot{};
+  CheckpointContents contents{};
 };
 
-/// A value of a snapshot: "false" says that parameters are NaN or infinite. Of the others the newest is never deleted.
+/// A key of CheckpointContents::values: "false" means that parameters are NaN or infinite. Retention never deletes the
+/// newest checkpoint without this mark.
 inline constexpr const char* kParametersFinite = "parameters_finite";
 
-/// A save in the background that has ended well.
+/// A successful save in the background.
 struct BackgroundSave {
   std::int64_t step = 0;
   double seconds = 0;  ///< from the copy of the state until it was durable, on rank 0
 };
 
-/// Everything but save_in_background() and save_ended() first waits for a save in the background, and throws what went
-/// wrong with it.
+/// All functions except save_in_background() and save_ended() first wait for a save in the background, and throw its
+/// error.
 class CheckpointStore {
  public:
-  /// Collective. Only ranks that write touch `directory`. `restart`: attempts of the run before this one, for the
-  /// manifests.
+  /// Collective. Only ranks that write use `directory`. `restart`: earlier attempts of this run, for the manifests.
   CheckpointStore(std::filesystem::path directory, const CheckpointConfig& config, World& world, int restart = 0,
                   FileSystem& fs = real_file_system());
-  ~CheckpointStore();  ///< waits for a save in the background; what went wrong with it is lost then
+  ~CheckpointStore();  ///< waits for a save in the background; its error is discarded
 
-  /// Collective. Durable when it returns, on every rank. Throws on every rank what went wrong on one.
-  void save(std::int64_t step, const Snapshot& snapshot);
+  /// Collective. The checkpoint is durable on return, on every rank. An error of one rank is thrown on all ranks.
+  void save(std::int64_t step, const CheckpointContents& contents);
 
-  /// Collective. As save(), but returns when the tensors are copied to host memory, which is kept for the next one; a
-  /// thread writes them. At most one is under way: waits for the one before, too.
-  void save_in_background(std::int64_t step, const Snapshot& snapshot);
-  /// True on rank 0 from the end of a save in the background until wait_for_save(). One atomic load.
+  /// Collective. As save(), but returns once the tensors are copied to host memory; a thread writes them. The memory is
+  /// kept for the next save. At most one save is active: first waits for the previous one.
+  void save_in_background(std::int64_t step, const CheckpointContents& contents);
+  /// True on rank 0 from the end of a save in the background until wait_for_save(). Costs one atomic load.
   bool save_ended() const noexcept;
-  /// Collective. Waits for the save in the background, if there is one. Throws on every rank what went wrong.
+  /// Collective. Waits for the save in the background, if any. An error of one rank is thrown on all ranks.
   std::optional<BackgroundSave> wait_for_save();
 
-  /// Collective. The newest step there is, not verified; the same answer on all ranks.
+  /// Collective. The step of the newest checkpoint, not verified; the same on all ranks.
   std::optional<std::int64_t> latest();
-  /// Collective. Reads and checks every byte, then gives every rank the tensors (CPU) and values; per_rank is this
-  /// rank's own. Throws: CheckpointError naming what is missing or damaged.
-  Snapshot load(std::int64_t step);
-  /// Collective. The newest that is whole; damaged ones are warned about, `on_damage` is called on every rank, and the
-  /// next save renames them, so that they are never replaced or deleted. nullopt: there is none. Throws:
-  /// CheckpointError naming them when all are damaged.
-  std::optional<StoredSnapshot> load_latest(const OnDamage& on_damage = {});
-  /// Collective. The same for the best "metric.<checkpoint.monitor>".
-  std::optional<StoredSnapshot> load_best(const OnDamage& on_damage = {});
-  /// Collective. Step and value of the one that load_best() tries first; the same answer on all ranks.
+  /// Collective. Reads and verifies every byte, then gives every rank the tensors (on the CPU) and the values;
+  /// `per_rank` is this rank's own. Throws: CheckpointError naming the missing or damaged file.
+  CheckpointContents load(std::int64_t step);
+  /// Collective. The newest undamaged checkpoint; nullopt: there is no checkpoint. For a damaged one it logs a warning
+  /// and calls `on_damage` on every rank; the next save renames it, so that it is never replaced or deleted. Throws:
+  /// CheckpointError naming all of them if all are damaged.
+  std::optional<StoredCheckpoint> load_latest(const OnDamage& on_damage = {});
+  /// Collective. As load_latest(), for the best "metric.<checkpoint.monitor>".
+  std::optional<StoredCheckpoint> load_best(const OnDamage& on_damage = {});
+  /// Collective. Step and value of the checkpoint that load_best() tries first; the same on all ranks.
   std::optional<std::pair<std::int64_t, double>> best();
-  /// Collective. Renames what is newer than `step`, so that the run can go on from there; nothing is deleted.
+  /// Collective. Renames the checkpoints after `step`, so that the run can continue from there; deletes nothing.
   void abandon_after(std::int64_t step);
 
  private:
@@ -93,9 +92,10 @@ class CheckpointStore {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Collective. A checkpoint of any run, verified: its folder (".../step-0000000500", or a link to it), or the newest of
-/// a run directory that is whole; damaged ones are warned about, and `on_damage` is called on rank 0. Rank 0 reads,
-/// every rank gets it.
-Snapshot load_checkpoint(const std::filesystem::path& checkpoint, World& world, const OnDamage& on_damage = {});
+/// Collective. Loads and verifies a checkpoint of any run: its folder (".../step-0000000500", or a link to it), or the
+/// newest undamaged one of a run directory. For a damaged one it logs a warning and calls `on_damage` on rank 0. Rank 0
+/// reads; every rank gets the contents.
+CheckpointContents load_checkpoint(const std::filesystem::path& checkpoint, World& world,
+                                   const OnDamage& on_damage = {});
 
 }  // namespace lockstep

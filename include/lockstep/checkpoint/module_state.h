@@ -8,16 +8,16 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// Parameters and buffers under the module's own names, as detached aliases (no copy); storage shared by several names once,
-/// under the first.
+/// Parameters and buffers under their names in the module, as detached aliases (no copy). Storage with several names
+/// appears once, under the first name.
 NamedTensors module_tensors(const torch::nn::Module& module);
 
-/// Copies in place, whatever the device; a leading "module." (Python DDP) is removed. Throws: CheckpointError listing the first
-/// ten missing and unexpected names, and both shapes and dtypes where they differ; nothing is changed then.
-/// `allow_partial`: what matches is loaded, the rest is warned about.
+/// Copies the tensors into the module, from any device; removes a leading "module." (Python DDP). Throws:
+/// CheckpointError with the first ten missing and unexpected names, and both shapes and dtypes where they differ; the
+/// module is then unchanged. `allow_partial`: loads the matching tensors and warns about the others.
 void load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial = false);
 
-/// Throws as load_module() without `allow_partial` would; copies nothing.
+/// Throws in the same cases as load_module() without `allow_partial`; copies nothing.
 void check_module(const torch::nn::Module& module, const NamedTensors& tensors);
 
 }  // namespace lockstep

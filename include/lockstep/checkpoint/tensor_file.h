@@ -1,7 +1,6 @@
 // lockstep/checkpoint/tensor_file.h
 //
-// One .safetensors file <-> named tensors: weights from and for Python, and any other program. Nothing in a file is
-// executed.
+// One .safetensors file <-> named tensors: exchanges weights with Python and other programs. Loading executes no code.
 #pragma once
 
 #include <filesystem>
@@ -10,16 +9,16 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// On the CPU, in the order of the file; load_module() puts them into a module. Throws: CheckpointError naming the file
-/// and what is wrong with it, IoError.
+/// Tensors on the CPU, in the order of the file; load_module() copies them into a module. Throws: CheckpointError
+/// naming the file and the problem, IoError.
 NamedTensors load_tensors(const std::filesystem::path& file);
 
-/// The same without reading: pages come from the file when they are touched, and belong to this process once written
-/// to. Only for files that you trust and that stay as they are: one that shrinks meanwhile ends the process (SIGBUS).
+/// The same without reading: pages are read on first access, and a page that is written to becomes private to this
+/// process. Only for files that you trust and that do not change: if the file shrinks, the process ends (SIGBUS).
 NamedTensors map_tensors(const std::filesystem::path& file);
 
-/// Atomic and durable: a reader finds the old file or the new one. Throws: CheckpointError (a dtype that the format
-/// lacks, a name twice), IoError.
+/// Atomic and durable: a reader sees either the old or the new file. Throws: CheckpointError (a dtype that the format
+/// does not have, a duplicate name), IoError.
 void save_tensors(const std::filesystem::path& file, const NamedTensors& tensors);
 
 }  // namespace lockstep

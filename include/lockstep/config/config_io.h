@@ -1,6 +1,6 @@
 // lockstep/config/config_io.h
 //
-// Flags, LOCKSTEP_CFG_* variables and a TOML or JSON file -> TrainConfig, and back to text. Torch-free.
+// Flags, LOCKSTEP_CFG_* variables and a TOML or JSON file -> TrainConfig, and TrainConfig -> text. Torch-free.
 //
 // Precedence: flag, then LOCKSTEP_CFG_<SECTION>_<KEY>, then --config FILE, then the defaults in code.
 #pragma once
@@ -18,8 +18,9 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// A program's own flags and positionals: in --help beside ours, in did-you-mean and in --print-config. The pointed-to
-/// values are the defaults; they are written only when parsing succeeded. Pointers must outlive the parsing.
+/// The program's own flags and positional arguments: they appear in --help, "did you mean" and --print-config. The
+/// values behind the pointers are the defaults; they are written only if parsing succeeds. The pointers must outlive
+/// the parsing.
 class Flags {
  public:
   Flags();
@@ -27,10 +28,10 @@ class Flags {
   Flags& add(std::string name, std::int64_t* value, std::string help);
   Flags& add(std::string name, double* value, std::string help);
   Flags& add(std::string name, bool* value, std::string help);
-  /// The next positional is a field of TrainConfig: positional("max_epochs") lets `./train 10` mean `./train
-  /// --max_epochs 10`. Fields come before the program's own positionals.
+  /// Makes the next positional argument a field of TrainConfig: after positional("max_epochs"), `./train 10` means
+  /// `./train --max_epochs 10`. Fields come before the program's own positional arguments.
   Flags& positional(std::string field);
-  Flags& positional(std::string name, std::string* value, std::string help);  ///< optional, in this order
+  Flags& positional(std::string name, std::string* value, std::string help);  ///< optional, in order of the calls
   Flags& positional(std::string name, std::int64_t* value, std::string help);
 
  private:
@@ -39,38 +40,39 @@ class Flags {
   std::shared_ptr<Impl> impl_;
 };
 
-/// What one invocation of a program asks for.
+/// What one command line asks for.
 struct Invocation {
   TrainConfig config{};
   std::map<std::string, std::string>
       origins{};  ///< "optim.lr" -> "flag", "environment LOCKSTEP_CFG_OPTIM_LR", "file run.toml", "program"
   bool help = false;
   bool print_config = false;
-  bool dry_run = false;                   ///< print the plan and start nothing (implied by hardware_file)
-  std::filesystem::path hardware_file{};  ///< plan for the machine described there
+  bool dry_run = false;                   ///< print the plan, start no process (implied by hardware_file)
+  std::filesystem::path hardware_file{};  ///< plan for the machine that this file describes
 };
 
-/// Parses a command line (without argv[0]). Throws: ConfigError with every problem: unknown names with "did you mean",
-/// values that do not parse, and everything check_config() finds.
+/// Parses a command line (without argv[0]). Throws: ConfigError with all problems: unknown names with "did you mean",
+/// values that do not parse, and the problems that check_config() finds.
 Invocation parse_invocation(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables,
                             const Flags& flags = {});
 
-/// Everything that is wrong with a configuration whatever the machine: ranges and contradictions between fields.
+/// The problems of a configuration on any machine: ranges, and contradictions between fields.
 std::vector<Problem> check_config(const TrainConfig& config);
 
-/// "section.key" -> value as text, for every field, in declaration order. What checkpoints keep and compare.
+/// "section.key" -> value as text, for every field, in declaration order. Checkpoints store and compare these.
 std::vector<std::pair<std::string, std::string>> config_values(const TrainConfig& config);
 
-/// The values of a program's own flags and positionals, as text.
+/// The values of the program's own flags and positional arguments, as text.
 std::vector<std::pair<std::string, std::string>> program_values(const Flags& flags);
 
-/// True if ranks must agree about the field, and a resumed run warns when it changed.
+/// True if the field must be equal on all ranks; a resumed run warns if it changed.
 bool ranks_agree_on(std::string_view field);
 
-std::string config_toml(const TrainConfig& config);  ///< a file that --config reads back
+std::string config_toml(const TrainConfig& config);  ///< --config can read this text
 /// `width`: columns of the terminal.
 std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags = {}, int width = 80);
-std::string print_config_text(const Invocation& invocation, const Flags& flags = {});  ///< value and where it came from
-std::string configuration_markdown();  ///< the tables of docs/configuration.md
+std::string print_config_text(const Invocation& invocation,
+                              const Flags& flags = {});  ///< value and origin of every field
+std::string configuration_markdown();                    ///< the tables of docs/configuration.md
 
 }  // namespace lockstep

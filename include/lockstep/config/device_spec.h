@@ -1,6 +1,6 @@
 // lockstep/config/device_spec.h
 //
-// What a user writes for `devices`. A request: plan/ turns it into devices of this machine. Torch-free.
+// The value of `devices` as the user writes it. plan/ turns this request into devices of the machine. Torch-free.
 #pragma once
 
 #include <concepts>
@@ -25,13 +25,13 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// | -1, "-1"                       | all GPUs                                                                  |
 /// | {0, 2}, "0,2", "0, 2", "2,"    | these GPUs, in PCI order after CUDA_VISIBLE_DEVICES                      |
 /// | "0-3", "cuda:0,2-3"            | ranges in a list                                                          |
-/// | "usable:2"                     | the first two GPUs that are not prohibited, nor taken in exclusive mode   |
+/// | "usable:2"                     | the first two GPUs that are neither prohibited nor exclusively in use    |
 /// | "free:2", "free:2@8GiB"        | the two GPUs with the most free memory, with at least 8 GiB free each     |
-/// | 0, "0", "", "[]", "()"         | refused alike: no device was asked for; so is an empty vector             |
+/// | 0, "0", "", "[]", "()"         | all rejected: they request no device; an empty vector as well             |
 ///
 /// Text in brackets is a list: "[2]" is "2,". In C++ an empty `{}` is the default, "auto".
-/// Construction never throws: a bad text is kept with its problem, so that all problems of a configuration are reported
-/// together. `bool`, floating point and `nullptr` do not compile.
+/// The constructor never throws: it keeps an invalid text and its problem, so that all problems of a configuration are
+/// reported together. `bool`, floating point and `nullptr` do not compile.
 class DeviceSpec {
  public:
   enum class Kind { automatic, cpu, all, count, indices, usable, most_free };
@@ -52,10 +52,10 @@ class DeviceSpec {
   Kind kind() const noexcept { return kind_; }
   int count() const noexcept { return count_; }                                ///< count, usable, most_free
   const std::vector<int>& indices() const noexcept { return indices_; }        ///< as written
-  std::int64_t min_free_bytes() const noexcept { return min_free_bytes_; }     ///< most_free; 0: none
+  std::int64_t min_free_bytes() const noexcept { return min_free_bytes_; }     ///< most_free; 0: no minimum
   const std::string& text() const noexcept { return text_; }                   ///< as the user would write it
-  const std::vector<Problem>& problems() const noexcept { return problems_; }  ///< empty: well formed
-  bool operator==(const DeviceSpec& other) const;                              ///< the same meaning, however written
+  const std::vector<Problem>& problems() const noexcept { return problems_; }  ///< empty: valid
+  bool operator==(const DeviceSpec& other) const;                              ///< compares the meaning, not the text
 
  private:
   Kind kind_ = Kind::automatic;

@@ -13,25 +13,23 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// One micro-batch. `input` and `target` are the common pair; anything further is in `fields` (nested structures use
-/// dotted names, "meta.mask", as state dicts do); what is not a tensor is in `extra` and never leaves the host.
+/// One micro-batch. `input` and `target` are the common pair; `fields` holds other tensors (nested structures use
+/// dotted names such as "meta.mask", as state dicts do); `extra` holds other values and stays on the host.
 struct Batch {
   at::Tensor input{};
   at::Tensor target{};
   NamedTensors fields{};
   at::Tensor weight{};  ///< Shape: [N] or undefined; per-sample weights, for the task's loss
   std::any extra{};
-  std::vector<std::int64_t> ids{};  ///< data set indices of the samples; empty for iterable data
-  std::int64_t samples = 0;         ///< 0: filled in by the loader (ids.size(), else input.size(0))
-  std::size_t loader = 0;           ///< which of the loaders of a CombinedLoader it comes from
+  std::vector<std::int64_t> ids{};  ///< data set indices of the samples; empty for streams
+  std::int64_t samples = 0;         ///< 0: the loader sets it (ids.size(), else input.size(0))
+  std::size_t loader = 0;           ///< index of its loader in a CombinedLoader
 
-  /// One of `fields`. Throws: DataError naming those there are.
+  /// One of `fields`. Throws: DataError listing the available fields.
   const at::Tensor& operator[](std::string_view name) const;
   bool has(std::string_view name) const;
-  /// A copy whose tensors are on `device`; those that are there already are shared. Copies to the CPU are waited for.
+  /// A copy with all tensors on `device`; tensors that are already there are shared. A copy to the CPU is synchronous.
   Batch to(c10::Device device, bool non_blocking = true) const;
-  /// A copy whose tensors are in page-locked memory.
-  Batch pinned() const;
 };
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // lockstep/data/cache.h
 //
-// Samples that are dear to make, made once. What is kept is the sample as the data set gives it in epoch 0: random
-// augmentation belongs behind the cache.
+// Caches for samples that are expensive to produce. A cache holds each sample as the data set returns it in epoch 0, so
+// random augmentation must be applied after the cache.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 
-/// All samples in memory, made now. When they would need more than `most_bytes` by the size of the first one: a warning
-/// with both numbers, and `data` itself. Every rank has a copy of its own. Throws: what `data` throws; DataError
-/// (samples that differ in shape, that have `extra`).
+/// Loads all samples into memory now. If they would need more than `most_bytes`, estimated from the first sample, it
+/// logs a warning with both numbers and returns `data` itself. Every rank has its own copy. Throws: exceptions of
+/// `data`; DataError (samples of different shapes, or with `extra`).
 std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes);
 
-/// Collective. All samples in `directory`, one .npy file per tensor, mapped. Rank 0 makes them while the others wait,
-/// then each of the others opens them, or makes them where it has a disk of its own. A cache that is not complete, or
-/// is of other data by Dataset::fingerprint(), is made anew. What fails on one rank fails on all. Throws: as above;
-/// IoError.
+/// Collective. Stores all samples in `directory`, one memory-mapped .npy file per tensor. Rank 0 writes them while the
+/// others wait; then each other rank opens them, or writes them if it has a separate disk. An incomplete cache, or one
+/// of other data by Dataset::fingerprint(), is written again. An error of one rank is thrown on all ranks. Throws: as
+/// above; IoError.
 std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const std::filesystem::path& directory,
                                           World& world);
 

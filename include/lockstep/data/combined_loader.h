@@ -10,21 +10,21 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// How long an epoch of several loaders is, and which of them a step takes from. The names are Lightning's.
+/// The length of an epoch over several loaders, and the loaders that each step uses. The names are Lightning's.
 enum class CombineMode {
-  min_size,        ///< from all; over when the first one is
-  max_size_cycle,  ///< from all; over when the longest one is, the others begin again
-  max_size,        ///< from all that are not over yet; over when all are
-  sequential,      ///< from one after another
+  min_size,        ///< all loaders; the epoch ends with the shortest
+  max_size_cycle,  ///< all loaders; the epoch ends with the longest, the others start again
+  max_size,        ///< all loaders that have not ended; the epoch ends with the longest
+  sequential,      ///< one loader after another
 };
 
-/// Several loaders as one. A step has the micro-batches of every loader that takes part in it, one loader after
-/// another; Batch::loader says whose one is. The step's loss and gradient are the mean over all of its samples,
-/// exactly, at any number of ranks. Every epoch begins with all loaders at the beginning of one of theirs. A loss over
-/// pairs of samples is a data set of pairs instead: a Dataset whose get() asks two others.
+/// Several loaders as one. A step has the micro-batches of each loader that takes part, one loader after another;
+/// Batch::loader is the index of its loader. The step's loss and gradient are the exact mean over all its samples, with
+/// any number of ranks. Every epoch starts all loaders at the beginning of an epoch. For a loss over pairs of samples
+/// write a Dataset of pairs, whose get() uses two other data sets.
 class CombinedLoader final : public BatchSource {
  public:
-  /// The loaders are kept by reference. Throws: DataError (none).
+  /// Keeps references to the loaders. Throws: DataError if empty.
   CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode);
 
   const StepBatches* next() override;
@@ -41,7 +41,7 @@ class CombinedLoader final : public BatchSource {
   CombineMode mode_;
   std::int64_t epoch_ = 0;
   std::int64_t steps_ = 0;   // of the epoch
-  std::vector<bool> ended_;  // has ended an epoch of its own in this one
+  std::vector<bool> ended_;  // has ended its own epoch in this one
   StepBatches current_{};
 };
 

@@ -1,7 +1,7 @@
 // lockstep/data/data_loader.h
 //
-// Data set + order + worker threads -> the micro-batches of each step, on the device, in an order that depends on
-// nothing but (seed, epoch, position).
+// Data set + order + worker threads -> the micro-batches of each step, on the device. Their order depends only on
+// (seed, epoch, position).
 #pragma once
 
 #include <cstdint>
@@ -20,56 +20,56 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 
-/// Where a source stands, the same on all ranks. Enough to continue at any number of ranks (keyed order).
+/// Position of a source, the same on all ranks. A run can continue from it with any number of ranks (keyed order).
 struct LoaderPosition {
   std::int64_t epoch = 0;
   std::int64_t consumed = 0;      ///< samples of the epoch, over all ranks
   std::int64_t dataset_size = 0;  ///< 0: unknown
   std::int64_t global_batch = 0;  ///< samples per step over all ranks; 0: unknown
-  std::string state{};            ///< what else the source keeps, in words of its own
+  std::string state{};            ///< opaque source state
   bool operator==(const LoaderPosition&) const = default;
 };
 
 /// This rank's part of one step.
 struct StepBatches {
-  std::vector<Batch> micro{};  ///< as many on every rank; an empty one has samples == 0 and no tensors
+  std::vector<Batch> micro{};  ///< the same number on every rank; an empty one has samples == 0 and no tensors
   std::int64_t local_samples = 0;
   std::int64_t global_samples = 0;  ///< over all ranks, known without communication
   std::int64_t epoch = 0;
   bool ends_epoch = false;
 };
 
-/// Where steps come from. DataLoader is the usual one; generated data, combined loaders and tests are others.
+/// Source of steps. DataLoader is the usual one; others generate data, combine loaders or serve tests.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  /// The next step, rolling into the next epoch by itself; nullptr: nothing left (endless sources never end).
-  /// Valid until the next call. Throws: DataError with the samples' indices and the text of what the data set threw (an
-  /// Error of this library unchanged), in the step that the samples belong to; position() stays before it, and seek()
-  /// goes elsewhere.
+  /// The next step; starts the next epoch itself. nullptr: the source has ended (endless sources never end). Valid
+  /// until the next call. Throws: DataError with the indices of the samples and the text of the data set's exception
+  /// (an Error of lockstep is rethrown unchanged), in the step of these samples. position() does not advance then; call
+  /// seek() to continue elsewhere.
   virtual const StepBatches* next() = 0;
   virtual std::optional<std::int64_t> steps_per_epoch() const = 0;
-  virtual LoaderPosition position() const = 0;  ///< after the step that next() returned last
-  /// Throws: CheckpointError when the position is not of this data set.
+  virtual LoaderPosition position() const = 0;  ///< after the step that the last next() returned
+  /// Throws: CheckpointError if the position belongs to another data set.
   virtual void seek(const LoaderPosition& position) = 0;
 };
 
-/// Endless: limits are the caller's. The batches are the same with any number of workers. Of a data set, keeps nothing
-/// of `world`.
+/// Never ends; the caller sets limits. The number of workers does not change the batches. A loader of a data set keeps
+/// no reference to `world`.
 class DataLoader final : public BatchSource {
  public:
-  /// Collective: compares Dataset::fingerprint() and the order over the ranks. `order`: null: every sample once, as
-  /// plan.sampler says. Throws: DataError (no data set, nothing in it); ConfigError (numbers below their smallest
-  /// value); CommError (exit 78) naming the rank that has other data.
+  /// Collective: compares Dataset::fingerprint() and the order on all ranks. `order`: null: every sample once, as
+  /// plan.sampler says. Throws: DataError (the data set is null or empty); ConfigError (numbers below their minimum);
+  /// CommError (exit 78) naming the rank with other data.
   DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
              std::shared_ptr<const EpochOrder> order = {});
-  /// Collective, and next() as well: every data.prefetch steps the ranks tell each other how many samples they have, so
-  /// that streams of different lengths end in the same step; seek() is not. Keeps `world`. A sampler's settings do not
-  /// apply, but for drop_last: an epoch ends before the first step that is not full on every rank. Throws: DataError
-  /// (no stream), ConfigError.
+  /// Collective; next() is collective as well, seek() is not: every data.prefetch steps the ranks exchange how many
+  /// samples they have, so that streams of different lengths end in the same step. Keeps a reference to `world`. Of the
+  /// sampler's settings only drop_last applies: an epoch ends before the first step that is not full on every rank.
+  /// Throws: DataError (the stream is null), ConfigError.
   DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world);
-  /// Models without data: every step has one micro-batch of one sample without tensors on each rank. Positions count
-  /// steps.
+  /// For models without data: every step has one micro-batch of one sample without tensors on each rank. Positions
+  /// count steps.
   static DataLoader none(std::int64_t steps_per_epoch, World& world);
   DataLoader(DataLoader&&) noexcept;
   ~DataLoader() override;

@@ -12,8 +12,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 class World;
 
 struct SplitOptions {
-  double fraction = 0.1;   ///< of the samples, for validation
-  std::int64_t count = 0;  ///< so many instead; 0: `fraction`
+  double fraction = 0.1;   ///< part of the samples for validation
+  std::int64_t count = 0;  ///< number of samples for validation; 0: use `fraction`
   std::uint64_t seed = 42;
 };
 
@@ -22,10 +22,10 @@ struct Split {
   std::shared_ptr<Dataset> validation{};
 };
 
-/// Collective. Samples for validation, drawn at random, and the rest for training. What was drawn is kept in `file`
-/// (JSON; run_directory(config) is a good place): while that exists, it is the split, whatever the options say, so that
-/// a run that continues never trains on what it was validated with. Only rank 0 needs the file. Throws: DataError
-/// (nothing left on one side; a file of other data), IoError.
+/// Collective. Draws samples for validation at random; the rest is for training. Stores the result in `file` (JSON;
+/// run_directory(config) is a good place). If `file` exists, its split is used whatever the options say, so that a
+/// resumed run never trains on its validation samples. Only rank 0 needs the file. Throws: DataError (one part is
+/// empty; the file belongs to other data), IoError.
 Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::path& file, World& world,
                     const SplitOptions& options = {});
 

@@ -1,6 +1,6 @@
 // lockstep/optim/optimizers.h
 //
-// Optimizers as factories over exactly the tensors they are given. Fused updates behind the ordinary torch::optim::Optimizer.
+// Factories that build optimizers for given tensors. The fused updates are ordinary torch::optim::Optimizer classes.
 #pragma once
 
 #include <functional>
@@ -15,20 +15,21 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
-/// Builds an optimizer on the given groups. A group without options gets the factory's own; the library sets learning rates
-/// through the group's options (`set_lr`). The factory may divide a group, but not join groups or leave parameters out.
+/// Builds an optimizer for the given groups. A group without options gets the factory's; the library sets learning
+/// rates through the options of the groups (`set_lr`). The factory may divide a group; it must not join groups or leave
+/// parameters out.
 using OptimizerFactory = std::function<OptimizerPtr(ParamGroups)>;
 
-/// Same meaning and defaults as torch.optim.AdamW; `no_decay_vectors` is an addition.
+/// Options and defaults of torch.optim.AdamW; `no_decay_vectors` is an addition.
 struct AdamWOptions {
   double lr = 1e-3;
   double weight_decay = 0.01;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  bool no_decay_vectors = false;  ///< weight_decay for matrices only: not for biases, norms and other vectors
+  bool no_decay_vectors = false;  ///< apply weight_decay to matrices only, not to biases, norms and other vectors
 };
-/// Same meaning as torch.optim.SGD; `no_decay_vectors` is an addition.
+/// Options of torch.optim.SGD; `no_decay_vectors` is an addition.
 struct SgdOptions {
   double lr = 1e-2;
   double momentum = 0;
@@ -37,25 +38,27 @@ struct SgdOptions {
   bool no_decay_vectors = false;  ///< as in AdamWOptions
 };
 
-OptimizerFactory adamw(AdamWOptions options = {});   ///< at::_fused_adamw_: one kernel per device and dtype
-OptimizerFactory sgd(SgdOptions options = {});       ///< at::_fused_sgd_
+OptimizerFactory adamw(AdamWOptions options = {});  ///< at::_fused_adamw_: one kernel per device and dtype
+OptimizerFactory sgd(SgdOptions options = {});      ///< at::_fused_sgd_
 
-/// Parameters that share options. A parameter belongs to the first group that selects it.
+/// Parameters with common options. A parameter belongs to the first group that selects it.
 struct GroupSpec {
-  std::function<bool(std::string_view name, const at::Tensor& parameter)> select{};   ///< empty: every parameter left
+  std::function<bool(std::string_view name, const at::Tensor& parameter)>
+      select{};  ///< empty: all remaining parameters
   double lr_scale = 1;
-  double weight_decay = -1;   ///< for all of them, vectors included; -1: the factory's
+  double weight_decay = -1;  ///< for all of them, vectors included; -1: the factory's value
 };
 
 struct OptimizerSpec {
   OptimizerFactory make{};
-  /// Empty: all parameters in one group.
+  /// Empty: one group with all parameters.
   std::vector<GroupSpec> groups{};
   std::string name = "main";
-  torch::nn::Module* module = nullptr;   ///< whose parameters; nullptr: the task's module. A GAN names its two parts.
+  torch::nn::Module* module =
+      nullptr;  ///< its parameters; nullptr: the task's module. A GAN sets its two networks here.
 
   OptimizerSpec() = default;
-  OptimizerSpec(OptimizerFactory factory) : make(std::move(factory)) {}   // NOLINT(google-explicit-constructor)
+  OptimizerSpec(OptimizerFactory factory) : make(std::move(factory)) {}  // NOLINT(google-explicit-constructor)
 };
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 // lockstep/optim/precision.h
 //
-// In which precision the forward pass runs.
+// Precision of the forward pass.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,8 +9,8 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// Guard: forward code of this thread runs in the policy's precision until it dies; the cast cache is cleared with the
-/// outermost guard. Restores what was set before.
+/// While it exists, forward code of this thread runs in the given precision. The outermost scope clears the cast cache
+/// at its end. Restores the previous settings.
 class [[nodiscard]] AutocastScope {
  public:
   AutocastScope(Precision precision, c10::DeviceType device);

@@ -1,7 +1,7 @@
 // lockstep/plan/plan.h
 //
-// Facts and wishes -> one decision, before anything is started. Pure and torch-free: eight GPUs can be planned on a
-// laptop.
+// Configuration and hardware facts -> one plan, before any process starts. Pure and torch-free: a laptop can plan for
+// eight GPUs.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// A device as this library counts them: the CPU, or a GPU by its visible index.
+/// A device as lockstep counts them: the CPU, or a GPU by its visible index.
 struct DeviceId {
   bool gpu = false;
   int index = 0;
@@ -32,11 +32,11 @@ struct BatchPlan {
   std::int64_t accumulation = 1;
   std::int64_t global_batch_size = 32;
   bool global_is_given =
-      false;                  ///< asked for; else it follows from the others, and a resumed run keeps the checkpoint's
+      false;  ///< set by the user; else derived from the others, and a resumed run keeps the checkpoint's value
   std::string explanation{};  ///< "64 = 16 per rank x 2 micro-batches x 2 ranks"
 };
 
-/// What a DataLoader is built from. A hand-written loop may fill it itself.
+/// Settings of a DataLoader. A hand-written loop may fill it itself.
 struct LoaderPlan {
   BatchPlan batch{};
   SamplerConfig sampler{};
@@ -44,53 +44,53 @@ struct LoaderPlan {
   std::uint64_t seed = 42;
 };
 
-/// The decision. After resolve() nothing reads a TrainConfig but through `plan.config`, which holds effective values:
-/// no field is "automatic" or 0-for-derived any more.
+/// The decision. After resolve() all code reads the configuration from `plan.config`, which holds effective values: no
+/// field is "automatic" or "0: derived" any more.
 struct Plan {
   TrainConfig config{};
-  std::optional<TrainConfig> asked{};  ///< what resolve() was given
+  std::optional<TrainConfig> asked{};  ///< the configuration that resolve() was given
   int world_size = 1;
   int nodes = 1;
-  std::vector<DeviceId> local_devices{DeviceId{}};  ///< one per rank of this node; rank takes [local rank]
-  std::vector<std::string> local_device_names{};    ///< "NVIDIA H200", beside local_devices
+  std::vector<DeviceId> local_devices{DeviceId{}};  ///< one per rank of this node, by local rank
+  std::vector<std::string> local_device_names{};    ///< "NVIDIA H200", in the order of local_devices
   std::vector<std::string> local_device_uuids{};    ///< "" for the CPU
   std::vector<std::int64_t> local_device_memory_bytes{};
-  LoaderPlan loader{};             ///< training
-  LoaderPlan eval_loader{};        ///< validation: not shuffled, nothing dropped or padded
-  int threads_per_rank = 1;        ///< compute threads: OMP_NUM_THREADS, else cores divided among the ranks
-  bool threads_are_given = false;  ///< by OMP_NUM_THREADS
-  int restart = 0;                 ///< attempts before this one, whoever restarted
-  /// Of the batch job; training stops before it. run() knows it from the environment.
+  LoaderPlan loader{};             ///< for training
+  LoaderPlan eval_loader{};        ///< for validation: no shuffling, dropping or padding
+  int threads_per_rank = 1;        ///< compute threads: OMP_NUM_THREADS, else the cores divided by the ranks
+  bool threads_are_given = false;  ///< OMP_NUM_THREADS is set
+  int restart = 0;                 ///< number of earlier attempts, by any launcher
+  /// End of the batch job; training stops before it. run() reads it from the environment.
   std::optional<std::chrono::steady_clock::time_point> job_end{};
-  /// The program's own flags, by name: run() knows them. Kept in config.toml and in checkpoints.
+  /// The program's own flags by name; run() sets them. Stored in config.toml and in checkpoints.
   std::vector<std::pair<std::string, std::string>> program_values{};
-  std::string program{};     ///< file name of the program that called run(); "": the library is embedded in another one
-  LaunchName launch_name{};  ///< run() and Session::connect() know it from the environment
+  std::string program{};  ///< file name of the program that called run(); "": lockstep is embedded in another program
+  LaunchName launch_name{};  ///< run() and Session::connect() read it from the environment
   std::string launch{};      ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
   std::string host{};
-  std::vector<std::string> warnings{};  ///< said once by the main rank
+  std::vector<std::string> warnings{};  ///< the main rank logs each once
   std::vector<std::string> notes{};
 
   bool gpu() const noexcept { return local_devices.front().gpu; }
   int local_world_size() const noexcept { return static_cast<int>(local_devices.size()); }
 };
 
-/// Decides. `identity` nullopt: nobody launched this process, it may start ranks itself.
-/// Throws: ConfigError with every reason why not, each with its fix.
+/// Makes the plan. `identity` nullopt: no launcher started this process, so it may start ranks itself. Throws:
+/// ConfigError with all reasons why there is no plan, each with a fix.
 Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity);
 
 /// The start-up table.
 std::string describe(const Plan& plan);
 
-/// G, b, A from the fields that are set. Appends to `problems` what contradicts; negative fields are check_config's to
-/// refuse.
+/// G, b and A from the fields that are set. Appends contradictions to `problems`; check_config() rejects negative
+/// fields.
 BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Problem>& problems);
 
-/// What config.toml keeps: `plan.config`, with the fields that resolve() derived for this machine as they were asked
-/// for.
+/// The configuration for config.toml: `plan.config`, but fields that resolve() derived for this machine keep the
+/// requested value.
 TrainConfig asked_config(const Plan& plan);
 
-/// runs/<run_name> unless run_dir says otherwise; without a slash at the end.
+/// runs/<run_name>, or run_dir if it is set; without a trailing slash.
 std::string run_directory(const TrainConfig& config);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 // lockstep/report/metric_sink.h
 //
-// Where numbers go. Torch-free. Sinks are made on the main rank only: callers never test the rank.
+// Destinations of metrics. Torch-free. Only the main rank creates sinks, so callers need not test the rank.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,11 @@ class MetricSink {
   virtual void write(std::int64_t step, std::span<const Metric> metrics) = 0;
 };
 
-/// {"step":20,"time":"...","loss":2.1,...} a line; a value that is not finite is the string "NaN", "Infinity" or "-Infinity".
-/// Appends; rows after `resume_step` of an earlier attempt are cut off, so that a resumed run has every step once.
+/// One line per row: {"step":20,"time":"...","loss":2.1,...}; a non-finite value is the string "NaN", "Infinity" or
+/// "-Infinity". Appends; first cuts off the rows after `resume_step` of an earlier attempt, so that a resumed run has
+/// every step once.
 std::unique_ptr<MetricSink> jsonl_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step);
-/// Header row, then step and values. Columns that appear later widen the file: it is rewritten with the union of the columns.
+/// A header row, then step and values. If a new column appears, the file is rewritten with all columns.
 std::unique_ptr<MetricSink> csv_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step);
 
 }  // namespace lockstep

@@ -1,7 +1,8 @@
 // lockstep/sampling/distributed_sampler.h
 //
-// Which samples each rank sees, in which order. Pure arithmetic: no torch, no I/O, no clock, no index table (keyed
-// order). docs/data.md "Data order" is the contract: data_order 1 is part of the checkpoint format and never changes.
+// Which samples each rank gets, in which order. Pure arithmetic: no torch, no I/O, no clock, and in keyed order no
+// index table. docs/data.md "Data order" is the contract: data_order 1 is part of the checkpoint format and never
+// changes.
 #pragma once
 
 #include <array>
@@ -16,38 +17,39 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// Frozen with the checkpoint format; a checkpoint of another number is refused.
+/// Fixed by the checkpoint format; a checkpoint with another number is rejected.
 inline constexpr int kDataOrder = 1;
 
-/// A random bijection of {0 .. size-1}, O(1) memory and time per index, the same everywhere. Seeded by (seed, epoch).
-/// docs/data.md has the algorithm, exactly, and golden vectors.
+/// A random bijection of {0 .. size-1} with O(1) memory and time per index, the same on every machine. Seeded by (seed,
+/// epoch). docs/data.md has the exact algorithm and golden vectors.
 class KeyedPermutation {
  public:
   KeyedPermutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);  ///< 0 <= size <= 2^62
   std::int64_t operator()(std::int64_t position) const noexcept;                ///< 0 <= position < size
-  /// The same for positions first .. first + ids.size() - 1, in less time than one by one.
+  /// The same for the positions first .. first + ids.size() - 1, faster than single calls.
   void fill(std::int64_t first, std::span<std::int64_t> ids) const noexcept;
 
  private:
   static constexpr int kMaxRounds = 24;
-  template <std::size_t lanes>  // each by the same bijection of {0 .. rows_ * columns_ - 1}
+  template <std::size_t lanes>  // applies the same bijection of {0 .. rows_ * columns_ - 1} to each lane
   void shuffle(std::array<std::uint64_t, lanes>& x) const noexcept;
 
   std::uint64_t size_;
   std::uint64_t rows_;  // x = row * columns_ + column
   std::uint64_t columns_;
-  std::uint64_t reciprocal_;  // of columns_, so that no index costs a division
+  std::uint64_t reciprocal_;  // of columns_, to avoid a division per index
   int rounds_;
   std::uint64_t keys_[kMaxRounds];
 };
 
-/// The order of one data set over ranks and steps. The whole state is one integer: samples consumed in the epoch.
+/// The order of a data set over ranks and steps. Its only state is the number of samples consumed in the epoch.
 ///
-/// keyed: step s of an epoch takes `global_batch` consecutive positions of the epoch's order (the last step what is
-/// left); rank r takes the r-th contiguous block, the first (G mod W) ranks one sample more. pytorch: the order, stride
-/// and padding of torch.utils.data.DistributedSampler, exactly, under a DataLoader of global_batch / world_size samples
-/// with the same drop_last; global_batch must be a multiple of the world size, and the world size cannot change inside
-/// an epoch (rank_ids throws DataError at a position that shows it).
+/// keyed: step s of an epoch takes `global_batch` consecutive positions of the epoch's order (the last step takes the
+/// rest). Rank r gets the r-th contiguous block; the first (G mod W) ranks get one more sample.
+///
+/// pytorch: exactly the order, stride and padding of torch.utils.data.DistributedSampler under a DataLoader of
+/// global_batch / world_size samples with the same drop_last. global_batch must be a multiple of the world size, and
+/// the world size must not change within an epoch (rank_ids throws DataError at a position that shows a change).
 class DistributedSampler {
  public:
   struct Options {
@@ -58,20 +60,21 @@ class DistributedSampler {
     std::uint64_t seed = 42;
     SamplerConfig sampler{};
   };
-  explicit DistributedSampler(
-      const Options& options);  ///< Throws: DataError (empty data set; pytorch: batch not a multiple, or an order)
+  explicit DistributedSampler(const Options& options);  ///< Throws: DataError (empty data set; pytorch: batch not a
+                                                        ///< multiple, or an order is given)
   ~DistributedSampler();
   DistributedSampler(DistributedSampler&&) noexcept;
   DistributedSampler& operator=(DistributedSampler&&) noexcept;
 
   std::int64_t epoch_length() const noexcept;  ///< positions per epoch, over all ranks (padding or dropping included)
-  std::int64_t steps_per_epoch() const noexcept;  ///< at least 1; drop_last of a set smaller than a batch is refused
-  /// Samples of the step that begins at `consumed`, over all ranks. 0 when the epoch is over.
+  std::int64_t steps_per_epoch()
+      const noexcept;  ///< at least 1; drop_last with a data set smaller than a batch is rejected
+  /// Samples of the step that starts at `consumed`, over all ranks. 0: the epoch has ended.
   std::int64_t step_samples(std::int64_t consumed) const noexcept;
   /// Samples of `rank` in that step.
   std::int64_t rank_samples(std::int64_t consumed, int rank) const noexcept;
-  /// This rank's sample ids of the step that begins at `consumed` of `epoch`, in order. O(ids) (pytorch order: the
-  /// epoch's permutation is made once, on first use of an epoch). Not thread-safe.
+  /// Sample ids of `rank` in the step that starts at `consumed` of `epoch`, in order. O(ids) (pytorch order: the
+  /// permutation of an epoch is computed once, on first use). Not thread-safe.
   void rank_ids(std::int64_t epoch, std::int64_t consumed, int rank, std::vector<std::int64_t>& ids) const;
 
  private:
@@ -79,8 +82,8 @@ class DistributedSampler {
   std::unique_ptr<Impl> impl_;
 };
 
-/// torch.randperm(n) with a CPU generator seeded with `seed`, without torch (MT19937; int64). Throws: DataError when
-/// 8 n bytes are not available.
+/// torch.randperm(n) with a CPU generator seeded with `seed`, without torch (MT19937; int64). Throws: DataError if 8 n
+/// bytes are not available.
 std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed);
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // lockstep/storage/checkpoint_dir.h
 //
-// A directory of checkpoints, as bytes: layout, manifest, commit, newest valid one, retention. Torch-free.
-// docs/checkpoints.md is the disk format and the commit order.
+// A directory of checkpoints as bytes: layout, manifest, commit, newest valid checkpoint, retention. Torch-free.
+// docs/checkpoints.md describes the disk format and the commit order.
 #pragma once
 
 #include <cstdint>
@@ -34,66 +34,66 @@ struct Manifest {
   std::vector<File> files{};
 };
 
-/// One checkpoint being written: files in a temporary directory, visible only after commit().
+/// One checkpoint that is being written: its files are in a temporary directory and become visible with commit().
 class CheckpointWriter {
  public:
-  virtual ~CheckpointWriter() = default;  ///< not committed: the temporary directory is removed
-  /// Streams one file: `produce` calls the function it is given with the bytes in order. Checksummed, fsynced, closed.
-  /// `expected_bytes` (0: unknown; a little less than the file is fine) are reserved on the disk before the first.
+  virtual ~CheckpointWriter() = default;  ///< without commit(): removes the temporary directory
+  /// Streams one file: `produce` passes its bytes in order to the function that it is given. The file is checksummed,
+  /// synced and closed. Before the first byte, `expected_bytes` are reserved on the disk (0: unknown; it may be
+  /// slightly less than the file).
   virtual void add(const std::string& name,
                    const std::function<void(const std::function<void(std::span<const std::byte>)>&)>& produce,
                    std::int64_t expected_bytes = 0) = 0;
-  /// Manifest, fsync of the directory, rename, fsync of the parent: durable when it returns.
+  /// Writes the manifest, syncs the directory, renames it and syncs the parent: the checkpoint is durable on return.
   virtual void commit() = 0;
 };
 
 class CheckpointDir {
  public:
-  /// `run_id` and `restart` (attempts of the run before this one) go into the manifests of what is written.
+  /// `run_id` and `restart` (earlier attempts of the run) go into the manifests.
   CheckpointDir(FileSystem& fs, std::filesystem::path directory, std::string run_id = {}, int restart = 0);
 
-  /// Begins checkpoint `step`. `expected_bytes` (0: unknown) is checked against the free space first.
-  /// Throws: IoError with bytes needed and free. A checkpoint of this step that is already there and valid is replaced
-  /// only at commit (moved aside, then removed).
+  /// Starts checkpoint `step`. First compares `expected_bytes` (0: unknown) with the free space. Throws: IoError with
+  /// the bytes needed and free. A valid checkpoint of the same step is replaced only at commit (renamed, then removed).
   std::unique_ptr<CheckpointWriter> begin(std::int64_t step, std::int64_t expected_bytes = 0);
 
-  /// While free space is below `bytes`: deletes the oldest, one by one, as retain(2, saved, keep) may. For begin() of a
-  /// run that keeps more than two. `saved` is called when something has to go: a step that is known to be whole.
+  /// While free space is below `bytes`: deletes the oldest checkpoints one by one, within the rules of retain(2, saved,
+  /// keep). Call it before begin() in a run that keeps more than two. `saved` is called before the first deletion: the
+  /// step of a checkpoint that is known to be undamaged.
   void make_room(std::int64_t bytes, const std::function<std::optional<std::int64_t>()>& saved,
                  std::span<const std::int64_t> keep = {});
 
-  std::vector<std::int64_t> steps() const;  ///< committed ones, ascending, not verified
-  std::filesystem::path path(
-      std::int64_t step) const;  ///< where its files are now; where they would be if there is none
+  std::vector<std::int64_t> steps() const;              ///< committed ones, ascending, not verified
+  std::filesystem::path path(std::int64_t step) const;  ///< directory of its files; the future one if there is none yet
 
   /// Reads every byte, and the headers of safetensors files. Throws: CheckpointError naming file, chunk and offset, or
   /// the format version.
   Manifest verify(std::int64_t step) const;
-  /// Newest that verifies. Damaged ones are reported through `on_damage` and left alone.
+  /// The newest checkpoint that passes verify(). Reports damaged ones through `on_damage` and leaves them unchanged.
   std::optional<Manifest> newest_valid(const std::function<void(const std::string& message)>& on_damage) const;
-  /// The manifest alone, checked; the files it names are not looked at. Throws: CheckpointError.
+  /// Reads and checks the manifest alone, not the files that it lists. Throws: CheckpointError.
   Manifest manifest(std::int64_t step) const;
   std::unique_ptr<RandomAccessFile> open(std::int64_t step, const std::string& name) const;
-  /// All bytes of `file`, as the manifest of `step` has it, checked as they are read; out.size() is the file's size.
-  /// Throws: CheckpointError naming file, chunk and offset.
+  /// Reads all bytes of `file`, an entry of the manifest of `step`, and verifies them; out.size() is the size of the
+  /// file. Throws: CheckpointError naming file, chunk and offset.
   void read(std::int64_t step, const Manifest::File& file, std::span<std::byte> out) const;
-  /// A small file of a checkpoint, such as state.json, checked against the manifest; the other files are not looked at.
-  /// Throws: CheckpointError, also when it has more than `max_bytes`.
+  /// Reads a small file of a checkpoint, such as state.json, and verifies it; does not look at the other files. Throws:
+  /// CheckpointError, also if it is larger than `max_bytes`.
   std::string read(std::int64_t step, const std::string& name, std::int64_t max_bytes = 16 << 20) const;
 
-  /// Removes left-over temporary directories and links and returns the directories' names; puts back a checkpoint whose
-  /// replacement never arrived. Call when nobody is writing.
+  /// Removes left-over temporary directories and links, and returns the names of the directories; restores a checkpoint
+  /// whose replacement was not completed. Call it while no process writes.
   std::vector<std::string> remove_incomplete();
-  /// Renames the checkpoints of `steps` so that nobody reads, replaces or deletes them any more; returns their new
+  /// Renames the checkpoints of `steps` so that they are never read, replaced or deleted again; returns their new
   /// names.
   std::vector<std::string> abandon(std::span<const std::int64_t> steps);
-  /// Deletes the oldest so that the newest `keep_last` (2 at least) and those of `keep` remain of the steps up to
-  /// `saved`, the one that was committed last. Higher ones are damaged or of an abandoned attempt: they do not count,
-  /// and are replaced when the run gets there. Links to what is deleted go, too.
+  /// Deletes the oldest checkpoints up to `saved`, the step of the last commit. Keeps the newest `keep_last` (at least
+  /// 2) and those in `keep`. Steps after `saved` are damaged or from an abandoned attempt: they do not count, and the
+  /// run replaces them when it reaches their steps. Links to deleted checkpoints are deleted too.
   void retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep = {});
-  /// For people: `name` ("best", "last", "epoch=3") beside the steps becomes a symbolic link to `step`. Nothing here
-  /// reads it. Throws: CheckpointError (a name that is not [A-Za-z0-9._=,+-]{1,128}, or a step's), IoError (also where
-  /// the file system has no links).
+  /// For people: makes `name` ("best", "last", "epoch=3") in the directory a symbolic link to `step`. The library never
+  /// reads it. Throws: CheckpointError (a name that is not [A-Za-z0-9._=,+-]{1,128}, or the name of a step), IoError
+  /// (also if the file system does not support links).
   void link(const std::string& name, std::int64_t step);
 
  private:
@@ -103,7 +103,7 @@ class CheckpointDir {
   int restart_;
 };
 
-/// Steps to delete, ascending, so that the newest `keep_last` and those of `keep` remain. Pure.
+/// The steps to delete, ascending, so that the newest `keep_last` and those in `keep` remain. Pure.
 std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
                                           std::span<const std::int64_t> keep = {});
 

@@ -1,7 +1,7 @@
 // lockstep/storage/safetensors.h
 //
-// The safetensors format as bytes: dtype, shape, span. Torch-free. Loading never executes anything, and memory while
-// parsing is bounded by the input.
+// The safetensors format as bytes: dtype, shape, span. Torch-free. Loading executes no code, and parsing needs no more
+// memory than the size of the input allows.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// Names as the format spells them ("F32", "BF16", "I64", "U8", "BOOL", ...).
+/// Names in the spelling of the format ("F32", "BF16", "I64", "U8", "BOOL", ...).
 struct TensorEntry {
   std::string name{};
   std::string dtype{};
@@ -30,7 +30,7 @@ struct TensorEntry {
 /// Bytes per element, 0 for an unknown name.
 std::int64_t safetensors_item_size(std::string_view dtype) noexcept;
 
-/// What is to be written: `bytes` is contiguous, little-endian, exactly shape x item size.
+/// A tensor to write: `bytes` is contiguous, little-endian, exactly shape x item size.
 struct TensorView {
   std::string name{};
   std::string dtype{};
@@ -38,17 +38,17 @@ struct TensorView {
   std::span<const std::byte> bytes{};
 };
 
-/// Writes one file through `append`. The header lists the tensors in the given order and is padded so that data begin
-/// at a multiple of 8; the data lie by falling item size, so that every tensor is aligned. Throws: CheckpointError
-/// (duplicate or empty name, size mismatch).
+/// Writes one file through `append`. The header lists the tensors in the given order and is padded so that the data
+/// start at a multiple of 8; the data are in order of falling item size, so that every tensor is aligned. Throws:
+/// CheckpointError (duplicate or empty name, size mismatch).
 void write_safetensors(std::span<const TensorView> tensors, const std::map<std::string, std::string>& metadata,
                        const std::function<void(std::span<const std::byte>)>& append);
 
-/// An opened file. The header is checked whole before anything is returned: no holes, overlaps, duplicate keys or
-/// trailing bytes; header at most 16 MiB, 100,000 tensors, 16 dimensions.
+/// An open file. The constructor checks the whole header: no holes, overlaps, duplicate keys or trailing bytes; a
+/// header of at most 16 MiB, 100,000 tensors, 16 dimensions.
 class SafetensorsReader {
  public:
-  /// Throws: CheckpointError naming the file and what is wrong with it.
+  /// Throws: CheckpointError naming the file and the problem.
   explicit SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std::string name);
   const std::vector<TensorEntry>& entries() const noexcept { return entries_; }
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
@@ -63,7 +63,8 @@ class SafetensorsReader {
   std::int64_t data_offset_ = 0;
 };
 
-/// Parses a header (the JSON after the 8 length bytes); `data_size` is what follows it. For the reader and the fuzzer.
+/// Parses a header (the JSON after the 8 length bytes); `data_size` is the number of bytes after it. For the reader and
+/// the fuzzer.
 void parse_safetensors_header(std::string_view json, std::int64_t data_size, std::vector<TensorEntry>& entries,
                               std::map<std::string, std::string>& metadata);
 

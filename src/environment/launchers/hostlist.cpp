@@ -28,7 +28,7 @@ class HostlistParser {
       }
     }
     if (ok() && result_.hosts.empty()) {
-      fail("names no host");
+      fail("contains no host");
     }
     if (!ok()) {
       result_.hosts.clear();
@@ -51,16 +51,16 @@ class HostlistParser {
     std::vector<std::string> names{""};
     while (ok() && !at_end() && !is_separator(peek())) {
       if (peek() == '[') {
-        names = product(names, parse_bracket());  // none after a problem
+        names = product(names, parse_bracket());  // empty after a problem
       } else if (names.front().size() == kLongestName) {
-        fail("a name that is too long");
+        fail("a host name that is too long");
       } else if (is_name(peek())) {
         const char c = text_[position_++];
         for (std::string& name : names) {
           name += c;
         }
       } else {
-        fail("a character that no host name has");
+        fail("a character that is not allowed in a host name");
       }
     }
     if (ok() && result_.hosts.size() + names.size() > kMaxHosts) {
@@ -90,7 +90,7 @@ class HostlistParser {
     const std::size_t close = text_.find(']', position_);
     std::vector<std::string> numbers;
     if (close == std::string_view::npos) {
-      fail("a bracket without an end");
+      fail("a bracket that is not closed");
       return numbers;
     }
     for (const std::string& part : split(text_.substr(position_ + 1, close - position_ - 1), ',')) {
@@ -107,7 +107,7 @@ class HostlistParser {
     const auto from = parse_number(first);
     const auto to = parse_number(last);
     if (!from || !to || *from > *to) {
-      fail("a range that is no range of numbers, in the bracket");
+      fail("an invalid range in the bracket");
     } else if (static_cast<std::size_t>(*to - *from) >= kMaxHosts - numbers.size()) {
       fail(fmt::format("more than {} hosts", kMaxHosts));
     } else {
@@ -117,7 +117,7 @@ class HostlistParser {
     }
   }
 
-  /// Digits only, few enough that a host name can hold them.
+  /// Only digits, and few enough for a host name.
   static std::optional<std::int64_t> parse_number(std::string_view digits) {
     constexpr std::size_t kMostDigits = 18;
     const bool plain = digits.size() <= kMostDigits && digits.find_first_not_of("0123456789") == std::string_view::npos;

@@ -1,4 +1,4 @@
-// Slurm's short form of a list of hosts: "gpu[001-003,007],login1,rack[1-2]n[1-2]". Torch-free.
+// Slurm's compact form of a list of hosts: "gpu[001-003,007],login1,rack[1-2]n[1-2]". Torch-free.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 namespace lockstep {
 
 struct Hostlist {
-  std::vector<std::string> hosts{};  ///< in the order that is written; zero padding kept, several brackets a product
-  std::string problem{};             ///< why the text is no host list; `hosts` is empty then
+  std::vector<std::string> hosts{};  ///< in the written order; zero padding is kept, several brackets form a product
+  std::string problem{};             ///< why the text is not a host list; `hosts` is then empty
 };
 
-/// Commas or blanks separate hosts. Never more than `kMaxHosts` hosts: a longer list is a problem.
+/// Hosts are separated by commas or blanks. Returns at most `kMaxHosts` hosts: a longer list is a problem.
 Hostlist parse_hostlist(std::string_view text);
 
 inline constexpr std::size_t kMaxHosts = 65536;

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 bool is_host(std::string_view text) {
-  constexpr std::size_t kLongest = 255;  // of a domain name
+  constexpr std::size_t kLongest = 255;  // limit of a domain name
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%";
   return !text.empty() && text.size() <= kLongest && text.find_first_not_of(kAllowed) == std::string_view::npos;
 }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kRankFile = "LSB_DJOB_RANKFILE";
 
-/// The first line of the file is the node of the batch script, the second the first that runs ranks.
+/// The first line of the file is the node of the batch script; the second is the first node with ranks.
 std::string first_compute_host(VariableReader& reader) {
   const std::string path = reader.required_text(kRankFile, "the file that lists the job's hosts", "or set MASTER_ADDR");
   if (path.empty()) {
@@ -17,9 +17,9 @@ std::string first_compute_host(VariableReader& reader) {
   const auto lines = split(reader.file(path).value_or(""), '\n');
   std::string host(trim(lines.size() > 1 ? lines[1] : ""));
   if (!is_host(host)) {
-    reader.problem(fmt::format("{}=\"{}\": found \"{}\" on the file's second line, expected the name of a machine",
-                               kRankFile, printable(path), printable(host)),
-                   "set MASTER_ADDR to the machine of rank 0");
+    reader.problem(fmt::format("{}=\"{}\": line 2 of the file is \"{}\", expected a host name", kRankFile,
+                               printable(path), printable(host)),
+                   "set MASTER_ADDR to the host of rank 0");
   }
   return host;
 }
@@ -47,7 +47,7 @@ std::optional<Identity> read_lsf(VariableReader& reader) {
   identity.rank = reader.required_number("JSM_NAMESPACE_RANK", 0, "this process's number among all ranks", kHint);
   identity.world_size = reader.required_number("JSM_NAMESPACE_SIZE", 1, "the number of ranks", kHint);
   identity.local_rank = reader.required_number("JSM_NAMESPACE_LOCAL_RANK", 0, "this rank's number on its node", kHint);
-  // Not every version sets its own name for it; all set Open MPI's.
+  // Some versions do not set their own name for it; all set Open MPI's.
   const char* local_size =
       reader.has("JSM_NAMESPACE_LOCAL_SIZE") ? "JSM_NAMESPACE_LOCAL_SIZE" : "OMPI_COMM_WORLD_LOCAL_SIZE";
   identity.local_world_size = reader.required_number(local_size, 1, "the number of ranks on this node", kHint);

@@ -16,7 +16,7 @@ struct MpiNames {
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;
-  const char* pass;  ///< how this mpirun is told to set a variable on every rank
+  const char* pass;  ///< how to set a variable on every rank
 };
 
 constexpr MpiNames kOpenMpi{"Open MPI",
@@ -34,14 +34,14 @@ constexpr MpiNames kMvapich2{"MVAPICH2",
                              "MV2_COMM_WORLD_LOCAL_SIZE",
                              "mpirun_rsh {}=... <program>"};
 
-/// The process of Hydra or mpirun_rsh that started this machine's ranks, whatever shells stand between: neither sets a
-/// variable that its ranks share. The start time tells two processes of one number apart.
+/// The process of Hydra or mpirun_rsh that started the ranks of this machine, possibly through shells: these launchers
+/// set no variable that only their ranks share. The start time distinguishes processes with the same pid.
 std::string find_daemon(const VariableReader& reader) {
   constexpr std::array<std::string_view, 2> kDaemons{"hydra_pmi_proxy", "mpispawn"};
   constexpr int kDeepest = 32;
   std::string process = "self";
   for (int depth = 0; depth < kDeepest; ++depth) {
-    // "71 (a name) S 70 ...": the name may hold anything, blanks and parentheses too
+    // "71 (a name) S 70 ...": the name may contain blanks and parentheses
     const std::string stat = reader.file(fmt::format("/proc/{}/stat", process)).value_or("");
     const std::size_t open = stat.find('(');
     const std::size_t close = stat.rfind(')');
@@ -63,7 +63,7 @@ std::string find_daemon(const VariableReader& reader) {
   return {};
 }
 
-/// What all ranks of this launch know and no other launch has; "" where there is no such thing.
+/// A text that the ranks of this launch share with no other launch; "": there is none.
 std::string find_launch(VariableReader& reader, const Identity& identity) {
   if (identity.launcher == kOpenMpi.launcher) {
     auto id = reader.text("PMIX_NAMESPACE");
@@ -73,7 +73,7 @@ std::string find_launch(VariableReader& reader, const Identity& identity) {
   return one_machine ? find_daemon(reader) : std::string();
 }
 
-/// Azure's "address:port"; false where it is not set.
+/// Azure's "address:port"; false if it is not set.
 bool read_azure_master(VariableReader& reader, Identity& identity) {
   constexpr const char* kName = "AZ_BATCH_MASTER_NODE";
   const auto value = reader.text(kName);
@@ -93,7 +93,7 @@ bool read_azure_master(VariableReader& reader, Identity& identity) {
   return true;
 }
 
-/// Ranks on several machines need to be told where rank 0 is: by the user, or by the cloud they run in.
+/// Ranks on several machines need the address of rank 0: from the user, or from the cloud in which they run.
 void read_address(VariableReader& reader, Identity& identity, const MpiNames& names) {
   if (const auto address = reader.host("MASTER_ADDR")) {
     identity.master_addr = *address;
@@ -119,7 +119,7 @@ void read_port(VariableReader& reader, Identity& identity, const MpiNames& names
   } else if (identity.master_port == 0) {
     reader.missing(
         "MASTER_PORT",
-        fmt::format("a free port of rank 0's machine: {} names nothing that its ranks share", names.launcher),
+        fmt::format("a free port of rank 0's machine: {} sets no variable that only its ranks share", names.launcher),
         fmt::format("set it: {}", fmt::format(fmt::runtime(names.pass), "MASTER_PORT")));
   }
 }
@@ -162,7 +162,7 @@ std::optional<Identity> read_open_mpi(VariableReader& reader) {
   return read_mpi(reader, kOpenMpi);
 }
 
-/// Slurm's own PMI sets PMI_RANK and PMI_SIZE too: that is a step, not Hydra.
+/// Slurm's own PMI also sets PMI_RANK and PMI_SIZE: then it is a Slurm step, not Hydra.
 std::optional<Identity> read_hydra(VariableReader& reader) {
   if (!reader.has(kHydra.local_rank) && (!reader.has(kHydra.rank) || reader.has("SLURM_STEP_ID"))) {
     return std::nullopt;

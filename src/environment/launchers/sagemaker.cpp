@@ -42,12 +42,12 @@ std::vector<std::string> read_sagemaker_hosts(VariableReader& reader) {
   return *hosts;
 }
 
-/// SageMaker runs the program once on each host, unless it is told to use MPI or torchrun.
+/// SageMaker runs the program once on each host, unless it is configured to use MPI or torchrun.
 std::optional<Identity> read_sagemaker(VariableReader& reader) {
   if (!reader.has(kHosts) && !reader.has(kCurrentHost)) {
     return std::nullopt;
   }
-  constexpr int kPort = 29500;  // torchrun's; the hosts belong to this job alone
+  constexpr int kPort = 29500;  // torchrun's default; the hosts belong to this job alone
   Identity identity{.starts_ranks = true, .launcher = "SageMaker"};
   if (!reader.has(kHosts)) {
     reader.missing(kHosts, "the hosts of the job");

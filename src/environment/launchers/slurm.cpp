@@ -19,7 +19,7 @@ constexpr const char* kNodes = "SLURM_STEP_NUM_NODES";
 constexpr const char* kTasksPerNode = "SLURM_STEP_TASKS_PER_NODE";
 constexpr const char* kNodeList = "SLURM_STEP_NODELIST";
 
-/// A shell that `srun --pty` opened. srun inside that shell inherits its SLURM_PTY_PORT: several tasks are a step.
+/// A shell that `srun --pty` opened. srun inside that shell inherits its SLURM_PTY_PORT; then there are several tasks.
 bool is_interactive(const VariableReader& reader) {
   return reader.has("SLURM_PTY_PORT") && reader.peek(kTasks).value_or("1") == "1";
 }
@@ -44,7 +44,7 @@ std::vector<int> parse_tasks_per_node(std::string_view text, int nodes) {
   return tasks;
 }
 
-/// Tasks differ from node to node: `srun -N2 -n4` starts 3 + 1.
+/// The number of tasks differs between nodes: `srun -N2 -n4` starts 3 + 1.
 void read_local_size(VariableReader& reader, Identity& identity) {
   const std::string text = reader.required_text(kTasksPerNode, "the number of tasks on each node");
   if (text.empty()) {
@@ -66,7 +66,7 @@ void read_local_size(VariableReader& reader, Identity& identity) {
   reader.check_below("SLURM_LOCALID", identity.local_rank, kTasksPerNode, identity.local_world_size);
 }
 
-/// The nodes of the step, not those of the job: a step may run on some of them.
+/// The nodes of the step, not of the job: a step may use only some of them.
 void read_first_node(VariableReader& reader, Identity& identity) {
   const std::string text = reader.required_text(kNodeList, "the nodes of the step", "or set MASTER_ADDR");
   if (text.empty()) {
@@ -84,7 +84,7 @@ void read_first_node(VariableReader& reader, Identity& identity) {
   }
 }
 
-/// The number of a job or step; a task of an array may be called 12_3, and counts as their sum.
+/// The number of a job or step. A task of an array may be called 12_3; its number is then the sum.
 std::optional<std::int64_t> parse_id(std::string_view text) {
   constexpr std::size_t kMostDigits = 15;
   const auto parts = split(text, '_');
@@ -109,7 +109,7 @@ std::optional<std::int64_t> read_id(VariableReader& reader, const char* name) {
   return id;
 }
 
-/// Two steps of one job may run side by side: both numbers enter the port.
+/// Steps of one job may run in parallel, so the port depends on both numbers.
 void read_meeting_point(VariableReader& reader, Identity& identity) {
   const auto job = read_id(reader, "SLURM_JOB_ID");
   const auto step = read_id(reader, kStepId);
@@ -166,9 +166,10 @@ std::optional<Identity> read_slurm_allocation(VariableReader& reader) {
     return std::nullopt;
   }
   Identity identity{.starts_ranks = true};
-  identity.hints.push_back(fmt::format(
-      "{}{}{}, but this is no step of the job: the program trains on this node alone; run it with: srun <program>",
-      found[0], found[0].empty() || found[1].empty() ? "" : " and ", found[1]));
+  identity.hints.push_back(
+      fmt::format("{}{}{}, but this process is not in a step of the job: it trains on this node alone; start it with: "
+                  "srun <program>",
+                  found[0], found[0].empty() || found[1].empty() ? "" : " and ", found[1]));
   return identity;
 }
 

@@ -8,13 +8,13 @@
 namespace lockstep {
 namespace {
 
-/// The variable that numbers the nodes: torchrun's, or the one of Lightning's scripts.
+/// The variable with the node number: torchrun's, or that of Lightning's scripts.
 const char* node_variable(const VariableReader& reader) {
   return reader.has("GROUP_RANK") || !reader.has("NODE_RANK") ? "GROUP_RANK" : "NODE_RANK";
 }
 
 void read_rank(VariableReader& reader, Identity& identity) {
-  // Lightning's scripts give no RANK; the first node's ranks are the first.
+  // Lightning's scripts set no RANK on the first node, where it equals LOCAL_RANK.
   const bool on_first_node = !reader.has("RANK") && reader.has("LOCAL_RANK") && reader.peek("NODE_RANK") == "0";
   const char* name = on_first_node ? "LOCAL_RANK" : "RANK";
   identity.rank = reader.required_number(name, 0, "this process's number among all ranks");
@@ -31,7 +31,7 @@ void read_place_on_node(VariableReader& reader, Identity& identity) {
     reader.check_below("LOCAL_RANK", identity.local_rank, "LOCAL_WORLD_SIZE", identity.local_world_size);
     return;
   }
-  // The ranks before this node's are on other nodes; those that follow may all be here.
+  // The ranks before this node's are on other nodes; all later ranks may be on this node.
   const int on_other_nodes = std::max(0, identity.rank - identity.local_rank);
   identity.local_world_size = std::max(VariableReader::kRefused, identity.world_size - on_other_nodes);
   identity.local_size_is_guess = true;
@@ -52,7 +52,7 @@ void read_node(VariableReader& reader, Identity& identity) {
   }
 }
 
-/// Nodes may differ; each has one rank at least, and the only one has all.
+/// Nodes may differ; each has at least one rank, and a single node has all.
 void check_local_size(VariableReader& reader, const Identity& identity) {
   if (!reader.problems().empty() || identity.local_size_is_guess) {
     return;
@@ -86,7 +86,7 @@ void read_torchelastic(VariableReader& reader, Identity& identity) {
   identity.run_id = reader.text("TORCHELASTIC_RUN_ID").value_or("");
   identity.restart = reader.number("TORCHELASTIC_RESTART_COUNT", 0).value_or(0);
   identity.error_file = reader.text("TORCHELASTIC_ERROR_FILE").value_or("");
-  identity.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";  // what Python's str(True) writes
+  identity.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";  // Python's str(True)
 }
 
 }  // namespace
@@ -122,13 +122,14 @@ std::optional<Identity> read_plain(VariableReader& reader) {
   identity.node = identity.rank;
   identity.nodes = identity.world_size;
   read_master(reader, identity);
-  // Kubeflow's operator counts processes in WORLD_SIZE, but pods in RANK.
+  // Kubeflow's operator counts processes in WORLD_SIZE but pods in RANK.
   const auto per_pod = parse_int(reader.peek("PET_NPROC_PER_NODE").value_or(""));
   if (per_pod && *per_pod > 1) {
-    reader.problem(fmt::format("RANK={} without LOCAL_RANK, and PET_NPROC_PER_NODE={}: RANK is a pod's number there, "
-                               "WORLD_SIZE={} counts processes",
-                               identity.rank, *per_pod, identity.world_size),
-                   "start through `lockstep run -- <program>` or torchrun, which start the pod's ranks");
+    reader.problem(
+        fmt::format("RANK={} without LOCAL_RANK, and PET_NPROC_PER_NODE={}: RANK is then the number of a pod, "
+                    "but WORLD_SIZE={} counts processes",
+                    identity.rank, *per_pod, identity.world_size),
+        "start through `lockstep run -- <program>` or torchrun, which start the ranks of the pod");
   }
   return identity;
 }
@@ -140,7 +141,7 @@ std::optional<Identity> read_torchrun_settings(VariableReader& reader) {
   }
   Identity identity{.starts_ranks = true};
   identity.hints.push_back(
-      fmt::format("PET_NNODES={}, but nothing launched this program: it trains on this machine alone; start it with "
+      fmt::format("PET_NNODES={}, but no launcher started this program: it trains on this machine alone; start it with "
                   "`lockstep run -- <program>` or torchrun",
                   printable(*nodes)));
   return identity;

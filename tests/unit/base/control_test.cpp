@@ -32,7 +32,7 @@ TEST(TrainControl, LetsASignalReplaceTheProgramsOwnStop) {
   EXPECT_EQ(control.stop_reason(), "early stopping");
   control.request_stop_from_signal(StopKind::terminate);
   EXPECT_EQ(control.stop_requested(), StopKind::terminate);
-  EXPECT_EQ(control.stop_reason(), "a signal asked for it");
+  EXPECT_EQ(control.stop_reason(), "a signal requested a stop");
   control.end_fit();
   EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for every fit";
 }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kCode = 76;
 
-/// Standard output becomes a pipe that is full and that nobody reads.
+/// Makes standard output a full pipe without a reader.
 void let_output_get_stuck() {
   std::array<int, 2> ends{};
   [[maybe_unused]] const int made = pipe2(ends.data(), O_NONBLOCK);
@@ -30,14 +30,14 @@ void let_output_get_stuck() {
 TEST(EndProcessDeathTest, FlushesTheStreams) {
   EXPECT_EXIT(
       {
-        dup2(STDERR_FILENO, STDOUT_FILENO);  // what a death test can see
+        dup2(STDERR_FILENO, STDOUT_FILENO);  // death tests check standard error
         std::fputs("kept in the stream", stdout);
         end_process(kCode, [] { std::fputs("; last words", stdout); });
       },
       testing::ExitedWithCode(kCode), "kept in the stream; last words");
 }
 
-TEST(EndProcessDeathTest, WaitsForNoReader) {
+TEST(EndProcessDeathTest, DoesNotWaitForAReader) {
   EXPECT_EXIT(
       {
         let_output_get_stuck();
@@ -46,7 +46,7 @@ TEST(EndProcessDeathTest, WaitsForNoReader) {
       testing::ExitedWithCode(kCode), "");
 }
 
-TEST(EndProcessDeathTest, WaitsForNoThreadThatHoldsAStream) {
+TEST(EndProcessDeathTest, DoesNotWaitForALockedStream) {
   EXPECT_EXIT(
       {
         let_output_get_stuck();
@@ -60,7 +60,7 @@ TEST(EndProcessDeathTest, WaitsForNoThreadThatHoldsAStream) {
       testing::ExitedWithCode(kCode), "");
 }
 
-TEST(EndProcessDeathTest, WaitsForNoLastWords) {
+TEST(EndProcessDeathTest, DoesNotWaitForALastMessage) {
   EXPECT_EXIT(end_process(kCode, [] { std::this_thread::sleep_for(std::chrono::hours(1)); }),
               testing::ExitedWithCode(kCode), "");
 }
@@ -74,7 +74,7 @@ TEST(EndProcessDeathTest, EndsAThreadThatHangsLater) {
       testing::ExitedWithCode(kCode), "");
 }
 
-TEST(StandardDescriptors, ThatAreClosedAreNotGivenToFiles) {
+TEST(StandardDescriptors, AreReopenedIfClosed) {
   EXPECT_EXIT(
       {
         for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
@@ -87,7 +87,7 @@ TEST(StandardDescriptors, ThatAreClosedAreNotGivenToFiles) {
       testing::ExitedWithCode(kCode), "");
 }
 
-TEST(StandardDescriptors, ThatAreOpenStayAsTheyAre) {
+TEST(StandardDescriptors, AreUnchangedIfOpen) {
   std::array<int, 2> before{};
   [[maybe_unused]] const int made = pipe2(before.data(), O_CLOEXEC);
   open_standard_descriptors();

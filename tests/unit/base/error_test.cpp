@@ -33,7 +33,7 @@ TEST(ErrorText, ListsAllProblemsOfAConfiguration) {
                "2 problems in the configuration; --lr x: expected a number; --seed -1: expected a whole number");
 }
 
-TEST(ConfigError, OfOneProblemIsThatProblem) {
+TEST(ConfigError, WithOneProblemHasItsText) {
   const ConfigError error("--lr x: expected a number", "use 0.1");
   EXPECT_STREQ(error.what(), "--lr x: expected a number");
   EXPECT_EQ(error.hint(), "use 0.1");

@@ -37,7 +37,7 @@ TEST(EventLog, WritesOneVersionedLinePerEvent) {
   EXPECT_EQ(parse_json(found[1])["event"], "stop");
 }
 
-TEST(EventLog, DoesNotContinueALineThatACrashCut) {
+TEST(EventLog, StartsANewLineAfterATruncatedOne) {
   MemoryFileSystem fs;
   write_file(fs, "/events.jsonl", "{\"v\":1,\"event\":\"start\"}\n{\"v\":1,\"ev");
   EventLog log(fs, "/events.jsonl");

@@ -39,7 +39,7 @@ mode_t mode_of(const std::filesystem::path& path) {
   return status.st_mode & 07777;
 }
 
-/// What holds for the disk holds for the one in memory: tests of storage rely on it.
+/// The in-memory file system behaves like the real one; tests of storage rely on it.
 class AnyFileSystem : public testing::TestWithParam<bool> {
  protected:
   AnyFileSystem() { fs().create_directories(root()); }
@@ -51,7 +51,7 @@ class AnyFileSystem : public testing::TestWithParam<bool> {
   MemoryFileSystem memory_;
 };
 
-TEST_P(AnyFileSystem, ReadsWhatWasWritten) {
+TEST_P(AnyFileSystem, ReadsWrittenBytes) {
   const auto path = root() / "a";
   const auto file = fs().create(path);
   file->append(bytes("hello "));
@@ -76,7 +76,7 @@ TEST_P(AnyFileSystem, ReservesWithoutChangingTheFile) {
   EXPECT_EQ(read_file(fs(), path), "short");
 }
 
-TEST_P(AnyFileSystem, AppendsToWhatIsThere) {
+TEST_P(AnyFileSystem, AppendsToAnExistingFile) {
   const auto path = root() / "log";
   fs().open_append(path)->append(bytes("one\n"));
   fs().open_append(path)->append(bytes("two\n"));
@@ -121,7 +121,7 @@ TEST_P(AnyFileSystem, ListsSortedAndRemovesTrees) {
   EXPECT_FALSE(fs().exists(root() / "tree"));
 }
 
-TEST_P(AnyFileSystem, SaysWhatIsMissing) {
+TEST_P(AnyFileSystem, NamesMissingFiles) {
   const auto path = root() / "missing";
   EXPECT_EQ(failure([&] { fs().open(path); }), "cannot open " + path.string() + ": No such file or directory");
   EXPECT_EQ(failure([&] { fs().create(path / "a"); }),
@@ -213,7 +213,7 @@ TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
   EXPECT_EQ(read_file(fs(), path), "two");
   EXPECT_THAT(fs().list(root()), ElementsAre("state.json"));
   EXPECT_EQ(failure([&] { read_file(fs(), path, 2); }),
-            "cannot read " + path.string() + ": it has 3 bytes, expected at most 2");
+            "cannot read " + path.string() + ": it has 3 bytes, the limit is 2");
 }
 
 INSTANTIATE_TEST_SUITE_P(Disk, AnyFileSystem, testing::Values(false));
@@ -278,7 +278,7 @@ TEST(RealFileSystem, NamesPathAndReasonOfAShortWrite) {
   EXPECT_EQ(status, 0);
 }
 
-// Files that are known to become large take another way to the disk, in blocks of 4 MiB.
+// Large files with a known size are written in another way, in blocks of 4 MiB.
 TEST(RealFileSystem, WritesLargeFilesByteForByte) {
   constexpr std::size_t kBlock = 4 << 20;
   std::string text(5 * kBlock + 12'345, '\0');
@@ -311,7 +311,7 @@ TEST(RealFileSystem, WritesLargeFilesByteForByte) {
   std::filesystem::remove_all(memory);
 }
 
-TEST(RealFileSystem, ReportsWhatALargeFileMeets) {
+TEST(RealFileSystem, ReportsErrorsOfLargeFiles) {
   const TempDir directory;
   const pid_t child = ::fork();
   if (child == 0) {

@@ -24,7 +24,7 @@ TEST(ParseJson, KeepsTheOrderOfKeys) {
   EXPECT_EQ(dump_json(value), R"({"z":1,"a":[true,null,2.5],"m":{"x":"é"}})");
 }
 
-TEST(ParseJson, RefusesWhatIsNotStrictlyJson) {
+TEST(ParseJson, RejectsInvalidJson) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "line 1, column 1"},
       {"{} x", "line 1, column 4"},
@@ -57,7 +57,7 @@ TEST(DumpJson, WritesNumbersThatAreNotFiniteAsText) {
   EXPECT_EQ(dump_json(value), R"({"loss":"NaN","list":["Infinity","-Infinity",1.5]})");
 }
 
-TEST(DumpJson, ReplacesBytesThatAreNoText) { EXPECT_EQ(dump_json(Json("a\xff")), "\"a\xef\xbf\xbd\""); }
+TEST(DumpJson, ReplacesInvalidUtf8) { EXPECT_EQ(dump_json(Json("a\xff")), "\"a\xef\xbf\xbd\""); }
 
 TEST(DumpJson, PrettyIsReadBack) {
   const Json value{{"a", {1, 2}}, {"b", {{"c", "d"}}}};

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// What `write` sent to standard error.
+/// The output of `write` on standard error.
 template <class Write>
 std::string captured(Write&& write) {
   testing::internal::CaptureStderr();
@@ -109,26 +109,18 @@ class PseudoTerminal : public testing::Test {
 TEST_F(PseudoTerminal, IsInteractiveUnlessTheEnvironmentSaysOtherwise) {
   const Terminal terminal = probe(follower_, {{"TERM", "xterm"}, {"COLUMNS", "40"}});
   EXPECT_TRUE(terminal.interactive);
-  EXPECT_TRUE(terminal.colour);
   EXPECT_EQ(terminal.width, 132);
   EXPECT_FALSE(probe(follower_, {{"TERM", "dumb"}}).interactive);
   EXPECT_FALSE(probe(follower_, {}).interactive);
   EXPECT_FALSE(probe(follower_, {{"TERM", "xterm"}, {"CI", "true"}}).interactive);
-  EXPECT_FALSE(probe(follower_, {{"TERM", "xterm"}, {"NO_COLOR", "1"}}).colour);
-  EXPECT_TRUE(probe(follower_, {{"TERM", "xterm"}, {"NO_COLOR", ""}}).colour);
 }
 
-TEST(ProbeTerminal, OfAFileIsPlainUnlessColourIsForced) {
+TEST(ProbeTerminal, OfAFileIsNotInteractive) {
   const int fd = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   const Terminal plain = probe(fd, {{"TERM", "xterm"}, {"COLUMNS", "100"}});
   EXPECT_FALSE(plain.interactive);
-  EXPECT_FALSE(plain.colour);
   EXPECT_EQ(plain.width, 100);
   EXPECT_EQ(probe(fd, {{"COLUMNS", "wide"}}).width, 80);
-  EXPECT_TRUE(probe(fd, {{"FORCE_COLOR", "1"}}).colour);
-  EXPECT_TRUE(probe(fd, {{"CLICOLOR_FORCE", "1"}}).colour);
-  EXPECT_FALSE(probe(fd, {{"CLICOLOR_FORCE", "0"}}).colour);
-  EXPECT_FALSE(probe(fd, {{"FORCE_COLOR", "1"}, {"NO_COLOR", "1"}}).colour);
   ::close(fd);
 }
 

@@ -45,7 +45,7 @@ TEST(MappedFile, ShowsTheFilesBytes) {
   }
 }
 
-TEST(MappedFile, IsWrittenToAloneAndMayBeEmpty) {
+TEST(MappedFile, IsPrivateWhenWrittenAndMayBeEmpty) {
   const TempDir dir;
   write(dir.path() / "a", "tokens");
   write(dir.path() / "empty", "");
@@ -64,10 +64,10 @@ TEST(MappedFile, MayBeLargerThanTheMemory) {
   EXPECT_EQ(MappedFile::open(dir.path() / "sparse")->bytes().size(), std::size_t{1} << 40);
 }
 
-TEST(MappedFile, SaysWhatIsWrong) {
+TEST(MappedFile, ReportsErrors) {
   const TempDir dir;
   EXPECT_THAT(message_of(dir.path() / "none"), HasSubstr("none: No such file"));
-  EXPECT_THAT(message_of(dir.path()), HasSubstr("found a directory or device"));
+  EXPECT_THAT(message_of(dir.path()), HasSubstr("it is not a regular file"));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ using testing::IsEmpty;
 
 std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-TEST(MemoryFileSystem, LosesWhatWasNotSynced) {
+TEST(MemoryFileSystem, LosesUnsyncedData) {
   MemoryFileSystem fs;
   fs.create_directories("/run");
   fs.sync_directory("/");
@@ -48,7 +48,7 @@ TEST(MemoryFileSystem, LosesDirectoriesAndRenamesUntilTheParentIsSynced) {
       << "a removal is a change of the directory, too";
 }
 
-TEST(MemoryFileSystem, FailsAtTheOperationAsked) {
+TEST(MemoryFileSystem, FailsAtTheGivenOperation) {
   MemoryFileSystem fs;
   fs.fail_at(1, ENOSPC);
   const auto file = fs.create("/a");
@@ -76,7 +76,7 @@ TEST(MemoryFileSystem, NeverMakesAFileDurableAfterAFailedSync) {
   EXPECT_EQ(read_file(*fs.after_power_loss(), "/a"), "");
 }
 
-TEST(MemoryFileSystem, StaysDarkAfterPowerLoss) {
+TEST(MemoryFileSystem, FailsEveryOperationAfterPowerLoss) {
   MemoryFileSystem fs;
   fs.lose_power_at(1);
   const auto file = fs.create("/a");
@@ -85,8 +85,7 @@ TEST(MemoryFileSystem, StaysDarkAfterPowerLoss) {
   EXPECT_EQ(fs.operations(), 1);
 }
 
-/// Every crash point of write_file leaves the old text or the new one. The known-bad protocol shows that the sweep sees
-/// more.
+/// Every crash point of write_file leaves the old or the new text. A known-bad protocol is the control of the sweep.
 template <class Write>
 std::vector<std::string> texts_after_a_crash(Write&& write) {
   std::vector<std::string> found;

@@ -53,14 +53,17 @@ TEST(HumanText, IsShort) {
   EXPECT_EQ(human_bytes(1024), "1.0 KiB");
   EXPECT_EQ(human_bytes((std::int64_t{1} << 20) - 1), "1.0 MiB");
   EXPECT_EQ(human_bytes(5046586573), "4.7 GiB");
-  EXPECT_EQ(human_count(999), "999");
-  EXPECT_EQ(human_count(115'200), "115.2 K");
-  EXPECT_EQ(human_count(999'960), "1.0 M");
   EXPECT_EQ(human_duration(12), "00:12");
   EXPECT_EQ(human_duration(59.6), "01:00");
   EXPECT_EQ(human_duration(3723), "1:02:03");
   EXPECT_EQ(human_duration(NAN), "--:--");
   EXPECT_EQ(human_duration(-1), "--:--");
+  EXPECT_EQ(counted(1, "rank"), "1 rank");
+  EXPECT_EQ(counted(0, "step"), "0 steps");
+  EXPECT_EQ(counted(2, "micro-batch"), "2 micro-batches");
+  EXPECT_EQ(first_line("what\nwhere"), "what");
+  EXPECT_EQ(first_line("what"), "what");
+  EXPECT_THAT(utc_time(), testing::MatchesRegex("20..-..-..T..:..:..[.]...Z"));
 }
 
 TEST(Closest, FindsTypingErrorsOnly) {
@@ -82,7 +85,7 @@ TEST(FormatRanges, JoinsNeighbours) {
   EXPECT_EQ(format_ranges({}), "");
 }
 
-TEST(Printable, ReplacesWhatIsNoUtf8) {
+TEST(Printable, ReplacesInvalidUtf8) {
   const std::string bad = "\xef\xbf\xbd";
   EXPECT_EQ(printable("a\xff z"), "a" + bad + " z");
   EXPECT_EQ(printable("\x9b[31mred"), bad + "[31mred") << "a control character of 8-bit terminals";

@@ -43,18 +43,18 @@ const std::vector<at::ScalarType>& all_types() {
   return types;
 }
 
-Snapshot make_snapshot(int value = 1, int rank = 0) {
-  Snapshot snapshot;
+CheckpointContents checkpoint_contents(int value = 1, int rank = 0) {
+  CheckpointContents contents;
   for (const at::ScalarType type : all_types()) {
-    snapshot.tensors["model"].emplace_back(std::string("layer.") + c10::toString(type),
+    contents.tensors["model"].emplace_back(std::string("layer.") + c10::toString(type),
                                            at::full({2, 3}, value).to(type));
   }
-  snapshot.tensors["model"].emplace_back("transposed", at::arange(6).view({2, 3}).t().mul(value));
-  snapshot.tensors["model"].emplace_back("empty", at::zeros({0, 4}));
-  snapshot.tensors["optimizer"].emplace_back("layer.step", at::full({}, value, at::kLong));
-  snapshot.values = {{"epoch", std::to_string(value)}, {"text", "quote \" and\nline"}};
-  snapshot.per_rank = at::full({5}, 10 * value + rank, at::kByte);
-  return snapshot;
+  contents.tensors["model"].emplace_back("transposed", at::arange(6).view({2, 3}).t().mul(value));
+  contents.tensors["model"].emplace_back("empty", at::zeros({0, 4}));
+  contents.tensors["optimizer"].emplace_back("layer.step", at::full({}, value, at::kLong));
+  contents.values = {{"epoch", std::to_string(value)}, {"text", "quote \" and\nline"}};
+  contents.per_rank = at::full({5}, 10 * value + rank, at::kByte);
+  return contents;
 }
 
 void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
@@ -67,7 +67,7 @@ void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
   }
 }
 
-void expect_equal(const Snapshot& found, const Snapshot& expected) {
+void expect_equal(const CheckpointContents& found, const CheckpointContents& expected) {
   ASSERT_EQ(found.tensors.size(), expected.tensors.size());
   for (const auto& [file, tensors] : expected.tensors) {
     ASSERT_TRUE(found.tensors.contains(file)) << file;
@@ -142,22 +142,22 @@ void expect_none(const std::vector<std::exception_ptr>& thrown) {
   }
 }
 
-TEST(CheckpointStore, GivesBackWhatWasSaved) {
+TEST(CheckpointStore, LoadsSavedContents) {
   OneRank one;
   CheckpointStore store = one.open();
   EXPECT_EQ(store.latest(), std::nullopt);
-  store.save(7, make_snapshot());
+  store.save(7, checkpoint_contents());
   EXPECT_EQ(store.latest(), 7);
-  const Snapshot loaded = store.load(7);
-  expect_equal(loaded, make_snapshot());
-  EXPECT_TRUE(at::equal(loaded.per_rank, make_snapshot().per_rank));
+  const CheckpointContents loaded = store.load(7);
+  expect_equal(loaded, checkpoint_contents());
+  EXPECT_TRUE(at::equal(loaded.per_rank, checkpoint_contents().per_rank));
   EXPECT_EQ(loaded.values.at("step"), "7");
   EXPECT_EQ(loaded.values.at("world_size"), "1");
 }
 
 TEST(CheckpointStore, WritesTheFilesOfTheFormat) {
   OneRank one;
-  one.open().save(7, make_snapshot());
+  one.open().save(7, checkpoint_contents());
   const auto step = one.checkpoints() / "step-0000000007";
   EXPECT_THAT(names_in(step),
               ElementsAre("MANIFEST.json", "model.safetensors", "optimizer.safetensors", "rng-0.bin", "state.json"));
@@ -171,23 +171,23 @@ TEST(CheckpointStore, KeepsTheNewest) {
   OneRank one;
   CheckpointStore store = one.open();
   for (const int step : {1, 2, 3}) {
-    store.save(step, make_snapshot(step));
+    store.save(step, checkpoint_contents(step));
   }
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000002", "step-0000000003"));
-  expect_equal(store.load(2), make_snapshot(2));
+  expect_equal(store.load(2), checkpoint_contents(2));
 }
 
 TEST(CheckpointStore, FallsBackFromADamagedOne) {
   OneRank one;
   CheckpointStore store = one.open();
-  store.save(1, make_snapshot(1));
-  store.save(2, make_snapshot(2));
+  store.save(1, checkpoint_contents(1));
+  store.save(2, checkpoint_contents(2));
   std::ofstream(one.checkpoints() / "step-0000000002" / "model.safetensors", std::ios::app) << "x";
   EXPECT_EQ(store.latest(), 2);
   EXPECT_EQ(store.load_latest()->step, 1);
-  expect_equal(store.load_latest()->snapshot, make_snapshot(1));
+  expect_equal(store.load_latest()->contents, checkpoint_contents(1));
   EXPECT_THAT([&] { store.load(2); }, ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors")));
-  expect_equal(store.load(1), make_snapshot(1));
+  expect_equal(store.load(1), checkpoint_contents(1));
 }
 
 void damage(const std::filesystem::path& checkpoint) {
@@ -198,8 +198,8 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
   OneRank one;
   {
     CheckpointStore store = one.open();
-    store.save(1, make_snapshot(1));
-    store.save(2, make_snapshot(2));
+    store.save(1, checkpoint_contents(1));
+    store.save(2, checkpoint_contents(2));
   }
   damage(one.checkpoints() / "step-0000000002");
   const std::string before = text_of(one.checkpoints() / "step-0000000002" / "MANIFEST.json");
@@ -208,7 +208,7 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
   EXPECT_EQ(store.load_latest([&](const std::string& what) { told.push_back(what); })->step, 1);
   EXPECT_THAT(told, ElementsAre(HasSubstr("step-0000000002/MANIFEST.json: its checksum")));
   for (int step = 2; step <= 6; ++step) {
-    store.save(step, make_snapshot(step));
+    store.save(step, checkpoint_contents(step));
   }
   const auto names = names_in(one.checkpoints());
   ASSERT_THAT(names, ElementsAre(".lock", "last", testing::StartsWith("step-0000000002.abandoned."), "step-0000000005",
@@ -216,14 +216,14 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
   EXPECT_EQ(text_of(one.checkpoints() / names[2] / "MANIFEST.json"), before);
 }
 
-TEST(CheckpointStore, DoesNotBeginAnewWhenAllAreDamaged) {
+TEST(CheckpointStore, DoesNotStartOverWhenAllAreDamaged) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};
   const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
   expect_none(two_nodes([&](World& world) {
     CheckpointStore store(of(world), config, world);
-    store.save(1, make_snapshot(1));
-    store.save(2, make_snapshot(2));
+    store.save(1, checkpoint_contents(1));
+    store.save(2, checkpoint_contents(2));
   }));
   for (const char* checkpoint : {"node_0/step-0000000001", "node_0/step-0000000002", "node_1/step-0000000001"}) {
     damage(directory.path() / checkpoint);
@@ -242,14 +242,14 @@ TEST(CheckpointStore, DoesNotBeginAnewWhenAllAreDamaged) {
   }
 }
 
-/// A disk for `checkpoints` checkpoints of make_snapshot().
+/// A disk for `checkpoints` checkpoints of checkpoint_contents().
 class SmallDisk final : public ForwardingFileSystem {
  public:
   SmallDisk(std::filesystem::path directory, double checkpoints)
       : ForwardingFileSystem(real_file_system()), directory_(std::move(directory)), checkpoints_(checkpoints) {}
   std::int64_t free_bytes(const Path&) override {
     std::int64_t bytes = 0;
-    for (const auto& [file, tensors] : make_snapshot().tensors) {
+    for (const auto& [file, tensors] : checkpoint_contents().tensors) {
       for (const auto& [name, tensor] : tensors) {
         bytes += static_cast<std::int64_t>(tensor.nbytes());
       }
@@ -264,7 +264,7 @@ class SmallDisk final : public ForwardingFileSystem {
   double checkpoints_;
 };
 
-TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResumeToo) {
+TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResume) {
   OneRank one;
   const CheckpointConfig config{.keep_last = 3};
   SmallDisk disk(one.checkpoints(), 3.7);
@@ -275,7 +275,7 @@ TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResumeToo) {
       store.load_latest();
     }
     for (int step = first; step < first + 6; ++step) {
-      store.save(step, make_snapshot(step));
+      store.save(step, checkpoint_contents(step));
     }
   }
   EXPECT_THAT(names_in(one.checkpoints()),
@@ -283,7 +283,8 @@ TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResumeToo) {
   damage(one.checkpoints() / "step-0000000014");
   damage(one.checkpoints() / "step-0000000015");
   CheckpointStore store(one.checkpoints(), config, one.world, 0, disk);
-  EXPECT_THROW(store.save(16, make_snapshot(16)), IoError) << "the only one that is whole is worth more than a new one";
+  EXPECT_THROW(store.save(16, checkpoint_contents(16)), IoError)
+      << "the only one that is whole is worth more than a new one";
   EXPECT_EQ(store.load_latest()->step, 13);
 }
 
@@ -291,21 +292,21 @@ TEST(CheckpointStore, SavesUnderANameThatIsTooLongForALink) {
   OneRank one;
   const CheckpointConfig config{.name = "{epoch}" + std::string(127, 'x')};
   CheckpointStore store(one.checkpoints(), config, one.world);
-  store.save(1, make_snapshot(1));
-  store.save(2, make_snapshot(10));
+  store.save(1, checkpoint_contents(1));
+  store.save(2, checkpoint_contents(10));
   EXPECT_EQ(store.load_latest()->step, 2);
   EXPECT_THAT(names_in(one.checkpoints()), testing::Contains("1" + std::string(127, 'x')));
 }
 
-TEST(CheckpointStore, SavesInTheBackgroundWhatTheStateWas) {
+TEST(CheckpointStore, SavesACopyOfTheStateInTheBackground) {
   OneRank one;
   CheckpointStore store = one.open();
   EXPECT_FALSE(store.save_ended());
   EXPECT_EQ(store.wait_for_save(), std::nullopt);
   for (int value = 1; value <= 3; ++value) {
-    Snapshot snapshot = make_snapshot(value);
-    store.save_in_background(value, snapshot);
-    for (auto& [name, tensor] : snapshot.tensors["model"]) {
+    CheckpointContents contents = checkpoint_contents(value);
+    store.save_in_background(value, contents);
+    for (auto& [name, tensor] : contents.tensors["model"]) {
       tensor.zero_();  // training goes on
     }
     const auto saved = store.wait_for_save();
@@ -313,9 +314,9 @@ TEST(CheckpointStore, SavesInTheBackgroundWhatTheStateWas) {
     EXPECT_EQ(saved->step, value);
     EXPECT_GT(saved->seconds, 0);
     EXPECT_FALSE(store.save_ended());
-    expect_equal(store.load(value), make_snapshot(value));
+    expect_equal(store.load(value), checkpoint_contents(value));
   }
-  Snapshot other;
+  CheckpointContents other;
   other.tensors["weights"].emplace_back("w", at::ones({7}));
   store.save_in_background(4, other);
   expect_equal(store.load(*store.latest()), other);
@@ -339,30 +340,30 @@ class SlowFileSystem final : public ForwardingFileSystem {
   std::latch gate{1};
 };
 
-TEST(CheckpointStore, HasOneSaveAtATimeAndTellsHowItEnded) {
+TEST(CheckpointStore, HasOneActiveSaveAndReportsItsEnd) {
   const TempDir directory;
   SlowFileSystem slow;
   std::latch both_started(2);
   const auto thrown = two_ranks([&](World& world) {
     CheckpointStore store(directory.path(), CheckpointConfig{}, world, /*restart=*/0, slow);
     slow.armed = true;
-    store.save_in_background(1, make_snapshot(1, world.rank()));
+    store.save_in_background(1, checkpoint_contents(1, world.rank()));
     EXPECT_FALSE(store.save_ended());
     both_started.arrive_and_wait();
     if (world.is_main()) {
       slow.gate.count_down();
     }
-    store.save_in_background(2, make_snapshot(2, world.rank()));  // waits for the first
+    store.save_in_background(2, checkpoint_contents(2, world.rank()));  // waits for the first
     EXPECT_EQ(store.wait_for_save()->step, 2);
-    expect_equal(store.load(1), make_snapshot(1));
+    expect_equal(store.load(1), checkpoint_contents(1));
     world.barrier("before it fails");
     slow.failing = true;
-    store.save_in_background(3, make_snapshot(3, world.rank()));
+    store.save_in_background(3, checkpoint_contents(3, world.rank()));
     EXPECT_THROW(store.wait_for_save(), IoError);
     EXPECT_EQ(store.wait_for_save(), std::nullopt) << "told once";
     world.barrier("after it failed");
     slow.failing = false;
-    store.save_in_background(4, make_snapshot(4, world.rank()));
+    store.save_in_background(4, checkpoint_contents(4, world.rank()));
     EXPECT_EQ(store.wait_for_save()->step, 4);
   });
   expect_none(thrown);
@@ -372,11 +373,11 @@ TEST(CheckpointStore, FindsTheBest) {
   OneRank one;
   CheckpointConfig config{.monitor = "val_loss", .keep_best = 2};
   const auto save = [](CheckpointStore& store, int step, const char* loss) {
-    Snapshot snapshot = make_snapshot(step);
+    CheckpointContents contents = checkpoint_contents(step);
     if (loss != nullptr) {
-      snapshot.values["metric.val_loss"] = loss;
+      contents.values["metric.val_loss"] = loss;
     }
-    store.save(step, snapshot);
+    store.save(step, contents);
   };
   {
     CheckpointStore store(one.checkpoints(), config, one.world);
@@ -399,33 +400,33 @@ TEST(CheckpointStore, FindsTheBest) {
   EXPECT_FALSE(CheckpointStore(one.directory.path() / "other", config, one.world).load_best());
 }
 
-TEST(CheckpointStore, LoadsOfAnyRunByNameOrLink) {
+TEST(CheckpointStore, LoadsACheckpointOfAnyRunByNameOrLink) {
   OneRank one;
   {
     CheckpointStore store = one.open();
-    store.save(1, make_snapshot(1));
-    store.save(2, make_snapshot(2));
+    store.save(1, checkpoint_contents(1));
+    store.save(2, checkpoint_contents(2));
   }
   const auto run = one.directory.path() / "my_run";
-  expect_equal(load_checkpoint(run, one.world), make_snapshot(2));
-  expect_equal(load_checkpoint(run.string() + "/", one.world), make_snapshot(2));
-  expect_equal(load_checkpoint(run / "checkpoints" / "last", one.world), make_snapshot(2));
-  expect_equal(load_checkpoint(run / "checkpoints" / "step-0000000001", one.world), make_snapshot(1));
+  expect_equal(load_checkpoint(run, one.world), checkpoint_contents(2));
+  expect_equal(load_checkpoint(run.string() + "/", one.world), checkpoint_contents(2));
+  expect_equal(load_checkpoint(run / "checkpoints" / "last", one.world), checkpoint_contents(2));
+  expect_equal(load_checkpoint(run / "checkpoints" / "step-0000000001", one.world), checkpoint_contents(1));
   EXPECT_THAT([&] { load_checkpoint(run / "checkpoints" / "step-0000000003", one.world); },
               ThrowsMessage<CheckpointError>(HasSubstr("No such file")));
   EXPECT_THAT([&] { load_checkpoint(one.directory.path(), one.world); },
-              ThrowsMessage<CheckpointError>(HasSubstr("found no checkpoint")));
+              ThrowsMessage<CheckpointError>(HasSubstr("it has no readable checkpoint")));
 }
 
-TEST(CheckpointStore, LeavesAnAbandonedFutureAlone) {
+TEST(CheckpointStore, LeavesAbandonedCheckpointsUnchanged) {
   OneRank one;
   CheckpointStore store = one.open();
-  store.save(1, make_snapshot(1));
-  store.save(2, make_snapshot(2));
+  store.save(1, checkpoint_contents(1));
+  store.save(2, checkpoint_contents(2));
   store.abandon_after(1);
   EXPECT_EQ(store.latest(), 1);
   EXPECT_EQ(names_in(one.checkpoints()).size(), 4U) << "nothing is deleted";
-  store.save(3, make_snapshot(3));
+  store.save(3, checkpoint_contents(3));
   EXPECT_EQ(store.latest(), 3);
 }
 
@@ -438,8 +439,8 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
     expect_none(two_nodes([&](World& world) {
       CheckpointStore store(of(world), config, world);
       const int value = background ? 8 : 7;
-      background ? store.save_in_background(value, make_snapshot(value + world.rank(), world.rank()))
-                 : store.save(value, make_snapshot(value + world.rank(), world.rank()));
+      background ? store.save_in_background(value, checkpoint_contents(value + world.rank(), world.rank()))
+                 : store.save(value, checkpoint_contents(value + world.rank(), world.rank()));
       EXPECT_EQ(store.latest(), value);
     }));
     for (const char* file : {"model.safetensors", "rng-0.bin", "rng-1.bin", "state.json", "MANIFEST.json"}) {
@@ -455,26 +456,27 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   expect_none(two_nodes([&](World& world) {
     CheckpointStore store(of(world), config, world);
     ASSERT_EQ(store.latest(), 8);
-    const Snapshot loaded = store.load(8);
-    expect_equal(loaded, make_snapshot(8));
-    EXPECT_EQ(loaded.per_rank[0].item<int>(), make_snapshot(8 + world.rank(), world.rank()).per_rank[0].item<int>());
+    const CheckpointContents loaded = store.load(8);
+    expect_equal(loaded, checkpoint_contents(8));
+    EXPECT_EQ(loaded.per_rank[0].item<int>(),
+              checkpoint_contents(8 + world.rank(), world.rank()).per_rank[0].item<int>());
   }));
   // One directory for both nodes is a mistake that is told.
   for (const std::exception_ptr& error :
        two_nodes([&](World& world) { CheckpointStore(directory.path() / "shared", config, world); })) {
     ASSERT_TRUE(error);
-    EXPECT_THAT([&] { std::rethrow_exception(error); }, ThrowsMessage<CheckpointError>(HasSubstr("in use by")));
+    EXPECT_THAT([&] { std::rethrow_exception(error); }, ThrowsMessage<CheckpointError>(HasSubstr("locked by")));
   }
 }
 
-TEST(CheckpointStore, RefusesOnEveryRankWhatTheOtherNodesCannotHold) {
+TEST(CheckpointStore, RejectsOnEveryRankWhatAnotherNodeCannotStore) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};
   for (const std::exception_ptr& error : two_nodes([&](World& world) {
          CheckpointStore store(directory.path() / ("node_" + std::to_string(world.rank())), config, world);
-         Snapshot snapshot = make_snapshot();
-         snapshot.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
-         store.save(1, snapshot);
+         CheckpointContents contents = checkpoint_contents();
+         contents.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
+         store.save(1, contents);
        })) {
     ASSERT_TRUE(error);
     EXPECT_THAT([&] { std::rethrow_exception(error); },
@@ -515,8 +517,8 @@ TEST(CheckpointStore, LeavesNoThreadBehindWhenASaveInTheBackgroundBeginsOnOneNod
   const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
   expect_none(two_nodes([&](World& world) {
     CheckpointStore store(of(world), config, world, 0, world.is_main() ? slow : real_file_system());
-    Snapshot snapshot;
-    snapshot.tensors["model"].emplace_back("w", at::zeros({FailingAllocator::kMarked}, at::kByte));
+    CheckpointContents contents;
+    contents.tensors["model"].emplace_back("w", at::zeros({FailingAllocator::kMarked}, at::kByte));
     FailingAllocator::left = world.is_main() ? 0 : 2;
     slow.armed = true;
     std::atomic<bool> opened{false};
@@ -527,17 +529,17 @@ TEST(CheckpointStore, LeavesNoThreadBehindWhenASaveInTheBackgroundBeginsOnOneNod
       }
     });
     EXPECT_THAT(
-        [&] { store.save_in_background(1, snapshot); },
+        [&] { store.save_in_background(1, contents); },
         testing::Throws<std::runtime_error>(testing::Property(&std::runtime_error::what, HasSubstr("no memory"))));
     EXPECT_TRUE(!world.is_main() || opened) << "a thread still writes what the next save will overwrite";
     opens.join();
     FailingAllocator::left = 0;
-    store.save_in_background(2, snapshot);
+    store.save_in_background(2, contents);
     EXPECT_EQ(store.wait_for_save()->step, 2);
   }));
 }
 
-TEST(CheckpointStore, RemovesWhatWasNotFinished) {
+TEST(CheckpointStore, RemovesIncompleteCheckpoints) {
   OneRank one;
   std::filesystem::create_directories(one.checkpoints() / "step-0000000009.tmp.0123456789abcdef");
   ASSERT_EQ(names_in(one.checkpoints()).size(), 1U);
@@ -550,22 +552,22 @@ TEST(CheckpointStore, HasOneOwner) {
   {
     const CheckpointStore owner = one.open();
     EXPECT_THAT([&] { one.open(); },
-                ThrowsMessage<CheckpointError>(HasSubstr("in use by pid " + std::to_string(::getpid()) + " on ")));
+                ThrowsMessage<CheckpointError>(HasSubstr("locked by pid " + std::to_string(::getpid()) + " on ")));
   }
-  one.open().save(1, make_snapshot());
+  one.open().save(1, checkpoint_contents());
 }
 
-TEST(CheckpointStore, RefusesWhatItCannotHold) {
+TEST(CheckpointStore, RejectsUnsupportedContents) {
   OneRank one;
   CheckpointStore store = one.open();
-  Snapshot complex = make_snapshot();
+  CheckpointContents complex = checkpoint_contents();
   complex.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
   EXPECT_THAT([&] { store.save(1, complex); },
               ThrowsMessage<CheckpointError>(HasSubstr("model.safetensors: z has dtype ComplexDouble")));
-  Snapshot taken = make_snapshot();
+  CheckpointContents taken = checkpoint_contents();
   taken.values["world_size"] = "2";
   EXPECT_THAT([&] { store.save(1, taken); },
-              ThrowsMessage<CheckpointError>(HasSubstr("world_size 2 among the values, expected 1")));
+              ThrowsMessage<CheckpointError>(HasSubstr("the value world_size is 2, but the store writes 1")));
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
 }
 
@@ -573,7 +575,7 @@ TEST(CheckpointStore, GivesEveryRankComplexTensors) {
   const TempDir directory;
   expect_none(two_ranks([&](World& world) {
     CheckpointStore store(directory.path(), CheckpointConfig{}, world);
-    Snapshot complex = make_snapshot();
+    CheckpointContents complex = checkpoint_contents();
     complex.tensors["model"].emplace_back("z", at::complex(at::ones({3}), at::arange(3, at::kFloat)));
     store.save(1, complex);
     expect_equal(store.load(1), complex);
@@ -583,11 +585,11 @@ TEST(CheckpointStore, GivesEveryRankComplexTensors) {
 TEST(CheckpointStore, NeverDeletesTheLastWithFiniteParameters) {
   OneRank one;
   const auto save = [](CheckpointStore& store, std::int64_t step, const char* finite) {
-    Snapshot snapshot = make_snapshot();
+    CheckpointContents contents = checkpoint_contents();
     if (finite != nullptr) {
-      snapshot.values[kParametersFinite] = finite;
+      contents.values[kParametersFinite] = finite;
     }
-    store.save(step, snapshot);
+    store.save(step, contents);
   };
   {
     CheckpointStore store = one.open();
@@ -607,7 +609,7 @@ TEST(CheckpointStore, NeverDeletesTheLastWithFiniteParameters) {
   EXPECT_THAT(names_in(one.checkpoints()), Not(Contains("step-0000000002")));
 }
 
-TEST(CheckpointStore, SaysWhyItCannotOpen) {
+TEST(CheckpointStore, ReportsWhyItCannotOpen) {
   OneRank one;
   std::ofstream(one.directory.path() / "my_run") << "a file";
   EXPECT_THROW(one.open(), IoError);
@@ -618,16 +620,16 @@ TEST(CheckpointStore, GivesEveryRankTheMainRanksTensorsAndItsOwnBytes) {
   expect_none(two_ranks([&](World& world) {
     CheckpointStore store(directory.path(), CheckpointConfig{}, world);
     EXPECT_EQ(store.latest(), std::nullopt);
-    store.save(3, make_snapshot(world.rank() + 1, world.rank()));
+    store.save(3, checkpoint_contents(world.rank() + 1, world.rank()));
     EXPECT_EQ(store.latest(), 3);
-    const Snapshot loaded = store.load(3);
-    expect_equal(loaded, make_snapshot(1));
+    const CheckpointContents loaded = store.load(3);
+    expect_equal(loaded, checkpoint_contents(1));
     EXPECT_EQ(loaded.per_rank[0].item<int>(), world.rank() == 0 ? 10 : 21);
     EXPECT_EQ(loaded.values.at("world_size"), "2");
   }));
   World one = World::single(c10::Device("cpu"));
-  const Snapshot alone = CheckpointStore(directory.path(), CheckpointConfig{}, one).load(3);
-  expect_equal(alone, make_snapshot(1));
+  const CheckpointContents alone = CheckpointStore(directory.path(), CheckpointConfig{}, one).load(3);
+  expect_equal(alone, checkpoint_contents(1));
   EXPECT_FALSE(alone.per_rank.defined());
 }
 
@@ -635,11 +637,11 @@ TEST(CheckpointStore, ThrowsTheMainRanksErrorOnEveryRank) {
   const TempDir directory;
   const auto thrown = two_ranks([&](World& world) {
     CheckpointStore store(directory.path(), CheckpointConfig{}, world);
-    Snapshot snapshot = make_snapshot();
+    CheckpointContents contents = checkpoint_contents();
     if (world.is_main()) {
-      snapshot.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
+      contents.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
     }
-    store.save(1, snapshot);
+    store.save(1, contents);
   });
   for (const std::exception_ptr& error : thrown) {
     ASSERT_TRUE(error);
@@ -647,7 +649,7 @@ TEST(CheckpointStore, ThrowsTheMainRanksErrorOnEveryRank) {
       std::rethrow_exception(error);
     } catch (const CheckpointError& checkpoint_error) {
       EXPECT_THAT(checkpoint_error.what(), HasSubstr("z has dtype ComplexDouble"));
-      EXPECT_EQ(checkpoint_error.hint(), "convert it before saving");
+      EXPECT_EQ(checkpoint_error.hint(), "convert the tensor before saving");
       EXPECT_EQ(checkpoint_error.exit_code(), ExitCode::bad_data);
     }
   }

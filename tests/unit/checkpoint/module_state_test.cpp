@@ -79,7 +79,7 @@ TEST(LoadModule, CopiesInPlace) {
   EXPECT_EQ(net.count.item<std::int64_t>(), 2);
 }
 
-TEST(LoadModule, TakesEitherNameOfATiedWeight) {
+TEST(LoadModule, AcceptsEitherNameOfATiedWeight) {
   NamedTensors both = copies(module_tensors(Net(2)));
   both.emplace_back("head", both[0].second.clone());
   Net net(1);
@@ -102,7 +102,7 @@ TEST(LoadModule, RemovesThePrefixOfPythonDdp) {
   expect_all(net, 2);
 }
 
-TEST(LoadModule, NamesWhatDoesNotFitAndChangesNothing) {
+TEST(LoadModule, ReportsMismatchesAndChangesNothing) {
   Net net(1);
   NamedTensors tensors = copies(module_tensors(Net(2)));
   tensors[0].second = at::zeros({3, 2});
@@ -110,7 +110,7 @@ TEST(LoadModule, NamesWhatDoesNotFitAndChangesNothing) {
   tensors[4].second = tensors[4].second.to(at::kInt);
   EXPECT_THAT([&] { load_module(net, tensors); },
               ThrowsMessage<CheckpointError>(
-                  AllOf(HasSubstr("checkpoint does not fit the model: 1 missing (left); 1 unexpected (middle)"),
+                  AllOf(HasSubstr("checkpoint does not match the model: 1 missing (left); 1 unexpected (middle)"),
                         HasSubstr("embed is Float [3, 2], expected Float [2, 3]"),
                         HasSubstr("count is Int [], expected Long []"), Not(HasSubstr("right")))));
   expect_all(net, 1);

@@ -17,7 +17,7 @@ using testing::ThrowsMessage;
 
 std::int64_t draw() { return at::randint(std::int64_t{1} << 40, {1}, at::kLong).item<std::int64_t>(); }
 
-TEST(RngState, ContinuesWhereItWas) {
+TEST(RngState, RestoresTheSequence) {
   seed_rng(1, 0, 0, at::kCPU);
   at::randn({7});  // leaves half of a pair of normal numbers behind
   const at::Tensor state = rng_state(at::kCPU);
@@ -29,7 +29,7 @@ TEST(RngState, ContinuesWhereItWas) {
   EXPECT_TRUE(at::equal(at::cat({at::randn({5}), at::rand({5})}), next));
 }
 
-TEST(RngState, RefusesOtherBytes) {
+TEST(RngState, RejectsInvalidBytes) {
   const at::Tensor state = rng_state(at::kCPU);
   EXPECT_THAT([&] { set_rng_state(state.narrow(0, 0, 16), at::kCPU); },
               ThrowsMessage<CheckpointError>(HasSubstr("random number state for cpu: found 16 Bytes, expected ")));
@@ -41,7 +41,7 @@ TEST(RngState, RefusesOtherBytes) {
   EXPECT_TRUE(at::equal(rng_state(at::kCPU), state));
 }
 
-TEST(RngState, FitsTheKindOfDeviceItIsOf) {
+TEST(RngState, FitsOnlyItsKindOfDevice) {
   const at::Tensor state = rng_state(at::kCPU);
   EXPECT_TRUE(fits_rng_state(state, at::kCPU));
   EXPECT_FALSE(fits_rng_state(at::cat({state, at::zeros({16}, at::kByte)}), at::kCPU)) << "as a GPU's is longer";

@@ -35,7 +35,7 @@ std::string run_in(const Path& run) {
   return parse_run_record(read_file(real_file_system(), run / kRunRecordName), run.string()).id;
 }
 
-TEST(RunHold, IsSharedByAllWhoAskForTheSameDirectory) {
+TEST(RunHold, IsSharedForTheSameDirectory) {
   const TempDir dir;
   World world = World::single(c10::Device(c10::kCPU));
   const auto hold = RunHold::take(plan_of(dir.path() / "run", "a", /*fresh=*/true), world);
@@ -45,7 +45,7 @@ TEST(RunHold, IsSharedByAllWhoAskForTheSameDirectory) {
   EXPECT_TRUE(hold->trained_before()) << "by whoever asked first";
 }
 
-TEST(RunHold, IsRefusedOnEveryRankAlike) {
+TEST(RunHold, IsRejectedOnEveryRank) {
   const TempDir dir;
   World owner = World::single(c10::Device(c10::kCPU));
   const auto hold = RunHold::take(plan_of(dir.path() / "run", "a"), owner);
@@ -57,7 +57,7 @@ TEST(RunHold, IsRefusedOnEveryRankAlike) {
 }
 
 // Rank 0 decides: the other one may have been told something else.
-TEST(RunHold, WithACopyOnEveryNodeSetsAsideTheOldRunOfEachOnce) {
+TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   const TempDir dir;
   const auto run_of = [&](int rank) { return dir.path() / ("node_" + std::to_string(rank)) / "run"; };
   const auto take = [&](const std::string& launch, bool fresh) {
@@ -86,7 +86,7 @@ TEST(RunHold, WithACopyOnEveryNodeSetsAsideTheOldRunOfEachOnce) {
   EXPECT_EQ(take("d", false), new_run);
   std::filesystem::remove_all(run_of(0));
   std::filesystem::rename(run_of(0).string() + ".1", run_of(0));
-  EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("hold two different runs")));
+  EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("contain different runs")));
 }
 
 }  // namespace

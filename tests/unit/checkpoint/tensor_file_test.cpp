@@ -37,7 +37,7 @@ void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
   }
 }
 
-TEST(TensorFile, GivesBackWhatWasSaved) {
+TEST(TensorFile, LoadsSavedTensors) {
   const TempDir dir;
   const auto file = dir.path() / "weights.safetensors";
   save_tensors(file, {{"old", at::ones({1})}});
@@ -98,14 +98,13 @@ TEST(TensorFile, NamesTheConverterOfAPyTorchFile) {
       load_tensors(file);
       FAIL();
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(),
-                  testing::EndsWith("weights.pt: found a PyTorch file (.pt), expected a safetensors file"));
+      EXPECT_THAT(error.what(), testing::EndsWith("weights.pt: this is a PyTorch file (.pt), not a safetensors file"));
       EXPECT_THAT(error.hint(), HasSubstr("lockstep-convert weights.pt weights.safetensors"));
     }
   }
 }
 
-TEST(TensorFile, LeavesADirectoryOfTheUserBesideItAlone) {
+TEST(TensorFile, LeavesOtherDirectoriesUnchanged) {
   const TempDir dir;
   const auto mine = dir.path() / "model.tmp" / "mine";
   std::filesystem::create_directories(mine);
@@ -114,7 +113,7 @@ TEST(TensorFile, LeavesADirectoryOfTheUserBesideItAlone) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), std::filesystem::directory_iterator()), 2);
 }
 
-TEST(TensorFile, SaysWhatIsWrong) {
+TEST(TensorFile, ReportsErrors) {
   const TempDir dir;
   const auto file = dir.path() / "broken.safetensors";
   EXPECT_THROW(load_tensors(file), IoError);

@@ -1,4 +1,4 @@
-// `lockstep compare` as a user has it.
+// `lockstep compare` as a user runs it.
 #include <bit>
 #include <filesystem>
 
@@ -74,7 +74,7 @@ TEST_F(Compare, AnswersInJson) {
   EXPECT_EQ(answer(run("d", 2.0, 100), 1), Json({{"format", 1}, {"same", false}, {"common_steps", 0}}));
 }
 
-TEST_F(Compare, NamesTheMistake) {
+TEST_F(Compare, RejectsInvalidArguments) {
   const std::string a = run("a", 2.0);
   EXPECT_EQ(compare(a, (temp_.path() / "missing").string()).code, 2);
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a}).code, 2);
@@ -82,7 +82,7 @@ TEST_F(Compare, NamesTheMistake) {
   std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 40);
   const auto damaged = compare(a, a);
   EXPECT_EQ(damaged.code, 65);
-  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: found nothing"));
+  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: the file is empty"));
 }
 
 }  // namespace

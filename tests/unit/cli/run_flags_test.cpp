@@ -55,7 +55,7 @@ TEST(RunFlags, TheFirstWordBeginsTheProgram) {
   EXPECT_THAT(flags.command, ElementsAre("train", "-x", "--tee", "9"));
 }
 
-TEST(RunFlags, HasDefaultsThatNeedNoThought) {
+TEST(RunFlags, HasDefaults) {
   const RunFlags flags = parse("train");
   EXPECT_EQ(flags.ranks_per_node, std::vector<int>{1});
   EXPECT_EQ(flags.master_addr, "127.0.0.1");
@@ -69,7 +69,7 @@ TEST(RunFlags, HasDefaultsThatNeedNoThought) {
   EXPECT_EQ(parse("--nnodes 2 --master-addr a train").master_port, 29500);
 }
 
-TEST(RunFlags, ReadsTheEnvironmentsTwins) {
+TEST(RunFlags, ReadsPetVariables) {
   const Variables variables({{"PET_NNODES", "2"},
                              {"PET_NPROC_PER_NODE", "4"},
                              {"PET_NODE_RANK", "1"},
@@ -102,7 +102,7 @@ TEST(RunFlags, ReadsStreams) {
   EXPECT_EQ(flags.shown_local_ranks, (std::set<int>{0, 2}));
 }
 
-TEST(RunFlags, SaysEverythingThatIsWrongAtOnce) {
+TEST(RunFlags, ReportsAllProblems) {
   EXPECT_THAT(
       problems_of("--nproc-per-nod 2 --max-restarts x --nnodes 1:4 --module --tee 4"),
       testing::UnorderedElementsAre("--nproc-per-nod: unknown flag | did you mean --nproc-per-node?",
@@ -110,21 +110,21 @@ TEST(RunFlags, SaysEverythingThatIsWrongAtOnce) {
                                     HasSubstr("python3 -m MODULE"), HasSubstr("--tee 4: expected 0 to 3")));
 }
 
-TEST(RunFlags, RefusesWhatItCannotDo) {
+TEST(RunFlags, RejectsUnsupportedFlags) {
   const std::pair<const char*, const char*> cases[] = {
       {"--nproc-per-node 0 t", "expected a number from 1"},
       {"--nproc-per-node 2,1 t", "2 numbers for 1 machine"},
-      {"--nnodes 2 t", "need a place to meet"},
-      {"--nnodes 2 --master-addr a --nproc-per-node auto t", "cannot be seen from here"},
-      {"--nnodes 2 --master-addr a --max-restarts 1 t", "have to agree on a restart"},
-      {"--nnodes 2 --master-addr a --rdzv-backend c10d t", "as they come"},
-      {"--nnodes 2 --master-addr a --standalone t", "means one machine"},
+      {"--nnodes 2 t", "need a common address"},
+      {"--nnodes 2 --master-addr a --nproc-per-node auto t", "is not known here"},
+      {"--nnodes 2 --master-addr a --max-restarts 1 t", "not possible with several machines"},
+      {"--nnodes 2 --master-addr a --rdzv-backend c10d t", "in the order in which they connect"},
+      {"--nnodes 2 --master-addr a --standalone t", "allows one machine"},
       {"--nnodes 2 --master-addr a --master-port 0 t", "from 1 to 65535"},
       {"--node-rank 1 t", "--node-rank 1 of 1 machine"},
       {"--rdzv-backend etcd t", "expected static or c10d"},
       {"--rdzv-id ../up t", "letters, digits"},
       {"--rdzv-endpoint a:b t", "expected HOST"},
-      {"--redirects 1 t", "no folder for the files"},
+      {"--redirects 1 t", "no directory for the files"},
       {"--log-dir l --redirects 0:7 t", "LOCAL_RANK:STREAMS"},
       {"--virtual-local-rank t", "use torchrun"},
       {"--standalone=1 t", "takes no value"},
@@ -155,7 +155,7 @@ TEST(RunCommand, CountsRanksByTheMachine) {
   EXPECT_EQ(make_launch_request(parse("--nproc-per-node cpu t"), machine, {}).ranks_per_node, std::vector<int>{8});
 }
 
-TEST(RunCommand, SendsStreamsWhereTheyWereAskedFor) {
+TEST(RunCommand, RoutesStreams) {
   const LaunchRequest request =
       make_launch_request(parse("--nproc-per-node 3 --log-dir l -r 0:3 -t 1 --local-ranks-filter 0,1 t"), {}, {});
   ASSERT_EQ(request.routes.size(), 3U);

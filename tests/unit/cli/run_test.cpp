@@ -1,4 +1,4 @@
-// `lockstep run` as a user has it: the program itself, real processes, real deaths.
+// `lockstep run` as a user runs it: the program itself, with real processes that really die.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -51,7 +51,7 @@ std::string text_of(const std::filesystem::path& path) {
   return std::move(text).str();
 }
 
-/// Held open by every worker and what it forks: tells when the last of them is gone.
+/// A pipe that every worker and its children hold open: its end shows that all of them are gone.
 class Presence {
  public:
   explicit Presence(const TempDir& directory) : path_(directory.path() / "presence") {
@@ -301,7 +301,7 @@ TEST(RunOutput, ControlWithoutFilesTheWorkersWait) {
   EXPECT_FALSE(presence.ends_within(3s)) << "4 MiB are kept for the terminal, the rest has to wait";
 }
 
-// A rank that writes as much as trainings do is never held up for as long as a step takes, though nobody reads.
+// A rank with the output of an ordinary training never waits as long as a step, even without a reader.
 TEST(RunOutput, OfAnOrdinaryRankDoesNotWaitForAStalledReader) {
   const TempDir directory;
   const Presence presence(directory);

@@ -1,4 +1,4 @@
-// `lockstep verify` as a user has it.
+// `lockstep verify` as a user runs it.
 #include <filesystem>
 #include <fstream>
 
@@ -39,7 +39,7 @@ class Verify : public testing::Test {
   CheckpointDir checkpoints_{real_file_system(), directory_, "digits", 2};
 };
 
-TEST_F(Verify, SaysWhatIsValid) {
+TEST_F(Verify, ReportsValidCheckpoints) {
   for (const auto& path : {temp_.path(), directory_, directory_ / ""}) {
     const auto result = verify(path);
     EXPECT_EQ(result.code, 0) << result.err;
@@ -53,7 +53,7 @@ TEST_F(Verify, SaysWhatIsValid) {
   EXPECT_EQ(one.code, 0);
 }
 
-TEST_F(Verify, LocatesDamageAndSaysWhatIsLeft) {
+TEST_F(Verify, LocatesDamageAndNamesTheNewestValidCheckpoint) {
   damage(900);
   std::filesystem::create_directory(directory_ / "step-0000000950.tmp.0123456789abcdef");
   const auto result = verify(temp_.path());
@@ -69,7 +69,7 @@ TEST_F(Verify, LocatesDamageAndSaysWhatIsLeft) {
   EXPECT_THAT(verify(temp_.path()).out, HasSubstr("no valid checkpoint in " + directory_.string() + "\n"));
 }
 
-TEST_F(Verify, SaysThatItsAnswerCannotBeWritten) {
+TEST_F(Verify, ReportsAFailedWrite) {
   const std::string command = std::string(LOCKSTEP_CLI) + " verify " + temp_.path().string() + " > ";
   const auto full = run_program({"sh", "-c", command + "/dev/full"});
   EXPECT_EQ(full.code, 74);
@@ -107,7 +107,7 @@ TEST_F(Verify, AnswersInJson) {
   EXPECT_EQ(parse_json(one.out)["newest_valid"], Json());
 }
 
-TEST_F(Verify, ReadsWhatIsOnlyMovedAside) {
+TEST_F(Verify, ReadsACheckpointThatWasMovedAside) {
   std::filesystem::rename(checkpoints_.path(900), directory_ / "step-0000000900.old.0123456789abcdef");
   const auto result = verify(temp_.path());
   EXPECT_EQ(result.code, 0);
@@ -122,13 +122,13 @@ TEST_F(Verify, ChangesNothing) {
   EXPECT_EQ(real_file_system().list(directory_), before);
 }
 
-TEST(VerifyUsage, NamesTheMistake) {
+TEST(VerifyUsage, RejectsInvalidArguments) {
   const TempDir empty;
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify"}).code, 2);
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", "a", "b"}).code, 2);
   const auto missing = run_program({LOCKSTEP_CLI, "verify", (empty.path() / "no").string()});
   EXPECT_EQ(missing.code, 2);
-  EXPECT_THAT(missing.err, HasSubstr("no: found no such directory"));
+  EXPECT_THAT(missing.err, HasSubstr("no: no such directory"));
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", empty.path().string()}).code, 65) << "no valid checkpoint";
   const auto help = run_program({LOCKSTEP_CLI, "verify", "--help"});
   EXPECT_EQ(help.code, 0);

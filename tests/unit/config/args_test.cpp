@@ -63,8 +63,8 @@ TEST(ParseInvocation, SetsEveryTypeOfField) {
   EXPECT_EQ(invocation.origins.at("optim.lr"), "flag");
 }
 
-// A config.toml of another run has that run's directory.
-TEST(ParseInvocation, ANameOfTheRunWinsOverADirectoryThatCountsLess) {
+// A config.toml of another run contains that run's directory.
+TEST(ParseInvocation, RunNameOverridesARunDirFromAWeakerSource) {
   const TempDir dir;
   const auto file = (dir.path() / "config.toml").string();
   std::ofstream(file) << "run_dir = \"runs/a\"\nrun_name = \"a\"\n";
@@ -100,8 +100,9 @@ TEST(ParseInvocation, TakesANegativeNumberAsAValue) {
   EXPECT_EQ(parse({"--devices", "-1"}).config.devices, DeviceSpec(-1));
   EXPECT_THAT(
       problems({"--nprocs", "-1"}),
-      ElementsAre("--nprocs -1: expected a whole number from 0 to 65536 | nprocs: ranks in total over all nodes; 0: "
-                  "one per device, on CPU one"));
+      ElementsAre(
+          "--nprocs -1: expected a whole number from 0 to 65536 | nprocs: total number of ranks on all nodes; 0: "
+          "one per device, on CPU one"));
 }
 
 TEST(ParseInvocation, ReadsTheSwitches) {
@@ -120,19 +121,19 @@ TEST(ParseInvocation, ReportsEveryProblem) {
   EXPECT_THAT(
       problems({"--batch_szie", "3", "--optim.lr", "fast", "--keep", "--seed", "-1", "stray"},
                {{"LOCKSTEP_CFG_MAX_STEP", "3"}, {"LOCKSTEP_CFG_DATA_WORKERS", "many"}}),
-      ElementsAre("--batch_szie: unknown flag | did you mean --batch_size?",
-                  "--keep: unknown flag | did you mean --checkpoint.keep_last?",
-                  "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
-                  "rank that build batches; 0: built in the training thread",
-                  "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
-                  "--optim.lr fast: expected a number of 0 or more | optim.lr: learning rate; 0: what the program's "
-                  "optimizer says",
-                  "--seed -1: expected a whole number from 0 to 18446744073709551615 | seed: everything random derives "
-                  "from it",
-                  "unexpected argument \"stray\" | this program takes flags only; see --help"));
+      ElementsAre(
+          "--batch_szie: unknown flag | did you mean --batch_size?",
+          "--keep: unknown flag | did you mean --checkpoint.keep_last?",
+          "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
+          "rank that build batches; 0: the training thread builds them",
+          "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
+          "--optim.lr fast: expected a number of 0 or more | optim.lr: base learning rate; 0: the one of the program's "
+          "optimizer",
+          "--seed -1: expected a whole number from 0 to 18446744073709551615 | seed: all random numbers derive from it",
+          "unexpected argument \"stray\" | this program takes flags only; see --help"));
 }
 
-TEST(ParseInvocation, SuggestsWhatWasMeant) {
+TEST(ParseInvocation, SuggestsTheNearestName) {
   const std::pair<const char*, const char*> cases[] = {
       {"--batch-szie=3", "did you mean --batch_size?"},
       {"--BATCH_SIZE=3", "did you mean --batch_size?"},
@@ -154,7 +155,7 @@ TEST(ParseInvocation, SuggestsWhatWasMeant) {
   }
 }
 
-TEST(ParseInvocation, SaysWhatOtherSystemsFlagsAreCalledHere) {
+TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--num-gpus", "2"}, "use --devices N"},
       {{"--gpus=2"}, "use --devices N"},
@@ -167,7 +168,7 @@ TEST(ParseInvocation, SaysWhatOtherSystemsFlagsAreCalledHere) {
        "use --nprocs N, which counts the ranks of all nodes, or: lockstep run --nproc-per-node N"},
       {{"-np", "2"}, "use --nprocs N"},
       {{"--distributed-backend", "nccl"}, "use --backend"},
-      {{"--strategy", "ddp"}, "leave it out: with several ranks gradients are averaged"},
+      {{"--strategy", "ddp"}, "remove it: gradients are always averaged"},
       {{"--trainer.gradient_clip_val=1"}, "use --optim.max_grad_norm"},
       {{"--trainer.max_epochs=1"}, "did you mean --max_epochs?"},
       {{"--config-path", "a.json"}, "use --config FILE"},
@@ -176,7 +177,7 @@ TEST(ParseInvocation, SaysWhatOtherSystemsFlagsAreCalledHere) {
     EXPECT_THAT(problems(arguments), ElementsAre(HasSubstr(std::string(": unknown flag | ") + hint))) << arguments[0];
   }
   EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_STRATEGY", "ddp"}}),
-              ElementsAre(HasSubstr("unknown setting in the environment | leave it out")));
+              ElementsAre(HasSubstr("unknown setting in the environment | remove it")));
 }
 
 TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
@@ -187,7 +188,7 @@ TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
   EXPECT_EQ(gpus, 3);
 }
 
-TEST(ForeignNames, LeadToSettingsThatExist) {
+TEST(ForeignNames, ReferToExistingSettings) {
   std::set<std::string> known{"config"};
   for (const auto& [name, value] : config_values({})) {
     known.insert(name);
@@ -240,7 +241,7 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
       {"--precision=fp16_mixed", "| fp16_mixed is not available yet; use bf16_mixed or fp32"},
       {"--precision=fp23", "expected fp32 or bf16_mixed | did you mean fp32?"},
       {"--backend=mpi",
-       "expected auto, nccl or gloo | lockstep talks NCCL and Gloo; start with mpirun and backend gloo or nccl"},
+       "expected auto, nccl or gloo | lockstep supports NCCL and Gloo; start with mpirun and use backend gloo or nccl"},
       {"--backend=glo", "expected auto, nccl or gloo | did you mean gloo?"},
       {"--compute_setup=gpx", "expected auto, cpu or gpu | did you mean gpu?"},
       {"--compute_setup=cuda", "expected auto, cpu or gpu | use gpu"},
@@ -269,7 +270,7 @@ TEST(ParseInvocation, TheFlagWinsOverEnvironmentOverFileOverProgram) {
   EXPECT_EQ(invocation.origins.at("accumulation"), "program");
 }
 
-TEST(ParseInvocation, SaysWhereABadValueCameFrom) {
+TEST(ParseInvocation, NamesTheOriginOfAnInvalidValue) {
   EXPECT_THAT(
       problems({"--batch_size=-3"}),
       ElementsAre(
@@ -282,7 +283,7 @@ TEST(ParseInvocation, SaysWhereABadValueCameFrom) {
   EXPECT_THAT(problems({}, {}, {.batch_size = -1}),
               ElementsAre(HasSubstr("batch_size -1 (the program's default): expected a whole number of 0 or more")));
   EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_DEVICES", "0,0"}}),
-              ElementsAre(HasSubstr("LOCKSTEP_CFG_DEVICES=0,0: GPU 0 is named twice")));
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_DEVICES=0,0: GPU 0 appears twice")));
   for (const std::string& text : problems({"--devices=\x1b[2Jx", "--\x1b[2J", "\x1b[2J"})) {
     EXPECT_EQ(text.find('\x1b'), std::string::npos) << "no escape reaches the terminal";
   }
@@ -326,7 +327,7 @@ TEST(ParseInvocation, FillsTheProgramsOwnFlags) {
   EXPECT_FALSE(quiet);
 }
 
-TEST(ParseInvocation, ChangesNothingOfTheProgramWhenSomethingIsWrong) {
+TEST(ParseInvocation, ChangesNoProgramValueAfterAnError) {
   std::int64_t hidden = 64;
   std::int64_t epochs = 1;
   Flags flags;
@@ -339,14 +340,14 @@ TEST(ParseInvocation, ChangesNothingOfTheProgramWhenSomethingIsWrong) {
                           "unexpected argument \"def\" | this program takes one argument at most; see --help"));
 }
 
-TEST(ParseInvocation, RefusesAProgramFlagThatTakesOurName) {
+TEST(ParseInvocation, RejectsAProgramFlagWithTheNameOfAField) {
   std::int64_t mine = 0;
   Flags flags;
   flags.add("batch-size", &mine, "mine");
   EXPECT_THAT(
       problems({}, {}, {}, flags),
-      ElementsAre("--batch_size: the program declares a flag that exists already | give the program's own flag another "
-                  "name"));
+      ElementsAre(
+          "--batch_size: the program declares a flag with the name of a lockstep flag | rename the program's flag"));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 TEST(CheckConfig, AcceptsTheDefaults) { EXPECT_TRUE(check_config(TrainConfig{}).empty()); }
 
-TEST(CheckConfig, AcceptsWhatOnlyLooksOdd) {
+TEST(CheckConfig, AcceptsUnusualButValidSettings) {
   const TrainConfig configs[] = {
       {.compute_setup = ComputeSetup::cpu, .devices = 4},
       {.compute_setup = ComputeSetup::cpu, .devices = "cpu", .backend = Backend::gloo},
@@ -29,7 +29,7 @@ TEST(CheckConfig, AcceptsWhatOnlyLooksOdd) {
   }
 }
 
-TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
+TEST(CheckConfig, ReportsProblemsWithHints) {
   struct Case {
     TrainConfig config;
     const char* what;
@@ -37,7 +37,7 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
   };
   const Case cases[] = {
       {{.batch_size = -3}, "--batch_size -3: expected a whole number of 0 or more", "samples per rank"},
-      {{.batch_size = 2'000'000'000}, "--batch_size 2000000000: expected a whole number of 1000000000 at most", ""},
+      {{.batch_size = 2'000'000'000}, "--batch_size 2000000000: expected a whole number of 1000000000 or less", ""},
       {{.accumulation = -1}, "--accumulation -1: expected a whole number from 0 to 100000", "micro-batches"},
       {{.global_batch_size = -1}, "--global_batch_size -1: expected a whole number of 0 or more", ""},
       {{.nprocs = -1}, "--nprocs -1: expected a whole number from 0 to 65536", ""},
@@ -63,13 +63,14 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
       {{.dist = {.timeout_s = 0}}, "--dist.timeout_s 0: expected a number above 0", ""},
       {{.dist = {.init_timeout_s = -1}}, "--dist.init_timeout_s -1: expected a number above 0", ""},
       {{.dist = {.heartbeat_timeout_s = 1.5}},
-       "--dist.heartbeat_timeout_s 1.5: expected 0 or a number of 2 or more",
-       "once a second"},
+       "--dist.heartbeat_timeout_s 1.5: expected 0, or 2 or more",
+       "every second"},
       {{.dist = {.grace_s = -1}}, "--dist.grace_s -1: expected a number of 0 or more", ""},
       {{.dist = {.bucket_mib = 0}}, "--dist.bucket_mib 0: expected a number above 0, 65536 at most", ""},
       {{.dist = {.find_unused_parameters = true, .static_graph = true}},
-       "--dist.find_unused_parameters true with --dist.static_graph true: a static graph has no changing set",
-       "leave one of them out"},
+       "--dist.find_unused_parameters true with --dist.static_graph true: a static graph does not change its unused "
+       "parameters",
+       "remove one of them"},
       {{.report = {.every_steps = -1}}, "--report.every_steps -1: expected a whole number of 0 or more", ""},
       {{.compute_setup = ComputeSetup::cpu, .backend = Backend::nccl},
        "--backend nccl with --compute_setup cpu: NCCL needs GPUs",
@@ -78,17 +79,17 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
        "--backend nccl with --devices cpu: NCCL needs GPUs",
        "--backend gloo"},
       {{.compute_setup = ComputeSetup::cpu, .devices = {0, 2}},
-       "--devices 0,2 with --compute_setup cpu: these are GPUs",
+       "--devices 0,2 with --compute_setup cpu: these devices are GPUs",
        "use --compute_setup gpu, or a number such as --devices 2"},
       {{.compute_setup = ComputeSetup::cpu, .devices = -1},
-       "--devices -1 with --compute_setup cpu: these are GPUs",
+       "--devices -1 with --compute_setup cpu: these devices are GPUs",
        ""},
       {{.compute_setup = ComputeSetup::cpu, .devices = "free:1"}, "--devices free:1 with --compute_setup cpu", ""},
       {{.compute_setup = ComputeSetup::gpu, .devices = "cpu"},
-       "--devices cpu with --compute_setup gpu: the CPU is no GPU",
+       "--devices cpu with --compute_setup gpu: the CPU is not a GPU",
        "use --compute_setup cpu, or --devices auto"},
       {{.devices = "1,,3"}, "--devices 1,,3: empty entry in the list", "use 1,3"},
-      {{.devices = ""}, "--devices \"\": no device was asked for", "use auto or -1"},
+      {{.devices = ""}, "--devices \"\": this requests no device", "use auto or -1"},
       {{.run_name = "a/b"}, "--run_name a/b: expected the name of one directory", "--run_dir takes a path"},
       {{.run_name = ".."}, "--run_name ..: expected the name of one directory", ""},
       {{.run_name = " \t"}, "expected the name of one directory", ""},
@@ -96,13 +97,15 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
       {{.run_dir = "  "}, "expected a directory", "runs/first"},
       {{.resume = ""}, "--resume \"\": expected auto, never, last, best or a directory", "--resume auto"},
       {{.resume = "Auto"}, "--resume Auto: expected lower case", "use auto (or ./Auto for a directory)"},
-      {{.resume = "last", .fresh = true}, "--fresh true with --resume last: starting over resumes nothing", ""},
-      {{.resume = "best"}, "--resume best with --checkpoint.monitor \"\": nothing says what is best", "val_loss"},
+      {{.resume = "last", .fresh = true}, "--fresh true with --resume last: a fresh run cannot resume", ""},
+      {{.resume = "best"},
+       "--resume best with --checkpoint.monitor \"\": there is no metric that defines the best checkpoint",
+       "val_loss"},
       {{.checkpoint = {.name = "{epoch"}}, "--checkpoint.name {epoch: found { without }", "{epoch}-{val_loss:.3f}"},
       {{.checkpoint = {.name = "a/{epoch}"}}, "--checkpoint.name a/{epoch}: found '/'", ""},
       {{.checkpoint = {.name = "{loss:5d}"}}, "--checkpoint.name {loss:5d}: found {loss:5d}", ""},
-      {{.checkpoint = {.name = "step-{step}"}}, "a name that begins with step-", ""},
-      {{.checkpoint = {.name = "best"}}, "a name without {step} or {epoch}", ""},
+      {{.checkpoint = {.name = "step-{step}"}}, "a name must not begin with step-", ""},
+      {{.checkpoint = {.name = "best"}}, "a name must contain {step} or {epoch}", ""},
   };
   for (const Case& row : cases) {
     const auto problems = check_config(row.config);
@@ -113,7 +116,7 @@ TEST(CheckConfig, SaysWhatIsWrongAndWhatToDo) {
   }
 }
 
-TEST(CheckConfig, CollectsEverything) {
+TEST(CheckConfig, CollectsAllProblems) {
   const TrainConfig config{.devices = "0,0", .batch_size = -1, .run_name = "/", .checkpoint = {.keep_last = 0}};
   EXPECT_EQ(check_config(config).size(), 4U);
 }

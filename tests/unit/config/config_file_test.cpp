@@ -95,18 +95,18 @@ TEST_F(ConfigFile, ReportsAllMistakesWithTheirLines) {
       ElementsAre(
           "run.toml:1: batch_szie: unknown setting | did you mean batch_size?",
           "run.toml:2: max_epochs = \"5\": expected a whole number of 0 or more | write it without quotes",
-          "run.toml:7: checkpoint.keep_last = 2.5: expected a whole number of 2 or more | checkpoint.keep_last: newest "
-          "checkpoints to keep; 2 at least: a new one is durable before an old one is deleted",
-          "run.toml:5: optim.lr = -1: expected a number of 0 or more | optim.lr: learning rate; 0: what the program's "
-          "optimizer says"));
+          "run.toml:7: checkpoint.keep_last = 2.5: expected a whole number of 2 or more | checkpoint.keep_last: number "
+          "of newest checkpoints to keep; at least 2: a new one is durable before an old one is deleted",
+          "run.toml:5: optim.lr = -1: expected a number of 0 or more | optim.lr: base learning rate; 0: the one of the "
+          "program's optimizer"));
 }
 
-TEST_F(ConfigFile, RefusesWrongTypes) {
+TEST_F(ConfigFile, RejectsWrongTypes) {
   const std::pair<const char*, const char*> cases[] = {
       {"sampler.shuffle = 1", "sampler.shuffle = 1: expected true or false"},
       {"sampler.shuffle = \"true\"", "sampler.shuffle = \"true\": expected true or false"},
       {"run_name = 3", "run_name = 3: expected a text in quotes"},
-      {"run_name = ['a']", "run_name = a list of other things than whole numbers: expected a text in quotes"},
+      {"run_name = ['a']", "run_name = a list that does not only contain whole numbers: expected a text in quotes"},
       {"batch_size = 1.0", "batch_size = 1.0: expected a whole number of 0 or more"},
       {"batch_size = true", "batch_size = true: expected a whole number"},
       {"batch_size = 1979-05-27", "batch_size = a date or time: expected a whole number"},
@@ -117,8 +117,8 @@ TEST_F(ConfigFile, RefusesWrongTypes) {
       {"precision = \"bf16-mixed\"", "precision = \"bf16-mixed\": expected fp32 or bf16_mixed | use bf16_mixed"},
       {"devices = 1.0", "devices = 1.0: expected a number of devices, a list of GPU indices"},
       {"devices = true", "devices = true: expected a number of devices"},
-      {"devices = [\"0\"]", "devices = a list of other things than whole numbers: expected a number of devices"},
-      {"devices = [0, 0]", "devices = [0, 0]: GPU 0 is named twice"},
+      {"devices = [\"0\"]", "devices = a list that does not only contain whole numbers: expected a number of devices"},
+      {"devices = [0, 0]", "devices = [0, 0]: GPU 0 appears twice"},
       {"devices = -5", "devices = -5: found -5, expected a number of devices"},
       {"devices = \"1,,3\"", "devices = \"1,,3\": empty entry in the list | use 1,3"},
       {"seed = -1", "seed = -1: expected a whole number from 0 to 18446744073709551615"},
@@ -127,7 +127,7 @@ TEST_F(ConfigFile, RefusesWrongTypes) {
       {"optim.lr.x = 3", "optim.lr = a table: expected a number"},
       {"lr = 3", "lr: unknown setting | did you mean optim.lr?"},
       {"fresh = true", "fresh = true: can only be a flag | use --fresh on the command line"},
-      {"batch-size = 3\nbatch_size = 4", "batch_size is set twice | leave one of them out"},
+      {"batch-size = 3\nbatch_size = 4", "batch_size is set twice | remove one of them"},
   };
   for (const auto& [text, expected] : cases) {
     EXPECT_THAT(problems("run.toml", text), ElementsAre(HasSubstr(expected))) << text;
@@ -137,7 +137,7 @@ TEST_F(ConfigFile, RefusesWrongTypes) {
                           "run.json: batch_szie: unknown setting | did you mean batch_size?"));
 }
 
-TEST_F(ConfigFile, SaysWhyAFileCannotBeUsed) {
+TEST_F(ConfigFile, ReportsUnusableFiles) {
   EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
   EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
   EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
@@ -154,17 +154,17 @@ TEST_F(ConfigFile, MayBeASymbolicLink) {
   EXPECT_EQ(parse_invocation({}, std::vector<std::string>{"--config", link.string()}, {}).config.seed, 7U);
 }
 
-TEST_F(ConfigFile, SaysWhatToDoWithASettingThatIsGone) {
+TEST_F(ConfigFile, HintsAtRemovedSettings) {
   try {
     read("run.toml", "nprocs = 2\nstrategy = \"ddp\"\n");
     FAIL() << "had to be refused";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("run.toml:2: strategy: unknown setting"));
-    EXPECT_THAT(error.hint(), HasSubstr("leave it out: with several ranks gradients are averaged over them"));
+    EXPECT_THAT(error.hint(), HasSubstr("remove it: gradients are always averaged over all ranks"));
   }
 }
 
-TEST_F(ConfigFile, RefersAProgramsFlagToTheCommandLine) {
+TEST_F(ConfigFile, RejectsProgramFlags) {
   std::int64_t hidden = 0;
   Flags flags;
   flags.add("hidden", &hidden, "width");

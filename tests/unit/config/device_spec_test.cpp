@@ -59,7 +59,7 @@ std::string found(const DeviceSpec& spec) {
   return "unknown";
 }
 
-TEST(DeviceSpec, UnderstandsEveryText) {
+TEST(DeviceSpec, ParsesEveryText) {
   const std::pair<const char*, const char*> cases[] = {
       {"auto", "auto"},
       {" AUTO ", "auto"},
@@ -104,7 +104,7 @@ TEST(DeviceSpec, UnderstandsEveryText) {
   EXPECT_EQ(DeviceSpec("0-1023").indices().size(), 1024U);
 }
 
-TEST(DeviceSpec, UnderstandsValuesInCode) {
+TEST(DeviceSpec, AcceptsValuesInCode) {
   EXPECT_EQ(found(DeviceSpec()), "auto");
   EXPECT_EQ(found(4), "first 4");
   EXPECT_EQ(found(1), "first 1");
@@ -126,13 +126,13 @@ TEST(DeviceSpec, UnderstandsValuesInCode) {
   EXPECT_EQ(found(std::vector<int>{}), "refused");
 }
 
-TEST(DeviceSpec, RefusesWithReasonAndFix) {
+TEST(DeviceSpec, RejectsInvalidTextsWithAHint) {
   struct Case {
     const char* text;
     const char* why;
     const char* hint;
   };
-  const char* const nothing = "no device was asked for";
+  const char* const nothing = "this requests no device";
   const char* const all_or_one = "use auto or -1 for all GPUs, \"0,\" for GPU 0";
   const char* const examples = "use auto, a number of devices such as 2, or GPU indices such as 0,2 or 0-3";
   const Case cases[] = {
@@ -151,8 +151,8 @@ TEST(DeviceSpec, RefusesWithReasonAndFix) {
       {"-1,", "found -1, expected a GPU index of 0 or more", "use -1 alone for all GPUs"},
       {"[-1]", "found -1, expected a GPU index of 0 or more", "use -1 alone for all GPUs"},
       {"0,-2", "found -2, expected a GPU index of 0 or more", "use -1 alone for all GPUs"},
-      {"0,0", "GPU 0 is named twice", "name every GPU once; a GPU carries one rank"},
-      {"0-3,2", "GPU 2 is named twice", "name every GPU once; a GPU carries one rank"},
+      {"0,0", "GPU 0 appears twice", "list every GPU once; each GPU runs one rank"},
+      {"0-3,2", "GPU 2 appears twice", "list every GPU once; each GPU runs one rank"},
       {"1,,3", "empty entry in the list", "use 1,3"},
       {"1, ,3", "empty entry in the list", "use 1,3"},
       {",1", "empty entry in the list", "use 1,"},
@@ -169,21 +169,21 @@ TEST(DeviceSpec, RefusesWithReasonAndFix) {
       {"-", "found \"-\", expected GPU indices", examples},
       {"1;2", "found \"1;2\", expected a list with commas", "use 1,2"},
       {"1 2", "found \"1 2\", expected a list with commas", "use 1,2"},
-      {"3-1", "range 3-1 runs backwards", "use 1-3"},
+      {"3-1", "range 3-1 is descending", "use 1-3"},
       {"2-", "found \"2-\", expected GPU indices", examples},
       {"0--3", "found \"0--3\", expected GPU indices", examples},
-      {"0-2147483647", "range 0-2147483647 names 2147483648 GPUs, expected 1024 at most", "use -1 for all GPUs"},
-      {"0-1023,2000-2010", "more than 1024 GPUs are named", "use -1 for all GPUs"},
+      {"0-2147483647", "range 0-2147483647 contains 2147483648 GPUs, the limit is 1024", "use -1 for all GPUs"},
+      {"0-1023,2000-2010", "more than 1024 GPUs are listed", "use -1 for all GPUs"},
       {"99999999999", "the number of devices is out of range", examples},
       {"99999999999999999999", "the number of devices is out of range", examples},
       {"gpu", "expected GPUs by number", "use -1 for all GPUs, 1 for the first, \"0,\" for GPU 0"},
       {"gpu:0", "expected GPU indices", "use cuda:0"},
       {"cuda:", "found \"\", expected GPU indices", examples},
-      {"cpu:2", "CPU ranks are counted, not named", "use --compute_setup cpu --devices 2 for two CPU ranks"},
-      {"usable", "expected how many GPUs", "use for example usable:2"},
+      {"cpu:2", "CPU ranks have no indices", "use --compute_setup cpu --devices 2 for two CPU ranks"},
+      {"usable", "expected a number of GPUs", "use for example usable:2"},
       {"usable:0", "expected a number of GPUs of 1 or more after the colon", "use for example usable:2"},
       {"usable:-1", "expected a number of GPUs of 1 or more after the colon", "use for example usable:2"},
-      {"usable:2@8GiB", "usable takes no memory size", "use free:2@8gib"},
+      {"usable:2@8GiB", "usable does not accept a memory size", "use free:2@8gib"},
       {"free:", "expected a number of GPUs of 1 or more after the colon", "use for example free:2 or free:2@8GiB"},
       {"free:2@", "found \"\", expected a memory size", "use for example free:2@8GiB"},
       {"free:2@8apples", "found \"8apples\", expected a memory size", "use for example free:2@8GiB"},
@@ -195,15 +195,15 @@ TEST(DeviceSpec, RefusesWithReasonAndFix) {
     EXPECT_EQ(spec.problems()[0].hint, row.hint) << '"' << row.text << '"';
   }
   EXPECT_EQ(DeviceSpec("1,,3").problems()[0].what, "--devices 1,,3: empty entry in the list");
-  EXPECT_EQ(DeviceSpec("").problems()[0].what, "--devices \"\": no device was asked for");
-  EXPECT_EQ(DeviceSpec({0, 0}).problems()[0].what, "--devices 0,0: GPU 0 is named twice");
+  EXPECT_EQ(DeviceSpec("").problems()[0].what, "--devices \"\": this requests no device");
+  EXPECT_EQ(DeviceSpec({0, 0}).problems()[0].what, "--devices 0,0: GPU 0 appears twice");
   EXPECT_EQ(DeviceSpec(std::vector<int>{-1}).problems()[0].what,
             "--devices -1,: found -1, expected a GPU index of 0 or more");
   EXPECT_THAT(DeviceSpec("\x1b[31m!").problems()[0].what, HasSubstr("--devices !: "))
       << "no escape reaches the terminal";
 }
 
-TEST(DeviceSpec, EqualsWhatMeansTheSame) {
+TEST(DeviceSpec, ComparesTheMeaning) {
   EXPECT_EQ(DeviceSpec("0, 2"), DeviceSpec({0, 2}));
   EXPECT_EQ(DeviceSpec("0-2"), DeviceSpec("cuda:0,1,2"));
   EXPECT_EQ(DeviceSpec("4"), DeviceSpec(4));

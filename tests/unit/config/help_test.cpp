@@ -77,7 +77,7 @@ TEST(FieldTable, GivesEveryFieldItsOwnVariable) {
   EXPECT_TRUE(variables.contains("LOCKSTEP_CFG_OPTIM_MAX_GRAD_NORM"));
 }
 
-TEST(FieldTable, SaysWhatRanksAgreeOn) {
+TEST(FieldTable, MarksFieldsOnWhichRanksAgree) {
   EXPECT_TRUE(ranks_agree_on("global_batch_size"));
   EXPECT_TRUE(ranks_agree_on("optim.lr"));
   for (const char* name :

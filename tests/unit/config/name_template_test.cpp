@@ -24,7 +24,7 @@ TEST(NameTemplate, IsChecked) {
   }
   EXPECT_FALSE(find_name_fault(std::string(116, 'x') + "{step}{val_loss:.9f}"));
   EXPECT_EQ(find_name_fault(std::string(117, 'x') + "{step}{val_loss:.9f}"),
-            "found a name of 129 characters or more, expected at most 128");
+            "the name has at least 129 characters, the limit is 128");
 }
 
 }  // namespace

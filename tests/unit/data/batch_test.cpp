@@ -37,8 +37,8 @@ TEST(Batch, NamesItsFieldsWhenOneIsMissing) {
     }
     return "no error";
   };
-  EXPECT_EQ(message(sample_batch()), "batch: found no field 'maks', expected one of: mask, meta.length");
-  EXPECT_EQ(message(Batch{}), "batch: found no field 'maks', expected one of: (none)");
+  EXPECT_EQ(message(sample_batch()), "batch: no field 'maks'; its fields are: mask, meta.length");
+  EXPECT_EQ(message(Batch{}), "batch: no field 'maks'; its fields are: (none)");
 }
 
 TEST(Batch, SharesTensorsThatAreOnTheDeviceAlready) {

@@ -46,7 +46,7 @@ std::string difference(const Dataset& found, const Dataset& expected) {
   return at::equal(a.input, b.input) && at::equal(a.target, b.target) && at::equal(a["mask"], b["mask"]) ? "" : "rows";
 }
 
-TEST(MemoryCache, MakesEverySampleOnce) {
+TEST(MemoryCache, LoadsEverySampleOnce) {
   std::atomic<int> made = 0;
   const auto data = counted(300, made);
   const auto cached = memory_cache(data, 300 * (24 + 8 + 2));
@@ -58,14 +58,14 @@ TEST(MemoryCache, MakesEverySampleOnce) {
   EXPECT_THROW(cached->get(Ids{300}, {}), DataError);
 }
 
-TEST(MemoryCache, FallsBackToTheDataWhereItIsTooLarge) {
+TEST(MemoryCache, ReturnsTheDataIfTheyAreTooLarge) {
   std::atomic<int> made = 0;
   const std::shared_ptr<const Dataset> data = counted(300, made);
   EXPECT_EQ(memory_cache(data, 300 * (24 + 8 + 2) - 1), data);
   EXPECT_EQ(made, 1);
 }
 
-TEST(MemoryCache, RefusesSamplesThatDiffer) {
+TEST(MemoryCache, RejectsDifferentSamples) {
   EXPECT_THROW(
       memory_cache(sample_dataset(600, [](std::int64_t id,
                                           std::uint64_t) { return Batch{.input = at::ones({id < 300 ? 2 : 3})}; }),
@@ -74,7 +74,7 @@ TEST(MemoryCache, RefusesSamplesThatDiffer) {
   EXPECT_THROW(memory_cache(nullptr, 1), DataError);
 }
 
-TEST(DiskCache, IsMadeByOneRankAndOpenedByAll) {
+TEST(DiskCache, IsWrittenByOneRankAndOpenedByAll) {
   const TempDir dir;
   std::atomic<int> made = 0;
   std::atomic<int> reference = 0;
@@ -87,7 +87,7 @@ TEST(DiskCache, IsMadeByOneRankAndOpenedByAll) {
   }
 }
 
-TEST(DiskCache, IsMadeAnewUnlessCompleteAndOfThisData) {
+TEST(DiskCache, IsWrittenAgainIfIncompleteOrOfOtherData) {
   const TempDir dir;
   const auto cache = dir.path() / "cache";
   World world = World::single(c10::kCPU);
@@ -111,7 +111,7 @@ TEST(DiskCache, IsMadeAnewUnlessCompleteAndOfThisData) {
   EXPECT_FALSE(remade(301));
 }
 
-TEST(DiskCache, FailsOnAllRanksTogetherAndIsNotTakenForComplete) {
+TEST(DiskCache, FailsOnAllRanksAndStaysIncomplete) {
   const TempDir dir;
   std::atomic<int> made = 0;
   std::atomic<int> failed = 0;

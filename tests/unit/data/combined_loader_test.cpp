@@ -58,7 +58,7 @@ const std::vector<Shape> kShapes = {
     {CombineMode::sequential, 7, {"0", "0", "1", "1", "1", "1", "1"}},
 };
 
-TEST(CombinedLoader, TakesFromEachInLightningsFourWays) {
+TEST(CombinedLoader, SupportsLightningsFourModes) {
   World world = World::single(c10::kCPU);
   for (const Shape& shape : kShapes) {
     DataLoader a = loader_of(100, 4, 2, world);
@@ -127,7 +127,7 @@ TEST(CombinedLoader, MayBeCombinedAgain) {
   EXPECT_EQ(take(all), step);
 }
 
-TEST(CombinedLoader, RefusesPositionsOfOtherLoaders) {
+TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
   World world = World::single(c10::kCPU);
   DataLoader a = loader_of(100, 4, 2, world);
   DataLoader b = loader_of(200, 6, 2, world);

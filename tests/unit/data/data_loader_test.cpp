@@ -131,7 +131,7 @@ TEST(DataLoader, GivesTheSameBatchesWithAnyNumberOfWorkers) {
   EXPECT_EQ(difference(run(4, 5, /*seed=*/12), expected), "step 0 micro-batch 0");
 }
 
-TEST(DataLoader, BuildsWithoutGraphAndReusesItsAnswer) {
+TEST(DataLoader, BuildsWithoutGraphAndReusesItsResult) {
   World world = cpu();
   for (const int workers : {0, 2}) {
     DataLoader loader(sample_dataset(10,
@@ -169,7 +169,7 @@ TEST(DataLoader, ContinuesAfterSeekAsIfItHadNeverStopped) {
   }
 }
 
-TEST(DataLoader, CountsPositionsByWhatWasTakenNotByWhatIsPrepared) {
+TEST(DataLoader, CountsTakenStepsNotPreparedOnes) {
   World world = cpu();
   DataLoader loader(seeded_samples(57), plan_of(10, 3, 2, /*prefetch=*/8), world);
   EXPECT_EQ(loader.position(), (LoaderPosition{0, 0, 57, 10}));
@@ -180,7 +180,7 @@ TEST(DataLoader, CountsPositionsByWhatWasTakenNotByWhatIsPrepared) {
   EXPECT_EQ(loader.next()->epoch, 3);
 }
 
-TEST(DataLoader, RefusesThePositionOfAnotherDataSetAndGoesOn) {
+TEST(DataLoader, RejectsThePositionOfAnotherDataSetAndContinues) {
   World world = cpu();
   DataLoader loader(seeded_samples(57), plan_of(10, 10, 2), world);
   DataLoader reference(seeded_samples(57), plan_of(10, 10, 0), world);
@@ -191,7 +191,7 @@ TEST(DataLoader, RefusesThePositionOfAnotherDataSetAndGoesOn) {
   EXPECT_EQ(difference(take(loader, 3), take(reference, 3)), "");
 }
 
-TEST(DataLoader, ThrowsWhatASampleThrewInExactlyItsStep) {
+TEST(DataLoader, RethrowsTheErrorOfASampleInItsStep) {
   World world = cpu();
   static constexpr std::int64_t kBad = 23;
   for (const int workers : {0, 1, 4}) {
@@ -278,7 +278,7 @@ TEST(DataLoader, RefusesTheOrderOfAnotherDataSet) {
   }
 }
 
-TEST(DataLoader, ReplacesAsManyBadSamplesAsItMay) {
+TEST(DataLoader, ReplacesBadSamplesUpToTheLimit) {
   World world = cpu();
   const auto bad = [](std::int64_t id, std::uint64_t) -> Batch {
     if (id == 3 || id == 7 || id == 19) {
@@ -307,7 +307,7 @@ TEST(DataLoader, ReplacesAsManyBadSamplesAsItMay) {
       ADD_FAILURE() << "accepted";
     } catch (const DataError& error) {
       EXPECT_STREQ(error.what(),
-                   "sample 19: std::runtime_error: not an image; 2 bad samples were replaced before it, "
+                   "sample 19: std::runtime_error: not an image; 2 other bad samples were replaced before, and "
                    "data.max_bad_samples is 2");
       EXPECT_EQ(error.hint(), "the others: 3, 7");
     }
@@ -325,7 +325,7 @@ TEST(DataLoader, DoesNotBlameSamplesForABatch) {
   EXPECT_THROW(loader.next(), DataError);
 }
 
-TEST(DataLoader, CountsEpochsInStepsWhereAsked) {
+TEST(DataLoader, SupportsEpochsOfAFixedLength) {
   World world = cpu();
   for (const std::int64_t steps : {3, 6, 8, 13}) {  // a data set has 6
     LoaderPlan plan = plan_of(10, 3, 1);
@@ -412,7 +412,7 @@ TEST(DataLoader, EndsWhileWorkersAreBusy) {
   opener.join();
 }
 
-TEST(DataLoader, EndsWithAnErrorThatNobodyTook) {
+TEST(DataLoader, EndsWithAPendingError) {
   World world = cpu();
   std::latch thrown(1);
   const auto data = std::make_shared<Scripted>([&](std::int64_t first_id) {
@@ -436,7 +436,7 @@ TEST(DataLoader, MovesWithItsWorkers) {
   EXPECT_EQ(difference(take(second, 5), take(reference, 5)), "");
 }
 
-TEST(DataLoader, RefusesPlansThatCannotWork) {
+TEST(DataLoader, RejectsInvalidPlans) {
   World world = cpu();
   EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), plan_of(10, 3, 0), world), DataError);
   EXPECT_THROW(DataLoader(seeded_samples(0), plan_of(10, 3, 0), world), DataError);
@@ -449,7 +449,7 @@ TEST(DataLoader, RefusesPlansThatCannotWork) {
   }
 }
 
-TEST(DataLoader, CountsStepsWhereThereIsNoData) {
+TEST(DataLoader, CountsStepsWithoutData) {
   World world = cpu();
   DataLoader loader = DataLoader::none(2, world);
   EXPECT_EQ(loader.steps_per_epoch(), 2);

@@ -86,7 +86,7 @@ TEST(TensorDataset, PicksRowsInOrder) {
   }
 }
 
-TEST(TensorDataset, MayHaveNoTargetAndRowsOfNothing) {
+TEST(TensorDataset, MayHaveNoTargetAndEmptyRows) {
   EXPECT_FALSE(tensor_dataset(at::ones({3}))->get(Ids{2}, {}).target.defined());
   const Batch empty_rows = tensor_dataset(at::ones({3, 0}))->get(Ids{2, 1}, {});
   EXPECT_THAT(empty_rows.input.sizes(), ElementsAre(2, 0));
@@ -99,15 +99,14 @@ TEST(TensorDataset, GivesBatchesOfItsOwnMemoryWithoutAGraph) {
   EXPECT_FALSE(batch.input.requires_grad());
 }
 
-TEST(TensorDataset, RefusesWhatDoesNotFit) {
+TEST(TensorDataset, RejectsInvalidTensors) {
   const struct {
     std::function<void()> act;
     const char* message;
   } cases[] = {
-      {[] { tensor_dataset({}); }, "tensor data set: found no input, expected a tensor of shape [N, ...]"},
-      {[] { tensor_dataset(at::ones({})); }, "tensor data set: found input of shape [], expected [N, ...]"},
-      {[] { tensor_dataset(at::ones({3}), at::ones({})); },
-       "tensor data set: found target of shape [], expected [N, ...]"},
+      {[] { tensor_dataset({}); }, "tensor data set: input is undefined, expected a tensor of shape [N, ...]"},
+      {[] { tensor_dataset(at::ones({})); }, "tensor data set: input has shape [], expected [N, ...]"},
+      {[] { tensor_dataset(at::ones({3}), at::ones({})); }, "tensor data set: target has shape [], expected [N, ...]"},
       {[] {
          tensor_dataset(at::ones({100, 2}), at::ones({99}));
        },
@@ -189,17 +188,16 @@ TEST(SampleDataset, NamesSamplesThatDoNotStack) {
   EXPECT_EQ(other([](Batch& b) { b.fields[0].second = at::Tensor(); }),
             "sample 5: found no tensor mask, expected one as in sample 8");
   EXPECT_EQ(other([](Batch& b) { b.fields[0].first = "maks"; }),
-            "sample 5: found field 'maks', expected the fields of sample 8");
+            "sample 5: field 'maks' is not at the same place in sample 8");
   EXPECT_EQ(other([](Batch& b) { b.fields.emplace_back("more", at::ones({1})); }),
-            "sample 5: found field 'more', expected the fields of sample 8");
-  EXPECT_EQ(other([](Batch& b) { b.fields.clear(); }), "sample 5: found no field 'mask', expected it as in sample 8");
+            "sample 5: field 'more' is not at the same place in sample 8");
+  EXPECT_EQ(other([](Batch& b) { b.fields.clear(); }), "sample 5: no field 'mask', but sample 8 has it");
 }
 
-TEST(SampleDataset, RefusesNothing) {
+TEST(SampleDataset, RejectsAnEmptyFunction) {
   EXPECT_EQ(data_error([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
-            "sample data set: found size -1, expected 0 or more");
-  EXPECT_EQ(data_error([] { sample_dataset(3, {}); }),
-            "sample data set: found an empty function, expected one that makes a sample");
+            "sample data set: size is -1, expected 0 or more");
+  EXPECT_EQ(data_error([] { sample_dataset(3, {}); }), "sample data set: the function is empty");
 }
 
 TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
@@ -212,11 +210,11 @@ TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
   EXPECT_TRUE(at::equal(part->get(Ids{2, 0}, seed).input, whole->get(Ids{5, 9}, seed).input));
 }
 
-TEST(Subset, RefusesIdsThatAreNotThere) {
+TEST(Subset, RejectsInvalidIds) {
   const auto whole = tensor_dataset(at::ones({10}));
   EXPECT_EQ(data_error([&] { subset(whole, {9, 10}); }), "subset: found sample id 10, expected 0 to 9");
   EXPECT_EQ(data_error([&] { subset(whole, {9, 2})->get(Ids{2}, {}); }), "subset: found sample id 2, expected 0 to 1");
-  EXPECT_EQ(data_error([] { subset(nullptr, {}); }), "subset: found no data set, expected one");
+  EXPECT_EQ(data_error([] { subset(nullptr, {}); }), "subset: the data set is null");
 }
 
 }  // namespace

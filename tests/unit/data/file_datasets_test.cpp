@@ -62,9 +62,9 @@ TEST(FileDatasets, GiveWindowsOfTokens) {
   EXPECT_EQ(token_dataset(dir.path() / "train.bin", {.context = 8, .stride = 1})->size(), 92);
   EXPECT_EQ(token_dataset(dir.path() / "train.bin", {.token_bytes = 4, .context = 8})->size(), 6);
   EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "train.bin", {.context = 100}); }),
-              HasSubstr("train.bin: found 100 tokens, expected at least 100 and the one after them"));
+              HasSubstr("train.bin: found 100 tokens, expected at least 100 and one more"));
   EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "train.bin", {.token_bytes = 3}); }),
-              HasSubstr("found tokens of 3 bytes"));
+              HasSubstr("token_bytes is 3"));
   tokens.back() = 0;
   write(dir.path() / "other.bin", bytes_of(tokens));
   EXPECT_NE(data->fingerprint(), token_dataset(dir.path() / "other.bin", {.context = 8})->fingerprint());
@@ -87,19 +87,19 @@ TEST(FileDatasets, MapNumpysArrays) {
       at::equal(tensor_dataset(rows)->get(Ids{2, 0}, {}).input, at::tensor({5.F, 6.F, 1.F, 2.F}).reshape({2, 2})));
   write(dir.path() / "b.npy", file.substr(0, file.size() - 1));
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "b.npy"); }),
-              HasSubstr("b.npy: found 23 bytes of data, expected 24 by its header"));
+              HasSubstr("b.npy: found 23 bytes of data, but the header says 24"));
   write(dir.path() / "c.npy", file.substr(0, 10) + " " + file.substr(10));  // not aligned
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "c.npy"); }), HasSubstr("c.npy: "));
 }
 
-TEST(FileDatasets, SayWhatIsWrongWithAFile) {
+TEST(FileDatasets, ReportErrorsOfAFile) {
   const TempDir dir;
   write(dir.path() / "packed", "\x1f\x8b and more");
   write(dir.path() / "empty", "");
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "packed"); }),
-              HasSubstr("packed: found a gzip file, expected it unpacked | gunzip -k "));
+              HasSubstr("packed: this is a gzip file, expected an unpacked one | gunzip -k "));
   EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "empty"); }), HasSubstr("empty: the file is empty"));
-  EXPECT_THAT(message_of([&] { npy_tensor(dir.path()); }), HasSubstr("found a directory or device"));
+  EXPECT_THAT(message_of([&] { npy_tensor(dir.path()); }), HasSubstr("it is not a regular file"));
 }
 
 TEST(FileDatasets, ReadMnist) {
@@ -149,7 +149,7 @@ TEST(FileDatasets, ReadCifar10) {
   EXPECT_TRUE(at::allclose(batch.input[1], at::full({3, 32, 32}, 20. / 255)));
   write(dir.path() / "test_batch.bin", std::string(3073, '\x0a'));
   EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), Part::test); }),
-              HasSubstr("test_batch.bin: found label 10 of sample 0"));
+              HasSubstr("test_batch.bin: sample 0 has label 10"));
 }
 
 TEST(FileDatasets, ScaleBytes) {
@@ -163,7 +163,7 @@ TEST(FileDatasets, ScaleBytes) {
   EXPECT_THROW(scaled_bytes_dataset(bytes, {}, 0), DataError);
 }
 
-TEST(RecycledMemory, IsUsedAgainOnlyWhenNobodyHoldsIt) {
+TEST(RecycledMemory, IsReusedOnlyWhenItIsFree) {
   RecycledMemory memory;
   at::Tensor first = memory.take({100, 4}, at::kFloat);
   const void* const place = first.const_data_ptr();

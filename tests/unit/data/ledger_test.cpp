@@ -93,7 +93,7 @@ std::pair<std::vector<Ids>, LoaderPosition> run(const LedgerCase& setup, int wor
 }
 
 // Every pair of rank counts, stopped after a random step: the global batches are those of one undisturbed rank.
-TEST(Ledger, IsTheSameWhateverTheRankCountsBeforeAndAfterAStop) {
+TEST(Ledger, IsTheSameForAllWorldSizesBeforeAndAfterAStop) {
   constexpr int kSteps = 26;  // into the third epoch, in the second of the longest
   Sweep sweep("sample ledgers");
   int controls = 0;
@@ -131,7 +131,7 @@ TEST(Ledger, IsTheSameWhateverTheRankCountsBeforeAndAfterAStop) {
   EXPECT_EQ(controls, sweep.points()) << "the control: a position that is off by one sample";
 }
 
-TEST(Ledger, ReplacesABadSampleByItsNeighbourOnWhateverRankItIs) {
+TEST(Ledger, ReplacesABadSampleByItsNeighbourOnAnyRank) {
   const auto [steps, end] = run(setups()[5], 1, {}, 9);
   std::vector<int> visits(kSize);
   for (const Ids& step : steps) {

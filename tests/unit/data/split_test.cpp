@@ -32,7 +32,7 @@ Ids ids_of(const Dataset& data) {
   return {rows.const_data_ptr<std::int64_t>(), rows.const_data_ptr<std::int64_t>() + rows.numel()};
 }
 
-TEST(Split, DividesTheSamplesAndKeepsWhatWasDrawn) {
+TEST(Split, DividesTheSamplesAndKeepsTheResult) {
   const TempDir dir;
   World world = World::single(c10::kCPU);
   const auto file = dir.path() / "run" / "split.json";
@@ -65,7 +65,7 @@ TEST(Split, IsTheSameOnAllRanksAndNeedsItsFileOnTheFirstOnly) {
   });
 }
 
-TEST(Split, RefusesWhatDoesNotFitOnAllRanks) {
+TEST(Split, RejectsInvalidSplitsOnAllRanks) {
   const TempDir dir;
   const auto file = dir.path() / "split.json";
   World world = World::single(c10::kCPU);
@@ -77,10 +77,10 @@ TEST(Split, RefusesWhatDoesNotFitOnAllRanks) {
     }
     return std::string("no DataError");
   };
-  EXPECT_THAT(message(4), HasSubstr("found 0 of 4 samples for validation, expected 1 to 3"));
-  EXPECT_THAT(message(4, {.count = 4}), HasSubstr("found 4 of 4"));
+  EXPECT_THAT(message(4), HasSubstr("0 of 4 samples are for validation, expected 1 to 3"));
+  EXPECT_THAT(message(4, {.count = 4}), HasSubstr("4 of 4 samples"));
   EXPECT_EQ(message(40), "no DataError");
-  EXPECT_THAT(message(41), HasSubstr("splits other data: found '40 samples"));
+  EXPECT_THAT(message(41), HasSubstr("is the split of other data: found '40 samples"));
   std::ofstream(file) << "{}";
   EXPECT_THAT(message(40), HasSubstr("| delete the file to draw a new split"));
   EXPECT_THROW(thread_world(2,

@@ -127,7 +127,7 @@ TEST(StepPlanner, VisitsEverySampleOncePerEpochWhateverTheSizes) {
   }
 }
 
-TEST(StepPlanner, TheCheckAboveSeesRepeatedSamples) {
+TEST(StepPlanner, ControlDetectsRepeatedSamples) {
   // The pytorch order pads 7 samples to 8 for two ranks.
   const Ids ids =
       epoch_ids({.size = 7, .global_batch = 4, .batch_size = 2, .world_size = 2, .order = SampleOrder::pytorch}, 0);
@@ -228,7 +228,7 @@ TEST(StepPlanner, KeepsAnEpochWholeWhenTheRanksChangeInside) {
   EXPECT_EQ(after[0].position(), (LoaderPosition{1, 0, 97, 10}));
 }
 
-TEST(StepPlanner, TakesOverTheGlobalBatchOfAPositionUnlessItsOwnWasAskedFor) {
+TEST(StepPlanner, KeepsTheGlobalBatchOfAPositionUnlessOneWasSet) {
   const DistributedSampler::Options options{.size = 100, .global_batch = 10, .world_size = 3};
   const LoaderPosition saved{.epoch = 0, .consumed = 30, .dataset_size = 100, .global_batch = 15};
   const struct {
@@ -250,18 +250,17 @@ TEST(StepPlanner, TakesOverTheGlobalBatchOfAPositionUnlessItsOwnWasAskedFor) {
   }
 }
 
-TEST(StepPlanner, WarnsThatAStepIsNotWhatWasPlanned) {
+TEST(StepPlanner, WarnsAboutAnotherGlobalBatchThanPlanned) {
   const DistributedSampler::Options options{.size = 1000, .global_batch = 16, .world_size = 1};
   const LoaderPosition saved{.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 64};
   for (const int rank : {0, 1}) {
     testing::internal::CaptureStderr();
     StepPlanner(options, /*batch_size=*/16, rank, /*keep_global_batch=*/false).seek(saved);
-    EXPECT_EQ(
-        testing::internal::GetCapturedStderr(),
-        rank == 0
-            ? "warning: the checkpoint's global batch of 64 is kept, not the 16 planned: a step of each rank is 4 "
-              "micro-batches of at most 16; --global_batch_size 16 changes it\n"
-            : "");
+    EXPECT_EQ(testing::internal::GetCapturedStderr(),
+              rank == 0
+                  ? "warning: using the checkpoint's global batch of 64 instead of the planned 16: each rank has 4 "
+                    "micro-batches of at most 16; --global_batch_size 16 changes it\n"
+                  : "");
   }
   testing::internal::CaptureStderr();
   StepPlanner(options, /*batch_size=*/16, /*rank=*/0, /*keep_global_batch=*/false)
@@ -269,7 +268,7 @@ TEST(StepPlanner, WarnsThatAStepIsNotWhatWasPlanned) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it is what was planned";
 }
 
-TEST(StepPlanner, RefusesPositionsThatAreNotOfThisDataSet) {
+TEST(StepPlanner, RejectsPositionsOfOtherDataSets) {
   const Case keyed{.size = 100, .global_batch = 10, .batch_size = 5, .world_size = 2};
   const Case pytorch{.size = 100, .global_batch = 10, .batch_size = 5, .world_size = 2, .order = SampleOrder::pytorch};
   const struct {

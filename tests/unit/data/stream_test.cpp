@@ -99,7 +99,7 @@ Ids sorted(Ids ids) {
   return ids;
 }
 
-TEST(Stream, GivesStepsOfTheGlobalBatchAndWhatIsLeft) {
+TEST(Stream, GivesStepsOfTheGlobalBatchAndTheRest) {
   World world = World::single(c10::kCPU);
   for (const int workers : {0, 2}) {
     DataLoader loader(std::make_unique<Numbers>(Ids{13}), plan_of(5, 2, workers), world);
@@ -116,7 +116,7 @@ TEST(Stream, GivesStepsOfTheGlobalBatchAndWhatIsLeft) {
 
 // Every way in which W ranks may have up to a few steps less than the longest: nobody waits for ever, nothing is lost,
 // all ranks agree on every step. The control: what each rank alone would have done.
-TEST(Stream, EndsOnAllRanksInTheSameStepHoweverUnevenTheyAre) {
+TEST(Stream, EndsOnAllRanksInTheSameStep) {
   Sweep sweep("uneven streams");
   int alone_differ = 0;
   for (const int world_size : {2, 3, 4}) {
@@ -206,7 +206,7 @@ TEST(Stream, ContinuesAnywhereInAnEpoch) {
   });
 }
 
-TEST(Stream, CountsEpochsInStepsWhereAsked) {
+TEST(Stream, SupportsEpochsOfAFixedLength) {
   World world = World::single(c10::kCPU);
   LoaderPlan plan = plan_of(5, 5, 1);
   plan.data.steps_per_epoch = 4;
@@ -246,14 +246,14 @@ TEST(Stream, RefusesPositionsOfOtherStreams) {
   });
 }
 
-TEST(Stream, TakesOverTheGlobalBatchOfThePosition) {
+TEST(Stream, KeepsTheGlobalBatchOfThePosition) {
   World world = World::single(c10::kCPU);
   DataLoader loader(std::make_unique<Numbers>(Ids{20}), plan_of(4, 2, 1), world);
   loader.seek({.epoch = 0, .consumed = 6, .global_batch = 6, .state = "0 1 6"});
   EXPECT_THAT(seen(*loader.next()).ids, ElementsAre(6, 7, 8, 9, 10, 11));
 }
 
-TEST(Stream, NamesWhatAStreamThrew) {
+TEST(Stream, ReportsTheErrorOfAStream) {
   World world = World::single(c10::kCPU);
   for (const int workers : {0, 1}) {
     DataLoader loader(std::make_unique<Numbers>(Ids{20}, /*fails_at=*/13), plan_of(4, 2, workers, /*prefetch=*/1),
@@ -267,7 +267,7 @@ TEST(Stream, NamesWhatAStreamThrew) {
     } catch (const DataError& error) {
       message = error.what();
     }
-    EXPECT_EQ(message, "stream of rank 0, behind sample 12 of its epoch: std::runtime_error: a broken record");
+    EXPECT_EQ(message, "stream of rank 0, after sample 12 of its epoch: std::runtime_error: a broken record");
     EXPECT_GE(steps, 2);
     EXPECT_LE(steps, 3);
     const LoaderPosition before = loader.position();

@@ -174,7 +174,7 @@ TEST(WorkerPool, EndsIdleOrUnused) {
   idle.clear();
 }
 
-TEST(WorkerPool, WorkersComputeWithOneThreadAndChangeNobodyElse) {
+TEST(WorkerPool, WorkersComputeWithOneThreadAndAffectNoOtherThread) {
   at::set_num_threads(3);
   std::atomic<int> of_worker = 0;
   WorkerPool pool(2, [&](PendingStep&, std::size_t) { of_worker = at::get_num_threads(); });

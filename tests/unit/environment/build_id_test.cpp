@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-TEST(BuildId, TellsTheProgramFromALibrary) {
+TEST(BuildId, DiffersBetweenProgramAndLibrary) {
   const std::string program = program_build_id();
   EXPECT_THAT(program, testing::MatchesRegex("[0-9a-f]{8,}|[0-9]+ bytes"));
   EXPECT_EQ(build_id_of(reinterpret_cast<const void*>(&program_build_id)), program) << "linked into this program";

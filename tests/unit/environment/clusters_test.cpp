@@ -29,7 +29,7 @@ const std::map<std::string, std::string> kHosts{{kRankFile, "batch5\na01n04\na01
 TEST(Lsf, ReadsJsrun) {
   const auto identity = identity_of(lsf(), kHosts);
   ASSERT_TRUE(identity);
-  EXPECT_EQ(identity->launcher, "LSF");  // though jsrun sets Open MPI's variables too
+  EXPECT_EQ(identity->launcher, "LSF");  // jsrun sets Open MPI's variables too
   EXPECT_EQ(identity->rank, 3);
   EXPECT_EQ(identity->local_rank, 1);
   EXPECT_EQ(identity->local_world_size, 2);
@@ -43,7 +43,7 @@ TEST(Lsf, ReadsJsrun) {
   EXPECT_EQ(identity_of(with(lsf(), {{"MASTER_ADDR", "x"}, {"LSB_DJOB_RANKFILE", {}}}))->master_addr, "x");
 }
 
-TEST(Lsf, SaysWhatIsMissing) {
+TEST(Lsf, ReportsMissingVariables) {
   EXPECT_THAT(problems(with(lsf(), {{"JSM_NAMESPACE_SIZE", {}}, {"JSM_NAMESPACE_LOCAL_RANK", {}}}), kHosts),
               ElementsAre(AllOf(HasSubstr("JSM_NAMESPACE_SIZE is not set"), HasSubstr("jsrun")),
                           HasSubstr("JSM_NAMESPACE_LOCAL_RANK is not set")));
@@ -51,7 +51,7 @@ TEST(Lsf, SaysWhatIsMissing) {
   EXPECT_THAT(problems(with(lsf(), {{"LSB_DJOB_RANKFILE", {}}})),
               ElementsAre(AllOf(HasSubstr("LSB_DJOB_RANKFILE is not set"), HasSubstr("MASTER_ADDR"))));
   for (const char* text : {"", "batch5\n", "batch5\n\n", "batch5\n$(id)\n"}) {
-    EXPECT_THAT(problems(lsf(), {{kRankFile, text}}), ElementsAre(HasSubstr("on the file's second line"))) << text;
+    EXPECT_THAT(problems(lsf(), {{kRankFile, text}}), ElementsAre(HasSubstr("line 2 of the file"))) << text;
   }
 }
 
@@ -72,7 +72,7 @@ TEST(Kubeflow, CountsOneProcessPerPod) {
   EXPECT_EQ(identity->master_port, 23456);
 }
 
-TEST(Kubeflow, RefusesPodsThatShallRunSeveralRanks) {
+TEST(Kubeflow, RejectsPodsWithSeveralRanks) {
   EXPECT_THAT(problems({{"RANK", "1"},
                         {"WORLD_SIZE", "8"},
                         {"MASTER_ADDR", "m"},
@@ -82,7 +82,7 @@ TEST(Kubeflow, RefusesPodsThatShallRunSeveralRanks) {
                                 HasSubstr("lockstep run"))));
 }
 
-TEST(Kubeflow, GivesWayToMpi) {
+TEST(Kubeflow, IsDetectedAfterMpi) {
   const auto identity = identity_of({{"RANK", "0"},
                                      {"WORLD_SIZE", "2"},
                                      {"OMPI_COMM_WORLD_RANK", "1"},
@@ -93,11 +93,11 @@ TEST(Kubeflow, GivesWayToMpi) {
   EXPECT_EQ(identity->launcher, "Open MPI");
 }
 
-TEST(Kubeflow, WarnsOfAProgramThatNothingLaunched) {
+TEST(Kubeflow, WarnsAboutAProgramWithoutALauncher) {
   const auto identity = identity_of({{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}});
   ASSERT_TRUE(identity);
   EXPECT_EQ(identity->launcher, "single");
-  EXPECT_THAT(identity->hints, ElementsAre(HasSubstr("PET_NNODES=2, but nothing launched this program")));
+  EXPECT_THAT(identity->hints, ElementsAre(HasSubstr("PET_NNODES=2, but no launcher started this program")));
   EXPECT_FALSE(identity_of({{"PET_NNODES", "1"}}));
 }
 
@@ -121,7 +121,7 @@ TEST(SageMaker, CountsItsHosts) {
   EXPECT_EQ(resolve({}, machine_with(2), identity).world_size, 6);
 }
 
-TEST(SageMaker, RefusesHostsThatMakeNoSense) {
+TEST(SageMaker, RejectsInvalidHosts) {
   for (const char* hosts : {"", "algo-1", "[]", "[1]", R"({"a":1})", R"(["a b"])", R"([["algo-1"]])", R"(["algo-1")"}) {
     EXPECT_THAT(problems(with(sagemaker(), {{"SM_HOSTS", hosts}})), ElementsAre(HasSubstr("SM_HOSTS=\""))) << hosts;
   }
@@ -132,8 +132,8 @@ TEST(SageMaker, RefusesHostsThatMakeNoSense) {
   EXPECT_THAT(problems(with(sagemaker(), {{"SM_HOSTS", {}}})), ElementsAre(HasSubstr("SM_HOSTS is not set")));
 }
 
-TEST(Launchers, AreAskedInOrder) {
-  // Everything at once: what is started inside what wins.
+TEST(Launchers, AreDetectedInOrder) {
+  // All variables at once: the inner launcher wins.
   Values values = recorded("openmpi_in_slurm_task3");
   values.merge(
       Values{{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}, {"SM_HOSTS", R"(["a"])"}, {"SM_CURRENT_HOST", "a"}});

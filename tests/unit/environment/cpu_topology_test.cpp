@@ -36,7 +36,7 @@ TEST(CpuTopology, IsTheAffinityMaskAndTheMachinesMemoryWithoutLimits) {
   EXPECT_EQ(topology.memory_bytes, std::int64_t{1} << 30);
 }
 
-TEST(CpuTopology, IsCutByTheNearestAndByEveryOuterGroup) {
+TEST(CpuTopology, IsLimitedByEveryControlGroup) {
   Files files{{"/proc/self/cgroup", "0::/outer/inner\n"},
               {"/sys/fs/cgroup/outer/inner/cpu.max", "800000 100000\n"},
               {"/sys/fs/cgroup/outer/cpu.max", "300000 100000\n"},
@@ -70,7 +70,7 @@ TEST(CpuTopology, ReadsTheFirstVersionOfControlGroups) {
   EXPECT_EQ(topology.memory_bytes, 4096);
 }
 
-TEST(CpuTopology, TakesAGroupWithoutLimitAsNone) {
+TEST(CpuTopology, IgnoresGroupsWithoutLimit) {
   const CpuTopology topology =
       topology_of(4, {{"/proc/self/cgroup", "1:cpu:/\n4:memory:/\ngarbage\n::\n"},
                       {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n"},

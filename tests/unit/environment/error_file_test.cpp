@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-TEST(ErrorFile, IsWhatTorchrunReadsAndNobodyElse) {
+TEST(ErrorFile, HasTorchrunsFormatAndIsPrivate) {
   const TempDir dir;
   const std::string path = dir.path() / "error.json";
   const std::string text = "error: cannot decode \"a\"\n  hint: none";
@@ -30,7 +30,7 @@ TEST(ErrorFile, IsWhatTorchrunReadsAndNobodyElse) {
   EXPECT_EQ(timestamp.find_first_not_of("0123456789"), std::string::npos) << timestamp;
 }
 
-TEST(ErrorFile, ThatCannotBeWrittenIsNoSecondError) {
+TEST(ErrorFile, IgnoresAFailedWrite) {
   write_error_file("", "text");
   write_error_file("/no/such/folder/error.json", "text");
 }

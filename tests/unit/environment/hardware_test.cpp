@@ -87,7 +87,7 @@ class HardwareFile : public testing::Test {
   TempDir folder_;
 };
 
-TEST_F(HardwareFile, IsReadWhole) {
+TEST_F(HardwareFile, ReadsEveryKey) {
   const Hardware hardware = read_hardware(std::filesystem::path(LOCKSTEP_TEST_DATA) / "hardware" / "eight_gpus.json");
   EXPECT_EQ(hardware.host, "dgx");
   EXPECT_EQ(hardware.cores, 128);
@@ -137,7 +137,7 @@ TEST_F(HardwareFile, MakesAGpuOfEachMigName) {
   EXPECT_THAT(read_hardware(write(start + "MIG-GPU-z/1/0\"}")).gpus, IsEmpty());
 }
 
-TEST_F(HardwareFile, SaysEverythingThatIsWrong) {
+TEST_F(HardwareFile, ReportsAllProblems) {
   const std::string text = problems(R"({"core": 2, "memory": "much", "cuda": 1, "host": 5, "gpus": [
       {"name": "A", "memroy": "8GiB"}, 7, {"usable": "yes", "free": "-1GiB"}]})");
   EXPECT_THAT(text, HasSubstr("machine.json: unknown key \"core\" (did you mean \"cores\"?)"));
@@ -151,7 +151,7 @@ TEST_F(HardwareFile, SaysEverythingThatIsWrong) {
   EXPECT_THAT(text, HasSubstr("gpus[2]: \"free\": found \"-1GiB\""));
 }
 
-TEST_F(HardwareFile, RefusesWhatIsNoDescription) {
+TEST_F(HardwareFile, RejectsInvalidDescriptions) {
   EXPECT_THAT(problems("{"), HasSubstr("machine.json"));
   EXPECT_THAT(problems("[]"), HasSubstr("found array, expected an object"));
   EXPECT_THAT(problems(R"({"cores": 2})"), HasSubstr("\"gpus\" is missing"));

@@ -10,7 +10,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-TEST(Hostlist, ExpandsWhatSlurmWrites) {
+TEST(Hostlist, ExpandsSlurmsLists) {
   const std::pair<const char*, std::vector<std::string>> cases[] = {
       {"n1", {"n1"}},
       {"n[1-3]", {"n1", "n2", "n3"}},
@@ -36,18 +36,28 @@ TEST(Hostlist, ExpandsWhatSlurmWrites) {
   }
 }
 
-TEST(Hostlist, RefusesWhatIsNoList) {
+TEST(Hostlist, RejectsInvalidLists) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "names no host"},       {" , ", "names no host"},
-      {"n[1-3", "without an end"}, {"n[", "without an end"},
-      {"n1]", "no host name has"}, {"n[]", "no range"},
-      {"n[1-]", "no range"},       {"n[-1]", "no range"},
-      {"n[3-1]", "no range"},      {"n[1-2-3]", "no range"},
-      {"n[a]", "no range"},        {"n[1,,2]", "no range"},
-      {"n[[1]]", "no range"},      {"n[+1]", "no range"},
-      {"n[0x1]", "no range"},      {"n;reboot", "no host name"},
-      {"$(id)", "no host name"},   {"n\n1", "no host name"},
-      {"n[1-2/3]", "no range"},    {"n[9999999999999999999]", "no range"},
+      {"", "contains no host"},
+      {" , ", "contains no host"},
+      {"n[1-3", "not closed"},
+      {"n[", "not closed"},
+      {"n1]", "is not allowed in a host name"},
+      {"n[]", "an invalid range"},
+      {"n[1-]", "an invalid range"},
+      {"n[-1]", "an invalid range"},
+      {"n[3-1]", "an invalid range"},
+      {"n[1-2-3]", "an invalid range"},
+      {"n[a]", "an invalid range"},
+      {"n[1,,2]", "an invalid range"},
+      {"n[[1]]", "an invalid range"},
+      {"n[+1]", "an invalid range"},
+      {"n[0x1]", "an invalid range"},
+      {"n;reboot", "is not allowed in a host name"},
+      {"$(id)", "is not allowed in a host name"},
+      {"n\n1", "is not allowed in a host name"},
+      {"n[1-2/3]", "an invalid range"},
+      {"n[9999999999999999999]", "an invalid range"},
   };
   for (const auto& [text, problem] : cases) {
     const Hostlist list = parse_hostlist(text);

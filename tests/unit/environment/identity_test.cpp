@@ -26,7 +26,7 @@ Values torchrun() {
           {"TORCHELASTIC_RUN_ID", "abc"}};
 }
 
-TEST(Identity, IsNobodysWithoutRankVariables) {
+TEST(Identity, IsEmptyWithoutRankVariables) {
   EXPECT_FALSE(detect_identity(Variables{}));
   EXPECT_FALSE(detect_identity(Variables({{"MASTER_ADDR", "somewhere"}, {"MASTER_PORT", "1"}})));
 }
@@ -80,7 +80,7 @@ TEST(Identity, ReadsOurOwnLauncher) {
   EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);
 }
 
-TEST(Identity, ReadsVariablesThatSomebodySetByHand) {
+TEST(Identity, ReadsVariablesSetByHand) {
   const auto identity = detect_identity(Variables({{"RANK", "5"},
                                                    {"WORLD_SIZE", "6"},
                                                    {"LOCAL_RANK", "1"},

@@ -61,8 +61,8 @@ TEST(Slurm, LeavesABatchScriptAlone) {
   EXPECT_EQ(body->launcher, "single");
   EXPECT_EQ(place_of(*body), (Place{0, 1, 0, 1, 0, 1}));
   EXPECT_TRUE(body->starts_ranks);
-  EXPECT_THAT(body->hints, ElementsAre("SLURM_JOB_NUM_NODES=2 and SLURM_NTASKS=4, but this is no step of the job: the "
-                                       "program trains on this node alone; run it with: srun <program>"));
+  EXPECT_THAT(body->hints, ElementsAre("SLURM_JOB_NUM_NODES=2 and SLURM_NTASKS=4, but this process is not in a step of "
+                                       "the job: it trains on this node alone; start it with: srun <program>"));
   EXPECT_THAT(identity_of(recorded("salloc_shell"))->hints, ElementsAre(HasSubstr("srun <program>")));
   EXPECT_FALSE(identity_of(with(recorded("sbatch_body"), {{"SLURM_JOB_NUM_NODES", "1"}, {"SLURM_NTASKS", "1"}})));
 }
@@ -241,7 +241,7 @@ TEST(Slurm, RefusesMalformedAndContradictoryVariables) {
       {"SLURM_STEP_NUM_NODES", "5", "SLURM_STEP_NUM_NODES=5 and SLURM_STEP_NUM_TASKS=4"},
       {"SLURM_STEP_NUM_TASKS", "5", "found 4 tasks, expected 5"},
       {"SLURM_STEP_NODELIST", "n[1-3]", "found 3 nodes, expected 2"},
-      {"SLURM_STEP_NODELIST", "n[1-", "a bracket without an end"},
+      {"SLURM_STEP_NODELIST", "n[1-", "a bracket that is not closed"},
       {"SLURM_STEP_NODELIST", "", "SLURM_STEP_NODELIST=\"\""},
       {"SLURM_JOB_ID", "12; rm -r", "SLURM_JOB_ID=\"12; rm -r\": expected a number"},
       {"SLURM_JOB_ID", "1_2_3", "expected a number"},

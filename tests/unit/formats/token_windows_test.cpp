@@ -45,7 +45,7 @@ TEST(TokenWindows, GiveTokensAndThoseThatFollow) {
   check_windows<std::uint32_t>();
 }
 
-TEST(TokenWindows, RefuseWhatIsNoTokenFile) {
+TEST(TokenWindows, RejectInvalidFiles) {
   const auto message = [](std::size_t bytes, std::int64_t token_bytes, std::int64_t context, std::int64_t stride) {
     const std::vector<std::byte> file(bytes);
     try {
@@ -56,11 +56,11 @@ TEST(TokenWindows, RefuseWhatIsNoTokenFile) {
     return std::string("no DataError");
   };
   EXPECT_EQ(message(10, 2, 4, 4), "no DataError");
-  EXPECT_EQ(message(10, 2, 5, 4), "found 5 tokens, expected at least 5 and the one after them");
-  EXPECT_THAT(message(11, 2, 4, 4), HasSubstr("found 11 bytes, expected whole tokens of 2"));
-  EXPECT_THAT(message(10, 4, 1, 1), HasSubstr("whole tokens of 4"));
-  EXPECT_THAT(message(10, 2, 0, 1), HasSubstr("found a context of 0"));
-  EXPECT_THAT(message(10, 2, 1, 0), HasSubstr("a stride of 0"));
+  EXPECT_EQ(message(10, 2, 5, 4), "found 5 tokens, expected at least 5 and one more");
+  EXPECT_THAT(message(11, 2, 4, 4), HasSubstr("found 11 bytes, expected a multiple of 2, the size of a token"));
+  EXPECT_THAT(message(10, 4, 1, 1), HasSubstr("a multiple of 4, the size of a token"));
+  EXPECT_THAT(message(10, 2, 0, 1), HasSubstr("context is 0"));
+  EXPECT_THAT(message(10, 2, 1, 0), HasSubstr("stride is 0"));
 }
 
 }  // namespace

@@ -352,7 +352,7 @@ TEST(Launcher, KillsAtOnceOnTheSecondCtrlC) {
   EXPECT_FALSE(supervisor.ends_within(1200ms)) << "one Ctrl-C may arrive twice";
   const auto limit = steady_clock::now() + kDeadline;
   auto sent = limit;
-  do {  // the first may have been heard late, and the second is a second wish a second after that
+  do {  // the first may have been heard late, and the second is a second request a second after that
     sent = steady_clock::now();
     supervisor.send(SIGINT);
   } while (!supervisor.ends_within(1200ms) && steady_clock::now() < limit);

@@ -36,7 +36,7 @@ TEST(GlobalNorm, IsTheNormOfAllValuesTogether) {
   EXPECT_FLOAT_EQ(norm.item<float>(), 5);
 }
 
-TEST(GlobalNorm, OfNothingIsZero) { EXPECT_EQ(global_norm({}).item<float>(), 0); }
+TEST(GlobalNorm, IsZeroWithoutGradients) { EXPECT_EQ(global_norm({}).item<float>(), 0); }
 
 TEST(GlobalNorm, SumsHalfTypesInFloat) {
   // 300^2 is beyond half's range; 4097 ones are not countable in bfloat16.

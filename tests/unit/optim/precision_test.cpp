@@ -12,7 +12,7 @@ namespace {
 
 at::ScalarType product_type() { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); }
 
-TEST(AutocastScope, RunsInBfloat16UntilItDies) {
+TEST(AutocastScope, RunsInBfloat16WhileItExists) {
   {
     const AutocastScope scope(Precision::bf16_mixed, at::kCPU);
     EXPECT_EQ(product_type(), at::kBFloat16);
@@ -26,7 +26,7 @@ TEST(AutocastScope, DoesNothingInFp32) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-TEST(AutocastScope, RestoresWhatWasSetBefore) {
+TEST(AutocastScope, RestoresThePreviousSettings) {
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
   at::autocast::set_autocast_cache_enabled(false);
@@ -47,7 +47,7 @@ TEST(AutocastScope, RestoresWhatWasSetBefore) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
 }
 
-TEST(AutocastScope, CastsChangedWeightsAnew) {
+TEST(AutocastScope, CastsChangedWeightsAgain) {
   const at::Tensor weight = at::ones({1, 1}).set_requires_grad(true);
   const auto product = [&] {
     const AutocastScope outer(Precision::bf16_mixed, at::kCPU);
@@ -59,7 +59,7 @@ TEST(AutocastScope, CastsChangedWeightsAnew) {
   EXPECT_EQ(product(), 3);
 }
 
-TEST(AutocastScope, ConcernsThisThreadOnly) {
+TEST(AutocastScope, AffectsOnlyThisThread) {
   const AutocastScope scope(Precision::bf16_mixed, at::kCPU);
   at::ScalarType elsewhere{};
   std::thread([&] { elsewhere = product_type(); }).join();

@@ -98,7 +98,7 @@ TEST(BatchPlan, RefusesWhatDoesNotFit) {
     std::vector<Problem> problems;
     plan_of(c, problems);
     ASSERT_EQ(problems.size(), 1U);
-    EXPECT_THAT(problems[0].what, HasSubstr("does not fit 64 bits"));
+    EXPECT_THAT(problems[0].what, HasSubstr("does not fit into 64 bits"));
   }
 }
 

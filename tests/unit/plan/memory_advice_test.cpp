@@ -56,7 +56,7 @@ TEST(MemoryAdvice, IsAPlanThatWorks) {
 }
 
 TEST(MemoryAdvice, SaysWhenASmallerBatchCannotHelp) {
-  EXPECT_THAT(memory_advice({}, plan_of(1, 1, 2, 2)), testing::StartsWith("one sample at a time is too much"));
+  EXPECT_THAT(memory_advice({}, plan_of(1, 1, 2, 2)), testing::StartsWith("a single sample needs too much memory"));
 }
 
 TEST(MemoryAdvice, NamesWhoElseIsOnTheGpuAndAWayAround) {
@@ -66,8 +66,8 @@ TEST(MemoryAdvice, NamesWhoElseIsOnTheGpuAndAWayAround) {
                     .free_gpus = {0, 2, 3}};
   const std::string text = memory_advice(facts, plan);
   EXPECT_THAT(text, HasSubstr("; or --precision bf16_mixed"));
-  EXPECT_THAT(text, HasSubstr("on cuda:1 pid 4242 'python train.py' (user x) has 40.0 GiB"));
-  EXPECT_THAT(text, HasSubstr("--devices 0,2, has nobody else"));
+  EXPECT_THAT(text, HasSubstr("on cuda:1, pid 4242 'python train.py' (user x) uses 40.0 GiB"));
+  EXPECT_THAT(text, HasSubstr("--devices 0,2, is used by no other process"));
   facts.free_gpus = {0};
   EXPECT_THAT(memory_advice(facts, plan), Not(HasSubstr("--devices"))) << "too few for both ranks";
   facts.tenants.clear();

@@ -129,14 +129,14 @@ TEST(Resolve, SaysWhyNoGpuCanBeUsed) {
       "--compute_setup gpu: no GPU can be used: no NVIDIA driver | use --compute_setup cpu, or --allow_fallback true");
   EXPECT_THAT(refusal(config, seen_through(eight_gpus(), "")), HasSubstr("CUDA_VISIBLE_DEVICES=\"\" hides"));
   EXPECT_THAT(refusal(config, not_built), HasSubstr("built without CUDA | build lockstep with"));
-  EXPECT_THAT(refusal(config, with_unusable(2, {0, 1})), HasSubstr("all 2 are prohibited, or in exclusive mode"));
+  EXPECT_THAT(refusal(config, with_unusable(2, {0, 1})), HasSubstr("all 2 are prohibited or exclusively in use"));
   EXPECT_THAT(refusal({.devices = {0, 1}}, no_gpu()), StartsWith("--devices 0,1: no GPU can be used"));
 }
 
 TEST(Resolve, FallsBackWhereThatIsAllowed) {
   const Plan one = resolve({.compute_setup = ComputeSetup::gpu, .allow_fallback = true}, no_gpu(), kAlone);
   EXPECT_THAT(devices(one), ElementsAre("cpu"));
-  EXPECT_THAT(one.warnings, ElementsAre("no GPU can be used: no NVIDIA driver; going on with the CPU"));
+  EXPECT_THAT(one.warnings, ElementsAre("no GPU can be used: no NVIDIA driver; using the CPU"));
   const Plan two = resolve({.devices = {0, 2}, .allow_fallback = true}, no_gpu(), kAlone);
   EXPECT_THAT(devices(two), ElementsAre("cpu", "cpu"));
   const Plan all =
@@ -159,7 +159,7 @@ TEST(Resolve, WarnsOfGpusThatAreNotUsed) {
 
 TEST(Resolve, ChoosesGpus) {
   struct Case {
-    DeviceSpec wish;
+    DeviceSpec request;
     int nprocs;
     std::vector<std::string> expected;
     const char* effective;
@@ -181,8 +181,8 @@ TEST(Resolve, ChoosesGpus) {
       {"usable:2", 0, {"cuda:0", "cuda:1"}, "0,1"},
   };
   for (const Case& c : cases) {
-    const Plan plan = resolve({.devices = c.wish, .nprocs = c.nprocs}, machine, kAlone);
-    EXPECT_EQ(devices(plan), c.expected) << c.wish.text() << ", nprocs " << c.nprocs;
+    const Plan plan = resolve({.devices = c.request, .nprocs = c.nprocs}, machine, kAlone);
+    EXPECT_EQ(devices(plan), c.expected) << c.request.text() << ", nprocs " << c.nprocs;
     EXPECT_EQ(plan.config.devices, DeviceSpec(c.effective)) << plan.config.devices.text();
     EXPECT_EQ(plan.config.nprocs, static_cast<int>(c.expected.size()));
   }
@@ -210,15 +210,15 @@ TEST(Resolve, SaysWhichGpusThereAre) {
   EXPECT_EQ(refusal({.nprocs = 4}, machine_with(2)),
             "--nprocs 4: found 2 usable GPUs, expected one per rank | use --nprocs 2 at most");
   EXPECT_EQ(refusal({.devices = "free:2@50GiB"}, with_free_memory({60, 40})),
-            "--devices free:2@50GiB: found 1 GPU with that much free memory (GPU 0: 60.0 GiB; GPU 1: 40.0 GiB) | "
+            "--devices free:2@50GiB: 1 GPU with that much free memory (GPU 0: 60.0 GiB; GPU 1: 40.0 GiB) | "
             "use fewer GPUs or a smaller limit");
 }
 
 TEST(Resolve, RefusesDevicesAndRanksThatDisagree) {
-  for (const DeviceSpec& wish : {DeviceSpec(2), DeviceSpec("0,1"), DeviceSpec("free:2"), DeviceSpec("usable:2")}) {
+  for (const DeviceSpec& request : {DeviceSpec(2), DeviceSpec("0,1"), DeviceSpec("free:2"), DeviceSpec("usable:2")}) {
     EXPECT_EQ(
-        refusal({.devices = wish, .nprocs = 3}, machine_with(4)),
-        "--nprocs 3 and --devices " + wish.text() + ": found 2 devices, expected one per rank | leave one of them out");
+        refusal({.devices = request, .nprocs = 3}, machine_with(4)),
+        "--nprocs 3 and --devices " + request.text() + ": found 2 devices, expected one per rank | remove one of them");
   }
   EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .devices = 2, .nprocs = 3}, no_gpu()),
               StartsWith("--nprocs 3 and --devices 2: found 2 devices"));
@@ -235,18 +235,18 @@ TEST(Resolve, CountsRanksOnTheCpu) {
 }
 
 TEST(Resolve, RefusesContradictionsOnce) {
-  for (const char* wish : {"-1", "0,1", "usable:2", "free:2"}) {
-    EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .devices = wish}, machine_with(2)),
-                StartsWith(std::string("--devices ") + wish + " with --compute_setup cpu"));
-    EXPECT_THAT(refusal({.devices = wish}, no_gpu()),
-                AllOf(StartsWith(std::string("--devices ") + wish + ": no GPU can be used"),
+  for (const char* request : {"-1", "0,1", "usable:2", "free:2"}) {
+    EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .devices = request}, machine_with(2)),
+                StartsWith(std::string("--devices ") + request + " with --compute_setup cpu"));
+    EXPECT_THAT(refusal({.devices = request}, no_gpu()),
+                AllOf(StartsWith(std::string("--devices ") + request + ": no GPU can be used"),
                       HasSubstr("| use --devices auto, or")));
   }
   EXPECT_THAT(refusal({.compute_setup = ComputeSetup::gpu, .devices = "cpu"}, machine_with(1)),
               StartsWith("--devices cpu with --compute_setup gpu"));
   EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .nprocs = 2, .backend = Backend::nccl}, no_gpu()),
               StartsWith("--backend nccl with --compute_setup cpu"));
-  EXPECT_THAT(refusal({.devices = "0"}, machine_with(2)), HasSubstr("no device was asked for"));
+  EXPECT_THAT(refusal({.devices = "0"}, machine_with(2)), HasSubstr("this requests no device"));
 }
 
 TEST(Resolve, WarnsWhereCudaCountsDifferentGpusInItsOwnOrder) {
@@ -346,7 +346,7 @@ TEST(Resolve, UsesTheOneGpuThatTheLauncherShowsARank) {
 
 TEST(Resolve, RefusesToShareTheOnlyGpuOverNccl) {
   EXPECT_THAT(refusal({}, one_gpu(), launched(0, 2)),
-              StartsWith("2 ranks on this node share one GPU, NCCL needs one per rank"));
+              StartsWith("2 ranks on this node share one GPU, but NCCL needs one per rank"));
   EXPECT_THAT(resolve({.backend = Backend::gloo}, one_gpu(), launched(0, 2)).warnings,
               ElementsAre("2 ranks on this node share one GPU"));
 }
@@ -361,10 +361,12 @@ TEST(Resolve, RefusesALaunchThatDoesNotFit) {
   EXPECT_EQ(refusal({}, machine_with(2), launched(0, 4)),
             "4 ranks of torchrun on this node: found 2 visible GPUs, expected one per rank | use 2 ranks per node");
   EXPECT_EQ(refusal({.nprocs = 3}, machine_with(2), launched(0, 2)),
-            "--nprocs 3: the ranks run already, torchrun started 2 (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) | "
-            "leave out --nprocs, or start that many ranks");
-  for (const DeviceSpec& wish : {DeviceSpec(3), DeviceSpec({0, 1, 3}), DeviceSpec("usable:2"), DeviceSpec("free:2")}) {
-    EXPECT_THAT(refusal({.devices = wish}, machine_with(4), launched(0, 2)), StartsWith("--devices " + wish.text()));
+            "--nprocs 3: the ranks run already; torchrun started 2 (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) | "
+            "remove --nprocs, or start that many ranks");
+  for (const DeviceSpec& request :
+       {DeviceSpec(3), DeviceSpec({0, 1, 3}), DeviceSpec("usable:2"), DeviceSpec("free:2")}) {
+    EXPECT_THAT(refusal({.devices = request}, machine_with(4), launched(0, 2)),
+                StartsWith("--devices " + request.text()));
   }
   EXPECT_THAT(refusal({.devices = -1}, machine_with(4), launched(0, 2)), HasSubstr("found 4 devices"));
   EXPECT_THAT(refusal({.devices = 3}, no_gpu(), launched(0, 2)), HasSubstr("found 3 devices"));
@@ -379,25 +381,26 @@ TEST(Resolve, KeepsTheNamedGpusOfALaunch) {
 TEST(Resolve, CountsNamedGpusAsTheLauncherShowsThem) {
   // each rank is shown one GPU: it is device 0 of every rank, whatever is named
   const Hardware narrowed = seen_through(machine_with(4), "2");
-  for (const DeviceSpec& wish : {DeviceSpec(2), DeviceSpec(-1), DeviceSpec({0, 1})}) {
-    EXPECT_THAT(devices(resolve({.devices = wish}, narrowed, launched(1, 2))), ElementsAre("cuda:0", "cuda:0"))
-        << wish.text();
+  for (const DeviceSpec& request : {DeviceSpec(2), DeviceSpec(-1), DeviceSpec({0, 1})}) {
+    EXPECT_THAT(devices(resolve({.devices = request}, narrowed, launched(1, 2))), ElementsAre("cuda:0", "cuda:0"))
+        << request.text();
   }
-  EXPECT_THAT(resolve({.devices = {0, 1}}, narrowed, launched(1, 2)).warnings,
-              ElementsAre("--devices 0,1 is not used: CUDA_VISIBLE_DEVICES=\"2\" shows this rank one GPU already"));
+  EXPECT_THAT(
+      resolve({.devices = {0, 1}}, narrowed, launched(1, 2)).warnings,
+      ElementsAre("--devices 0,1 is not used: CUDA_VISIBLE_DEVICES=\"2\" already shows this rank a single GPU"));
   EXPECT_THAT(refusal({.devices = {0, 1, 2}}, narrowed, launched(1, 2)), HasSubstr("found 3 devices"));
   // the scheduler gave the node two of its four
   const Plan two = resolve({.devices = {0, 1}}, seen_through(machine_with(4), "2,3"), launched(0, 2));
   EXPECT_THAT(devices(two), ElementsAre("cuda:0", "cuda:1"));
   EXPECT_THAT(two.warnings,
-              ElementsAre("--devices 0,1 counts among the 2 of 4 GPUs that CUDA_VISIBLE_DEVICES=\"2,3\" shows"));
+              ElementsAre("--devices 0,1 is an index among the 2 of 4 GPUs that CUDA_VISIBLE_DEVICES=\"2,3\" shows"));
   EXPECT_THAT(resolve({.devices = {0, 1}}, machine_with(4), launched(0, 2)).warnings, IsEmpty());
 }
 
 TEST(Resolve, SaysWhatSomebodyForgot) {
-  Identity alone{.starts_ranks = true, .hints = {"run it with: srun <program>"}};
+  Identity alone{.starts_ranks = true, .hints = {"start it with: srun <program>"}};
   const Plan plan = resolve({.nprocs = 2}, no_gpu(), alone);
-  EXPECT_THAT(plan.warnings, ElementsAre("run it with: srun <program>"));
+  EXPECT_THAT(plan.warnings, ElementsAre("start it with: srun <program>"));
   EXPECT_EQ(plan.launch, "this program starts 2 ranks");
 }
 
@@ -465,7 +468,7 @@ TEST(Resolve, ValidatesInOrderAndWhole) {
 
 TEST(Resolve, WarnsOfRanksWithoutSamples) {
   EXPECT_THAT(resolve({.global_batch_size = 3}, eight_gpus(), kAlone).warnings,
-              ElementsAre(HasSubstr("some ranks have nothing to compute")));
+              ElementsAre(HasSubstr("some ranks have no samples")));
 }
 
 TEST(Resolve, PlansADescribedMachine) {

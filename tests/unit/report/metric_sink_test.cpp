@@ -80,7 +80,7 @@ TEST_F(JsonlSink, HasEveryStepOnceAfterAResume) {
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{10, 20, 30}));
 }
 
-TEST_F(JsonlSink, CutsATornLastRowAndKeepsWhatItDoesNotKnow) {
+TEST_F(JsonlSink, TruncatesAnIncompleteRowAndKeepsUnknownRows) {
   put("{\"step\":10}\nnot ours\n{\"step\":20,\"lo");
   jsonl_sink(fs_, file_, 100);
   EXPECT_EQ(text(), "{\"step\":10}\nnot ours\n");
@@ -107,24 +107,24 @@ TEST_F(CsvSink, ContinuesAFileWithItsColumns) {
   EXPECT_EQ(text(), "step,loss,\"a,\"\"b\"\"\"\n10,0.5,1\n20,0.25,2\n30,1,4\n");
 }
 
-TEST_F(CsvSink, StartsOverAfterATornHeader) {
+TEST_F(CsvSink, StartsOverAfterAnIncompleteHeader) {
   put("step,lo");
   const auto sink = csv_sink(fs_, file_, 0);
   sink->write(1, {});
   EXPECT_EQ(text(), "step\n1\n");
 }
 
-// Nothing that has the file's name ends a run or is lost.
+// A file of another kind with this name neither ends a run nor is lost.
 template <class Open>
 void expect_set_aside(const std::filesystem::path& file, const Open& open) {
   testing::internal::CaptureStderr();
   open()->write(1, {});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("it is metrics.1 now"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("moved it to metrics.1"));
   EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(file)));
   EXPECT_GT(std::filesystem::file_size(file), 0U);
 }
 
-TEST_F(CsvSink, SetsAFileOfAnotherProgramAside) {
+TEST_F(CsvSink, RenamesAFileOfAnotherProgram) {
   const auto aside = file_.string() + ".1";
   for (const std::string noise : {"name,age\nx,1\n", "stepper,age\n1,2\n", "\xff\xfe\n\n"}) {
     put(noise);
@@ -135,13 +135,13 @@ TEST_F(CsvSink, SetsAFileOfAnotherProgramAside) {
   }
 }
 
-TEST_F(JsonlSink, SetsAFileOfAnotherProgramAside) {
+TEST_F(JsonlSink, RenamesAFileOfAnotherProgram) {
   put("\xff\xfe not JSON");
   expect_set_aside(file_, [&] { return jsonl_sink(fs_, file_, 0); });
   EXPECT_EQ(read_file(fs_, file_.string() + ".1"), "\xff\xfe not JSON");
 }
 
-TEST_F(JsonlSink, SetsWhatIsNoFileAside) {
+TEST_F(JsonlSink, RenamesWhatIsNotAFile) {
   const auto aside = file_.string() + ".1";
   const auto elsewhere = directory_.path() / "elsewhere";
   const std::pair<const char*, std::function<void()>> cases[] = {
@@ -159,7 +159,7 @@ TEST_F(JsonlSink, SetsWhatIsNoFileAside) {
   EXPECT_FALSE(std::filesystem::exists(elsewhere)) << "links are not followed";
 }
 
-TEST_F(JsonlSink, RefusesTwoMetricsOfOneName) {
+TEST_F(JsonlSink, RejectsTwoMetricsWithOneName) {
   const auto sink = jsonl_sink(fs_, file_, 0);
   const auto csv = csv_sink(fs_, directory_.path() / "csv", 0);
   for (const char* name : {"loss", "step", "time"}) {

@@ -20,7 +20,7 @@ struct Change {
   void (*apply)(StepRecord&) = nullptr;
 };
 
-/// Runs of `ranks` ranks over a global batch of 12 samples, as the library cuts it: contiguous blocks.
+/// Runs of `ranks` ranks over a global batch of 12 samples, as the library divides it: contiguous blocks.
 class Comparison : public testing::Test {
  protected:
   static StepRecord record(std::int64_t step, int rank, int ranks) {
@@ -90,7 +90,7 @@ TEST_F(Comparison, NamesTheFirstStepAndRankAndWhatDiffers) {
   }
 }
 
-TEST_F(Comparison, OfDifferentNumbersOfRanksSeesTheGlobalBatch) {
+TEST_F(Comparison, ComparesTheGlobalBatchOfDifferentWorldSizes) {
   run("one", 1, 1, 50);
   run("four", 4, 1, 50);
   EXPECT_FALSE(compare("one", "four").difference) << "losses are of other samples, and not compared";
@@ -103,7 +103,7 @@ TEST_F(Comparison, OfDifferentNumbersOfRanksSeesTheGlobalBatch) {
   EXPECT_THAT(difference->fields, ElementsAre(testing::Field(&RecordDifference::Field::name, "samples")));
 }
 
-TEST_F(Comparison, SeesOnlyTheLineageOfAResumedRun) {
+TEST_F(Comparison, IgnoresAbandonedSteps) {
   run("straight", 4, 1, 100);
   run("resumed", 4, 1, 60, {55, 0, [](StepRecord& record) { *record.loss_bits += 1; }});
   run("resumed", 4, 51, 100);
@@ -115,7 +115,7 @@ TEST_F(Comparison, SeesOnlyTheLineageOfAResumedRun) {
   EXPECT_EQ(result.common_steps, 100);
 }
 
-TEST_F(Comparison, ComparesWhatBothRecorded) {
+TEST_F(Comparison, ComparesCommonSteps) {
   run("every", 2, 1, 99);
   run("third", 2, 3, 99, {}, 3);
   EXPECT_EQ(compare("every", "third").common_steps, 33);
@@ -124,8 +124,8 @@ TEST_F(Comparison, ComparesWhatBothRecorded) {
   EXPECT_EQ(compare("every", "later").common_steps, 0);
 }
 
-// Killed between the writes of two ranks: the longer file's tail has no partner.
-TEST_F(Comparison, DoesNotTakeAnIncompleteStepForADifference) {
+// Killed between the writes of two ranks: the end of the longer file has no counterpart.
+TEST_F(Comparison, IgnoresIncompleteSteps) {
   run("whole", 2, 1, 100);
   run("killed", 2, 1, 100);
   const auto file = directory_.path() / "killed" / record_file_name(1);
@@ -144,7 +144,7 @@ TEST_F(Comparison, TakesSingleFilesToo) {
   EXPECT_FALSE(compare("a/records-0.bin", "b/records-0.bin").difference);
 }
 
-TEST_F(Comparison, SaysWhatIsMissing) {
+TEST_F(Comparison, NamesMissingFiles) {
   std::filesystem::create_directories(directory_.path() / "empty");
   EXPECT_THROW(compare("empty", "empty"), ConfigError);
   EXPECT_THROW(compare("missing", "missing"), ConfigError);

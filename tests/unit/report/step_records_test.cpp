@@ -93,8 +93,8 @@ TEST(StepRecords, OfAnAbandonedAttemptDoNotCount) {
   EXPECT_THAT(records(fs), ElementsAre(record(1, 3)));
 }
 
-// Whatever a crash left of the last write, what was whole before it stays, and a resumed run goes on behind it.
-TEST(StepRecords, SurviveBeingTornAtEveryByte) {
+// After a crash at any byte of the last write, earlier records stay valid and a resumed run appends to them.
+TEST(StepRecords, SurviveTruncationAtEveryByte) {
   MemoryFileSystem whole;
   write(whole, 1, 3);
   const std::string text = read_file(whole, kFile);
@@ -114,7 +114,7 @@ TEST(StepRecords, SurviveBeingTornAtEveryByte) {
   EXPECT_EQ(points, 193);
 }
 
-TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
+TEST(StepRecords, AreRejectedIfDamagedInTheMiddle) {
   MemoryFileSystem good;
   write(good, 1, 3);
   const std::string text = read_file(good, kFile);
@@ -131,18 +131,18 @@ TEST(StepRecords, ThatAreDamagedInTheMiddleAreRefused) {
 
   MemoryFileSystem fs;
   overwrite(fs, "");
-  EXPECT_EQ(damage(fs), "records-1.bin record 0: found nothing, expected format and rank");
+  EXPECT_EQ(damage(fs), "records-1.bin record 0: the file is empty");
   overwrite(fs, text.substr(64));
-  EXPECT_EQ(damage(fs), "records-1.bin record 0: found a step, expected format and rank first");
+  EXPECT_EQ(damage(fs), "records-1.bin record 0: a step comes before format and rank");
   overwrite(fs, text.substr(0, 128) + text.substr(64, 128));
-  EXPECT_EQ(damage(fs), "records-1.bin record 2: its step is not above the one before");
+  EXPECT_EQ(damage(fs), "records-1.bin record 2: its step is not higher than the previous one");
   std::string bad = text;
   bad[70] = 'x';
   overwrite(fs, bad);
-  EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not fit, and the run went on behind it");
+  EXPECT_EQ(damage(fs), "records-1.bin record 1: its checksum does not match, and more records follow it");
 }
 
-TEST(StepRecords, GoOnBehindWhatTheDiskRefused) {
+TEST(StepRecords, ContinueAfterAFailedWrite) {
   MemoryFileSystem fs;
   RecordWriter writer(fs, kFile, 1, 2, 0);
   writer.add(record(1));
@@ -162,7 +162,7 @@ TEST(StepRecords, GoOnBehindWhatTheDiskRefused) {
   EXPECT_THAT(records(fs), ElementsAre(record(1), record(6)));
 }
 
-TEST(StepRecords, SetAFileOfAnotherProgramAside) {
+TEST(StepRecords, RenameAFileOfAnotherProgram) {
   MemoryFileSystem fs;
   overwrite(fs, "an archive of records");
   write(fs, 1, 2);

@@ -19,7 +19,7 @@ using Ids = std::vector<std::int64_t>;
 using Options = DistributedSampler::Options;
 
 Ids rank_ids(const DistributedSampler& sampler, std::int64_t epoch, std::int64_t consumed, int rank) {
-  Ids ids = {-1, -1, -1};  // what was there before must not matter
+  Ids ids = {-1, -1, -1};  // earlier content must not matter
   sampler.rank_ids(epoch, consumed, rank, ids);
   return ids;
 }
@@ -54,7 +54,7 @@ TEST(DistributedSampler, GivesEachRankAContiguousBlockOfTheStep) {
   EXPECT_THAT(rank_ids(sampler, 0, 20, 3), ElementsAre(28, 29));
 }
 
-TEST(DistributedSampler, TakesWhatIsLeftInTheLastStep) {
+TEST(DistributedSampler, TakesTheRestInTheLastStep) {
   const DistributedSampler sampler({.size = 13, .global_batch = 10, .world_size = 4, .sampler = {.shuffle = false}});
   EXPECT_EQ(sampler.epoch_length(), 13);
   EXPECT_EQ(sampler.steps_per_epoch(), 2);
@@ -72,7 +72,7 @@ TEST(DistributedSampler, DropsTheLastStepWhenAsked) {
   EXPECT_EQ(sampler.step_samples(10), 0);
 }
 
-TEST(DistributedSampler, ShufflesTheWholeSetAndNotOnlyWhatIsKept) {
+TEST(DistributedSampler, ShufflesTheWholeSetBeforeDropping) {
   const DistributedSampler sampler({.size = 13, .global_batch = 10, .seed = 1, .sampler = {.drop_last = true}});
   std::set<std::int64_t> seen;
   for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
@@ -82,7 +82,7 @@ TEST(DistributedSampler, ShufflesTheWholeSetAndNotOnlyWhatIsKept) {
   EXPECT_EQ(seen.size(), 13U);
 }
 
-TEST(DistributedSampler, IsTheKeyedPermutationWhateverTheRankCount) {
+TEST(DistributedSampler, IsTheKeyedPermutationAtAnyWorldSize) {
   const KeyedPermutation order(1000, 7, 2);
   for (const int world_size : {1, 2, 3, 7, 64}) {
     const DistributedSampler sampler({.size = 1000, .global_batch = 48, .world_size = world_size, .seed = 7});
@@ -97,8 +97,8 @@ TEST(DistributedSampler, IsTheKeyedPermutationWhateverTheRankCount) {
   }
 }
 
-// Resuming on other rank counts, at any position: every sample once, in the order of the undisturbed run.
-TEST(DistributedSampler, ContinuesAtAnyPositionWithAnyRankCount) {
+// Resuming with another world size at any position: every sample once, in the order of an uninterrupted run.
+TEST(DistributedSampler, ContinuesAtAnyPositionWithAnyWorldSize) {
   const std::vector<int> worlds = {1, 2, 3, 4, 6, 8};
   const auto options = [](int world_size) {
     return Options{.size = 203, .global_batch = 24, .world_size = world_size};
@@ -176,7 +176,7 @@ TEST(DistributedSampler, DropsTheSmallerStepInPyTorchOrder) {
   EXPECT_EQ(sampler.steps_per_epoch(), 3);
 }
 
-TEST(DistributedSampler, RefusesWhatCannotBeSampled) {
+TEST(DistributedSampler, RejectsInvalidOptions) {
   const SamplerConfig pytorch{.order = SampleOrder::pytorch};
   struct Case {
     Options options;
@@ -184,11 +184,10 @@ TEST(DistributedSampler, RefusesWhatCannotBeSampled) {
   };
   const std::vector<Case> cases = {
       {{.size = 0}, "the data set is empty"},
-      {{.size = 100, .global_batch = 10, .world_size = 4, .sampler = pytorch}, "found a global batch of 10 on 4 ranks"},
-      {{.size = 9, .global_batch = 10, .sampler = {.drop_last = true}},
-       "found 9 samples, expected at least one step of 10"},
+      {{.size = 100, .global_batch = 10, .world_size = 4, .sampler = pytorch}, "the global batch of 10 on 4 ranks"},
+      {{.size = 9, .global_batch = 10, .sampler = {.drop_last = true}}, "the data set has 9, a step needs 10"},
       {{.size = 9, .global_batch = 10, .world_size = 2, .sampler = {.order = SampleOrder::pytorch, .drop_last = true}},
-       "found 9 samples, expected at least one step of 10"},
+       "the data set has 9, a step needs 10"},
   };
   for (const Case& wrong : cases) {
     try {
@@ -201,7 +200,7 @@ TEST(DistributedSampler, RefusesWhatCannotBeSampled) {
   }
 }
 
-TEST(DistributedSampler, RefusesAnotherRankCountInsideAPyTorchEpoch) {
+TEST(DistributedSampler, RejectsAnotherWorldSizeWithinAPyTorchEpoch) {
   const DistributedSampler sampler(
       {.size = 100, .global_batch = 9, .world_size = 3, .sampler = {.order = SampleOrder::pytorch}});
   Ids ids;

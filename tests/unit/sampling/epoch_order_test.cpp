@@ -60,8 +60,8 @@ double excess(const std::vector<double>& counts, const std::vector<double>& shar
 
 constexpr double kRejected = 6;
 
-// Whatever an order is, ranks take slices of one sequence, from any position on.
-TEST(EpochOrder, IsTheSameSequenceAtAnyRankCountAndFromAnyPosition) {
+// In every order, ranks take slices of one sequence, from any position.
+TEST(EpochOrder, IsTheSameSequenceAtAnyWorldSizeAndFromAnyPosition) {
   std::vector<double> weights(101);
   std::iota(weights.begin(), weights.end(), 1.0);
   Ids lengths(101);
@@ -105,13 +105,13 @@ TEST(EpochOrder, IsTheSameSequenceAtAnyRankCountAndFromAnyPosition) {
   EXPECT_EQ(cases, 120);
 }
 
-TEST(EpochOrder, CannotBeMixedWithPyTorchs) {
+TEST(EpochOrder, CannotBeCombinedWithPyTorchsOrder) {
   const std::vector<double> weights = {1, 2};
   EXPECT_THAT(message_of([&] {
                 const DistributedSampler sampler(
                     {.size = 2, .order = weighted_order(weights), .sampler = {.order = SampleOrder::pytorch}});
               }),
-              HasSubstr("found an order of the program's own"));
+              HasSubstr("the program uses its own order"));
 }
 
 TEST(WeightedOrder, DrawsInProportionToTheWeights) {
@@ -157,8 +157,8 @@ TEST(WeightedOrder, HasIndependentDrawsAndEpochs) {
   EXPECT_GT(excess(same, shares), kRejected) << "the control";
 }
 
-// The law of successive draws: a first, then b among the rest.
-TEST(WeightedOrder, DrawsWithoutReplacementAsIfOneAfterAnother) {
+// The distribution of successive draws: first a, then b from the rest.
+TEST(WeightedOrder, DrawsWithoutReplacementLikeSuccessiveDraws) {
   const std::vector<double> weights = {1, 2, 3, 4, 0};
   const auto order = weighted_order(weights, {.samples = 3, .replacement = false});
   std::vector<double> shares;
@@ -191,18 +191,18 @@ TEST(WeightedOrder, IsFrozen) {
               ElementsAre(5, 3, 0, 2, 1));
 }
 
-TEST(WeightedOrder, RefusesWhatCannotBeDrawn) {
+TEST(WeightedOrder, RejectsInvalidWeights) {
   const auto message = [](const std::vector<double>& weights, WeightedOptions options = {}) {
     return message_of([&] { weighted_order(weights, options); });
   };
-  EXPECT_THAT(message({1, -1}), HasSubstr("found weight -1 of sample 1, expected 0 or more"));
-  EXPECT_THAT(message({1, std::nan("")}), HasSubstr("of sample 1"));
-  EXPECT_THAT(message({std::numeric_limits<double>::infinity()}), HasSubstr("found weight inf of sample 0"));
-  EXPECT_THAT(message({0, 0}), HasSubstr("with the sum 0"));
-  EXPECT_THAT(message({}), HasSubstr("with the sum 0"));
+  EXPECT_THAT(message({1, -1}), HasSubstr("sample 1 has weight -1, expected 0 or more"));
+  EXPECT_THAT(message({1, std::nan("")}), HasSubstr("sample 1 has weight"));
+  EXPECT_THAT(message({std::numeric_limits<double>::infinity()}), HasSubstr("sample 0 has weight inf"));
+  EXPECT_THAT(message({0, 0}), HasSubstr("the sum of the weights is 0"));
+  EXPECT_THAT(message({}), HasSubstr("the sum of the weights is 0"));
   EXPECT_THAT(message({1, 0}, {.samples = 2, .replacement = false}),
-              HasSubstr("found 2 samples to draw, expected at most 1"));
-  EXPECT_THAT(message({1, 0}, {.samples = -1}), HasSubstr("found -1 samples"));
+              HasSubstr("2 samples to draw, expected at most 1"));
+  EXPECT_THAT(message({1, 0}, {.samples = -1}), HasSubstr("-1 samples"));
 }
 
 TEST(LengthBucketedOrder, PutsSimilarLengthsTogetherAndEverySampleOnce) {
@@ -272,13 +272,13 @@ TEST(LengthBucketedOrder, DropsOtherSamplesInEveryEpoch) {
   EXPECT_EQ(seen.size(), 19U);
 }
 
-TEST(LengthBucketedOrder, RefusesWhatIsNoLength) {
-  EXPECT_THAT(message_of([] { length_bucketed_order({3, -1}); }), HasSubstr("found length -1 of sample 1"));
-  EXPECT_THAT(message_of([] { length_bucketed_order({}); }), HasSubstr("found no lengths"));
-  EXPECT_THAT(message_of([] { length_bucketed_order({3}, 0); }), HasSubstr("found a pool of 0 batches"));
+TEST(LengthBucketedOrder, RejectsInvalidLengths) {
+  EXPECT_THAT(message_of([] { length_bucketed_order({3, -1}); }), HasSubstr("sample 1 has length -1"));
+  EXPECT_THAT(message_of([] { length_bucketed_order({}); }), HasSubstr("the list of lengths is empty"));
+  EXPECT_THAT(message_of([] { length_bucketed_order({3}, 0); }), HasSubstr("the pool is 0 batches"));
 }
 
-TEST(CustomOrder, AsksOncePerEpochAndChecksTheLength) {
+TEST(CustomOrder, CallsTheProgramOncePerEpochAndChecksTheLength) {
   int asked = 0;
   const auto order = custom_order(3, [&](std::uint64_t, std::int64_t epoch) {
     ++asked;
@@ -291,10 +291,10 @@ TEST(CustomOrder, AsksOncePerEpochAndChecksTheLength) {
   EXPECT_THAT(ids, ElementsAre(1));
   EXPECT_EQ(asked, 1);
   EXPECT_THAT(message_of([&] { order->fill({.epoch = 5}, 0, ids); }),
-              HasSubstr("found 1 samples in the list of epoch 5, expected 3"));
+              HasSubstr("the list has 1 samples in epoch 5, expected 3"));
   order->fill({.epoch = 1}, 0, ids);
   EXPECT_THAT(ids, ElementsAre(2));
-  EXPECT_THAT(message_of([] { custom_order(3, {}); }), HasSubstr("and no function"));
+  EXPECT_THAT(message_of([] { custom_order(3, {}); }), HasSubstr("and the function is empty"));
 }
 
 }  // namespace

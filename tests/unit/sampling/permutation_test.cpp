@@ -194,7 +194,7 @@ TEST(KeyedPermutation, StaysInRangeForHugeSizes) {
   }
 }
 
-TEST(KeyedPermutation, FillsARunWithWhatItGivesOneByOne) {
+TEST(KeyedPermutation, FillsARangeWithTheSameValues) {
   std::vector<std::int64_t> sizes(2001);
   std::iota(sizes.begin(), sizes.end(), 0);
   for (const int bits : {12, 16, 20, 31, 32, 33, 40, 61, 62}) {

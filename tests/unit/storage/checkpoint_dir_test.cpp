@@ -35,7 +35,7 @@ TEST(CheckpointDir, IsEmptyBeforeTheFirstSave) {
   EXPECT_EQ(fs.operations(), 0) << "looking changes nothing";
 }
 
-TEST(CheckpointDir, GivesBackWhatWasSaved) {
+TEST(CheckpointDir, ReadsSavedFiles) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run 7", 3);
   save(directory, 500, sample_contents(500));
@@ -118,7 +118,7 @@ TEST(CheckpointDir, KeepsTheNewest) {
 }
 
 // Resumed below two damaged checkpoints, a run must not delete what it saves.
-TEST(CheckpointDir, KeepsWhatWasSavedBelowDamagedOnes) {
+TEST(CheckpointDir, KeepsCheckpointsSavedBelowDamagedOnes) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   for (const std::int64_t step : {100, 200, 900, 950}) {
@@ -129,7 +129,7 @@ TEST(CheckpointDir, KeepsWhatWasSavedBelowDamagedOnes) {
   EXPECT_THAT(directory.steps(), ElementsAre(200, 300, 900, 950));
 }
 
-TEST(CheckpointDir, KeepsWhatItIsTold) {
+TEST(CheckpointDir, KeepsTheGivenSteps) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   for (const std::int64_t step : {10, 20, 30, 40, 50}) {
@@ -143,7 +143,7 @@ TEST(CheckpointDir, KeepsWhatItIsTold) {
   }
 }
 
-TEST(CheckpointDir, LinksGoWithWhatTheyName) {
+TEST(CheckpointDir, RemovesLinksToDeletedCheckpoints) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   for (const std::int64_t step : {10, 20, 30}) {
@@ -159,7 +159,7 @@ TEST(CheckpointDir, LinksGoWithWhatTheyName) {
               ElementsAre("epoch=2", "epoch=3", "last", "mine", "step-0000000020", "step-0000000030"));
 }
 
-TEST(CheckpointDir, RefusesLinkNamesThatMeanSomethingElse) {
+TEST(CheckpointDir, RejectsInvalidLinkNames) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   save(directory, 10, sample_contents(10));
@@ -184,7 +184,7 @@ TEST(CheckpointDir, ReadsOneSmallFile) {
       return error.what();
     }
   };
-  fs.corrupt(folder / "weights.bin", 3);  // another file's damage is not looked for
+  fs.corrupt(folder / "weights.bin", 3);  // damage of another file is not checked
   EXPECT_EQ(message("state.json", 1000), sample_contents(10).at("state.json"));
   EXPECT_EQ(message("state.json", 10), "step-0000000010/state.json: found 23 bytes, expected at most 10");
   EXPECT_EQ(message("other.json", 1000), "step-0000000010/other.json: not in the manifest");
@@ -192,7 +192,7 @@ TEST(CheckpointDir, ReadsOneSmallFile) {
   fs.corrupt(folder / "state.json", 3);
   EXPECT_THAT(message("state.json", 1000), HasSubstr("step-0000000010/state.json chunk 0 (offset 0 MiB): checksum"));
   fs.corrupt(folder / "MANIFEST.json", 3);
-  EXPECT_EQ(message("state.json", 1000), "step-0000000010/MANIFEST.json: its checksum does not fit its text");
+  EXPECT_EQ(message("state.json", 1000), "step-0000000010/MANIFEST.json: its checksum does not match its text");
 }
 
 TEST(CheckpointDir, LoadsAndChecksInOnePass) {
@@ -226,7 +226,7 @@ std::vector<std::string> verbs(const MemoryFileSystem& fs, const Function& chang
   return trace;
 }
 
-TEST(CheckpointDir, MakesSureThatWhatItDeletesIsNoLongerReadable) {
+TEST(CheckpointDir, DeletesOnlyAfterARename) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   for (const std::int64_t step : {1, 2, 3, 4}) {
@@ -235,7 +235,7 @@ TEST(CheckpointDir, MakesSureThatWhatItDeletesIsNoLongerReadable) {
   EXPECT_THAT(verbs(fs, [&] { directory.retain(2, 4); }), ElementsAre("rename", "rename", "sync", "remove", "remove"));
 }
 
-TEST(CheckpointDir, MakesSureThatWhatItKeepsIsDurableBeforeItCleansUp) {
+TEST(CheckpointDir, CleansUpOnlyAfterASync) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   save(directory, 500, sample_contents(500));
@@ -246,7 +246,7 @@ TEST(CheckpointDir, MakesSureThatWhatItKeepsIsDurableBeforeItCleansUp) {
 TEST(CheckpointDirDeathTest, RefusesToKeepOnlyOne) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
-  EXPECT_DEATH(directory.retain(1, 1), "one checkpoint is not enough");
+  EXPECT_DEATH(directory.retain(1, 1), "keep_last must be at least 2");
 }
 
 TEST(StepsToDelete, AreTheOldest) {
@@ -258,7 +258,7 @@ TEST(StepsToDelete, AreTheOldest) {
   EXPECT_THAT(steps_to_delete({5, 4, 3, 2, 1}, 1, keep), ElementsAre(1, 3));
 }
 
-TEST(CheckpointDir, SaysHowMuchSpaceIsMissingBeforeItWrites) {
+TEST(CheckpointDir, ReportsMissingSpaceBeforeItWrites) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   save(directory, 850, sample_contents(850));
@@ -276,7 +276,7 @@ TEST(CheckpointDir, SaysHowMuchSpaceIsMissingBeforeItWrites) {
   EXPECT_TRUE(directory.newest_valid({}));
 }
 
-TEST(CheckpointDir, SaysWhatIsFreeAndNeededWhenTheDiskFillsUp) {
+TEST(CheckpointDir, ReportsFreeAndNeededSpaceOnAFullDisk) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   fs.set_free_bytes(3000);
@@ -306,7 +306,7 @@ TEST(CheckpointDir, RemovesALinkThatWasBeingReplaced) {
               ElementsAre("mine.tmp", "mine.tmp.0123456789abcdef", "step-0000000050"));
 }
 
-TEST(CheckpointDir, MakesRoomWhereARunKeepsMoreThanTwo) {
+TEST(CheckpointDir, MakesRoomIfARunKeepsMoreThanTwo) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   for (const std::int64_t step : {10, 20, 30, 40, 50}) {
@@ -337,7 +337,7 @@ TEST(CheckpointDir, WorksOnTheRealFileSystem) {
   ASSERT_TRUE(newest);
   EXPECT_EQ(load(directory, *newest), sample_contents(300, 1));
 
-  const Path moved = temp.path() / "moved";  // nothing in a checkpoint knows its path
+  const Path moved = temp.path() / "moved";  // a checkpoint does not contain its path
   std::filesystem::rename(path, moved);
   EXPECT_TRUE(CheckpointDir(fs, moved, "run", 0).newest_valid({}));
 }

@@ -27,7 +27,7 @@ using Path = std::filesystem::path;
 
 const Path kDirectory = "/runs/digits/checkpoints";
 
-// Removes directories entry by entry, as real file systems do, and can be told to lie about syncing.
+// Removes directories entry by entry, as real file systems do, and can pretend to sync.
 class StepwiseFileSystem final : public ForwardingFileSystem {
  public:
   struct Lies {
@@ -69,7 +69,7 @@ struct Version {
 
 using SaveFunction = std::function<void(FileSystem& fs, Version version)>;
 
-// One thing a run does to its checkpoints. `before` is in the directory, durable; `saved` is what comes.
+// One operation of a run on its checkpoints. `before` is durable in the directory; `saved` is the new one.
 struct Scenario {
   const char* name;
   std::vector<Version> before;
@@ -91,7 +91,7 @@ void library_save(FileSystem& fs, Version version) {
   directory.retain(2, version.step);
 }
 
-// The save of many trainers: straight into the directory it will be read from.
+// The save of many trainers: directly into the final directory.
 void in_place_save(FileSystem& fs, Version version) {
   CheckpointDir directory(fs, "/elsewhere", "run", 0);
   save(directory, version.step, sample_contents(version.step, version.version));
@@ -109,8 +109,8 @@ struct Tally {
   std::string first_loss{};
 };
 
-// What a new process finds: after a power loss or a kill, the checkpoint before or the one being saved, and the latter
-// for certain once the save has returned. Nothing that looks committed may be damaged.
+// What a new process finds after a power loss or a kill: the previous checkpoint or the new one, and certainly the new
+// one once the save has returned. A committed checkpoint must never be damaged.
 bool survives(FileSystem& fs, const Scenario& scenario, bool acknowledged) {
   const auto check = [&] {
     const CheckpointDir directory(fs, kDirectory, "run", 1);
@@ -185,7 +185,7 @@ TEST(Commit, SurvivesPowerLossAndKillsAtEveryOperation) {
   EXPECT_GT(tally.points, 300);
 }
 
-TEST(Commit, HarnessFindsProtocolsThatLose) {
+TEST(Commit, SweepDetectsUnsafeProtocols) {
   const auto lost = [](const SaveFunction& save, StepwiseFileSystem::Lies lies) {
     const Tally tally = lose_power_everywhere(save, lies);
     std::cout << "control: " << tally.points << " points, " << tally.lost << " lost\n";
@@ -292,7 +292,7 @@ TEST(Commit, NamesTheStepAndTheCause) {
   }
 }
 
-TEST(Commit, RemovesWhatWasNotCommitted) {
+TEST(Commit, RemovesUncommittedFiles) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   {

@@ -36,7 +36,7 @@ class Corruption : public testing::Test {
 
   std::string text(const std::string& name) { return read_all(*fs_.open(kNewest / name)); }
 
-  // Whether the damage was found, named, and the checkpoint before it taken instead.
+  // Whether the damage was found and named, and the previous checkpoint was used.
   bool refused() {
     std::vector<std::string> messages;
     const auto newest = directory_.newest_valid([&](const std::string& message) { messages.push_back(message); });
@@ -56,7 +56,7 @@ class Corruption : public testing::Test {
   CheckpointDir directory_{fs_, kDirectory, "run", 0};
 };
 
-TEST_F(Corruption, IsAbsentAtFirst) {
+TEST_F(Corruption, IsNotReportedForIntactFiles) {
   std::vector<std::string> messages;
   const auto newest = directory_.newest_valid([&](const std::string& message) { messages.push_back(message); });
   ASSERT_TRUE(newest);
@@ -145,7 +145,7 @@ TEST_F(Corruption, IsNamed) {
   EXPECT_EQ(damaged("MANIFEST.json", [&] { fs_.remove_all(kNewest / "MANIFEST.json"); }),
             "step-0000000900/MANIFEST.json: missing");
   EXPECT_EQ(damaged("MANIFEST.json", [&] { fs_.corrupt(kNewest / "MANIFEST.json", 7); }),
-            "step-0000000900/MANIFEST.json: its checksum does not fit its text");
+            "step-0000000900/MANIFEST.json: its checksum does not match its text");
   EXPECT_EQ(damage(), "accepted");
   EXPECT_THROW(directory_.verify(901), CheckpointError);
 }
@@ -179,7 +179,7 @@ TEST_F(Corruption, IsLocatedInLargeFilesAndSwappedChunksAreFound) {
   EXPECT_THAT(damage(), HasSubstr("chunk 1"));
 }
 
-TEST_F(Corruption, OfAllCheckpointsLeavesNone) {
+TEST_F(Corruption, OfAllCheckpointsIsReported) {
   fs_.corrupt(kNewest / "state.json", 0);
   fs_.remove_all(kDirectory / "step-0000000850" / "MANIFEST.json");
   std::vector<std::string> messages;

@@ -1,5 +1,5 @@
-// Checkpoints that earlier versions wrote, kept in the repository: they verify, load, and are written again byte for
-// byte. tests/data/checkpoints/format-1 is of tests/support/train_program on 2 ranks, in the middle of epoch 1.
+// Checkpoints of earlier versions in the repository: they verify, load, and are written again byte for byte.
+// tests/data/checkpoints/format-1 was written by tests/support/train_program with 2 ranks, in the middle of epoch 1.
 #include <filesystem>
 #include <map>
 

@@ -55,14 +55,14 @@ std::string fault(const std::string& text) {
 
 TEST(Manifest, HasTheDocumentedText) { EXPECT_EQ(manifest_text(golden()), kGolden); }
 
-TEST(Manifest, IsReadBackWhole) {
+TEST(Manifest, ParsesItsOwnText) {
   const Manifest read = parse_manifest(kGolden, "here");
   EXPECT_EQ(manifest_text(read), kGolden);
   EXPECT_EQ(read.files.at(0).crc32c, (std::vector<std::uint32_t>{0x0badf00d, 1}));
   EXPECT_EQ(manifest_text(parse_manifest(manifest_text({}), "here")), manifest_text({}));
 }
 
-TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
+TEST(Manifest, RejectsOtherTextsWithAValidChecksum) {
   const std::string text = kGolden;
   const std::string body = text.substr(0, text.rfind("  \"crc32c\""));
   ASSERT_EQ(fault(sealed(body)), "accepted") << "the control";
@@ -83,8 +83,8 @@ TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
       {"\"restart\": 2", "\"restart\": 2, \"more\": 0", "expected an object of 7 members"},
       {"\"run_id\": \"7f3a \\\"night\\\"\"", "\"run_id\": 7", "\"run_id\" is not a string"},
       {"4194304", "4194303", "\"chunk_bytes\" is not 4194304"},
-      {"model.safetensors", "../model", "a file name has other characters"},
-      {"model.safetensors", "MANIFEST.json", "a file name has other characters"},
+      {"model.safetensors", "../model", "a file name must have 1 to 128 of the characters"},
+      {"model.safetensors", "MANIFEST.json", "a file name must have 1 to 128 of the characters"},
       {"model.safetensors", "rng-0.bin", "two files have the name rng-0.bin"},
       {"4194305", "8388609", "found 2 checksums, expected 3"},
       {"4194305", "9223372036854775807", "found 2 checksums, expected"},
@@ -108,10 +108,10 @@ TEST(Manifest, RefusesAnythingElseEvenWithAFittingChecksum) {
   }
 }
 
-TEST(Manifest, RefusesTextsWithoutItsEnd) {
+TEST(Manifest, RejectsTruncatedTexts) {
   for (const std::string& text :
        {std::string(), std::string("{}"), std::string(1000, ' '), std::string(kGolden) + "\n"}) {
-    EXPECT_EQ(fault(text), "here: its checksum does not fit its text");
+    EXPECT_EQ(fault(text), "here: its checksum does not match its text");
   }
   EXPECT_THAT(fault(sealed("")), HasSubstr("here: ")) << "a fitting checksum, no object";
 }

@@ -1,4 +1,4 @@
-// Who may train in a run directory, and what --fresh does with the run that is there.
+// Who may train in a run directory, and what --fresh does with an existing run.
 #include "storage/run_directory.h"
 
 #include <filesystem>
@@ -31,7 +31,7 @@ RunRecord record(const LaunchName& launch, const std::string& program = "train")
 
 RunFound found(const RunRecord& record) { return {.directory = "runs/a", .has_run = true, .json = to_json(record)}; }
 
-// --- what is decided ---
+// --- decisions ---
 
 TEST(RunRecord, IsReadAsItWasWritten) {
   const LaunchName launch{.id = "pid \"7\"", .job = "cluster/77/0", .requeues = 2};
@@ -45,7 +45,7 @@ TEST(RunRecord, IsReadAsItWasWritten) {
   EXPECT_EQ(read.launch.requeues, 2);
 }
 
-TEST(RunRecord, IsRefusedByNameWhenItIsDamaged) {
+TEST(RunRecord, IsRejectedIfDamaged) {
   for (const std::string text : {"{", "[]", "{}", R"({"format": 2})", R"({"format": 1, "id": 7})"}) {
     EXPECT_THAT([&] { parse_run_record(text, "runs/a/run.json"); },
                 ThrowsMessage<CheckpointError>(HasSubstr("runs/a/run.json: ")));
@@ -62,7 +62,7 @@ TEST(RunDecision, AnEmptyDirectoryGetsANewRun) {
   EXPECT_FALSE(decision.record.id.empty());
 }
 
-TEST(RunDecision, AnotherLaunchGoesOnWithTheRunAndTheSameLaunchKnowsItAgain) {
+TEST(RunDecision, AnotherLaunchContinuesTheRunAndTheSameLaunchRecognizesIt) {
   const RunDecision other = decide_run({.program = "train", .launch = kSecond}, {found(record(kFirst))});
   EXPECT_EQ(other.record.id, "7f3a");
   EXPECT_EQ(other.record.launches, 4);
@@ -72,16 +72,16 @@ TEST(RunDecision, AnotherLaunchGoesOnWithTheRunAndTheSameLaunchKnowsItAgain) {
   EXPECT_TRUE(same.trained_before);
 }
 
-TEST(RunDecision, AnotherProgramIsRefusedByName) {
+TEST(RunDecision, AnotherProgramIsRejected) {
   EXPECT_THAT(
       [] { decide_run({.program = "sample", .launch = kFirst}, {found(record(kFirst))}); },
-      ThrowsMessage<CheckpointError>(HasSubstr("runs/a holds a run of the program train, this program is sample")));
-  // A library user's run has no program, nor has a run of an older version.
+      ThrowsMessage<CheckpointError>(HasSubstr("runs/a contains a run of the program train, this program is sample")));
+  // The run of an embedded library has no program, and neither has a run of an older version.
   EXPECT_NO_THROW(decide_run({.launch = kSecond}, {found(record(kFirst))}));
   EXPECT_EQ(decide_run({.program = "train", .launch = kSecond}, {found(record(kFirst, ""))}).record.program, "train");
 }
 
-TEST(RunDecision, FreshSetsAsideWhatAnotherLaunchBegan) {
+TEST(RunDecision, FreshRenamesTheRunOfAnotherLaunch) {
   const RunDecision decision =
       decide_run({.fresh = true, .program = "sample", .launch = kSecond}, {found(record(kFirst))});
   EXPECT_TRUE(decision.set_aside);
@@ -91,7 +91,7 @@ TEST(RunDecision, FreshSetsAsideWhatAnotherLaunchBegan) {
   EXPECT_TRUE(decide_run({.fresh = true, .launch = kSecond}, {damaged}).set_aside);
 }
 
-TEST(RunDecision, FreshGoesOnInTheRunThatItsOwnLaunchBegan) {
+TEST(RunDecision, FreshContinuesTheRunOfItsOwnLaunch) {
   const RunDecision decision =
       decide_run({.fresh = true, .program = "train", .launch = kFirst}, {found(record(kFirst))});
   EXPECT_FALSE(decision.set_aside);
@@ -100,7 +100,7 @@ TEST(RunDecision, FreshGoesOnInTheRunThatItsOwnLaunchBegan) {
 }
 
 // A script that runs the program twice has one job and two launches; a requeue runs it again under a larger count.
-TEST(RunDecision, FreshTellsARequeueFromASecondLaunchOfTheJob) {
+TEST(RunDecision, FreshDistinguishesARequeueFromASecondLaunch) {
   const auto in_job = [](const char* id, int requeues) {
     return LaunchName{.id = id, .job = "cluster/77/", .requeues = requeues};
   };
@@ -114,13 +114,13 @@ TEST(RunDecision, FreshTellsARequeueFromASecondLaunchOfTheJob) {
   EXPECT_TRUE(sets_aside(in_job("a", 0), {.id = "b", .job = "cluster/78/", .requeues = 1}));
 }
 
-TEST(RunDecision, NodesThatHoldTwoRunsAreRefused) {
+TEST(RunDecision, NodesWithDifferentRunsAreRejected) {
   RunRecord other = record(kFirst);
   other.id = "91bc";
   const std::vector<RunFound> two{found(record(kFirst)), {.directory = "/b", .has_run = true, .json = to_json(other)}};
   EXPECT_THAT([&] { decide_run({.launch = kSecond}, two); },
-              ThrowsMessage<CheckpointError>(HasSubstr("runs/a and /b hold two different runs (7f3a and 91bc)")));
-  // A node that was replaced has nothing; the run is the other node's.
+              ThrowsMessage<CheckpointError>(HasSubstr("runs/a and /b contain different runs (7f3a and 91bc)")));
+  // A replaced node has no files; the run is that of the other node.
   EXPECT_EQ(decide_run({.launch = kSecond}, {{.directory = "/b"}, found(record(kFirst))}).record.id, "7f3a");
 }
 
@@ -156,8 +156,8 @@ TEST_F(RunDirectoryTest, IsFreeWhenItsOwnerIsGone) {
   EXPECT_NO_THROW(RunDirectory(fs_, run_, kSecond));
 }
 
-// A program's own loop has a CheckpointStore and nothing else.
-TEST_F(RunDirectoryTest, BelongsToWhoeverHoldsTheCheckpoints) {
+// A hand-written loop has only a CheckpointStore.
+TEST_F(RunDirectoryTest, RespectsTheLockOfTheCheckpoints) {
   fs_.create_directories(run_ / "checkpoints");
   std::string owner;
   const auto store = fs_.try_lock(run_ / "checkpoints" / ".lock", "pid 71 on far", owner);
@@ -166,7 +166,7 @@ TEST_F(RunDirectoryTest, BelongsToWhoeverHoldsTheCheckpoints) {
               ThrowsMessage<CheckpointError>(HasSubstr("in use by pid 71 on far")));
 }
 
-TEST_F(RunDirectoryTest, IsSetAsideUnderTheFirstFreeNumber) {
+TEST_F(RunDirectoryTest, IsRenamedToTheFirstFreeNumber) {
   for (const std::string id : {"a", "b", "c"}) {
     RunDirectory directory(fs_, run_, kSecond);
     if (directory.found().has_run) {
@@ -183,7 +183,7 @@ TEST_F(RunDirectoryTest, IsSetAsideUnderTheFirstFreeNumber) {
   EXPECT_EQ(id_in(run_.string() + ".1"), "a");
 }
 
-TEST_F(RunDirectoryTest, IsSetAsideHoweverItIsWritten) {
+TEST_F(RunDirectoryTest, IsRenamedWithAnySpellingOfItsPath) {
   std::filesystem::create_directory(dir_.path() / "beside");
   std::filesystem::create_directory_symlink(run_, dir_.path() / "link");
   int number = 0;
@@ -198,7 +198,7 @@ TEST_F(RunDirectoryTest, IsSetAsideHoweverItIsWritten) {
   EXPECT_TRUE(std::filesystem::is_symlink(dir_.path() / "link")) << "the link still leads to the run";
 }
 
-TEST_F(RunDirectoryTest, IsNotSetAsideUnderTheProgramsFeet) {
+TEST_F(RunDirectoryTest, IsNotRenamedIfItIsTheWorkingDirectory) {
   make_run("old");
   const Path before = std::filesystem::current_path();
   std::filesystem::current_path(run_);
@@ -212,7 +212,7 @@ TEST_F(RunDirectoryTest, IsNotSetAsideUnderTheProgramsFeet) {
   EXPECT_EQ(id_in(run_), "old");
 }
 
-// The lock that another start has just opened is that of the directory which was renamed.
+// The lock file that another start has just opened belongs to the renamed directory.
 TEST_F(RunDirectoryTest, IsNeverTakenByTheLockOfTheOldOne) {
   make_run("old");
   RunDirectory owner(fs_, run_, kFirst);

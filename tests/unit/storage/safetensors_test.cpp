@@ -104,7 +104,7 @@ TEST(Safetensors, WritesTheBytesThatPythonWrites) {
             kFromPython);
 }
 
-TEST(Safetensors, GivesBackEveryTensorInItsOrderAndAligned) {
+TEST(Safetensors, ReadsEveryTensorInOrderAndAligned) {
   const std::string data = "0123456789abcdefghijklmnopqrstuv";
   const auto first = [&](std::size_t count) { return as_bytes(std::string_view(data).substr(0, count)); };
   const std::vector<TensorView> tensors = {{"mask", "BOOL", {3}, first(3)},
@@ -130,7 +130,7 @@ TEST(Safetensors, GivesBackEveryTensorInItsOrderAndAligned) {
   }
 }
 
-TEST(Safetensors, RefusesToWriteWhatItWouldNotRead) {
+TEST(Safetensors, RejectsTensorsThatItCouldNotRead) {
   const std::string data(64, 'x');
   const auto bytes = [&](std::size_t count) { return as_bytes(std::string_view(data).substr(0, count)); };
   struct Case {
@@ -176,18 +176,18 @@ TEST(Safetensors, RefusesMalformedHeaders) {
   const std::vector<Case> cases = {
       {good, 4, "found 4 bytes of data, expected 5"},
       {good, 6, "found 6 bytes of data, expected 5"},
-      {"", 0, "JSON that begins with {"},
-      {" {}", 0, "JSON that begins with {"},
-      {"\xef\xbb\xbf{}", 0, "JSON that begins with {"},
-      {"[]", 0, "JSON that begins with {"},
-      {std::string("{}\0{}", 5), 0, "JSON that begins with {"},
+      {"", 0, "JSON that starts with {"},
+      {" {}", 0, "JSON that starts with {"},
+      {"\xef\xbb\xbf{}", 0, "JSON that starts with {"},
+      {"[]", 0, "JSON that starts with {"},
+      {std::string("{}\0{}", 5), 0, "JSON that starts with {"},
       {"{}{}", 0, "no valid JSON at byte"},
       {"{", 0, "no valid JSON at byte"},
       {"{\"a\xff\":1}", 0, "no valid JSON at byte"},
       {"{/**/}", 0, "no valid JSON at byte"},
-      {R"({"a":[)", 0, "an array where none belongs"},
-      {R"({"a":1})", 0, "a number where none belongs"},
-      {R"({"a":"x"})", 0, "a string where none belongs"},
+      {R"({"a":[)", 0, "an unexpected array"},
+      {R"({"a":1})", 0, "an unexpected number"},
+      {R"({"a":"x"})", 0, "an unexpected string"},
       {R"({"a":null})", 0, "null"},
       {R"({"a":true})", 0, "a boolean"},
       {R"({"":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0, "a tensor name of 0 bytes"},
@@ -198,20 +198,20 @@ TEST(Safetensors, RefusesMalformedHeaders) {
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"\u0061":{}})", 2, "a duplicate tensor name: a"},
       {R"({"__metadata__":{},"__metadata__":{}})", 0, "a second __metadata__"},
       {R"({"__metadata__":{"k":"1","k":"2"}})", 0, "a duplicate key in __metadata__"},
-      {R"({"__metadata__":{"k":1}})", 0, "a number where none belongs"},
-      {R"({"__metadata__":{"k":["1"]}})", 0, "an array where none belongs"},
-      {R"({"__metadata__":{"k":{}}})", 0, "an object where none belongs"},
-      {R"({"__metadata__":"k"})", 0, "a string where none belongs"},
-      {one("{}"), 0, "a: found no dtype, shape or data_offsets"},
-      {one(R"({"dtype":"U8","shape":[0]})"), 0, "a: found no dtype, shape or data_offsets"},
+      {R"({"__metadata__":{"k":1}})", 0, "an unexpected number"},
+      {R"({"__metadata__":{"k":["1"]}})", 0, "an unexpected array"},
+      {R"({"__metadata__":{"k":{}}})", 0, "an unexpected object"},
+      {R"({"__metadata__":"k"})", 0, "an unexpected string"},
+      {one("{}"), 0, "a: dtype, shape or data_offsets is missing"},
+      {one(R"({"dtype":"U8","shape":[0]})"), 0, "a: dtype, shape or data_offsets is missing"},
       {one(R"({"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":1})"), 0, "a: an unknown or duplicate key"},
       {one(R"({"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]})"), 0, "a: an unknown or duplicate key"},
       {one(R"({"dtype":"U9","shape":[2],"data_offsets":[0,2]})"), 2, "a: unknown dtype U9"},
-      {one(R"({"dtype":["U8"],"shape":[2],"data_offsets":[0,2]})"), 2, "an array where none belongs"},
-      {one(R"({"dtype":"U8","shape":"2","data_offsets":[0,2]})"), 2, "a: a string where an array belongs"},
-      {shaped("2", "[0,2]"), 2, "a number where none belongs"},
-      {shaped("[[2]]", "[0,2]"), 2, "an array where none belongs"},
-      {shaped("[{}]", "[0,2]"), 2, "an object where none belongs"},
+      {one(R"({"dtype":["U8"],"shape":[2],"data_offsets":[0,2]})"), 2, "an unexpected array"},
+      {one(R"({"dtype":"U8","shape":"2","data_offsets":[0,2]})"), 2, "a: a string instead of an array"},
+      {shaped("2", "[0,2]"), 2, "an unexpected number"},
+      {shaped("[[2]]", "[0,2]"), 2, "an unexpected array"},
+      {shaped("[{}]", "[0,2]"), 2, "an unexpected object"},
       {shaped("[2.0]", "[0,2]"), 2, "a fraction"},
       {shaped("[2e0]", "[0,2]"), 2, "a fraction"},
       {shaped("[-2]", "[0,2]"), 2, "a negative number"},
@@ -280,7 +280,7 @@ TEST(Safetensors, ReadsAHundredThousandTensorsAndNoMore) {
 }
 
 // A header has no checksum of its own: a damaged one may be legal, but never leads outside the file.
-TEST(Safetensors, StaysInsideTheFileWhateverTheHeaderSays) {
+TEST(Safetensors, NeverReadsOutsideTheFile) {
   int points = 0, accepted = 0;
   const std::size_t header_end = 8 + 0x88;
   for (std::size_t at = 0; at < header_end; ++at) {
@@ -303,15 +303,15 @@ TEST(Safetensors, StaysInsideTheFileWhateverTheHeaderSays) {
   EXPECT_LT(accepted, points / 10);
 }
 
-TEST(Safetensors, KeepsTheTerminalCleanOfForeignNames) {
+TEST(Safetensors, MakesNamesPrintable) {
   EXPECT_EQ(fault(with_header("{\"\\u001b[31mred\":{}}", 0)),
-            "model.safetensors: header: red: found no dtype, shape or data_offsets");
+            "model.safetensors: header: red: dtype, shape or data_offsets is missing");
 }
 
 TEST(SafetensorsDeathTest, RefusesABufferOfAnotherSize) {
   const SafetensorsReader reader = open_bytes(kFromPython);
   std::array<std::byte, 4> small{};
-  EXPECT_DEATH(reader.read(reader.entries()[0], small), "a buffer of the tensor's size");
+  EXPECT_DEATH(reader.read(reader.entries()[0], small), "the buffer must have the size of the tensor");
 }
 
 }  // namespace

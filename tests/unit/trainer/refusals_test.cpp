@@ -104,7 +104,7 @@ TEST(Refused, IsAFactoryThatTakesOtherParameters) {
                                                                      torch::optim::SGDOptions(0.1));
                         }));
                       }),
-              HasSubstr("its factory changed the parameter groups"));
+              HasSubstr("its factory joined parameter groups or left out parameters"));
 }
 
 TEST(Refused, IsAModuleThatIsNoPartOfTheTasks) {

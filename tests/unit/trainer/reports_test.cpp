@@ -149,8 +149,8 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   Trainer(session).fit(task, data);
   std::ifstream config(dir.path() / "run" / "config.toml");
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(config), {}), HasSubstr("#   hidden 64\n"));
-  const Snapshot snapshot = load_checkpoint(dir.path() / "run", session.world);
-  EXPECT_EQ(snapshot.values.at("program.hidden"), "64");
+  const CheckpointContents contents = load_checkpoint(dir.path() / "run", session.world);
+  EXPECT_EQ(contents.values.at("program.hidden"), "64");
   session.plan.program_values = {{"hidden", "32"}};
   session.plan.config.max_epochs = 2;
   testing::internal::CaptureStderr();

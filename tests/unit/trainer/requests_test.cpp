@@ -74,7 +74,7 @@ TEST(SecondFit, DoesNotForgetASignal) {
         const FitResult result = trainer.fit(task, data);
         ASSERT_EQ(result.stop, StopKind::terminate);
         ASSERT_EQ(result.state.step, fold == 0 ? 4 : 0);
-        ASSERT_THAT(result.why, HasSubstr("a signal asked for it"));
+        ASSERT_THAT(result.why, HasSubstr("a signal requested a stop"));
       }
     });
   }

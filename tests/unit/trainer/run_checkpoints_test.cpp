@@ -244,7 +244,7 @@ TEST(RunCheckpoints, ThatAreAllDamagedEndTheNextStart) {
     } catch (const CheckpointError& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::bad_data);
       EXPECT_THAT(error.what(), testing::EndsWith("run/checkpoints can be read: step-0000000015, step-0000000010"));
-      EXPECT_THAT(error.hint(), AllOf(HasSubstr("lockstep verify "), HasSubstr("--fresh begins anew")));
+      EXPECT_THAT(error.hint(), AllOf(HasSubstr("lockstep verify "), HasSubstr("--fresh starts over")));
     }
     EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{10, 15})) << "nothing is touched";
   }
@@ -252,19 +252,19 @@ TEST(RunCheckpoints, ThatAreAllDamagedEndTheNextStart) {
 
 /// A copy of the run's newest checkpoint in `to`, changed.
 void copy_newest(const std::filesystem::path& from, const std::filesystem::path& to,
-                 const std::function<void(Snapshot&)>& change) {
+                 const std::function<void(CheckpointContents&)>& change) {
   World world = World::single(c10::Device("cpu"));
-  Snapshot snapshot = load_checkpoint(from, world);
-  change(snapshot);
-  CheckpointStore(to / "checkpoints", CheckpointConfig{}, world).save(std::stoll(snapshot.values["step"]), snapshot);
+  CheckpointContents contents = load_checkpoint(from, world);
+  change(contents);
+  CheckpointStore(to / "checkpoints", CheckpointConfig{}, world).save(std::stoll(contents.values["step"]), contents);
 }
 
 TEST(RunCheckpoints, OfAnotherKindOfDeviceGoOnWithNewRandomNumbers) {
   const TempDir directory;
   TrainConfig config = config_in(directory.path() / "cpu");
   train(config);
-  copy_newest(config.run_dir, directory.path() / "gpu", [](Snapshot& snapshot) {
-    snapshot.per_rank = at::cat({snapshot.per_rank, at::zeros({16}, at::kByte)});  // a GPU's generator has 16 bytes
+  copy_newest(config.run_dir, directory.path() / "gpu", [](CheckpointContents& contents) {
+    contents.per_rank = at::cat({contents.per_rank, at::zeros({16}, at::kByte)});  // a GPU's generator has 16 bytes
   });
   config.resume = (directory.path() / "gpu").string();
   config.run_dir = (directory.path() / "run").string();
@@ -279,11 +279,11 @@ TEST(RunCheckpoints, ThatDoNotFitChangeNothing) {
   const TempDir directory;
   TrainConfig config = config_in(directory.path() / "run");
   train(config);
-  const std::pair<const char*, std::function<void(Snapshot&)>> misfits[] = {
-      {"position", [](Snapshot& s) { s.values["position.consumed"] = "-1"; }},
-      {"model", [](Snapshot& s) { s.tensors["model"].pop_back(); }},
-      {"optimizer", [](Snapshot& s) { s.tensors["optimizer"].front().second = at::zeros({7}); }},
-      {"step", [](Snapshot& s) { s.values["samples"] = "many"; }}};
+  const std::pair<const char*, std::function<void(CheckpointContents&)>> misfits[] = {
+      {"position", [](CheckpointContents& s) { s.values["position.consumed"] = "-1"; }},
+      {"model", [](CheckpointContents& s) { s.tensors["model"].pop_back(); }},
+      {"optimizer", [](CheckpointContents& s) { s.tensors["optimizer"].front().second = at::zeros({7}); }},
+      {"step", [](CheckpointContents& s) { s.values["samples"] = "many"; }}};
   for (const auto& [name, misfit] : misfits) {
     SCOPED_TRACE(name);
     const auto other = directory.path() / name;

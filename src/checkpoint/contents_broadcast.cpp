@@ -1,4 +1,4 @@
-#include "checkpoint/snapshot_broadcast.h"
+#include "checkpoint/contents_broadcast.h"
 
 #include <map>
 #include <string>
@@ -18,17 +18,17 @@
 namespace lockstep {
 namespace {
 
-/// What the others must know before tensors are sent: everything but their contents.
-std::string describe(const SavedSnapshot& saved) {
+/// What the other ranks need before the tensors are sent: names, dtypes and shapes.
+std::string describe(const StoredContents& saved) {
   Json files = Json::object();
-  for (const auto& [file, tensors] : saved.snapshot.tensors) {
+  for (const auto& [file, tensors] : saved.contents.tensors) {
     Json& list = files[file] = Json::array();
     for (const auto& [name, tensor] : tensors) {
       const auto dtype = dtype_name(tensor.scalar_type());
       if (!dtype) {
-        throw CheckpointError(fmt::format("{}: {} has dtype {}, expected one that safetensors can hold", file, name,
+        throw CheckpointError(fmt::format("{}: {} has dtype {}, which safetensors does not support", file, name,
                                           c10::toString(tensor.scalar_type())),
-                              "convert it before saving");
+                              "convert the tensor before saving");
       }
       list.push_back({{"name", name}, {"dtype", *dtype}, {"shape", tensor.sizes().vec()}});
     }
@@ -37,15 +37,15 @@ std::string describe(const SavedSnapshot& saved) {
   for (const std::string& bytes : saved.per_rank) {
     sizes.push_back(bytes.size());
   }
-  return dump_json({{"values", saved.snapshot.values}, {"files", files}, {"per_rank", sizes}});
+  return dump_json({{"values", saved.contents.values}, {"files", files}, {"per_rank", sizes}});
 }
 
-SavedSnapshot from_description(std::string_view text) {
+StoredContents from_description(std::string_view text) {
   const Json json = parse_json(text);
-  SavedSnapshot saved;
-  saved.snapshot.values = json.at("values").get<std::map<std::string, std::string>>();
+  StoredContents saved;
+  saved.contents.values = json.at("values").get<std::map<std::string, std::string>>();
   for (const auto& [file, list] : json.at("files").items()) {
-    NamedTensors& tensors = saved.snapshot.tensors[file];
+    NamedTensors& tensors = saved.contents.tensors[file];
     for (const Json& entry : list) {
       const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
       const auto dtype = dtype_of(entry.at("dtype").get<std::string>());
@@ -60,7 +60,7 @@ SavedSnapshot from_description(std::string_view text) {
 
 }  // namespace
 
-void broadcast_snapshot(World& world, int source, SavedSnapshot& saved) {
+void broadcast_contents(World& world, int source, StoredContents& saved) {
   if (world.size() == 1) {
     return;
   }
@@ -69,12 +69,12 @@ void broadcast_snapshot(World& world, int source, SavedSnapshot& saved) {
   if (!mine) {
     saved = from_description(descriptions[static_cast<std::size_t>(source)]);
   }
-  for (auto& [file, tensors] : saved.snapshot.tensors) {
+  for (auto& [file, tensors] : saved.contents.tensors) {
     for (auto& [name, tensor] : tensors) {
       if (tensor.numel() == 0) {
         continue;
       }
-      // As bytes: not every backend sends every dtype.
+      // As bytes, because not every backend can send every dtype.
       const at::Tensor bytes = tensor.contiguous().view({-1}).view(at::kByte);
       const at::Tensor staged = bytes.to(world.device());
       world.broadcast(staged, source);

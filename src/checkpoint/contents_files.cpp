@@ -1,4 +1,4 @@
-#include "checkpoint/snapshot_files.h"
+#include "checkpoint/contents_files.h"
 
 #include <algorithm>
 #include <array>
@@ -37,7 +37,7 @@ void write_tensors(CheckpointWriter& writer, const std::string& file, const Name
       file, [&](const auto& append) { views.write(append); }, views.byte_size());
 }
 
-/// The store's own values, numbers in the file.
+/// The values that the store adds; numbers in the file.
 std::array<std::pair<std::string_view, std::int64_t>, 4> own_values(std::int64_t step, std::int64_t world_size) {
   return {{{"format", kCheckpointFormat}, {"data_order", kDataOrder}, {"step", step}, {"world_size", world_size}}};
 }
@@ -48,8 +48,8 @@ std::string state_text(std::int64_t step, std::size_t world_size, const std::map
     if (const auto given = values.find(std::string(name));
         given != values.end() && given->second != std::to_string(value)) {
       throw CheckpointError(
-          fmt::format("{}: found {} {} among the values, expected {}", kStateName, name, given->second, value),
-          "the store writes it, leave it out");
+          fmt::format("{}: the value {} is {}, but the store writes {}", kStateName, name, given->second, value),
+          "remove this value; the store adds it");
     }
     state[std::string(name)] = value;
   }
@@ -65,7 +65,7 @@ std::string state_text(std::int64_t step, std::size_t world_size, const std::map
 std::map<std::string, std::string> parse_state(std::string_view text) {
   const Json json = parse_json(text);
   if (!json.is_object()) {
-    throw std::runtime_error("found no object, expected one");
+    throw std::runtime_error("not a JSON object");
   }
   std::map<std::string, std::string> values;
   for (const auto& [name, value] : json.items()) {
@@ -80,12 +80,12 @@ std::map<std::string, std::string> parse_state(std::string_view text) {
   return values;
 }
 
-/// Throws: std::runtime_error when the store's own values are not what this build and the manifest say.
+/// Throws: std::runtime_error if the store's own values differ from those of this build and the manifest.
 std::size_t checked_world_size(const std::map<std::string, std::string>& values, std::int64_t step) {
   const auto found = values.find("world_size");
   const auto world_size = found == values.end() ? std::nullopt : parse_int(found->second);
   if (world_size.value_or(0) < 1 || *world_size > kMaxRanks) {
-    throw std::runtime_error(fmt::format("found no world_size from 1 to {}, expected one", kMaxRanks));
+    throw std::runtime_error(fmt::format("world_size is missing or not a number from 1 to {}", kMaxRanks));
   }
   for (const auto& [name, value] : own_values(step, *world_size)) {
     const auto own = values.find(std::string(name));
@@ -99,9 +99,9 @@ std::size_t checked_world_size(const std::map<std::string, std::string>& values,
 
 }  // namespace
 
-std::int64_t byte_size(const Snapshot& snapshot) {
+std::int64_t byte_size(const CheckpointContents& contents) {
   std::int64_t bytes = 0;
-  for (const auto& [file, tensors] : snapshot.tensors) {
+  for (const auto& [file, tensors] : contents.tensors) {
     for (const auto& [name, tensor] : tensors) {
       bytes += static_cast<std::int64_t>(tensor.nbytes());
     }
@@ -109,12 +109,12 @@ std::int64_t byte_size(const Snapshot& snapshot) {
   return bytes;
 }
 
-void write_snapshot(CheckpointWriter& writer, std::int64_t step, const Snapshot& snapshot,
+void write_contents(CheckpointWriter& writer, std::int64_t step, const CheckpointContents& contents,
                     std::span<const std::string> per_rank) {
-  for (const auto& [name, tensors] : snapshot.tensors) {
+  for (const auto& [name, tensors] : contents.tensors) {
     write_tensors(writer, name + std::string(kTensorsSuffix), tensors);
   }
-  write_bytes(writer, std::string(kStateName), state_text(step, per_rank.size(), snapshot.values));
+  write_bytes(writer, std::string(kStateName), state_text(step, per_rank.size(), contents.values));
   for (std::size_t rank = 0; rank < per_rank.size(); ++rank) {
     if (!per_rank[rank].empty()) {
       write_bytes(writer, rank_file_name(rank), per_rank[rank]);
@@ -131,36 +131,37 @@ std::map<std::string, std::string> peek_values(const CheckpointDir& directory, s
   }
 }
 
-SavedSnapshot read_snapshot(const CheckpointDir& directory, std::int64_t step) {
-  std::map<std::string, at::Tensor> contents;  // rows of bytes
+StoredContents read_contents(const CheckpointDir& directory, std::int64_t step) {
+  std::map<std::string, at::Tensor> file_bytes;  // rows of bytes
   for (const Manifest::File& file : directory.manifest(step).files) {
-    at::Tensor& bytes = contents[file.name] = at::empty({file.size}, at::kByte);
+    at::Tensor& bytes = file_bytes[file.name] = at::empty({file.size}, at::kByte);
     directory.read(step, file, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()});
   }
   const auto where = [&](std::string_view name) { return (directory.path(step).filename() / name).string(); };
   const auto text_of = [&](const std::string& name) {
-    const auto found = contents.find(name);
-    return found == contents.end() ? std::nullopt
-                                   : std::optional(std::string(static_cast<const char*>(found->second.const_data_ptr()),
-                                                               found->second.nbytes()));
+    const auto found = file_bytes.find(name);
+    return found == file_bytes.end()
+               ? std::nullopt
+               : std::optional(
+                     std::string(static_cast<const char*>(found->second.const_data_ptr()), found->second.nbytes()));
   };
 
   const auto state = text_of(std::string(kStateName));
   if (!state) {
-    throw CheckpointError(fmt::format("{}: found no such file, expected one", where(kStateName)));
+    throw CheckpointError(fmt::format("{}: the file is missing", where(kStateName)));
   }
-  SavedSnapshot saved;
+  StoredContents saved;
   std::size_t world_size = 0;
   try {
-    saved.snapshot.values = parse_state(*state);
-    world_size = checked_world_size(saved.snapshot.values, step);
+    saved.contents.values = parse_state(*state);
+    world_size = checked_world_size(saved.contents.values, step);
   } catch (const std::runtime_error& error) {
     throw CheckpointError(fmt::format("{}: {}", where(kStateName), error.what()),
                           "use the lockstep version that wrote it, or another checkpoint");
   }
-  for (const auto& [name, bytes] : contents) {
+  for (const auto& [name, bytes] : file_bytes) {
     if (name.ends_with(kTensorsSuffix)) {
-      saved.snapshot.tensors[name.substr(0, name.size() - kTensorsSuffix.size())] = view_tensors(bytes, where(name));
+      saved.contents.tensors[name.substr(0, name.size() - kTensorsSuffix.size())] = view_tensors(bytes, where(name));
     }
   }
   for (std::size_t rank = 0; rank < world_size; ++rank) {
