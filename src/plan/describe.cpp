@@ -13,20 +13,21 @@ namespace {
 /// "2 x NVIDIA H200 (139.8 GiB), cuda:0-1": adjacent devices of the same kind form one entry.
 std::string gpu_text(const Plan& plan) {
   std::vector<std::string> groups;
-  const std::size_t count = plan.local_devices.size();
-  for (std::size_t first = 0, end = 0; first < count; first = end) {
-    const std::int64_t memory = plan.local_device_memory_bytes[first];
+  const auto& devices = plan.local_devices;
+  for (std::size_t first = 0, end = 0; first < devices.size(); first = end) {
+    const std::string memory = human_bytes(devices[first].memory_bytes);
     std::vector<int> indices;
-    for (; end < count && plan.local_device_names[end] == plan.local_device_names[first] &&
-           human_bytes(plan.local_device_memory_bytes[end]) == human_bytes(memory);
+    for (; end < devices.size() && devices[end].name == devices[first].name &&
+           human_bytes(devices[end].memory_bytes) == memory;
          ++end) {
-      indices.push_back(plan.local_devices[end].index);
+      indices.push_back(devices[end].id.index);
     }
     const std::size_t members = indices.size();
     indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
     groups.push_back(fmt::format("{}{}{}, cuda:{}", members > 1 ? fmt::format("{} x ", members) : "",
-                                 plan.local_device_names[first],
-                                 memory > 0 ? fmt::format(" ({})", human_bytes(memory)) : "", format_ranges(indices)));
+                                 devices[first].name,
+                                 devices[first].memory_bytes > 0 ? fmt::format(" ({})", memory) : "",
+                                 format_ranges(indices)));
   }
   return join(groups, "; ");
 }

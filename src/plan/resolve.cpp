@@ -44,7 +44,7 @@ Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, con
 
 /// There is one GPU, and the launcher does not say that each rank of this node has its own.
 void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& findings) {
-  const bool one_for_all = plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back() == DeviceId{true, 0};
+  const bool one_for_all = plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back().id == DeviceId{true, 0};
   if (!one_for_all || hardware.visible_devices != kUnset) {
     return;
   }
@@ -111,17 +111,16 @@ void check_nprocs(int nprocs, const Identity& identity, Findings& findings) {
   }
 }
 
-void set_devices(Plan& plan, const Hardware& hardware, std::vector<DeviceId> devices) {
-  plan.local_devices = std::move(devices);
-  for (const DeviceId device : plan.local_devices) {
+void set_devices(Plan& plan, const Hardware& hardware, const std::vector<DeviceId>& devices) {
+  plan.local_devices.clear();
+  for (const DeviceId device : devices) {
     const Gpu gpu = device.gpu ? hardware.gpus[static_cast<std::size_t>(device.index)]
                                : Gpu{.name = "CPU", .memory_bytes = hardware.memory_bytes};
-    plan.local_device_names.push_back(gpu.name);
-    plan.local_device_uuids.push_back(gpu.uuid);
-    plan.local_device_memory_bytes.push_back(gpu.memory_bytes);
+    plan.local_devices.push_back(
+        {.id = device, .name = gpu.name, .uuid = gpu.uuid, .memory_bytes = gpu.memory_bytes});
   }
   plan.config.compute_setup = plan.gpu() ? ComputeSetup::gpu : ComputeSetup::cpu;
-  plan.config.devices = devices_text(plan.local_devices);
+  plan.config.devices = devices_text(devices);
 }
 
 void set_loaders(Plan& plan, const BatchPlan& batch) {

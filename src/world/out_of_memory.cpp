@@ -26,15 +26,14 @@ bool is_out_of_memory(const std::exception& error) {
 
 OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
   OutOfMemory facts;
-  if (local >= plan.local_devices.size() || !plan.local_devices[local].gpu) {
+  if (local >= plan.local_devices.size() || !plan.local_devices[local].id.gpu) {
     return facts;
   }
-  facts.device = plan.local_devices[local];
-  if (local < plan.local_device_uuids.size()) {
-    for (const auto& process : gpu_processes(plan.local_device_uuids[local])) {
-      if (process.pid != getpid()) {
-        facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
-      }
+  const LocalDevice& device = plan.local_devices[local];
+  facts.device = device.id;
+  for (const auto& process : gpu_processes(device.uuid)) {
+    if (process.pid != getpid()) {
+      facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
     }
   }
   const Hardware hardware = probe_hardware();

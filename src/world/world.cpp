@@ -419,9 +419,9 @@ World World::connect(const Plan& plan, const Identity& identity) { return WorldA
 World WorldAccess::connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
   LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
-  const DeviceId chosen = plan.local_devices[local];
+  const LocalDevice& chosen = plan.local_devices[local];
   const c10::Device device =
-      chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index)) : c10::Device(c10::kCPU);
+      chosen.id.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.id.index)) : c10::Device(c10::kCPU);
   set_log_rank(identity.rank, identity.world_size);
   World world(std::make_unique<World::Impl>());
   World::Impl& impl = *world.impl_;
@@ -446,7 +446,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   if (met) {
     met(world);
   }
-  if (chosen.gpu) {
+  if (chosen.id.gpu) {
     start_gpu(device);
   }
   if (impl.alone()) {
@@ -461,8 +461,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     impl.connect_control_plane();
     impl.learn_nodes(identity);
     // To NCCL a host is what this variable says.
-    const std::string gpu = local < plan.local_device_uuids.size() ? plan.local_device_uuids[local] : std::string();
-    agree_at_start(plan.config, gpu.empty() ? gpu : gpu + environment.get("NCCL_HOSTID").value_or(""), world);
+    agree_at_start(plan.config, chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""), world);
     impl.connect_data_plane(device, plan.config.backend);
     return world;
   } catch (const Error&) {

@@ -268,6 +268,9 @@ Findings check_public_header(const SourceFile& file) {
   if (!std::string_view(code).substr(first).starts_with("#pragma once\n")) {
     return {fmt::format("{}: #pragma once does not follow the first comment", file.path)};
   }
+  if (code.find("\nnamespace lockstep {") != std::string::npos) {
+    return {fmt::format("{}: its namespace is hidden: namespace [[gnu::visibility(\"default\")]] lockstep", file.path)};
+  }
   return {};
 }
 

@@ -30,7 +30,7 @@ Findings check_third_party_includes(const SourceFile& file);
 /// is.
 Findings check_process_wide_names(const SourceFile& file);
 
-/// A public header begins with a comment that says what it is for, then #pragma once.
+/// A public header begins with a comment that says what it is for, then #pragma once. Its namespace is visible.
 Findings check_public_header(const SourceFile& file);
 
 /// `lists`: the texts of the CMakeLists.txt files that may name it.

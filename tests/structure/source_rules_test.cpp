@@ -112,6 +112,7 @@ TEST(PublicHeader, BeginsWithCommentThenPragma) {
   EXPECT_THAT(check("#pragma once\n// late\n"), ElementsAre(HasSubstr("comment")));
   EXPECT_THAT(check("// x\n#include <vector>\n#pragma once\n"), ElementsAre(HasSubstr("#pragma once")));
   EXPECT_THAT(check("// x\n"), ElementsAre(HasSubstr("#pragma once")));
+  EXPECT_THAT(check("// x\n#pragma once\n\nnamespace lockstep {\n"), ElementsAre(HasSubstr("visibility")));
 }
 
 TEST(Listed, FindsFilesThatNothingBuilds) {

@@ -26,6 +26,14 @@ struct DeviceId {
 };
 std::string to_string(DeviceId device);  ///< "cpu", "cuda:1"
 
+/// A device of this node that a rank uses.
+struct LocalDevice {
+  DeviceId id{};
+  std::string name{};  ///< "NVIDIA H200"
+  std::string uuid{};  ///< "" for the CPU
+  std::int64_t memory_bytes = 0;
+};
+
 /// G = global, b = per rank and micro-batch, A = micro-batches per step, W = ranks (docs/data.md "Batch arithmetic").
 struct BatchPlan {
   std::int64_t batch_size = 32;
@@ -51,10 +59,7 @@ struct Plan {
   std::optional<TrainConfig> asked{};  ///< the configuration that resolve() was given
   int world_size = 1;
   int nodes = 1;
-  std::vector<DeviceId> local_devices{DeviceId{}};  ///< one per rank of this node, by local rank
-  std::vector<std::string> local_device_names{};    ///< "NVIDIA H200", in the order of local_devices
-  std::vector<std::string> local_device_uuids{};    ///< "" for the CPU
-  std::vector<std::int64_t> local_device_memory_bytes{};
+  std::vector<LocalDevice> local_devices{LocalDevice{}};  ///< one per rank of this node, by local rank
   LoaderPlan loader{};             ///< for training
   LoaderPlan eval_loader{};        ///< for validation: no shuffling, dropping or padding
   int threads_per_rank = 1;        ///< compute threads: OMP_NUM_THREADS, else the cores divided by the ranks
@@ -71,7 +76,7 @@ struct Plan {
   std::vector<std::string> warnings{};  ///< the main rank logs each once
   std::vector<std::string> notes{};
 
-  bool gpu() const noexcept { return local_devices.front().gpu; }
+  bool gpu() const noexcept { return local_devices.front().id.gpu; }
   int local_world_size() const noexcept { return static_cast<int>(local_devices.size()); }
 };
 

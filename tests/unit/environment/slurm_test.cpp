@@ -143,13 +143,13 @@ TEST(Slurm, ChoosesTheGpuThatTheSchedulerMeans) {
     return resolve({}, node, identity_of(values));
   };
   const auto device = [&](const char* file) {
-    return to_string(plan(file).local_devices[static_cast<std::size_t>(identity_of(recorded(file))->local_rank)]);
+    return to_string(plan(file).local_devices[static_cast<std::size_t>(identity_of(recorded(file))->local_rank)].id);
   };
   EXPECT_EQ(device("srun_gres_task3"), "cuda:1");
   EXPECT_EQ(device("srun_gpu_bind_none_task1"), "cuda:1");
   EXPECT_EQ(device("srun_gpus_per_task_task1"), "cuda:0");
   EXPECT_EQ(device("srun_gpu_bind_map_task1"), "cuda:0");
-  EXPECT_EQ(plan("srun_gpus_per_task_task1").local_device_uuids[0], "GPU-10000000");
+  EXPECT_EQ(plan("srun_gpus_per_task_task1").local_devices[0].uuid, "GPU-10000000");
   EXPECT_THROW(resolve({}, machine_with(2), identity_of(recorded("srun_N2_n4_task0"))), ConfigError);  // 3 tasks
 }
 

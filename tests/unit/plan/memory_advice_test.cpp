@@ -14,7 +14,7 @@ using testing::Not;
 Plan plan_of(std::int64_t batch_size, std::int64_t accumulation, int ranks, std::int64_t global, bool gpu = false) {
   Plan plan;
   plan.world_size = ranks;
-  plan.local_devices.assign(static_cast<std::size_t>(ranks), DeviceId{.gpu = gpu});
+  plan.local_devices.assign(static_cast<std::size_t>(ranks), LocalDevice{.id = {.gpu = gpu}});
   plan.loader.batch = {.batch_size = batch_size, .accumulation = accumulation, .global_batch_size = global};
   return plan;
 }

@@ -22,7 +22,7 @@ constexpr std::nullopt_t kAlone = std::nullopt;
 std::vector<std::string> devices(const Plan& plan) {
   std::vector<std::string> names;
   std::transform(plan.local_devices.begin(), plan.local_devices.end(), std::back_inserter(names),
-                 [](DeviceId device) { return to_string(device); });
+                 [](const LocalDevice& device) { return to_string(device.id); });
   return names;
 }
 
@@ -115,9 +115,9 @@ TEST(Resolve, PrefersAllGpus) {
   EXPECT_EQ(plan.config.nprocs, 8);
   EXPECT_EQ(plan.launch, "this program starts 8 ranks");
   EXPECT_EQ(plan.threads_per_rank, 2);
-  EXPECT_EQ(plan.local_device_names[3], "Test GPU");
-  EXPECT_EQ(plan.local_device_uuids[3], "GPU-30000000");
-  EXPECT_EQ(plan.local_device_memory_bytes[3], 80 * kGiB);
+  EXPECT_EQ(plan.local_devices[3].name, "Test GPU");
+  EXPECT_EQ(plan.local_devices[3].uuid, "GPU-30000000");
+  EXPECT_EQ(plan.local_devices[3].memory_bytes, 80 * kGiB);
 }
 
 TEST(Resolve, SaysWhyNoGpuCanBeUsed) {
@@ -340,7 +340,7 @@ TEST(Resolve, GivesTheFirstGpusToLaunchedRanks) {
 TEST(Resolve, UsesTheOneGpuThatTheLauncherShowsARank) {
   const Plan plan = resolve({}, seen_through(machine_with(4), "2"), launched(1, 4));
   EXPECT_THAT(devices(plan), ElementsAre("cuda:0", "cuda:0", "cuda:0", "cuda:0"));
-  EXPECT_EQ(plan.local_device_uuids[1], "GPU-20000000");
+  EXPECT_EQ(plan.local_devices[1].uuid, "GPU-20000000");
   EXPECT_THAT(plan.warnings, IsEmpty());
 }
 
@@ -411,7 +411,7 @@ TEST(Resolve, FollowsTheDevicesThatTheSupervisorChose) {
   const Plan supervisor = resolve(config, with_free_memory({10, 70, 20, 70}), kAlone);
   identity.devices = supervisor.config.devices.text();
   const Plan worker = resolve(config, with_free_memory({70, 10, 70, 10}), identity);  // memory moved meanwhile
-  EXPECT_EQ(worker.local_devices, supervisor.local_devices);
+  EXPECT_EQ(devices(worker), devices(supervisor));
 
   identity.devices = resolve({.devices = 2}, no_gpu(), kAlone).config.devices.text();
   const Plan cpu = resolve({.devices = 2}, machine_with(2), identity);
