@@ -24,7 +24,6 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/duration.h"
-#include "base/end_process.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
@@ -33,6 +32,8 @@
 #include "environment/error_file.h"
 #include "environment/launcher_process.h"
 #include "environment/process_name.h"
+#include "failure/deadlines.h"
+#include "failure/end_process.h"
 #include "launch/core_binding.h"
 #include "launch/requeue.h"
 #include "rank/crash_handler.h"
@@ -132,8 +133,8 @@ void say_failure(const Message& failure, const Identity& identity, const Channel
 /// Ends one of several ranks: the ordinary way out joins threads of collectives that may never end. The other ranks are
 /// told first, because standard error may be stuck.
 [[noreturn]] void end_rank(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
-  constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
-  const auto cause = failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt;
+  const auto cause =
+      failure.secondary && guard != nullptr ? guard->first_failure(deadlines::kWaitForCause) : std::nullopt;
   const auto say = [&] {
     if (cause) {
       say_stopped(*cause, identity, channel);

@@ -1,7 +1,6 @@
 // What supervisor and workers say to each other over an inherited SEQPACKET socket. Torch-free.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -9,9 +8,6 @@
 #include <utility>
 
 namespace lockstep {
-
-/// For a rank to write the stacks of its threads, from the order on.
-inline constexpr std::chrono::milliseconds kTimeForStacks{2000};
 
 struct Message {
   enum class Kind : char {

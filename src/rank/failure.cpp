@@ -12,14 +12,14 @@
 #include <lockstep/base/error.h>
 
 #include "base/about_another_rank.h"
-#include "base/end_process.h"
 #include "base/text.h"
+#include "failure/deadlines.h"
+#include "failure/end_process.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kAborted = 128 + SIGABRT;
-constexpr std::chrono::seconds kTimeForLastWords{5};  // and for the stack; standard error may be stuck
 
 struct Announcement {
   std::atomic<const ProgressRecord*> record{nullptr};
@@ -69,13 +69,13 @@ void announce(const Message& failure) {
 }
 
 void on_assertion(const char* text) noexcept {
-  end_process_within(kTimeForLastWords, static_cast<int>(ExitCode::internal));
+  end_process_within(deadlines::kTerminate, static_cast<int>(ExitCode::internal));
   announce({.kind = Message::Kind::failure, .text = text, .code = static_cast<int>(ExitCode::internal)});
 }
 
 void on_terminate() {
   const Message failure = terminate_failure();
-  end_process_within(kTimeForLastWords, failure.code);
+  end_process_within(deadlines::kTerminate, failure.code);
   announce(failure);
   if (failure.code != kAborted) {
     end_process(failure.code);

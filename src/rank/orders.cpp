@@ -12,7 +12,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/end_process.h"
+#include "failure/deadlines.h"
+#include "failure/end_process.h"
 #include "rank/crash_handler.h"
 
 namespace lockstep {
@@ -50,7 +51,7 @@ void Orders::obey() {
     }
     while (const auto order = channel_->receive()) {
       if (order->kind == Message::Kind::abort) {
-        wait_for_stacks(kTimeForStacks);  // they may have been asked for a moment before
+        wait_for_stacks(deadlines::kStacks);  // they may have been asked for a moment before
         end_process(kCode);
       }
       if (order->kind == Message::Kind::dump) {

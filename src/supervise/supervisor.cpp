@@ -17,6 +17,7 @@
 
 #include "base/host_name.h"
 #include "base/text.h"
+#include "failure/deadlines.h"
 #include "supervise/memory_watch.h"
 #include "supervise/rank_output.h"
 #include "supervise/terminal_queue.h"
@@ -28,12 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSecondInterruptAfter{1000};
-constexpr milliseconds kLongestDying{5000};  // from SIGKILL; a process in a broken driver call may never end
-constexpr milliseconds kNoticeAfter{500};    // most ranks end by themselves sooner
-constexpr int kMessagesPerTurn = 1000;       // more than the channel holds
-constexpr int kReadsPerTurn = 16;            // one loud rank must not starve the others
-constexpr int kSaneReads = 64;               // more than a pipe holds: what a dead worker left behind
+constexpr int kMessagesPerTurn = 1000;  // more than the channel holds
+constexpr int kReadsPerTurn = 16;       // one loud rank must not starve the others
+constexpr int kSaneReads = 64;          // more than a pipe holds: what a dead worker left behind
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
@@ -170,7 +168,7 @@ class Supervisor {
         order(Message::Kind::dump);
         continue;
       }
-      if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + kSecondInterruptAfter) {
+      if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + deadlines::kSecondInterrupt) {
         verdict_.killed_by_user();
         kill_all();
         continue;
@@ -236,7 +234,7 @@ class Supervisor {
       }
       if (finding.ends_the_run) {
         order(Message::Kind::dump);
-        look_at_ = now + kTimeForStacks;
+        look_at_ = now + deadlines::kStacks;
         stall_ = std::move(finding);
       }
     }
@@ -329,7 +327,7 @@ class Supervisor {
     const auto now = Clock::now();
     if (!kill_at_) {
       kill_at_ = now + options_.grace;
-      notice_at_ = now + kNoticeAfter;
+      notice_at_ = now + deadlines::kNotice;
       look_for_a_mismatch();
       ask_strangers_to_end();
       order(Message::Kind::abort);
@@ -377,7 +375,7 @@ class Supervisor {
       }
     }
     killed_at_ = killed_at_.value_or(Clock::now());
-    kill_at_ = *killed_at_ + kLongestDying;
+    kill_at_ = *killed_at_ + deadlines::kDying;
     notice_at_.reset();
   }
 

@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "failure/deadlines.h"
 
 namespace lockstep {
 namespace {
@@ -93,7 +94,7 @@ void Verdict::announced(int rank, const Message& message, const ProgressView& pl
   if (!message.secondary) {
     decide(std::move(outcome));
   } else if (!secondary_) {
-    secondary_ = Secondary{.outcome = std::move(outcome), .due = now + kWaitForCause};
+    secondary_ = Secondary{.outcome = std::move(outcome), .due = now + deadlines::kWaitForCause};
   }
 }
 

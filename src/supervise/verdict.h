@@ -33,7 +33,6 @@ struct Ending {
 class Verdict {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  static constexpr std::chrono::seconds kWaitForCause{1};
 
   /// Rank numbers in texts begin at `first_rank`.
   Verdict(std::string host, const std::vector<pid_t>& pids, int first_rank = 0);

@@ -14,10 +14,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "base/end_process.h"
 #include "base/text.h"
 #include "environment/process_name.h"
-#include "world/wait_for_readers.h"
+#include "failure/end_process.h"
+#include "failure/linger.h"
 
 namespace lockstep {
 namespace {
@@ -297,7 +297,7 @@ std::optional<std::string> Guard::first_failure(milliseconds patience) noexcept 
 
 void Guard::let_others_hear() noexcept {
   if (rank_ == 0 && store_) {
-    wait_for_readers(kHearingTime, [this] { return store_->add(kHeard, 0) >= size_; });
+    linger(deadlines::kLinger, [this] { return store_->add(kHeard, 0) >= size_; });
   }
 }
 
