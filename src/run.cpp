@@ -31,7 +31,7 @@
 #include "failure/deadlines.h"
 #include "launch/node_exchange.h"
 #include "launch/requeue.h"
-#include "rank/failure.h"
+#include "rank/last_words.h"
 #include "rank/signals.h"
 #include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
@@ -191,7 +191,7 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
     }
     return run_program(defaults, flags, {argv, argv + argc}, worker);
   } catch (...) {
-    const Message failure = current_failure();
+    const Failure failure = current_failure();
     print_error(failure.text);
     return failure.code;
   }

@@ -15,7 +15,7 @@ struct Message {
     status = 'S',    ///< worker: replaces the status line
     failure = 'F',   ///< worker: code, secondary flag and text of the exception that ends it
     finished = 'E',  ///< worker: announced exit code; an exit that was not announced is a failure
-    abort = 'A',     ///< supervisor: somebody failed; end at once, without finishing what waits for others
+    abort = 'A',     ///< supervisor: end at once, without finishing what waits for others; text: what failed
     dump = 'D',      ///< supervisor: write the stacks of all threads
   };
   Kind kind = Kind::line;

@@ -28,7 +28,9 @@ inline constexpr milliseconds kWaitForCause{1000};   ///< a consequence waits so
 inline constexpr milliseconds kFirstReport{1000};    ///< somebody began to report first: wait so long for the report
 inline constexpr milliseconds kAnnounce{5000};       ///< an announcement that the store does not take is given up
 inline constexpr milliseconds kAnnounceOrder{1000};  ///< the same for a rank that its supervisor has told to end
-inline constexpr milliseconds kSend{1000};           ///< a full channel to the supervisor is waited for
+inline constexpr milliseconds kFirstHeartbeat{
+    30000};                                 ///< of a node, besides dist.heartbeat_timeout_s: it may still start
+inline constexpr milliseconds kSend{1000};  ///< a full channel to the supervisor is waited for
 
 // What may read before it loses the store.
 inline constexpr milliseconds kLinger{900};          ///< rank 0, until the others have read what failed
