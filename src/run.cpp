@@ -24,13 +24,14 @@
 #include <lockstep/launch/launcher.h>
 #include <lockstep/run.h>
 
+#include "base/descriptor.h"
 #include "base/duration.h"
-#include "base/end_process.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
+#include "failure/deadlines.h"
 #include "launch/node_exchange.h"
 #include "launch/requeue.h"
-#include "rank/failure.h"
+#include "rank/last_words.h"
 #include "rank/signals.h"
 #include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
@@ -73,8 +74,7 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   request.grace = to_milliseconds(plan.config.dist.grace_s);
   request.stall_warning = to_milliseconds(plan.config.dist.stall_warn_s);
   request.stall_deadline = to_milliseconds(plan.config.dist.stall_timeout_s);
-  constexpr std::chrono::seconds kTimeToSayIt{10};  // for the ranks themselves: they know who is missing
-  request.rendezvous_deadline = to_milliseconds(plan.config.dist.init_timeout_s) + kTimeToSayIt;
+  request.rendezvous_deadline = to_milliseconds(plan.config.dist.init_timeout_s) + deadlines::kRanksSpeakFirst;
   // Workers plan again, and find other free memory then: they are told what was chosen.
   auto variables = environment.all();
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
@@ -191,7 +191,7 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
     }
     return run_program(defaults, flags, {argv, argv + argc}, worker);
   } catch (...) {
-    const Message failure = current_failure();
+    const Failure failure = current_failure();
     print_error(failure.text);
     return failure.code;
   }

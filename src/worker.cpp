@@ -24,7 +24,6 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/duration.h"
-#include "base/end_process.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
@@ -33,13 +32,14 @@
 #include "environment/error_file.h"
 #include "environment/launcher_process.h"
 #include "environment/process_name.h"
+#include "failure/end_process.h"
+#include "failure/peer_monitor.h"
 #include "launch/core_binding.h"
 #include "launch/requeue.h"
+#include "rank/channel_link.h"
 #include "rank/crash_handler.h"
-#include "rank/failure.h"
-#include "rank/orders.h"
+#include "rank/last_words.h"
 #include "report/console.h"
-#include "world/guard.h"
 #include "world/out_of_memory.h"
 #include "world/rendezvous.h"
 #include "world/world_access.h"
@@ -99,76 +99,38 @@ void use_bound_cores(World& world, const Plan& plan) {
   }
 }
 
-/// Another rank's failure, or the launcher's end, ends this one.
-void say_stopped(const std::string& cause, const Identity& identity, const Channel* channel) {
-  if (channel != nullptr) {
-    channel->send({.kind = Message::Kind::failure,
-                   .text = "stopped: " + cause,
-                   .code = code_of(ExitCode::peer_lost),
-                   .secondary = true});
+/// What a rank says before it ends where no supervisor of ours says it: on the terminal, and in torchrun's error file.
+void say_on_terminal(const Failure& failure, const Identity& identity) {
+  write_error_file(identity.error_file, with_place(failure));
+  print_error(with_place(failure));
+}
+
+void say_on_terminal(const Parting& parting, const Identity& identity) {
+  if (parting.is_stopped) {
+    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, parting.words.text));
   } else {
-    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, cause));
+    say_on_terminal(parting.words, identity);
   }
 }
 
-/// "error: at step 812 in forward: ...", from the beginning of the training on.
-void tell_place(std::string& text, const ProgressView& place) {
-  constexpr std::string_view kLabel = "error: ";
-  if (place.phase >= Phase::prepare && text.starts_with(kLabel)) {
-    text.insert(kLabel.size(), place_of(place) + ": ");
-  }
+/// Who says it instead, and tells this rank of failures of the others; null: nobody.
+std::unique_ptr<FailureLink> link_to_supervisor(const std::shared_ptr<Channel>& channel, const Identity& identity) {
+  return channel ? std::make_unique<ChannelLink>(identity.rank, channel) : nullptr;
 }
 
-/// What ends a rank, told to whoever watches it: our supervisor, or torchrun.
-void say_failure(const Message& failure, const Identity& identity, const Channel* channel) {
-  if (channel != nullptr) {
-    channel->send(failure);
-  } else {
-    write_error_file(identity.error_file, failure.text);
-    print_error(failure.text);
-  }
+/// What to watch where no supervisor of ours sees all ranks.
+void watch_peers(PeerMonitor& monitor, const World& world, const Plan& plan, const Identity& identity,
+                 const Variables& environment) {
+  const bool is_supervised = identity.control_fd >= 0;
+  auto launcher = is_supervised ? std::vector<LauncherProcess>() : open_launcher(identity, environment);
+  const bool needs_store = world.size() > 1 && (!is_supervised || plan.nodes > 1);
+  monitor.watch_peers(needs_store ? world.store("lockstep/guard") : nullptr, std::move(launcher));
 }
 
-/// Ends one of several ranks: the ordinary way out joins threads of collectives that may never end. The other ranks are
-/// told first, because standard error may be stuck.
-[[noreturn]] void end_rank(const Message& failure, const Identity& identity, const Channel* channel, Guard* guard) {
-  constexpr std::chrono::seconds kPatience{1};  // for the news who failed first
-  const auto cause = failure.secondary && guard != nullptr ? guard->first_failure(kPatience) : std::nullopt;
-  const auto say = [&] {
-    if (cause) {
-      say_stopped(*cause, identity, channel);
-    } else {
-      say_failure(failure, identity, channel);
-    }
-  };
-  if (channel != nullptr) {
-    say();  // our supervisor always listens
-  }
-  if (!cause && guard != nullptr) {
-    guard->report(failure.text, failure.code);
-  } else if (channel == nullptr && guard != nullptr) {
-    guard->wait_for_launcher();
-  }
-  end_process(failure.code, channel == nullptr ? std::function<void()>(say) : nullptr);
-}
-
-/// Where no supervisor of ours sees all ranks.
-void start_guard(std::optional<Guard>& guard, const World& world, const Plan& plan, const Identity& identity,
-                 const Variables& environment, const Channel* channel, const TrainControl& control) {
-  std::vector<LauncherProcess> launcher;
-  if (channel == nullptr) {
-    launcher = open_launcher(identity, environment);
-  }
-  if (launcher.empty() && (world.size() == 1 || (channel != nullptr && plan.nodes == 1))) {
-    return;
-  }
-  guard.emplace(world,
-                Guard::Options{
-                    .heartbeat_timeout = to_milliseconds(plan.config.dist.heartbeat_timeout_s),
-                    .say = [&identity, channel](const std::string& cause) { say_stopped(cause, identity, channel); },
-                    .may_lose_launcher = [control] { return !control.stop_reason().empty(); },
-                },
-                std::move(launcher));
+/// From the beginning of the training on.
+std::string place_of_failure(const ProgressRecord& record) {
+  const ProgressView place = view(record);
+  return place.phase >= Phase::prepare ? place_of(place) : std::string();
 }
 
 // The run is saved: not being queued again is no reason to call it failed.
@@ -189,41 +151,55 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
                                                      : ProgressBoard(identity.local_world_size);
   identity.progress_fd = progress.fd();  // the World maps it again
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
-  const LastWords last_words(progress[identity.local_rank], [&](const Message& failure) {
+  const LastWords last_words(progress[identity.local_rank], [&](const Failure& failure) {
     set_log_rank(identity.rank, identity.world_size);  // in whatever thread this is
-    say_failure(failure, identity, channel.get());
+    if (channel) {
+      channel->send(to_message(failure));
+    } else {
+      say_on_terminal(failure, identity);
+    }
   });
-  std::optional<Orders> orders;
-  if (channel) {
-    orders.emplace(channel);
+  std::function<void(const Parting&)> say;
+  if (!channel) {
+    say = [&identity](const Parting& parting) { say_on_terminal(parting, identity); };
   }
+  PeerMonitor monitor({.rank = identity.rank,
+                       .size = identity.world_size,
+                       .supervisor = link_to_supervisor(channel, identity),
+                       .say = say,
+                       .may_lose_launcher = [control] { return !control.stop_reason().empty(); }});
   if (!plan.threads_are_given) {
     at::set_num_threads(plan.threads_per_rank);
   }
   std::optional<Session> session;
   std::shared_ptr<RunHold> run_hold;
-  std::optional<Guard> guard;
+  // Ends one of several ranks: the ordinary way out joins threads of collectives that may never end. The other ranks
+  // are told first, because standard error may be stuck.
   const auto fail = [&](const std::string& advice) {
-    Message failure = current_failure();
+    Failure failure = current_failure();
     failure.text += advice;
-    if (!channel) {
-      tell_place(failure.text, view(progress[identity.local_rank]));  // a supervisor knows it from the record
-    }
+    failure.where = place_of_failure(progress[identity.local_rank]);
+    const Parting parting = monitor.fail(failure);
+    const auto say_it = [&] {
+      if (say) {
+        say(parting);
+      }
+    };
     if (plan.world_size > 1) {
-      end_rank(failure, identity, channel.get(), guard ? &*guard : nullptr);
+      end_process(parting.code, say_it);
     }
-    say_failure(failure, identity, channel.get());
-    return failure.code;
+    say_it();
+    return parting.code;
   };
   try {
-    World connected = WorldAccess::connect(plan, identity, [&](const World& met) {
-      start_guard(guard, met, plan, identity, environment, channel.get(), control);
-    });
+    World connected = WorldAccess::connect(
+        plan, identity, [&](const World& met) { watch_peers(monitor, met, plan, identity, environment); });
     session.emplace(plan, std::move(connected), control, make_console(channel, environment));
     World& world = session->world;
-    if (guard) {
-      guard->watch_nodes(world);
-    }
+    monitor.watch_nodes({.count = world.nodes(),
+                         .mine = world.node(),
+                         .watches_next = world.local_rank() == 0,
+                         .silence = to_milliseconds(plan.config.dist.heartbeat_timeout_s)});
     if (world.size() > 1 && !channel && !plan.threads_are_given) {
       use_bound_cores(world, plan);
     }
@@ -241,7 +217,7 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     }
     // Nobody leaves, and takes the store along, while others still work.
     world.main_first("end of run", [] {});
-    guard.reset();  // all have worked: from now on an ending process is no failure
+    monitor.leave_peers();
     world.barrier("end of run");
     const StopKind stop = control.agreed();
     const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted

@@ -28,4 +28,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
+/// Opens /dev/null in place of standard descriptors that are closed. Else the next file or socket would get the number,
+/// and what is printed would end up there.
+void open_standard_descriptors() noexcept;
+
 }  // namespace lockstep

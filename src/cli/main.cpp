@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/version.h>
 
-#include "base/end_process.h"
+#include "base/descriptor.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/compare_command.h"

@@ -16,6 +16,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "failure/deadlines.h"
+
 namespace lockstep {
 namespace {
 
@@ -26,8 +28,6 @@ struct Header {
   std::uint8_t code;
 };
 static_assert(sizeof(Header) == 3);
-
-constexpr auto kPatience = std::chrono::seconds(1);
 
 /// At most kMaxText bytes, cut between UTF-8 characters.
 std::string_view shorten(std::string_view text) noexcept {
@@ -103,7 +103,7 @@ void Channel::send(const Message& message) const noexcept {
   msghdr packet{};
   packet.msg_iov = parts.data();
   packet.msg_iovlen = parts.size();
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + deadlines::kSend;
   while (sendmsg(fd_, &packet, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     const bool full = errno == EAGAIN;
     const bool again = full ? !may_be_dropped(message.kind) && wait_writable(fd_, deadline) : errno == EINTR;

@@ -1,7 +1,6 @@
 // What supervisor and workers say to each other over an inherited SEQPACKET socket. Torch-free.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -10,16 +9,13 @@
 
 namespace lockstep {
 
-/// For a rank to write the stacks of its threads, from the order on.
-inline constexpr std::chrono::milliseconds kTimeForStacks{2000};
-
 struct Message {
   enum class Kind : char {
     line = 'L',      ///< worker: a whole line for the terminal, without a rank prefix (the main rank's report)
     status = 'S',    ///< worker: replaces the status line
     failure = 'F',   ///< worker: code, secondary flag and text of the exception that ends it
     finished = 'E',  ///< worker: announced exit code; an exit that was not announced is a failure
-    abort = 'A',     ///< supervisor: somebody failed; end at once, without finishing what waits for others
+    abort = 'A',     ///< supervisor: end at once, without finishing what waits for others; text: what failed
     dump = 'D',      ///< supervisor: write the stacks of all threads
   };
   Kind kind = Kind::line;

@@ -21,13 +21,13 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "failure/deadlines.h"
 #include "launch/worker_environment.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};
 constexpr int kPauseMs = 5;
 constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is seen by the next
 constexpr char kAllIsWell = '.';
@@ -92,7 +92,7 @@ int kill_marked(std::string_view launch_id) {
 /// Calls `scan` until it finds nothing any more.
 template <class Scan>
 void until_none_is_left(Scan&& scan) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + deadlines::kDescendants;
   for (int clean = 0; clean < kCleanScans && std::chrono::steady_clock::now() < deadline;) {
     clean = scan() == 0 ? clean + 1 : 0;
     poll(nullptr, 0, clean < kCleanScans ? kPauseMs : 0);

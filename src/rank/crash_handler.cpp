@@ -21,7 +21,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/descriptor.h"
-#include "base/end_process.h"
+#include "failure/deadlines.h"
+#include "failure/end_process.h"
 #include "rank/line_buffer.h"
 #include "rank/symbols.h"
 
@@ -30,7 +31,6 @@ namespace {
 
 constexpr std::size_t kStackBytes = 256 << 10;
 constexpr std::size_t kMaxFrames = 32;
-constexpr std::chrono::seconds kTimeForTheCrash{30};  // standard error may be stuck
 
 struct Context {
   std::atomic<bool> installed{false};
@@ -108,7 +108,7 @@ extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
       pause();  // another thread is speaking, and then ends the process
     }
   }
-  end_process_within(kTimeForTheCrash, 128 + signal);
+  end_process_within(deadlines::kCrash, 128 + signal);
   LineBuffer line;
   const char* name = sigdescr_np(signal);
   line.add("rank ").add(context.rank.load()).add(" crashed");
@@ -231,9 +231,9 @@ void dump_stacks() noexcept {
 }
 
 void wait_for_stacks(std::chrono::milliseconds longest) noexcept {
-  constexpr std::chrono::milliseconds kNap{10};
-  for (std::chrono::milliseconds waited{0}; context.awaited > 0 && waited < longest; waited += kNap) {
-    std::this_thread::sleep_for(kNap);  // handlers only count
+  for (std::chrono::milliseconds waited{0}; context.awaited > 0 && waited < longest;
+       waited += deadlines::kLingerPause) {
+    std::this_thread::sleep_for(deadlines::kLingerPause);  // handlers only count
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "failure/deadlines.h"
 #include "rank/line_buffer.h"
 
 namespace lockstep {
@@ -22,6 +23,7 @@ namespace {
 
 constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, SIGXFSZ};
 constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kSecondInterrupt = std::chrono::nanoseconds(deadlines::kSecondInterrupt).count();
 
 struct Target {
   std::atomic<TrainControl*> control{nullptr};
@@ -44,7 +46,7 @@ void end_on_second_interrupt() noexcept {
   const std::int64_t now = now_ns();
   std::int64_t first = 0;
   // One Ctrl-C may arrive twice, from the terminal and from a launcher: only a later one is a second request.
-  if (!target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecond) {
+  if (!target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecondInterrupt) {
     _exit(static_cast<int>(ExitCode::interrupted));
   }
 }

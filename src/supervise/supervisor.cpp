@@ -17,10 +17,11 @@
 
 #include "base/host_name.h"
 #include "base/text.h"
+#include "failure/deadlines.h"
 #include "supervise/memory_watch.h"
 #include "supervise/rank_output.h"
+#include "supervise/run_outcome.h"
 #include "supervise/terminal_queue.h"
-#include "supervise/verdict.h"
 
 namespace lockstep {
 namespace {
@@ -28,12 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSecondInterruptAfter{1000};
-constexpr milliseconds kLongestDying{5000};  // from SIGKILL; a process in a broken driver call may never end
-constexpr milliseconds kNoticeAfter{500};    // most ranks end by themselves sooner
-constexpr int kMessagesPerTurn = 1000;       // more than the channel holds
-constexpr int kReadsPerTurn = 16;            // one loud rank must not starve the others
-constexpr int kSaneReads = 64;               // more than a pipe holds: what a dead worker left behind
+constexpr int kMessagesPerTurn = 1000;  // more than the channel holds
+constexpr int kReadsPerTurn = 16;       // one loud rank must not starve the others
+constexpr int kSaneReads = 64;          // more than a pipe holds: what a dead worker left behind
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
@@ -51,7 +49,7 @@ class Supervisor {
         signals_(signals),
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
-        verdict_(host_name(), pids_of(workers_), options.first_rank),
+        outcome_(host_name(), pids_of(workers_), options.first_rank),
         stall_watch_(options.stall, static_cast<int>(workers_.size())) {
     for (int rank = 0; rank < size(); ++rank) {
       outputs_.emplace_back(
@@ -81,11 +79,11 @@ class Supervisor {
         options_.each_turn();
       }
       look_for_stalls();
-      verdict_.settle(looked);
+      outcome_.settle(looked);
       stop_the_rest();
     }
     say_farewell();
-    LaunchReport report = verdict_.report();
+    LaunchReport report = outcome_.report();
     report.stop_requested = !forwarded_.empty();
     for (int rank = 0; rank < size(); ++rank) {
       report.step = std::max(report.step, view(progress_[rank]).step);
@@ -115,7 +113,7 @@ class Supervisor {
   /// Time until something has to happen without an event; -1: never.
   int timeout() const {
     auto next = Clock::time_point::max();
-    for (const auto& due : {verdict_.due(), notice_at_, kill_at_, look_at_}) {
+    for (const auto& due : {outcome_.due(), notice_at_, kill_at_, look_at_}) {
       next = std::min(next, due.value_or(next));
     }
     if (next == Clock::time_point::max()) {
@@ -170,8 +168,8 @@ class Supervisor {
         order(Message::Kind::dump);
         continue;
       }
-      if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + kSecondInterruptAfter) {
-        verdict_.killed_by_user();
+      if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + deadlines::kSecondInterrupt) {
+        outcome_.killed_by_user();
         kill_all();
         continue;
       }
@@ -186,7 +184,7 @@ class Supervisor {
     if (!forwarded_.insert(signal).second) {
       return;
     }
-    verdict_.signal_forwarded(signal);
+    outcome_.signal_forwarded(signal);
     stall_watch_.stop_asked_for(Clock::now());
     for (const WorkerProcess& process : workers_) {
       if (process.is_running()) {
@@ -197,17 +195,17 @@ class Supervisor {
   }
 
   /// To the ranks that still run and do not know yet that the run is over.
-  void order(Message::Kind kind) {
+  void order(Message::Kind kind, const std::string& why = {}) {
     for (int rank = 0; rank < size(); ++rank) {
-      if (worker(rank).is_running() && verdict_.is_unaware(rank)) {
-        worker(rank).channel().send({.kind = kind});
+      if (worker(rank).is_running() && outcome_.is_unaware(rank)) {
+        worker(rank).channel().send({.kind = kind, .text = why});
       }
     }
   }
 
   void look_for_stalls() {
     const auto now = Clock::now();
-    if (verdict_.is_decided()) {
+    if (outcome_.is_decided()) {
       look_at_.reset();
       return;
     }
@@ -236,7 +234,7 @@ class Supervisor {
       }
       if (finding.ends_the_run) {
         order(Message::Kind::dump);
-        look_at_ = now + kTimeForStacks;
+        look_at_ = now + deadlines::kStacks;
         stall_ = std::move(finding);
       }
     }
@@ -245,7 +243,7 @@ class Supervisor {
   /// The stacks are written: the ranks that stood still are blamed.
   void end_stalled() {
     const std::vector<int> others(stall_->ranks.begin() + 1, stall_->ranks.end());
-    verdict_.stalled(stall_->ranks.front(),
+    outcome_.stalled(stall_->ranks.front(),
                      stall_->what + (others.empty() ? "" : fmt::format(", with ranks {}", format_ranges(others))),
                      stall_->hint);
   }
@@ -272,7 +270,7 @@ class Supervisor {
           break;
         case Message::Kind::failure:
         case Message::Kind::finished:
-          verdict_.announced(rank, *message, view(progress_[rank]), Clock::now());
+          outcome_.announced(rank, *message, view(progress_[rank]), Clock::now());
           break;
         case Message::Kind::abort:  // orders go the other way
         case Message::Kind::dump:
@@ -306,12 +304,12 @@ class Supervisor {
     hear(rank);
     const ExitStatus status = worker(rank).reap();
     if (is_stranger(rank) && status.signal == 0) {
-      verdict_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
+      outcome_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
                          Clock::now());
     }
     const std::optional<TrainingStart> start = progress_[rank].training_start();
     const MemoryWatch& memory = memory_[static_cast<std::size_t>(rank)];
-    verdict_.exited(rank, {.status = status,
+    outcome_.exited(rank, {.status = status,
                            .place = view(progress_[rank]),
                            .first_step = start ? start->step : -1,
                            .out_of_memory = memory.killed_since(),
@@ -323,25 +321,26 @@ class Supervisor {
   }
 
   void stop_the_rest() {
-    if (!verdict_.is_decided() || killed_at_ || running() == 0) {
+    if (!outcome_.is_decided() || killed_at_ || running() == 0) {
       return;
     }
     const auto now = Clock::now();
     if (!kill_at_) {
       kill_at_ = now + options_.grace;
-      notice_at_ = now + kNoticeAfter;
+      notice_at_ = now + deadlines::kNotice;
       look_for_a_mismatch();
       ask_strangers_to_end();
-      order(Message::Kind::abort);
+      const LaunchReport report = outcome_.report();
+      order(Message::Kind::abort, report.failed_rank < 0 ? std::string() : first_line(report));
     }
     if (notice_at_ && now >= *notice_at_) {
       const int left = running();
-      say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(verdict_.report()), left,
+      say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(outcome_.report()), left,
                       left == 1 ? "" : "s", seconds(options_.grace)));
       notice_at_.reset();
     }
     if (now >= *kill_at_) {
-      verdict_.killed_by_us();
+      outcome_.killed_by_us();
       kill_all();
     }
   }
@@ -377,7 +376,7 @@ class Supervisor {
       }
     }
     killed_at_ = killed_at_.value_or(Clock::now());
-    kill_at_ = *killed_at_ + kLongestDying;
+    kill_at_ = *killed_at_ + deadlines::kDying;
     notice_at_.reset();
   }
 
@@ -402,7 +401,7 @@ class Supervisor {
                         worker(rank).pid(), state.empty() ? "" : ": it is ", state));
       }
     }
-    const LaunchReport report = verdict_.report();
+    const LaunchReport report = outcome_.report();
     if (report.failed_rank >= 0 && !report.explained) {
       const auto& tail = output(report.failed_rank - options_.first_rank).error_tail();
       if (!tail.empty()) {
@@ -412,7 +411,7 @@ class Supervisor {
         say("  | " + line);
       }
     }
-    if (const std::string text = verdict_.text(); !text.empty()) {
+    if (const std::string text = outcome_.text(); !text.empty()) {
       for (const std::string& line : split(text, '\n')) {
         say(line);
       }
@@ -442,7 +441,7 @@ class Supervisor {
   SignalInbox& signals_;
   SupervisorOptions options_;
   TerminalQueue terminal_;
-  Verdict verdict_;
+  RunOutcome outcome_;
   StallWatch stall_watch_;
   std::vector<MemoryWatch> memory_{};
   std::vector<RankOutput> outputs_{};

@@ -21,9 +21,9 @@
 #include "base/random_id.h"
 #include "base/text.h"
 #include "environment/process_name.h"
+#include "failure/linger.h"
 #include "launch/store_socket.h"
 #include "world/store_socket.h"
-#include "world/wait_for_readers.h"
 
 namespace lockstep {
 
@@ -186,7 +186,6 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
 
 /// The store goes with rank 0: it waits until all who are there have read why.
 void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& identity) {
-  constexpr milliseconds kReadingTime{5000};
   if (!store_check(launch, kRefused)) {
     return;
   }
@@ -196,7 +195,7 @@ void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& i
     const auto present = [&] {
       return identity.world_size - static_cast<std::int64_t>(missing_ranks(store, identity.world_size).size());
     };
-    wait_for_readers(kReadingTime, [&] { return store_add(launch, kRefusedRead, 0) >= present(); });
+    linger(deadlines::kLingerRefused, [&] { return store_add(launch, kRefusedRead, 0) >= present(); });
   }
   const auto space = std::min(text.find(' '), text.size() - 1);
   const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);

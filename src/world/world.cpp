@@ -26,11 +26,11 @@
 #include "base/text.h"
 #include "environment/nodes.h"
 #include "environment/visible_devices.h"
+#include "failure/linger.h"
 #include "world/agreement.h"
 #include "world/process_group.h"
 #include "world/rendezvous.h"
 #include "world/vector_math.h"
-#include "world/wait_for_readers.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -179,13 +179,13 @@ struct World::Impl {
   // The store may be at the other end of a cable that was pulled. What waits for it then is left behind: nothing can
   // call it back, and this rank is on its way out.
   std::string missing_ranks_soon() const {
-    constexpr std::chrono::seconds kPatience{2};
     std::packaged_task<std::string()> question(
         [shared = store, size = place.size, done = operations] { return missing_ranks(*shared, size, done); });
     auto answer = question.get_future();
     std::thread(std::move(question)).detach();
-    return answer.wait_for(kPatience) == std::future_status::ready ? answer.get()
-                                                                   : "unknown, the rendezvous store does not answer";
+    return answer.wait_for(deadlines::kMissingRanks) == std::future_status::ready
+               ? answer.get()
+               : "unknown, the rendezvous store does not answer";
   }
 
   // See Note [NCCL policy].
@@ -325,7 +325,7 @@ struct World::Impl {
       keys.push_back(prefix + std::to_string(rank));
     }
     if (place.rank == 0) {
-      wait_for_readers(milliseconds(500), [&] { return store->check(keys); });
+      linger(deadlines::kLinger, [&] { return store->check(keys); });
     }
   }
 

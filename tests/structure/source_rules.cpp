@@ -16,8 +16,8 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
-const Names kCore = {"base",   "config",   "environment", "plan",    "control", "rank",   "supervise",
-                     "launch", "sampling", "storage",     "formats", "report",  "version"};
+const Names kCore = {"base",      "config", "environment", "plan",    "failure", "control", "rank",
+                     "supervise", "launch", "sampling",    "storage", "formats", "report",  "version"};
 
 /// What each module may include besides itself. docs/architecture.md has the picture.
 const std::map<std::string_view, Names>& layers() {
@@ -38,10 +38,11 @@ const std::map<std::string_view, Names>& layers() {
       {"config", {"version", "base"}},
       {"environment", {"version", "base"}},
       {"plan", {"version", "base", "config", "environment"}},
-      {"control", {"version", "base", "config", "environment", "plan"}},
-      {"rank", {"version", "base", "control"}},
-      {"supervise", {"version", "base", "environment", "control"}},
-      {"launch", {"version", "base", "config", "environment", "plan", "control", "supervise"}},
+      {"failure", {"version", "base", "environment"}},
+      {"control", {"version", "base", "config", "environment", "plan", "failure"}},
+      {"rank", {"version", "base", "failure", "control"}},
+      {"supervise", {"version", "base", "environment", "failure", "control"}},
+      {"launch", {"version", "base", "config", "environment", "plan", "failure", "control", "supervise"}},
       {"cli",
        {"version", "base", "config", "environment", "plan", "control", "supervise", "launch", "storage", "report"}},
       {"sampling", {"version", "base", "lockstep/config/train_config.h"}},

@@ -36,9 +36,10 @@
 #include "base/text.h"
 #include "control/channel.h"
 #include "control/progress_record.h"
+#include "failure/peer_monitor.h"
+#include "rank/channel_link.h"
 #include "rank/crash_handler.h"
-#include "rank/failure.h"
-#include "rank/orders.h"
+#include "rank/last_words.h"
 #include "rank/signals.h"
 #include "supervise/worker_process.h"
 #include "support/loud_lines.h"
@@ -137,13 +138,13 @@ struct RankTools {
       : board(WorkerProcess::kProgressFd, rank),
         record(board[rank]),
         crash_handler(rank, &record),
-        last_words(record, [channel](const Message& failure) { channel->send(failure); }),
-        orders(channel) {}
+        last_words(record, [channel](const Failure& failure) { channel->send(to_message(failure)); }),
+        monitor({.rank = rank, .supervisor = std::make_unique<ChannelLink>(rank, channel)}) {}
   ProgressBoard board;
   ProgressRecord& record;
   CrashHandler crash_handler;
   LastWords last_words;
-  Orders orders;
+  PeerMonitor monitor;
 };
 
 [[gnu::noinline]] int overflow_the_stack(int depth) {
@@ -347,8 +348,8 @@ int main(int argc, char** argv) {
         tools.record.begin(Operation::all_reduce, 4);
         throw_something(words.at(1));
       } catch (...) {
-        const Message failure = current_failure();
-        channel.send(failure);
+        const Failure failure = current_failure();
+        channel.send(to_message(failure));
         _exit(failure.code);
       }
     }

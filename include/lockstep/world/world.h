@@ -18,23 +18,12 @@
 
 #include <c10/core/Device.h>
 
+#include <lockstep/base/store.h>
 #include <lockstep/fwd.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 
 enum class Reduce { sum, mean, min, max };
-
-/// Small named values shared by all ranks (the rendezvous store). Each object has a connection of its own, so that a
-/// wait in one thread does not hold up another. Thread-safe. Throws: CommError when it is lost.
-class Store {
- public:
-  virtual ~Store() = default;
-  virtual void set(std::string_view key, std::string_view value) = 0;
-  /// Waits for the key. Throws: CommError (exit 124) after `timeout`.
-  virtual std::string get(std::string_view key, std::chrono::milliseconds timeout) = 0;
-  virtual bool check(std::string_view key) = 0;
-  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;  ///< returns the new value
-};
 
 class World {
  public:

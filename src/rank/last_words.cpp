@@ -1,4 +1,4 @@
-#include "rank/failure.h"
+#include "rank/last_words.h"
 
 #include <atomic>
 #include <chrono>
@@ -12,14 +12,14 @@
 #include <lockstep/base/error.h>
 
 #include "base/about_another_rank.h"
-#include "base/end_process.h"
 #include "base/text.h"
+#include "failure/deadlines.h"
+#include "failure/end_process.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kAborted = 128 + SIGABRT;
-constexpr std::chrono::seconds kTimeForLastWords{5};  // and for the stack; standard error may be stuck
 
 struct Announcement {
   std::atomic<const ProgressRecord*> record{nullptr};
@@ -37,45 +37,44 @@ bool says_mismatch(std::string_view type, std::string_view text) {
   return type == "gloo::EnforceNotMet" && text.find("collective mismatch") != std::string_view::npos;
 }
 
-Message terminate_failure() {
-  Message message = std::current_exception() ? current_failure()
-                                             : Message{.kind = Message::Kind::failure,
-                                                       .text = "error: no exception; a thread that was not joined?"};
+Failure terminate_failure() {
+  Failure failure = std::current_exception() ? current_failure()
+                                             : Failure{.text = "error: no exception; a thread that was not joined?"};
   const std::type_info* thrown = abi::__cxa_current_exception_type();
   const std::string type = thrown == nullptr ? std::string() : type_name(*thrown);
   std::string meaning = "std::terminate after ";
-  message.code = kAborted;
+  failure.code = kAborted;
   if (says_peer_lost(type)) {
     meaning = "the connection to another rank broke: ";
-    message.code = static_cast<int>(ExitCode::peer_lost);
-    message.secondary = true;
-  } else if (says_mismatch(type, message.text)) {
+    failure.code = static_cast<int>(ExitCode::peer_lost);
+    failure.is_consequence = true;
+  } else if (says_mismatch(type, failure.text)) {
     const ProgressRecord* record = announcement.record;
     meaning = fmt::format("the ranks are in different collectives: too much data arrived{}: ",
                           record == nullptr ? std::string() : collective_of(view(*record)));
-    message.text += fmt::format("\n  hint: {}", kSameOrderHint);
-    message.code = static_cast<int>(ExitCode::disagree);
+    failure.text += fmt::format("\n  hint: {}", kSameOrderHint);
+    failure.code = static_cast<int>(ExitCode::disagree);
   }
   constexpr std::string_view kLabel = "error: ";
-  message.text.insert(message.text.starts_with(kLabel) ? kLabel.size() : 0, meaning);
-  return message;
+  failure.text.insert(failure.text.starts_with(kLabel) ? kLabel.size() : 0, meaning);
+  return failure;
 }
 
 /// The first of several threads speaks for the process.
-void announce(const Message& failure) {
+void announce(const Failure& failure) {
   if (const LastWords::Tell* tell = announcement.tell.exchange(nullptr)) {
     (*tell)(failure);
   }
 }
 
 void on_assertion(const char* text) noexcept {
-  end_process_within(kTimeForLastWords, static_cast<int>(ExitCode::internal));
-  announce({.kind = Message::Kind::failure, .text = text, .code = static_cast<int>(ExitCode::internal)});
+  end_process_within(deadlines::kTerminate, static_cast<int>(ExitCode::internal));
+  announce({.code = static_cast<int>(ExitCode::internal), .text = text});
 }
 
 void on_terminate() {
-  const Message failure = terminate_failure();
-  end_process_within(kTimeForLastWords, failure.code);
+  const Failure failure = terminate_failure();
+  end_process_within(deadlines::kTerminate, failure.code);
   announce(failure);
   if (failure.code != kAborted) {
     end_process(failure.code);
@@ -88,8 +87,8 @@ void on_terminate() {
 
 }  // namespace
 
-Message current_failure() {
-  Message failure{.kind = Message::Kind::failure, .code = static_cast<int>(ExitCode::failed)};
+Failure current_failure() {
+  Failure failure{.code = static_cast<int>(ExitCode::failed)};
   try {
     throw;
   } catch (const std::exception& error) {
@@ -97,7 +96,7 @@ Message current_failure() {
     failure.code = static_cast<int>(exit_code_of(error));
     const bool lost_peer =
         dynamic_cast<const CommError*>(&error) != nullptr && failure.code == static_cast<int>(ExitCode::peer_lost);
-    failure.secondary = lost_peer || dynamic_cast<const AboutAnotherRank*>(&error) != nullptr;
+    failure.is_consequence = lost_peer || dynamic_cast<const AboutAnotherRank*>(&error) != nullptr;
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     failure.text = fmt::format("error: unknown exception of type {}", type == nullptr ? "unknown" : type_name(*type));

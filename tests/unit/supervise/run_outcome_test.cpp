@@ -1,4 +1,4 @@
-#include "supervise/verdict.h"
+#include "supervise/run_outcome.h"
 
 #include <chrono>
 #include <functional>
@@ -14,7 +14,7 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-const Verdict::Time kStart{};
+const RunOutcome::Time kStart{};
 const ProgressView kPlace{};  // never written
 
 Message finished(int code) { return {.kind = Message::Kind::finished, .code = code}; }
@@ -28,60 +28,60 @@ Ending code(int code) { return {.status = {.code = code}}; }
 Ending by_signal(int signal) { return {.status = {.signal = signal}}; }
 
 /// Of host a: ranks 0, 1 and 2 with process numbers 70, 71 and 72.
-Verdict three_ranks() { return {"a", {70, 71, 72}}; }
+RunOutcome three_ranks() { return {"a", {70, 71, 72}}; }
 
 struct Case {
   const char* name;
-  std::function<void(Verdict&)> events;
+  std::function<void(RunOutcome&)> events;
   int exit_code;
   int failed_rank;
   const char* failure;
 };
 
-void all_finish(Verdict& verdict, int with) {
+void all_finish(RunOutcome& outcome, int with) {
   for (int rank = 0; rank < 3; ++rank) {
-    verdict.announced(rank, finished(with), kPlace, kStart);
-    verdict.exited(rank, code(with));
+    outcome.announced(rank, finished(with), kPlace, kStart);
+    outcome.exited(rank, code(with));
   }
 }
 
-TEST(Verdict, BlamesTheFirstPrimaryEvent) {
+TEST(RunOutcome, BlamesTheFirstPrimaryEvent) {
   const Case cases[] = {
-      {"all finish", [](Verdict& v) { all_finish(v, 0); }, 0, -1, ""},
-      {"all stop on request", [](Verdict& v) { all_finish(v, 75); }, 75, -1, ""},
-      {"all stop for Ctrl-C", [](Verdict& v) { all_finish(v, 130); }, 130, -1, ""},
-      {"other announced codes are failures", [](Verdict& v) { all_finish(v, 65); }, 65, 0,
+      {"all finish", [](RunOutcome& v) { all_finish(v, 0); }, 0, -1, ""},
+      {"all stop on request", [](RunOutcome& v) { all_finish(v, 75); }, 75, -1, ""},
+      {"all stop for Ctrl-C", [](RunOutcome& v) { all_finish(v, 130); }, 130, -1, ""},
+      {"other announced codes are failures", [](RunOutcome& v) { all_finish(v, 65); }, 65, 0,
        "rank 0 (host a, pid 70) finished with code 65"},
       {"announced failure",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.announced(1, failure(65, "error: cannot decode img_4411.jpg\n"), kPlace, kStart);
          v.exited(1, code(65));
        },
        65, 1, "rank 1 (host a, pid 71) failed: cannot decode img_4411.jpg"},
-      {"a failure is never code 0", [](Verdict& v) { v.announced(1, failure(0, "x"), kPlace, kStart); }, 1, 1,
+      {"a failure is never code 0", [](RunOutcome& v) { v.announced(1, failure(0, "x"), kPlace, kStart); }, 1, 1,
        "rank 1 (host a, pid 71) failed: x"},
-      {"signal", [](Verdict& v) { v.exited(2, by_signal(11)); }, 139, 2,
+      {"signal", [](RunOutcome& v) { v.exited(2, by_signal(11)); }, 139, 2,
        "rank 2 (host a, pid 72) died of signal 11 (Segmentation fault)"},
-      {"kill -9 by somebody else", [](Verdict& v) { v.exited(1, by_signal(9)); }, 137, 1,
+      {"kill -9 by somebody else", [](RunOutcome& v) { v.exited(1, by_signal(9)); }, 137, 1,
        "rank 1 (host a, pid 71) died of signal 9 (Killed)"},
-      {"exit 0 early", [](Verdict& v) { v.exited(1, code(0)); }, 1, 1,
+      {"exit 0 early", [](RunOutcome& v) { v.exited(1, code(0)); }, 1, 1,
        "rank 1 (host a, pid 71) exited with code 0 without finishing"},
-      {"unannounced code is not ours", [](Verdict& v) { v.exited(1, code(75)); }, 1, 1,
+      {"unannounced code is not ours", [](RunOutcome& v) { v.exited(1, code(75)); }, 1, 1,
        "rank 1 (host a, pid 71) exited with code 75 without finishing"},
       {"another code than announced",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.announced(1, finished(0), kPlace, kStart);
          v.exited(1, code(3));
        },
        1, 1, "rank 1 (host a, pid 71) exited with code 3 after it announced 0"},
       {"crash after finishing",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.announced(1, finished(0), kPlace, kStart);
          v.exited(1, by_signal(6));
        },
        134, 1, "rank 1 (host a, pid 71) died of signal 6 (Aborted)"},
       {"the cause arrives after its effects",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.announced(0, lost_peer("connection closed"), kPlace, kStart);
          v.exited(0, code(76));
          v.settle(kStart + 500ms);
@@ -89,13 +89,13 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        },
        137, 2, "rank 2 (host a, pid 72) died of signal 9 (Killed)"},
       {"the first of several causes",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.announced(2, failure(1, "first"), kPlace, kStart);
          v.announced(1, failure(74, "second"), kPlace, kStart);
        },
        1, 2, "rank 2 (host a, pid 72) failed: first"},
       {"only effects, all gone",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          for (int rank : {1, 0, 2}) {
            v.announced(rank, lost_peer("lost " + std::to_string(rank)), kPlace, kStart);
            v.exited(rank, code(76));
@@ -104,7 +104,7 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        },
        76, 1, "rank 1 (host a, pid 71) failed: lost 1"},
       {"death by a forwarded signal is by request",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.signal_forwarded(15);
          v.exited(0, by_signal(15));
          v.announced(1, lost_peer("connection closed"), kPlace, kStart);
@@ -112,9 +112,9 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        },
        75, -1, ""},
       {"death by a stop request before the training began is by request, whoever sent it",
-       [](Verdict& v) { v.exited(0, by_signal(15)); }, 75, -1, ""},
+       [](RunOutcome& v) { v.exited(0, by_signal(15)); }, 75, -1, ""},
       {"so is one of a rank that resumed and has done no step",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          Ending ending = by_signal(1);
          ending.place = {.beats = 1, .step = 812, .phase = Phase::data};
          ending.first_step = 812;
@@ -122,7 +122,7 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        },
        75, -1, ""},
       {"death by another signal is not",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.signal_forwarded(2);
          Ending ending = by_signal(15);
          ending.place = {.beats = 1, .step = 812, .phase = Phase::data};
@@ -130,13 +130,13 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
        },
        143, 0, "rank 0 (host a, pid 70) died of signal 15 (Terminated) at step 812 in data"},
       {"who stands still is blamed",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.stalled(2, "made no progress for 300 s", "");
          v.exited(1, code(76));
        },
        124, 2, "rank 2 (host a, pid 72) made no progress for 300 s"},
       {"whom we kill is not blamed",
-       [](Verdict& v) {
+       [](RunOutcome& v) {
          v.killed_by_user();
          v.exited(0, by_signal(9));
        },
@@ -144,107 +144,107 @@ TEST(Verdict, BlamesTheFirstPrimaryEvent) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
-    Verdict verdict = three_ranks();
-    c.events(verdict);
-    const LaunchReport report = verdict.report();
+    RunOutcome outcome = three_ranks();
+    c.events(outcome);
+    const LaunchReport report = outcome.report();
     EXPECT_EQ(report.exit_code, c.exit_code);
     EXPECT_EQ(report.failed_rank, c.failed_rank);
     EXPECT_EQ(report.failure, c.failure);
   }
 }
 
-TEST(Verdict, WaitsOneSecondForTheCauseOfALostPeer) {
-  Verdict verdict = three_ranks();
-  verdict.announced(0, lost_peer("connection closed"), kPlace, kStart);
-  EXPECT_EQ(verdict.due(), kStart + 1s);
-  verdict.settle(kStart + 999ms);
-  EXPECT_FALSE(verdict.is_decided());
-  verdict.settle(kStart + 1s);
-  EXPECT_TRUE(verdict.is_decided());
-  EXPECT_FALSE(verdict.due());
-  verdict.exited(1, by_signal(6));
-  EXPECT_EQ(verdict.report().failed_rank, 0);
+TEST(RunOutcome, WaitsOneSecondForTheCauseOfALostPeer) {
+  RunOutcome outcome = three_ranks();
+  outcome.announced(0, lost_peer("connection closed"), kPlace, kStart);
+  EXPECT_EQ(outcome.due(), kStart + 1s);
+  outcome.settle(kStart + 999ms);
+  EXPECT_FALSE(outcome.is_decided());
+  outcome.settle(kStart + 1s);
+  EXPECT_TRUE(outcome.is_decided());
+  EXPECT_FALSE(outcome.due());
+  outcome.exited(1, by_signal(6));
+  EXPECT_EQ(outcome.report().failed_rank, 0);
 }
 
-TEST(Verdict, IsNotDecidedByARankThatFinishes) {
-  Verdict verdict = three_ranks();
-  verdict.announced(0, finished(0), kPlace, kStart);
-  verdict.exited(0, code(0));
-  verdict.settle(kStart);
-  EXPECT_FALSE(verdict.is_decided());
-  EXPECT_EQ(verdict.text(), "");
+TEST(RunOutcome, IsNotDecidedByARankThatFinishes) {
+  RunOutcome outcome = three_ranks();
+  outcome.announced(0, finished(0), kPlace, kStart);
+  outcome.exited(0, code(0));
+  outcome.settle(kStart);
+  EXPECT_FALSE(outcome.is_decided());
+  EXPECT_EQ(outcome.text(), "");
 }
 
-TEST(Verdict, CountsWhoStoppedBecauseOfIt) {
-  Verdict verdict = three_ranks();
-  verdict.announced(2, finished(0), kPlace, kStart);
-  verdict.exited(2, code(0));
-  verdict.announced(1, failure(65, "bad data\n  hint: look\x1b[2J there"), kPlace, kStart);
-  verdict.killed_by_us();
-  verdict.exited(0, by_signal(9));
-  EXPECT_EQ(verdict.text(),
+TEST(RunOutcome, CountsWhoStoppedBecauseOfIt) {
+  RunOutcome outcome = three_ranks();
+  outcome.announced(2, finished(0), kPlace, kStart);
+  outcome.exited(2, code(0));
+  outcome.announced(1, failure(65, "bad data\n  hint: look\x1b[2J there"), kPlace, kStart);
+  outcome.killed_by_us();
+  outcome.exited(0, by_signal(9));
+  EXPECT_EQ(outcome.text(),
             "error: rank 1 (host a, pid 71) failed: bad data\n  hint: look there\n  1 other rank stopped because of "
             "it\n  exit "
             "code 65");
 }
 
-TEST(Verdict, SaysWhereItHappened) {
+TEST(RunOutcome, SaysWhereItHappened) {
   const ProgressView place{.beats = 9, .step = 812, .phase = Phase::data};
   const ProgressView early{.beats = 1, .phase = Phase::prepare};
-  Verdict verdict = three_ranks();
-  verdict.announced(1, failure(1, "error: std::runtime_error: cannot decode img_4411.jpg"), place, kStart);
-  EXPECT_EQ(verdict.report().failure,
+  RunOutcome outcome = three_ranks();
+  outcome.announced(1, failure(1, "error: std::runtime_error: cannot decode img_4411.jpg"), place, kStart);
+  EXPECT_EQ(outcome.report().failure,
             "rank 1 (host a, pid 71) failed at step 812 in data: std::runtime_error: cannot decode img_4411.jpg");
-  verdict = three_ranks();
+  outcome = three_ranks();
   Ending ending = by_signal(11);
   ending.place = early;
-  verdict.exited(0, ending);
-  EXPECT_EQ(verdict.report().failure, "rank 0 (host a, pid 70) died of signal 11 (Segmentation fault) in preparation");
-  verdict = three_ranks();
+  outcome.exited(0, ending);
+  EXPECT_EQ(outcome.report().failure, "rank 0 (host a, pid 70) died of signal 11 (Segmentation fault) in preparation");
+  outcome = three_ranks();
   ending = code(0);
   ending.place = place;
-  verdict.exited(0, ending);
-  EXPECT_EQ(verdict.report().failure,
+  outcome.exited(0, ending);
+  EXPECT_EQ(outcome.report().failure,
             "rank 0 (host a, pid 70) exited with code 0 without finishing at step 812 in data");
-  EXPECT_THAT(verdict.text(), HasSubstr("return from the worker function"));
+  EXPECT_THAT(outcome.text(), HasSubstr("return from the worker function"));
 }
 
-TEST(Verdict, KnowsTheOomKiller) {
-  Verdict verdict = three_ranks();
+TEST(RunOutcome, KnowsTheOomKiller) {
+  RunOutcome outcome = three_ranks();
   Ending ending = by_signal(9);
   ending.out_of_memory = true;
   ending.memory_limit = 64 << 20;
-  verdict.exited(2, ending);
-  EXPECT_EQ(verdict.report().failure,
+  outcome.exited(2, ending);
+  EXPECT_EQ(outcome.report().failure,
             "rank 2 (host a, pid 72) was killed by the kernel's OOM killer (memory limit 64.0 MiB)");
-  EXPECT_EQ(verdict.report().exit_code, 137);
-  EXPECT_THAT(verdict.text(), HasSubstr("batch_size"));
+  EXPECT_EQ(outcome.report().exit_code, 137);
+  EXPECT_THAT(outcome.text(), HasSubstr("batch_size"));
 }
 
-TEST(Verdict, LetsNoWorkerForgeItsLines) {
-  Verdict verdict = three_ranks();
-  verdict.announced(
+TEST(RunOutcome, LetsNoWorkerForgeItsLines) {
+  RunOutcome outcome = three_ranks();
+  outcome.announced(
       1, failure(1, "error: true cause\nerror: rank 0 (host a, pid 70) failed: a lie\n\x1b[2J[rank0]: lie\n"), kPlace,
       kStart);
-  EXPECT_THAT(verdict.text(), testing::StartsWith("error: rank 1 (host a, pid 71) failed: true cause\n"
+  EXPECT_THAT(outcome.text(), testing::StartsWith("error: rank 1 (host a, pid 71) failed: true cause\n"
                                                   "  error: rank 0 (host a, pid 70) failed: a lie\n"
                                                   "  [rank0]: lie\n  2 other ranks"));
 }
 
-TEST(Verdict, KnowsWhoHasToBeTold) {
-  Verdict verdict = three_ranks();
-  verdict.announced(1, failure(1, "x"), kPlace, kStart);
-  verdict.exited(2, by_signal(9));
-  EXPECT_TRUE(verdict.is_unaware(0));
-  EXPECT_FALSE(verdict.is_unaware(1));
-  EXPECT_FALSE(verdict.is_unaware(2));
+TEST(RunOutcome, KnowsWhoHasToBeTold) {
+  RunOutcome outcome = three_ranks();
+  outcome.announced(1, failure(1, "x"), kPlace, kStart);
+  outcome.exited(2, by_signal(9));
+  EXPECT_TRUE(outcome.is_unaware(0));
+  EXPECT_FALSE(outcome.is_unaware(1));
+  EXPECT_FALSE(outcome.is_unaware(2));
 }
 
-TEST(Verdict, HintsAtMemoryWhenTheSystemKilled) {
-  Verdict verdict = three_ranks();
-  verdict.exited(0, by_signal(9));
-  EXPECT_THAT(verdict.text(), HasSubstr("memory"));
-  EXPECT_THAT(verdict.text(), EndsWith("2 other ranks stopped because of it\n  exit code 137"));
+TEST(RunOutcome, HintsAtMemoryWhenTheSystemKilled) {
+  RunOutcome outcome = three_ranks();
+  outcome.exited(0, by_signal(9));
+  EXPECT_THAT(outcome.text(), HasSubstr("memory"));
+  EXPECT_THAT(outcome.text(), EndsWith("2 other ranks stopped because of it\n  exit code 137"));
 }
 
 }  // namespace

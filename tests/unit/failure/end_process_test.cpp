@@ -1,4 +1,4 @@
-#include "base/end_process.h"
+#include "failure/end_process.h"
 
 #include <array>
 #include <chrono>
@@ -72,30 +72,6 @@ TEST(EndProcessDeathTest, EndsAThreadThatHangsLater) {
         std::this_thread::sleep_for(std::chrono::hours(1));
       },
       testing::ExitedWithCode(kCode), "");
-}
-
-TEST(StandardDescriptors, AreReopenedIfClosed) {
-  EXPECT_EXIT(
-      {
-        for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-          close(fd);
-        }
-        open_standard_descriptors();
-        const int file = open("/dev/zero", O_RDONLY);
-        _exit(file > STDERR_FILENO && write(STDERR_FILENO, "x", 1) == 1 ? kCode : 1);
-      },
-      testing::ExitedWithCode(kCode), "");
-}
-
-TEST(StandardDescriptors, AreUnchangedIfOpen) {
-  std::array<int, 2> before{};
-  [[maybe_unused]] const int made = pipe2(before.data(), O_CLOEXEC);
-  open_standard_descriptors();
-  const int next = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-  EXPECT_GT(next, before[1]) << "a descriptor was opened and kept";
-  for (const int fd : {before[0], before[1], next}) {
-    close(fd);
-  }
 }
 
 }  // namespace

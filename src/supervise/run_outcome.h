@@ -1,4 +1,5 @@
-// Who failed first, and what the launch returns. Pure: events and times in, a report out. Torch-free.
+// What happened to the ranks of this machine, and what the launch returns. Pure: events and times in, a report out.
+// Torch-free.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 
 #include "control/channel.h"
 #include "control/progress_record.h"
+#include "failure/verdict.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
@@ -27,16 +29,14 @@ struct Ending {
   std::optional<std::int64_t> memory_limit{};  ///< of the rank's control group
 };
 
-/// Collects what happens to the ranks, in the order of arrival. The first primary event decides: an announced failure,
-/// a death by a signal that is not ours, an exit that was not announced, a stall. A lost peer is secondary: it waits
-/// for its cause a while.
-class Verdict {
+/// Collects what happens to the ranks, in the order of arrival, as failures: an announced one, a death by a signal that
+/// is not ours, an exit that was not announced, a stall. A Verdict finds their cause.
+class RunOutcome {
  public:
-  using Time = std::chrono::steady_clock::time_point;
-  static constexpr std::chrono::seconds kWaitForCause{1};
+  using Time = Verdict::Time;
 
   /// Rank numbers in texts begin at `first_rank`.
-  Verdict(std::string host, const std::vector<pid_t>& pids, int first_rank = 0);
+  RunOutcome(std::string host, const std::vector<pid_t>& pids, int first_rank = 0);
 
   void announced(int rank, const Message& message, const ProgressView& place, Time now);  ///< failure or finished
   void exited(int rank, const Ending& ending);
@@ -45,11 +45,10 @@ class Verdict {
   void killed_by_us() { killed_ = true; }                           ///< the same for SIGKILL
   void killed_by_user();                                            ///< the second Ctrl-C
   void settle(Time now);                                            ///< to be called when events are in and when due
-  std::optional<Time> due() const;                          ///< when a secondary failure is blamed for want of another
-  bool is_decided() const { return outcome_.has_value(); }  ///< the other ranks have to end
+  std::optional<Time> due() const { return verdict_.due(); }
+  bool is_decided() const { return verdict_.cause().has_value(); }  ///< the other ranks have to end
   /// Has not ended and did not say that it will: it has to be told.
   bool is_unaware(int rank) const;
-  bool speaks_for_itself() const { return outcome_ && outcome_->explained; }  ///< its message says why
 
   LaunchReport report() const;  ///< when all ranks are gone
   /// The last thing a user reads: the failure, its exit code, who stopped because of it. "": nothing to say.
@@ -63,29 +62,19 @@ class Verdict {
     bool gone = false;
     bool ended_well = false;
   };
-  struct Outcome {
-    int exit_code = 0;
-    int rank = -1;  // -1: by request
-    std::string what{};
-    std::string hint{};
-    bool explained = false;
-  };
-  struct Secondary {
-    Outcome outcome{};
-    Time due{};
-  };
-  void decide(Outcome outcome);
-  Outcome blame(int rank, std::string_view what, int exit_code) const;
-  Outcome judge_signal(int rank, const Ending& ending) const;
-  Outcome judge_exit(int rank, const Ending& ending) const;
+  void decide(Failure failure) { verdict_.hear(std::move(failure), {}); }
+  Failure blame(int rank, std::string_view what, int code) const;
+  Failure judge_signal(int rank, const Ending& ending) const;
+  Failure judge_exit(int rank, const Ending& ending) const;
+  bool is_explained(const Failure& cause) const;
 
   int first_rank_ = 0;
   std::string host_;
   std::vector<Rank> ranks_{};
-  std::optional<Outcome> outcome_{};
-  std::optional<Secondary> secondary_{};
+  Verdict verdict_{};
   std::set<int> forwarded_{};
   bool killed_ = false;
+  bool has_stalled_ = false;
   int stop_code_ = 0;
 };
 

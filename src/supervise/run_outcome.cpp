@@ -1,4 +1,4 @@
-#include "supervise/verdict.h"
+#include "supervise/run_outcome.h"
 
 #include <algorithm>
 #include <array>
@@ -59,27 +59,21 @@ std::string signal_hint(int signal) {
 
 }  // namespace
 
-Verdict::Verdict(std::string host, const std::vector<pid_t>& pids, int first_rank)
+RunOutcome::RunOutcome(std::string host, const std::vector<pid_t>& pids, int first_rank)
     : first_rank_(first_rank), host_(std::move(host)) {
   for (const pid_t pid : pids) {
     ranks_.push_back({.pid = pid});
   }
 }
 
-Verdict::Outcome Verdict::blame(int rank, std::string_view what, int exit_code) const {
+Failure RunOutcome::blame(int rank, std::string_view what, int code) const {
   const pid_t pid = ranks_[static_cast<std::size_t>(rank)].pid;
-  return {.exit_code = exit_code,
-          .rank = first_rank_ + rank,
-          .what = fmt::format("rank {} (host {}, pid {}) {}", first_rank_ + rank, host_, pid, what)};
+  return {.rank = first_rank_ + rank,
+          .code = code,
+          .text = fmt::format("rank {} (host {}, pid {}) {}", first_rank_ + rank, host_, pid, what)};
 }
 
-void Verdict::decide(Outcome outcome) {
-  if (!outcome_) {
-    outcome_ = std::move(outcome);
-  }
-}
-
-void Verdict::announced(int rank, const Message& message, const ProgressView& place, Time now) {
+void RunOutcome::announced(int rank, const Message& message, const ProgressView& place, Time now) {
   Rank& state = ranks_[static_cast<std::size_t>(rank)];
   if (message.kind == Message::Kind::finished) {
     state.finished = message.code;
@@ -87,17 +81,13 @@ void Verdict::announced(int rank, const Message& message, const ProgressView& pl
   }
   state.failed = true;
   const int code = message.code == 0 ? static_cast<int>(ExitCode::failed) : message.code;
-  Outcome outcome =
+  Failure failure =
       blame(rank, fmt::format("failed{}: {}", after_blank(place_of(place)), clean_message(message.text)), code);
-  outcome.explained = true;
-  if (!message.secondary) {
-    decide(std::move(outcome));
-  } else if (!secondary_) {
-    secondary_ = Secondary{.outcome = std::move(outcome), .due = now + kWaitForCause};
-  }
+  failure.is_consequence = message.secondary;
+  verdict_.hear(std::move(failure), now);
 }
 
-void Verdict::exited(int rank, const Ending& ending) {
+void RunOutcome::exited(int rank, const Ending& ending) {
   const ExitStatus& status = ending.status;
   Rank& state = ranks_[static_cast<std::size_t>(rank)];
   state.gone = true;
@@ -118,30 +108,30 @@ void Verdict::exited(int rank, const Ending& ending) {
   }
 }
 
-Verdict::Outcome Verdict::judge_signal(int rank, const Ending& ending) const {
+Failure RunOutcome::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
   const bool nothing_to_save = ending.place.step <= ending.first_step;
   if (forwarded_.contains(signal) || (is_stop_request(signal) && nothing_to_save)) {
-    return {.exit_code = signal == SIGINT ? kInterrupted : kStopped,
-            .what = fmt::format("stopped by {} before the training began; run the same command again",
+    return {.code = signal == SIGINT ? kInterrupted : kStopped,
+            .text = fmt::format("stopped by {} before the training began; run the same command again",
                                 signal_text(signal))};
   }
   const std::string place = after_blank(place_of(ending.place));
   if (signal == SIGKILL && ending.out_of_memory) {
     const std::string limit =
         ending.memory_limit ? fmt::format(" (memory limit {})", human_bytes(*ending.memory_limit)) : std::string();
-    Outcome outcome = blame(rank, fmt::format("was killed by the kernel's OOM killer{}{}", limit, place), code);
-    outcome.hint =
+    Failure failure = blame(rank, fmt::format("was killed by the kernel's OOM killer{}{}", limit, place), code);
+    failure.hint =
         "use a smaller --batch_size, fewer --data.workers or a smaller --data.prefetch, or allow more memory";
-    return outcome;
+    return failure;
   }
-  Outcome outcome = blame(rank, fmt::format("died of {}{}", signal_text(signal), place), code);
-  outcome.hint = signal_hint(signal);
-  return outcome;
+  Failure failure = blame(rank, fmt::format("died of {}{}", signal_text(signal), place), code);
+  failure.hint = signal_hint(signal);
+  return failure;
 }
 
-Verdict::Outcome Verdict::judge_exit(int rank, const Ending& ending) const {
+Failure RunOutcome::judge_exit(int rank, const Ending& ending) const {
   constexpr int kFailed = static_cast<int>(ExitCode::failed);
   const int code = ending.status.code;
   const std::optional<int> announced = ranks_[static_cast<std::size_t>(rank)].finished;
@@ -151,69 +141,69 @@ Verdict::Outcome Verdict::judge_exit(int rank, const Ending& ending) const {
   if (announced) {
     return blame(rank, fmt::format("exited with code {} after it announced {}", code, *announced), kFailed);
   }
-  Outcome outcome = blame(
+  Failure failure = blame(
       rank, fmt::format("exited with code {} without finishing{}", code, after_blank(place_of(ending.place))), kFailed);
   if (code == 0) {
-    outcome.hint = "exit() in one rank leaves the others waiting: return from the worker function instead";
+    failure.hint = "exit() in one rank leaves the others waiting: return from the worker function instead";
   }
-  return outcome;
+  return failure;
 }
 
-void Verdict::stalled(int rank, std::string_view what, std::string hint) {
-  Outcome outcome = blame(rank, what, static_cast<int>(ExitCode::timeout));
-  outcome.hint = std::move(hint);
-  outcome.explained = true;
-  decide(std::move(outcome));
+void RunOutcome::stalled(int rank, std::string_view what, std::string hint) {
+  Failure failure = blame(rank, what, static_cast<int>(ExitCode::timeout));
+  failure.hint = std::move(hint);
+  has_stalled_ = true;
+  decide(std::move(failure));
 }
 
-bool Verdict::is_unaware(int rank) const {
+bool RunOutcome::is_unaware(int rank) const {
   const Rank& state = ranks_[static_cast<std::size_t>(rank)];
   return !state.gone && !state.failed;
 }
 
-void Verdict::killed_by_user() {
+void RunOutcome::killed_by_user() {
   killed_by_us();
-  decide({.exit_code = kInterrupted, .what = "stopped at once by a second Ctrl-C"});
+  decide({.code = kInterrupted, .text = "stopped at once by a second Ctrl-C"});
 }
 
-void Verdict::settle(Time now) {
+void RunOutcome::settle(Time now) {
   const bool all_gone = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.gone; });
-  if (secondary_ && !outcome_ && (all_gone || now >= secondary_->due)) {
-    decide(secondary_->outcome);
-  }
+  verdict_.settle(now, all_gone);
 }
 
-std::optional<Verdict::Time> Verdict::due() const {
-  return secondary_ && !outcome_ ? std::optional(secondary_->due) : std::nullopt;
+bool RunOutcome::is_explained(const Failure& cause) const {
+  return cause.rank >= 0 && (has_stalled_ || ranks_[static_cast<std::size_t>(cause.rank - first_rank_)].failed);
 }
 
-LaunchReport Verdict::report() const {
-  if (!outcome_) {
+LaunchReport RunOutcome::report() const {
+  const std::optional<Failure>& cause = verdict_.cause();
+  if (!cause) {
     return {.exit_code = stop_code_};
   }
-  return {.exit_code = outcome_->exit_code,
-          .failed_rank = outcome_->rank,
-          .failure = outcome_->rank >= 0 ? outcome_->what : std::string{},
-          .explained = outcome_->explained};
+  return {.exit_code = cause->code,
+          .failed_rank = cause->rank,
+          .failure = cause->rank >= 0 ? cause->text : std::string{},
+          .explained = is_explained(*cause)};
 }
 
-std::string Verdict::text() const {
-  if (!outcome_) {
+std::string RunOutcome::text() const {
+  const std::optional<Failure>& cause = verdict_.cause();
+  if (!cause) {
     return {};
   }
-  if (outcome_->rank < 0) {
-    return outcome_->what;
+  if (cause->rank < 0) {
+    return cause->text;
   }
-  std::string text = "error: " + outcome_->what;
-  if (!outcome_->hint.empty()) {
-    text += "\n  hint: " + outcome_->hint;
+  std::string text = "error: " + cause->text;
+  if (!cause->hint.empty()) {
+    text += "\n  hint: " + cause->hint;
   }
   const auto others =
       std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.ended_well; }) - 1;
   if (others > 0) {
     text += fmt::format("\n  {} other rank{} stopped because of it", others, others == 1 ? "" : "s");
   }
-  return text + fmt::format("\n  exit code {}", outcome_->exit_code);
+  return text + fmt::format("\n  exit code {}", cause->code);
 }
 
 }  // namespace lockstep

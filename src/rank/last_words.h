@@ -6,14 +6,14 @@
 
 #include <lockstep/base/error.h>
 
-#include "control/channel.h"
 #include "control/progress_record.h"
+#include "failure/failure.h"
 
 namespace lockstep {
 
-/// The exception that is being handled, as the failure that its rank announces. To be called in a catch block or a
-/// terminate handler.
-Message current_failure();
+/// The exception that is being handled, as the failure of this rank, of whatever number. To be called in a catch block
+/// or a terminate handler.
+Failure current_failure();
 
 /// While it lives, what ends the process without an exception that anybody could catch is told before it does, in the
 /// thread that ends it: std::terminate (an exception that leaves a thread or a noexcept function) with code 128 +
@@ -22,7 +22,7 @@ Message current_failure();
 /// about this one's; a failed assertion of the library with ExitCode::internal. One at a time in a process.
 class LastWords {
  public:
-  using Tell = std::function<void(const Message&)>;
+  using Tell = std::function<void(const Failure&)>;
   LastWords(const ProgressRecord& record, Tell tell);
   ~LastWords();
   LastWords(const LastWords&) = delete;

@@ -1,13 +1,12 @@
-#include "base/end_process.h"
+#include "failure/end_process.h"
 
 #include <atomic>
 #include <cstdio>
 
-#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include "base/descriptor.h"
+#include "failure/deadlines.h"
 
 namespace lockstep {
 namespace {
@@ -33,22 +32,12 @@ void end_process_within(std::chrono::seconds time, int code) noexcept {
 }
 
 void end_process(int code, const std::function<void()>& say) noexcept {
-  end_process_within(std::chrono::seconds(1), code);
+  end_process_within(deadlines::kGoodbye, code);
   if (say) {
     say();
   }
   std::fflush(nullptr);
   _exit(code);
-}
-
-void open_standard_descriptors() noexcept {
-  while (true) {
-    Descriptor lowest(open("/dev/null", O_RDWR));
-    if (lowest.get() > STDERR_FILENO || !lowest.is_open()) {
-      return;
-    }
-    lowest.release();
-  }
 }
 
 }  // namespace lockstep

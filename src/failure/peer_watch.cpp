@@ -1,0 +1,127 @@
+#include "failure/peer_watch.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+namespace {
+
+constexpr int kPeerLost = static_cast<int>(ExitCode::peer_lost);
+
+}  // namespace
+
+void PeerWatch::leave_peers() {
+  is_leaving_ = true;
+  if (peers_) {
+    peers_->close();
+  }
+  let_peers_go();
+}
+
+void PeerWatch::let_peers_go() {
+  if (!is_leaving_ || (peers_ && peers_->is_waiting())) {
+    return;
+  }
+  is_leaving_ = false;
+  peers_.reset();
+  if (!own_) {
+    verdict_ = {};
+    known_at_.reset();
+  }
+}
+
+void PeerWatch::fail(const Failure& own, Time now) {
+  own_ = own;
+  own_->rank = options_.rank;
+  verdict_.hear(*own_, now);
+  if (supervisor_ != nullptr && !own_->is_consequence) {
+    supervisor_->announce(*own_);  // it listens always, the store may not
+  }
+}
+
+void PeerWatch::launcher_is_gone(const std::string& name, Time now) {
+  launcher_gone_at_ = launcher_gone_at_.value_or(now);
+  if (now >= *launcher_gone_at_ + deadlines::kLook) {
+    verdict_.hear({.rank = options_.rank,
+                   .code = kPeerLost,
+                   .text = fmt::format("the launcher of rank {} ended: {}", options_.rank, name)},
+                  now);
+  }
+}
+
+void PeerWatch::step(Time now) {
+  now_ = now;
+  let_peers_go();
+  for (FailureLink* link : {supervisor_, static_cast<FailureLink*>(peers_ ? &*peers_ : nullptr)}) {
+    if (link != nullptr) {
+      link->step(now);
+      if (link->cause()) {
+        verdict_.hear(*link->cause(), now);
+      }
+    }
+  }
+  verdict_.settle(now, /*nothing_follows=*/!peers_);  // a supervisor finds the cause by itself
+  if (!verdict_.cause() || parting_) {
+    return;
+  }
+  if (peers_) {
+    peers_->announce(*verdict_.cause());
+  }
+  known_at_ = known_at_.value_or(now);
+  if (may_end()) {
+    parting_ = make_parting();
+    if (supervisor_ != nullptr) {
+      supervisor_->announce(parting_->is_stopped ? Failure{.rank = options_.rank,
+                                                           .code = kPeerLost,
+                                                           .text = "stopped: " + parting_->words.text,
+                                                           .is_consequence = true}
+                                                 : parting_->words);
+    }
+  }
+}
+
+bool PeerWatch::is_ordered() const { return supervisor_ != nullptr && supervisor_->ends_at_once(); }
+
+std::chrono::milliseconds PeerWatch::patience() const {
+  return is_ordered() ? deadlines::kAnnounceOrder : peers_ ? peers_->patience() : std::chrono::milliseconds(0);
+}
+
+bool PeerWatch::may_end() const {
+  const auto known_for = now_ - *known_at_;
+  const bool is_told = !peers_ || peers_->is_done() || known_for >= patience();
+  if (is_ordered()) {
+    return is_told;
+  }
+  const bool had_head_start = known_for >= options_.head_start;
+  if (!own_) {
+    return had_head_start;
+  }
+  return is_told && (had_head_start || !options_.launcher_blames || !make_parting().is_stopped);
+}
+
+std::optional<PeerWatch::Time> PeerWatch::due() const {
+  Time next = std::min(peers_ ? peers_->due() : Time::max(), verdict_.due().value_or(Time::max()));
+  if (known_at_ && !parting_) {
+    for (const Time::duration limit : {Time::duration(options_.head_start), Time::duration(patience())}) {
+      next = *known_at_ + limit > now_ ? std::min(next, *known_at_ + limit) : next;
+    }
+  }
+  return next == Time::max() ? std::nullopt : std::optional(next);
+}
+
+std::optional<Failure> PeerWatch::cause() const { return peers_ ? peers_->cause() : verdict_.cause(); }
+
+Parting PeerWatch::make_parting() const {
+  const Failure cause = this->cause().value_or(*verdict_.cause());
+  // A consequence of which no cause was heard is the cause.
+  const bool speaks_for_itself =
+      own_ && (!own_->is_consequence || (verdict_.cause()->is_consequence && cause.rank == options_.rank));
+  return {.code = own_ ? own_->code : kPeerLost,
+          .words = speaks_for_itself ? *own_ : cause,
+          .is_stopped = !speaks_for_itself};
+}
+
+}  // namespace lockstep
