@@ -259,7 +259,7 @@ TEST(StepPlanner, WarnsAboutAnotherGlobalBatchThanPlanned) {
     EXPECT_EQ(testing::internal::GetCapturedStderr(),
               rank == 0
                   ? "warning: using the checkpoint's global batch of 64 instead of the planned 16: each rank has 4 "
-                    "micro-batches of at most 16; --global_batch_size 16 changes it\n"
+                    "micro-batches of at most 16 samples per step; --global_batch_size 16 changes it\n"
                   : "");
   }
   testing::internal::CaptureStderr();
