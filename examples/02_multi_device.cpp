@@ -1,4 +1,5 @@
-// Training on all devices: 01_single_device.cpp with one changed line. On a machine without GPUs, set the number of ranks.
+// Training on all devices: 01_single_device.cpp with one changed line. On a machine without GPUs, set the number of
+// ranks.
 //
 //   ./02_multi_device 10 2                              all GPUs of this machine
 //   ./02_multi_device 10 2 --nprocs 2                   two ranks

@@ -1,5 +1,5 @@
-// A small GPT learns English from the licence texts on this machine, or from --text FILE, with one rank per device. Stop it
-// with Ctrl-C and start it again: it resumes.
+// A small GPT learns English from the licence texts on this machine, or from --text FILE, with one rank per device.
+// Stop it with Ctrl-C and start it again: it resumes.
 #include <fmt/format.h>
 
 #include "char_gpt.h"

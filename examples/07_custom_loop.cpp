@@ -1,5 +1,5 @@
-// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a hand-written
-// loop. It ends with bitwise the same weights.
+// The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a
+// hand-written loop. It ends with bitwise the same weights.
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/lr_schedule.h>

@@ -24,10 +24,9 @@ std::string gpu_text(const Plan& plan) {
     }
     const std::size_t members = indices.size();
     indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
-    groups.push_back(fmt::format("{}{}{}, cuda:{}", members > 1 ? fmt::format("{} x ", members) : "",
-                                 devices[first].name,
-                                 devices[first].memory_bytes > 0 ? fmt::format(" ({})", memory) : "",
-                                 format_ranges(indices)));
+    groups.push_back(
+        fmt::format("{}{}{}, cuda:{}", members > 1 ? fmt::format("{} x ", members) : "", devices[first].name,
+                    devices[first].memory_bytes > 0 ? fmt::format(" ({})", memory) : "", format_ranges(indices)));
   }
   return join(groups, "; ");
 }

@@ -44,7 +44,8 @@ Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, con
 
 /// There is one GPU, and the launcher does not say that each rank of this node has its own.
 void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& findings) {
-  const bool one_for_all = plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back().id == DeviceId{true, 0};
+  const bool one_for_all =
+      plan.gpu() && plan.local_world_size() > 1 && plan.local_devices.back().id == DeviceId{true, 0};
   if (!one_for_all || hardware.visible_devices != kUnset) {
     return;
   }
@@ -116,8 +117,7 @@ void set_devices(Plan& plan, const Hardware& hardware, const std::vector<DeviceI
   for (const DeviceId device : devices) {
     const Gpu gpu = device.gpu ? hardware.gpus[static_cast<std::size_t>(device.index)]
                                : Gpu{.name = "CPU", .memory_bytes = hardware.memory_bytes};
-    plan.local_devices.push_back(
-        {.id = device, .name = gpu.name, .uuid = gpu.uuid, .memory_bytes = gpu.memory_bytes});
+    plan.local_devices.push_back({.id = device, .name = gpu.name, .uuid = gpu.uuid, .memory_bytes = gpu.memory_bytes});
   }
   plan.config.compute_setup = plan.gpu() ? ComputeSetup::gpu : ComputeSetup::cpu;
   plan.config.devices = devices_text(devices);

@@ -39,8 +39,8 @@ struct StallFinding {
 };
 
 /// A run stands still when the ranks that are furthest behind do not move: the others wait for them. A rank moves when
-/// its record changes. Between steps (start, save, validation, callbacks, which may take long) CPU time counts as well, and
-/// there the deadline ends nothing: only inside a step, after the work, or for a process that is stopped, is long
+/// its record changes. Between steps (start, save, validation, callbacks, which may take long) CPU time counts as well,
+/// and there the deadline ends nothing: only inside a step, after the work, or for a process that is stopped, is long
 /// silence no work. Ranks that look for each other have a limit of their own. Of ranks that stand at the same place one
 /// that the system does not let run is the cause. A process in a debugger is never ended. A stop is reported when two
 /// looks in a row see it, because profilers and leak checkers hold a process for a moment. A rank that never wrote its

@@ -461,7 +461,9 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     impl.connect_control_plane();
     impl.learn_nodes(identity);
     // To NCCL a host is what this variable says.
-    agree_at_start(plan.config, chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""), world);
+    agree_at_start(plan.config,
+                   chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""),
+                   world);
     impl.connect_data_plane(device, plan.config.backend);
     return world;
   } catch (const Error&) {

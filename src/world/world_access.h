@@ -5,7 +5,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <functional>
 #include <string>
 #include <string_view>
 

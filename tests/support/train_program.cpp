@@ -50,7 +50,8 @@ struct Options {
   std::int64_t work_ms = 0;  // sleep of every rank in a step
   std::int64_t slow_ms = 0;  // more, of `fail_rank` each time it passes `fail_in`
   // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory, shape; mutex, spin, sleep: hangs;
-  // slow: two seconds, and no failure; once: four seconds, and no failure; change: in the optimizer, a parameter that the other ranks do not change
+  // slow: two seconds, and no failure; once: four seconds, and no failure; change: in the optimizer, a parameter that
+  // the other ranks do not change
   std::string fail = "throw";
   // init, turn, data, forward, loss (it becomes NaN), backward, optimizer, collective (one more than the others),
   // validation, save, callback:WHERE (a stage, or stages, save, load; callback alone: all of them), teardown, exit

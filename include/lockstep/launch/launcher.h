@@ -36,12 +36,12 @@ struct LaunchRequest {
   std::chrono::milliseconds stall_deadline{
       300000};  ///< without progress inside a step, until the run is ended (exit 124); 0: never
   std::chrono::milliseconds rendezvous_deadline{0};  ///< the same for ranks that look for each other; 0: never
-  Variables environment{};            ///< what the workers inherit, before RANK and its like are set
-  bool terminal_status = false;       ///< standard error can redraw: show the main rank's status line
-  std::filesystem::path log_dir{};    ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
-  std::vector<OutputRoute> routes{};  ///< by local rank; {}: everything on the terminal
-  std::vector<std::vector<int>> cores{};  ///< by local rank, the cores it may use; {}: this process's
-  std::filesystem::path event_log{};      ///< gets a line per failure and restart, if its folder exists; "": none
+  Variables environment{};                           ///< what the workers inherit, before RANK and its like are set
+  bool terminal_status = false;                      ///< standard error can redraw: show the main rank's status line
+  std::filesystem::path log_dir{};                   ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
+  std::vector<OutputRoute> routes{};                 ///< by local rank; {}: everything on the terminal
+  std::vector<std::vector<int>> cores{};             ///< by local rank, the cores it may use; {}: this process's
+  std::filesystem::path event_log{};  ///< gets a line per failure and restart, if its folder exists; "": none
   /// Of the folder of `event_log`: nullptr while another launch works there, whose log it is then. {}: it needs no
   /// lock.
   std::function<std::unique_ptr<FileLock>()> event_lock{};

@@ -110,4 +110,4 @@ class Strategy {
 
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world);
 
-}  // namespace gnu::visibility("default")]]lockstep
+}  // namespace lockstep

@@ -60,8 +60,8 @@ struct Plan {
   int world_size = 1;
   int nodes = 1;
   std::vector<LocalDevice> local_devices{LocalDevice{}};  ///< one per rank of this node, by local rank
-  LoaderPlan loader{};             ///< for training
-  LoaderPlan eval_loader{};        ///< for validation: no shuffling, dropping or padding
+  LoaderPlan loader{};                                    ///< for training
+  LoaderPlan eval_loader{};                               ///< for validation: no shuffling, dropping or padding
   int threads_per_rank = 1;        ///< compute threads: OMP_NUM_THREADS, else the cores divided by the ranks
   bool threads_are_given = false;  ///< OMP_NUM_THREADS is set
   int restart = 0;                 ///< number of earlier attempts, by any launcher

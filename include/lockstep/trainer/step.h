@@ -168,4 +168,4 @@ class Step {
   bool without_loss_ = false;
 };
 
-}  // namespace gnu::visibility("default")]]lockstep
+}  // namespace lockstep

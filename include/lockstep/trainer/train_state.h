@@ -38,8 +38,8 @@ struct BestCheckpoint {
 
 struct FitResult {
   TrainState state{};
-  StopKind stop = StopKind::none;  ///< none: the limits were reached
-  std::string why{};               ///< one line: where the run ended and why
+  StopKind stop = StopKind::none;                         ///< none: the limits were reached
+  std::string why{};                                      ///< one line: where the run ended and why
   std::vector<std::pair<std::string, double>> metrics{};  ///< the last value of every reported metric, "val_..." too
   std::optional<BestCheckpoint> best{};                   ///< by checkpoint.monitor; nullopt: none
   double seconds = 0;                                     ///< of this fit
