@@ -118,12 +118,12 @@ void copy_to_host(const CheckpointContents& live, CheckpointContents& copies) {
 }
 
 /// Sets a flag on destruction.
-class Ending {
+class FlagOnExit {
  public:
-  explicit Ending(std::atomic<bool>& flag) : flag_(flag) {}
-  ~Ending() { flag_ = true; }
-  Ending(const Ending&) = delete;
-  Ending& operator=(const Ending&) = delete;
+  explicit FlagOnExit(std::atomic<bool>& flag) : flag_(flag) {}
+  ~FlagOnExit() { flag_ = true; }
+  FlagOnExit(const FlagOnExit&) = delete;
+  FlagOnExit& operator=(const FlagOnExit&) = delete;
 
  private:
   std::atomic<bool>& flag_;
@@ -416,7 +416,7 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
       impl_->written = false;
       impl_->writing =
           std::async(std::launch::async, [impl = impl_.get(), step, start, per_rank = std::move(per_rank)] {
-            const Ending ending(impl->written);
+            const FlagOnExit flag(impl->written);
             set_log_rank(impl->world.rank(), impl->world.size());
             impl->write(step, impl->copies, per_rank);
             return std::chrono::duration<double>(Impl::Clock::now() - start).count();

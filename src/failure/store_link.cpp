@@ -28,11 +28,12 @@ std::string beats_key(int node) { return fmt::format("beats/{}", node); }
 
 std::string in_seconds(milliseconds time) { return fmt::format("{:g} s", std::chrono::duration<double>(time).count()); }
 
-std::string first_line(std::string_view text) {
+/// One line of a report.
+std::string report_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;
   constexpr std::string_view kLabel = "error: ";
   text.remove_prefix(text.starts_with(kLabel) ? kLabel.size() : 0);
-  return printable(text.substr(0, std::min({text.find('\n'), text.size(), kLongest})));
+  return printable(first_line(text).substr(0, kLongest));
 }
 
 StoreCall set(std::string key, std::string value) {
@@ -270,8 +271,8 @@ void StoreLink::announce(const Failure& failure) {
   }
   proposal_ = failure;
   proposal_->text = failure.rank == rank_ ? fmt::format("rank {} ({}) failed: {}", rank_, to_string(self_),
-                                                        first_line(with_place(failure)))
-                                          : first_line(failure.text);
+                                                        report_line(with_place(failure)))
+                                          : report_line(failure.text);
   drop_questions();
   put(add(kFailures, 1), [this](const StoreAnswer& answer) {
     if (answer.number <= 1) {

@@ -20,12 +20,12 @@
 #include "base/random_id.h"
 #include "base/terminal.h"
 #include "base/text.h"
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 #include "launch/descendants.h"
 #include "launch/descriptor_limit.h"
 #include "launch/goodput.h"
 #include "launch/restart_policy.h"
-#include "launch/store_socket.h"
+#include "launch/store_listener.h"
 #include "launch/worker_environment.h"
 #include "supervise/signal_inbox.h"
 #include "supervise/supervisor.h"
@@ -90,7 +90,7 @@ class Launch {
     std::vector<RankDestination> destinations = open_destinations(number);
     std::vector<WorkerProcess> workers;
     {
-      const StoreSocket store = bind_store();
+      const StoreListener store = bind_store();
       const Attempt attempt{
           .number = number,
           .master_port = store.port,
@@ -125,12 +125,12 @@ class Launch {
     return values.empty() ? T{} : values.at(static_cast<std::size_t>(local_rank));
   }
 
-  StoreSocket bind_store() const {
+  StoreListener bind_store() const {
     if (request_.node > 0) {
       return {.socket = Descriptor(), .port = request_.master_port};
     }
     const bool listening = !request_.any_program;  // which may want to listen itself
-    return bind_store_socket(request_.master_addr, request_.master_port, listening);
+    return bind_store_listener(request_.master_addr, request_.master_port, listening);
   }
 
   std::vector<RankDestination> open_destinations(int attempt) const {

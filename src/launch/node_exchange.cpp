@@ -18,7 +18,7 @@
 #include "base/address.h"
 #include "base/descriptor.h"
 #include "base/text.h"
-#include "launch/store_socket.h"
+#include "launch/store_listener.h"
 
 namespace lockstep {
 namespace {
@@ -100,7 +100,7 @@ std::string missing_nodes(const std::vector<int>& ranks) {
 }
 
 RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
-  StoreSocket socket = bind_store_socket(meeting.address, meeting.port, /*listening=*/true);
+  StoreListener socket = bind_store_listener(meeting.address, meeting.port, /*listening=*/true);
   std::vector<int> ranks(static_cast<std::size_t>(meeting.nodes), 0);
   std::vector<Descriptor> launchers(ranks.size());
   ranks[0] = own_ranks;

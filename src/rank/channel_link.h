@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "control/channel.h"
 #include "failure/failure_link.h"
+#include "ipc/channel.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 
 #include <signal.h>
 
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 
 namespace lockstep {
 

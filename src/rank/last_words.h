@@ -6,8 +6,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "control/progress_record.h"
 #include "failure/failure.h"
+#include "ipc/progress_record.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/terminal.h"
-#include "control/channel.h"
+#include "ipc/channel.h"
 
 namespace lockstep {
 namespace {

@@ -13,9 +13,9 @@
 
 #include <lockstep/supervise/launch_report.h>
 
-#include "control/channel.h"
-#include "control/progress_record.h"
 #include "failure/verdict.h"
+#include "ipc/channel.h"
+#include "ipc/progress_record.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {

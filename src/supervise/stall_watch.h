@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 #include "supervise/process_state.h"
 
 namespace lockstep {

@@ -67,11 +67,11 @@ class Supervisor {
       wait_for_events();
       take_signals();
       for (int rank = 0; rank < size(); ++rank) {
-        hear(rank);
+        read_messages(rank);
       }
       for (int rank = 0; rank < size(); ++rank) {
         if (ended_.contains(rank)) {
-          bury(rank);
+          handle_exit(rank);
         }
       }
       ended_.clear();
@@ -82,7 +82,7 @@ class Supervisor {
       outcome_.settle(looked);
       stop_the_rest();
     }
-    say_farewell();
+    print_summary();
     LaunchReport report = outcome_.report();
     report.stop_requested = !forwarded_.empty();
     for (int rank = 0; rank < size(); ++rank) {
@@ -140,7 +140,7 @@ class Supervisor {
       watch(process.pidfd(), [this, rank](short) { ended_.insert(rank); });
       if (talking_[static_cast<std::size_t>(rank)]) {
         watch(process.channel().fd(), [this, rank](short events) {
-          hear(rank);
+          read_messages(rank);
           talking_[static_cast<std::size_t>(rank)] =
               (events & POLLHUP) == 0;  // else poll would return at once for ever
         });
@@ -248,7 +248,7 @@ class Supervisor {
                      stall_->hint);
   }
 
-  void hear(int rank) {
+  void read_messages(int rank) {
     for (int heard = 0; heard < kMessagesPerTurn; ++heard) {
       const std::optional<Message> message = worker(rank).channel().receive();
       if (!message) {
@@ -300,8 +300,8 @@ class Supervisor {
   }
 
   /// A process outside the worker's group may hold its pipes for ever: what is in them counts, not their end.
-  void bury(int rank) {
-    hear(rank);
+  void handle_exit(int rank) {
+    read_messages(rank);
     const ExitStatus status = worker(rank).reap();
     if (is_stranger(rank) && status.signal == 0) {
       outcome_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
@@ -388,7 +388,7 @@ class Supervisor {
     return report.failed_rank < 0 ? "stopped" : report.failure.substr(0, report.failure.find('\n'));
   }
 
-  void say_farewell() {
+  void print_summary() {
     say_what_is_missing();
     if (options_.terminal_status) {
       terminal_.status("");

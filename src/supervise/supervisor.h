@@ -7,7 +7,7 @@
 
 #include <lockstep/supervise/launch_report.h>
 
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 #include "supervise/rank_output.h"
 #include "supervise/signal_inbox.h"
 #include "supervise/stall_watch.h"

@@ -9,7 +9,7 @@
 #include <lockstep/base/variables.h>
 
 #include "base/descriptor.h"
-#include "control/channel.h"
+#include "ipc/channel.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 
 #include <lockstep/trainer/callback.h>
 
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 
 namespace lockstep {
 

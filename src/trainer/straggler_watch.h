@@ -10,7 +10,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/event_log.h"
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 
 namespace lockstep {
 

@@ -22,7 +22,7 @@
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "failure/linger.h"
-#include "launch/store_socket.h"
+#include "launch/store_listener.h"
 #include "world/store_socket.h"
 
 namespace lockstep {
@@ -74,7 +74,7 @@ c10::intrusive_ptr<c10d::Store> serve_store(const Identity& identity, millisecon
   options.masterListenFd =
       identity.store_fd >= 0
           ? identity.store_fd
-          : bind_store_socket(identity.master_addr, identity.master_port, /*listening=*/true).socket.release();
+          : bind_store_listener(identity.master_addr, identity.master_port, /*listening=*/true).socket.release();
   return c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options);
 }
 

@@ -136,7 +136,7 @@ struct World::Impl {
     }
   }
 
-  Place place{};
+  RankCoordinates place{};
   c10::Device device{c10::kCPU};
   milliseconds timeout{};
   c10::intrusive_ptr<c10d::Store> store{};
@@ -383,7 +383,7 @@ struct World::Impl {
   }
 };
 
-World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
+World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const RankCoordinates& place, c10::Device device,
                         Backend backend, milliseconds timeout) {
   auto impl = std::make_unique<World::Impl>();
   impl->place = place;

@@ -15,12 +15,12 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 
 namespace lockstep {
 
 /// Where a rank stands.
-struct Place {
+struct RankCoordinates {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -38,7 +38,7 @@ struct WorldAccess {
   static World connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met);
   /// Collective. A world over an already agreed store whose keys belong to this world alone. Every rank passes its own
   /// connection (ranks that are threads may share a HashStore).
-  static World make(const c10::intrusive_ptr<c10d::Store>& store, const Place& place, c10::Device device,
+  static World make(const c10::intrusive_ptr<c10d::Store>& store, const RankCoordinates& place, c10::Device device,
                     Backend backend, std::chrono::milliseconds timeout);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);

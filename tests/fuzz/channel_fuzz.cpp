@@ -4,8 +4,8 @@
 #include <sys/socket.h>
 
 #include "base/text.h"
-#include "control/channel.h"
 #include "fuzz/target.h"
+#include "ipc/channel.h"
 #include "supervise/run_outcome.h"
 
 namespace lockstep::fuzz {

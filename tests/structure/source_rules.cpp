@@ -16,8 +16,8 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
-const Names kCore = {"base",      "config", "environment", "plan",    "failure", "control", "rank",
-                     "supervise", "launch", "sampling",    "storage", "formats", "report",  "version"};
+const Names kCore = {"base",      "config", "environment", "plan",    "failure", "ipc",    "rank",
+                     "supervise", "launch", "sampling",    "storage", "formats", "report", "version"};
 
 /// What each module may include besides itself. docs/architecture.md has the picture.
 const std::map<std::string_view, Names>& layers() {
@@ -39,16 +39,15 @@ const std::map<std::string_view, Names>& layers() {
       {"environment", {"version", "base"}},
       {"plan", {"version", "base", "config", "environment"}},
       {"failure", {"version", "base", "environment"}},
-      {"control", {"version", "base", "config", "environment", "plan", "failure"}},
-      {"rank", {"version", "base", "failure", "control"}},
-      {"supervise", {"version", "base", "environment", "failure", "control"}},
-      {"launch", {"version", "base", "config", "environment", "plan", "failure", "control", "supervise"}},
-      {"cli",
-       {"version", "base", "config", "environment", "plan", "control", "supervise", "launch", "storage", "report"}},
+      {"ipc", {"version", "base", "config", "environment", "plan", "failure"}},
+      {"rank", {"version", "base", "failure", "ipc"}},
+      {"supervise", {"version", "base", "environment", "failure", "ipc"}},
+      {"launch", {"version", "base", "config", "environment", "plan", "failure", "ipc", "supervise"}},
+      {"cli", {"version", "base", "config", "environment", "plan", "ipc", "supervise", "launch", "storage", "report"}},
       {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
       {"storage", {"version", "base", "environment"}},
       {"formats", {"version", "base"}},
-      {"report", {"version", "base", "control"}},
+      {"report", {"version", "base", "ipc"}},
       {"fwd", {}},
       {"world", world},
       {"optim", optim},

@@ -34,9 +34,9 @@
 #include <lockstep/launch/launcher.h>
 
 #include "base/text.h"
-#include "control/channel.h"
-#include "control/progress_record.h"
 #include "failure/peer_monitor.h"
+#include "ipc/channel.h"
+#include "ipc/progress_record.h"
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
 #include "rank/last_words.h"

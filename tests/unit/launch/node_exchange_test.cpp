@@ -10,7 +10,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "launch/store_socket.h"
+#include "launch/store_listener.h"
 
 namespace lockstep {
 namespace {
@@ -19,7 +19,7 @@ using std::chrono::seconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-int free_port() { return bind_store_socket("127.0.0.1", 0, /*listening=*/false).port; }
+int free_port() { return bind_store_listener("127.0.0.1", 0, /*listening=*/false).port; }
 
 NodeMeeting meeting_of(int node, int nodes, int port, const std::string& run_id = "run") {
   return {.node = node, .nodes = nodes, .address = "127.0.0.1", .port = port, .run_id = run_id};

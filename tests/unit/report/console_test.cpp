@@ -5,7 +5,7 @@
 
 #include <gmock/gmock.h>
 
-#include "control/channel.h"
+#include "ipc/channel.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "launch/store_socket.h"
+#include "launch/store_listener.h"
 
 #include <cerrno>
 #include <cstring>
@@ -55,7 +55,7 @@ void check_reachable(int bound_socket, const std::string& address) {
 
 }  // namespace
 
-StoreSocket bind_store_socket(const std::string& address, int port, bool listening) {
+StoreListener bind_store_listener(const std::string& address, int port, bool listening) {
   int error = 0;
   const Addresses found = resolve_address(address, port, error);
   if (!found) {

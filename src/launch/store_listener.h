@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-struct StoreSocket {
+struct StoreListener {
   Descriptor socket;
   int port = 0;
 };
@@ -16,6 +16,6 @@ struct StoreSocket {
 /// rank 0 serves the store on it. `listening`: early ranks wait in its queue instead of being refused. Without it, a
 /// program that knows nothing of the socket can still bind the port itself. Throws: LaunchError (exit 2) when the
 /// address is not this machine's, or naming the process that has the port.
-StoreSocket bind_store_socket(const std::string& address, int port, bool listening);
+StoreListener bind_store_listener(const std::string& address, int port, bool listening);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "control/channel.h"
+#include "ipc/channel.h"
 
 #include <algorithm>
 #include <chrono>

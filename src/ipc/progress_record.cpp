@@ -1,4 +1,4 @@
-#include "control/progress_record.h"
+#include "ipc/progress_record.h"
 
 #include <algorithm>
 #include <cerrno>
