@@ -122,7 +122,8 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
     }
   };
   add(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) {  // with itself it would have to be in a shared_ptr
+  for (const auto& part :
+       module.modules(/*include_self=*/false)) {  // including the module itself would require a shared_ptr
     add(*part);
   }
   return sparse;

@@ -42,8 +42,8 @@ struct LaunchRequest {
   std::vector<OutputRoute> routes{};      ///< by local rank; {}: all output to the terminal
   std::vector<std::vector<int>> cores{};  ///< by local rank, the allowed cores; {}: those of this process
   std::filesystem::path event_log{};      ///< gets a line per failure and restart if its directory exists; "": none
-  /// Of the folder of `event_log`: nullptr while another launch works there, whose log it is then. {}: it needs no
-  /// lock.
+  /// Locks the directory of `event_log`; returns nullptr while another launch holds it and writes the log. {}: no lock
+  /// needed.
   std::function<std::unique_ptr<FileLock>()> event_lock{};
 };
 
