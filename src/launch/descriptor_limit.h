@@ -9,8 +9,8 @@ namespace lockstep {
 /// handles, sockets of a full mesh, and a reserve for the program.
 std::int64_t needed_descriptors(int local_world_size, int world_size);
 
-/// Raises the soft limit of open files for this process and its workers, up to the hard limit or 65536. Throws:
-/// ConfigError with both numbers if that is not enough.
+/// Raises the soft limit of open files for this process and its workers, at least to 65536 if the hard limit allows it.
+/// Throws: ConfigError with both numbers if that is not enough.
 void raise_descriptor_limit(int local_world_size, int world_size);
 
 }  // namespace lockstep
