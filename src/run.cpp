@@ -1,4 +1,4 @@
-// The map of a program's life: parse -> resolve -> describe -> supervise ranks, or be one.
+// The stages of a program: parse -> resolve -> describe -> supervise ranks, or be a rank.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -41,7 +41,7 @@ namespace lockstep {
 
 namespace {
 
-// `identity`: of this node, where a launcher started this process once per node.
+// `identity`: of this node, if a launcher started this process once per node.
 int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
               const Variables& environment) {
   if (plan.nodes > 1 && plan.config.dist.max_restarts > 0) {
@@ -75,7 +75,7 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   request.stall_warning = to_milliseconds(plan.config.dist.stall_warn_s);
   request.stall_deadline = to_milliseconds(plan.config.dist.stall_timeout_s);
   request.rendezvous_deadline = to_milliseconds(plan.config.dist.init_timeout_s) + deadlines::kRanksSpeakFirst;
-  // Workers plan again, and find other free memory then: they are told what was chosen.
+  // Workers plan again and may see different free memory, so they receive the chosen values.
   auto variables = environment.all();
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
   request.environment = Variables(std::move(variables));
@@ -85,14 +85,14 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
 
 bool launched_by_us(const std::optional<Identity>& identity) { return identity && identity->control_fd >= 0; }
 
-// A run that is to be queued again has to get as far as its end.
+// A run that will be requeued must reach its normal end.
 EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) {
   return plan.config.dist.requeue   ? EarlyStop::wait
          : launched_by_us(identity) ? EarlyStop::die_of_signal
                                     : EarlyStop::end_process;
 }
 
-// Once per run; ranks of our own launcher have been shown it.
+// Shown once per run; for ranks of our own launcher, the launcher has shown it.
 void show(const Plan& plan, const std::optional<Identity>& identity) {
   if ((identity && identity->rank != 0) || launched_by_us(identity)) {
     return;
@@ -104,7 +104,8 @@ void show(const Plan& plan, const std::optional<Identity>& identity) {
   }
 }
 
-// Nodes may start different numbers of ranks, as their GPUs are. Returns the code to end with where a signal came.
+// Nodes may start different numbers of ranks if their numbers of GPUs differ. Returns the exit code if a signal
+// arrived.
 std::optional<int> meet_other_nodes(Identity& identity, const Plan& plan) {
   SignalInbox signals;
   const NodeMeeting meeting{.node = identity.node,
@@ -167,12 +168,13 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     plan = make_plan();
   }
   if (starts_ranks(identity) && plan.world_size > plan.nodes) {
-    const SignalInbox held;  // who reads the table may ask for a stop: the launcher takes up what came before it
+    const SignalInbox held;  // a user who reads the table may request a stop; the launcher handles signals that arrived
+                             // before its start
     show(plan, identity);
     return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }
   TrainControl control;
-  // From the table on, as above. A launcher's SIGTERM does not cut off the report of a failure.
+  // Signals are handled from the table on, as above. A launcher's SIGTERM must not interrupt the report of a failure.
   const SignalScope signals(control, early_stop(plan, identity));
   show(plan, identity);
   return be_a_worker(plan, identity.value_or(Identity{}), environment, control, worker);

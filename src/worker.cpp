@@ -64,7 +64,7 @@ std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, c
   return terminal_console(terminal.interactive, terminal.width);
 }
 
-// The supervisor's descriptor is ours alone: neither user code nor its children shall find it.
+// Hides the descriptor to the supervisor from user code and its children.
 std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.control_fd < 0) {
     return nullptr;
@@ -77,12 +77,13 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
   if (identity.store_fd >= 0) {
-    listen(identity.store_fd, SOMAXCONN);  // `lockstep run` left that to us: earlier ranks shall not be refused
+    listen(identity.store_fd,
+           SOMAXCONN);  // `lockstep run` does not listen; without it, ranks that connect early would be rejected
   }
   return std::make_shared<Channel>(identity.control_fd);
 }
 
-// A launcher that binds ranks to cores shows each its own only: the plan, made by one rank alone, divides them again.
+// If the launcher binds ranks to cores, each rank sees only its own cores, and its plan would divide them again.
 void use_bound_cores(World& world, const Plan& plan) {
   const auto cores = allowed_cores();
   const std::string machine = this_process().machine;
@@ -94,12 +95,12 @@ void use_bound_cores(World& world, const Plan& plan) {
   }
   if (const auto threads = threads_of_bound_ranks(neighbours)) {
     at::set_num_threads(*threads);
-  } else if (world.local_size() != plan.local_world_size()) {  // which the launcher did not say
+  } else if (world.local_size() != plan.local_world_size()) {  // which the launcher did not provide
     at::set_num_threads(std::max(1, plan.threads_per_rank * plan.local_world_size() / world.local_size()));
   }
 }
 
-/// What a rank says before it ends where no supervisor of ours says it: on the terminal, and in torchrun's error file.
+/// Without our supervisor, the rank itself reports its failure: on the terminal and in torchrun's error file.
 void say_on_terminal(const Failure& failure, const Identity& identity) {
   write_error_file(identity.error_file, with_place(failure));
   print_error(with_place(failure));
@@ -113,12 +114,12 @@ void say_on_terminal(const Parting& parting, const Identity& identity) {
   }
 }
 
-/// Who says it instead, and tells this rank of failures of the others; null: nobody.
+/// Watches this rank and reports failures instead of it; null: no such process.
 std::unique_ptr<FailureLink> link_to_supervisor(const std::shared_ptr<Channel>& channel, const Identity& identity) {
   return channel ? std::make_unique<ChannelLink>(identity.rank, channel) : nullptr;
 }
 
-/// What to watch where no supervisor of ours sees all ranks.
+/// Watches the peers and the launcher if our supervisor does not see all ranks.
 void watch_peers(PeerMonitor& monitor, const World& world, const Plan& plan, const Identity& identity,
                  const Variables& environment) {
   const bool is_supervised = identity.control_fd >= 0;
@@ -127,13 +128,13 @@ void watch_peers(PeerMonitor& monitor, const World& world, const Plan& plan, con
   monitor.watch_peers(needs_store ? world.store("lockstep/guard") : nullptr, std::move(launcher));
 }
 
-/// From the beginning of the training on.
+/// From the start of the training on.
 std::string place_of_failure(const ProgressRecord& record) {
   const ProgressView place = view(record);
   return place.phase >= Phase::prepare ? place_of(place) : std::string();
 }
 
-// The run is saved: not being queued again is no reason to call it failed.
+// The run is saved, so a failed requeue does not make it a failed run.
 void queue_again(const Variables& environment) {
   try {
     run_requeue(requeue_command(environment), environment);
@@ -149,10 +150,10 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   const std::shared_ptr<Channel> channel = take_channel(identity);
   ProgressBoard progress = identity.progress_fd >= 0 ? ProgressBoard(identity.progress_fd, identity.local_rank)
                                                      : ProgressBoard(identity.local_world_size);
-  identity.progress_fd = progress.fd();  // the World maps it again
+  identity.progress_fd = progress.fd();  // the World maps the descriptor again
   const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
   const LastWords last_words(progress[identity.local_rank], [&](const Failure& failure) {
-    set_log_rank(identity.rank, identity.world_size);  // in whatever thread this is
+    set_log_rank(identity.rank, identity.world_size);  // in the thread that reports
     if (channel) {
       channel->send(to_message(failure));
     } else {
@@ -173,8 +174,8 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   }
   std::optional<Session> session;
   std::shared_ptr<RunHold> run_hold;
-  // Ends one of several ranks: the ordinary way out joins threads of collectives that may never end. The other ranks
-  // are told first, because standard error may be stuck.
+  // Ends one of several ranks at once: a normal exit joins threads of collectives that may never end. The other ranks
+  // are told first, because writing to standard error may block.
   const auto fail = [&](const std::string& advice) {
     Failure failure = current_failure();
     failure.text += advice;
@@ -207,15 +208,15 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
       session->plan.launch_name.id = std::move(id);
     }
     if (plan.config.fresh) {
-      run_hold = RunHold::take(session->plan, world);  // for a loop of the program's own, which takes none
+      run_hold = RunHold::take(session->plan, world);  // for a loop in the program, which does not lock the directory
     }
-    at::manual_seed(plan.config.seed);  // the same on all ranks: they build the same module
+    at::manual_seed(plan.config.seed);  // the same seed on all ranks, so that they build the same module
     try {
       worker(*session);
     } catch (const ValidationStopped&) {
-      // On every rank: the run ends as after a fit that was stopped.
+      // On every rank: the run ends like a stopped fit.
     }
-    // Nobody leaves, and takes the store along, while others still work.
+    // No rank may end, and with it the store, while others still work.
     world.main_first("end of run", [] {});
     monitor.leave_peers();
     world.barrier("end of run");

@@ -41,7 +41,7 @@ std::string_view shorten(std::string_view text) noexcept {
   return text.substr(0, end);
 }
 
-/// Only the latest status matters, and the supervisor waits for nobody.
+/// May be dropped: only the latest status matters, and the supervisor must not wait.
 bool may_be_dropped(Message::Kind kind) noexcept {
   return kind == Message::Kind::status || kind == Message::Kind::abort || kind == Message::Kind::dump;
 }
@@ -52,7 +52,7 @@ bool wait_writable(int fd, std::chrono::steady_clock::time_point deadline) noexc
   return left.count() > 0 && (poll(&entry, 1, static_cast<int>(left.count())) > 0 || errno == EINTR);
 }
 
-/// The bytes come from a process that may be broken: everything is checked.
+/// The bytes may come from a broken process, so all fields are checked.
 std::optional<Message> parse(std::string_view packet) {
   Header header{};
   if (packet.size() < sizeof(header) || packet.size() > sizeof(header) + Channel::kMaxText) {
@@ -74,7 +74,7 @@ std::optional<Message> parse(std::string_view packet) {
 }  // namespace
 
 Channel::Channel(int fd) noexcept : fd_(fd) {
-  // The worker's end arrives through exec; the worker's own children must not get it.
+  // The worker inherits its end through exec, but its own children must not inherit it.
   fcntl(fd_, F_SETFD, FD_CLOEXEC);
 }
 
@@ -98,7 +98,7 @@ void Channel::send(const Message& message) const noexcept {
   const std::string_view text = shorten(message.text);
   std::array<iovec, 2> parts{
       iovec{.iov_base = &header, .iov_len = sizeof(header)},
-      iovec{.iov_base = const_cast<char*>(text.data()), .iov_len = text.size()},  // sendmsg only reads it
+      iovec{.iov_base = const_cast<char*>(text.data()), .iov_len = text.size()},  // sendmsg does not change it
   };
   msghdr packet{};
   packet.msg_iov = parts.data();
@@ -116,7 +116,7 @@ void Channel::send(const Message& message) const noexcept {
 std::optional<Message> Channel::receive() const {
   std::array<char, sizeof(Header) + kMaxText> buffer;
   while (true) {
-    // With MSG_TRUNC the full length of a packet is returned, so that parse() sees one that was too long.
+    // With MSG_TRUNC the full length of a packet is returned, so that parse() detects a packet that was too long.
     const ssize_t size = recv(fd_, buffer.data(), buffer.size(), MSG_DONTWAIT | MSG_TRUNC);
     if (size < 0 && errno == EINTR) {
       continue;

@@ -1,4 +1,4 @@
-// What supervisor and workers say to each other over an inherited SEQPACKET socket. Torch-free.
+// Messages between supervisor and workers over an inherited SEQPACKET socket. Torch-free.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@ struct Message {
     status = 'S',    ///< worker: replaces the status line
     failure = 'F',   ///< worker: code, secondary flag and text of the exception that ends it
     finished = 'E',  ///< worker: announced exit code; an exit that was not announced is a failure
-    abort = 'A',     ///< supervisor: end at once, without finishing what waits for others; text: what failed
+    abort = 'A',     ///< supervisor: end at once, without waiting for other ranks; text: the failure
     dump = 'D',      ///< supervisor: write the stacks of all threads
   };
   Kind kind = Kind::line;
   std::string text{};
   int code = 0;            ///< failure, finished
-  bool secondary = false;  ///< failure: of another rank, which is lost or says the same of itself
+  bool secondary = false;  ///< failure: caused by another rank, which is lost or reports it itself
 };
 
-/// One end of the channel. Sends never block: a status or an order that does not fit is dropped, other messages wait
+/// One end of the channel. A status or an order that does not fit into the socket is dropped; other messages wait
 /// briefly.
 class Channel {
  public:
@@ -34,7 +34,7 @@ class Channel {
   Channel& operator=(Channel&& other) noexcept;
   ~Channel();
   void send(const Message& message) const noexcept;
-  std::optional<Message> receive() const;  ///< non-blocking; nullopt: nothing there. Malformed messages are dropped.
+  std::optional<Message> receive() const;  ///< non-blocking; nullopt: no message. Malformed messages are dropped.
   int fd() const noexcept { return fd_; }
 
  private:

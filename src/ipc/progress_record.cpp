@@ -111,7 +111,7 @@ SharedText::Copy SharedText::get() const noexcept {
 }
 
 void ProgressRecord::set_callback(std::string_view name, std::string_view where) noexcept {
-  constexpr std::size_t kLongestName = 30;  // the stage fits behind it
+  constexpr std::size_t kLongestName = 30;  // leaves room for the stage
   std::array<char, SharedText::kSize> text{};
   const auto end = fmt::format_to_n(text.data(), text.size(), " '{}' ({})", name.substr(0, kLongestName), where);
   callback.set({text.data(), std::min(end.size, text.size())});

@@ -1,4 +1,4 @@
-// What each rank is doing, in memory that it shares with its supervisor: written without a system call. Torch-free.
+// Progress of each rank in memory shared with its supervisor; written without system calls. Torch-free.
 #pragma once
 
 #include <array>
@@ -13,14 +13,14 @@
 
 namespace lockstep {
 
-/// Where a rank is in its life. In the order of a run.
+/// Phase of a rank, in the order of a run.
 enum class Phase : std::uint8_t {
   start,
   rendezvous,
   prepare,
   resume,
   data,
-  task,  ///< the task's optimize(), outside of the phases below
+  task,  ///< the task's optimize(), except the phases below
   forward,
   backward,
   optimizer,
@@ -29,7 +29,7 @@ enum class Phase : std::uint8_t {
   validation,
   save,
   finish,
-  teardown,  ///< the work is done and announced: destructors and exit handlers are left
+  teardown,  ///< the work is done and announced; destructors and exit handlers remain
 };
 std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 
@@ -38,17 +38,17 @@ std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
 inline constexpr const char* kSameOrderHint =
     "every rank has to call the same collectives in the same order: look for a branch on the rank";
 
-/// Where and when a process began to train.
+/// Step and time at which a process began to train.
 struct TrainingStart {
   std::int64_t step = 0;
   std::chrono::steady_clock::time_point time{};
 };
 
-/// A short text that one thread writes and any process may read at any time, a part of it included.
+/// A short text that one thread writes and any process may read at any time; a reader may see a partly written text.
 class SharedText {
  public:
   static constexpr std::size_t kSize = 56;
-  using Copy = std::array<char, kSize>;  ///< filled up with zeros
+  using Copy = std::array<char, kSize>;  ///< padded with zeros
 
   void set(std::string_view text) noexcept;
   Copy get() const noexcept;
@@ -57,26 +57,26 @@ class SharedText {
   std::array<std::atomic<std::uint64_t>, kSize / sizeof(std::uint64_t)> words_{};
 };
 
-/// One rank's record. Its rank alone writes, anybody reads at any time; fields are not consistent with each other,
-/// which is good enough to see who hangs where.
+/// One rank's record. Only the rank writes it; other processes read it at any time. Fields may be from different
+/// moments, which is sufficient to find hangs.
 struct alignas(64) ProgressRecord {
-  std::atomic<std::uint64_t> beats{0};       ///< changes of anything here: a rank whose beats stand still stands still
-  std::atomic<std::int64_t> step{-1};        ///< steps done since the beginning of the run; -1: not known
-  std::atomic<std::int64_t> first_step{-1};  ///< the first value of `step`: where this process began
-  std::atomic<std::int64_t> first_step_ticks{0};  ///< when, of the steady clock
+  std::atomic<std::uint64_t> beats{0};  ///< number of changes of this record; a rank has stalled if it does not change
+  std::atomic<std::int64_t> step{-1};   ///< completed steps of the run; -1: unknown
+  std::atomic<std::int64_t> first_step{-1};       ///< the first value of `step`, at which this process began
+  std::atomic<std::int64_t> first_step_ticks{0};  ///< its time on the steady clock
   std::atomic<std::uint64_t> collectives{0};      ///< collectives begun through World
-  std::atomic<std::int64_t> bytes{0};             ///< of the last one
+  std::atomic<std::int64_t> bytes{0};             ///< of the last collective
   std::atomic<Phase> phase{Phase::start};
-  std::atomic<Operation> operation{Operation::none};  ///< the collective it is in now; none: in none
-  /// Of the steady clock, in collectives; inside of one: less its beginning.
+  std::atomic<Operation> operation{Operation::none};  ///< the current collective; none: outside of collectives
+  /// Time in collectives on the steady clock; during a collective, minus its start time.
   std::atomic<std::int64_t> waited_ticks{0};
-  SharedText callback{};  ///< in Phase::callback: which one, and where; see set_callback
+  SharedText callback{};  ///< in Phase::callback: its name and stage; see set_callback
 
   void set_phase(Phase now) noexcept {
     phase.store(now, std::memory_order_relaxed);
     beat();
   }
-  /// Phase::callback, of this name, at this stage: "epoch_end".
+  /// Sets Phase::callback with the name of the callback and its stage, such as "epoch_end".
   void set_callback(std::string_view name, std::string_view where) noexcept;
   void set_step(std::int64_t done) noexcept {
     if (first_step.load(std::memory_order_relaxed) < 0) {
@@ -98,10 +98,10 @@ struct alignas(64) ProgressRecord {
     operation.store(Operation::none, std::memory_order_relaxed);
     beat();
   }
-  /// For the others, where no collective of this thread shows it.
+  /// Adds waiting time that is not visible as a collective of this thread.
   void begin_waiting() noexcept { add_waited(-ticks_now()); }
   void end_waiting() noexcept { add_waited(ticks_now()); }
-  /// Time in collectives so far; only between them.
+  /// Total time in collectives; call it only between collectives.
   std::chrono::steady_clock::duration waited() const noexcept {
     return std::chrono::steady_clock::duration(waited_ticks.load(std::memory_order_relaxed));
   }
@@ -124,7 +124,7 @@ struct alignas(64) ProgressRecord {
 static_assert(sizeof(ProgressRecord) == 128);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Phase>::is_always_lock_free);
 
-/// What a record says, for a table and for error texts.
+/// Contents of a record, for tables and error texts.
 struct ProgressView {
   std::uint64_t beats = 0;
   std::int64_t step = -1;
@@ -132,23 +132,24 @@ struct ProgressView {
   std::int64_t bytes = 0;
   Phase phase = Phase::start;
   Operation operation = Operation::none;
-  SharedText::Copy callback{};  ///< empty in another phase
+  SharedText::Copy callback{};  ///< empty in other phases
   bool operator==(const ProgressView&) const = default;
 };
 ProgressView view(const ProgressRecord& record) noexcept;
-std::string_view callback_of(const ProgressView& view) noexcept;  ///< " 'sample' (epoch_end)", "" in another phase
+std::string_view callback_of(const ProgressView& view) noexcept;  ///< " 'sample' (epoch_end)"; "" in other phases
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
-std::string collective_of(const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; "": in none
-std::string place_of(const ProgressView& view);       ///< "at step 812 in data"; "": the record was never written
+std::string collective_of(
+    const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; "": not in a collective
+std::string place_of(const ProgressView& view);  ///< "at step 812 in data"; "": the record was never written
 
-/// The records of all ranks of one machine: anonymous shared memory behind a descriptor that workers inherit. The
-/// supervisor makes it; a rank maps the same descriptor again, so that no pointer has to be passed around.
+/// The records of all ranks of one machine: anonymous shared memory with a descriptor that workers inherit. The
+/// supervisor creates it; a rank maps the same descriptor again, so that no pointer is passed.
 class ProgressBoard {
  public:
-  /// New memory for so many ranks. Throws: LaunchError.
+  /// Allocates memory for so many ranks. Throws: LaunchError.
   explicit ProgressBoard(int ranks);
-  /// The memory behind `fd`, of which a duplicate is kept (close-on-exec). Throws: LaunchError when it is not a board
-  /// of at least `rank` + 1 records.
+  /// Maps the memory of `fd` and keeps a duplicate of it (close-on-exec). Throws: LaunchError if it is not a board of
+  /// at least `rank` + 1 records.
   ProgressBoard(int fd, int rank);
   ProgressBoard(ProgressBoard&& other) noexcept;
   ProgressBoard& operator=(ProgressBoard&&) = delete;
@@ -167,8 +168,8 @@ class ProgressBoard {
   ProgressRecord* records_ = nullptr;
 };
 
-/// The phase while it lives; then the one before it. An exception that leaves the scope leaves the phase as it is:
-/// whoever catches it wants to know where it came from.
+/// Sets the phase while it exists, then restores the previous one. If an exception leaves the scope, the phase is kept,
+/// to show where the exception came from.
 class PhaseScope {
  public:
   PhaseScope(ProgressRecord& record, Phase phase) noexcept
@@ -177,7 +178,7 @@ class PhaseScope {
         exceptions_(std::uncaught_exceptions()) {
     record_.set_phase(phase);
   }
-  /// Phase::callback; see ProgressRecord::set_callback.
+  /// Sets Phase::callback; see ProgressRecord::set_callback.
   PhaseScope(ProgressRecord& record, std::string_view callback, std::string_view where) noexcept
       : record_(record),
         before_(record.phase.load(std::memory_order_relaxed)),

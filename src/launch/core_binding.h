@@ -1,4 +1,4 @@
-// Which cores a rank runs on, where binding was asked for. Torch-free.
+// Chooses the cores of each rank, if binding is requested. Torch-free.
 #pragma once
 
 #include <optional>
@@ -11,24 +11,25 @@
 
 namespace lockstep {
 
-/// "0-3,8" -> {0, 1, 2, 3, 8}; {} for anything else.
+/// "0-3,8" -> {0, 1, 2, 3, 8}; {} for any other text.
 std::vector<int> parse_core_list(std::string_view text);
 
-/// Neighbours stay together, shares differ by one at most; with fewer cores than ranks, cores are shared.
+/// Splits the cores into consecutive parts whose sizes differ by at most one. With fewer cores than ranks, ranks share
+/// cores.
 std::vector<std::vector<int>> divide_cores(const std::vector<int>& cores, int ranks);
 
-/// By local rank, of the `allowed` cores: those of the NUMA node of its GPU, if there is a GPU for every rank and the
-/// system knows; else an equal share.
+/// By local rank, from the `allowed` cores: those of the NUMA node of its GPU, if every rank has a GPU and the system
+/// reports the node; otherwise an equal part.
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& gpus, const std::vector<int>& allowed,
                                              const ReadText& read);
-/// With this process's cores and this machine's files.
+/// The same for the cores of this process and the files of this machine.
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware);
 
-/// Those this process may run on.
+/// The cores on which this process may run.
 std::vector<int> allowed_cores();
 
-/// Compute threads for each of the ranks of one machine, of which a launcher may have bound each to cores of its own:
-/// all their cores together, divided among them. nullopt: all see the same cores, so nothing was bound.
+/// Compute threads per rank on one machine, if a launcher has bound each rank to different cores: the total number of
+/// cores divided by the ranks. nullopt: all ranks see the same cores, so they are not bound.
 std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks);
 
 }  // namespace lockstep

@@ -29,7 +29,7 @@ namespace lockstep {
 namespace {
 
 constexpr int kPauseMs = 5;
-constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is seen by the next
+constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is found by the next
 constexpr char kAllIsWell = '.';
 
 std::string read_all(const std::string& path) {
@@ -46,11 +46,11 @@ std::string read_all(const std::string& path) {
   return text;
 }
 
-/// Whether the environment that the process began with names the launch. A zombie has none any more.
+/// Whether the initial environment of the process contains the mark of the launch. A zombie has no environment.
 bool is_marked(pid_t pid, std::string_view launch_id) {
   const std::string environment = read_all("/proc/" + std::to_string(pid) + "/environ");
   if (environment.find(launch_id) == std::string::npos) {
-    return false;  // nearly all processes of the machine
+    return false;  // applies to nearly all processes of the machine
   }
   const std::string mark = std::string(kLaunchMark) + "=";
   const std::vector<std::string> entries = split(environment, '\0');
@@ -73,7 +73,7 @@ std::vector<pid_t> all_processes() {
   return pids;
 }
 
-/// Kills every process that bears the mark; how many there were.
+/// Kills every process with the mark; returns their number.
 int kill_marked(std::string_view launch_id) {
   int found = 0;
   for (const pid_t pid : all_processes()) {
@@ -81,7 +81,7 @@ int kill_marked(std::string_view launch_id) {
       continue;
     }
     const Descriptor process = open_process(pid);
-    if (process.is_open() && is_marked(pid, launch_id)) {  // again: the number might be another's by now
+    if (process.is_open() && is_marked(pid, launch_id)) {  // checked again: the pid may belong to another process now
       syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
       ++found;
     }
@@ -89,7 +89,7 @@ int kill_marked(std::string_view launch_id) {
   return found;
 }
 
-/// Calls `scan` until it finds nothing any more.
+/// Calls `scan` until it finds nothing.
 template <class Scan>
 void until_none_is_left(Scan&& scan) {
   const auto deadline = std::chrono::steady_clock::now() + deadlines::kDescendants;
@@ -99,7 +99,7 @@ void until_none_is_left(Scan&& scan) {
   }
 }
 
-/// Orphans come to the main thread, which is the one that called; other threads have lists of their own.
+/// Orphans become children of the main thread, which calls this; other threads have separate lists.
 std::vector<pid_t> children() {
   const std::string self = std::to_string(getpid());
   std::vector<pid_t> pids;
@@ -111,7 +111,8 @@ std::vector<pid_t> children() {
   return pids;
 }
 
-/// The watcher's life: waits for the end of the supervisor. Its session is its own, so that no terminal ends it.
+/// Main function of the watcher: waits for the end of the supervisor. It has its own session, so that no terminal
+/// signal ends it.
 [[noreturn]] void watch(int pipe, std::string_view launch_id) {
   sigset_t all;
   sigfillset(&all);
@@ -120,12 +121,12 @@ std::vector<pid_t> children() {
   prctl(PR_SET_NAME, "lockstep-watch");
   const int nothing = open("/dev/null", O_RDWR);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    dup2(nothing, fd);  // whoever reads the supervisor's output shall see its end
+    dup2(nothing, fd);  // so that readers of the supervisor's output see its end
   }
   constexpr int kPipe = STDERR_FILENO + 1;
   dup2(pipe, kPipe);
   close_range(kPipe + 1, ~0U, 0);
-  [[maybe_unused]] const int moved = chdir("/");  // no mount is kept busy
+  [[maybe_unused]] const int moved = chdir("/");  // so that the watcher keeps no mount busy
 
   char byte = 0;
   ssize_t size = 0;
@@ -184,7 +185,7 @@ int Descendants::kill_orphans() noexcept {
   int found = 0;
   for (const pid_t child : children()) {
     if (!own_.contains(child)) {
-      kill(child, SIGKILL);  // not reaped before the line below, so the number is still its own
+      kill(child, SIGKILL);  // not reaped before the line below, so the pid still belongs to it
       waitpid(child, nullptr, WNOHANG);
       ++found;
     }

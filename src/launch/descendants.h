@@ -1,4 +1,4 @@
-// Ends everything that the workers of a launch started, whatever it did to get away. Torch-free.
+// Ends all descendants of the workers of a launch, including detached ones. Torch-free.
 #pragma once
 
 #include <set>
@@ -10,30 +10,30 @@
 
 namespace lockstep {
 
-/// A worker dies with its supervisor, and its process group with the worker. What left the group (a daemon of a data
-/// loader, say) is found here, see docs/decisions/0016-no-orphans.md: by the launch's mark in its environment, or
-/// because it was orphaned and so became this process's child. A small watcher process does the same if this process is
-/// killed. One at a time in a process; main thread only.
+/// A worker dies with its supervisor, and its process group with the worker. This finds processes that left the group,
+/// such as a daemon of a data loader (see docs/decisions/0016-no-orphans.md): by the mark of the launch in their
+/// environment, or because they were orphaned and became children of this process. A small watcher process does the
+/// same if this process is killed. Only one per process; main thread only.
 class Descendants {
  public:
-  /// `launch_id`: what kLaunchMark contains, long and random.
+  /// `launch_id`: value of kLaunchMark, long and random.
   /// Throws: LaunchError.
   explicit Descendants(std::string launch_id);
-  ~Descendants();  ///< ends all; the watcher goes too
+  ~Descendants();  ///< ends all descendants and the watcher
   Descendants(const Descendants&) = delete;
   Descendants& operator=(const Descendants&) = delete;
 
-  void add_worker(pid_t pid) { own_.insert(pid); }  ///< its owner waits for it
-  void reap() noexcept;                             ///< collects orphans that ended, so that no zombies pile up
-  void end() noexcept;                              ///< kills whatever is left. To be called when the workers are gone.
+  void add_worker(pid_t pid) { own_.insert(pid); }  ///< the owner of the worker waits for it
+  void reap() noexcept;                             ///< reaps ended orphans, so that zombies do not accumulate
+  void end() noexcept;  ///< kills all remaining descendants; call it after the workers have ended
 
  private:
-  int kill_orphans() noexcept;  // how many there were
+  int kill_orphans() noexcept;  // returns their number
 
   std::string launch_id_;
-  std::set<pid_t> own_{};  // children that are not orphans of a worker
+  std::set<pid_t> own_{};  // children that are not orphans of workers
   int subreaper_before_ = 0;
-  Descriptor watcher_pipe_{};  // its end tells the watcher that this process is gone
+  Descriptor watcher_pipe_{};  // when it closes, the watcher knows that this process has ended
   pid_t watcher_ = -1;
 };
 

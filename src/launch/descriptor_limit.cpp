@@ -11,9 +11,9 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kOwn = 64;       // libraries, data files, logs
-constexpr std::int64_t kPerWorker = 6;  // in the supervisor: two pipes, channel, process handle, log, one to spare
+constexpr std::int64_t kPerWorker = 6;  // in the supervisor: two pipes, channel, process handle, log, one in reserve
 constexpr std::int64_t kPerPeer = 3;    // in a rank: Gloo's pairs; 203 were counted for 64 ranks
-constexpr rlim_t kEnough = 1 << 16;     // some programs walk through all descriptors they might have
+constexpr rlim_t kEnough = 1 << 16;     // some programs loop over all possible descriptors
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// How much of a launch that had restarts was worth its time. Pure. Torch-free.
+// Productive part of the time of a launch with restarts. Pure. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace lockstep {
 
-/// Productive is the time of steps that did not have to be done again: not start-up, back-off, and repeated steps.
+/// Productive time is the time of steps that were not repeated later, without start-up and waits before restarts.
 class Goodput {
  public:
-  /// One attempt, in their order; `training_s` and the steps of the report count.
+  /// Adds an attempt, in order; uses `training_s` and the steps of the report.
   void add(const LaunchReport& attempt);
 
   int restarts() const noexcept { return attempts_ > 0 ? attempts_ - 1 : 0; }
   std::int64_t steps_repeated() const noexcept { return repeated_; }
   double productive_s() const noexcept { return productive_s_; }
-  /// "2 restarts, 40 steps repeated, 83.1 % of the time was productive"; without steps only the restarts.
+  /// "2 restarts, 40 steps repeated, 83.1 % of the time was productive"; only the restarts if no steps are known.
   std::string text(double wall_s) const;
 
  private:

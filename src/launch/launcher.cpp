@@ -36,7 +36,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A rebuild during start-up replaces the file, not what this opens.
+/// A rebuild during the start replaces the file, but not the program that this opened.
 Descriptor open_own_program() {
   Descriptor program(open("/proc/self/exe", O_PATH | O_CLOEXEC));
   if (!program.is_open()) {
@@ -107,7 +107,7 @@ class Launch {
                                            .cores = of_rank(request_.cores, local)});
         descendants_.add_worker(workers.back().pid());
       }
-    }  // rank 0 holds the socket alone now: when it dies, nobody waits for an answer
+    }  // now only rank 0 has the socket: if it dies, no rank waits for an answer
     return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
                      {.grace = request_.grace,
                       .terminal_status = request_.terminal_status,
@@ -129,7 +129,7 @@ class Launch {
     if (request_.node > 0) {
       return {.socket = Descriptor(), .port = request_.master_port};
     }
-    const bool listening = !request_.any_program;  // which may want to listen itself
+    const bool listening = !request_.any_program;  // which may listen on the port itself
     return bind_store_listener(request_.master_addr, request_.master_port, listening);
   }
 
@@ -152,7 +152,7 @@ class Launch {
                             {"restart", decision.restart}});
   }
 
-  /// What signal ended the wait, as the code to end with.
+  /// Exit code for the signal that ended the wait.
   std::optional<ExitCode> wait_for_restart(int attempt, const RestartDecision& decision, const LaunchReport& report) {
     const std::int64_t wait_s = decision.wait.count();
     log_info(fmt::format("restart {} in {} s ({} left without progress): {}", attempt, wait_s, policy_.left(),
@@ -198,7 +198,7 @@ class Launch {
   }
 
   const LaunchRequest& request_;
-  SignalInbox signals_{};  // before the first worker, so that no request is lost
+  SignalInbox signals_{};  // created before the first worker, so that no request is lost
   const std::string launch_id_;
   const std::string run_id_;
   const Descriptor own_program_;
@@ -220,7 +220,7 @@ void check(const LaunchRequest& request) {
                   "routes and cores are by local rank");
 }
 
-/// oneMKL ends a process without one before its main(), in words of its own.
+/// Without one, oneMKL ends a process before main() with its own message.
 void check_working_directory() {
   std::error_code error;
   [[maybe_unused]] const auto directory = std::filesystem::current_path(error);

@@ -30,15 +30,15 @@ constexpr std::string_view kGreeting = "lockstep-node";
 constexpr std::string_view kAnswer = "lockstep-ranks";
 constexpr milliseconds kSayEvery{10000};
 constexpr milliseconds kPause{200};
-constexpr int kPatienceForALine = 2;          // seconds, for somebody who is connected
-constexpr std::int64_t kMostRanks = 1 << 20;  // of one node; more is no number of ranks
+constexpr int kPatienceForALine = 2;          // seconds, for a connected peer
+constexpr std::int64_t kMostRanks = 1 << 20;  // of one node; a higher number is invalid
 
-/// One wait for the others: until its time is over, a signal says stop, or something can be read.
+/// Waits for the other launchers until the timeout, a stop signal, or readable data.
 class Wait {
  public:
   Wait(milliseconds timeout, SignalInbox& signals) : timeout_(timeout), signals_(signals) {}
 
-  /// False: go on waiting, or stop if there is a signal. `fd` -1: only time passes.
+  /// False: continue to wait, or stop if there is a signal. `fd` -1: only waits for time.
   bool readable(int fd, milliseconds longest) {
     pollfd events[]{{.fd = fd, .events = POLLIN, .revents = 0}, {.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
     poll(events, std::size(events), static_cast<int>(std::min(longest, kSayEvery).count()));
@@ -68,7 +68,7 @@ class Wait {
   Clock::duration say_at_ = kSayEvery;
 };
 
-/// "" where nothing came, or no end.
+/// "" if nothing or an incomplete line arrived.
 std::string read_line(int fd) {
   constexpr std::size_t kLongest = 4096;
   const timeval patience{.tv_sec = kPatienceForALine, .tv_usec = 0};
@@ -86,7 +86,8 @@ std::string read_line(int fd) {
 
 void send_line(int fd, const std::string& line) {
   const std::string text = line + '\n';
-  [[maybe_unused]] const ssize_t sent = send(fd, text.data(), text.size(), MSG_NOSIGNAL);  // the reader notices
+  [[maybe_unused]] const ssize_t sent =
+      send(fd, text.data(), text.size(), MSG_NOSIGNAL);  // the reader detects an incomplete text
 }
 
 std::string missing_nodes(const std::vector<int>& ranks) {
@@ -121,7 +122,7 @@ RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
     }
     const auto words = split(read_line(launcher.get()), ' ');
     if (words.size() != 4 || words[0] != kGreeting || words[3] != meeting.run_id) {
-      continue;  // a stranger
+      continue;  // not a launcher of this run
     }
     const auto node = parse_int(words[1]).value_or(0);
     const auto theirs = parse_int(words[2]).value_or(0);
@@ -130,7 +131,8 @@ RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
       launchers[static_cast<std::size_t>(node)] = std::move(launcher);
     }
   }
-  socket.socket = Descriptor();  // who has the answer looks for the store here next, and must not find this socket
+  socket.socket =
+      Descriptor();  // a launcher with the answer looks for the store here next and must not find this socket
   for (const Descriptor& launcher : launchers) {
     if (launcher.is_open()) {
       send_line(launcher.get(), fmt::format("{} {}", kAnswer, fmt::join(ranks, ",")));

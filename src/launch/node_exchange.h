@@ -1,4 +1,4 @@
-// Launchers of several machines tell each other how many ranks each of them starts, before any rank runs. Torch-free.
+// Launchers of several machines exchange their numbers of ranks before any rank starts. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -13,19 +13,19 @@ namespace lockstep {
 struct NodeMeeting {
   int node = 0;
   int nodes = 1;
-  std::string address{};  ///< of node 0, which listens there
-  int port = 0;           ///< where the store will be as soon as everybody knows
-  std::string run_id{};   ///< launchers of another run are not answered
+  std::string address{};  ///< address of node 0, which listens on it
+  int port = 0;           ///< port of the exchange, and afterwards of the store
+  std::string run_id{};   ///< launchers of another run get no answer
 };
 
 struct RanksPerNode {
   std::vector<int> ranks{};
-  std::optional<int> signal{};  ///< that ended the wait; `ranks` is empty then
+  std::optional<int> signal{};  ///< signal that ended the wait; `ranks` is then empty
 };
 
-/// Collective over the launchers of a run, one per node. `ranks`: those of this node. A line every 10 s says who is
-/// missing. Throws: LaunchError after `timeout` (exit 124), naming the nodes that did not come; when the port is taken,
-/// or what listens there is no launcher (exit 2).
+/// Collective over the launchers of a run, one per node. `ranks`: number of ranks on this node. Logs the missing nodes
+/// every 10 s. Throws: LaunchError naming the missing nodes after `timeout` (exit 124); if the port is in use, or the
+/// listener is not a launcher (exit 2).
 RanksPerNode exchange_ranks_per_node(NodeMeeting meeting, int ranks, std::chrono::milliseconds timeout,
                                      SignalInbox& signals);
 

@@ -19,7 +19,7 @@ bool is_hopeless(int exit_code) {
                      [&](ExitCode code) { return static_cast<int>(code) == exit_code; });
 }
 
-/// Process numbers, ports and addresses differ from one attempt to the next: every number becomes '#'.
+/// Pids, ports and addresses differ between attempts, so every number is replaced by '#'.
 std::string without_numbers(std::string_view text) {
   const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
@@ -49,7 +49,7 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
     return {.reason = fmt::format("exit code {} would be the same again", report.exit_code)};
   }
   const Signature signature{without_numbers(report.failure), report.step};
-  // "died of signal 9" alone proves nothing: there must be a step, or a reason.
+  // "died of signal 9" is not sufficient: there must also be a step or a reason.
   const bool telling = report.step >= 0 || report.explained;
   if (telling && last_ == signature) {
     return {.reason = report.step < 0

@@ -1,4 +1,4 @@
-// Whether a failed launch is tried again, and when. Pure: reports in, decisions out. Torch-free.
+// Decides whether and when a failed launch is restarted. Pure: reports in, decisions out. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -13,12 +13,12 @@ namespace lockstep {
 struct RestartDecision {
   bool restart = false;
   std::chrono::seconds wait{0};
-  std::string reason{};  ///< why not, where restarts were asked for; "": nothing failed
+  std::string reason{};  ///< why there is no restart although restarts were requested; "": nothing failed
 };
 
-/// At most `max_restarts` in a row without progress: a step beyond all before refills the budget and shortens the
-/// waits, which grow 1, 2, 4 ... 30 s. Never again: a stop on request; settings, data or ranks that do not fit; and the
-/// same failure twice in a row at the same step.
+/// Allows at most `max_restarts` consecutive restarts without progress. Progress resets their number and the waits,
+/// which grow as 1, 2, 4 ... 30 s. There is no restart after a requested stop, after errors of settings, data or
+/// disagreeing ranks, and after the same failure twice in a row at the same step.
 class RestartPolicy {
  public:
   explicit RestartPolicy(int max_restarts) : max_(max_restarts), left_(max_restarts) {}

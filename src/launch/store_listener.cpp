@@ -39,12 +39,12 @@ int port_of(int socket) {
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-/// In a container without a network even 127.0.0.1 may lead nowhere, and the ranks would try until their time is over.
+/// In a container without a network even 127.0.0.1 may be unreachable; the ranks would then retry until their timeout.
 void check_reachable(int bound_socket, const std::string& address) {
   sockaddr_storage bound{};
   socklen_t size = sizeof(bound);
   auto* generic = reinterpret_cast<sockaddr*>(&bound);
-  // Nothing is sent: connecting a datagram socket only looks for the way.
+  // Sends nothing: connecting a datagram socket only finds the route.
   const Descriptor probe(
       getsockname(bound_socket, generic, &size) == 0 ? socket(bound.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1);
   if (!probe.is_open() || connect(probe.get(), generic, size) != 0) {
@@ -63,7 +63,7 @@ StoreListener bind_store_listener(const std::string& address, int port, bool lis
                       "MASTER_ADDR, or --master-addr, is a name or address of the machine of rank 0", ExitCode::usage);
   }
   Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;  // the port of a run that just ended is free
+  const int yes = 1;  // allows the port of a run that has just ended
   if (!socket.is_open() || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
       bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
       (listening && listen(socket.get(), SOMAXCONN) != 0)) {

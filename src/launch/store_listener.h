@@ -12,10 +12,10 @@ struct StoreListener {
   int port = 0;
 };
 
-/// Bound here, so that no port has to be chosen by anybody (port 0: any free one) and nobody can take it meanwhile;
-/// rank 0 serves the store on it. `listening`: early ranks wait in its queue instead of being refused. Without it, a
-/// program that knows nothing of the socket can still bind the port itself. Throws: LaunchError (exit 2) when the
-/// address is not this machine's, or naming the process that has the port.
+/// Binds the socket on which rank 0 serves the store, so that the port (0: any free port) is reserved before the ranks
+/// start. `listening`: ranks that connect early wait in its queue instead of being rejected. If false, a program that
+/// does not use the socket can still bind the port itself. Throws: LaunchError (exit 2) if the address does not belong
+/// to this machine, or naming the process that uses the port.
 StoreListener bind_store_listener(const std::string& address, int port, bool listening);
 
 }  // namespace lockstep

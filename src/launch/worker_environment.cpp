@@ -24,7 +24,7 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   const std::string world = std::to_string(world_size(request));
   auto values = request.environment.all();
 
-  // As torchrun has them, so that a program written for it runs.
+  // The same variables as torchrun sets, so that programs written for it run.
   values["RANK"] = values["ROLE_RANK"] = rank;
   values["WORLD_SIZE"] = values["ROLE_WORLD_SIZE"] = world;
   values["ROLE_NAME"] = "default";
@@ -38,10 +38,10 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   values["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(request.max_restarts);
   values["TORCHELASTIC_RUN_ID"] = attempt.run_id;
   values["TORCHELASTIC_USE_AGENT_STORE"] = "False";
-  values.erase("TORCHELASTIC_ERROR_FILE");  // an outer launcher's, for another process
+  values.erase("TORCHELASTIC_ERROR_FILE");  // belongs to a process of an outer launcher
   values.emplace("OMP_NUM_THREADS", std::to_string(request.threads_per_rank));
   values.emplace(kDeviceOrder, kPciOrder);
-  // c10d warns about sockets of ranks that failed: the failure is what counts.
+  // c10d warns about sockets of failed ranks, which would hide the failure itself.
   values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");
 
   const std::string outer = request.environment.get(kLaunchMark).value_or("");

@@ -1,4 +1,4 @@
-// What a worker finds in its environment. Pure. Torch-free.
+// Environment variables of a worker. Pure. Torch-free.
 #pragma once
 
 #include <string>
@@ -8,25 +8,25 @@
 
 namespace lockstep {
 
-/// Names every process that a launch brings about, for those who have to end them: inherited by children and
-/// grandchildren, unlike a parent or a group. Launches inside launches add their own.
+/// Marks every process of a launch, so that the supervisor can find and end it: unlike the parent or the group,
+/// descendants always inherit it. A launch inside a launch adds its own mark.
 inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
 
-/// What all ranks of one attempt have in common.
+/// Values that are common to all ranks of one attempt.
 struct Attempt {
-  int number = 0;  ///< restarts before it
+  int number = 0;  ///< number of earlier restarts
   int master_port = 0;
   std::string run_id{};
   std::string launch_id{};
-  int terminal_width = 0;  ///< of the status line; 0: none
+  int terminal_width = 0;  ///< of the status line; 0: no status line
 };
 
 int world_size(const LaunchRequest& request);
 int local_world_size(const LaunchRequest& request);
 int first_rank(const LaunchRequest& request);  ///< of this machine
 
-/// The request's variables, with torchrun's complete set and our own descriptors over them; OMP_NUM_THREADS and
-/// TORCH_CPP_LOG_LEVEL only where the user set none.
+/// Variables of the request, with all of torchrun's variables and our own descriptors added or replaced.
+/// OMP_NUM_THREADS and TORCH_CPP_LOG_LEVEL are set only if the user has not set them.
 Variables worker_environment(const LaunchRequest& request, const Attempt& attempt, int local_rank);
 
 }  // namespace lockstep

@@ -27,17 +27,17 @@ namespace lockstep {
 
 namespace {
 
-// Gradients travel in half precision. With a hook the reducer does not divide by the number of ranks, so the hook does.
+// Sends gradients in half precision. With a hook, the reducer does not divide by the world size, so the hook does.
 //
 // Note [Counts and compression]: gradients that are weighted by counts are sums over a step's tokens and would overflow
-// in fp16. The lane, which has the counts, is a bucket of its own, travels first and as it is; the other buckets wait
-// for it on the device and are divided by the power of two below the mean count while they travel.
+// in fp16. The lane, which has the counts, is a separate bucket that is sent first and without compression. The other
+// buckets wait for it on the device and are divided by the power of two below the mean count while they are sent.
 class CompressionHook final : public c10d::CommHookInterface {
  public:
   CompressionHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType dtype, std::int64_t count_slot)
       : group_(std::move(group)), dtype_(dtype), count_slot_(count_slot) {}
 
-  /// For the coming backward: whether this rank has to expect counts in the lane.
+  /// For the next backward: whether this rank expects counts in the lane.
   void expect_counts(bool expected) { expects_counts_ = expected; }
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
@@ -96,11 +96,11 @@ class CompressionHook final : public c10d::CommHookInterface {
   std::int64_t count_slot_;
   bool expects_counts_ = false;
   c10::intrusive_ptr<c10d::Work> lane_work_{};
-  at::Tensor lane_{};  // of this backward
+  at::Tensor lane_{};  // lane of this backward
   at::Tensor unit_{};  // 0-dim, on the device; the same on every rank
 };
 
-// Of the shape in which an embedding's gradient comes: sparse in the rows, dense in each row.
+// Has the layout of an embedding's gradient: sparse rows, each row dense.
 at::Tensor zero_gradient(const at::Tensor& parameter, bool sparse) {
   if (!sparse) {
     return at::zeros_like(parameter);
@@ -122,7 +122,8 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
     }
   };
   add(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) {  // with itself it would have to be in a shared_ptr
+  for (const auto& part :
+       module.modules(/*include_self=*/false)) {  // including the module itself would require a shared_ptr
     add(*part);
   }
   return sparse;
@@ -130,7 +131,7 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
 
 }  // namespace
 
-// The only one that knows the reducer.
+// The only class that uses the reducer.
 class DdpOptimizer final : public SingleDeviceOptimizer {
  public:
   DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {}
@@ -146,7 +147,7 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void finish() override;
   void build_again() override;
 
-  /// Collective. `sparse`: the module's parameters whose gradients are sparse.
+  /// Collective. `sparse`: parameters of the module with sparse gradients.
   void make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse);
 
  private:
@@ -157,12 +158,12 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   Ddp& ddp_;
   at::Tensor lane_{};  // the reducer's parameter 0
   std::shared_ptr<c10d::Reducer> reducer_{};
-  std::shared_ptr<c10d::Logger> logger_{};  // the reducer uses it without asking whether it is there
-  CompressionHook* compression_ = nullptr;  // the reducer's; none without compression
-  std::vector<bool> sparse_{};              // beside parameters_
+  std::shared_ptr<c10d::Logger> logger_{};  // the reducer uses it without a null check
+  CompressionHook* compression_ = nullptr;  // owned by the reducer; null without compression
+  std::vector<bool> sparse_{};              // same order as parameters_
   bool reduce_ = true;
   bool first_backward_ = true;
-  bool idle_ = true;  // no samples in this step so far
+  bool idle_ = true;  // no samples yet in this step
 };
 
 void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend) {
@@ -217,7 +218,7 @@ void Ddp::send_buffers() {
   }
 }
 
-// The lane is shared by the optimizers: the count of one is not the count of the next.
+// The optimizers share the lane, so the count of one optimizer is removed before the next.
 void Ddp::write_count(const at::Tensor& count) {
   if (count.defined()) {
     lane_values_.select(0, kCount).copy_(count);
@@ -263,15 +264,15 @@ void DdpOptimizer::remove_reducer() {
   reducer_.reset();
   for (auto& [name, parameter] : parameters_) {
     if (parameter.grad().defined()) {
-      parameter.mutable_grad() = parameter.grad().clone();  // was a view of a bucket
+      parameter.mutable_grad() = parameter.grad().clone();  // the gradient was a view of a bucket
     }
   }
 }
 
 // Note [Buckets from the first step on]: Python's DDP learns the order of gradients in its first backward and rebuilds
-// the buckets then. Sums over more than two ranks depend on where an element lies in its bucket, so a resumed run,
-// which learns again, would not be bitwise the undisturbed one. The order here is fixed: parameters in reverse order of
-// registration, final from the first step on.
+// the buckets then. Sums over more than two ranks depend on the position of an element in its bucket. A resumed run
+// would learn the order again and would not be bitwise equal to an uninterrupted run. Here the order is fixed from the
+// first step on: the reverse order of registration.
 void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse) {
   const World& world = ddp_.world_;
   const DistConfig& options = ddp_.options_;
@@ -298,8 +299,9 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
     parameters.push_back(parameter);
     bytes += static_cast<std::int64_t>(parameter.nbytes());
   }
-  // The lane's gradient is the first of a backward, and callbacks run in the order they came: this one after the
-  // rank's own work, before the reducer waits for the others. A rank that hangs before it is the one that did not come.
+  // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
+  // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
+  // is the missing one.
   lane_.register_hook([&progress = ddp_.progress_, bytes](const at::Tensor&) {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [&progress, bytes] { progress.begin(Operation::all_reduce, bytes); });
@@ -370,10 +372,10 @@ void DdpOptimizer::backward_nothing() {
   std::vector<at::Tensor> roots;
   std::vector<at::Tensor> gradients;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // The reducer takes dense parameters that are not reached as zero by itself when it looks for them.
+    // If the reducer searches for unused dense parameters, it treats their gradients as zero.
     if (!ddp_.options_.find_unused_parameters || sparse_[i]) {
       const at::Tensor& parameter = parameters_[i].second;
-      roots.push_back(at::alias(parameter));  // a leaf has no graph node to begin the search at
+      roots.push_back(at::alias(parameter));  // the search begins at graph nodes, and a leaf has none
       gradients.push_back(zero_gradient(parameter, sparse_[i]));
     }
   }
@@ -387,13 +389,13 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   if (compression_ != nullptr) {
     compression_->expect_counts(count_.defined() || idle_);
   }
-  // A view, because the search for unused parameters begins at the roots' graph nodes and a leaf has none.
+  // A view, because the search for unused parameters begins at graph nodes, and a leaf has none.
   const at::Tensor lane = lane_.view({Ddp::kLaneSize});
   roots.push_back(lane);
   gradients.push_back(ddp_.lane_values_);
   reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
   if (ddp_.options_.static_graph && first_backward_) {
-    // The first backward only counts; everything is reduced at its end.
+    // The first backward only counts the uses; all gradients are reduced at its end.
     lane.register_hook([reducer = reducer_](const at::Tensor&) {
       torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
     });
@@ -408,7 +410,7 @@ void DdpOptimizer::finish() {
   ddp_.sums_->add(lane_.grad());
 }
 
-// Before any parameter is updated: the reducer alone would notice only in the next step.
+// Checked before any update: the reducer alone would detect it only in the next step.
 void DdpOptimizer::check_all_used() const {
   try {
     reducer_->check_finalized();
@@ -438,7 +440,7 @@ at::Tensor DdpOptimizer::mean_count() {
   }
   const at::Tensor& lane = lane_.grad();
   const auto mean = lane.select(0, Ddp::kCount);
-  // A rank without samples cannot know whether the others count.
+  // A rank without samples does not know whether the other ranks use counts.
   return idle_ ? at::where(lane.select(0, Ddp::kCounted) > 0, mean, 1) : mean;
 }
 

@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// Throws: ConfigError when `backend` does not send the gradients of the parameters named `sparse`.
+/// Throws: ConfigError if `backend` cannot send sparse gradients and any parameters are named in `sparse`.
 void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend);
 
 class DdpOptimizer;
@@ -38,15 +38,15 @@ class Ddp final : public SingleDevice {
   void write_count(const at::Tensor& count);
 
   const DistConfig options_;
-  bool buffers_due_ = true;  // once per step, before its first forward
+  bool buffers_due_ = true;  // true once per step, before its first forward
 
-  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small parameter of
-  // the reducer that the module does not know. backward() starts from the loss and from this lane with the rank's own
-  // values as its gradient, so they are averaged with the first bucket at no visible cost, and every rank reads the
-  // same numbers after the same step. A request is sent in one reduction and read in one step. On a GPU the copy to the
-  // host is not waited for: it is read one step later.
+  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small additional
+  // parameter of the reducer that is not part of the module. backward() starts from the loss and from this lane, with
+  // the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and every rank
+  // reads the same numbers after the same step. A request is sent in one reduction and read in one step. On a GPU no
+  // step waits for the copy to the host: it is read one step later.
   enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kCounted, kLaneSize };
-  at::Tensor lane_values_{};  // [kLaneSize] on the device: this rank's
+  at::Tensor lane_values_{};  // [kLaneSize] on the device: values of this rank
   bool lane_has_count_ = false;
   StepRequests requests_in_lane_{};
   std::optional<LaneSums> sums_{};

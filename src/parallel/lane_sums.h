@@ -1,4 +1,4 @@
-// What ranks told each other in the reductions of a step, brought to the host without a wait.
+// Values that ranks exchange in the reductions of a step, copied to the host without a wait.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,13 @@
 
 namespace lockstep {
 
-/// Adds up the control lanes of all reductions of a step, however many there are, so that each number that was sent is
-/// read in exactly one step. Late, on a GPU: what a step added is copied to the host when the next one begins, and is
-/// read during that one, when it has arrived.
+/// Adds the control lanes of all reductions of a step, so that each value is read in exactly one step. In late mode, on
+/// a GPU, the sums of a step are copied to the host when the next step begins, and are read during that step.
 class LaneSums {
  public:
   LaneSums(std::int64_t size, c10::Device device, bool late);
 
-  /// What was added before is now read (late), or forgotten.
+  /// Begins a step: the sums of the previous step can now be read (late) or are cleared.
   void begin_step();
   /// lane: [size], float, on the device.
   void add(const at::Tensor& lane);
@@ -29,8 +28,8 @@ class LaneSums {
   const c10::Device device_;
   const bool late_;
   std::vector<float> read_;
-  at::Tensor sums_;  // late: of this step, on the device
-  at::Tensor host_;  // late: of the step before, in pinned memory
+  at::Tensor sums_;  // late: sums of this step, on the device
+  at::Tensor host_;  // late: sums of the previous step, in pinned memory
   std::unique_ptr<c10::Event> copied_{};
   bool added_ = false;
   bool copy_is_on_its_way_ = false;

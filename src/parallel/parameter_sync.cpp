@@ -42,9 +42,9 @@ void broadcast(const std::vector<at::Tensor>& tensors, World& world) {
   if (tensors.empty() || world.size() == 1) {
     return;
   }
-  // As bytes: not every backend sends every dtype.
+  // Sent as bytes, because not every backend supports every dtype.
   std::vector<at::Tensor> bytes;
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged;  // a tensor with gaps, and its copy without
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged;  // a non-contiguous tensor and its contiguous copy
   std::int64_t total = 0;
   for (const auto& tensor : tensors) {
     if (tensor.numel() == 0) {

@@ -1,4 +1,4 @@
-// Ranks begin with the same parameters, and keep them.
+// Gives all ranks the same parameters and checks that they stay equal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,21 +8,22 @@
 
 namespace lockstep {
 
-/// Collective. Throws: CommError (exit 78) naming the first difference in name, shape, dtype, order or requires_grad,
-/// and the rank.
+/// Collective. Compares the models. Throws: CommError (exit 78) naming the rank and the first difference in name,
+/// shape, dtype, order or requires_grad.
 void compare_parameters(const torch::nn::Module& module, World& world);
 /// Collective. Throws: CommError (exit 78) naming the first parameter that is frozen on one rank and not on another.
 void compare_frozen(const torch::nn::Module& module, World& world);
-/// Collective. Rank 0's parameters and buffers everywhere.
+/// Collective. Copies rank 0's parameters and buffers to all ranks.
 void broadcast_module(const torch::nn::Module& module, World& world);
-/// Collective. Rank 0's buffers everywhere. Read anew each time: modules may replace them.
+/// Collective. Copies rank 0's buffers to all ranks. Looks up the buffers at every call, because modules may replace
+/// them.
 void broadcast_buffers(const torch::nn::Module& module, World& world);
 
 /// One number for each parameter: the sum of its elements' bits, read as integers, modulo 2^64; the same on every kind
-/// of device. Shape: [parameters], int64, on their device; nothing waits.
+/// of device. Shape: [parameters], int64, on their device; does not wait for it.
 at::Tensor parameter_digests(const torch::nn::Module& module);
-/// Collective. Parameters are the same on every rank. Throws: CommError (exit 78) naming the first that is not, and the
-/// odd rank. Waits for the device.
+/// Collective. Checks that the parameters are equal on all ranks. Throws: CommError (exit 78) naming the first
+/// different parameter and its rank. Waits for the device.
 void check_replicas(const torch::nn::Module& module, World& world);
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ struct Parameters {
   NamedTensors frozen{};
 };
 
-// Names are the task module's, so that two optimizers never use one name for two parameters.
+// Uses the names of the task's module, so that two optimizers never use one name for two parameters.
 Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
   std::unordered_set<const c10::TensorImpl*> wanted;
   for (const auto& parameter : (spec.module != nullptr ? *spec.module : whole).parameters()) {
@@ -62,7 +62,7 @@ void SingleDeviceOptimizer::build_again() {
   take_over(built_, before);
 }
 
-// Dropped rather than filled with zeros: the next backward then writes each gradient once instead of adding to it.
+// Gradients are cleared, not set to zero: the next backward then writes each gradient once instead of adding to it.
 void SingleDeviceOptimizer::zero_grad() {
   for (auto& [name, parameter] : parameters_) {
     parameter.mutable_grad().reset();
@@ -84,7 +84,7 @@ void SingleDeviceOptimizer::add_count(const at::Tensor& count) {
 
 void SingleDeviceOptimizer::finish() { strategy_.agreed_ = strategy_.agreed_ | strategy_.take_requests(); }
 
-/// Dense real tensors that share memory with the gradients: what the norm is taken of and what is scaled.
+/// Dense real tensors that share memory with the gradients, for the norm and for scaling.
 const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
   grads_.clear();
   for (auto& [name, parameter] : parameters_) {
@@ -93,7 +93,7 @@ const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
       continue;
     }
     if (gradient.is_sparse()) {
-      gradient = gradient.coalesce();  // a row that is there twice is one number of the norm
+      gradient = gradient.coalesce();  // adds duplicate rows, as the norm requires
     } else if (gradient.is_conj()) {
       gradient = gradient.resolve_conj();
     }
@@ -112,7 +112,7 @@ void SingleDeviceOptimizer::step() {
   built_.optimizer->step();
 }
 
-// "<parameter>.<state>": each entry belongs to the optimizer that has the parameter.
+// "<parameter>.<state>": an entry belongs to the optimizer of that parameter.
 void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
   std::unordered_set<std::string> mine;
   for (const NamedTensors* parameters : {&parameters_, &built_.frozen}) {

@@ -1,4 +1,4 @@
-// One device, no communication; what the other strategies build on.
+// Strategy for one device, without communication; base of the other strategies.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class SingleDevice;
 
 class SingleDeviceOptimizer : public StrategyOptimizer {
  public:
-  /// `strategy` is prepared for a module and outlives this.
+  /// `strategy` is prepared for a module and must outlive this object.
   SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy);
 
   void zero_grad() override;
@@ -35,17 +35,17 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void step() override;
   torch::optim::Optimizer& torch_optimizer() override { return *built_.optimizer; }
 
-  /// After freezing or unfreezing parameters.
+  /// Call it after freezing or unfreezing parameters.
   virtual void build_again();
   bool has_parameters() const noexcept { return !parameters_.empty(); }
   NamedTensors state() const { return optimizer_state(built_); }
-  /// Takes its part of all optimizers' state.
+  /// Loads its part from the state of all optimizers.
   void load_state(const NamedTensors& state);
 
  protected:
   SingleDevice& strategy_;
-  NamedTensors parameters_{};  // those that require gradients, shared ones once
-  at::Tensor count_{};         // of this step, if the task gives one
+  NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
+  at::Tensor count_{};         // sum of the counts of this step, if the task returns counts
 
  private:
   void build();
@@ -53,12 +53,12 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
 
   OptimizerSpec spec_;
   BuiltOptimizer built_{};
-  std::vector<at::Tensor> grads_{};  // scratch of defined_grads()
+  std::vector<at::Tensor> grads_{};  // reused by defined_grads()
 };
 
 class SingleDevice : public Strategy {
  public:
-  /// `lr`: the learning rate of config.optim.lr, 0 for the factories' own.
+  /// `lr`: config.optim.lr; 0: each factory's own learning rate.
   SingleDevice(double lr, World& world) : world_(world), progress_(WorldAccess::progress(world)), lr_(lr) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
@@ -75,7 +75,7 @@ class SingleDevice : public Strategy {
   friend class SingleDeviceOptimizer;
 
   virtual std::unique_ptr<SingleDeviceOptimizer> make_optimizer(const OptimizerSpec& spec);
-  /// The requests that the next reduction sends; they are not sent again.
+  /// Takes the requests for the next reduction; they are sent only once.
   StepRequests take_requests() { return std::exchange(mine_, {}); }
 
   World& world_;
@@ -87,7 +87,7 @@ class SingleDevice : public Strategy {
   void check_that_something_trains() const;
 
   double lr_;
-  StepRequests mine_{};  // not sent yet
+  StepRequests mine_{};  // requests that are not yet sent
   StepRequests agreed_{};
 };
 

@@ -31,7 +31,7 @@ void ChannelLink::step(Time /*now*/) {
       dump_stacks();
     }
     if (order->kind == Message::Kind::abort) {
-      wait_for_stacks(deadlines::kStacks);  // they may have been asked for a moment before
+      wait_for_stacks(deadlines::kStacks);  // they may have been requested just before
       end_because(order->text.empty() ? fmt::format("the supervisor of rank {} ended the run", rank_) : order->text);
     }
   }

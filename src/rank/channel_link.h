@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// `abort`, or a supervisor that is gone, ends this rank at once, whatever its threads wait for; `dump` writes their
-/// stacks.
+/// The message `abort`, or the end of the supervisor, ends this rank at once, even if its threads are blocked. `dump`
+/// writes their stacks.
 class ChannelLink final : public FailureLink {
  public:
   ChannelLink(int rank, std::shared_ptr<const Channel> channel) : rank_(rank), channel_(std::move(channel)) {}
@@ -32,7 +32,7 @@ class ChannelLink final : public FailureLink {
   bool announced_ = false;
 };
 
-/// A failure as its rank sends it. The supervisor knows the place from the rank's record.
+/// A failure as the message that the rank sends. The supervisor knows the place from the rank's record.
 Message to_message(const Failure& failure);
 
 }  // namespace lockstep

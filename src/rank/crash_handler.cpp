@@ -38,16 +38,16 @@ struct Context {
   std::atomic<const ProgressRecord*> record{nullptr};
   std::atomic<bool> crashing{false};
   std::atomic_flag writing{};
-  std::atomic<int> awaited{0};  // stacks that threads were asked for and have not written
+  std::atomic<int> awaited{0};  // requested stacks that threads have not written yet
 };
 static_assert(std::atomic<const ProgressRecord*>::is_always_lock_free);
 
-// A signal handler gets nothing but a number, so what it acts on has to be static.
+// A signal handler gets only a number, so its state must be static.
 constinit Context context;
 
 pid_t thread_id() noexcept { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
-/// Where the signal interrupted its thread; 0: not known on this machine.
+/// Address at which the signal interrupted its thread; 0: unknown on this architecture.
 std::uintptr_t interrupted_at(const void* signal_context) noexcept {
   [[maybe_unused]] const auto& machine = static_cast<const ucontext_t*>(signal_context)->uc_mcontext;
 #if defined(__x86_64__)
@@ -84,20 +84,20 @@ void add_place(LineBuffer& line) noexcept {
   }
 }
 
-/// The frames from the interrupted one on. backtrace() was called once before, so that it has its library.
+/// The frames from the interrupted one on. backtrace() was called once before, so that its library is loaded.
 void write_frames(const void* signal_context) noexcept {
-  std::array<void*, kMaxFrames + 8> frames;  // and those of the handler
+  std::array<void*, kMaxFrames + 8> frames;  // and the frames of the handler
   const auto count = static_cast<std::size_t>(std::max(0, backtrace(frames.data(), static_cast<int>(frames.size()))));
   const auto pc = interrupted_at(signal_context);
   const auto found = std::find(frames.begin(), frames.begin() + static_cast<std::ptrdiff_t>(count),
-                               reinterpret_cast<void*>(pc));  // a signal frame has the very address
+                               reinterpret_cast<void*>(pc));  // a signal frame has the exact address
   auto first = static_cast<std::size_t>(found - frames.begin());
   first = first == count ? 0 : first;
   for (std::size_t i = first; i < std::min(count, first + kMaxFrames); ++i) {
     LineBuffer line;
     line.add("  #").add(i - first).add(" ");
     const auto address = reinterpret_cast<std::uintptr_t>(frames[i]);
-    add_symbol(line, i == first ? address : address - 1);  // a return address may be the next function's first
+    add_symbol(line, i == first ? address : address - 1);  // a return address may belong to the next function
     line.write_to(STDERR_FILENO);
   }
 }
@@ -105,7 +105,7 @@ void write_frames(const void* signal_context) noexcept {
 extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
   if (context.crashing.exchange(true)) {
     while (true) {
-      pause();  // another thread is speaking, and then ends the process
+      pause();  // another thread writes its report and then ends the process
     }
   }
   end_process_within(deadlines::kCrash, 128 + signal);
@@ -114,7 +114,7 @@ extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
   line.add("rank ").add(context.rank.load()).add(" crashed");
   add_place(line);
   line.add(": signal ").add(signal).add(" (").add(name == nullptr ? "unknown" : name).add(")");
-  if (info->si_code > 0 && signal != SIGABRT) {  // from the processor, not from kill()
+  if (info->si_code > 0 && signal != SIGABRT) {  // sent by the processor, not by kill()
     line.add(" at address ").add_hex(reinterpret_cast<std::uintptr_t>(info->si_addr));
   }
   line.add("; stack of ");
@@ -125,10 +125,11 @@ extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   sigaction(signal, &standard, nullptr);
-  syscall(SYS_tgkill, getpid(), thread_id(), signal);  // blocked in here: arrives where the thread was interrupted
+  syscall(SYS_tgkill, getpid(), thread_id(),
+          signal);  // blocked in this handler: arrives where the thread was interrupted
 }
 
-/// Every thread writes its own stack: nobody can read another's registers.
+/// Every thread writes its own stack, because no thread can read another thread's registers.
 void signal_other_threads() noexcept {
   const Descriptor folder(open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   alignas(dirent64) std::array<char, 4096> buffer;
@@ -153,7 +154,7 @@ void signal_other_threads() noexcept {
 }
 
 void write_own_stack(const void* signal_context) noexcept {
-  while (context.writing.test_and_set()) {  // one stack after the other
+  while (context.writing.test_and_set()) {  // one stack at a time
     const timespec moment{.tv_sec = 0, .tv_nsec = 1'000'000};
     nanosleep(&moment, nullptr);
   }
@@ -169,7 +170,7 @@ void write_own_stack(const void* signal_context) noexcept {
 
 extern "C" void on_dump(int, siginfo_t* info, void* signal_context) {
   const int saved_errno = errno;
-  if (info->si_code != SI_TKILL) {  // from outside: this thread is the one that was chosen to hear of it
+  if (info->si_code != SI_TKILL) {  // from another process: the kernel chose this thread
     signal_other_threads();
   }
   write_own_stack(signal_context);
@@ -186,7 +187,7 @@ CrashHandler::CrashHandler(int rank, const ProgressRecord* record) : stack_(new 
   context.rank = rank;
   context.record = record;
   void* frame = nullptr;
-  backtrace(&frame, 1);  // loads the unwinder now: a handler must not
+  backtrace(&frame, 1);  // loads the unwinder now, because a handler must not load it
   stack_t stack{};
   stack.ss_sp = stack_.get();
   stack.ss_size = kStackBytes;
@@ -206,7 +207,7 @@ CrashHandler::CrashHandler(int rank, const ProgressRecord* record) : stack_(new 
   sigset_t dump;
   sigemptyset(&dump);
   sigaddset(&dump, SIGUSR2);
-  pthread_sigmask(SIG_UNBLOCK, &dump, nullptr);  // our launcher starts this program with it blocked
+  pthread_sigmask(SIG_UNBLOCK, &dump, nullptr);  // our launcher starts this program with the signal blocked
 }
 
 CrashHandler::~CrashHandler() {
@@ -233,7 +234,7 @@ void dump_stacks() noexcept {
 void wait_for_stacks(std::chrono::milliseconds longest) noexcept {
   for (std::chrono::milliseconds waited{0}; context.awaited > 0 && waited < longest;
        waited += deadlines::kLingerPause) {
-    std::this_thread::sleep_for(deadlines::kLingerPause);  // handlers only count
+    std::this_thread::sleep_for(deadlines::kLingerPause);  // handlers only decrement a counter
   }
 }
 

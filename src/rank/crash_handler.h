@@ -1,4 +1,4 @@
-// The last words of a process that crashes, and the stacks of one that hangs. Torch-free.
+// Reports of a process that crashes, and stacks of one that hangs. Torch-free.
 #pragma once
 
 #include <array>
@@ -11,13 +11,13 @@
 
 namespace lockstep {
 
-/// While it lives, SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT write what happened, where the run was and the stack of
-/// the thread, and then end the process as they would have (its exit status stays the signal, core files work). SIGUSR2
-/// writes the stacks of all threads and the process goes on. A signal that has a handler already, or is ignored, is
-/// left alone. A stack overflow is reported in the thread that made this. One at a time in a process.
+/// While it exists, SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT write the signal, the position of the run and the stack
+/// of the thread, and then end the process with their default action (same exit status, core files work). SIGUSR2
+/// writes the stacks of all threads, and the process continues. A signal that already has a handler or is ignored is
+/// not changed. A stack overflow is reported only in the thread that created this object. Only one per process.
 class CrashHandler {
  public:
-  /// `record` may be nullptr: then no place is written.
+  /// `record` may be nullptr: then the position of the run is not written.
   CrashHandler(int rank, const ProgressRecord* record);
   ~CrashHandler();
   CrashHandler(const CrashHandler&) = delete;
@@ -31,9 +31,9 @@ class CrashHandler {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-/// What SIGUSR2 does, for the threads other than this one. Nothing without a CrashHandler.
+/// Like SIGUSR2, for all threads except this one. Does nothing without a CrashHandler.
 void dump_stacks() noexcept;
-/// Until they are written, or for so long, counted in naps: a thread that blocks SIGUSR2 writes none.
+/// Waits until the stacks are written or the time is over, because a thread that blocks SIGUSR2 writes none.
 void wait_for_stacks(std::chrono::milliseconds longest) noexcept;
 
 }  // namespace lockstep

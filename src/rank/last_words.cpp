@@ -27,11 +27,11 @@ struct Announcement {
   std::atomic<std::terminate_handler> before{nullptr};
 };
 
-// These handlers get nothing that leads to a listener, so what they act on has to be static.
+// These handlers have no argument that could point to a listener, so their state must be static.
 constinit Announcement announcement;
 
-// Gloo throws in a thread of its own, where nobody can catch it: when it answers on a connection that is broken, and
-// when more arrives than the collective takes. Its types are in no header; their names and texts are all there is.
+// Gloo throws in its own thread, where the exception cannot be caught: if it answers on a broken connection, or if more
+// data arrives than the collective expects. Its types are in no header, so this compares names and texts.
 bool says_peer_lost(std::string_view type) { return type == "gloo::IoException"; }
 bool says_mismatch(std::string_view type, std::string_view text) {
   return type == "gloo::EnforceNotMet" && text.find("collective mismatch") != std::string_view::npos;
@@ -60,7 +60,7 @@ Failure terminate_failure() {
   return failure;
 }
 
-/// The first of several threads speaks for the process.
+/// If several threads fail, only the first one reports.
 void announce(const Failure& failure) {
   if (const LastWords::Tell* tell = announcement.tell.exchange(nullptr)) {
     (*tell)(failure);

@@ -1,4 +1,4 @@
-// What ends a rank, in words for whoever watches it. Torch-free.
+// Reports why a rank ends to the process that watches it. Torch-free.
 #pragma once
 
 #include <exception>
@@ -11,15 +11,14 @@
 
 namespace lockstep {
 
-/// The exception that is being handled, as the failure of this rank, of whatever number. To be called in a catch block
-/// or a terminate handler.
+/// The current exception as a failure, without a rank number. Call it in a catch block or a terminate handler.
 Failure current_failure();
 
-/// While it lives, what ends the process without an exception that anybody could catch is told before it does, in the
-/// thread that ends it: std::terminate (an exception that leaves a thread or a noexcept function) with code 128 +
-/// SIGABRT, then the handler of before acts; when Gloo's own thread ends it so because a connection broke, with
-/// ExitCode::peer_lost, or because the ranks call different collectives, with ExitCode::disagree and what `record` says
-/// about this one's; a failed assertion of the library with ExitCode::internal. One at a time in a process.
+/// While it exists, it reports events that end the process without an exception that could be caught, in the thread
+/// that ends it. std::terminate (an exception that leaves a thread or a noexcept function): code 128 + SIGABRT, then
+/// the previous handler runs. If Gloo's own thread terminates because a connection broke: ExitCode::peer_lost; because
+/// the ranks call different collectives: ExitCode::disagree and the collective in `record`. A failed assertion of the
+/// library: ExitCode::internal. Only one per process.
 class LastWords {
  public:
   using Tell = std::function<void(const Failure&)>;

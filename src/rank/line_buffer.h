@@ -1,4 +1,4 @@
-// Text for signal handlers: no memory is allocated, no lock is taken. Torch-free.
+// Text for signal handlers: allocates no memory and takes no lock. Torch-free.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// One line in fixed memory; what does not fit is cut.
+/// One line in fixed memory; longer text is cut.
 class LineBuffer {
  public:
   LineBuffer& add(std::string_view text) noexcept {
@@ -27,7 +27,7 @@ class LineBuffer {
 
   std::string_view text() const noexcept { return {text_.data(), size_}; }
 
-  /// Writes the line with one call, where the system lets it, and empties the buffer.
+  /// Writes the line, with one call if possible, and clears the buffer.
   void write_to(int fd) noexcept {
     text_[size_++] = '\n';
     for (std::size_t done = 0; done < size_;) {

@@ -33,7 +33,7 @@ struct Target {
 };
 static_assert(std::atomic<TrainControl*>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
-// A signal handler gets nothing but a number, so what it acts on has to be static.
+// A signal handler gets only a number, so its state must be static.
 constinit Target target;
 
 std::int64_t now_ns() noexcept {
@@ -45,7 +45,7 @@ std::int64_t now_ns() noexcept {
 void end_on_second_interrupt() noexcept {
   const std::int64_t now = now_ns();
   std::int64_t first = 0;
-  // One Ctrl-C may arrive twice, from the terminal and from a launcher: only a later one is a second request.
+  // One Ctrl-C may arrive twice, from the terminal and from a launcher. Only a later one counts as the second.
   if (!target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecondInterrupt) {
     _exit(static_cast<int>(ExitCode::interrupted));
   }
@@ -56,11 +56,11 @@ void end_before_training(int signal) noexcept {
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
     sigaction(signal, &standard, nullptr);
-    raise(signal);  // blocked in here: arrives when this handler returns
+    raise(signal);  // blocked in this handler: arrives when it returns
     return;
   }
   pollfd writable{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
-  if (poll(&writable, 1, 0) == 1) {  // a reader that does not read delays nothing
+  if (poll(&writable, 1, 0) == 1) {  // does not wait for a slow reader
     const char* name = sigdescr_np(signal);
     LineBuffer()
         .add("stopped by signal ")
@@ -89,9 +89,9 @@ extern "C" void on_signal(int signal) {
   errno = saved_errno;
 }
 
-// SIGPIPE: c10d writes to sockets whose other end may be gone. SIGXFSZ: a file reaches the limit of its size. Both
-// expect an error, not a signal. A handler, because an ignored signal would stay ignored in the programs that this
-// process starts.
+// SIGPIPE: c10d writes to sockets whose other end may be gone. SIGXFSZ: a file reaches the size limit. In both cases
+// the caller expects an error, not a signal. Uses a handler, because an ignored signal would also be ignored in
+// programs that this process starts.
 extern "C" void on_failed_write(int) {}
 
 }  // namespace
@@ -114,7 +114,7 @@ SignalScope::SignalScope(TrainControl control, EarlyStop early_stop)
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     action.sa_handler = kSignals[i] == SIGPIPE || kSignals[i] == SIGXFSZ ? on_failed_write : on_signal;
     sigaction(kSignals[i], nullptr, &state_->before[i]);
-    if (state_->before[i].sa_handler != SIG_IGN) {  // nohup and background shells mean it
+    if (state_->before[i].sa_handler != SIG_IGN) {  // nohup and background shells ignore it on purpose
       sigaction(kSignals[i], &action, nullptr);
     }
   }
@@ -125,7 +125,7 @@ SignalScope::~SignalScope() {
     sigaction(kSignals[i], &state_->before[i], nullptr);
   }
   target.control = nullptr;
-  while (target.handlers_running != 0) {  // in another thread, for the length of one store
+  while (target.handlers_running != 0) {  // in another thread; each takes only one store
     std::this_thread::yield();
   }
 }

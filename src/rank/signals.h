@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-/// What a signal does before anybody asked the TrainControl for requests: nothing was trained then that could be saved.
+/// Effect of a signal before the first check of the TrainControl for requests: there is nothing to save yet.
 enum class EarlyStop {
-  end_process,    ///< at once, with a line and ExitCode::interrupted or ExitCode::stopped
-  die_of_signal,  ///< for our launcher, which says the line
-  wait,           ///< the request stays one
+  end_process,    ///< ends it at once, with a line and ExitCode::interrupted or ExitCode::stopped
+  die_of_signal,  ///< for our launcher, which prints the line
+  wait,           ///< keeps the request until it is checked
 };
 
-/// Installs handlers while it lives and restores the old ones. A second SIGINT more than a second after the first ends
-/// the process at once (exit 130). A signal that was ignored stays ignored. One at a time in a process.
+/// Installs handlers while it exists, then restores the old ones. A second SIGINT more than a second after the first
+/// ends the process at once (exit 130). A signal that was ignored stays ignored. Only one per process.
 class SignalScope {
  public:
   explicit SignalScope(TrainControl control, EarlyStop early_stop = EarlyStop::end_process);

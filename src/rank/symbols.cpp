@@ -18,13 +18,13 @@
 namespace lockstep {
 namespace {
 
-/// The file that an address was loaded from.
+/// The file from which an address was loaded.
 struct Mapping {
   std::array<char, 512> path{};
   std::uintptr_t offset = 0;  // of the address in the file
 };
 
-/// Lines of a file of any size, in fixed memory; longer ones are cut.
+/// Reads the lines of a file of any size in fixed memory; longer lines are cut.
 class LineReader {
  public:
   explicit LineReader(const char* path) noexcept : file_(open(path, O_RDONLY | O_CLOEXEC)) {}
@@ -66,7 +66,7 @@ class LineReader {
   std::size_t size_ = 0;
 };
 
-/// Takes a hexadecimal number and the character after it off the text.
+/// Removes a hexadecimal number and the following character from the text.
 std::uintptr_t take_hex(std::string_view& text) noexcept {
   std::uintptr_t number = 0;
   const char* end = std::from_chars(text.data(), text.data() + text.size(), number, 16).ptr;
@@ -99,7 +99,7 @@ bool find_mapping(std::uintptr_t address, Mapping& found) noexcept {
   return false;
 }
 
-/// An ELF file in memory. It may be cut or no ELF file at all: every access is checked.
+/// An ELF file in memory. It may be truncated or not be an ELF file, so every access is checked.
 class ElfFile {
  public:
   explicit ElfFile(const char* path) noexcept {
@@ -126,7 +126,7 @@ class ElfFile {
   ElfFile(const ElfFile&) = delete;
   ElfFile& operator=(const ElfFile&) = delete;
 
-  /// Where the linker put what lies at this offset.
+  /// Address that the linker gave to this offset.
   std::uintptr_t linked_address(std::uintptr_t offset) const noexcept {
     for (const auto& segment : segments_) {
       if (segment.p_type == PT_LOAD && offset >= segment.p_offset && offset - segment.p_offset < segment.p_filesz) {
@@ -176,7 +176,7 @@ class ElfFile {
   std::span<const ElfW(Shdr)> sections_{};
 };
 
-/// Reads "7Trainer" off the text.
+/// Removes a name such as "7Trainer" from the text.
 std::string_view take_name(std::string_view& text) noexcept {
   std::size_t length = 0;
   const char* end = std::from_chars(text.data(), text.data() + text.size(), length).ptr;

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// The line "oom_kill 3".
+/// Parses the line "oom_kill 3".
 std::optional<std::int64_t> kills_in(std::string_view events) {
   constexpr std::string_view kLabel = "oom_kill ";
   for (const std::string& line : split(events, '\n')) {
@@ -34,7 +34,7 @@ std::optional<std::int64_t> MemoryWatch::kills() const {
   for (const std::string& folder : folders_) {
     for (const char* name : {"/memory.events", "/memory.oom_control"}) {  // v2, v1
       if (const auto count = kills_in(read_(folder + name).value_or(""))) {
-        return count;  // the group's own; a parent's holds other processes too
+        return count;  // only of this group, because a parent also has other processes
       }
     }
   }

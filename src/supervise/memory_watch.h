@@ -1,4 +1,4 @@
-// Whether the kernel's OOM killer struck. Torch-free.
+// Detects kills by the kernel's OOM killer. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace lockstep {
 
-/// Looks at the memory control group (v1 or v2) that a process is in when this is made.
+/// Watches the memory control group (v1 or v2) to which a process belongs when this is created.
 class MemoryWatch {
  public:
   explicit MemoryWatch(pid_t pid, ReadText read = read_text_file);
 
-  /// The kernel has killed a process of the group for want of memory since this was made.
+  /// Whether the OOM killer has killed a process of the group since this was created.
   bool killed_since() const;
-  /// The lowest limit of the group and its parents; nullopt: none.
+  /// The lowest limit of the group and its parents; nullopt: no limit.
   std::optional<std::int64_t> limit_bytes() const;
 
  private:

@@ -60,7 +60,7 @@ void RankOutput::feed(OutputStream stream, std::string_view bytes) {
   if (is_kept(stream)) {
     keep(bytes);
   }
-  if (is_shown(stream) || stream == OutputStream::err) {  // its last lines may have to be shown after all
+  if (is_shown(stream) || stream == OutputStream::err) {  // its last lines may be shown after a failure
     splitter(stream).feed(bytes, [&](std::string_view text) { show(stream, text); });
   }
 }
@@ -114,7 +114,7 @@ void RankOutput::keep_line(std::string_view text) noexcept {
   }
 }
 
-/// A full disk must not end the training of ranks that may not even write to it.
+/// A full disk must not end the training.
 void RankOutput::keep(std::string_view bytes) noexcept {
   if (!destination_.file) {
     return;

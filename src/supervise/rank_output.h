@@ -1,4 +1,4 @@
-// What one rank prints: as whole harmless lines with the rank in front for the terminal, byte by byte for a file.
+// Output of one rank: complete, sanitized lines with the rank as prefix for the terminal, unchanged bytes for a file.
 // Torch-free.
 #pragma once
 
@@ -17,21 +17,21 @@ namespace lockstep {
 
 enum class OutputStream { out, err };
 
-/// Bytes to lines. '\r', '\n' and "\r\n" end a line; an empty line ended by '\r' is none (a redrawn progress bar).
+/// Bytes to lines. '\r', '\n' and "\r\n" end a line; an empty line before '\r' is ignored (a redrawn progress bar).
 class LineSplitter {
  public:
   using OnLine = std::function<void(std::string_view)>;
   static constexpr std::size_t kMaxLine = 64 << 10;  ///< longer lines are cut into pieces
 
   void feed(std::string_view bytes, const OnLine& on_line);
-  void finish(const OnLine& on_line);  ///< the last line, if it was not ended
+  void finish(const OnLine& on_line);  ///< emits the last line if it has no end
 
  private:
   std::string partial_{};
   bool after_return_ = false;
 };
 
-/// Where one rank's output goes. `file` is open if the route names one.
+/// Destination of one rank's output. `file` is open if the route uses a file.
 struct RankDestination {
   OutputRoute route{};
   std::unique_ptr<WritableFile> file{};
@@ -39,24 +39,24 @@ struct RankDestination {
 /// Creates the file if the route needs it. Throws: IoError.
 RankDestination open_destination(const OutputRoute& route, FileSystem& fs, const std::filesystem::path& file);
 
-/// Both streams of one rank.
+/// Standard output and standard error of one rank.
 class RankOutput {
  public:
   using Sink = std::function<void(OutputStream, std::string)>;
   static constexpr std::size_t kTailLines = 20;
 
-  /// With more than one rank, lines get "[rank3]: " in front, unless they have it. The sink gets what the route sends
-  /// to the terminal.
+  /// With more than one rank, lines get the prefix "[rank3]: " if they do not have it. The sink receives the lines for
+  /// the terminal.
   RankOutput(int rank, int world_size, Sink sink, RankDestination destination = {});
 
   void feed(OutputStream stream, std::string_view bytes);
   void finish(OutputStream stream);
-  /// A line for standard error that did not come through its pipe.
+  /// Adds a line for standard error that did not arrive through its pipe.
   void line(std::string_view text);
-  /// The same, without the rank in front: the main rank speaks for all.
+  /// The same without the prefix, for reports of the main rank.
   void report_line(std::string_view text);
   const std::deque<std::string>& error_tail() const noexcept { return error_tail_; }
-  /// Whether all of the stream is kept in a file, so that the terminal may miss a part.
+  /// Whether a file has the complete stream, so that lines for the terminal may be dropped.
   bool is_kept(OutputStream stream) const noexcept;
 
  private:

@@ -26,11 +26,11 @@ bool is_stop_request(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1 || signal == SIGHUP;
 }
 
-/// " at step 812 in data", or nothing.
+/// " at step 812 in data", or "".
 std::string after_blank(const std::string& text) { return text.empty() ? text : " " + text; }
 
-/// The worker's own words, without anything that drives a terminal. Only its first line may begin like one of ours: the
-/// others are indented.
+/// The worker's message without terminal control sequences. All lines except the first are indented, so that they do
+/// not look like our own lines.
 std::string clean_message(std::string_view text) {
   constexpr std::string_view kLabel = "error: ";
   constexpr std::string_view kIndent = "  ";
@@ -92,10 +92,10 @@ void RunOutcome::exited(int rank, const Ending& ending) {
   Rank& state = ranks_[static_cast<std::size_t>(rank)];
   state.gone = true;
   if (state.failed) {
-    return;  // judged when it was announced
+    return;  // the failure was added when it was announced
   }
   const bool well = state.finished == 0 || state.finished == kStopped || state.finished == kInterrupted;
-  // A request to stop may come when the work is done and its handler gone.
+  // A stop request may arrive after the work, when its handler is no longer installed.
   if (well && (status.signal == 0 ? status.code == state.finished : is_stop_request(status.signal))) {
     state.ended_well = true;
     stop_code_ = stop_code_ == 0 ? *state.finished : stop_code_;

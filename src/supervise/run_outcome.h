@@ -1,4 +1,4 @@
-// What happened to the ranks of this machine, and what the launch returns. Pure: events and times in, a report out.
+// How the ranks of this machine ended, and the result of the launch. Pure: events and times in, a report out.
 // Torch-free.
 #pragma once
 
@@ -20,45 +20,46 @@
 
 namespace lockstep {
 
-/// How a rank ended, and what was known then.
+/// How a rank ended, and its state at that time.
 struct Ending {
   ExitStatus status{};
   ProgressView place{};
-  std::int64_t first_step = -1;                ///< where the process began to train; -1: it did not
-  bool out_of_memory = false;                  ///< the kernel's OOM killer did it
-  std::optional<std::int64_t> memory_limit{};  ///< of the rank's control group
+  std::int64_t first_step = -1;                ///< step at which the process began to train; -1: it did not
+  bool out_of_memory = false;                  ///< killed by the kernel's OOM killer
+  std::optional<std::int64_t> memory_limit{};  ///< of the control group of the rank
 };
 
-/// Collects what happens to the ranks, in the order of arrival, as failures: an announced one, a death by a signal that
-/// is not ours, an exit that was not announced, a stall. A Verdict finds their cause.
+/// Collects the failures of the ranks in the order of arrival: announced failures, deaths by a signal that we did not
+/// send, unannounced exits, and stalls. A Verdict finds their cause.
 class RunOutcome {
  public:
   using Time = Verdict::Time;
 
-  /// Rank numbers in texts begin at `first_rank`.
+  /// Rank numbers in messages begin at `first_rank`.
   RunOutcome(std::string host, const std::vector<pid_t>& pids, int first_rank = 0);
 
   void announced(int rank, const Message& message, const ProgressView& place, Time now);  ///< failure or finished
   void exited(int rank, const Ending& ending);
   void stalled(int rank, std::string_view what, std::string hint);
-  void signal_forwarded(int signal) { forwarded_.insert(signal); }  ///< a death by it is no failure
-  void killed_by_us() { killed_ = true; }                           ///< the same for SIGKILL
+  void signal_forwarded(int signal) { forwarded_.insert(signal); }  ///< a death by this signal is not a failure
+  void killed_by_us() { killed_ = true; }                           ///< a death by SIGKILL is not a failure
   void killed_by_user();                                            ///< the second Ctrl-C
-  void settle(Time now);                                            ///< to be called when events are in and when due
+  void settle(Time now);                                            ///< call it after events and when due
   std::optional<Time> due() const { return verdict_.due(); }
-  bool is_decided() const { return verdict_.cause().has_value(); }  ///< the other ranks have to end
-  /// Has not ended and did not say that it will: it has to be told.
+  bool is_decided() const { return verdict_.cause().has_value(); }  ///< the other ranks must end
+  /// The rank has not ended or announced its end, so it must be told to end.
   bool is_unaware(int rank) const;
 
-  LaunchReport report() const;  ///< when all ranks are gone
-  /// The last thing a user reads: the failure, its exit code, who stopped because of it. "": nothing to say.
+  LaunchReport report() const;  ///< call it after all ranks have ended
+  /// The last message to the user: the failure, its exit code, and the ranks that stopped because of it. "": no
+  /// message.
   std::string text() const;
 
  private:
   struct Rank {
     pid_t pid = 0;
     std::optional<int> finished{};
-    bool failed = false;  // announced it
+    bool failed = false;  // has announced a failure
     bool gone = false;
     bool ended_well = false;
   };

@@ -34,7 +34,7 @@ SignalInbox::SignalInbox() {
   sigaction(SIGXFSZ, &ignored, &file_size_before_);
 }
 
-// What came after the last rank has ended asks for nothing more.
+// Discards signals that arrived after the last rank ended.
 SignalInbox::~SignalInbox() {
   while (take()) {
   }

@@ -1,4 +1,4 @@
-// Signals of the supervisor, read as data. Torch-free.
+// Signals to the supervisor, read from a descriptor. Torch-free.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// While it lives, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP wait in a descriptor instead of interrupting this
-/// thread. Those that were ignored stay ignored. Children stay collectable even if the parent of this process ignored
-/// SIGCHLD. A file that reaches the limit of its size (SIGXFSZ) is an error of the write alone.
+/// While it exists, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP are queued in a descriptor and do not interrupt this
+/// thread. Signals that were ignored stay ignored. Children can be reaped even if the parent of this process ignored
+/// SIGCHLD. If a file reaches the size limit (SIGXFSZ), only the write fails.
 class SignalInbox {
  public:
   SignalInbox();  ///< Throws: LaunchError
@@ -20,7 +20,7 @@ class SignalInbox {
   SignalInbox& operator=(const SignalInbox&) = delete;
 
   int fd() const noexcept { return fd_.get(); }
-  std::optional<int> take() noexcept;  ///< the next signal that arrived
+  std::optional<int> take() noexcept;  ///< the next queued signal
 
  private:
   Descriptor fd_{};

@@ -15,11 +15,11 @@ namespace {
 
 using std::chrono::seconds;
 
-/// Work on one step: short, and alike on every rank.
+/// Phases of a step, which are short and equal on every rank.
 bool is_in_step(Phase phase) { return phase >= Phase::data && phase <= Phase::optimizer; }
 
-/// A rank's place in the order of a run. `step` counts finished steps, so what follows a step has the same number as
-/// the step after it.
+/// Position of a rank in the order of a run. `step` counts completed steps, so the work after a step has the same
+/// number as the next step.
 int order_of(Phase phase) {
   return is_in_step(phase) || phase >= Phase::finish ? static_cast<int>(phase) + 100 : static_cast<int>(phase);
 }
@@ -55,7 +55,7 @@ std::map<Key, std::vector<int>> grouped(const std::vector<RankSample>& samples,
   return groups;
 }
 
-/// Sizes that differ by design say nothing: only the sender knows how many bytes there are.
+/// Ignores sizes that may differ: in a broadcast of bytes only the sender knows the size.
 bool has_equal_sizes(Operation operation) {
   return operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather;
 }
@@ -72,8 +72,8 @@ std::map<Collective, std::vector<int>> by_collective(const std::vector<RankSampl
   });
 }
 
-/// Of ranks that stand still, those that the system does not let run: stopped ones, or in a driver or a file system.
-/// Where all that are behind wait for others, those may be further.
+/// Stalled ranks that the system prevents from running: stopped, or blocked in a driver or a file system. If all ranks
+/// that are behind wait for others, the cause may be a rank ahead of them.
 std::vector<int> not_let_run(const std::vector<RankSample>& samples, const std::vector<int>& behind) {
   const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
   const auto of = [&](std::vector<int> ranks) {
@@ -110,7 +110,7 @@ std::vector<int> in_another_collective(const std::vector<RankSample>& samples) {
   if (groups.size() < 2) {
     return {};
   }
-  // With as many on either side, those with the lower number.
+  // If both sides have equally many ranks, those in the collective with the lower number.
   return std::min_element(groups.begin(), groups.end(),
                           [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); })
       ->second;
@@ -140,7 +140,7 @@ std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
 std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& samples, Time now) {
   if (last_ && now - *last_ > kLongestGap) {
     for (Rank& rank : ranks_) {
-      rank.moved += now - *last_;  // nobody looked: that time does not count
+      rank.moved += now - *last_;  // time without samples does not count
     }
   }
   last_ = now;
@@ -157,7 +157,8 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
     const RankSample& sample = samples[i];
     const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
     const bool worked = works_for_itself && sample.process.cpu_ticks > rank.cpu_ticks;
-    if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // a debugger's time does not count
+    if (rank.beats != sample.view.beats || worked ||
+        sample.process.state == 't') {  // time in a debugger does not count
       rank.moved = now;
     }
     rank.beats = sample.view.beats;
@@ -189,10 +190,10 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
 
 void StallWatch::stop_asked_for(Time now) {
   stop_at_ = stop_at_.value_or(now);
-  warned_since_.reset();  // there may be something to say earlier now
+  warned_since_.reset();  // a new warning may be due earlier now
 }
 
-/// After so long without progress the run is ended; nullopt: never.
+/// Time without progress after which the run is ended; nullopt: never.
 std::optional<std::chrono::milliseconds> StallWatch::limit_of(const RankSample& sample) const {
   using std::chrono::milliseconds;
   const Phase phase = sample.view.phase;
@@ -207,7 +208,7 @@ std::optional<std::chrono::milliseconds> StallWatch::limit_of(const RankSample& 
   return stop_at_ ? std::min(limits_.deadline, patience) : limits_.deadline;
 }
 
-/// Of the ranks that all others wait for.
+/// Last progress of the ranks for which all others wait.
 StallWatch::Time StallWatch::last_movement(const std::vector<RankSample>& samples, const std::vector<int>& behind) {
   Time moved{};
   for (const int rank : behind) {
@@ -238,7 +239,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   std::optional<std::chrono::milliseconds> limit;
   for (const int rank : behind) {
     const auto theirs = limit_of(sample_of(rank));
-    limit = limit && theirs ? std::min(limit, theirs) : std::max(limit, theirs);  // nothing is the smallest
+    limit = limit && theirs ? std::min(limit, theirs) : std::max(limit, theirs);  // nullopt is less than any limit
   }
   const bool held = std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).process.state == 't'; });
   const auto patience = stop_at_ ? std::min(limits_.warning, limits_.stop_warning) : limits_.warning;

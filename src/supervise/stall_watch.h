@@ -1,4 +1,4 @@
-// Who stands still, and since when. Pure: records, process states and times in, findings out. Torch-free.
+// Detects stalled ranks. Pure: records, process states and times in, findings out. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,9 @@ namespace lockstep {
 struct StallLimits {
   std::chrono::milliseconds warning{30'000};    ///< 0: no warning
   std::chrono::milliseconds deadline{300'000};  ///< 0: never
-  std::chrono::milliseconds rendezvous{0};      ///< for ranks that look for each other; 0: never
-  /// The first two after a stop was asked for: whoever asked waits for 30 s, as a rule. The second grows to twice the
-  /// longest pause of a step, which may be a long one.
+  std::chrono::milliseconds rendezvous{0};      ///< for ranks in the rendezvous; 0: never
+  /// Warning and deadline after a stop request, because batch systems usually kill after 30 s. The deadline grows to
+  /// twice the longest time of a step.
   std::chrono::milliseconds stop_warning{5'000};
   std::chrono::milliseconds stop_deadline{20'000};
 };
@@ -27,34 +27,35 @@ struct RankSample {
   ProgressView view{};
   ProcessState process{};
   pid_t pid = 0;
-  bool running = true;  ///< false: gone, nobody waits for it
+  bool running = true;  ///< false: it has ended, and no rank waits for it
 };
 
 struct StallFinding {
   std::vector<std::string> lines{};
-  std::vector<int> ranks{};  ///< whom it is about
+  std::vector<int> ranks{};  ///< the ranks that it concerns
   bool ends_the_run = false;
-  std::string what{};  ///< the failure of these ranks, where it ends the run
+  std::string what{};  ///< the failure of these ranks, if it ends the run
   std::string hint{};
 };
 
-/// A run stands still when the ranks that are furthest behind do not move: the others wait for them. A rank moves when
-/// its record changes. Between steps (start, save, validation, callbacks, which may take long) CPU time counts as well,
-/// and there the deadline ends nothing: only inside a step, after the work, or for a process that is stopped, is long
-/// silence no work. Ranks that look for each other have a limit of their own. Of ranks that stand at the same place one
-/// that the system does not let run is the cause. A process in a debugger is never ended. A stop is reported when two
-/// looks in a row see it, because profilers and leak checkers hold a process for a moment. A rank that never wrote its
-/// record is not judged.
+/// A run has stalled if the ranks that are furthest behind make no progress, because the others wait for them. A change
+/// of its record is progress of a rank. Between steps (start, save, validation and callbacks can take long) use of CPU
+/// time is progress as well, and the deadline does not apply. It applies inside a step, after the work, and to stopped
+/// processes: there, a long silence means a hang. The rendezvous has a separate limit. If several ranks are at the same
+/// place and the system prevents one from running, that rank is the cause. A process in a debugger is never ended. A
+/// stopped process is reported only if two consecutive samples show it, because profilers and leak checkers stop a
+/// process for a moment. A rank without a record is ignored.
 class StallWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::milliseconds kPeriod{500};
-  static constexpr std::chrono::milliseconds kLongestGap{1000};  ///< longer: the watcher itself was suspended
+  static constexpr std::chrono::milliseconds kLongestGap{
+      1000};  ///< after a longer gap, the watcher itself was suspended
 
   StallWatch(StallLimits limits, int ranks) : limits_(limits), ranks_(static_cast<std::size_t>(ranks)) {}
 
   std::vector<StallFinding> observe(const std::vector<RankSample>& samples, Time now);
-  void stop_asked_for(Time now);  ///< from now on there is less patience
+  void stop_asked_for(Time now);  ///< the shorter limits apply from now on
 
  private:
   struct Rank {
@@ -62,8 +63,8 @@ class StallWatch {
     std::int64_t cpu_ticks = 0;
     Time moved{};
     struct Stop {
-      char seen = 0;   // the state T or t at the last look
-      char noted = 0;  // the one that was reported
+      char seen = 0;   // the state T or t in the last sample
+      char noted = 0;  // the state that was reported
     } stop{};
   };
   void note_movement(const std::vector<RankSample>& samples, Time now);
@@ -75,24 +76,24 @@ class StallWatch {
   StallLimits limits_;
   std::vector<Rank> ranks_;
   std::optional<Time> last_{};
-  std::optional<Time> warned_since_{};  // the beginning of the stall that was reported
+  std::optional<Time> warned_since_{};  // start of the reported stall
   bool ended_ = false;
   std::optional<Time> stop_at_{};
   Time last_movement_{};
-  bool in_step_ = false;  // at the last look
+  bool in_step_ = false;  // in the last sample
   Time::duration longest_pause_{};
 };
 
-/// The ranks that all others wait for: those with the fewest steps, then collectives, then phases behind them.
+/// The ranks for which all others wait: those with the fewest steps, then collectives, then phases.
 std::vector<int> furthest_behind(const std::vector<RankSample>& samples);
 
 /// "  ranks 0,2-3: step 812, backward, in collective 4104: all-reduce of 1.0 MiB", one line per different state.
 std::vector<std::string> stall_table(const std::vector<RankSample>& samples);
 
-/// Ranks that are in another collective than most of the others; empty: there are none.
+/// Ranks that are in a different collective than the majority; empty: none.
 std::vector<int> in_another_collective(const std::vector<RankSample>& samples);
 
-/// Two ranks are in the collective of one number and call different ones: that cannot end well, whoever fails first.
+/// Whether two ranks call different collectives with the same number. The run then fails, whichever rank fails first.
 bool call_different_collectives(const std::vector<RankSample>& samples);
 
 }  // namespace lockstep

@@ -29,9 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr int kMessagesPerTurn = 1000;  // more than the channel holds
-constexpr int kReadsPerTurn = 16;       // one loud rank must not starve the others
-constexpr int kSaneReads = 64;          // more than a pipe holds: what a dead worker left behind
+constexpr int kMessagesPerTurn = 1000;  // more than fit into the channel
+constexpr int kReadsPerTurn = 16;       // one rank with much output must not starve the others
+constexpr int kSaneReads = 64;          // more than a pipe holds, to drain the pipe of a dead worker
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
@@ -63,7 +63,7 @@ class Supervisor {
 
   LaunchReport run() {
     while (running() > 0 && !given_up()) {
-      const auto looked = Clock::now();  // what came later is only heard in the next turn
+      const auto looked = Clock::now();  // later events are handled in the next iteration
       wait_for_events();
       take_signals();
       for (int rank = 0; rank < size(); ++rank) {
@@ -104,13 +104,13 @@ class Supervisor {
         std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
   }
   bool is_main(int rank) const { return options_.first_rank + rank == 0; }
-  /// A program that knows nothing of this library, as far as one can tell.
+  /// A program that does not seem to use this library.
   bool is_stranger(int rank) const {
     return options_.any_program && !heard_.contains(rank) && view(progress_[rank]).beats == 0;
   }
   bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
 
-  /// Time until something has to happen without an event; -1: never.
+  /// Time until the next action without an event; -1: none.
   int timeout() const {
     auto next = Clock::time_point::max();
     for (const auto& due : {outcome_.due(), notice_at_, kill_at_, look_at_}) {
@@ -142,7 +142,7 @@ class Supervisor {
         watch(process.channel().fd(), [this, rank](short events) {
           read_messages(rank);
           talking_[static_cast<std::size_t>(rank)] =
-              (events & POLLHUP) == 0;  // else poll would return at once for ever
+              (events & POLLHUP) == 0;  // otherwise poll would always return at once
         });
       }
       if ((read_pipes || output(rank).is_kept(OutputStream::out)) && process.output().is_open()) {
@@ -189,12 +189,12 @@ class Supervisor {
     for (const WorkerProcess& process : workers_) {
       if (process.is_running()) {
         process.send_signal(signal);
-        process.send_signal(SIGCONT);  // a rank that was stopped would not hear of it
+        process.send_signal(SIGCONT);  // a stopped rank would not receive the signal
       }
     }
   }
 
-  /// To the ranks that still run and do not know yet that the run is over.
+  /// Sends to the ranks that run and have not announced their end.
   void order(Message::Kind kind, const std::string& why = {}) {
     for (int rank = 0; rank < size(); ++rank) {
       if (worker(rank).is_running() && outcome_.is_unaware(rank)) {
@@ -229,7 +229,7 @@ class Supervisor {
     for (StallFinding& finding : stall_watch_.observe(samples, now)) {
       say("warning: " + finding.lines.front());
       std::for_each(finding.lines.begin() + 1, finding.lines.end(), [&](const std::string& line) { say(line); });
-      if (!finding.hint.empty() && !finding.ends_the_run) {  // then the verdict has it
+      if (!finding.hint.empty() && !finding.ends_the_run) {  // otherwise the final message contains it
         say("  hint: " + finding.hint);
       }
       if (finding.ends_the_run) {
@@ -240,7 +240,7 @@ class Supervisor {
     }
   }
 
-  /// The stacks are written: the ranks that stood still are blamed.
+  /// The stacks are written: report the stalled ranks.
   void end_stalled() {
     const std::vector<int> others(stall_->ranks.begin() + 1, stall_->ranks.end());
     outcome_.stalled(stall_->ranks.front(),
@@ -272,7 +272,7 @@ class Supervisor {
         case Message::Kind::finished:
           outcome_.announced(rank, *message, view(progress_[rank]), Clock::now());
           break;
-        case Message::Kind::abort:  // orders go the other way
+        case Message::Kind::abort:  // only the supervisor sends these
         case Message::Kind::dump:
           break;
       }
@@ -299,7 +299,7 @@ class Supervisor {
     (stream == OutputStream::out ? worker(rank).output() : worker(rank).errors()).close();
   }
 
-  /// A process outside the worker's group may hold its pipes for ever: what is in them counts, not their end.
+  /// A process outside the worker's group may hold its pipes forever: drain them; do not wait for EOF.
   void handle_exit(int rank) {
     read_messages(rank);
     const ExitStatus status = worker(rank).reap();
@@ -345,7 +345,7 @@ class Supervisor {
     }
   }
 
-  /// Some libraries end a process that gets other bytes than it expects, before anybody stands still.
+  /// Some libraries end a process that receives unexpected bytes before a stall is detected.
   void look_for_a_mismatch() {
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
@@ -360,7 +360,7 @@ class Supervisor {
     }
   }
 
-  /// Ranks of this library notice by themselves that a peer is gone; any other program may wait for it for ever.
+  /// Ranks of this library detect a lost peer themselves; any other program may wait for it forever.
   void ask_strangers_to_end() {
     for (int rank = 0; rank < size(); ++rank) {
       if (is_stranger(rank) && worker(rank).is_running()) {
@@ -418,7 +418,7 @@ class Supervisor {
     }
   }
 
-  /// A line that is in a file need not wait for a terminal that is too slow.
+  /// A line that is in a file is dropped if the terminal is too slow.
   void show(int rank, OutputStream stream, std::string text) {
     if (terminal_.is_full() && output(rank).is_kept(stream)) {
       ++not_shown_;
@@ -446,16 +446,16 @@ class Supervisor {
   std::vector<MemoryWatch> memory_{};
   std::vector<RankOutput> outputs_{};
   std::vector<bool> talking_{};  // the control channel is open
-  std::int64_t not_shown_ = 0;   // lines since the last one that was
+  std::int64_t not_shown_ = 0;   // lines since the last one that was shown
   std::set<int> heard_{};        // ranks that sent a message
   std::set<int> ended_{};
   std::set<int> forwarded_{};
   std::optional<Clock::time_point> first_interrupt_{};
   std::optional<Clock::time_point> notice_at_{};
-  std::optional<Clock::time_point> kill_at_{};  // when patience ends; after the kill, when we give up
+  std::optional<Clock::time_point> kill_at_{};  // time of the kill; after it, time to give up
   std::optional<Clock::time_point> killed_at_{};
-  std::optional<Clock::time_point> look_at_ = Clock::now();  // the next look for stalls
-  std::optional<StallFinding> stall_{};                      // found: ends the run when the stacks are written
+  std::optional<Clock::time_point> look_at_ = Clock::now();  // the next check for stalls
+  std::optional<StallFinding> stall_{};                      // a stall that ends the run after the stacks are written
 };
 
 }  // namespace

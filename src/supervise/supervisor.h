@@ -1,4 +1,4 @@
-// Watches running workers until all are gone. Torch-free.
+// Watches running workers until all have ended. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -21,12 +21,12 @@ struct SupervisorOptions {
   StallLimits stall{};
   int first_rank = 0;                 ///< of this machine
   int world_size = 1;                 ///< on all machines
-  bool any_program = false;           ///< one that announces nothing is taken at its exit code
+  bool any_program = false;           ///< the exit code of a program that announces nothing is trusted
   std::function<void()> each_turn{};  ///< called after every event
 };
 
 /// workers[i] is rank first_rank + i, progress[i] its record, destinations[i] where its output goes. Prints their
-/// output, forwards signals, ends the rest after a failure, and says last what failed.
+/// output, forwards signals, ends the other ranks after a failure, and prints the failure last.
 LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
                        ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options);
 

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// A reader that went away (`| head`) is no reason to end the run.
+/// A reader that has ended (`| head`) must not end the run.
 void write_out(std::string_view text) {
   while (!text.empty()) {
     const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
@@ -35,7 +35,8 @@ TerminalQueue::TerminalQueue(bool shared_screen)
   if (!room_.is_open()) {
     throw LaunchError(fmt::format("cannot watch workers: eventfd: {}", std::strerror(errno)));
   }
-  // The thread inherits a full mask: signals belong to the main thread, and a closed pipe becomes an error code.
+  // The thread inherits a mask that blocks all signals: the main thread handles them, and a closed pipe is an error
+  // code.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -92,7 +93,7 @@ void TerminalQueue::write_all() {
     const std::deque<Line> lines = std::exchange(lines_, {});
     const std::size_t bytes = bytes_;
     lock.unlock();
-    if (status) {  // first, because a line that is written draws the status below it again
+    if (status) {  // first, because writing a line redraws the status below it
       write_status(*status);
     }
     write_lines(lines);
@@ -106,7 +107,7 @@ void TerminalQueue::write_all() {
 }
 
 void TerminalQueue::write_lines(const std::deque<Line>& lines) const {
-  std::string out;  // lines of one stream that follow each other are one write
+  std::string out;  // consecutive lines of one stream are one write
   for (const Line& line : lines) {
     if (line.stream == OutputStream::err || shared_screen_) {
       write_out(std::exchange(out, {}));

@@ -1,4 +1,4 @@
-// Between workers that print and a terminal that may be slow. Torch-free.
+// Queue between the output of workers and a terminal that may be slow. Torch-free.
 #pragma once
 
 #include <condition_variable>
@@ -14,23 +14,23 @@
 
 namespace lockstep {
 
-/// Lines wait here and a thread writes them, so that whoever adds one never waits for the terminal. No line is lost:
-/// when the queue is full, the owner stops reading from the workers until there is room again.
+/// A thread writes the queued lines, so that adding a line never waits for the terminal. No line is lost: if the queue
+/// is full, the owner stops reading from the workers until there is room.
 class TerminalQueue {
  public:
   static constexpr std::size_t kFullBytes = 4 << 20;
 
-  /// `shared_screen`: both streams end on the terminal that has the status line.
+  /// `shared_screen`: both streams go to the terminal that shows the status line.
   explicit TerminalQueue(bool shared_screen);
-  ~TerminalQueue();  ///< writes what is left
+  ~TerminalQueue();  ///< writes the remaining lines
   TerminalQueue(const TerminalQueue&) = delete;
   TerminalQueue& operator=(const TerminalQueue&) = delete;
 
   void line(OutputStream stream, std::string text);
-  void status(std::string text);  ///< only the latest one matters
+  void status(std::string text);  ///< replaces a status that was not written yet
   bool is_full();
-  int room_fd() const noexcept { return room_.get(); }  ///< readable when a full queue has room again
-  void take_room() noexcept;                            ///< makes it unreadable
+  int room_fd() const noexcept { return room_.get(); }  ///< readable after a full queue has room again
+  void take_room() noexcept;                            ///< resets room_fd()
 
  private:
   struct Line {
@@ -46,7 +46,7 @@ class TerminalQueue {
   std::condition_variable changed_{};
   std::deque<Line> lines_{};
   std::optional<std::string> status_{};
-  std::size_t bytes_ = 0;  // not written yet
+  std::size_t bytes_ = 0;  // of lines that are not written yet
   bool is_full_ = false;
   bool closing_ = false;
   std::thread writer_{};

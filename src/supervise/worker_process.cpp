@@ -24,20 +24,20 @@
 namespace lockstep {
 namespace {
 
-/// What the child sends if it cannot become the program.
+/// Sent by the child if it cannot execute the program.
 struct StartFailure {
   std::array<char, 16> step{};
   int error = 0;
 };
 
-/// Everything the child needs, made before the fork: after it, memory must not be allocated.
+/// All data that the child needs, created before the fork, because the child must not allocate memory.
 struct ChildPlan {
   pid_t parent = 0;
   const char* program = nullptr;  // nullptr: own_program
   int own_program = -1;
   char** argv = nullptr;
   char** envp = nullptr;
-  std::array<int, 6> inherited{};  // what becomes 0, 1, 2, kControlFd, kProgressFd, kStoreFd; -1: nothing
+  std::array<int, 6> inherited{};  // become 0, 1, 2, kControlFd, kProgressFd, kStoreFd; -1: none
   int failures = -1;               // pipe for a StartFailure
   const cpu_set_t* cores = nullptr;
   std::size_t cores_size = 0;
@@ -122,7 +122,7 @@ class Child {
 
   void die_with_parent() const noexcept {
     check("prctl", prctl(PR_SET_PDEATHSIG, SIGKILL));
-    if (getppid() != plan_.parent) {  // it died before the line above
+    if (getppid() != plan_.parent) {  // the parent died before the line above
       _exit(static_cast<int>(ExitCode::cannot_run));
     }
   }
@@ -149,7 +149,7 @@ class Child {
     }
   }
 
-  /// For kernels before 5.11, and for containers that refuse system calls that they do not know.
+  /// For kernels before 5.11, and for containers that reject unknown system calls.
   void close_on_exec_one_by_one(int first) const noexcept {
     const int folder = check("/proc/self/fd", open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     alignas(dirent64) std::array<char, 4096> entries;
@@ -170,7 +170,7 @@ class Child {
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
     for (int signal = 1; signal < NSIG; ++signal) {
-      sigaction(signal, &standard, nullptr);  // refused for SIGKILL and SIGSTOP, which have no other
+      sigaction(signal, &standard, nullptr);  // fails for SIGKILL and SIGSTOP, which always have the default action
     }
     sigset_t blocked;
     sigemptyset(&blocked);
@@ -183,7 +183,7 @@ class Child {
   ChildPlan plan_;
 };
 
-/// No handler of this process may run in the child.
+/// Handlers of this process must not run in the child.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() noexcept {
@@ -292,7 +292,8 @@ void WorkerProcess::kill_group() const noexcept { kill(-pid_, SIGKILL); }
 
 ExitStatus WorkerProcess::reap() noexcept {
   siginfo_t info{};
-  // Until it is reaped the process number is ours, and with it the group's: look first, then kill the group, then reap.
+  // Until the process is reaped, its pid and the group's id cannot be reused: so check first, then kill the group, then
+  // reap.
   while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
   }
   kill_group();

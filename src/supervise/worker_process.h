@@ -19,21 +19,21 @@ struct ExitStatus {
   int signal = 0;  ///< 0: it exited by itself
 };
 
-/// A descriptor that is readable when the process has ended; not open if there is none.
+/// A descriptor that becomes readable when the process ends; not open if the process does not exist.
 Descriptor open_process(pid_t pid) noexcept;
 
 struct WorkerCommand {
-  std::string program{};  ///< "": the program behind own_program
-  int own_program = -1;   ///< open descriptor of the running program
+  std::string program{};  ///< "": the program of own_program
+  int own_program = -1;   ///< descriptor of the running program
   std::vector<std::string> argv{};
   Variables environment{};   ///< complete
-  int progress = -1;         ///< descriptor of the ProgressBoard: becomes kProgressFd
-  int store_socket = -1;     ///< rank 0: becomes kStoreFd
-  std::vector<int> cores{};  ///< it may use only these; {}: those of this process
+  int progress = -1;         ///< descriptor of the ProgressBoard, which becomes kProgressFd
+  int store_socket = -1;     ///< for rank 0, becomes kStoreFd
+  std::vector<int> cores{};  ///< allowed cores; {}: those of this process
 };
 
-/// A child in a process group of its own that dies with this process. Its standard input is empty, its standard output
-/// and error are pipes, and it has no other descriptor than kControlFd and, if given, kProgressFd
+/// A child in its own process group that dies with this process. Its standard input is empty, its standard output and
+/// error are pipes, and it has no other descriptor than kControlFd and, if given, kProgressFd
 /// and kStoreFd.
 class WorkerProcess {
  public:
@@ -41,8 +41,8 @@ class WorkerProcess {
   static constexpr int kProgressFd = 4;
   static constexpr int kStoreFd = 5;
 
-  /// Forks and executes; returns when the new program runs. To be called from the main thread: the child dies with the
-  /// thread that made it. Throws: LaunchError (not_found, cannot_run).
+  /// Forks and executes; returns when the new program runs. Call it from the main thread, because the child dies with
+  /// the thread that created it. Throws: LaunchError (not_found, cannot_run).
   explicit WorkerProcess(const WorkerCommand& command);
   WorkerProcess(WorkerProcess&& other) noexcept;
   WorkerProcess& operator=(WorkerProcess&&) = delete;
@@ -57,9 +57,9 @@ class WorkerProcess {
 
   void send_signal(int signal) const noexcept;
   void kill_group() const noexcept;
-  /// Ends what is left of the process group and collects the status. Blocks until the process has ended.
+  /// Kills the remaining process group and reads the exit status. Blocks until the process has ended.
   ExitStatus reap() noexcept;
-  /// For a process that SIGKILL does not end: nobody waits for it any more.
+  /// Stops waiting for a process that does not end after SIGKILL.
   void abandon() noexcept { pidfd_.close(); }
 
  private:

@@ -1,4 +1,4 @@
-// A stop during a validation, where no gradients carry requests.
+// A stop during a validation, in which no gradients carry the requests.
 #pragma once
 
 #include <chrono>
@@ -10,15 +10,15 @@
 
 namespace lockstep {
 
-/// Ranks look together after the same batches: every one of a single rank, else as many apart as take about a second,
-/// on the control plane. Nothing waits for the device.
+/// All ranks check for requests after the same batches, on the control plane: about once per second, or after every
+/// batch if there is only one rank. The check does not wait for the device.
 class AgreedStop {
  public:
   AgreedStop(World& world, const TrainControl& control) : world_(world), control_(control) {}
 
-  /// Collective: after the same batch on every rank. True on every rank or on none.
+  /// Collective: call it after the same batch on every rank. True on every rank or on none.
   bool look();
-  /// The same, whatever time has passed.
+  /// Checks at once, even if the next check is not due.
   bool look_now();
 
  private:
@@ -27,16 +27,16 @@ class AgreedStop {
   World& world_;
   const TrainControl& control_;
   Clock::time_point looked_ = Clock::now();
-  std::int64_t batches_ = 0;  // since then
-  std::int64_t due_ = 1;      // batches from one look to the next
+  std::int64_t batches_ = 0;  // since the last check
+  std::int64_t due_ = 1;      // batches between two checks
 };
 
-/// Who asked for a stop that all ranks have agreed on, and why.
+/// Kind and reason of an agreed stop.
 struct StopReason {
   StopKind kind = StopKind::none;
   std::string text{};
 };
-/// Collective. The strongest kind, and the reason that goes with it.
+/// Collective. Returns the strongest kind and its reason.
 StopReason agree_on_reason(World& world, const TrainControl& control);
 
 }  // namespace lockstep

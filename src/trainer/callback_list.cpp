@@ -45,7 +45,7 @@ void CallbackList::add(std::shared_ptr<Callback> callback, bool by_program) {
   entries_.push_back({.name = std::move(name), .callback = std::move(callback), .by_program = by_program});
 }
 
-// Ranks may have different callbacks: all meet at the stages of any.
+// Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.
 void CallbackList::begin(const torch::nn::Module& module, World& world) {
   program_stages_ = 0;
   for (Entry& entry : entries_) {
@@ -79,7 +79,7 @@ bool CallbackList::call(const StageContext& context) {
   return WorldAccess::meet(context.world, frozen_ != frozen_before_);
 }
 
-// Flags on the host: nothing waits for the device.
+// The flags are on the host, so this does not wait for the device.
 void CallbackList::note_frozen(std::vector<bool>& frozen) const {
   frozen.clear();
   for (const at::Tensor& parameter : parameters_) {

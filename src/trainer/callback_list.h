@@ -1,4 +1,4 @@
-// The callbacks of a trainer. Whatever of theirs runs stands in the rank's record under their name and may take any
+// The callbacks of a trainer. While a callback runs, the rank's progress record contains its name. It may take any
 // time: the other ranks wait for it without a limit.
 #pragma once
 
@@ -16,16 +16,17 @@ namespace lockstep {
 
 class CallbackList {
  public:
-  /// by_program: not one of the library's own, which are quick and freeze nothing. Throws: ConfigError when there is
-  /// one of that name already.
+  /// by_program: false for callbacks of the library, which are short and freeze nothing. Throws: ConfigError if the
+  /// name is already used.
   void add(std::shared_ptr<Callback> callback, bool by_program);
 
-  /// Collective. A fit begins with `module` on its device: asks every callback for its stages.
+  /// Collective. Begins a fit, with `module` on its device: reads the stages of every callback.
   void begin(const torch::nn::Module& module, World& world);
-  /// Collective. Calls those that want the stage. True: one of them froze or unfroze parameters, on any rank.
+  /// Collective. Calls the callbacks of the stage. True: one of them froze or unfroze parameters on any rank.
   bool call(const StageContext& context);
 
-  /// Collective. "<callback>.<name>" of all their tensors, and the inverse: who saved nothing gets nothing.
+  /// Collective. All tensors of the callbacks as "<callback>.<name>"; load restores them. A callback that saved nothing
+  /// is not loaded.
   NamedTensors save(World& world) const;
   void load(const NamedTensors& state, World& world) const;
 
@@ -40,9 +41,9 @@ class CallbackList {
   void note_frozen(std::vector<bool>& frozen) const;
 
   std::vector<Entry> entries_{};
-  std::uint32_t program_stages_ = 0;  // at which any rank has a callback of the program
+  std::uint32_t program_stages_ = 0;  // stages for which any rank has a callback of the program
   std::vector<at::Tensor> parameters_{};
-  std::vector<bool> frozen_before_{};  // beside parameters_
+  std::vector<bool> frozen_before_{};  // same order as parameters_
   std::vector<bool> frozen_{};
 };
 

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kNever = std::int64_t{1} << 40;  // a step that no run reaches
+constexpr std::int64_t kNever = std::int64_t{1} << 40;  // more than any run's number of steps
 constexpr std::size_t kMostPending = 256;
 
 at::Tensor first_of(const at::Tensor& bad, std::int64_t begin) {
@@ -20,7 +20,7 @@ at::Tensor first_of(const at::Tensor& bad, std::int64_t begin) {
   return at::where(bad, numbers, kNever).min();
 }
 
-// Only what is trained: a frozen tensor may hold an infinity on purpose, as attention masks do.
+// Checks only trained parameters: a frozen tensor may contain infinity on purpose, such as an attention mask.
 NamedTensors trained_values(const torch::nn::Module& module) {
   NamedTensors values;
   for (const auto& item : module.named_parameters()) {
@@ -32,7 +32,7 @@ NamedTensors trained_values(const torch::nn::Module& module) {
   return values;
 }
 
-// A sum of absolute values is finite where all of them are.
+// A sum of absolute values is finite if all of them are finite.
 at::Tensor first_parameter(const NamedTensors& parameters, c10::Device device) {
   if (parameters.empty()) {
     return at::full({}, kNever, at::device(device).dtype(at::kLong));
@@ -71,7 +71,7 @@ void FiniteWatch::add(std::int64_t step, const StepResult& result) {
 std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, World& world) {
   const at::NoGradGuard no_grad;
   const NamedTensors parameters = trained_values(module);
-  // One number holds when and on which rank: the smallest of all ranks is the first.
+  // One number encodes step and rank, so the minimum over ranks is the first.
   const auto found = at::stack({losses_.take(world.device()), grad_norms_.take(world.device()),
                                 first_parameter(parameters, world.device())})
                          .mul_(world.size())

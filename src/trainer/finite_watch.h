@@ -1,4 +1,4 @@
-// Finds NaN and infinity in losses, gradient norms and parameters. A step does not wait for the device because of it.
+// Finds NaN and infinity in losses, gradient norms and parameters. It does not make a step wait for the device.
 #pragma once
 
 #include <cstdint>
@@ -19,36 +19,36 @@ struct NonFinite {
   /// The first loss or gradient norm that is not finite.
   struct Value {
     std::int64_t step = 0;  ///< as Step::number()
-    int rank = 0;           ///< the first of that step
+    int rank = 0;           ///< the lowest rank in that step
   };
   std::optional<Value> loss{};
   std::optional<Value> grad_norm{};
-  std::string parameter{};  ///< the first that is not finite, of those that are trained; empty: all are finite
+  std::string parameter{};  ///< the first trained parameter that is not finite; empty: all are finite
 
   std::string text() const;  ///< "the loss of step 12 is not finite on rank 1; ..."
 };
 
 class FiniteWatch {
  public:
-  /// Notes the results of a step. Steps follow each other.
+  /// Records the results of a step. Steps must be consecutive.
   void add(std::int64_t step, const StepResult& result);
-  /// Collective. What is not finite: of the steps since the last call, and of the parameters as they are now. nullopt:
-  /// everything is. Waits for the device.
+  /// Collective. Checks the steps since the last call and the current parameters. nullopt: all values are finite. Waits
+  /// for the device.
   std::optional<NonFinite> look(const torch::nn::Module& module, World& world);
 
  private:
-  /// One number of each step, on the device.
+  /// One number per step, on the device.
   class Series {
    public:
     void add(std::int64_t step, const at::Tensor& value);
-    /// The first step whose number is not finite: 0-dim int64 on `device`, kNever: none. Forgets the steps.
+    /// The first step whose number is not finite: 0-dim int64 on `device`, kNever: none. Clears the steps.
     at::Tensor take(c10::Device device);
 
    private:
     void fold();
 
-    std::int64_t begin_ = 0;             // step of the first of pending_
-    std::vector<at::Tensor> pending_{};  // 0-dim; undefined: the rank had none in that step
+    std::int64_t begin_ = 0;             // step of the first element of pending_
+    std::vector<at::Tensor> pending_{};  // 0-dim; undefined: the rank had no value in that step
     at::Tensor first_{};
   };
 

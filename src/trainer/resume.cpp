@@ -37,10 +37,10 @@ std::string text(const CheckpointContents& contents, const std::string& key) {
 }
 
 constexpr std::string_view kConfig = "config.";
-constexpr std::string_view kProgram = "program.";  // its own flags
+constexpr std::string_view kProgram = "program.";  // the program's own flags
 
-// What may change from one start to the next without a word: where and how long, not what is learned.
-// The global batch is the loader's to compare.
+// Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
+// it learns. The loader compares the global batch.
 bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.")) {
     return true;
@@ -88,7 +88,7 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
   }
 }
 
-// Without decay_steps cosine ends with the run: a longer run is another schedule.
+// Without decay_steps, the cosine schedule ends with the run, so a longer run has a different schedule.
 void warn_about_schedule(const RunParts& run, const CheckpointContents& contents) {
   const OptimConfig& optim = run.plan.config.optim;
   const auto before = parse_int(text(contents, "total_steps")).value_or(0);
@@ -103,7 +103,7 @@ void warn_about_schedule(const RunParts& run, const CheckpointContents& contents
       lr_factor(optim, before, run.state.step), before));
 }
 
-// Of a checkpoint that another program wrote, lockstep-convert for one: weights and finished epochs.
+// For a checkpoint of another program, such as lockstep-convert, which has only weights and completed epochs.
 void restore_weights(RunParts& run, const CheckpointContents& contents) {
   if (!run.plan.config.checkpoint.allow_partial) {
     throw CheckpointError(
@@ -190,7 +190,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (!config.checkpoint.allow_partial) {
     check_module(run.module, contents.tensors.at("model"));
   }
-  // A run that is refused here drops its optimizers; the model can only fit now.
+  // If this throws, the optimizers are discarded. The model has been checked and matches.
   run.strategy.load_optimizer_state(optimizer->second);
   run.train.seek(position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);

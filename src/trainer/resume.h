@@ -1,4 +1,4 @@
-// Everything that a checkpoint of a run contains.
+// Contents of the checkpoint of a run: collected for a save, restored on resume.
 #pragma once
 
 #include <string>
@@ -25,11 +25,11 @@ struct RunParts {
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 
-/// `measured`: metrics of this very step.
+/// `measured`: metrics of this step.
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured);
 
-/// Collective in effect: the same on every rank. Throws: CheckpointError (exit 65) when model, data or order do not
-/// fit; nothing is changed then. Warns about every hyperparameter that differs, and returns them as texts.
+/// Collective: same result on every rank. Throws: CheckpointError (exit 65) if model, data or data order do not match;
+/// changes nothing then. Warns about every hyperparameter that differs, and returns their descriptions.
 std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents);
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int kMostFailures = 3;  // in a row; a full disk seldom empties itself
+constexpr int kMostFailures = 3;  // consecutive; a full disk seldom becomes free again
 
 }  // namespace
 
@@ -32,7 +32,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
     return std::nullopt;
   }
   const OnDamage on_damage = [this](const std::string& what) { files_.event("damaged", {{"what", what}}); };
-  // An attempt that died before its first save has left nothing: the next one begins where it began.
+  // If an attempt died before its first save, the next attempt begins where it began.
   if (hold_.trained_before()) {
     if (auto stored = store_->load_latest(on_damage); stored && stored->contents.values[kLaunchKey] == hold_.launch()) {
       return own(std::move(*stored));
@@ -65,7 +65,7 @@ RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
   return {.contents = std::move(stored.contents), .name = fmt::format("step {} in {}", stored.step, run_)};
 }
 
-// Going on from an older state would leave two histories in one directory.
+// Resuming from an older step would mix two histories in one directory.
 void RunCheckpoints::refuse_newer_than(const CheckpointContents& contents, const std::string& from) {
   const auto latest = store_->latest();
   const auto step = parse_int(contents.values.at("step"));
@@ -172,7 +172,7 @@ BackgroundSave RunCheckpoints::note(BackgroundSave saved) {
   return saved;
 }
 
-// The same on every rank, as the error is.
+// The error is the same on every rank, and so is the result.
 RunCheckpoints::Saves RunCheckpoints::tolerating(const std::function<Saves()>& work) {
   try {
     return work();

@@ -1,4 +1,4 @@
-// The checkpoints of one run: where it begins, when it saves, and what happens when it cannot.
+// The checkpoints of one run: where the run begins, when it saves, and what happens if a save fails.
 #pragma once
 
 #include <chrono>
@@ -19,50 +19,50 @@
 
 namespace lockstep {
 
-/// In a checkpoint's values: the launch that saved it.
+/// Key in the values of a checkpoint: the launch that saved it.
 inline constexpr const char* kLaunchKey = "launch";
 
 class RunCheckpoints {
  public:
-  using Saves = std::vector<BackgroundSave>;  ///< that became durable
+  using Saves = std::vector<BackgroundSave>;  ///< saves that became durable
 
-  /// What to go on from.
+  /// The checkpoint from which a run resumes.
   struct Origin {
     CheckpointContents contents{};
     std::string name{};  ///< "step 500 in runs/a"
   };
 
-  /// Collective. Does nothing at all without config.checkpoint.enabled.
+  /// Collective. Does nothing without config.checkpoint.enabled.
   RunCheckpoints(const Plan& plan, World& world, RunHold& hold, RunFiles& files);
 
-  /// Collective. What rank 0's config.resume asks for; the newest of this launch once it has saved, whatever it began
-  /// with. nullopt: begin anew. A damaged checkpoint that is passed over is an event. Throws: CheckpointError when it
-  /// is not there, or all are damaged.
+  /// Collective. The checkpoint that rank 0's config.resume requests. If this launch has already saved, its newest
+  /// checkpoint is used instead. nullopt: start from the beginning. A skipped damaged checkpoint is recorded as an
+  /// event. Throws: CheckpointError if the checkpoint is missing or all are damaged.
   std::optional<Origin> find_origin();
-  /// Collective. The run goes on from `step` of an origin, which fits.
+  /// Collective. The run resumes from `step` of an origin that matches it.
   void begin_at(std::int64_t step);
 
-  /// True on one rank once config.checkpoint.every_s have passed since the last save; asks once.
+  /// True on one rank, once, after config.checkpoint.every_s have passed since the last save.
   bool asks_by_time();
-  /// By steps or epochs; the same on every rank.
+  /// Whether a save is due by steps or epochs; the same on every rank.
   bool is_due(const TrainState& state, bool ends_epoch) const;
   bool is_saved(std::int64_t step) const noexcept { return last_ == step; }
 
-  /// Collective. Saves `step`, in the background if so configured. Throws: what
-  /// config.checkpoint.on_error does not tolerate.
+  /// Collective. Saves `step`, in the background if configured. Throws: the error of a save, unless
+  /// config.checkpoint.on_error tolerates it.
   Saves save(std::int64_t step, const std::function<CheckpointContents()>& make);
-  /// Collective. In the foreground, for the end of a run: the error of this save is not tolerated.
+  /// Collective. Saves in the foreground at the end of a run; does not tolerate an error.
   Saves save_at_end(std::int64_t step, const std::function<CheckpointContents()>& make);
 
-  /// True on rank 0 when collect() has something; says so once for each save.
+  /// True on rank 0 if a background save has ended; true only once for each save.
   bool tells_end() noexcept { return store_ && store_->save_ended() && !std::exchange(told_end_, true); }
-  /// Collective. Waits for a save in the background. Throws as save() does.
+  /// Collective. Waits for a background save. Throws like save().
   Saves collect();
 
-  /// Collective. The best checkpoint by config.checkpoint.monitor; nullopt: none was saved with that metric.
+  /// Collective. The best checkpoint by config.checkpoint.monitor; nullopt: no checkpoint has that metric.
   std::optional<BestCheckpoint> best();
 
-  /// The newest step that is safe; nullopt: none.
+  /// The newest step whose save is durable; nullopt: none.
   std::optional<std::int64_t> durable() const noexcept {
     return durable_ >= 0 ? std::optional(durable_) : std::nullopt;
   }
@@ -83,9 +83,9 @@ class RunCheckpoints {
   std::string run_;
   bool from_best_ = false;
   std::optional<CheckpointStore> store_{};
-  std::int64_t last_ = -1;  // saved, or being saved
+  std::int64_t last_ = -1;  // newest step that is saved or being saved
   std::int64_t durable_ = -1;
-  int failures_ = 0;  // in a row
+  int failures_ = 0;  // consecutive
   bool asked_ = false;
   bool told_end_ = false;
   Clock::time_point last_time_ = Clock::now();

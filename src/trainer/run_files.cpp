@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// A comment, because only the command line sets them.
+// These are written as comments, because only the command line sets them.
 std::string program_comment(const Plan& plan) {
   std::string text;
   for (const auto& [name, value] : plan.program_values) {
@@ -48,7 +48,7 @@ void RunFiles::begin(std::int64_t resume_step) {
   try {
     remove_leftovers(fs, directory / "config.toml");
     write_file(fs, directory / "config.toml", config_toml(asked_config(plan_)) + program_comment(plan_));
-  } catch (const IoError& error) {  // a report, as the others
+  } catch (const IoError& error) {  // a missing report does not end the run
     log_warning(fmt::format("{}; the run goes on without it", error.what()));
   }
   if (plan_.config.report.jsonl) {

@@ -1,4 +1,4 @@
-// The main rank's files of a run, apart from checkpoints. Null object on the other ranks.
+// Files of a run that the main rank writes, except checkpoints. Does nothing on the other ranks.
 #pragma once
 
 #include <memory>
@@ -14,10 +14,10 @@ namespace lockstep {
 
 class RunFiles {
  public:
-  /// `on_main` false: nothing is ever written. Creates the run directory.
+  /// Creates the run directory. If `on_main` is false, it writes nothing.
   RunFiles(const Plan& plan, bool on_main);
   ~RunFiles();
-  /// The run will train: writes config.toml and opens the metric files, without the rows after `resume_step`.
+  /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`.
   void begin(std::int64_t resume_step);
   void event(std::string_view name, const EventFields& fields);
   void metrics(std::int64_t step, std::span<const Metric> metrics);

@@ -1,4 +1,4 @@
-// One training step: the other half of the page that trainer.cpp begins.
+// One training step. The loop that calls it is in trainer.cpp.
 #include <algorithm>
 #include <numeric>
 
@@ -28,7 +28,7 @@ StepOutput Task::training_step(const Batch&) {
 
 namespace {
 
-// A value whose count is zero is a mean over nothing and may be NaN.
+// If the count is zero, the mean may be NaN.
 at::Tensor times_count(const at::Tensor& value, const at::Tensor& count) {
   return at::where(count > 0, value.detach().to(at::kDouble) * count, 0);
 }
@@ -89,7 +89,7 @@ void OptimizerStep::backward(const StepOutput& output) {
   }
 }
 
-// Weights in counts and weights in samples do not add up.
+// Weights in counts and weights in samples must not be mixed.
 void OptimizerStep::check_counts(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
@@ -101,7 +101,7 @@ void OptimizerStep::check_counts(const StepOutput& output) {
   counted_ = output.count.defined();
 }
 
-// A step in which nothing counts has gradients of zero, and they stay zero.
+// If all counts of a step are 0, its gradients are zero and remain zero.
 void OptimizerStep::finish() {
   optimizer_.finish();
   if (const auto count = optimizer_.mean_count(); count.defined()) {
@@ -139,7 +139,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   return first.output();
 }
 
-// Ranks average, so a weight of 1 is a rank's fair share of the global batch.
+// The reduction averages over ranks, so a weight of 1 is an equal share of the global batch.
 double Step::share(std::int64_t samples) const noexcept {
   return static_cast<double>(samples * context_.world.size()) / static_cast<double>(context_.batches.global_samples);
 }
@@ -175,7 +175,7 @@ std::int64_t MicroBatches::samples() const {
                          [](std::int64_t sum, const auto& part) { return sum + part.second; });
 }
 
-// No tensor of host numbers: copying one to a GPU would wait.
+// Not a tensor made from host numbers: its copy to a GPU would wait.
 MicroBatches::Sum MicroBatches::sum(const Value& value) const {
   Sum sum;
   for (const auto& [output, samples] : parts_) {
@@ -279,8 +279,8 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
   }
 }
 
-// A rank that had no samples yet learns the names from the others; two different sets of names would add up different
-// things.
+// A rank without samples so far gets the names from the others. With two different sets of names, sums of different
+// metrics would be added.
 void Meter::agree_on_names(World& world) {
   const auto all = world.gather(join(names_, "\n"));
   std::size_t known = all.size();

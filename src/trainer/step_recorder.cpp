@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-/// Of the micro-batches' ids; a rank's samples are one block of the global batch.
+/// Digest of the ids of the micro-batches; a rank's samples are one block of the global batch.
 std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& world) {
   const std::int64_t rank = world.rank();
   std::int64_t position =
@@ -44,7 +44,7 @@ void StepRecorder::open(std::int64_t from_step) {
   try {
     fs.create_directories(directory);
   } catch (const IoError&) {
-    // Then the file cannot be made either, and RecordWriter says why.
+    // If this fails, the file cannot be created either, and RecordWriter reports the reason.
   }
   writer_ = std::make_unique<RecordWriter>(fs, directory / record_file_name(world_.rank()), world_.rank(),
                                            world_.size(), from_step);

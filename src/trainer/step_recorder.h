@@ -1,4 +1,4 @@
-// What every step did, for `lockstep compare`. A null object without report.record.
+// Records every step for `lockstep compare`. Does nothing without report.record.
 #pragma once
 
 #include <memory>
@@ -21,21 +21,21 @@ class StepRecorder {
   StepRecorder(const TrainConfig& config, const World& world);
   ~StepRecorder();
 
-  /// Steps after `from_step` are recorded from now on. Files that cannot be written are warnings.
+  /// Starts to record the steps after `from_step`. If a file cannot be written, it logs a warning.
   void open(std::int64_t from_step);
-  /// The step that has just been done. Nothing waits for the device but every 64th recorded step.
+  /// Records the step that has just been completed. Waits for the device only at every 64th recorded step.
   void add(const TrainState& state, const StepBatches& batches, const StepResult& result,
            const torch::nn::Module& module);
-  /// Everything is in the file. Waits for the device.
+  /// Writes all recorded steps to the file. Waits for the device.
   void flush();
 
  private:
   const TrainConfig& config_;
   const World& world_;
   std::unique_ptr<RecordWriter> writer_{};
-  at::Tensor weights_{};  // one for each parameter, so that two that change places are noticed
+  at::Tensor weights_{};  // one weight per parameter, to detect two parameters that are swapped
   std::vector<StepRecord> pending_{};
-  std::vector<at::Tensor> digests_{};  // theirs, on the device until they are written
+  std::vector<at::Tensor> digests_{};  // of the recorded steps; on the device until they are written
   std::vector<at::Tensor> losses_{};
 };
 

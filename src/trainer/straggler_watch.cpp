@@ -19,8 +19,8 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr double kWindow = 2;          // seconds between exchanges
-constexpr double kShortestWindow = 1;  // less says nothing: other programs on the machine take turns in such times
-constexpr double kShare = 0.1;         // of the time of a step: what costs the run less is nobody's concern
+constexpr double kShortestWindow = 1;  // in shorter intervals, other programs on the machine distort the times
+constexpr double kShare = 0.1;         // of the time of a step; smaller differences are ignored
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
@@ -28,7 +28,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// What ranks tell each other, in front of the name of the host.
+/// Sent by each rank, followed by the host name.
 struct Measured {
   StepCost cost{};
   double window = 0;  // seconds
@@ -94,7 +94,7 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
   const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count()};
   std::vector<StepCost> costs;
   std::vector<std::string> hosts;
-  double window = 0;  // rank 0's, because all ranks have to come to the same answer
+  double window = 0;  // rank 0's value, so that all ranks come to the same result
   for (const std::string& answer : world_.gather(encode(mine) + host_)) {
     const Measured theirs = decode(answer);
     window = costs.empty() ? theirs.window : window;

@@ -1,4 +1,4 @@
-// Which rank the others wait for.
+// Finds the rank for which the others wait.
 #pragma once
 
 #include <chrono>
@@ -14,22 +14,22 @@
 
 namespace lockstep {
 
-/// What one rank needs for a step, waiting for other ranks not counted: seconds, means over the same steps.
+/// Time that one rank needs for a step, without waiting for other ranks: seconds, means over the same steps.
 struct StepCost {
   double step = 0;
-  double data = 0;  ///< of it, until the batches were there
+  double data = 0;  ///< part of it: waiting for batches
 };
 
 struct Lag {
   int rank = 0;
-  double factor = 1;  ///< the rank's step cost over that of the others
+  double factor = 1;  ///< the rank's step cost divided by that of the others
   StepCost mine{};
   StepCost others{};  ///< their medians
 };
 
-/// How one rank compares to the others. costs: one entry per rank, two at least.
+/// Compares one rank to the others. costs: one entry per rank, at least two.
 Lag lag_of(int rank, std::span<const StepCost> costs);
-/// Of the rank with the largest step cost.
+/// Comparison for the rank with the highest step cost.
 Lag largest_lag(std::span<const StepCost> costs);
 
 struct StragglerNews {
@@ -38,24 +38,24 @@ struct StragglerNews {
   EventFields fields{};
 };
 
-/// Synchronous ranks all take the time of the slowest: what tells them apart is the time that they do not spend in
-/// collectives. Every rank measures its own with three looks at a clock in a step; every two seconds or so, and after
-/// 20 steps at least, all exchange their means on the control plane. The slowest step of that time is left out, so that
-/// one hiccup makes no straggler. What costs the run little is let pass, too: ranks that share few cores wait for most
-/// of a step, and who takes twice as long for the rest of it is chance. On a GPU the host's time counts: a slow loader
-/// or callback is seen, a slow GPU is not.
+/// Synchronous ranks all take as long as the slowest one. They differ in the time that they do not spend in
+/// collectives. Every rank reads a clock three times per step to measure this time. About every two seconds, and after
+/// at least 20 steps, all ranks exchange their means on the control plane. The slowest step of that interval is
+/// ignored, so that a single delay does not make a rank a straggler. Differences that are a small part of a step are
+/// ignored as well: ranks that share few cores wait during most of a step, and which rank takes longest for the rest is
+/// random. On a GPU only the host's time is measured: a slow loader or callback is detected, a slow GPU is not.
 class StragglerWatch {
  public:
-  static constexpr double kFactor = 1.8;  ///< a straggler from here on
-  static constexpr double kEnded = 1.4;   ///< and until it is below this
+  static constexpr double kFactor = 1.8;  ///< a rank is a straggler at this factor or above
+  static constexpr double kEnded = 1.4;   ///< it remains one until its factor is below this
   static constexpr std::int64_t kSteps = 20;
 
   StragglerWatch(World& world, std::string host);
 
   void begin_step();
   void have_data();
-  /// step: how many are done. Collective when an exchange is due: after the same step on every rank. Returns what there
-  /// is to tell, if anything.
+  /// step: number of completed steps. Collective if an exchange is due, after the same step on every rank. Returns news
+  /// if a rank became or no longer is a straggler.
   std::optional<StragglerNews> end_step(std::int64_t step);
 
  private:
@@ -66,7 +66,7 @@ class StragglerWatch {
   };
   Clock::duration own_time() const;
   StepCost mean_without_slowest() const;
-  /// wall: seconds per step, waiting included.
+  /// wall: seconds per step, including waiting.
   std::optional<StragglerNews> judge(std::int64_t step, double wall, std::span<const StepCost> costs,
                                      std::span<const std::string> hosts);
   void begin_window(std::int64_t steps);
@@ -74,12 +74,12 @@ class StragglerWatch {
   World& world_;
   ProgressRecord& record_;
   std::string host_;
-  Clock::time_point began_{};        // this step
-  Clock::duration waited_before_{};  // in all collectives before this step
+  Clock::time_point began_{};        // of this step
+  Clock::duration waited_before_{};  // time in all collectives before this step
   Taken now_{};
   Taken sum_{};
   Taken slowest_{};
-  Clock::duration steps_time_{};  // waiting included: alike on all ranks
+  Clock::duration steps_time_{};  // including waiting: about equal on all ranks
   std::int64_t steps_ = 0;
   std::int64_t due_ = kSteps;
   std::optional<int> named_{};

@@ -1,4 +1,4 @@
-// Training on one page: fit() is the loop, Task::optimize in step.cpp one step of it.
+// The training loop is fit(); one step is Task::optimize in step.cpp.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -44,7 +44,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kValidationPrefix = "val_";
 
-// The first save would find it out, when the training until then is lost.
+// Checked at the start: an error at the first save would lose the training until then.
 void check_dtypes(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : module_tensors(module)) {
     if (!dtype_name(tensor.scalar_type())) {
@@ -59,7 +59,7 @@ struct Parts {
   Plan plan;
   World& world;
   TrainControl control;
-  std::shared_ptr<Console> console;  // silent off the main rank
+  std::shared_ptr<Console> console;  // prints nothing on other ranks
   CallbackList callbacks{};
 };
 
@@ -92,9 +92,9 @@ class Fit {
     try {
       return train();
     } catch (const CommError&) {
-      throw;  // the rank that is the cause says where to go on
+      throw;  // the rank that caused it reports the last save
     } catch (const IoError&) {
-      throw;  // saving is what failed, or would
+      throw;  // saving failed, or would fail
     } catch (...) {
       save_after_failure();
       throw;
@@ -105,9 +105,9 @@ class Fit {
   FitResult train() {
     prepare();
     notify(Stage::fit_start);
-    // SIGTERM before this fit, for one. Only the loop promises to ask for requests again and again: see SignalScope.
+    // For example SIGTERM before this fit. Only the loop checks for requests repeatedly: see SignalScope.
     agreed_.stop = world_.any(!control_.stop_reason().empty());
-    while (!finished()) {  // limits and the agreed stop: the same answer on every rank
+    while (!finished()) {  // limits and agreed stop: the same result on every rank
       const StepBatches* batches = next_batches();
       if (batches == nullptr) {
         break;
@@ -165,7 +165,7 @@ class Fit {
     recorder_.open(state_.step);
   }
 
-  // Frozen parts are often meant to stay in it; a whole module seldom is.
+  // Frozen parts often stay in evaluation mode on purpose, but a whole module seldom does.
   void tell_about_evaluation_mode() const {
     const torch::nn::Module& module = task_.module();
     std::vector<std::string> names;
@@ -227,7 +227,7 @@ class Fit {
     return every_epochs > 0 && batches.ends_epoch && state_.epoch % every_epochs == 0;
   }
 
-  // From the resume position on; rolls into the next epoch by itself.
+  // Starts at the resume position and continues with the next epoch automatically.
   const StepBatches* next_batches() {
     record_.set_phase(Phase::data);
     stragglers_.begin_step();
@@ -237,7 +237,7 @@ class Fit {
   }
 
   void step(const StepBatches& batches) {
-    stands_ = false;
+    is_between_steps_ = false;
     measured_.clear();
     strategy_->begin_step({.stop = control_.stop_requested() != StopKind::none,
                            .save = control_.take_checkpoint_request() || checkpoints_.asks_by_time(),
@@ -263,15 +263,15 @@ class Fit {
     last_ = step.result();
     finite_.add(state_.step - 1, last_);
     recorder_.add(state_, batches, last_, task_.module());
-    stands_ = true;
-    if (steps_here_ == 1) {  // it warms up: caches, memory, the first batches
+    is_between_steps_ = true;
+    if (steps_here_ == 1) {  // the first step warms up caches, memory and data loading
       report_time_ = Clock::now();
       report_samples_ = state_.samples;
     }
     show_progress(batches);
   }
 
-  // Once per fit: a loss that is missing everywhere trains nothing, and nobody would notice.
+  // Once per fit: without a loss on any rank, nothing is trained.
   void check_that_it_trains(const Step& step) {
     const bool lost = world_.any(step.backward_without_loss());
     if (lost && !world_.any(step.backward_with_loss())) {
@@ -280,7 +280,7 @@ class Fit {
     }
   }
 
-  // Before reports, validation and saves: those are the main rank's own.
+  // Before reports, validation and saves, because the main rank spends additional time in them.
   void look_for_straggler() {
     if (const auto news = stragglers_.end_step(state_.step)) {
       if (world_.is_main()) {
@@ -338,7 +338,7 @@ class Fit {
 
   void publish(Stage stage, const Metrics& metrics) {
     std::vector<Metric> row;
-    std::vector<Metric> line;  // the console shows epoch and rate in its own way
+    std::vector<Metric> line;  // the console shows epoch and rate separately
     for (const auto& [name, value] : metrics) {
       row.push_back({.name = name, .value = value});
       measured_.emplace_back(name, value);
@@ -360,7 +360,7 @@ class Fit {
     notify(stage, &metrics);
   }
 
-  // The last value of each, for the end.
+  // The last value of each metric, for the result of the fit.
   void remember(const std::string& name, double value) {
     const auto known =
         std::find_if(final_.begin(), final_.end(), [&](const auto& entry) { return entry.first == name; });
@@ -380,7 +380,7 @@ class Fit {
            progress_.update(
                {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
          }});
-    report_time_ += Clock::now() - began;  // its time is not training time
+    report_time_ += Clock::now() - began;  // validation is not part of the training time
     agreed_.stop = agreed_.stop || evaluation.stopped;
     if (!evaluation.complete) {
       console_.line(fmt::format("step {}: the validation was stopped before its end and is not reported", state_.step));
@@ -418,7 +418,7 @@ class Fit {
       return;
     }
     if (config_.optim.non_finite == NonFinitePolicy::stop) {
-      stands_ = false;  // nothing of it is saved
+      is_between_steps_ = false;  // this step must not be saved
       throw Error(found->text(),
                   "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite warn "
                   "goes on in spite of it",
@@ -432,7 +432,7 @@ class Fit {
     }
   }
 
-  // Between two reports a checkpoint is judged by the means since the last one.
+  // The metrics of a checkpoint between two reports are the means since the last report.
   void measure_monitored() {
     const std::string& monitor = config_.checkpoint.monitor;
     if (monitor.empty() || monitors_validation() ||
@@ -446,7 +446,7 @@ class Fit {
 
   bool monitors_validation() const { return config_.checkpoint.monitor.starts_with(kValidationPrefix); }
 
-  // Known only now; what was trained so far is not lost.
+  // The metrics are known only now; the training so far is saved.
   void check_monitor(const Metrics& measured) {
     const std::string& monitor = config_.checkpoint.monitor;
     std::vector<std::string> names;
@@ -471,10 +471,10 @@ class Fit {
     }
   }
 
-  // A run of one rank stands at the end of a step, or nowhere that could be saved. Of several ranks nobody knows.
+  // A run can be saved only between steps. With several ranks, no rank knows whether all are between the same steps.
   void save_after_failure() noexcept {
     try {
-      if (stands_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
+      if (is_between_steps_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
         checkpoints_.save_at_end(state_.step, [this] { return contents(); });
       }
       if (const auto step = checkpoints_.durable()) {
@@ -490,7 +490,7 @@ class Fit {
     record_.set_phase(Phase::finish);
     if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
       if (!due(config_.report.every_steps)) {
-        report();  // what was measured since the last report
+        report();  // metrics since the last report
       }
       record_.set_phase(Phase::save);
       tell_saved(checkpoints_.save_at_end(state_.step, [this] { return contents(); }));
@@ -572,7 +572,7 @@ class Fit {
   BatchSource& train_;
   BatchSource* validation_;
   std::unique_ptr<Strategy> strategy_;
-  const std::shared_ptr<RunHold> hold_;  // before the first file of the run is touched
+  const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
   RunCheckpoints checkpoints_;
   StepRecorder recorder_;
@@ -589,13 +589,13 @@ class Fit {
   std::int64_t shown_epoch_ = 0;
   StepRequests agreed_{};
   bool resumed_ = false;
-  std::vector<std::string> changed_{};  // settings, since the checkpoint was written
+  std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
   std::int64_t steps_at_start_ = 0;
   std::int64_t steps_here_ = 0;   // of this fit
-  std::int64_t total_steps_ = 0;  // 0: not limited
+  std::int64_t total_steps_ = 0;  // 0: no limit
   Metrics measured_{};            // since the last step
-  Metrics final_{};               // the last value of each
-  bool stands_ = true;            // between two steps
+  Metrics final_{};               // the last value of each metric
+  bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};
   const Clock::time_point began_ = Clock::now();

@@ -19,13 +19,13 @@ namespace lockstep {
 
 namespace {
 
-// Validation must not change what training does next, however often it runs.
+// Validation must not affect the training, no matter how often it runs.
 class EvaluationScope {
  public:
   EvaluationScope(torch::nn::Module& module, c10::Device device)
       : module_(module),
         device_(device),
-        parts_(module.modules(/*include_self=*/false)),  // with itself it would have to be in a shared_ptr
+        parts_(module.modules(/*include_self=*/false)),  // including the module itself would require a shared_ptr
         was_training_(module.is_training()),
         rng_(rng_state(device)) {
     for (const auto& part : parts_) {
@@ -35,7 +35,7 @@ class EvaluationScope {
   }
   ~EvaluationScope() {
     module_.train(was_training_);
-    for (std::size_t i = 0; i < parts_.size(); ++i) {  // parents come before their children, whom they take along
+    for (std::size_t i = 0; i < parts_.size(); ++i) {  // parents come first, because they also change their children
       if (parts_[i]->is_training() != parts_were_training_[i]) {
         parts_[i]->train(parts_were_training_[i]);
       }
@@ -89,7 +89,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
       return {.stopped = true};
     }
   }
-  result.stopped = stop.look_now();  // the training need not do another step to learn of it
+  result.stopped = stop.look_now();  // so that the training stops without another step
   result.means = meter.take(world);
   if (result.means.empty()) {
     throw DataError("the validation data gave no samples", "give it at least one, or pass no validation data");

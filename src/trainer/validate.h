@@ -8,20 +8,19 @@
 namespace lockstep {
 
 struct Evaluation {
-  Metrics means{};        ///< empty when the stop came first
-  bool stopped = false;   ///< all ranks agreed on a stop meanwhile
-  bool complete = false;  ///< every batch that was asked for counts
+  Metrics means{};        ///< empty if a stop came first
+  bool stopped = false;   ///< all ranks agreed on a stop
+  bool complete = false;  ///< all requested batches were used
 };
 
 struct EvaluationOptions {
-  std::int64_t max_batches = 0;  ///< steps at most; 0: all
+  std::int64_t max_batches = 0;  ///< maximum number of steps; 0: no limit
   std::function<void(std::int64_t done)> on_batch = [](std::int64_t) {};
 };
 
-/// Collective. One epoch of `data` from where it stands, every sample once, weighted by count over all ranks.
-/// Evaluation mode and no gradients meanwhile; afterwards random numbers and the training flag of every submodule are
-/// as before. A stop that `control` was asked for on any rank ends it between two batches; the data then stand where
-/// they stood.
+/// Collective. Validates on one epoch of `data` from its position, every sample once, weighted by count over all ranks.
+/// Runs in evaluation mode without gradients, then restores the random generators and the training flag of every
+/// submodule. A stop request on any rank ends it between two batches and restores the position of `data`.
 Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control,
                     const EvaluationOptions& options = {});
 

@@ -24,7 +24,7 @@ std::string line_of(const std::vector<std::string>& lines, std::size_t line) {
   return line < lines.size() && !lines[line].empty() ? lines[line] : std::string("nothing");
 }
 
-/// Among values that are not all equal.
+/// Compares values that are not all equal.
 Disagreement odd_one_out(const std::vector<std::string>& values) {
   std::map<std::string_view, std::size_t> counts;
   for (const auto& value : values) {
@@ -58,7 +58,7 @@ std::string facts(const TrainConfig& config) {
   return join(lines, "\n");
 }
 
-// NCCL waits without end on a GPU that it has twice; Gloo works, at half the speed.
+// NCCL hangs if two ranks use one GPU; Gloo works at half the speed.
 void check_gpus(const std::vector<std::string>& gpus, Backend backend, const World& world) {
   std::map<std::string_view, std::size_t> owners;
   for (std::size_t rank = 0; rank < gpus.size(); ++rank) {

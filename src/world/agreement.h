@@ -1,4 +1,4 @@
-// What ranks must have in common, compared once.
+// Compares once what must be equal on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@
 
 namespace lockstep {
 
-/// The first line on which ranks differ.
+/// The first line in which ranks differ.
 struct Disagreement {
   std::size_t line = 0;
-  std::size_t rank = 0;    ///< the odd one: not with the majority; without one, not with rank 0
-  std::string found{};     ///< its line; "nothing" where its text has ended
-  std::string expected{};  ///< the others'
-  std::string others{};    ///< who they are: "rank 0 has", "3 of 4 ranks have"
+  std::size_t rank = 0;    ///< the first rank that differs from the majority; without a majority, from rank 0
+  std::string found{};     ///< its line; "nothing" if its text has no more lines
+  std::string expected{};  ///< the line of the others
+  std::string others{};    ///< the others in words: "rank 0 has", "3 of 4 ranks have"
 };
 
-/// Throws an error that every rank throws, and that is about rank `rank`: it is the one to be blamed.
+/// Throws the same error on every rank; its cause is rank `rank`.
 template <class AnError>
 [[noreturn]] void throw_about_rank(std::size_t rank, const World& world, AnError error) {
   if (rank != static_cast<std::size_t>(world.rank())) {
@@ -33,12 +33,12 @@ template <class AnError>
   throw error;
 }
 
-/// `texts`: one of each rank, in order. Pure.
+/// `texts`: one per rank, in order. Pure.
 std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts);
 
-/// Collective. Builds (program, lockstep, LibTorch), settings, and that no two ranks use one GPU (`gpu`: the UUID of
-/// this rank's, "" for the CPU; a warning with gloo). Throws: CommError (exit 78) naming the first difference and the
-/// odd rank; (exit 2) for a shared GPU.
+/// Collective. Compares builds (program, lockstep, LibTorch) and settings, and checks that no two ranks use one GPU
+/// (only a warning with gloo). `gpu`: UUID of this rank's GPU, "" for the CPU. Throws: CommError (exit 78) naming the
+/// first difference and its rank; (exit 2) for a shared GPU.
 void agree_at_start(const TrainConfig& config, std::string_view gpu, World& world);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Tensors that are parts of a file's bytes.
+// Tensors that are views of the bytes of a file.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-/// All of a file, uint8 [bytes]; it stays mapped as long as one of the tensor's views lives.
+/// The whole file as uint8 [bytes]; it stays mapped while a view of the tensor exists.
 at::Tensor mapped_bytes(std::shared_ptr<MappedFile> file);
 
 /// `shape` values that begin at byte `offset`, all inside `bytes` (uint8 [n], contiguous, aligned at its beginning): a
-/// view, or a copy where a value does not lie on a multiple of its size.
+/// view, or a copy if `offset` is not a multiple of the size of a value.
 at::Tensor typed_view(const at::Tensor& bytes, std::int64_t offset, c10::ScalarType type, c10::IntArrayRef shape);
 
 }  // namespace lockstep

@@ -53,8 +53,8 @@ ScopedVariable::~ScopedVariable() {
   }
 }
 
-// LibTorch looks for its CUDA half once, the first time anything asks it about CUDA, and a backward asks: what it did
-// not find then it never finds.
+// LibTorch looks for its CUDA half only once, at the first use that depends on CUDA, such as a backward. If it is not
+// loaded by then, LibTorch never finds it.
 void load_cuda() {
   cuda_library();
   if (typeid(at::detail::getCUDAHooks()) == typeid(at::CUDAHooksInterface)) {
@@ -73,8 +73,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
     throw CommError(fmt::format("{} has no NCCL: {}", kLibrary, dlerror()), "use --backend gloo", ExitCode::usage);
   }
   // Note [NCCL policy]: by default NCCL's watchdog thread ends the process with SIGABRT when a collective fails or
-  // times out. With 2 it only cleans up, and World throws a CommError before anything that was computed after it is
-  // used or saved; what hangs in NCCL all the same is ended by the supervisor or the guard.
+  // times out. With 2 it only cleans up, and World throws a CommError before any later result is used or saved. If a
+  // rank still hangs in NCCL, the supervisor or the guard ends it.
   const ScopedVariable policy("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   try {
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));

@@ -1,4 +1,4 @@
-// The only includer of c10d's Gloo header, which needs the header stubs of cmake/gloo.
+// The only file that includes c10d's Gloo header, which needs the header stubs of cmake/gloo.
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #ifndef USE_C10D_GLOO
@@ -16,8 +16,8 @@
 namespace lockstep {
 namespace {
 
-/// When c10d's constructor cannot make all of its threads, it waits for those that it made, for ever. Throws:
-/// std::system_error.
+/// Checks that threads can be created: if c10d's constructor cannot create all of its threads, it waits forever for the
+/// others. Throws: std::system_error.
 void check_that_threads_can_be_made(int count) {
   std::promise<void> all_tried;
   const std::shared_future<void> end = all_tried.get_future().share();

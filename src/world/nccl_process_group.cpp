@@ -1,5 +1,5 @@
-// liblockstep_cuda.so: what is linked to LibTorch's CUDA half and NCCL. Loaded by cuda_library.cpp when a plan needs
-// GPUs.
+// liblockstep_cuda.so: the code that is linked to LibTorch's CUDA half and NCCL. cuda_library.cpp loads it if a plan
+// needs GPUs.
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #ifndef USE_C10D_NCCL
@@ -16,7 +16,7 @@ extern "C" __attribute__((visibility("default"))) c10d::Backend* lockstep_make_n
   auto shared = c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(store);
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(shared, rank, size, options);
   backend->setSequenceNumberForGroup();
-  // Connect now: a machine on which NCCL cannot work says so at start, not in the first backward.
+  // Connects now, so that a machine on which NCCL does not work fails at the start, not in the first backward.
   backend->eagerConnectSingleDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
   return c10::intrusive_ptr<c10d::Backend>(std::move(backend)).release();
 }

@@ -58,7 +58,7 @@ std::string out_of_memory_hint(const std::exception& error, const Plan& plan, in
   }
   return "\n  hint: " + memory_advice(gather_facts(plan, static_cast<std::size_t>(local_rank)), plan);
 } catch (const std::exception&) {
-  return {};  // there was no memory for the advice either
+  return {};  // not enough memory for the hint
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// An allocation that failed, on a GPU or on the host.
+// Hints for a failed allocation, on a GPU or on the host.
 #pragma once
 
 #include <exception>
@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// "\n  hint: ..." for an exception that says that memory ran out, with what this plan can do and who else is on the
-/// GPU, or that a thread cannot be made; "" for any other. Never throws.
+/// "\n hint: ..." for an exception that reports that memory ran out or that a thread could not be created; "" for any
+/// other. The hint names changes of the plan and other processes on the GPU. Never throws.
 std::string out_of_memory_hint(const std::exception& error, const Plan& plan, int local_rank) noexcept;
 
 }  // namespace lockstep

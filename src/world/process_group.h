@@ -1,4 +1,4 @@
-// The seam that the two backends fill.
+// Interface that the two backends implement.
 #pragma once
 
 #include <chrono>
@@ -14,20 +14,21 @@ class Store;
 
 namespace lockstep {
 
-/// Sockets on `address` alone; "": on the interface named by GLOO_SOCKET_IFNAME.
+/// Listens only on `address`; "": on the interface named by GLOO_SOCKET_IFNAME.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     const std::string& address, std::chrono::milliseconds timeout);
 
-/// Throws: CommError when this build or machine cannot.
+/// Throws: CommError if this build or machine does not support it.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout);
 
-/// Loads LibTorch's CUDA half. Processes that train on the CPU never call it: it costs each 0.15 s and 137 MB.
+/// Loads LibTorch's CUDA half. Processes that train on the CPU never call it: it would cost each of them 0.15 s and 137
+/// MB.
 /// Throws: LaunchError saying what is missing.
 void load_cuda();
 
-/// While it lives, this process has a variable that its user did not set: CUDA and LibTorch read some when they start.
-/// Nothing else changes this process's environment.
+/// Sets an environment variable while it exists, if the user has not set it: CUDA and LibTorch read some variables when
+/// they start. Nothing else changes the environment of this process.
 class ScopedVariable {
  public:
   ScopedVariable(const char* name, const char* value);

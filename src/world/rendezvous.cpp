@@ -34,15 +34,15 @@ using std::chrono::milliseconds;
 
 constexpr const char* kHandshake = "lockstep/handshake";
 constexpr const char* kRefused = "refused";
-constexpr const char* kRefusedRead = "refused/read";  // by how many ranks
+constexpr const char* kRefusedRead = "refused/read";  // number of ranks that have read it
 constexpr int kProtocol = 1;
-constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes it before it does anything else
+constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes the handshake first
 
 std::int64_t whole_seconds(Clock::duration time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time).count();
 }
 
-// Asks again and again: a wait in the store that times out makes c10d write warnings of its own.
+// Polls, because c10d prints warnings if a wait in the store times out.
 bool poll_key(c10d::Store& store, const std::string& key, milliseconds timeout,
               const std::function<void(Clock::duration waited)>& meanwhile = {}) {
   constexpr milliseconds kLongestPause{50};
@@ -62,14 +62,14 @@ bool poll_key(c10d::Store& store, const std::string& key, milliseconds timeout,
 
 bool serves(const Identity& identity) { return identity.rank == 0 && !identity.agent_store; }
 
-// The socket of our own launcher listens before rank 0 serves on it: there is no stranger to find, only to wait.
+// The socket of our own launcher listens before rank 0 serves on it: no other program can answer, so only wait.
 bool launched_by_us(const Identity& identity) { return identity.control_fd >= 0; }
 
 c10::intrusive_ptr<c10d::Store> serve_store(const Identity& identity, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(identity.master_port);
   options.isServer = true;
-  options.waitWorkers = false;  // we wait ourselves, and say for whom
+  options.waitWorkers = false;  // we wait ourselves and log the missing ranks
   options.timeout = timeout;
   options.masterListenFd =
       identity.store_fd >= 0
@@ -88,16 +88,16 @@ c10::intrusive_ptr<c10d::Store> join_store(const Identity& identity, millisecond
 
 std::string run_prefix(const std::string& run_id) { return fmt::format("lockstep/{}", run_id); }
 
-// Note [Handshake]: below a fixed key rank 0 says whose store this is before anything else is in it. Another run, or a
-// store left over from one, is so told from ours; and ranks that were started without a common run id get one.
-// A launcher that serves the store itself started every rank of it: there the prefix is enough.
+// Note [Handshake]: rank 0 first writes under a fixed key to which run the store belongs. This distinguishes our store
+// from that of another or an old run, and gives an id to ranks that were started without a common run id. If the
+// launcher serves the store, it has started all ranks, and the prefix is enough.
 struct Handshake {
   int protocol = kProtocol;
   std::string version = LOCKSTEP_VERSION;
   std::string run{};
   int world_size = 0;
-  int attempt = 0;        // as rank 0 counts: an agent that joins an elastic run later has counted fewer restarts
-  std::string process{};  // rank 0's
+  int attempt = 0;        // counted by rank 0: an agent that joins an elastic run later has counted fewer restarts
+  std::string process{};  // of rank 0
 };
 
 Handshake write_handshake(c10d::Store& store, const Identity& identity) {
@@ -139,7 +139,7 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
   return theirs;
 }
 
-/// Ranks that wait for others hear of it too: what is wrong with one launch is wrong for all of them.
+/// Waiting ranks are told as well, because the error concerns the whole launch.
 [[noreturn]] void refuse(c10d::Store& launch, const CommError& reason) {
   store_set(launch, kRefused, fmt::format("{} {}", static_cast<int>(reason.exit_code()), reason.what()));
   throw reason;
@@ -160,7 +160,7 @@ void compare_handshake(c10d::Store& launch, const Handshake& theirs, const Ident
 
 std::string here_key(int rank) { return fmt::format("here/{}", rank); }
 
-// The first process that says it is this rank is; another world of the same process is no second claim.
+// The first process that claims a rank gets it; another world of the same process is not a second claim.
 void claim_rank(c10d::Store& launch, const Identity& identity) {
   const ProcessName me = this_process();
   const std::string mine = encode(me);
@@ -184,7 +184,7 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
   return missing;
 }
 
-/// The store goes with rank 0: it waits until all who are there have read why.
+/// The store ends with rank 0, so rank 0 waits until all connected ranks have read the reason.
 void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& identity) {
   if (!store_check(launch, kRefused)) {
     return;
@@ -227,10 +227,10 @@ void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& ident
   }
 }
 
-// Note [Attempts under an agent's store]: torchrun's agents serve one store to all attempts and do not number them
-// alike: the agent whose rank failed counts a restart, the others see a change of membership and do not. So rank 0
-// opens each attempt under a number of its own and says which processes take part; who is not among them asks for the
-// next number, again and again for the reason of poll_key.
+// Note [Attempts under an agent's store]: torchrun's agents serve one store for all attempts, but count attempts
+// differently: the agent whose rank failed counts a restart, the others see a change of membership and do not. So rank
+// 0 opens each attempt under its own number and lists the processes that take part. A process that is not listed polls
+// for the next number (see poll_key).
 std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const Identity& identity,
                               milliseconds timeout) {
   constexpr milliseconds kPause{20};
@@ -284,7 +284,7 @@ c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds time
   if (!identity.agent_store) {
     handshake = serves(identity) ? write_handshake(*tcp, identity) : read_handshake(*tcp, identity, timeout);
   }
-  // A restarted launch meets the keys of the attempt before on the same store, and a second world those of the first.
+  // After a restart, the store still has the keys of the previous attempt; a second world finds those of the first.
   const auto run = c10::make_intrusive<c10d::PrefixStore>(run_prefix(handshake.run), tcp);
   const auto attempt = identity.agent_store ? agree_on_attempt(run, identity, timeout) : handshake.attempt;
   const auto launch = c10::make_intrusive<c10d::PrefixStore>(std::to_string(attempt), run);
@@ -297,7 +297,7 @@ c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds time
   return store;
 }
 
-/// A connection that breaks under a question is a lost peer.
+/// A connection that breaks during a request means a lost peer.
 template <class Question>
 auto ask(Question&& question) {
   try {
@@ -348,7 +348,7 @@ std::string agent_launch_id(const Identity& identity) {
     const auto id = run->compareSet("launch", {}, std::vector<std::uint8_t>(mine.begin(), mine.end()));
     return {id.begin(), id.end()};
   } catch (const c10::Error&) {
-    return {};  // the rendezvous says what is wrong with it
+    return {};  // the rendezvous reports the error
   }
 }
 

@@ -40,7 +40,7 @@ bool ready(int fd, short events, milliseconds patience) {
   return poll(&entry, 1, static_cast<int>(std::max(patience, milliseconds(0)).count())) == 1;
 }
 
-/// Closed: nobody listens there.
+/// Returns a closed descriptor if nobody listens there.
 Descriptor try_connect(const addrinfo& address, milliseconds patience) {
   Descriptor fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) {
@@ -67,7 +67,8 @@ std::string numeric_address(int fd, decltype(&getsockname) which) {
   return text.data();
 }
 
-/// c10d's greeting and ping; its server sends the ping's number back. "": it did; else what came instead.
+/// Sends c10d's greeting and a ping; a c10d server returns the number of the ping. "": it did; otherwise what came
+/// instead.
 std::string greet(int fd) {
   constexpr std::uint32_t kNumber = 0x6c6f636b;
   std::array<char, 10> greeting{};
@@ -108,7 +109,7 @@ void check_store(const Identity& identity, int fd) {
   }
 }
 
-/// Says now and then what this rank waits for: one rank of each node, not all of them.
+/// Logs from time to time what this rank waits for; only one rank per node logs.
 class WaitingLine {
  public:
   WaitingLine(const Identity& identity, milliseconds timeout)
@@ -144,7 +145,7 @@ std::string local_address(const Identity& identity) {
   if (!found) {
     return {};
   }
-  // Nothing is sent: connecting a datagram socket only chooses the interface.
+  // Sends nothing: connecting a datagram socket only chooses the interface.
   const Descriptor fd(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ? numeric_address(fd.get(), getsockname)
                                                                    : std::string();

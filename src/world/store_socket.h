@@ -1,5 +1,5 @@
-// The rendezvous store's address, walked with sockets of our own: c10d's client waits without end for a listener that
-// says nothing, and its server listens on every interface.
+// Checks the address of the rendezvous store with our own sockets: c10d's client waits forever for a listener that does
+// not answer, and its server listens on every interface.
 #pragma once
 
 #include <chrono>
@@ -9,12 +9,12 @@
 
 namespace lockstep {
 
-/// Every rank but the first: waits until a c10d store answers at MASTER_ADDR:MASTER_PORT; a line every 10 s while
-/// nobody does. Throws: CommError: nobody came within `timeout` (exit 124); something that is no store listens there
-/// (exit 2, after 4 s at most).
+/// For every rank except rank 0: waits until a c10d store answers at MASTER_ADDR:MASTER_PORT; logs every 10 s while it
+/// waits. Throws: CommError if none answered within `timeout` (exit 124), or if the listener is not a store (exit 2,
+/// after at most 4 s).
 void reach_store(const Identity& identity, std::chrono::milliseconds timeout);
 
-/// This machine's address on the interface that leads to MASTER_ADDR; "": not known.
+/// Address of this machine on the interface to MASTER_ADDR; "": unknown.
 std::string local_address(const Identity& identity);
 
 /// "127.0.0.1:29500"

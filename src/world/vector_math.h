@@ -2,10 +2,10 @@
 
 namespace lockstep {
 
-/// oneMKL, which LibTorch's exp, sin, tanh, ... call on the CPU, chooses each function's kernel at its first call;
-/// first calls of several threads at once may get one of low accuracy for that call (PyTorch issue 188792, some 1,000
-/// ulp), and a resumed run is not bitwise the same any more. So each is called once before there are other threads.
-/// Less than a millisecond, once per process.
+/// LibTorch's exp, sin, tanh, ... on the CPU call oneMKL, which chooses the kernel of each function at its first call.
+/// If several threads make the first call at the same time, a call may get a kernel of low accuracy (PyTorch issue
+/// 188792, about 1,000 ulp), and a resumed run is no longer bitwise equal. So this calls each function once before
+/// there are other threads. It takes less than a millisecond, once per process.
 void settle_vector_math();
 
 }  // namespace lockstep

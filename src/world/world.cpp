@@ -42,7 +42,7 @@ std::string plain_text(const std::exception& error) {
 }
 
 bool is_peer_failure(const std::exception& error) noexcept {
-  // Gloo's exception types are not in LibTorch's headers; their names are all there is.
+  // Gloo's exception types are not in LibTorch's headers, so this compares their names.
   return dynamic_cast<const c10::DistError*>(&error) != nullptr ||
          std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos;
 }
@@ -85,8 +85,8 @@ std::string to_bytes(const at::Tensor& tensor, std::int64_t size) {
 
 class TcpStore final : public Store {
  public:
-  /// `world`: the world's own connection. On rank 0 it may serve the store, which a World that could not be completed
-  /// would take along.
+  /// `world`: the world's connection, kept open here. On rank 0 it may serve the store, which would otherwise end if
+  /// the World could not be completed.
   TcpStore(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Store> world)
       : world_(std::move(world)), store_(std::move(store)) {}
   void set(std::string_view key, std::string_view value) override { store_set(*store_, std::string(key), value); }
@@ -106,9 +106,9 @@ class TcpStore final : public Store {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// A GPU that cannot be used says so here, not in the first tensor.
+// Fails here if the GPU cannot be used, not at the first tensor.
 void start_gpu(c10::Device device) {
-  const ScopedVariable order(kDeviceOrder, kPciOrder);  // in which the plan counts GPUs
+  const ScopedVariable order(kDeviceOrder, kPciOrder);  // the order in which the plan numbers GPUs
   load_cuda();
   try {
     at::globalContext().lazyInitDevice(c10::kCUDA);
@@ -125,7 +125,7 @@ struct World::Impl {
   Impl() { settle_vector_math(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  // NCCL's group warns when it is destroyed without.
+  // NCCL's group warns if it is destroyed without a shutdown.
   ~Impl() {
     try {
       if (group) {
@@ -142,10 +142,10 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store{};
   c10::intrusive_ptr<c10d::ProcessGroup> group{};
   c10::intrusive_ptr<c10d::Backend> gloo{};
-  c10::intrusive_ptr<c10d::Backend> nccl{};  // null without
+  c10::intrusive_ptr<c10d::Backend> nccl{};  // null without NCCL
   std::int64_t operations = 0;               // control-plane collectives begun by this rank
   ProgressRecord own_progress{};
-  std::optional<ProgressBoard> board{};  // the launcher's, instead of our own
+  std::optional<ProgressBoard> board{};  // that of the launcher, if there is one
   ProgressRecord* progress = &own_progress;
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
@@ -153,8 +153,8 @@ struct World::Impl {
   bool alone() const noexcept { return place.size == 1; }
   static std::string at_key(int rank) { return fmt::format("at/{}", rank); }
 
-  // Note [Who is missing]: before a control-plane collective each rank leaves its number and name in the store. When
-  // one fails, the ranks whose note is older than ours are the ones that did not come.
+  // Note [Who is missing]: before a control-plane collective, each rank writes its number and name to the store. If the
+  // collective fails, the ranks with an older note than ours are missing.
   void announce(std::string_view what) {
     store_set(*store, at_key(place.rank), fmt::format("{} {}", ++operations, what));
   }
@@ -176,8 +176,8 @@ struct World::Impl {
     return join(missing, ", ");
   }
 
-  // The store may be at the other end of a cable that was pulled. What waits for it then is left behind: nothing can
-  // call it back, and this rank is on its way out.
+  // The store's host may be unreachable. Then the thread that waits for it is abandoned: it cannot be interrupted, and
+  // this rank is about to end.
   std::string missing_ranks_soon() const {
     std::packaged_task<std::string()> question(
         [shared = store, size = place.size, done = operations] { return missing_ranks(*shared, size, done); });
@@ -196,7 +196,7 @@ struct World::Impl {
     }
   }
 
-  // What fails leaves its operation in the record: that is where this rank is.
+  // After a failure the operation stays in the record, because it shows where this rank is.
   template <class Work>
   void checked(std::string_view what, Operation operation, std::int64_t bytes, Work&& work) {
     progress->begin(operation, bytes);
@@ -288,7 +288,7 @@ struct World::Impl {
     return all;
   }
 
-  // Not every launcher says which node a rank is on, or how many ranks are there.
+  // Not every launcher provides the node of a rank or the number of ranks on it.
   void learn_nodes(const Identity& identity) {
     std::vector<NodeClaim> claims;
     for (const std::string& theirs : gather(
@@ -441,7 +441,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   if (!impl.alone()) {
     meeting = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
     impl.store = std::move(meeting.store);
-    impl.progress->set_phase(Phase::rendezvous);  // found each other: what follows has a time of its own
+    impl.progress->set_phase(Phase::rendezvous);  // the ranks have connected; the following work has a separate limit
   }
   if (met) {
     met(world);
@@ -460,7 +460,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   try {
     impl.connect_control_plane();
     impl.learn_nodes(identity);
-    // To NCCL a host is what this variable says.
+    // NCCL identifies the host by this variable.
     agree_at_start(plan.config,
                    chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""),
                    world);
@@ -620,7 +620,8 @@ World World::channel(std::string_view purpose) {
   with_peers(*this, "connecting a channel", [&] {
     world.emplace(WorldAccess::make(store, impl_->place, c10::Device(c10::kCPU), Backend::gloo, impl_->timeout));
   });
-  // LibTorch's flight recorder notes a group at its first collective, without its lock: not in two threads at once.
+  // LibTorch's flight recorder registers a group at its first collective without taking its lock, so two threads must
+  // not do it at the same time.
   world->barrier("channel");
   return std::move(*world);
 }

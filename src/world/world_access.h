@@ -1,4 +1,4 @@
-// What parallel/ and the tests see of a World beyond its public face.
+// Parts of a World that are not public, for parallel/ and the tests.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-/// Where a rank stands.
+/// Coordinates of a rank in the launch.
 struct RankCoordinates {
   int rank = 0;
   int size = 1;
@@ -27,42 +27,41 @@ struct RankCoordinates {
   int local_size = 1;
   int node = 0;
   int nodes = 1;
-  std::string address = "127.0.0.1";  ///< of this machine, to listen on; "": GLOO_SOCKET_IFNAME's
+  std::string address = "127.0.0.1";  ///< address of this machine to listen on; "": that of GLOO_SOCKET_IFNAME
 };
 
 class RunHold;
 
 struct WorldAccess {
-  /// World::connect. `met` is called when this rank has found the others, or is alone: before the first collective and
-  /// before its device is used. The World has its place and its store then.
+  /// World::connect. `met` is called after the rendezvous, or at once for a single rank; before the first collective
+  /// and before the device is used. The World then has its coordinates and its store.
   static World connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met);
-  /// Collective. A world over an already agreed store whose keys belong to this world alone. Every rank passes its own
+  /// Collective. Creates a world with an existing store whose keys belong only to this world. Every rank passes its own
   /// connection (ranks that are threads may share a HashStore).
   static World make(const c10::intrusive_ptr<c10d::Store>& store, const RankCoordinates& place, c10::Device device,
                     Backend backend, std::chrono::milliseconds timeout);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
-  /// Throws: CommError when a collective of the device failed: what was computed after it is not to be trusted.
+  /// Throws: CommError if a collective on the device failed: results computed after it are invalid.
   static void check_device(const World& world);
-  /// The same, after the device has done all that was asked of it: before anything is saved.
+  /// The same check after waiting for the device; called before each save.
   static void settle_device(const World& world);
-  /// Collective. any(), but without a limit of time: another rank's callback may take as long as it likes.
+  /// Collective. any() without a timeout, because another rank's callback may take any time.
   static bool meet(World& world, bool value);
-  /// What this rank is doing, as its supervisor sees it. The rank's own thread writes it.
+  /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
-  /// The run directory that somebody holds for this world (checkpoint/run_hold.h).
+  /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
 };
 
-/// True for what Gloo, NCCL and c10d throw when a peer or the network is lost, as opposed to a mistake in the caller's
-/// code.
+/// True for exceptions of Gloo, NCCL and c10d about a lost peer or network; false for errors in the caller's code.
 bool is_peer_failure(const std::exception& error) noexcept;
 
-/// One line, without LibTorch's backtrace.
+/// The message as one line, without LibTorch's backtrace.
 std::string plain_text(const std::exception& error);
 
-/// Runs `work`, which calls the process group itself. What says that a peer is lost becomes a CommError that names
-/// `what`; everything else leaves as it is.
+/// Runs `work`, which calls the process group directly. An exception about a lost peer becomes a CommError that names
+/// `what`; other exceptions are passed on.
 void with_peers(const World& world, std::string_view what, const std::function<void()>& work);
 
 }  // namespace lockstep

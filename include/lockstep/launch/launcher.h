@@ -1,7 +1,7 @@
 // lockstep/launch/launcher.h
 //
-// Starts and watches the ranks of one machine, and starts them again. The supervisor is never a rank and never loads
-// CUDA. Torch-free.
+// Starts, watches and restarts the ranks of one machine. The supervisor is never a rank and never loads CUDA.
+// Torch-free.
 #pragma once
 
 #include <chrono>
@@ -20,39 +20,39 @@
 namespace [[gnu::visibility("default")]] lockstep {
 
 struct LaunchRequest {
-  std::vector<std::string> argv{};        ///< argv[0] for show; the program is opened from /proc/self/exe
-  std::string program{};                  ///< "": this program; else a path, for a launcher of other programs
-  bool any_program = false;               ///< it may know nothing of lockstep: an exit code is believed as it is
+  std::vector<std::string> argv{};        ///< argv[0] is only shown; the program is opened from /proc/self/exe
+  std::string program{};                  ///< "": this program; otherwise the path of another program
+  bool any_program = false;               ///< the program may not use lockstep: its exit code is trusted
   std::vector<int> ranks_per_node{1};     ///< one number per machine, the same on all machines
-  int node = 0;                           ///< which of them this one is
-  std::string master_addr = "127.0.0.1";  ///< of machine 0, which binds it
-  int master_port = 0;                    ///< 0: any free one; several machines need a number
-  std::string run_id{};                   ///< "": a random one; several machines need a common one
-  int threads_per_rank = 1;               ///< OMP_NUM_THREADS, unless the user set it
-  int max_restarts = 0;                   ///< without progress between them; one machine only
-  std::chrono::milliseconds grace{5000};  ///< after a failure, until the rest is killed
+  int node = 0;                           ///< index of this machine
+  std::string master_addr = "127.0.0.1";  ///< address of machine 0, which listens on it
+  int master_port = 0;                    ///< 0: any free port; required for several machines
+  std::string run_id{};                   ///< "": random; several machines need the same one
+  int threads_per_rank = 1;               ///< OMP_NUM_THREADS, unless the user has set it
+  int max_restarts = 0;                   ///< maximum without progress between them; only on one machine
+  std::chrono::milliseconds grace{5000};  ///< from a failure until the other ranks are killed
   std::chrono::milliseconds stall_warning{
-      30000};  ///< without progress, until the ranks that stand still are named; 0: never
+      30000};  ///< time without progress until the stalled ranks are reported; 0: never
   std::chrono::milliseconds stall_deadline{
-      300000};  ///< without progress inside a step, until the run is ended (exit 124); 0: never
-  std::chrono::milliseconds rendezvous_deadline{0};  ///< the same for ranks that look for each other; 0: never
-  Variables environment{};                           ///< what the workers inherit, before RANK and its like are set
-  bool terminal_status = false;                      ///< standard error can redraw: show the main rank's status line
-  std::filesystem::path log_dir{};                   ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
-  std::vector<OutputRoute> routes{};                 ///< by local rank; {}: everything on the terminal
-  std::vector<std::vector<int>> cores{};             ///< by local rank, the cores it may use; {}: this process's
-  std::filesystem::path event_log{};  ///< gets a line per failure and restart, if its folder exists; "": none
-  /// Of the folder of `event_log`: nullptr while another launch works there, whose log it is then. {}: it needs no
-  /// lock.
+      300000};  ///< time without progress inside a step until the run is ended (exit 124); 0: never
+  std::chrono::milliseconds rendezvous_deadline{0};  ///< the same limit for the rendezvous; 0: never
+  Variables environment{};                ///< base of the workers' environment; RANK and similar variables are added
+  bool terminal_status = false;           ///< standard error is a terminal: show the main rank's status line
+  std::filesystem::path log_dir{};        ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
+  std::vector<OutputRoute> routes{};      ///< by local rank; {}: all output to the terminal
+  std::vector<std::vector<int>> cores{};  ///< by local rank, the allowed cores; {}: those of this process
+  std::filesystem::path event_log{};      ///< gets a line per failure and restart if its directory exists; "": none
+  /// Locks the directory of `event_log`; returns nullptr while another launch holds it and writes the log. {}: no lock
+  /// needed.
   std::function<std::unique_ptr<FileLock>()> event_lock{};
 };
 
 /// Starts one worker process per rank of this machine (own process group, dies with this process), prefixes its output
 /// with "[rank3]: ", forwards SIGINT and SIGTERM to all ranks once, kills at once on a second SIGINT, and returns when
-/// all are gone. After the first failure the rest end within grace + 5 s; then all are started again, if restarts are
-/// left and the failure may be another one next time (see RestartPolicy). What the workers started goes with them,
-/// whatever it did to get away, also when this process is killed. The failure is the last thing printed. Blocks. Main
-/// thread only.
+/// all have ended. After the first failure the other ranks end within grace + 5 s. Then all ranks are restarted if
+/// restarts are left and the failure is not deterministic (see RestartPolicy). All descendants of the workers are
+/// killed, including detached ones, even if this process is killed. The failure is printed last. Blocks. Main thread
+/// only.
 /// Throws: LaunchError when a worker cannot be started, ConfigError when this machine cannot hold the ranks.
 LaunchReport launch_workers(const LaunchRequest& request);
 

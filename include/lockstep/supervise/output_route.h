@@ -1,11 +1,11 @@
 // lockstep/supervise/output_route.h
 //
-// Terminal, file, both or neither. Torch-free.
+// Destination of a rank's output: terminal, file, both or none. Torch-free.
 #pragma once
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// Where the output of one rank goes; nowhere is possible.
+/// Destination of the output of one rank.
 struct OutputRoute {
   bool out_on_terminal = true;
   bool err_on_terminal = true;

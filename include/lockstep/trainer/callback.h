@@ -1,11 +1,11 @@
 // lockstep/trainer/callback.h
 //
-// Code of yours at fixed points of a run. It may take any time: no limit applies to it, and the other ranks wait. It
-// may freeze and unfreeze parameters, with requires_grad_(), alike on every rank: the next step trains the others. The
-// state of frozen parameters is kept and saved. At fit_start `state` says where a resumed run stands: the place to
-// freeze by epoch. A learning rate that it writes into the options of an optimizer's group is what the schedule goes on
-// from. Between ranks, each stage at which the program has a callback costs one small message: at step_end, one per
-// step.
+// Your code at fixed points of a run. A callback may take any time: it has no time limit, and the other ranks wait. It
+// may freeze and unfreeze parameters with requires_grad_(), in the same way on every rank; the next step trains the
+// parameters that are not frozen. The state of frozen parameters is kept and saved. At fit_start, `state` contains the
+// position of a resumed run; freeze there if freezing depends on the epoch. A learning rate that a callback writes into
+// the options of a parameter group becomes the base of the schedule. Each stage with a callback of the program costs
+// one small message between ranks; at step_end, that is one per step.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ struct Stages {
     fit_end = 64,
   };
 };
-using Stage = Stages::Stage;  ///< Stage::step_end is a mask by itself, Stage::step_end | Stage::report is one of both
+using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
 
 using Metrics = std::vector<std::pair<std::string, double>>;
 
-/// What a callback may look at or touch; what a stage has no value for is null.
+/// What a callback can read and change. A pointer is null if the stage has no value for it.
 struct StageContext {
   Stage stage;
   const TrainState& state;
@@ -40,19 +40,19 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;            ///< the last one's
+  const StepResult& step;            ///< of the last step
   const Metrics* metrics = nullptr;  ///< the same on all ranks
-  double seconds = 0;                ///< checkpoint_saved: what the save took, in the background or not
+  double seconds = 0;                ///< checkpoint_saved: duration of the save, also in the background
 };
 
 class Callback {
  public:
   virtual ~Callback() = default;
   virtual std::string_view name() const = 0;         ///< unique in a trainer; the key of its state in checkpoints
-  virtual std::uint32_t stages() const = 0;          ///< a Stage, or several with |; asked for once per fit
+  virtual std::uint32_t stages() const = 0;          ///< a Stage, or several with |; called once per fit
   virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
-  virtual NamedTensors save() const { return {}; }   ///< goes into every checkpoint, rank 0's
-  virtual void load(const NamedTensors&) {}          ///< on resume, what save() gave; not called when it gave nothing
+  virtual NamedTensors save() const { return {}; }   ///< written into every checkpoint, from rank 0
+  virtual void load(const NamedTensors&) {}  ///< on resume, with the result of save(); not called if that was empty
 };
 
 }  // namespace lockstep

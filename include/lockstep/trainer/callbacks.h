@@ -11,9 +11,9 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// Stops and saves before a deadline, the end of a batch job for instance: as soon as two more steps and a save, at the
-/// longest seen so far, would not fit any more. run() then returns 75: start again to go on. The Trainer adds one by
-/// itself when max_time_s is set or the plan knows when its batch job ends.
+/// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
+/// two more steps and a save, each as long as the longest so far. run() then returns 75: the same command resumes the
+/// run. The Trainer adds a TimeLimit if max_time_s is set or the plan knows when the batch job ends.
 class TimeLimit final : public Callback {
  public:
   using Clock = std::chrono::steady_clock;
@@ -30,7 +30,7 @@ class TimeLimit final : public Callback {
   Clock::time_point deadline_;
   Clock::time_point last_step_{};
   Clock::duration longest_step_{};
-  Clock::duration longest_save_{};  // from the end of a step on, a validation in between included
+  Clock::duration longest_save_{};  // from the end of the step, including a validation before the save
 };
 
 }  // namespace lockstep

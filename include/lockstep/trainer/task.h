@@ -1,6 +1,5 @@
 // lockstep/trainer/task.h
-//
-// What the user writes.
+// Model, loss and optimizers of a training, written by the user.
 #pragma once
 
 #include <functional>
@@ -15,19 +14,20 @@ class Task {
  public:
   virtual ~Task() = default;
   virtual torch::nn::Module& module() = 0;
-  /// One, or several with optimize() overridden. Called once per fit, after the module is on its device.
+  /// One optimizer; several only if optimize() is overridden. Called once per fit, after the module was moved to its
+  /// device.
   virtual std::vector<OptimizerSpec> optimizers() = 0;
   /// Forward and loss of one micro-batch, in training mode. `batch` has at least one sample and is on the device. Not
-  /// needed by a task that overrides optimize(), and validation_step() where it validates.
+  /// needed if the task overrides optimize() and, if there is a validation, validation_step().
   virtual StepOutput training_step(const Batch& batch);
-  /// The same in evaluation mode, without gradients.
+  /// Forward and loss in evaluation mode, without gradients.
   virtual StepOutput validation_step(const Batch& batch) { return training_step(batch); }
-  /// One training step: this default is the automatic one; override it for several optimizers or closures.
+  /// One training step. The default handles one optimizer; override it for several optimizers or closures.
   virtual void optimize(Step& step);
 };
 
-/// The common case without a class: `net` is a module holder (TORCH_MODULE) or a shared_ptr to a module whose forward
-/// takes batch.input; `loss(output, target)` returns the mean loss or a StepOutput.
+/// Makes a task without a class of your own. `net` is a module holder (TORCH_MODULE) or a shared_ptr to a module whose
+/// forward takes batch.input. `loss(output, target)` returns the mean loss or a StepOutput.
 template <class Net, class Loss>
 std::unique_ptr<Task> make_task(Net net, Loss loss, OptimizerSpec optimizer) {
   constexpr bool kIsHandle = requires { net.operator->(); };

@@ -1,6 +1,5 @@
 // lockstep/trainer/train_state.h
-//
-// What a run counts.
+// Progress and results of a run.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +15,15 @@
 namespace [[gnu::visibility("default")]] lockstep {
 
 struct TrainState {
-  std::int64_t step = 0;     ///< optimizer updates done
+  std::int64_t step = 0;     ///< completed optimizer updates
   std::int64_t epoch = 0;    ///< epochs completed
-  std::int64_t samples = 0;  ///< seen over all ranks
+  std::int64_t samples = 0;  ///< used by all ranks together
 };
 
-/// One step's results as device tensors, never read by the library: `loss.item()` in a callback is its author's own
-/// wait.
+/// Results of one step as device tensors. The library never reads them, but `loss.item()` in a callback synchronizes
+/// with the device.
 struct StepResult {
-  at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined when the rank had no samples
+  at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
   at::Tensor grad_norm{};  ///< 0-dim, before clipping; undefined without optim.max_grad_norm
   double lr = 0;
 };
@@ -33,15 +32,15 @@ struct StepResult {
 struct BestCheckpoint {
   std::int64_t step = 0;
   double value = 0;
-  std::string path{};  ///< its folder
+  std::string path{};  ///< its directory
 };
 
 struct FitResult {
   TrainState state{};
   StopKind stop = StopKind::none;                         ///< none: the limits were reached
-  std::string why{};                                      ///< one line: where the run ended and why
+  std::string why{};                                      ///< one line: the step at which the run ended, and the reason
   std::vector<std::pair<std::string, double>> metrics{};  ///< the last value of every reported metric, "val_..." too
-  std::optional<BestCheckpoint> best{};                   ///< by checkpoint.monitor; nullopt: none
+  std::optional<BestCheckpoint> best{};                   ///< by checkpoint.monitor; nullopt: no such checkpoint
   double seconds = 0;                                     ///< of this fit
 };
 

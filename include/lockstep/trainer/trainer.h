@@ -1,6 +1,6 @@
 // lockstep/trainer/trainer.h
 //
-// The loop: steps, reports, validation, checkpoints, resume, agreed stops.
+// The training loop: steps, reports, validation, checkpoints, resume, agreed stops.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class Console;
 
-/// Trainer::validate was stopped on request before its end, on every rank. In run() it ends the worker function as a
-/// stopped fit does: exit code 75, or 130 for Ctrl-C, or 0 when the program asked.
+/// Trainer::validate was stopped on request before its end, on every rank. In run() it ends the worker function like a
+/// stopped fit: exit code 75, 130 after Ctrl-C, or 0 if the program requested the stop.
 class ValidationStopped final : public Error {
  public:
   explicit ValidationStopped(const std::string& reason)
@@ -23,27 +23,28 @@ class ValidationStopped final : public Error {
 
 class Trainer {
  public:
-  /// In a worker function of run(), or with a session of your own.
+  /// For a worker function of run(), or a program that creates its own session.
   explicit Trainer(Session& session);
-  /// Embedding: the same world, another plan, as often as you like. One run directory per training. Reports go to the
-  /// files and callbacks only; warnings to the log (set_log_level).
+  /// For embedding: any number of trainings with different plans in the same world. Each training needs its own run
+  /// directory. Reports go only to files and callbacks; warnings go to the log (set_log_level).
   Trainer(const Plan& plan, World& world, TrainControl control = {});
   ~Trainer();
 
   Trainer& add(std::shared_ptr<Callback> callback);
 
-  /// Collective. Trains until the plan's limits or an agreed stop, and saves. Resumes from the run directory as
-  /// plan.config.resume says; a run that is finished already returns at once and says so. Every submodule is trained in
-  /// the mode that it is in, training or evaluation. Afterwards module and gradients are ordinary again. Throws: what
-  /// the task threw; DataError, CheckpointError, CommError; Error for a task that trains nothing.
+  /// Collective. Trains until a limit of the plan or an agreed stop, and saves. Resumes from the run directory as
+  /// plan.config.resume requests; if the run is already finished, logs that and returns at once. Every submodule keeps
+  /// its mode, training or evaluation. Afterwards the module and its gradients have no hooks or shared buffers of the
+  /// library. Throws: any exception of the task; DataError, CheckpointError, CommError; Error if no step returned a
+  /// loss.
   FitResult fit(Task& task, BatchSource& train, BatchSource* validation = nullptr);
 
-  /// Collective. Means over every sample of one epoch of `data`, exact at any number of ranks and the same on all:
-  /// "loss" and the task's metrics; validate.max_batches does not apply. The module is in evaluation mode meanwhile and
-  /// without gradients. Throws: ValidationStopped; DataError for data without samples.
+  /// Collective. Means of "loss" and the task's metrics over every sample of one epoch of `data`. They are exact for
+  /// any world size and equal on all ranks. validate.max_batches does not apply. The module runs in evaluation mode
+  /// without gradients. Throws: ValidationStopped; DataError if `data` has no samples.
   Metrics validate(Task& task, BatchSource& data);
 
-  /// Requests from other threads.
+  /// For requests from any thread.
   TrainControl control() const;
 
  private:

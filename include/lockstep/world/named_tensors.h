@@ -1,6 +1,6 @@
 // lockstep/world/named_tensors.h
 //
-// The one value that data, parallel, optim and checkpoint exchange.
+// The value type that data, parallel, optim and checkpoint exchange.
 #pragma once
 
 #include <string>

@@ -1,11 +1,11 @@
 // lockstep/world/world.h
 //
-// Who am I, and how do I talk to the others. A move-only resource, passed by reference, never global. Size 1 is not a
-// special case for callers: its collectives return at once.
+// Rank, world size and collectives. A World is move-only, passed by reference and never global. Callers need no special
+// case for size 1: its collectives return at once.
 //
 // Two planes: the data plane moves tensors on device(); the control plane moves host values over CPU sockets and never
-// touches the device or its stream. One caller at a time, and the same order of collectives on every rank; another
-// thread takes its own channel().
+// touches the device or its stream. Only one thread may use a World, and every rank must call the collectives in the
+// same order. A second thread uses its own channel().
 #pragma once
 
 #include <chrono>
@@ -27,8 +27,9 @@ enum class Reduce { sum, mean, min, max };
 
 class World {
  public:
-  /// Collective: returns when all ranks are there. Blocks: up to dist.init_timeout_s; a line every 10 s says who is
-  /// missing. Throws: CommError naming the missing ranks (exit 124), or the setting on which ranks disagree (exit 78).
+  /// Collective: returns when all ranks are connected. Blocks up to dist.init_timeout_s and logs the missing ranks
+  /// every 10 s. Throws: CommError naming the missing ranks (exit 124), or the setting on which ranks disagree (exit
+  /// 78).
   static World connect(const Plan& plan, const Identity& identity);
   /// A world of one: no sockets, no process group.
   static World single(c10::Device device);
@@ -42,11 +43,11 @@ class World {
   int local_rank() const noexcept;
   int local_size() const noexcept;
   int node() const noexcept;
-  int nodes() const noexcept;     ///< they may have different numbers of ranks
+  int nodes() const noexcept;     ///< nodes may have different numbers of ranks
   bool is_main() const noexcept;  ///< rank 0
   c10::Device device() const noexcept;
 
-  // Data plane: tensors on device(). Throws: CommError naming the operation and the ranks that are missing.
+  // Data plane: tensors on device(). Throws: CommError naming the operation and the missing ranks.
   void all_reduce(const at::Tensor& tensor, Reduce op);    ///< Collective. In place.
   void broadcast(const at::Tensor& tensor, int root = 0);  ///< Collective. In place.
   /// Collective. Tensors may differ in dimension 0 only. Returns rank 0's, rank 1's, ... along dimension 0.
@@ -58,19 +59,19 @@ class World {
   bool all(bool value);                                               ///< Collective.
   std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
   std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
-  /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. An exception
-  /// on one rank is a CommError with its text on all the others.
+  /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. If one rank
+  /// throws, all others throw a CommError with its text.
   void main_first(std::string_view what, const std::function<void()>& work);
-  /// Collective. Ranks run `work` one after another, in order; the same rules.
+  /// Collective. Ranks run `work` one after another, in order. Time and exceptions as in main_first.
   void one_by_one(std::string_view what, const std::function<void()>& work);
 
   /// Collective. A second, independent world of the same ranks on the CPU for ONE background thread.
   World channel(std::string_view purpose);
-  /// A new connection to the rendezvous store, below a prefix of its own. Not a collective.
+  /// A new connection to the rendezvous store with a separate key prefix. Not a collective.
   std::unique_ptr<Store> store(std::string_view prefix) const;
 
  private:
-  friend struct WorldAccess;  // src/world/world_access.h: the process group, for parallel/
+  friend struct WorldAccess;  // src/world/world_access.h: gives parallel/ the process group
   struct Impl;
   explicit World(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
