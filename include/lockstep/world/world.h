@@ -59,7 +59,8 @@ class World {
   std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
   std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
   /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. An exception
-  /// on one rank is a CommError with its text on all the others.
+  /// on one rank is thrown on every rank: an Error of this library with its type, text, hint and exit code, any other
+  /// one as a CommError with its text.
   void main_first(std::string_view what, const std::function<void()>& work);
   /// Collective. Ranks run `work` one after another, in order; the same rules.
   void one_by_one(std::string_view what, const std::function<void()>& work);
