@@ -2,11 +2,7 @@
 
 #include <exception>
 
-#include <lockstep/base/error.h>
-
-#include "base/about_another_rank.h"
-#include "base/json.h"
-#include "base/text.h"
+#include "world/remote_error.h"
 
 namespace lockstep {
 namespace {
@@ -14,37 +10,6 @@ namespace {
 // The first byte of a message distinguishes a result from a failure.
 constexpr char kResult = '=';
 constexpr char kFailure = '!';
-
-std::string to_message(const std::exception& error) {
-  Json json;
-  if (const auto* ours = dynamic_cast<const Error*>(&error)) {
-    json["kind"] = dynamic_cast<const IoError*>(ours) != nullptr           ? "io"
-                   : dynamic_cast<const CheckpointError*>(ours) != nullptr ? "checkpoint"
-                                                                           : "error";
-    json["hint"] = ours->hint();
-  } else {
-    json["kind"] = "error";
-    json["hint"] = "";
-  }
-  json["what"] = std::string(without_frames(error.what()));
-  json["code"] = static_cast<int>(exit_code_of(error));
-  return kFailure + dump_json(json);
-}
-
-[[noreturn]] void throw_failure(std::string_view text) {
-  const Json json = parse_json(text);
-  const std::string kind = json.at("kind");
-  const std::string what = json.at("what");
-  const std::string hint = json.at("hint");
-  const auto code = static_cast<ExitCode>(json.at("code").get<int>());
-  if (kind == "io") {
-    throw OfAnotherRank(IoError(what, hint));
-  }
-  if (kind == "checkpoint") {
-    throw OfAnotherRank(CheckpointError(what, hint, code));
-  }
-  throw OfAnotherRank(Error(what, hint, code));
-}
 
 }  // namespace
 
@@ -60,7 +25,7 @@ std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
       message += work();
     } catch (const std::exception& caught) {
       error = std::current_exception();
-      message = to_message(caught);
+      message = kFailure + encode_error(caught);
     }
   });
   std::vector<std::string> results = world.gather(message);
@@ -69,7 +34,7 @@ std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
       if (error && rank == static_cast<std::size_t>(world.rank())) {
         std::rethrow_exception(error);
       }
-      throw_failure(std::string_view(results[rank]).substr(1));
+      throw_remote_error(std::string_view(results[rank]).substr(1), what, static_cast<int>(rank));
     }
     results[rank].erase(0, 1);
   }

@@ -10,9 +10,9 @@
 
 namespace lockstep {
 
-/// Collective. The ranks with `mine` run `work`, without a time limit: rank 0 first, then the others at the same time.
-/// Every rank returns the results of all ranks ("" for ranks without `mine`), or throws the exception of the first rank
-/// that failed (the same type, message, hint and exit code if it is an Error of this library).
+/// Collective. The ranks with `mine` run `work`, without a time limit: rank 0 first, then the others at the same time,
+/// also if it failed, because each of them has its own save to end. Every rank returns the results of all ranks ("" for
+/// ranks without `mine`), or throws the exception of the first rank that failed; see World::main_first.
 std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
                                 const std::function<std::string()>& work);
 

@@ -29,6 +29,7 @@
 #include "failure/linger.h"
 #include "world/agreement.h"
 #include "world/process_group.h"
+#include "world/remote_error.h"
 #include "world/rendezvous.h"
 #include "world/vector_math.h"
 #include "world/world_access.h"
@@ -346,22 +347,20 @@ struct World::Impl {
       }
       return store_get(*store, key);
     };
-    // The first failure is what every rank hears of; nobody works after it.
-    std::optional<std::pair<int, std::string>> failed;
+    // The first failure is what every rank hears of, after the number of its rank; nobody works after it.
+    const std::string kOk = "ok";
+    std::string outcome = kOk;
     if (const int before = after(place.rank); before >= 0) {
-      if (const std::string outcome = outcome_of(before); outcome != "ok") {
-        failed = {before, outcome};
-      }
+      outcome = outcome_of(before);
     }
     std::exception_ptr mine;
-    std::string outcome = failed ? failed->second : "ok";
-    if (!failed) {
+    if (outcome == kOk) {
       progress->end();  // its own turn: what it does now is no collective
       try {
         work();
       } catch (const std::exception& error) {
         mine = std::current_exception();
-        outcome = fmt::format("rank {}: {}", place.rank, plain_text(error));
+        outcome = fmt::format("{} {}", place.rank, encode_error(error));
       }
       progress->begin(Operation::turn, 0);
     }
@@ -372,13 +371,15 @@ struct World::Impl {
       std::rethrow_exception(mine);
     }
     for (int rank = 0; rank < place.size; ++rank) {
-      if (const std::string theirs = outcome_of(rank); theirs != "ok" && !failed) {
-        failed = {rank, theirs};
+      if (const std::string theirs = outcome_of(rank); outcome == kOk) {
+        outcome = theirs;
       }
     }
     progress->end();
-    if (failed) {
-      throw CommError(fmt::format("{} failed on {}", what, failed->second), "see that rank's own message");
+    if (outcome != kOk) {
+      const auto space = outcome.find(' ');
+      throw_remote_error(std::string_view(outcome).substr(space + 1), what,
+                         static_cast<int>(parse_int(std::string_view(outcome).substr(0, space)).value_or(0)));
     }
   }
 };

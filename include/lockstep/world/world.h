@@ -60,7 +60,8 @@ class World {
   std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
   std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
   /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. If one rank
-  /// throws, all others throw a CommError with its text.
+  /// throws, all ranks throw: an Error of this library with its type, text, hint and exit code, any other exception as
+  /// a CommError with its text.
   void main_first(std::string_view what, const std::function<void()>& work);
   /// Collective. Ranks run `work` one after another, in order. Time and exceptions as in main_first.
   void one_by_one(std::string_view what, const std::function<void()>& work);

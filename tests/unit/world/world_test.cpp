@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -121,6 +122,26 @@ TEST_P(WorldOf, TellsEveryRankWhatFailedOnOne) {
     world.barrier("still usable");
   });
   EXPECT_EQ(told.load(), GetParam());
+}
+
+TEST_P(WorldOf, ThrowsTheSameErrorOnEveryRank) {
+  thread_world(GetParam(), [&](World& world) {
+    const auto work = [&] {
+      if (world.rank() == world.size() - 1) {
+        throw IoError("/data is full", "make room", ENOSPC);
+      }
+    };
+    for (const auto& turns : {&World::main_first, &World::one_by_one}) {
+      try {
+        (world.*turns)("prepare", work);
+        FAIL() << "rank " << world.rank() << " heard nothing";
+      } catch (const IoError& error) {
+        EXPECT_STREQ(error.what(), "/data is full");
+        EXPECT_EQ(error.hint(), "make room");
+        EXPECT_EQ(error.number(), ENOSPC);
+      }
+    }
+  });
 }
 
 TEST(World, NamesTheRankThatDidNotCome) {
