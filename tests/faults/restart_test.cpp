@@ -99,7 +99,7 @@ TEST_F(Restart, ByAPersonAfterCtrlCUnderTorchrunEndsWithTheSameBytes) {
   terminal.type("\x03");
   ASSERT_TRUE(terminal.read_until("")) << terminal.screen;
   EXPECT_NE(terminal.wait(), 0);
-  EXPECT_THAT(terminal.screen, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(terminal.screen, HasSubstr("run the same command again to continue"));
   const auto result = run_program(under_torchrun({}), threads_);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("resuming from step"));

@@ -156,7 +156,7 @@ TEST(ManyRanks, StartTrainAndStopOnFewCores) {
   const auto result = process.wait(Process::Seconds(60));
   EXPECT_EQ(result.code, 75) << result.err;
   EXPECT_TRUE(Process::gone(ranks, std::chrono::seconds(0)));
-  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
 }
 
 }  // namespace

@@ -215,11 +215,11 @@ TEST(AStop, OfAHangNamesTheRankBeforeASchedulerKills) {
   ASSERT_TRUE(process.wait_for("hangs now")) << process.err();
   process.signal(SIGTERM);
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_TRUE(process.wait_for("after a stop was asked for; rank 1 is behind:", Process::Seconds(10)));
+  EXPECT_TRUE(process.wait_for("after a stop request; rank 1 is behind:", Process::Seconds(10)));
   const auto result = process.wait(Process::Seconds(60));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(29)) << result.err;
   EXPECT_EQ(result.code, 124) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop was asked for at step 5 in optimizer"));
+  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop request at step 5 in optimizer"));
 }
 
 /// The program started by a shell that does `redirection` first.

@@ -192,7 +192,7 @@ TEST(ResumeOnGpu, AfterCtrlCIsBitwise) {
     process.signal(SIGINT);
     const auto result = process.wait();
     ASSERT_EQ(result.code, 130) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+    EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
   }
   ASSERT_NE(newest_checkpoint(dir.path() / "stopped").filename(),
             newest_checkpoint(dir.path() / "straight").filename());

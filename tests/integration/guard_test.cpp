@@ -224,7 +224,7 @@ TEST(Guard, LetsARankSaveWhenItsScriptEndsFirst) {
   kill(rank.front(), SIGTERM);
   kill(script, SIGKILL);
   const auto result = agent.wait(Process::Seconds(30));
-  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
   EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());
 }
 

@@ -304,7 +304,7 @@ TEST_P(SlurmRequeue, GoesOnWhenItWasAskedToStop) {
   constexpr std::chrono::seconds kPatience{60};
   ASSERT_TRUE(appears(log, "step 5 ", kPatience)) << read_text(log);
   ASSERT_EQ(cluster.run(with(GetParam().signal, {job})).code, 0);
-  ASSERT_TRUE(appears(log, "run the same command again to go on", kPatience)) << read_text(log);
+  ASSERT_TRUE(appears(log, "run the same command again to continue", kPatience)) << read_text(log);
   start_again(cluster, job);
   EXPECT_TRUE(appears(log, "resuming from step", kPatience)) << read_text(log);
   cluster.run({"scancel", job});
@@ -339,7 +339,7 @@ TEST(SlurmBatch, TasksOfAnArrayStopBeforeTheirTimeLimitAndAreQueuedAgain) {
   const std::string array(trim(submitted.out));
   for (const std::string task : {"3", "5"}) {
     const auto log = dir.path() / ("log" + task);
-    ASSERT_TRUE(appears(log, "run the same command again to go on", std::chrono::seconds(150))) << read_text(log);
+    ASSERT_TRUE(appears(log, "run the same command again to continue", std::chrono::seconds(150))) << read_text(log);
     start_again(cluster, array + "_" + task);
     EXPECT_TRUE(appears(log, "resuming from step", std::chrono::seconds(200))) << read_text(log);
   }

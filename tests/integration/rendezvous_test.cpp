@@ -75,7 +75,8 @@ TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {}), rank_variables(1, 2, stranger.port()),
                                   ".", Process::Seconds(60));
   EXPECT_EQ(result.code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("what listens on 127.0.0.1:" + stranger.port() + " is not the rendezvous store"));
+  EXPECT_THAT(result.err,
+              HasSubstr("the program that listens on 127.0.0.1:" + stranger.port() + " is not the rendezvous store"));
   EXPECT_THAT(result.err, HasSubstr(GetParam().text));
   EXPECT_THAT(result.err, HasSubstr("it is pid " + std::to_string(getpid()) + " '"));
   EXPECT_LT(result.seconds, 5 + 5) << "5 s, and a start on busy cores";
@@ -84,7 +85,7 @@ TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, StrangerOnMasterPort,
     testing::Values(Stranger{"http_server", [](int connection) { say(connection, "HTTP/1.1 400 Bad Request\r\n\r\n"); },
-                             "it says 'HTTP/1.1 400"},
+                             "it sends 'HTTP/1.1 400"},
                     Stranger{"silent_listener", [](int connection) { is_left_within(connection, 60s); },
                              "it does not answer within 4 s"},
                     Stranger{"one_who_says_another_word",
@@ -92,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
                                say(connection, "x");
                                is_left_within(connection, 60s);
                              },
-                             "it says 'x'"},
+                             "it sends 'x'"},
                     Stranger{"slow_talker",  // no byte buys it time
                              [](int connection) {
                                say(connection, "k");

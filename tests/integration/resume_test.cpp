@@ -67,7 +67,7 @@ TEST_F(Resume, AfterCtrlC) {
   process.signal(SIGINT);
   const auto result = process.wait();
   EXPECT_EQ(result.code, 130) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
   expect_same_end();
 }
 
@@ -164,7 +164,7 @@ TEST_F(Resume, OnAnotherNumberOfRanksKeepsTheGlobalBatch) {
   wider.insert(wider.end(), {"--nprocs", "3", "--dropout", "0"});
   const auto result = run_program(wider);
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("random numbers are seeded anew"));
+  EXPECT_THAT(result.err, HasSubstr("the random generators get new seeds"));
   // 103 samples in steps of 8: 13 an epoch, whatever the ranks.
   EXPECT_EQ(newest_checkpoint(run()).filename().string(), "step-0000000078");
 }
