@@ -1,4 +1,4 @@
-// What can be wrong before the first step, with real processes and real sockets: named, quickly, on every rank.
+// Errors before the first step, with real processes and sockets, are reported quickly on every rank.
 #include "world/rendezvous.h"
 
 #include <chrono>
@@ -63,7 +63,7 @@ void say(int connection, std::string_view text) {
   [[maybe_unused]] const auto sent = send(connection, text.data(), text.size(), MSG_NOSIGNAL);
 }
 
-/// Waits until the other end hangs up, for so long at most.
+/// Waits until the other end closes the connection, up to a limit.
 bool is_left_within(int connection, std::chrono::milliseconds limit) {
   pollfd end{.fd = connection, .events = POLLRDHUP, .revents = 0};
   return poll(&end, 1, static_cast<int>(limit.count())) == 1;
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
                                is_left_within(connection, 60s);
                              },
                              "it sends 'x'"},
-                    Stranger{"slow_talker",  // no byte buys it time
+                    Stranger{"slow_talker",  // a sent byte does not extend the limit
                              [](int connection) {
                                say(connection, "k");
                                if (!is_left_within(connection, 3s)) {
@@ -158,7 +158,7 @@ TEST(StoreQuestions, ToAStoreThatIsGoneFindALostPeer) {
     server.reset();
     try {
       for (;;) {
-        question(*client);  // what is only sent finds out at the second time
+        question(*client);  // a send without a reply fails only the second time
       }
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("the rendezvous store is gone"));
