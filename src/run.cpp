@@ -45,9 +45,10 @@ namespace {
 int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
               const Variables& environment) {
   if (plan.nodes > 1 && plan.config.dist.max_restarts > 0) {
-    throw ConfigError(fmt::format("--dist.max_restarts {}: found {} nodes, our launcher restarts the ranks of one",
-                                  plan.config.dist.max_restarts, plan.nodes),
-                      fmt::format("leave it out, and let {} start the program again", identity.launcher));
+    throw ConfigError(
+        fmt::format("--dist.max_restarts {}: found {} nodes, but our launcher restarts ranks on one node only",
+                    plan.config.dist.max_restarts, plan.nodes),
+        fmt::format("leave it out, and let {} restart the program", identity.launcher));
   }
   LaunchRequest request;
   request.argv = argv;

@@ -176,8 +176,8 @@ RanksPerNode ask(const NodeMeeting& meeting, int own_ranks, Wait wait) {
         return result;
       }
       if (!line.empty()) {
-        throw LaunchError(fmt::format("what listens at {} is not the launcher of node 0: it says \"{}\"", place,
-                                      printable(line.substr(0, 100))),
+        throw LaunchError(fmt::format("the program that listens at {} is not the launcher of node 0: it sends \"{}\"",
+                                      place, printable(line.substr(0, 100))),
                           "choose another MASTER_PORT on every node", ExitCode::usage);
       }
     }

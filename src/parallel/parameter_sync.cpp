@@ -143,11 +143,12 @@ void check_replicas(const torch::nn::Module& module, World& world) {
   LOCKSTEP_ASSERT(difference.has_value(), "the digests differ");
   throw_about_rank(
       difference->rank, world,
-      CommError(fmt::format("parameters have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
-                            printable(difference->found), difference->others, printable(difference->expected)),
-                "nothing was saved; the checkpoint before is good. Look for code that changes parameters on one rank "
-                "only, and for hardware errors on that rank's machine",
-                ExitCode::disagree));
+      CommError(
+          fmt::format("parameters have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
+                      printable(difference->found), difference->others, printable(difference->expected)),
+          "nothing was saved; the previous checkpoint is valid. Look for code that changes parameters on one rank "
+          "only, and for hardware errors on that rank's machine",
+          ExitCode::disagree));
 }
 
 }  // namespace lockstep

@@ -153,7 +153,7 @@ void SingleDevice::check_that_something_trains() const {
   if (std::none_of(optimizers_.begin(), optimizers_.end(),
                    [](const auto& optimizer) { return optimizer->has_parameters(); })) {
     throw ConfigError("no parameter of any optimizer requires gradients, expected at least one",
-                      "leave requires_grad of what is to be trained as it is");
+                      "keep requires_grad of the parameters that you want to train");
   }
 }
 

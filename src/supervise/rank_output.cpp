@@ -123,7 +123,7 @@ void RankOutput::keep(std::string_view bytes) noexcept {
     destination_.file->append(std::as_bytes(std::span(bytes)));
   } catch (const std::exception& error) {
     destination_.file.reset();
-    sink_(OutputStream::err, fmt::format("warning: {} is kept in no file any more: {}", prefix_, error.what()));
+    sink_(OutputStream::err, fmt::format("warning: {} output is no longer logged: {}", prefix_, error.what()));
   }
 }
 

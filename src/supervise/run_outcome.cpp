@@ -49,12 +49,12 @@ std::string clean_message(std::string_view text) {
 
 std::string signal_hint(int signal) {
   if (signal == SIGKILL) {
-    return "the system kills with signal 9 when memory runs out; dmesg says so";
+    return "the kernel sends signal 9 if memory runs out; check dmesg";
   }
   constexpr std::array kCrashes{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
   return std::find(kCrashes.begin(), kCrashes.end(), signal) == kCrashes.end()
              ? std::string()
-             : "`ulimit -c unlimited` before the start lets it leave a core file";
+             : "run `ulimit -c unlimited` before the start to get a core file";
 }
 
 }  // namespace

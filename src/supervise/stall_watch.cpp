@@ -177,11 +177,12 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
     }
     std::string text = fmt::format("rank {} (pid {}) ", rank, sample.pid);
     if (stopped == 'T') {
-      text += fmt::format("is stopped by a signal (state T); kill -CONT {} lets it go on", sample.pid);
+      text += fmt::format("is stopped by a signal (state T); kill -CONT {} resumes it", sample.pid);
     } else if (stopped == 't') {
-      text += fmt::format("is held by a debugger (pid {}); it is not ended while it is", sample.process.tracer);
+      text += fmt::format("is held by a debugger (pid {}); it is not ended while the debugger holds it",
+                          sample.process.tracer);
     } else {
-      text += "goes on";
+      text += "continues";
     }
     noted = stopped;
     findings.push_back({.lines = {std::move(text)}, .ranks = {rank}});
@@ -232,7 +233,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   const Time moved = last_movement(samples, behind);
   const auto still = now - std::max(moved, stop_at_.value_or(moved));
   if (warned_since_ && moved > *warned_since_) {
-    findings.push_back({.lines = {fmt::format("the run goes on after it stood still for {} s",
+    findings.push_back({.lines = {fmt::format("the run continues after a stall of {} s",
                                               std::chrono::floor<seconds>(moved - *warned_since_).count())}});
     warned_since_.reset();
   }
@@ -252,7 +253,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   ended_ = ended_ || end;
   StallFinding finding{.ranks = not_let_run(samples, behind), .ends_the_run = end};
   std::string first = fmt::format("no progress for {} s{}; ", std::chrono::floor<seconds>(still).count(),
-                                  stop_at_ ? " after a stop was asked for" : "");
+                                  stop_at_ ? " after a stop request" : "");
   std::string state;
   if (!finding.ranks.empty()) {
     state = to_string(sample_of(finding.ranks.front()).process);
@@ -261,18 +262,18 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
     first += "the ranks are in different collectives:";
     finding.hint = kSameOrderHint;
   } else if (finding.ranks = behind; behind.size() == ranks.size()) {
-    first += "all ranks stand at the same place:";
+    first += "all ranks are at the same place:";
   } else {
     first += fmt::format("{} {} behind:", ranks_text(behind), behind.size() == 1 ? "is" : "are");
   }
   if (end) {
     const RankSample& culprit = sample_of(finding.ranks.front());
     const std::string place = place_of(culprit.view);
-    finding.what = fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit),
-                               stop_at_ ? " after a stop was asked for" : "", place.empty() ? "" : " ", place,
-                               state.empty() ? "" : ": it is ", state);
+    finding.what =
+        fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit), stop_at_ ? " after a stop request" : "",
+                    place.empty() ? "" : " ", place, state.empty() ? "" : ": it is ", state);
     if (finding.hint.empty()) {
-      finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command goes on from what was saved before"
+      finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command resumes from the last save"
                      : culprit.view.phase == Phase::rendezvous
                          ? "the stacks of all ranks are above; --dist.init_timeout_s sets the limit"
                          : "the stacks of all ranks are above; --dist.stall_timeout_s sets the limit";

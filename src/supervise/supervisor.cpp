@@ -430,7 +430,7 @@ class Supervisor {
 
   void say_what_is_missing() {
     if (const std::int64_t missing = std::exchange(not_shown_, 0); missing > 0) {
-      say(fmt::format("{} lines are only in the log files: whoever reads this is too slow", missing));
+      say(fmt::format("{} lines are only in the log files: the reader of this output is too slow", missing));
     }
   }
 

@@ -39,7 +39,7 @@ void CallbackList::add(std::shared_ptr<Callback> callback, bool by_program) {
   std::string name(callback->name());
   for (const Entry& other : entries_) {
     if (other.name == name) {
-      throw ConfigError(fmt::format("two callbacks are called '{}'", name), "give each a name of its own");
+      throw ConfigError(fmt::format("two callbacks have the name '{}'", name), "give each callback a different name");
     }
   }
   entries_.push_back({.name = std::move(name), .callback = std::move(callback), .by_program = by_program});

@@ -108,8 +108,8 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
   if (!run.plan.config.checkpoint.allow_partial) {
     throw CheckpointError(
         "the checkpoint holds no optimizer and no position in the data",
-        "--checkpoint.allow_partial goes on with its weights, a new optimizer and the epoch after those "
-        "it counts");
+        "use --checkpoint.allow_partial to train its weights with a new optimizer, from the epoch after its completed "
+        "ones");
   }
   const LoaderPosition position{.epoch = integer(contents, "epoch")};
   const TrainState state{.step = integer(contents, "step"), .epoch = position.epoch, .samples = 0};
@@ -158,7 +158,7 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
 std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents) {
   const TrainConfig& config = run.plan.config;
   if (!contents.tensors.contains("model")) {
-    throw CheckpointError("the checkpoint has no model.safetensors", "name another one");
+    throw CheckpointError("the checkpoint has no model.safetensors", "choose another checkpoint");
   }
   if (!contents.values.contains("position.epoch")) {
     restore_weights(run, contents);
@@ -185,7 +185,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
       .step = integer(contents, "step"), .epoch = integer(contents, "epoch"), .samples = integer(contents, "samples")};
   const auto optimizer = contents.tensors.find("optimizer");
   if (optimizer == contents.tensors.end()) {
-    throw CheckpointError("the checkpoint has no optimizer.safetensors", "name another one");
+    throw CheckpointError("the checkpoint has no optimizer.safetensors", "choose another checkpoint");
   }
   if (!config.checkpoint.allow_partial) {
     check_module(run.module, contents.tensors.at("model"));
@@ -203,9 +203,10 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   } else {
     log_info(
         contents.per_rank.defined()
-            ? fmt::format("the checkpoint was saved on another kind of device than {}: random numbers are seeded anew",
-                          run.world.device().str())
-            : fmt::format("resuming {} ranks' checkpoint on {}: random numbers are seeded anew", world_size,
+            ? fmt::format(
+                  "the checkpoint was saved on another kind of device than {}: the random generators get new seeds",
+                  run.world.device().str())
+            : fmt::format("resuming {} ranks' checkpoint on {}: the random generators get new seeds", world_size,
                           run.world.size()));
     seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
   }

@@ -71,7 +71,7 @@ void RunCheckpoints::refuse_newer_than(const CheckpointContents& contents, const
   const auto step = parse_int(contents.values.at("step"));
   if (latest && step && *latest > *step) {
     throw CheckpointError(fmt::format("--resume {} is step {}, but {} has step {} already", from, *step, run_, *latest),
-                          "go on from there with --resume auto, or give this run another --run_name");
+                          "continue from there with --resume auto, or give this run another --run_name");
   }
 }
 
@@ -186,10 +186,10 @@ RunCheckpoints::Saves RunCheckpoints::tolerating(const std::function<Saves()>& w
       throw;
     }
     if (world_.is_main()) {
-      log_warning(fmt::format("{}{}{}; {}; the run goes on ({} of {} failures in a row that it bears)", error.what(),
+      log_warning(fmt::format("{}{}{}; {}; save failure {} in a row, the run stops at {}", error.what(),
                               error.hint().empty() ? "" : "; ", error.hint(),
                               durable() ? fmt::format("step {} is safe", durable_) : "nothing is saved yet", failures_,
-                              kMostFailures - 1));
+                              kMostFailures));
     }
     return {};
   }

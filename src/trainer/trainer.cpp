@@ -325,8 +325,9 @@ class Fit {
   Metrics with_optimizer(Metrics means) const {
     for (const auto& [name, value] : means) {
       if (validation_ != nullptr && name.starts_with(kValidationPrefix)) {
-        throw Error(fmt::format("the training reports '{}', a name for a metric of the validation", name),
-                    fmt::format("give it a name that does not begin with {}", kValidationPrefix));
+        throw Error(
+            fmt::format("the training reports a metric '{}', but this prefix is reserved for validation metrics", name),
+            fmt::format("give it a name that does not begin with {}", kValidationPrefix));
       }
     }
     means.emplace_back("lr", last_.lr);
@@ -421,7 +422,7 @@ class Fit {
       is_between_steps_ = false;  // this step must not be saved
       throw Error(found->text(),
                   "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite warn "
-                  "goes on in spite of it",
+                  "continues despite it",
                   ExitCode::bad_data);
     }
     if (!std::exchange(told_non_finite_, true)) {
@@ -479,7 +480,7 @@ class Fit {
       }
       if (const auto step = checkpoints_.durable()) {
         log_info(
-            fmt::format("step {} is saved in {}: the same command goes on from there", *step, run_directory(config_)));
+            fmt::format("step {} is saved in {}: the same command resumes from it", *step, run_directory(config_)));
       }
     } catch (const std::exception& error) {
       log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
@@ -537,15 +538,14 @@ class Fit {
       return fmt::format("stopped at {}: {}{}", where, stop.text, saved);
     }
     if (stop.kind != StopKind::none) {
-      return fmt::format("stopped at {}: {}{}; run the same command again to go on", where, stop.text, saved);
+      return fmt::format("stopped at {}: {}{}; run the same command again to continue", where, stop.text, saved);
     }
     if (resumed_ && steps_at_start_ == state_.step) {
       const std::string changed =
-          changed_.empty()
-              ? std::string()
-              : fmt::format("; {}: train with that in a new run, named by --run_name", join(changed_, ", "));
+          changed_.empty() ? std::string()
+                           : fmt::format("; {}: use another --run_name to train with this", join(changed_, ", "));
       return fmt::format(
-          "nothing to do: this run is finished ({}){}{}; go on with a larger --max_epochs or --max_steps, or start "
+          "nothing to do: this run is finished ({}){}{}; continue with a larger --max_epochs or --max_steps, or start "
           "over with --fresh",
           where, saved, changed);
     }

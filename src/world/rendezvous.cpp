@@ -133,7 +133,7 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
   if (!identity.run_id.empty() && theirs.run != identity.run_id) {
     throw CommError(fmt::format("the store at {} belongs to run {} ({}), expected run {}", store_address(identity),
                                 printable(theirs.run), theirs.process, identity.run_id),
-                    "two runs use one MASTER_PORT, or an old one has not ended: choose another port, or end it",
+                    "two runs use one MASTER_PORT, or an old run still exists: choose another port, or end the old run",
                     ExitCode::usage);
   }
   return theirs;
@@ -304,7 +304,7 @@ auto ask(Question&& question) {
     return question();
   } catch (const c10::DistNetworkError& error) {
     throw CommError(fmt::format("the rendezvous store is gone: {}", error.what_without_backtrace()),
-                    "rank 0, or what serves the store, ended, or the connection to it was cut");
+                    "rank 0 or the launcher that serves the store has ended, or the connection was interrupted");
   }
 }
 

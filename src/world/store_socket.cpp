@@ -89,11 +89,11 @@ std::string greet(int fd) {
     }
     const ssize_t got = recv(fd, buffer.data(), buffer.size(), 0);
     if (got <= 0) {
-      return answer.empty() ? "it closes the connection" : fmt::format("it says '{}'", printable(answer));
+      return answer.empty() ? "it closes the connection" : fmt::format("it sends '{}'", printable(answer));
     }
     answer.append(buffer.data(), static_cast<std::size_t>(got));
     if (!expected.starts_with(answer)) {
-      return fmt::format("it says '{}'", printable(answer));
+      return fmt::format("it sends '{}'", printable(answer));
     }
   }
   return {};
@@ -102,10 +102,10 @@ std::string greet(int fd) {
 void check_store(const Identity& identity, int fd) {
   const bool here = numeric_address(fd, getsockname) == numeric_address(fd, getpeername);
   if (const std::string wrong = greet(fd); !wrong.empty()) {
-    throw CommError(
-        fmt::format("what listens on {} is not the rendezvous store of rank 0: {}{}", store_address(identity), wrong,
-                    here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
-        "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
+    throw CommError(fmt::format("the program that listens on {} is not the rendezvous store of rank 0: {}{}",
+                                store_address(identity), wrong,
+                                here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
+                    "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
   }
 }
 

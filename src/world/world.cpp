@@ -50,7 +50,7 @@ bool is_peer_failure(const std::exception& error) noexcept {
 
 namespace {
 
-constexpr const char* kPeerHint = "another rank failed or is late; its own message says why";
+constexpr const char* kPeerHint = "another rank failed or is late; see its own message";
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// One rank fails or hangs, in every phase: it is the one that is blamed, with its own words, and all are gone soon.
+// One rank fails or hangs, in every phase: it is reported with its own message, and all processes end soon.
 #include <csignal>
 #include <cstdio>
 #include <string>
@@ -23,7 +23,7 @@ struct Blame {
   std::string text = "std::runtime_error: cannot decode sample 4411";
 };
 
-/// What is wrong with the last words of a run; "": nothing.
+/// The error in the final message of a run; "": none.
 std::string problems(const Process::Result& result, const Blame& blame) {
   const auto last = result.err.rfind("error: rank ");
   const std::string cause = last == std::string::npos ? std::string() : result.err.substr(last);
@@ -67,7 +67,7 @@ TEST(EveryPhase, OfEveryRankIsBlamedRight) {
   EXPECT_GE(sweep.points(), 18);
 }
 
-TEST(EveryPhase, SweepSeesAWrongRank) {  // known to be bad
+TEST(EveryPhase, SweepSeesAWrongRank) {  // known failure
   const auto result = train(2, 1, "optimizer", "throw", 3);
   EXPECT_EQ(problems(result, {.rank = 1}), "");
   EXPECT_THAT(problems(result, {.rank = 0}), HasSubstr("another rank is blamed"));
@@ -102,7 +102,7 @@ TEST(Hang, OfEveryKindIsEndedAndNamed) {
   EXPECT_GE(sweep.points(), 5);
 }
 
-// Its buckets are all that the others wait for, and they do so in the same phase.
+// The others wait only for its buckets, in the same phase.
 TEST(Hang, InBackwardIsNotTakenForAWaitForOthers) {
   for (const int rank : {0, 1, 2}) {
     const auto result = train(3, rank, "backward", "sleep", 3, kShortPatience);
@@ -117,8 +117,8 @@ TEST(Hang, AfterTheWorkIsEndedAndNamed) {
   EXPECT_THAT(result.err, HasSubstr("finished at step 39"));
 }
 
-// A branch on the rank: one calls a collective that the others do not. Gloo's own thread ends a process that gets more
-// data than it takes, with the others in their backward still or waiting already; else all stand still.
+// A branch on the rank: one rank calls a collective that the others do not call. Either Gloo's own thread ends a
+// process that receives more data than expected, while the others run their backward or wait; or all ranks hang.
 TEST(Collectives, InAnotherOrderAreNamed) {
   Sweep sweep("one more collective");
   const BusyCores others(4);
@@ -135,7 +135,7 @@ TEST(Collectives, InAnotherOrderAreNamed) {
   EXPECT_GE(sweep.points(), 2);
 }
 
-// Neither for hanging nor for slow: a step is mostly waiting for a core then, longest for no rank in particular.
+// Reported neither as hanging nor as slow: a step then mostly waits for a core, and no particular rank waits longest.
 TEST(ManyRanks, AreNotTakenForHangingOnFewCores) {
   Sweep sweep("clean runs of 16 ranks beside other programs");
   for (int round = 0; round < rounds(1, 50); ++round) {

@@ -1,4 +1,4 @@
-// Callbacks may take longer than any limit, wherever they are called, and one that throws is named.
+// Callbacks may take longer than any limit at every stage, and a callback that throws is named.
 #include <future>
 #include <string>
 #include <vector>
@@ -25,7 +25,7 @@ std::vector<std::string> with_callback(const TempDir& dir, int ranks, const std:
   return command(TRAIN_PROGRAM, dir.path() / "run", more);
 }
 
-/// load() belongs to a run that is resumed.
+/// load() is called only in a resumed run.
 void prepare(const TempDir& dir, int ranks, const std::string& call) {
   if (call == "load") {
     ASSERT_EQ(run_program(with_callback(dir, ranks, call, {"--max_epochs", "1"})).code, 0);
@@ -45,7 +45,7 @@ TEST(Callback, ThatTakesLongerThanTheStallLimitIsNoHang) {
     }
   }
   Sweep sweep("slow callbacks");
-  for (std::size_t i = 0; i < cases.size(); i += 4) {  // they sleep: several at once cost no time
+  for (std::size_t i = 0; i < cases.size(); i += 4) {  // they sleep, so several run at the same time
     std::vector<std::future<Process::Result>> results;
     std::vector<TempDir> dirs(std::min<std::size_t>(4, cases.size() - i));
     for (std::size_t k = 0; k < dirs.size(); ++k) {

@@ -1,4 +1,4 @@
-// What happens to programs on machines that others use as well: a run goes on, and ends as if it had not happened.
+// Disturbances on shared machines: a run continues and ends with the same result as without them.
 #include <csignal>
 #include <fstream>
 #include <thread>
@@ -34,7 +34,7 @@ TEST_F(Disturbed, ByASuspendedLauncher) {
   Process process(two_ranks(run(), {"--dist.stall_warn_s", "1", "--dist.stall_timeout_s", "2"}));
   ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
   process.signal(SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // what is tested: longer than the limits
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // the tested time: longer than the limits
   process.signal(SIGCONT);
   expect_as_undisturbed(process);
 }
@@ -60,7 +60,7 @@ TEST_F(Disturbed, ByADebuggerThatHoldsARankForLong) {
   ptrace(PTRACE_INTERRUPT, ranks[0], 0, 0);
   ASSERT_EQ(waitpid(ranks[0], nullptr, __WALL), ranks[0]);
   EXPECT_TRUE(process.wait_for("rank 0 (pid " + std::to_string(ranks[0]) + ") is held by a debugger"));
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // what is tested: longer than the limit
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // the tested time: longer than the limit
   ptrace(PTRACE_DETACH, ranks[0], 0, 0);
   expect_as_undisturbed(process);
 }
@@ -73,7 +73,7 @@ TEST_F(Disturbed, ByRequestsForStacksAndAReaderWhoLeft) {
     started = Process::ranks_of(process.pid());
   }
   for (const pid_t rank : started) {
-    kill(rank, SIGUSR2);  // long before main()
+    kill(rank, SIGUSR2);  // long before main() begins
   }
   ASSERT_TRUE(process.wait_for("step 50 ")) << process.err();
   for (int i = 0; i < 3; ++i) {
@@ -88,7 +88,7 @@ TEST_F(Disturbed, ByRequestsForStacksAndAReaderWhoLeft) {
   EXPECT_THAT(process.wait_for("stack of thread"), true);
 }
 
-/// A wall clock for the processes that are given it: the true one and so many seconds.
+/// A wall clock for selected processes, shifted by some seconds.
 class WallClock {
  public:
   WallClock() {

@@ -1,4 +1,4 @@
-// torchrun's elastic runs: agents leave and come back, the rest trains on at the same global batch.
+// Elastic runs of torchrun: agents leave and return, the others continue with the same global batch.
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -30,13 +30,13 @@ class Elastic : public testing::Test {
   }
 
   static std::vector<std::string> train(const std::filesystem::path& run) {
-    // Without dropout the losses depend on the global batch alone, whatever the number of ranks.
+    // Without dropout, the losses depend only on the global batch, not on the world size.
     return command(TRAIN_PROGRAM, run,
                    {"--global_batch_size", "8", "--dropout", "0", "--fp64", "true", "--optimizer", "sgd",
                     "--max_epochs", "40", "--checkpoint.every_steps", "20", "--work_ms", "100"});
   }
 
-  /// `hosts`: it serves the store in which the agents meet.
+  /// `hosts`: it serves the store of the agents.
   std::unique_ptr<Process> start_agent(bool hosts) const {
     return std::make_unique<Process>(
         with({find_torchrun(LIBTORCH_DIR), "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "5",
@@ -44,11 +44,11 @@ class Elastic : public testing::Test {
               "--local-addr", "127.0.0.1", "--rdzv-conf",
               std::string("last_call_timeout=3,is_host=") + (hosts ? "1" : "0")},
              train(run())),
-        // Else an agent that joins a later round waits for an address that the others do not publish again.
+        // Otherwise an agent that joins a later round waits for an address that the others do not publish again.
         Process::Environment{{"OMP_NUM_THREADS", "1"}, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}});
   }
 
-  /// Rank 0 may be below either agent.
+  /// Rank 0 may belong to either agent.
   static bool one_says(Process& first, Process& second, const std::string& text) {
     constexpr int kSeconds = 90;
     for (int i = 0; i < kSeconds; ++i) {

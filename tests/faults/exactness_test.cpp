@@ -1,4 +1,5 @@
-// Stop anywhere, go on anywhere: the same bytes at the same number of ranks, the same samples at any.
+// A run that is stopped and resumed at any step gives the same bytes with the same world size, and the same samples
+// with any.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -23,7 +24,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr int kSamples = 103;
-constexpr int kSteps = 63;  // of 3 epochs of 21 steps, the last of 3 samples
+constexpr int kSteps = 63;  // 3 epochs of 21 steps; the last step has 3 samples
 
 /// 5 samples a step: accumulation at one rank, uneven shares at two and four.
 std::vector<std::string> flags(int ranks) {
@@ -79,7 +80,7 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   }
   EXPECT_GE(sweep.points(), stride == 1 ? 62 : 7);
 
-  // The control: another seed is noticed.
+  // Control: a different seed is detected.
   const auto control = dir.path() / "run" / "stop_1";
   for (const auto& entry : std::filesystem::directory_iterator(control / "checkpoints")) {
     std::filesystem::remove_all(entry.path());
@@ -90,7 +91,7 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StopsAfterEveryStep, testing::Values(1, 2, 4));
 
-/// Step -> ids over all ranks, in the order of the global batch. A step that was done twice was done alike.
+/// Step -> ids over all ranks, in the order of the global batch. A repeated step has the same ids.
 std::map<std::int64_t, std::vector<std::int64_t>> read_ledger(const std::filesystem::path& folder, int ranks) {
   std::map<std::int64_t, std::vector<std::int64_t>> steps;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -99,7 +100,7 @@ std::map<std::int64_t, std::vector<std::int64_t>> read_ledger(const std::filesys
     for (std::string line; std::getline(in, line);) {
       const auto colon = line.find(':');
       if (colon == std::string::npos || in.eof()) {
-        continue;  // killed while it wrote
+        continue;  // killed during the write
       }
       const auto [entry, is_new] = lines.try_emplace(std::stoll(line), line.substr(colon + 1));
       EXPECT_TRUE(is_new || entry->second == line.substr(colon + 1)) << line;
@@ -114,7 +115,7 @@ std::map<std::int64_t, std::vector<std::int64_t>> read_ledger(const std::filesys
   return steps;
 }
 
-/// Every sample once in each of three epochs.
+/// Checks that each of three epochs has every sample once.
 bool is_exact(const std::map<std::int64_t, std::vector<std::int64_t>>& ledger) {
   std::map<std::int64_t, int> seen;
   std::int64_t in_epoch = 0;
@@ -189,7 +190,7 @@ TEST(SampleLedger, NoticesAnotherOrder) {  // the control
   EXPECT_FALSE(is_exact(ledger)) << "one sample twice, another never";
 }
 
-// Two launchers are two nodes; the disk of the first one is lost.
+// Two launchers act as two nodes; the disk of the first one is lost.
 TEST(CopiesPerNode, OutliveTheLossOfANode) {
   const TempDir dir;
   const std::string port = free_port();
@@ -230,7 +231,7 @@ TEST(CopiesPerNode, OutliveTheLossOfANode) {
   }
 }
 
-// What the first attempt began with is no reason to begin there again.
+// A restart does not begin again at the first attempt's checkpoint.
 TEST(RestartedRun, GoesOnFromItsOwnNewestCheckpoint) {
   const TempDir dir;
   const auto train = [&](const std::string& name, const std::vector<std::string>& more) {
@@ -304,7 +305,7 @@ TEST(RankChange, KeepsSamplesOrderAndLosses) {
     const auto losses = metric(whole / "run", "loss");
     ASSERT_EQ(losses.size(), static_cast<std::size_t>(kSteps));
     for (const int from : worlds) {
-      const int stop = sweep.between(3, 13);  // 50 steps at least follow
+      const int stop = sweep.between(3, 13);  // at least 50 steps follow
       const auto first = dir.path() / fmt::format("from_{}", from);
       std::filesystem::create_directories(first);
       std::vector<int> to = worlds;

@@ -1,4 +1,4 @@
-// Ranks, launchers and both die; whoever starts the same command again loses nothing.
+// Ranks, launchers or both are killed; the same command, started again, loses nothing.
 #include <csignal>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 class Killed : public Undisturbed {
  protected:
-  /// Kills the launcher and `also` of its ranks at a moment of a run. True: nobody was left a second later.
+  /// Kills the launcher and the ranks `also` at a moment of a run. True: no process was left a second later.
   bool kill_launch(const std::vector<std::size_t>& also, milliseconds moment) {
     Process process(two_ranks(run()));
     EXPECT_TRUE(process.wait_for("checkpoints")) << process.err();  // the start-up table
@@ -37,7 +37,7 @@ class Killed : public Undisturbed {
   int landed_ = 0;
 };
 
-// With and without a rank beside it, rank 0 included.
+// With and without one of the ranks, including rank 0.
 TEST_F(Killed, LaunchersLeaveNobodyAndTheRunGoesOn) {
   Sweep sweep("killed launchers");
   const std::vector<std::vector<std::size_t>> beside{{}, {0}, {1}};
@@ -46,7 +46,7 @@ TEST_F(Killed, LaunchersLeaveNobodyAndTheRunGoesOn) {
     const auto& also = beside[static_cast<std::size_t>(trial) % beside.size()];
     const bool gone = kill_launch(also, milliseconds(sweep.between(300, 1700)));
     EXPECT_TRUE(gone) << "a rank survived its launcher";
-    // Sometimes several in a row before the run is let through.
+    // Sometimes several kills before the run may finish.
     bool kept = true;
     if (sweep.between(0, 2) == 0 || trial + 1 == wanted) {
       const auto result = run_program(two_ranks(run()));
@@ -60,7 +60,7 @@ TEST_F(Killed, LaunchersLeaveNobodyAndTheRunGoesOn) {
   EXPECT_GE(landed_, wanted / 2) << "most came after the end of the run: the sweep shows nothing";
 }
 
-// The control: a rank that is held by a stopped relative would be seen.
+// Control: the test would detect a rank that a stopped relative keeps alive.
 TEST_F(Killed, SurvivorsWouldBeSeen) {
   const Process survivor({"sleep", "1000"});
   EXPECT_FALSE(Process::gone({survivor.pid()}, milliseconds(200)));

@@ -1,5 +1,5 @@
-// Runs whose reports cannot be written: by injected errors, on a real full disk, at a limit on file sizes, and with
-// other things in the place of the files.
+// Runs whose reports cannot be written: injected errors, a real full disk, a limit on file sizes, and directories or
+// links instead of the files.
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -85,7 +85,7 @@ TEST_F(ReportsOfARun, GoOnWhenARealDiskIsFullForAWhile) {
     Process process(train({"--work_ms", "20", "--max_steps", "150"}));
     ASSERT_TRUE(process.wait_for("step 5 ")) << process.err();
     const auto filler = run() / "filler";
-    std::ofstream(filler) << std::string(2 << 20, 'x');  // as much as there is
+    std::ofstream(filler) << std::string(2 << 20, 'x');  // all free space
     EXPECT_TRUE(process.wait_for("metrics.jsonl: No space left on device; the run goes on")) << process.err();
     std::filesystem::remove(filler);
     const auto result = process.wait();

@@ -1,4 +1,4 @@
-// A rank dies, the run starts again by itself, and ends as if nothing had happened.
+// A rank dies; the run restarts automatically and ends with the same result as without the failure.
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ class Restart : public Undisturbed {
     return words;
   }
 
-  const Process::Environment threads_{{"OMP_NUM_THREADS", "1"}};  // what our launcher gives two ranks on two cores
+  const Process::Environment threads_{{"OMP_NUM_THREADS", "1"}};  // as our launcher sets for two ranks on two cores
 };
 
 int count_of(std::string_view text, std::string_view word) {
@@ -46,13 +46,14 @@ TEST_F(Restart, AfterRanksKilledAtRandomTimesEndsWithTheSameBytes) {
     Process process(two_ranks(run(), {"--dist.max_restarts", "100"}));
     ASSERT_TRUE(process.wait_for("checkpoints")) << process.err();
     int kills = 0;
-    // Two deaths at one step are taken for a failure that comes again: every attempt gets further than the one before.
+    // Two deaths at the same step count as a deterministic failure, so every attempt gets further than the previous
+    // one.
     const auto validations = [&] { return count_of(process.err(), "val_loss"); };
     int validated = -1;
     while (landed < wanted && !process.ended_within(milliseconds(sweep.between(500, 1500)))) {
       const auto ranks = Process::ranks_of(process.pid());
       if (ranks.empty() || validations() == validated) {
-        continue;  // between two attempts, or before the next is as far
+        continue;  // between two attempts, or before the next has reached the step
       }
       validated = validations();
       kill(ranks[static_cast<std::size_t>(sweep.between(0, static_cast<int>(ranks.size()) - 1))], SIGKILL);
@@ -70,7 +71,7 @@ TEST_F(Restart, AfterRanksKilledAtRandomTimesEndsWithTheSameBytes) {
   EXPECT_GE(sweep.points(), wanted);
 }
 
-// The control: without restarts the same kill ends the run.
+// Control: without restarts, the same kill ends the run.
 TEST_F(Restart, IsAskedFor) {
   Process process(two_ranks(run()));
   ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
@@ -81,7 +82,7 @@ TEST_F(Restart, IsAskedFor) {
 
 TEST_F(Restart, ByTorchrunEndsWithTheSameBytes) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
-  // --fresh acts once, however often the launch is started again.
+  // --fresh applies once, for any number of restarts.
   Process process(with(under_torchrun({"--max-restarts", "2"}), {"--fresh"}), threads_);
   ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
   kill(Process::ranks_of(process.pid()).at(1), SIGKILL);
@@ -99,7 +100,7 @@ TEST_F(Restart, ByAPersonAfterCtrlCUnderTorchrunEndsWithTheSameBytes) {
   terminal.type("\x03");
   ASSERT_TRUE(terminal.read_until("")) << terminal.screen;
   EXPECT_NE(terminal.wait(), 0);
-  EXPECT_THAT(terminal.screen, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(terminal.screen, HasSubstr("run the same command again to continue"));
   const auto result = run_program(under_torchrun({}), threads_);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("resuming from step"));

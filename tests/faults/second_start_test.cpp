@@ -1,4 +1,5 @@
-// Two starts in one run directory at random moments: never two writers, never another start's weights under one's name.
+// Two starts in one run directory at random moments: there are never two writers, and no run contains weights of the
+// other start.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -35,7 +36,7 @@ class SecondStarts : public testing::Test {
                 more);
   }
 
-  /// How a run ends that nobody disturbs.
+  /// Result of an uninterrupted run.
   const State& straight(int seed, int ranks) {
     State& state = straight_[{seed, ranks}];
     if (state.empty()) {
@@ -47,7 +48,7 @@ class SecondStarts : public testing::Test {
     return state;
   }
 
-  /// "run", and what was set aside.
+  /// "run" and the directories that were moved away.
   std::vector<Path> directories() const {
     std::vector<Path> found;
     for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
@@ -64,7 +65,7 @@ class SecondStarts : public testing::Test {
     }
   }
 
-  /// Whether nobody started to train there before the one before had ended.
+  /// Whether no start began to train before the previous one had ended.
   static bool had_one_writer(const Path& run) {
     std::ifstream events(run / "events.jsonl");
     int writing = 0;
@@ -86,7 +87,7 @@ class SecondStarts : public testing::Test {
 
 struct Contest {
   const char* name;
-  bool old_run;  // there is one when the two start, of the third seed
+  bool old_run;  // whether a run with the third seed exists before the two starts
   std::vector<std::string> first;
   std::vector<std::string> second;
 };
@@ -113,7 +114,7 @@ TEST_F(SecondStarts, AtRandomMomentsHaveOneWriterAndTheirOwnWeights) {
     const int delay = sweep.between(0, 1) == 0 ? 0 : sweep.between(0, 1500);
     SCOPED_TRACE(std::string(name) + ", " + std::to_string(ranks) + " ranks, " + std::to_string(delay) + " ms apart");
     clear();
-    // Who goes on may go on with what the other one began: then both have one seed.
+    // A start that resumes may continue the run of the other: then both have the same seed.
     const bool both_fresh = first == second && !first.empty();
     const std::map<int, int> seeds{{0, both_fresh ? 1 : 3}, {1, both_fresh ? 2 : 3}};
     if (old_run) {
@@ -125,7 +126,7 @@ TEST_F(SecondStarts, AtRandomMomentsHaveOneWriterAndTheirOwnWeights) {
     contenders.push_back(std::make_unique<Process>(start(run(), seeds.at(1), ranks, second)));
     bool kept = true;
     int ended = 0;
-    std::set<int> trained;  // seeds that have to be found
+    std::set<int> trained;  // expected seeds
     for (int i = 0; i < 2; ++i) {
       const auto result = contenders[static_cast<std::size_t>(i)]->wait();
       EXPECT_TRUE(result.code == 0 || result.code == 65) << result.code << ": " << result.err;
@@ -147,7 +148,7 @@ TEST_F(SecondStarts, AtRandomMomentsHaveOneWriterAndTheirOwnWeights) {
       kept = kept && had_one_writer(directory);
       EXPECT_TRUE(had_one_writer(directory)) << directory;
       if (!std::filesystem::exists(directory / "checkpoints") || newest_checkpoint(directory).empty()) {
-        continue;  // of a start that kept none, or that was overtaken before it began
+        continue;  // of a start that saved none, or that lost the race before it began
       }
       const State state = final_state(directory);
       int whose = 0;
@@ -163,7 +164,7 @@ TEST_F(SecondStarts, AtRandomMomentsHaveOneWriterAndTheirOwnWeights) {
     kept = kept && std::includes(found.begin(), found.end(), trained.begin(), trained.end());
     sweep.count(kept);
     if (!kept) {
-      return;  // the directories are kept for a look
+      return;  // the directories are kept for inspection
     }
   }
   EXPECT_EQ(sweep.lost(), 0);
@@ -171,7 +172,7 @@ TEST_F(SecondStarts, AtRandomMomentsHaveOneWriterAndTheirOwnWeights) {
   EXPECT_TRUE(refused > 0 || wanted < 20) << "they never met";
 }
 
-// The control: a lock file that is removed holds nobody back, and two writers are seen.
+// Control: without the lock file, nothing prevents two writers, and the test detects them.
 TEST_F(SecondStarts, TwoWritersWouldBeSeen) {
   const std::vector<std::string> slow{"--work_ms", "50", "--max_epochs", "1000"};
   Process first(start(run(), 1, 1, slow));
@@ -183,7 +184,7 @@ TEST_F(SecondStarts, TwoWritersWouldBeSeen) {
   EXPECT_FALSE(had_one_writer(run()));
 }
 
-// Another program never trains where the first one does, whichever comes first.
+// Two different programs never train in the same directory, in either order of starts.
 TEST_F(SecondStarts, OfAnotherProgramNeverGoOnWithItsWeights) {
   const Path other = dir_.path() / "other_program";
   std::filesystem::create_symlink(TRAIN_PROGRAM, other);

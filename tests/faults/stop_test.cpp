@@ -1,4 +1,4 @@
-// Stopped at any time, by any signal, through any process: all ranks end at the same step, and nothing is lost.
+// A run is stopped at any time, by any signal to any process: all ranks end at the same step, and nothing is lost.
 #include <algorithm>
 #include <csignal>
 #include <fstream>
@@ -16,7 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-constexpr int kLongestWait = 1500;  // ms; start-up, training, validation and saves lie in it
+constexpr int kLongestWait = 1500;  // ms; includes start, training, validation and saves
 
 class Stop : public testing::Test {
  protected:
@@ -37,7 +37,7 @@ class Stop : public testing::Test {
   std::vector<std::string> train() const { return command(TRAIN_PROGRAM, run(), flags(dir_)); }
   std::filesystem::path run() const { return dir_.path() / "run"; }
 
-  /// The step that a rank did last, as it noted itself.
+  /// The last step of a rank, as recorded by the rank.
   std::string last_step(int rank) const {
     std::ifstream in(dir_.path() / ("rank_" + std::to_string(rank) + ".txt"));
     std::string last;
@@ -56,7 +56,7 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
   ASSERT_EQ(run_program(straight).code, 0);
 
   Sweep sweep("stop requests");
-  // Saves and validations after every step make up most of the run then: requests land in them.
+  // With saves and validations after every step, most requests arrive during one of them.
   const std::vector<std::vector<std::string>> emphases{
       {}, {"--checkpoint.every_steps", "1"}, {"--validate.every_steps", "1"}};
   const int wanted = rounds(8);
@@ -67,8 +67,8 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
     words.insert(words.end(), emphasis.begin(), emphasis.end());
     Process process(words);
     ASSERT_TRUE(process.wait_for("checkpoints"))
-        << process.err();  // the start-up table: signals are watched from here on
-    // The moment is what is swept: there is no event to wait for.
+        << process.err();  // the start-up table: signals are handled from here on
+    // The sweep varies this time, so there is no event to wait for.
     std::this_thread::sleep_for(milliseconds(sweep.between(0, kLongestWait)));
     const auto ranks = Process::ranks_of(process.pid());
     const int target = sweep.between(-1, static_cast<int>(ranks.size()) - 1);
@@ -77,7 +77,7 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
     const auto result = process.wait(Process::Seconds(30));
     SCOPED_TRACE("signal " + std::to_string(signal) + " to " + (target < 0 ? "the supervisor" : "a rank") + "\n" +
                  result.err);
-    // After the last line the process is on its way out, where a signal does what it does to any program.
+    // After the last line the process is exiting, and a signal has its default effect.
     const bool finished =
         result.code == 0 || (result.code == 128 + signal && result.err.find("finished at") != std::string::npos);
     EXPECT_TRUE(result.code == 75 || finished) << result.code;
@@ -96,7 +96,7 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
   EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
 }
 
-// The control: a run that went on with another order does not end with the same bytes.
+// Control: a run that continues with a different order does not end with the same bytes.
 TEST_F(Stop, IsComparedInEarnest) {
   const TempDir straight_dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir))).code, 0);
@@ -110,7 +110,7 @@ TEST_F(Stop, IsComparedInEarnest) {
   EXPECT_FALSE(final_state(run()) == final_state(straight_dir.path() / "run"));
 }
 
-// Nobody of us cuts a long step short: it is done, and then saved.
+// A long step is completed and then saved.
 TEST_F(Stop, DuringALongStepWaitsForIt) {
   auto words = train();
   words.insert(words.end(),
@@ -124,8 +124,8 @@ TEST_F(Stop, DuringALongStepWaitsForIt) {
   EXPECT_EQ(last_step(0), last_step(1));
 }
 
-// Whoever asked loses patience, as batch systems do, and kills: the next start finds what was saved before, here after
-// an epoch of 13 steps.
+// Like a batch system, the test kills the run if the stop takes too long. The next start finds the previous checkpoint,
+// here after an epoch of 13 steps.
 TEST_F(Stop, ThatIsFollowedByAKillLosesStepsOnly) {
   const TempDir straight_dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir))).code, 0);
@@ -156,7 +156,7 @@ TEST(ManyRanks, StartTrainAndStopOnFewCores) {
   const auto result = process.wait(Process::Seconds(60));
   EXPECT_EQ(result.code, 75) << result.err;
   EXPECT_TRUE(Process::gone(ranks, std::chrono::seconds(0)));
-  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One rank that takes longer than the others (T1 of the fault model), and runs in which none does.
+// Runs in which one rank is slower than the others (T1 of the fault model), and runs without such a rank.
 #include <fstream>
 #include <optional>
 #include <string>
@@ -60,7 +60,7 @@ TEST(Straggler, IsNamedWithinTwentySteps) {
   }
 }
 
-// The control: what is below the threshold, or no rank's own, is not named.
+// Control: a delay below the threshold, or one that affects all ranks, is not reported.
 TEST(Straggler, IsNobodyWhoIsHalfSlowerOnly) {
   const TempDir dir;
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run",

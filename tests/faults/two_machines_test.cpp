@@ -1,5 +1,5 @@
-// Two network namespaces are two machines: torchrun's agents or our launchers meet over the network between them, a
-// rank dies or the network does, and the run ends as if nothing had happened or says what did.
+// Two network namespaces simulate two machines with torchrun's agents or our launchers. A rank or the network fails,
+// and the run ends as without the failure or reports it.
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -73,18 +73,18 @@ class TwoMachines : public testing::Test {
     return network_.on(machine, words);
   }
 
-  /// What parts the machines, and how they end.
+  /// A network failure and the expected result.
   struct Fault {
-    std::vector<std::string> flags{};     // of the run that it strikes
-    std::string after{};                  // a line of machine 0
-    std::chrono::milliseconds moment{0};  // from there to the strike
+    std::vector<std::string> flags{};     // of the affected run
+    std::string after{};                  // output line of machine 0
+    std::chrono::milliseconds moment{0};  // from that line to the failure
     std::function<void()> strike{};
     std::function<void()> mend{};
-    std::chrono::seconds limit{0};      // until both have ended
-    std::array<std::string, 2> says{};  // what the machines say then
+    std::chrono::seconds limit{0};      // time until both have ended
+    std::array<std::string, 2> says{};  // expected messages of the machines
   };
 
-  /// Both machines, each with a disk of its own, to the end; what they leave.
+  /// Runs both machines to the end, each with its own disk; returns their results.
   std::map<std::string, std::string> finish(const std::filesystem::path& disks) const {
     Process first(launcher(0, disks / "0", kShort), threads_);
     Process second(launcher(1, disks / "1", kShort), threads_);
@@ -93,8 +93,8 @@ class TwoMachines : public testing::Test {
     return final_state(disks / "0");
   }
 
-  /// "": both machines end in time with 76 and say why, nobody stays behind, only machine 0 has saved, and after the
-  /// mend the same commands go on to the bytes of the `straight` run. Else what is not so.
+  /// "": both machines end in time with 76 and the reason, no process is left, only machine 0 has saved, and after the
+  /// repair the same commands resume and end with the bytes of the `straight` run. Otherwise: the difference.
   std::string problems(const Fault& fault, const std::map<std::string, std::string>& straight) const {
     std::string found;
     const auto expect = [&](bool holds, const std::string& what) { found += holds ? "" : what + "; "; };
@@ -123,7 +123,7 @@ class TwoMachines : public testing::Test {
     return found;
   }
 
-  /// One machine's packets do not arrive any more, for ever, while it hears the other one.
+  /// Packets from one machine are lost from now on, but packets to it arrive.
   void mute(int machine) const {
     Sweep sweep("machine " + std::to_string(machine) + " unheard");
     const TempDir disks;
@@ -142,7 +142,7 @@ class TwoMachines : public testing::Test {
     }
   }
 
-  /// The connections between the machines are reset, by either.
+  /// Either machine resets the connections between them.
   void reset(const std::string& where, Fault fault) const {
     Sweep sweep("connections reset in a " + where);
     const TempDir disks;
@@ -209,7 +209,7 @@ TEST_F(TwoMachines, OutliveANetworkThatIsGoneForTwoSeconds) {
 }
 
 TEST_F(TwoMachines, EndWhenTheNetworkStaysGone) {
-  // In a save more often than not; in a step, with less patience than the default.
+  // Usually during a save; during a step, with a shorter limit than the default.
   const std::vector<std::string> save{"--checkpoint.every_steps", "1"};
   const std::vector<std::string> step{"--checkpoint.every_steps", "1000", "--dist.heartbeat_timeout_s", "3"};
   for (const auto& flags : {save, step}) {
@@ -241,13 +241,13 @@ TEST_F(TwoMachines, EndAtOnceWhenConnectionsAreResetInAStep) {
 }
 
 TEST_F(TwoMachines, EndWhenConnectionsAreResetInASave) {
-  // A rank that waits in the store for one whose connections are gone hears of it by its heartbeats.
+  // A rank that waits in the store for a disconnected rank detects the loss through its heartbeats.
   reset("save", {.flags = {"--checkpoint.every_steps", "1", "--dist.heartbeat_timeout_s", "3"},
                  .after = "step 50 ",
                  .limit = std::chrono::seconds(6)});
 }
 
-TEST_F(TwoMachines, SurvivorsWouldBeSeen) {  // the control of those above
+TEST_F(TwoMachines, SurvivorsWouldBeSeen) {  // control of the tests above
   run_program(network_.on(0, {"sh", "-c", "sleep 1000 > /dev/null 2>&1 &"}));
   EXPECT_FALSE(Process::gone(network_.orphans(0), std::chrono::milliseconds(200)));
 }

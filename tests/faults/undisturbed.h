@@ -1,4 +1,4 @@
-// Runs of two ranks that are disturbed, beside one that is not: both have to end with the same bytes.
+// Compares runs of two ranks with and without a disturbance: both must end with the same bytes.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,13 @@ class Undisturbed : public testing::Test {
   }
   static void TearDownTestSuite() { straight_dir_.reset(); }
 
-  /// The program alone, for a launcher.
+  /// The command of the program, to be started by a launcher.
   static std::vector<std::string> program(const std::filesystem::path& run) {
     return command(
         TRAIN_PROGRAM, run,
         {"--max_epochs", "40", "--checkpoint.every_steps", "50", "--report.every_steps", "50", "--data.workers", "2"});
   }
-  /// The program launching itself.
+  /// The command of the program that launches itself.
   static std::vector<std::string> two_ranks(const std::filesystem::path& run,
                                             const std::vector<std::string>& more = {}) {
     auto words = program(run);
@@ -44,7 +44,7 @@ class Undisturbed : public testing::Test {
   }
   bool ends_like_the_straight_run() const { return ends_like_the_straight_run(run()); }
 
-  /// How often the event log has this event.
+  /// Number of entries of this event in the event log.
   static int noted(const std::filesystem::path& run, const std::string& event) {
     std::ifstream events(run / "events.jsonl");
     int found = 0;

@@ -1,4 +1,4 @@
-// What cannot work is refused at once, before any process is started, with every problem and its fix.
+// Invalid settings are rejected before any process starts, with every problem and its hint.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Under a second of work, whatever else the cores do meanwhile, and no waiting for anything.
+// Uses less than a second of CPU time, independent of the load, and waits for nothing.
 constexpr double kWork = 1;
 constexpr double kSoon = 10;
 

@@ -1,4 +1,4 @@
-// N ranks are one rank: the same losses, and every sample exactly once.
+// N ranks give the same losses as one rank and use every sample exactly once.
 #include <cmath>
 #include <set>
 
@@ -73,7 +73,7 @@ TEST_F(Equivalence, OneTwoAndFourRanksLearnTheSame) {
   const auto four = train("four", {"--nprocs", "4", "--batch_size", "2"});
   EXPECT_LE(worst_difference(one, two), 1e-5);
   EXPECT_LE(worst_difference(one, four), 1e-5);
-  // Control: another seed is not the same training.
+  // Control: a different seed gives a different training.
   const auto other = train("other", {"--nprocs", "2", "--seed", "7"});
   EXPECT_GT(worst_difference(one, other), 1e-2);
 

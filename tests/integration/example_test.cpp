@@ -1,4 +1,4 @@
-// The bundled examples do what their first lines say.
+// The bundled examples do what their header comments say.
 #include <csignal>
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ TEST(Example, OneDeviceAndManyLearnThePlane) {
   }
 }
 
-// Example 06 and its loop by hand, 07, with dropout, clipping, schedule and two ranks: the same bytes.
+// Example 06 and its manual loop, 07, give the same bytes with dropout, clipping, schedule and two ranks.
 TEST(Example, TheLoopByHandEndsWithTheTrainersWeights) {
   const TempDir dir;
   const std::vector<std::string> flags{
@@ -51,7 +51,7 @@ double words_known(const std::string& output) {
   return std::stod(output.substr(begin, line - begin));
 }
 
-// The main job, as the quickstart runs it: stopped on the way, started again, it learns English.
+// The quickstart's training, stopped and resumed, learns English.
 TEST(Example, TheMainJobLearnsEnglish) {
   const TempDir dir;
   const auto job = command(example("06_char_gpt"), dir.path() / "run", {"--nprocs", "2"});
@@ -68,7 +68,7 @@ TEST(Example, TheMainJobLearnsEnglish) {
   EXPECT_GE(words_known(result.err), 60);
 }
 
-// A model that was hardly trained writes few words; the quickstart's must do better than this bound.
+// An almost untrained model writes few words; the quickstart's model must exceed this bound.
 TEST(Example, AnUntrainedModelFailsTheSampleTest) {
   const TempDir dir;
   const auto result =

@@ -1,4 +1,4 @@
-// One rank fails: its own message, the right exit code, everybody gone.
+// One rank fails: its own message is shown, the exit code is correct, and all processes end.
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -87,7 +87,7 @@ TEST(NonFiniteLoss, EndsEveryRankWithoutARestart) {
   EXPECT_EQ(newest_checkpoint(dir.path() / "run").filename(), "step-0000000005");
 }
 
-// What LibTorch throws has 10 to 30 stack frames behind its cause.
+// Exceptions of LibTorch contain 10 to 30 stack frames after the cause.
 TEST(LibTorchErrors, EndWithCauseAndHint) {
   for (const std::string ranks : {"1", "2"}) {
     for (const std::string phase : {"forward", "data", "validation"}) {
@@ -101,7 +101,7 @@ TEST(LibTorchErrors, EndWithCauseAndHint) {
       EXPECT_THAT(result.err, ContainsRegex("(at|failed at) step [0-9]+ in " + phase + ": [^\n]*mat1"));
       const auto lines = split(trim(result.err), '\n');
       EXPECT_GE(lines.size(), 2U);
-      if (phase != "data") {  // there the sample's number is more than a hint
+      if (phase != "data") {  // there the message contains the number of the sample
         EXPECT_THAT(result.err, HasSubstr("  hint: compare the shape of a sample"));
       }
     }
@@ -152,7 +152,7 @@ std::ostream& operator<<(std::ostream& out, const StartUp& start) { return out <
 
 class BeforeTheFirstStep : public testing::TestWithParam<std::tuple<StartUp, int>> {};
 
-// Nothing was trained: there is nothing to wait for.
+// Nothing was trained, so there is nothing to wait for.
 TEST_P(BeforeTheFirstStep, AStopEndsTheRunAtOnce) {
   const auto& [start, ranks] = GetParam();
   const TempDir dir;
@@ -183,7 +183,7 @@ TEST(AStop, EndsARankThatWaitsForAnother) {
   for (const int rank : {0, 1}) {
     const TempDir dir;
     Process process(command(TRAIN_PROGRAM, dir.path() / "run", {}), rank_variables(rank, 2, free_port()));
-    // Rank 0 says so when it is there, rank 1 when it has waited for a while.
+    // Rank 0 reports it when it starts, rank 1 after a wait.
     ASSERT_TRUE(process.wait_for(rank == 0 ? "checkpoints" : "waiting: nobody listens", Process::Seconds(30)));
     process.signal(SIGTERM);
     const auto result = process.wait(Process::Seconds(10));
@@ -192,7 +192,7 @@ TEST(AStop, EndsARankThatWaitsForAnother) {
   }
 }
 
-// A stopped process hears of nothing: it is woken up, so that all save.
+// A stopped process receives no requests, so it is continued first, and all ranks save.
 TEST(AStop, WakesARankThatIsStopped) {
   for (const std::size_t rank : {0U, 1U}) {
     const TempDir dir;
@@ -215,14 +215,14 @@ TEST(AStop, OfAHangNamesTheRankBeforeASchedulerKills) {
   ASSERT_TRUE(process.wait_for("hangs now")) << process.err();
   process.signal(SIGTERM);
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_TRUE(process.wait_for("after a stop was asked for; rank 1 is behind:", Process::Seconds(10)));
+  EXPECT_TRUE(process.wait_for("after a stop request; rank 1 is behind:", Process::Seconds(10)));
   const auto result = process.wait(Process::Seconds(60));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(29)) << result.err;
   EXPECT_EQ(result.code, 124) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop was asked for at step 5 in optimizer"));
+  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop request at step 5 in optimizer"));
 }
 
-/// The program started by a shell that does `redirection` first.
+/// The program, started by a shell with `redirection`.
 std::vector<std::string> redirected(const std::string& redirection, const std::vector<std::string>& program) {
   return with({"sh", "-c", "exec \"$0\" \"$@\" " + redirection}, program);
 }
@@ -269,7 +269,7 @@ TEST(Start, InADeletedDirectoryIsRefusedInPlainWords) {
   EXPECT_THAT(result.err, HasSubstr("error: found no working directory"));
 }
 
-// Every rank throws, whichever is first: the one that is the cause is named.
+// Every rank throws, in any order: the rank that caused the failure is named.
 TEST(SeveralRanks, NameTheOneWhoseParametersDiffer) {
   for (const auto& [rank, named] : {std::pair{2, 2}, {0, 0}, {1, 1}}) {
     const TempDir dir;
@@ -298,7 +298,7 @@ TEST(SeveralRanks, NameTheOneThatCannotSave) {
   }
 }
 
-// A terminal sends Ctrl-C to a whole process group: ranks have their own, so that only the supervisor gets it.
+// A terminal sends Ctrl-C to a whole process group: ranks have their own groups, so only the supervisor receives it.
 TEST(Launch, GivesEveryRankAProcessGroupOfItsOwn) {
   const TempDir dir;
   Process process(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--max_epochs", "10000"}));

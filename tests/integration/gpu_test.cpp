@@ -1,4 +1,4 @@
-// What only a machine with an NVIDIA GPU can show. One GPU is enough: ranks share it where several are needed.
+// Tests that need an NVIDIA GPU. One GPU is sufficient: several ranks share it.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -54,7 +54,7 @@ TEST(TrainerOnGpu, LearnsWhatTheCpuLearns) {
   for (const auto& optimizer : {sgd({.lr = 0.02, .momentum = 0.9}), adamw({.lr = 0.01})}) {
     WatchedTask on_gpu(optimizer);
     WatchedTask on_cpu(optimizer);
-    // The GPU first: LibTorch's CUDA half must be there before the process's first backward.
+    // The GPU first: LibTorch's CUDA half must be loaded before the first backward of the process.
     const auto found = train(training_on(ComputeSetup::gpu), on_gpu);
     const auto expected = train(training_on(ComputeSetup::cpu), on_cpu);
     ASSERT_EQ(expected.size(), 50U);
@@ -86,7 +86,7 @@ TEST(TrainerOnGpu, TrainsInBf16AndKeepsFloat) {
   }
 }
 
-// The other order cannot work, and says so instead of failing somewhere in LibTorch.
+// The other order cannot work and gives an error of lockstep instead of one in LibTorch.
 TEST(WorldOnGpu, IsRefusedAfterLibTorchFoundNoCuda) {
   LOCKSTEP_REQUIRE(Requirements().gpus(1));
   at::manual_seed(1);
@@ -117,8 +117,8 @@ class RanksOnGpu : public testing::Test {
     return all;
   }
 
-  /// Two ranks that share GPU 0, started as torchrun would. To NCCL, which refuses two ranks on one GPU of one host,
-  /// they seem to be on two hosts.
+  /// Two ranks that share GPU 0, started as torchrun would. NCCL rejects two ranks on one GPU of one host, so they
+  /// appear to be on two hosts.
   void train_two_ranks(const std::string& name, const std::vector<std::string>& more) {
     const std::string port = free_port();
     std::vector<std::unique_ptr<Process>> ranks;
@@ -180,7 +180,8 @@ TEST_F(RanksOnGpu, GlooLearnsWhatOneRankLearns) {
 TEST(ResumeOnGpu, AfterCtrlCIsBitwise) {
   LOCKSTEP_REQUIRE(Requirements().gpus(1));
   const TempDir dir;
-  // Long enough that the signal comes in the middle. Dropout stays: the GPU's generator is part of what is resumed.
+  // Long enough for the signal to arrive during the training. With dropout, because the GPU's generator is resumed as
+  // well.
   const std::vector<std::string> flags{"--max_epochs", "0", "--max_steps", "1000"};
   const auto straight = run_program(gpu_command(dir.path() / "straight", flags), kOneGpu);
   ASSERT_EQ(straight.code, 0) << straight.err;
@@ -192,7 +193,7 @@ TEST(ResumeOnGpu, AfterCtrlCIsBitwise) {
     process.signal(SIGINT);
     const auto result = process.wait();
     ASSERT_EQ(result.code, 130) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+    EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
   }
   ASSERT_NE(newest_checkpoint(dir.path() / "stopped").filename(),
             newest_checkpoint(dir.path() / "straight").filename());

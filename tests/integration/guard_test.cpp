@@ -1,4 +1,4 @@
-// Under launchers that are not ours: whoever fails is named by the others, who do not wait for it.
+// Under other launchers: the other ranks name a failed rank and do not wait for it.
 #include <csignal>
 #include <memory>
 
@@ -22,7 +22,7 @@ std::vector<std::string> failing(const TempDir& dir, const std::string& how, int
 
 struct Failure {
   std::string how;
-  std::string text;  // what the others say of it
+  std::string text;  // what the others report about it
 };
 std::ostream& operator<<(std::ostream& out, const Failure& failure) { return out << failure.how; }
 
@@ -82,7 +82,7 @@ TEST_P(WithoutAnyLauncher, TheOthersEndByThemselves) {
     }
     const auto result = ranks[static_cast<std::size_t>(rank)]->wait();
     EXPECT_EQ(result.code, 76) << result.err;
-    if (failed == 0 && failure.how != "throw") {  // it takes the store along
+    if (failed == 0 && failure.how != "throw") {  // the store ends with it
       EXPECT_THAT(result.err,
                   testing::AnyOf(HasSubstr("stopped: rank 0 ("), HasSubstr("the rendezvous store is gone")));
     } else {
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
     });
 
-// Rank 2 stands still, so that the others cannot leave their collective by themselves; then rank 1 dies.
+// Rank 2 hangs, so that the others cannot leave their collective; then rank 1 dies.
 TEST(Guard, EndsARankThatIsStuckInACollective) {
   const TempDir dir;
   const std::string port = free_port();
@@ -126,7 +126,7 @@ TEST(Guard, EndsARankThatIsStuckInACollective) {
   EXPECT_EQ(ranks[2]->wait(Process::Seconds(20)).code, 76);
 }
 
-// The others wait for their turn in the store, without a deadline of their own.
+// The others wait in the store for their turn, without a deadline.
 TEST(Guard, EndsRanksThatWaitForATurn) {
   const TempDir dir;
   const std::string port = free_port();
@@ -145,7 +145,7 @@ TEST(Guard, EndsRanksThatWaitForATurn) {
   }
 }
 
-// Its sockets cannot be made: it fails when the ranks have met, before they are connected.
+// Its sockets cannot be created: it fails after the rendezvous, before the ranks are connected.
 TEST(Guard, TellsTheOthersOfARankThatCannotBeConnected) {
   for (const int failing : {0, 1}) {
     const TempDir dir;
@@ -186,24 +186,24 @@ TEST(Guard, EndsARankWhoseAgentWasKilled) {
     const auto rank = Process::ranks_of(agent.pid());
     ASSERT_EQ(rank.size(), 1U);
     agent.signal(SIGKILL);
-    const auto result = agent.wait(Process::Seconds(20));  // until the rank has closed its standard error
+    const auto result = agent.wait(Process::Seconds(20));  // until the rank closes its standard error
     EXPECT_THAT(result.err, ContainsRegex("stopped: the launcher of rank 0 ended: pid " + std::to_string(agent.pid())));
   }
 }
 
-// A script between them that dies takes nothing along: its child would train on, and the agent would not know of it.
+// If a script between them dies, its child would continue to train, and the agent would not detect it.
 TEST(Guard, EndsARankWhoseScriptWasKilled) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
   const TempDir dir;
   Process agent(one_rank_under_torchrun(dir, kShell));
   ASSERT_TRUE(agent.wait_for("step 5 ")) << agent.err();
-  const pid_t script = Process::ranks_of(agent.pid()).at(0);  // the first that was given a rank
+  const pid_t script = Process::ranks_of(agent.pid()).at(0);  // the first process with a RANK variable
   kill(script, SIGKILL);
   const auto result = agent.wait(Process::Seconds(30));
   EXPECT_THAT(result.err, ContainsRegex("stopped: the launcher of rank 0 ended: pid " + std::to_string(script)));
 }
 
-// What is started by hand is nobody's: whoever did it may leave.
+// A process without a launcher survives the end of its parent.
 TEST(Guard, LeavesARankAloneThatWasStartedByHand) {
   const TempDir dir;
   const auto train = command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000", "--max_steps", "300"});
@@ -212,7 +212,7 @@ TEST(Guard, LeavesARankAloneThatWasStartedByHand) {
   EXPECT_THAT(result.err, HasSubstr("finished at step 300"));
 }
 
-// A signal to a whole job ends a script at once, while the rank below it saves.
+// A signal to a whole job ends the script at once, while its rank still saves.
 TEST(Guard, LetsARankSaveWhenItsScriptEndsFirst) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
   const TempDir dir;
@@ -224,7 +224,7 @@ TEST(Guard, LetsARankSaveWhenItsScriptEndsFirst) {
   kill(rank.front(), SIGTERM);
   kill(script, SIGKILL);
   const auto result = agent.wait(Process::Seconds(30));
-  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
   EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());
 }
 

@@ -1,4 +1,4 @@
-// The same program under torchrun: the same bytes as under our own launcher.
+// A program gives the same bytes under torchrun as under our own launcher.
 #include <csignal>
 #include <memory>
 

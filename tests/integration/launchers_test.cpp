@@ -1,5 +1,5 @@
-// One binary under every launcher that can be installed here: the bytes of our own launcher at the same number of
-// ranks.
+// One binary under every launcher that can be installed here gives the same bytes as our launcher with the same world
+// size.
 #include <chrono>
 #include <thread>
 
@@ -34,7 +34,7 @@ Requirements installed(const std::string& program, const std::string& package) {
                              program + " is missing: apt-get install --no-install-recommends " + package);
 }
 
-/// `launcher` and what it shall start: training into `run`.
+/// `launcher` with the command that trains into `run`.
 std::vector<std::string> launch(std::vector<std::string> launcher, const std::filesystem::path& run,
                                 const std::vector<std::string>& more = {}) {
   std::vector<std::string> flags = kFlags;
@@ -75,7 +75,7 @@ TEST(Mpich, EndsWithTheSameWeights) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
 }
 
-/// Starts a command on the machine whose address comes first, as ssh would.
+/// Like ssh: starts a command on the machine with the given address.
 std::filesystem::path remote_shell(const TempDir& dir, const Network& network) {
   const auto script = dir.path() / "shell";
   std::ofstream(script) << "#!/bin/sh\nshift_to=$1\nshift\ncase $shift_to in " << Network::address(0)
@@ -108,7 +108,7 @@ TEST(OpenMpi, EndsWithTheSameWeightsOnTwoMachines) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
 }
 
-// Every rank has a shell of its own as parent: the port still has to be one.
+// Every rank has a different shell as parent, but all must use the same port.
 TEST(Mpich, MeetsThroughAShellScript) {
   LOCKSTEP_REQUIRE(installed("mpiexec.hydra", "mpich"));
   const TempDir dir;
@@ -142,7 +142,7 @@ class SlurmCluster {
     }
     return needed;
   }
-  /// ... and for nodes with networks of their own.
+  /// The same for nodes with separate networks.
   static Requirements networks() {
     const bool allowed = is_installed("ip") && run_program({"unshare", "--net", "--uts", "--mount", "true"}).code == 0;
     return requirements().that(allowed, "network namespaces need `ip` (iproute2) and the rights to make them");
@@ -209,8 +209,8 @@ TEST(SlurmStep, StartsTheRanksOfANodeWithOneTask) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 4));
 }
 
-// salloc's shell has variables of the whole job: only the step that srun starts inside it counts, here one on the
-// second node.
+// The shell of salloc has variables of the whole job. Only those of the step that srun starts in it count; here the
+// step runs on the second node.
 TEST(SlurmStep, RunsOnSomeNodesOfAnAllocation) {
   LOCKSTEP_REQUIRE(SlurmCluster::networks());
   const SlurmCluster cluster("netns");
@@ -263,7 +263,7 @@ bool appears(const std::filesystem::path& file, const std::string& text, std::ch
   return read_text(file).find(text) != std::string::npos;
 }
 
-/// Slurm lets two minutes pass before a queued job starts again, unless it is told otherwise.
+/// By default, Slurm waits two minutes before a requeued job starts again.
 void start_again(const SlurmCluster& cluster, const std::string& job) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     if (cluster.run({"squeue", "-h", "-j", job, "-o", "%T"}).out.starts_with("PENDING")) {
@@ -283,7 +283,7 @@ struct Requeue {
 
 class SlurmRequeue : public testing::TestWithParam<Requeue> {};
 
-// --fresh started over before the job was queued again, and does not do so after it.
+// --fresh starts over at the first start of the job, but not after a requeue.
 TEST_P(SlurmRequeue, GoesOnWhenItWasAskedToStop) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   const SlurmCluster cluster("loopback");
@@ -304,7 +304,7 @@ TEST_P(SlurmRequeue, GoesOnWhenItWasAskedToStop) {
   constexpr std::chrono::seconds kPatience{60};
   ASSERT_TRUE(appears(log, "step 5 ", kPatience)) << read_text(log);
   ASSERT_EQ(cluster.run(with(GetParam().signal, {job})).code, 0);
-  ASSERT_TRUE(appears(log, "run the same command again to go on", kPatience)) << read_text(log);
+  ASSERT_TRUE(appears(log, "run the same command again to continue", kPatience)) << read_text(log);
   start_again(cluster, job);
   EXPECT_TRUE(appears(log, "resuming from step", kPatience)) << read_text(log);
   cluster.run({"scancel", job});
@@ -318,8 +318,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Requeue{"without_srun", "exec", {"--nprocs", "2"}, {"scancel", "--batch", "--signal=USR1"}}),
     [](const auto& test) { return test.param.name; });
 
-// Each task of the array is a job of its own, with a run of its own. Slurm sends the signal before the limit, up to a
-// minute earlier than it was told.
+// Each task of the array is a separate job with a separate run. Slurm sends the signal before the limit, up to a minute
+// earlier than requested.
 TEST(SlurmBatch, TasksOfAnArrayStopBeforeTheirTimeLimitAndAreQueuedAgain) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   LOCKSTEP_REQUIRE(Requirements().that(rounds(0) > 0, "takes minutes, Slurm's: set LOCKSTEP_TEST_ROUNDS=100"));
@@ -339,7 +339,7 @@ TEST(SlurmBatch, TasksOfAnArrayStopBeforeTheirTimeLimitAndAreQueuedAgain) {
   const std::string array(trim(submitted.out));
   for (const std::string task : {"3", "5"}) {
     const auto log = dir.path() / ("log" + task);
-    ASSERT_TRUE(appears(log, "run the same command again to go on", std::chrono::seconds(150))) << read_text(log);
+    ASSERT_TRUE(appears(log, "run the same command again to continue", std::chrono::seconds(150))) << read_text(log);
     start_again(cluster, array + "_" + task);
     EXPECT_TRUE(appears(log, "resuming from step", std::chrono::seconds(200))) << read_text(log);
   }

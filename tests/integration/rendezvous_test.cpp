@@ -1,4 +1,4 @@
-// What can be wrong before the first step, with real processes and real sockets: named, quickly, on every rank.
+// Errors before the first step, with real processes and sockets, are reported quickly on every rank.
 #include "world/rendezvous.h"
 
 #include <chrono>
@@ -63,7 +63,7 @@ void say(int connection, std::string_view text) {
   [[maybe_unused]] const auto sent = send(connection, text.data(), text.size(), MSG_NOSIGNAL);
 }
 
-/// Waits until the other end hangs up, for so long at most.
+/// Waits until the other end closes the connection, up to a limit.
 bool is_left_within(int connection, std::chrono::milliseconds limit) {
   pollfd end{.fd = connection, .events = POLLRDHUP, .revents = 0};
   return poll(&end, 1, static_cast<int>(limit.count())) == 1;
@@ -75,7 +75,8 @@ TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {}), rank_variables(1, 2, stranger.port()),
                                   ".", Process::Seconds(60));
   EXPECT_EQ(result.code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("what listens on 127.0.0.1:" + stranger.port() + " is not the rendezvous store"));
+  EXPECT_THAT(result.err,
+              HasSubstr("the program that listens on 127.0.0.1:" + stranger.port() + " is not the rendezvous store"));
   EXPECT_THAT(result.err, HasSubstr(GetParam().text));
   EXPECT_THAT(result.err, HasSubstr("it is pid " + std::to_string(getpid()) + " '"));
   EXPECT_LT(result.seconds, 5 + 5) << "5 s, and a start on busy cores";
@@ -84,7 +85,7 @@ TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, StrangerOnMasterPort,
     testing::Values(Stranger{"http_server", [](int connection) { say(connection, "HTTP/1.1 400 Bad Request\r\n\r\n"); },
-                             "it says 'HTTP/1.1 400"},
+                             "it sends 'HTTP/1.1 400"},
                     Stranger{"silent_listener", [](int connection) { is_left_within(connection, 60s); },
                              "it does not answer within 4 s"},
                     Stranger{"one_who_says_another_word",
@@ -92,8 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
                                say(connection, "x");
                                is_left_within(connection, 60s);
                              },
-                             "it says 'x'"},
-                    Stranger{"slow_talker",  // no byte buys it time
+                             "it sends 'x'"},
+                    Stranger{"slow_talker",  // a sent byte does not extend the limit
                              [](int connection) {
                                say(connection, "k");
                                if (!is_left_within(connection, 3s)) {
@@ -157,7 +158,7 @@ TEST(StoreQuestions, ToAStoreThatIsGoneFindALostPeer) {
     server.reset();
     try {
       for (;;) {
-        question(*client);  // what is only sent finds out at the second time
+        question(*client);  // a send without a reply fails only the second time
       }
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("the rendezvous store is gone"));

@@ -1,4 +1,4 @@
-// Stopped or killed at any moment and started again, a run ends with the very bytes of the undisturbed one.
+// A run that is stopped or killed at any time and resumed ends with the same bytes as an uninterrupted run.
 #include <csignal>
 #include <random>
 
@@ -67,7 +67,7 @@ TEST_F(Resume, AfterCtrlC) {
   process.signal(SIGINT);
   const auto result = process.wait();
   EXPECT_EQ(result.code, 130) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("run the same command again to go on"));
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
   expect_same_end();
 }
 
@@ -80,7 +80,7 @@ TEST_F(Resume, AfterTermination) {
   expect_same_end();
 }
 
-/// The run is still at it when what was printed has been read.
+/// The run still trains when its output has been read.
 std::vector<std::string> slowly(std::vector<std::string> command) {
   command.insert(command.end(), {"--work_ms", "20"});
   return command;
@@ -164,8 +164,8 @@ TEST_F(Resume, OnAnotherNumberOfRanksKeepsTheGlobalBatch) {
   wider.insert(wider.end(), {"--nprocs", "3", "--dropout", "0"});
   const auto result = run_program(wider);
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("random numbers are seeded anew"));
-  // 103 samples in steps of 8: 13 an epoch, whatever the ranks.
+  EXPECT_THAT(result.err, HasSubstr("the random generators get new seeds"));
+  // 103 samples in steps of 8: 13 steps per epoch for any world size.
   EXPECT_EQ(newest_checkpoint(run()).filename().string(), "step-0000000078");
 }
 
@@ -220,7 +220,7 @@ TEST_F(Resume, LastNeedsACheckpoint) {
   EXPECT_THAT(result.err, HasSubstr("--resume last: no checkpoint"));
 }
 
-// Of two ranks, with a setting that is gone.
+// A checkpoint of two ranks with a setting that no longer exists.
 TEST_F(Resume, GoesOnFromAnOldCheckpointWithoutAWordAboutASettingThatIsGone) {
   for (const char* ranks : {"2", "1"}) {
     const auto result =

@@ -1,5 +1,5 @@
-// Whose a run directory is: a second start, another program, --fresh under every launcher, a restart before the first
-// save, and what config.toml keeps.
+// Ownership of a run directory: a second start, another program, --fresh under every launcher, a restart before the
+// first save, and the contents of config.toml.
 #include <array>
 #include <csignal>
 #include <filesystem>
@@ -36,7 +36,7 @@ class RunDirectories : public testing::Test {
   /// Trains until it is killed.
   std::vector<std::string> endless() const { return train({"--max_epochs", "100000", "--work_ms", "20"}); }
 
-  /// Every file and what is in it.
+  /// Every file and its content.
   static std::map<std::string, std::string> files_in(const Path& directory) {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
@@ -46,7 +46,7 @@ class RunDirectories : public testing::Test {
     }
     return files;
   }
-  int runs() const {  // "run" and those that were set aside
+  int runs() const {  // "run" and the directories that were moved away
     int found = 0;
     for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
       found += entry.path().filename().string().starts_with("run") ? 1 : 0;
@@ -100,7 +100,7 @@ TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {
   std::filesystem::create_symlink(TRAIN_PROGRAM, renamed);
   auto stranger = train({"--max_epochs", "2"});
   stranger.front() = renamed.string();
-  const auto files = [&] {  // without the locks, which say who looked last
+  const auto files = [&] {  // without the locks, which contain the last process
     auto found = files_in(run());
     found.erase(".lock");
     found.erase("checkpoints/.lock");
@@ -113,7 +113,7 @@ TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {
   EXPECT_THAT(refused.err, HasSubstr("--fresh"));
   EXPECT_THAT(refused.err, HasSubstr("--run_name"));
   EXPECT_TRUE(files() == before);
-  // A program that was renamed on purpose goes on in a run of its own.
+  // A program that was renamed on purpose uses a different run.
   const auto goes_on =
       run_program(with(stranger, {"--run_dir", run("run_renamed").string(), "--resume", run().string()}));
   EXPECT_EQ(goes_on.code, 0) << goes_on.err;
@@ -175,7 +175,7 @@ TEST_F(RunDirectories, HaveThePermissionsOfTheUmask) {
 
 // --- where a restart begins ---
 
-// The requeue of a job is a restart of its launch, whoever starts the ranks.
+// A requeued job is a restart of its launch, under every launcher.
 TEST_F(RunDirectories, ARestartBeforeTheFirstSaveBeginsWhereTheLaunchBegan) {
   ASSERT_EQ(run_program(train({"--max_steps", "4"})).code, 0);
   auto other = train({"--max_steps", "20", "--max_epochs", "0"});
@@ -191,7 +191,7 @@ TEST_F(RunDirectories, ARestartBeforeTheFirstSaveBeginsWhereTheLaunchBegan) {
   EXPECT_THAT(again.err(), HasSubstr("resuming from " + run("run_other").string()));
   again.signal(SIGKILL);
   again.wait();
-  // It has saved: now its own checkpoint is the one to go on from.
+  // After its first save, it resumes from its own checkpoint.
   Process third(launch, {{"SLURM_JOB_ID", "77"}, {"SLURM_RESTART_COUNT", "2"}});
   ASSERT_TRUE(third.wait_for("resuming from")) << third.err();
   EXPECT_THAT(third.err(), HasSubstr(" in " + run().string()));
@@ -240,7 +240,7 @@ TEST_P(FreshInASlurmJob, ActsOnceHoweverOftenTheJobIsQueuedAgain) {
     EXPECT_EQ(result.err.find("resuming from step") != std::string::npos, attempt > 0) << result.err;
     EXPECT_EQ(runs(), 2) << "attempt " << attempt;
   }
-  // The same command once more, not queued again, is another launch.
+  // The same command without a requeue is another launch.
   const auto second = run_program(train({"--fresh", "--nprocs", ranks, "--max_steps", "3"}), job);
   EXPECT_EQ(second.code, 0) << second.err;
   EXPECT_EQ(runs(), 3);

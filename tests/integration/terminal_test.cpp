@@ -23,8 +23,8 @@ TEST_P(OnATerminal, ShowsABarAndSavesOnCtrlC) {
   program.type("\x03");
   ASSERT_TRUE(program.read_until("")) << program.screen;
   EXPECT_EQ(program.wait(), 130) << program.screen;
-  EXPECT_THAT(program.screen, HasSubstr("run the same command again to go on"));
-  // Nothing of the bar is left on the last line.
+  EXPECT_THAT(program.screen, HasSubstr("run the same command again to continue"));
+  // The last line contains no part of the bar.
   const auto last = program.screen.rfind("go on");
   EXPECT_EQ(program.screen.substr(last).find("%|"), std::string::npos);
   EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());

@@ -1,4 +1,4 @@
-// A callback in one expression.
+// Makes a callback in one expression.
 #pragma once
 
 #include <cstdint>

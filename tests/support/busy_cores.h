@@ -1,4 +1,4 @@
-// Other programs on the machine of a test.
+// Simulates other programs on the machine of a test.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// So many programs that never sleep, until it is destroyed.
+/// Runs `programs` busy processes until it is destroyed.
 class BusyCores {
  public:
   explicit BusyCores(int programs) {

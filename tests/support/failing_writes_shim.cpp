@@ -1,6 +1,5 @@
 // Preloaded into a process tree under test: write(2) to files whose name ends in FAILING_FILE fails with the error
-// number FAILING_ERROR, from the FAILING_FROM-th such write of a process on, FAILING_TIMES times. Nothing for ordinary
-// programs.
+// number FAILING_ERROR, from the FAILING_FROM-th such write of a process on, FAILING_TIMES times. For tests only.
 #include <atomic>
 #include <cerrno>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Machines that tests plan for. Torch-free.
+// Fake machines for tests of plans. Torch-free.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ inline Gpu fake_gpu(int number, std::int64_t free_gib = 80) {
           .free_bytes = free_gib * kGiB};
 }
 
-/// A machine built with CUDA and NCCL that shows all of its GPUs.
+/// A machine with CUDA and NCCL on which all GPUs are visible.
 inline Hardware machine_with(int gpus, int cores = 16) {
   Hardware hardware{.host = "test",
                     .gpus_present = gpus,

@@ -1,4 +1,4 @@
-// Hands every operation on to another file system: tests override what they want to disturb.
+// Forwards every operation to another file system; tests override operations to inject errors.
 #pragma once
 
 #include <memory>

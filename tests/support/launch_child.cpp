@@ -1,4 +1,5 @@
-// A worker for the tests of the launcher: does what it is told, one word per rank (the last word is for the rest).
+// A worker for the tests of the launcher. Each argument is the task of one rank; the last one also applies to all
+// further ranks.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -44,7 +45,7 @@
 #include "supervise/worker_process.h"
 #include "support/loud_lines.h"
 
-/// A sanitizer's own handlers would keep ours out.
+/// With a sanitizer's handlers, ours would not be installed.
 extern "C" const char* __asan_default_options() {
   return "handle_segv=0:handle_abort=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:use_sigaltstack=0";
 }
@@ -116,7 +117,7 @@ void inspect(int argc, char** argv, const Variables& environment) {
   }
 }
 
-/// Waits for a request to stop, as a trainer would. Returns the code to finish with.
+/// Waits for a stop request, like a trainer. Returns the exit code.
 int wait_for_stop() {
   TrainControl control;
   const SignalScope scope(control);
@@ -124,7 +125,7 @@ int wait_for_stop() {
   sigset_t none;
   sigfillset(&all);
   sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &all, nullptr);  // no signal between the look and the wait
+  sigprocmask(SIG_SETMASK, &all, nullptr);  // no signal between the check and the wait
   say("ready");
   while (control.stop_requested() == StopKind::none) {
     sigsuspend(&none);
@@ -132,7 +133,7 @@ int wait_for_stop() {
   return control.stop_requested() == StopKind::interrupt ? 130 : 75;
 }
 
-/// What run() gives every rank.
+/// The objects that run() gives every rank.
 struct RankTools {
   RankTools(int rank, const std::shared_ptr<const Channel>& channel)
       : board(WorkerProcess::kProgressFd, rank),
@@ -215,7 +216,8 @@ void leave_grandchild() {
   }
 }
 
-/// Two forks and a session of its own: nothing of the worker's family is left. `bare`: not even its environment.
+/// Forks twice and starts a new session, so that it is no longer related to the worker. `bare`: also clears the
+/// environment.
 void leave_daemon(bool bare) {
   std::array<int, 2> ends{};
   [[maybe_unused]] const int made = pipe(ends.data());
@@ -245,7 +247,7 @@ void leave_daemon(bool bare) {
   say("daemon " + std::to_string(daemon));
 }
 
-/// All ranks meet at rank 0's socket and find that they are of one launch.
+/// All ranks connect to rank 0's socket and check that they belong to one launch.
 bool meet(int rank, int world_size, int port, const std::string& run_id) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -260,7 +262,7 @@ bool meet(int rank, int world_size, int port, const std::string& run_id) {
                read(fd, heard.data(), heard.size()) == static_cast<ssize_t>(heard.size()) && heard == run_id;
       }
       close(fd);
-      poll(nullptr, 0, 1);  // rank 0 is not there yet
+      poll(nullptr, 0, 1);  // rank 0 does not listen yet
     }
   }
   constexpr int kStoreFd = 5;
@@ -275,7 +277,7 @@ bool meet(int rank, int world_size, int port, const std::string& run_id) {
   return true;
 }
 
-/// As kernels before 5.11 do.
+/// Behaves like kernels before 5.11.
 void refuse_close_range() {
   std::array<sock_filter, 4> rules{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                                     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1),
@@ -309,7 +311,7 @@ int main(int argc, char** argv) {
                            .environment = environment})
         .exit_code;
   }
-  if (!environment.has("RANK")) {  // started by hand: launches itself, without its file
+  if (!environment.has("RANK")) {  // started without a launcher: launches itself after its file was deleted
     unlink(argv[0]);
     return launch_workers({.argv = {argv, argv + argc}, .ranks_per_node = {2}, .environment = environment}).exit_code;
   }
@@ -327,7 +329,7 @@ int main(int argc, char** argv) {
     return code;
   };
   if (const auto fifo = environment.get("TEST_FIFO")) {
-    open(fifo->c_str(), O_WRONLY);  // held to the end: the test sees when the last holder is gone
+    open(fifo->c_str(), O_WRONLY);  // kept open to the end: the test detects when the last holder has ended
   }
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
@@ -367,7 +369,7 @@ int main(int argc, char** argv) {
       say("ready " + std::to_string(getpid()));
       wait_for_ever();
     }
-    TrainControl control;  // work: steps until it shall stop
+    TrainControl control;  // work: runs steps until a stop request
     const SignalScope scope(control);
     tools.record.set_phase(Phase::forward);
     [[maybe_unused]] const StopKind none = control.stop_requested();  // from now on a signal is a request
@@ -434,7 +436,7 @@ int main(int argc, char** argv) {
     return finish(
         meet(rank, number("WORLD_SIZE"), number("MASTER_PORT"), environment.get("LOCKSTEP_RUN_ID").value()) ? 0 : 1);
   }
-  if (task == "train") {  // train:FAILURES:STEP,STEP...: dies so often, the n-th time at the n-th step
+  if (task == "train") {  // train:FAILURES:STEP,STEP...: number of deaths; the n-th death is at the n-th step
     const int attempt = number("LOCKSTEP_RESTART");
     const std::vector<std::string> steps = split(words.at(2), ',');
     ProgressBoard board(number("LOCKSTEP_PROGRESS_FD"), number("LOCAL_RANK"));

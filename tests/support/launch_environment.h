@@ -1,4 +1,4 @@
-// Environments of launched processes: recorded ones, and how tests bend them. Torch-free.
+// Recorded environments of launched processes, and functions to change them. Torch-free.
 #pragma once
 
 #include <filesystem>
@@ -18,7 +18,7 @@ namespace lockstep {
 
 using Values = std::map<std::string, std::string, std::less<>>;
 
-/// tests/data/launch/<name>.env: NAME=value lines; the comment says the command that set them.
+/// tests/data/launch/<name>.env: NAME=value lines; the comment contains the command that set them.
 inline Values recorded(const std::string& name) {
   std::ifstream in(std::filesystem::path(LOCKSTEP_TEST_DATA) / "launch" / (name + ".env"));
   if (!in) {
@@ -56,7 +56,7 @@ inline std::optional<Identity> identity_of(const Values& values, const std::map<
   return detect_identity(Variables(values), files_of(files));
 }
 
-/// What is wrong with the variables, and the fix: "what | hint".
+/// Error for invalid variables, as "what | hint".
 inline std::vector<std::string> problems(const Values& values, const std::map<std::string, std::string>& files = {}) {
   std::vector<std::string> texts;
   try {

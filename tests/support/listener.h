@@ -1,4 +1,4 @@
-// Something that is no store, on a port of the loopback.
+// A server on the loopback interface that is not a store.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace lockstep {
 
 class Listener {
  public:
-  /// `serve` gets each connection in turn.
+  /// Calls `serve` for each connection, one after another.
   using Serve = std::function<void(int connection)>;
 
   explicit Listener(Serve serve) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

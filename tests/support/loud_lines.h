@@ -1,5 +1,5 @@
-// Output that is hard to carry: long and short lines, NUL, escape sequences, invalid UTF-8. The same for writer and
-// reader.
+// Output that is difficult to transfer: long and short lines, NUL, escape sequences, invalid UTF-8. Writer and reader
+// generate the same lines.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// 1 to 5000 bytes of line `line` of rank `rank`, its end included.
+/// 1 to 5000 bytes of line `line` of rank `rank`, including its end.
 inline std::string loud_line(int rank, int line) {
   std::uint64_t state = (static_cast<std::uint64_t>(rank) << 32U) + static_cast<std::uint64_t>(line) + 1;
   const auto next = [&state] {

@@ -1,4 +1,4 @@
-// Two machines on one: namespaces of network and process numbers. Needs root, iproute2 and util-linux.
+// Simulates two machines with network and PID namespaces. Needs root, iproute2 and util-linux.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Two machines with an address each and a cable between them. Neither sees the processes of the other one.
+/// Two machines, each with an address, connected by a cable. Neither can see the processes of the other.
 class Network {
  public:
   Network() : names_{"lockstep-a-" + std::to_string(getpid()), "lockstep-b-" + std::to_string(getpid())} {
@@ -36,18 +36,19 @@ class Network {
     all.insert(all.end(), command.begin(), command.end());
     return all;
   }
-  /// What runs on a machine although whoever started it is gone.
+  /// Processes that still run on a machine although their parent has ended.
   std::vector<pid_t> orphans(int machine) const { return Process::children_of(init(machine)); }
 
   void pull_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "down"}); }
   void plug_cable(int machine = 0) const { ip({"-n", name(machine), "link", "set", "cable", "up"}); }
-  /// What the machine sends goes to a card that nobody has: it is lost without an error. What it is sent arrives.
+  /// Packets from the machine go to a network card that does not exist and are lost without an error. Packets to it
+  /// arrive.
   void mute(int machine) const {
     ip({"-n", name(machine), "neigh", "replace", address(1 - machine), "lladdr", "02:00:00:00:00:00", "dev", "cable",
         "nud", "permanent"});
   }
   void unmute(int machine) const { ip({"-n", name(machine), "neigh", "del", address(1 - machine), "dev", "cable"}); }
-  /// Ends the machine's connections to the other one, which gets a RST for each. How many; 0: this kernel cannot.
+  /// Resets the machine's connections to the other one. Returns their number; 0: the kernel does not support it.
   std::ptrdiff_t reset_connections(int machine) const {
     const auto killed = run_program({"ip", "netns", "exec", name(machine), "ss", "--kill", "--no-header", "--tcp",
                                      "--numeric", "dst", address(1 - machine)});
@@ -59,7 +60,7 @@ class Network {
     words.insert(words.begin(), "ip");
     return run_program(words).code == 0;
   }
-  /// A machine's first process: it does nothing but hold the namespaces.
+  /// First process of a machine; it only keeps the namespaces open.
   pid_t init(int machine) const {
     return Process::children_of(machines_[static_cast<std::size_t>(machine)]->pid()).front();
   }

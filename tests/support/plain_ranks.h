@@ -1,4 +1,4 @@
-// Ranks that nobody launched: started by hand with the variables that torchrun would set.
+// Ranks without a launcher, started with the variables that torchrun would set.
 #pragma once
 
 #include <string>

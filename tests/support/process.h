@@ -1,4 +1,4 @@
-// A program under test: started with its own output pipes, watched with deadlines, always ended.
+// A program under test, with pipes for its output and a deadline for each wait. It is always ended.
 #pragma once
 
 #include <array>
@@ -104,7 +104,7 @@ class Process {
   void signal(int number) const { ::kill(pid_, number); }
   const std::string& err() const noexcept { return result_.err; }
 
-  /// Reads until standard error or output contains `text`. False: the deadline came or the program ended first.
+  /// Reads until standard error or output contains `text`. False: the deadline passed or the program ended first.
   bool wait_for(const std::string& text, Seconds deadline = Seconds(60)) {
     const auto end = std::chrono::steady_clock::now() + deadline;
     const auto seen = [&] {
@@ -118,7 +118,7 @@ class Process {
     return true;
   }
 
-  /// Reads for this long; true: the program ended meanwhile.
+  /// Reads for this time; true: the program has ended.
   bool ended_within(std::chrono::milliseconds time) {
     const auto end = std::chrono::steady_clock::now() + time;
     while ((out_open_ || err_open_) && pump(end)) {
@@ -126,7 +126,7 @@ class Process {
     return !out_open_ && !err_open_;
   }
 
-  /// Reads to the end. Throws when the deadline comes first.
+  /// Reads to the end. Throws if the deadline passes first.
   Result wait(Seconds deadline = Seconds(120)) {
     const auto end = std::chrono::steady_clock::now() + deadline;
     while (out_open_ || err_open_) {
@@ -153,7 +153,7 @@ class Process {
     return result_;
   }
 
-  /// The name of a process; "" when it is gone.
+  /// The name of a process; "" if it has ended.
   static std::string name_of(pid_t pid) {
     std::string name;
     std::ifstream("/proc/" + std::to_string(pid) + "/comm") >> name;
@@ -170,7 +170,7 @@ class Process {
     return children;
   }
 
-  /// The ranks below a launcher, in order of rank: descendants that were given a RANK.
+  /// The ranks below a launcher, in order of rank: descendants with a RANK variable.
   static std::vector<pid_t> ranks_of(pid_t launcher) {
     std::map<int, pid_t> ranks;
     std::vector<pid_t> left = children_of(launcher);
@@ -193,13 +193,13 @@ class Process {
     return pids;
   }
 
-  /// True when all these processes are gone within the deadline.
+  /// True if all these processes end within the deadline.
   static bool gone(const std::vector<pid_t>& pids, std::chrono::milliseconds deadline) {
     const auto end = std::chrono::steady_clock::now() + deadline;
     for (const pid_t pid : pids) {
       const int handle = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
       if (handle < 0) {
-        continue;  // gone already
+        continue;  // has already ended
       }
       pollfd ended{.fd = handle, .events = POLLIN, .revents = 0};
       const auto left =
@@ -214,7 +214,7 @@ class Process {
   }
 
  private:
-  // Reads what is there, waiting for it until `end`. False: nothing more will come, or the deadline.
+  // Reads available output, waits for it until `end`. False: end of output, or the deadline passed.
   bool pump(std::chrono::steady_clock::time_point end) {
     std::array<pollfd, 2> waiting{{{.fd = out_open_ ? out_ : -1, .events = POLLIN, .revents = 0},
                                    {.fd = err_open_ ? err_ : -1, .events = POLLIN, .revents = 0}}};

@@ -1,4 +1,4 @@
-// The Python that a LibTorch wheel belongs to.
+// Python environment of a LibTorch wheel.
 #pragma once
 
 #include <filesystem>

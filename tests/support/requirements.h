@@ -1,4 +1,4 @@
-// What a test needs of this machine and this build, and all that is missing at once where it cannot run.
+// Requirements of a test on the machine and the build, and a list of all that are not met.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ class Requirements {
     return *this;
   }
 
-  /// Asks the driver, not LibTorch: that would decide for this process that there is no CUDA before it is loaded.
+  /// Asks the driver, not LibTorch: LibTorch would decide that there is no CUDA if its CUDA half is not loaded yet.
   Requirements& gpus(std::size_t count) {
     const Hardware hardware = probe_hardware();
     that(hardware.cuda_built, "this build has no CUDA");
@@ -36,7 +36,7 @@ class Requirements {
   /// Empty: the test can run.
   std::string missing() const { return join(missing_, "; "); }
 
-  /// Set where the hardware is known to be there: what would be skipped fails.
+  /// Set if the hardware must be available: a test fails instead of being skipped.
   static bool skips_are_forbidden() { return read_environment().get("LOCKSTEP_FORBID_SKIPS") == "1"; }
 
  private:
@@ -45,7 +45,8 @@ class Requirements {
 
 }  // namespace lockstep
 
-/// Goes on when the Requirements are met; else skips the test with the reasons, or fails under LOCKSTEP_FORBID_SKIPS=1.
+/// Continues if the Requirements are met; otherwise skips the test with the reasons, or fails under
+/// LOCKSTEP_FORBID_SKIPS=1.
 #define LOCKSTEP_REQUIRE(requirements)                                                            \
   if (const std::string missing_here = (requirements).missing(); !missing_here.empty()) {         \
     if (::lockstep::Requirements::skips_are_forbidden()) {                                        \

@@ -1,4 +1,4 @@
-// What integration tests ask of finished runs.
+// Reads the results of finished runs for integration tests.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// The newest checkpoint folder of a run.
+/// The directory of the newest checkpoint of a run.
 inline std::filesystem::path newest_checkpoint(const std::filesystem::path& run) {
   std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator(run / "checkpoints")) {
@@ -62,7 +62,7 @@ inline std::map<std::int64_t, double> metric(const std::filesystem::path& run, c
   return values;
 }
 
-/// A port that was free a moment ago.
+/// A port that was free just now.
 inline std::string free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

@@ -1,4 +1,4 @@
-// Sweeps over many moments, ranks or bytes: how many, from which seed, and what came out.
+// Sweeps over many moments, ranks or bytes: number of points, seed and result.
 #pragma once
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace lockstep {
 
-/// How often a sweep does what it does: `everyday`; under the preset nightly (LOCKSTEP_TEST_ROUNDS=100) `nightly`
-/// times, with another value of the variable in proportion.
+/// Number of points of a sweep: `everyday`, or `nightly` under the preset nightly (LOCKSTEP_TEST_ROUNDS=100);
+/// proportional for other values of the variable.
 inline int rounds(int everyday, int nightly = 100) {
   const char* text = std::getenv("LOCKSTEP_TEST_ROUNDS");
   const int percent = text != nullptr ? std::atoi(text) : 0;
   return percent > 0 ? std::max(everyday, nightly * percent / 100) : everyday;
 }
 
-/// Counts points and losses, prints both at the end, and draws the randomness of a sweep from a seed that is printed:
+/// Counts points and losses and prints both at the end. The random numbers of a sweep come from a seed that is printed;
 /// LOCKSTEP_TEST_SEED repeats a sweep.
 class Sweep {
  public:

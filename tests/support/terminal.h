@@ -1,4 +1,4 @@
-// A program on a terminal of its own.
+// Runs a program on its own terminal.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ class OnTerminal {
     ASSERT_EQ(write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
 
-  /// Reads until `text` appears ("" : until the program ends). False: it did not within a minute.
+  /// Reads until `text` appears ("" : until the program ends). False: it did not appear within a minute.
   bool read_until(const std::string& text) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (text.empty() || screen.find(text) == std::string::npos) {

@@ -17,8 +17,7 @@
 
 namespace lockstep {
 
-/// Runs `body` once per rank and rethrows the exception that came first in cause: a lost peer is a consequence of
-/// another.
+/// Runs `body` once per rank and rethrows the primary exception: a lost peer is a consequence of another failure.
 inline void thread_world(int size, const std::function<void(World&)>& body,
                          std::chrono::milliseconds timeout = std::chrono::seconds(30), int nodes = 1) {
   const auto store = c10::make_intrusive<c10d::HashStore>();

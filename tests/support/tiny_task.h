@@ -1,4 +1,4 @@
-// A small regression whose every number is known beforehand.
+// A small regression with known results.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -31,7 +31,7 @@ class TinyTask : public Task {
   OptimizerSpec optimizer_;
 };
 
-/// A configuration that leaves no files.
+/// A configuration that writes no files.
 inline TrainConfig in_memory(TrainConfig config) {
   config.compute_setup = ComputeSetup::cpu;
   config.checkpoint.enabled = false;

@@ -23,7 +23,7 @@
 
 namespace {
 
-constexpr std::int64_t kSize = 103;  // no batch divides it
+constexpr std::int64_t kSize = 103;  // not a multiple of any batch size
 
 struct NetImpl : torch::nn::Module {
   NetImpl(double dropout, at::ScalarType dtype) : drop(register_module("drop", torch::nn::Dropout(dropout))) {
@@ -42,13 +42,13 @@ struct Options {
   bool noise = true;
   bool fp64 = false;
   std::string optimizer = "adamw";
-  std::string ledger;      // folder: every rank notes the samples of each step
-  std::int64_t stops = 0;  // instead of one run: for each step up to this one a run that stops there and is resumed
+  std::string ledger;      // directory in which every rank records the samples of each step
+  std::int64_t stops = 0;  // instead of one run: for each step up to this one, a run that stops there and is resumed
   std::int64_t stride = 1;
   std::int64_t fail_step = -1;
   std::int64_t fail_rank = 0;
   std::int64_t work_ms = 0;  // sleep of every rank in a step
-  std::int64_t slow_ms = 0;  // more, of `fail_rank` each time it passes `fail_in`
+  std::int64_t slow_ms = 0;  // additional sleep of `fail_rank` each time it passes `fail_in`
   // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory, shape; mutex, spin, sleep: hangs;
   // slow: two seconds, and no failure; once: four seconds, and no failure; change: in the optimizer, a parameter that
   // the other ranks do not change
@@ -113,7 +113,7 @@ void fail(const std::string& how) {
   throw_error();
 }
 
-/// Fails when it is called for the `fail_step`-th time in the phase and on the rank that were asked for.
+/// Fails at the `fail_step`-th call in the requested phase on the requested rank.
 class Failure {
  public:
   Failure(const Options& options, int rank) : options_(options), armed_(rank == options.fail_rank) {}
@@ -231,7 +231,7 @@ class AfterSave final : public lockstep::Callback {
   Failure& failure_;
 };
 
-/// Can be slow, or fail, wherever a callback is called.
+/// Can be slow or fail at every call of a callback.
 class Everywhere final : public lockstep::Callback {
  public:
   explicit Everywhere(Failure& failure) : failure_(failure) {}
@@ -277,7 +277,7 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   trainer.add(std::make_shared<AfterSave>(failure)).fit(task, data, &validation);
 }
 
-// What a stop loses shows at the end, whichever step it came after.
+// Losses caused by a stop are visible at the end, after any step.
 void train_with_stops(const Options& options, lockstep::Session& session, Failure& failure) {
   for (std::int64_t stop = 1; stop <= options.stops; stop += options.stride) {
     lockstep::Plan plan = session.plan;
@@ -289,7 +289,7 @@ void train_with_stops(const Options& options, lockstep::Session& session, Failur
   }
 }
 
-// The first rank that finds no such file makes it and dies, before it has connected.
+// The first rank that does not find the file creates it and dies before it connects.
 void die_once(const lockstep::Variables& environment) {
   const auto file = environment.get("TRAIN_PROGRAM_DIES_ONCE");
   if (file && environment.has("RANK") && !std::filesystem::exists(*file)) {

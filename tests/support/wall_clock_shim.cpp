@@ -1,5 +1,5 @@
-// Preloaded into a program under test: its wall clock is off by the seconds in the file that TEST_WALL_CLOCK names, and
-// by ten minutes more for every rank. All other clocks are true.
+// Preloaded into a program under test: shifts its wall clock by the seconds in the file that TEST_WALL_CLOCK names,
+// plus ten minutes per rank. Other clocks are not changed.
 #include <cstdint>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// The small regression, noting in which types it is computed.
+// The small regression; records the dtypes of its computation.
 #pragma once
 
 #include <set>
@@ -27,7 +27,7 @@ class WatchedTask final : public TinyTask {
   }
 };
 
-/// This rank's loss of every step.
+/// Records this rank's loss of every step.
 class LossRecorder final : public Callback {
  public:
   std::string_view name() const override { return "loss_recorder"; }

@@ -1,5 +1,4 @@
-// Checkpoints of real size, damaged in every way that reliable media should not know: none is accepted, and the one
-// before it is taken.
+// Checkpoints of realistic size with all kinds of damage: none is accepted, and the previous one is used.
 #include <algorithm>
 #include <chrono>
 
@@ -27,7 +26,7 @@ class Damage : public testing::Test {
   static constexpr std::int64_t kBefore = 850;
   static constexpr std::int64_t kNewest = 900;
 
-  /// Two chunks and a bit, so that there are chunks to mix up; a second file of the same size.
+  /// More than two chunks, so that chunks can be swapped; a second file of the same size.
   static testing_storage::Contents contents(std::int64_t step) {
     std::uint32_t random = static_cast<std::uint32_t>(step);
     testing_storage::Contents files = testing_storage::sample_contents(step);
@@ -61,7 +60,7 @@ class Damage : public testing::Test {
     testing_storage::overwrite(real_file_system(), file(name), bytes);
   }
 
-  /// Refused, with the file named.
+  /// Rejected, with the name of the file.
   bool refused(const std::string& name) const {
     try {
       checkpoints_.verify(kNewest);
@@ -73,7 +72,7 @@ class Damage : public testing::Test {
 
   bool falls_back() const { return checkpoints_.newest_valid({})->step == kBefore; }
 
-  /// Flips bits of an open file; undone by the same call.
+  /// Flips bits of an open file; a second call restores them.
   void flip(const std::string& name, std::int64_t offset, int bit) const {
     const int fd = ::open(file(name).c_str(), O_RDWR | O_CLOEXEC);
     char byte = 0;
@@ -151,7 +150,7 @@ TEST_F(Damage, OfLengthsPagesChunksAndFilesIsFound) {
   EXPECT_EQ(checkpoints_.newest_valid({})->step, kNewest) << "the control: all undone";
 }
 
-// In a file's place there is something that is no file: it is not opened, not followed, and nobody waits for it.
+// An object that is not a regular file replaces a file: it is not opened, not followed, and not waited for.
 TEST_F(Damage, OfKindIsFoundAtOnce) {
   Sweep sweep("other things in a file's place");
   const auto begin = std::chrono::steady_clock::now();

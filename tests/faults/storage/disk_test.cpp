@@ -1,4 +1,4 @@
-// A disk that refuses, fills up, or loses power under a save.
+// A disk that returns errors, becomes full, or loses power during a save.
 #include <cerrno>
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace storage_faults;
 
-// Every operation fails with every error: it is reported, named, and what was there stays.
+// Every operation fails with every error: the error is reported with its name, and existing checkpoints stay.
 TEST(RefusingDisk, IsReportedAndLosesNothing) {
   const ScratchDir scratch;
   Sweep sweep("injected errors");
@@ -45,7 +45,7 @@ TEST(RefusingDisk, IsReportedAndLosesNothing) {
         try {
           save_version(fs, directory, scenario.saved);
           finished = reached <= point;
-          // A writer that was given up removes its directory; nobody needs to hear that this failed.
+          // An abandoned writer removes its directory; a failure of that is not reported.
           silent += finished ? 0 : 1;
         } catch (const IoError& caught) {
           const std::string message = caught.what();
@@ -89,7 +89,7 @@ Requirements root_with(const std::string& program) {
   return needs;
 }
 
-/// Mounted for as long as it lives.
+/// Mounted while it exists.
 class Mount {
  public:
   explicit Mount(Path path) : path_(std::move(path)) {}
@@ -101,7 +101,7 @@ class Mount {
   Path path_;
 };
 
-// A real file system with room for 1 to 3.5 checkpoints, and a run that saves 20 times whatever is said.
+// A real file system with space for 1 to 3.5 checkpoints, and a run that saves 20 times despite errors.
 TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
   LOCKSTEP_REQUIRE(root_with(""));
   constexpr std::int64_t kBytes = 1 << 20;
@@ -119,7 +119,7 @@ TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
     for (std::int64_t step = 1; step <= 20; ++step) {
       try {
         checkpoints.make_room(kBytes, [&] { return acknowledged; });
-        const auto writer = checkpoints.begin(step, step % 2 == 0 ? kBytes : 0);  // 0: found out while writing
+        const auto writer = checkpoints.begin(step, step % 2 == 0 ? kBytes : 0);  // 0: size unknown until it is written
         writer->add(
             "weights.bin", [&](const auto& append) { append(testing_storage::as_bytes(weights)); },
             step % 4 < 2 ? kBytes : 0);
@@ -143,7 +143,7 @@ TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
   }
 }
 
-/// Saves without waiting for the disk.
+/// Saves without fsync.
 class HastyFileSystem final : public ForwardingFileSystem {
  public:
   using ForwardingFileSystem::ForwardingFileSystem;
@@ -160,7 +160,7 @@ class HastyFileSystem final : public ForwardingFileSystem {
   };
 };
 
-/// Saves on an ext4 of its own, copies the disk at the moment the save returns, and looks at what the copy holds.
+/// Saves on a separate ext4 file system, copies the disk when the save returns, and checks the copy.
 bool is_on_the_disk_when_acknowledged(const Path& scratch, bool hasty, std::int64_t step) {
   const Path image = scratch / "disk.img";
   const Path copy = scratch / "copy.img";
@@ -182,7 +182,7 @@ bool is_on_the_disk_when_acknowledged(const Path& scratch, bool hasty, std::int6
     HastyFileSystem quick(real_file_system());
     FileSystem& fs = hasty ? static_cast<FileSystem&>(quick) : real_file_system();
     save_version(fs, at / "checkpoints", {step, 1});
-    run({"cp", "--sparse=always", image.string(), copy.string()});  // the power goes
+    run({"cp", "--sparse=always", image.string(), copy.string()});  // power loss
   }
   run({"mount", "-o", "loop", copy.string(), at.string()});
   const Mount mount(at);

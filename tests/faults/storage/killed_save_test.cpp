@@ -60,7 +60,7 @@ TEST(KilledSave, HarnessFindsWritingInPlace) {
   EXPECT_GT(sweep.lost(), 10);
 }
 
-// The next process cleans up and saves again, and is killed, too.
+// The next process, which cleans up and saves again, is also killed.
 TEST(KilledSave, TwiceInARowLosesNothing) {
   const ScratchDir scratch;
   Sweep sweep("killed twice");
@@ -96,7 +96,7 @@ std::map<std::string, std::string> everything(const Path& directory) {
   return all;
 }
 
-/// Kills at every look and every read.
+/// Kills at every lookup and every read.
 class ReadingFileSystem final : public ForwardingFileSystem {
  public:
   ReadingFileSystem(FileSystem& inner, std::function<void()> at) : ForwardingFileSystem(inner), at_(std::move(at)) {}

@@ -1,5 +1,5 @@
-// Files that report on a run, on disks that refuse for a while or for good: nothing ends the run, no row is torn, and
-// what is missing is said.
+// Report files on disks with temporary or permanent errors: the run does not end, no row is incomplete, and missing
+// rows are reported.
 #include <cerrno>
 #include <regex>
 #include <set>
@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kSteps = 60;
 const std::filesystem::path kFile = "/report";
 
-/// What is written of every step, and what a reader finds. Throws where the file is not whole.
+/// Writes every step and reads the steps back. Throws if the file is damaged.
 struct Report {
   const char* name;
   std::function<void(FileSystem& fs)> write_all;
@@ -96,9 +96,9 @@ std::set<std::int64_t> steps_of(const Report& report, FileSystem& fs) {
     return steps;
   }
   const std::string text = read_file(fs, kFile);
-  auto lines = split(text.substr(0, text.rfind('\n') + 1), '\n');  // a reader leaves out a row that is being written
+  auto lines = split(text.substr(0, text.rfind('\n') + 1), '\n');  // a reader ignores a row that is being written
   lines.pop_back();
-  // The supervisor appends to the events as well, so that half a line stays, on a line of its own.
+  // The supervisor also appends to the events, so an incomplete line stays, as a separate line.
   if (std::string_view(report.name) == "events") {
     std::erase_if(lines, [](const std::string& line) { return !line.ends_with('}'); });
   }
@@ -122,7 +122,7 @@ std::int64_t count(const std::string& text, const std::string& what) {
   return found;
 }
 
-/// Whether the run went on, all that is in the file is whole, and the rest was counted.
+/// Whether the run continued, the file contains only complete entries, and missing ones were counted.
 bool holds(const Report& report, int operation, int error, int times) {
   MemoryFileSystem fs;
   fs.fail_at(operation, error, times);
@@ -134,11 +134,11 @@ bool holds(const Report& report, int operation, int error, int times) {
   std::set<std::int64_t> steps;
   try {
     steps = steps_of(report, fs);
-  } catch (const DataError&) {  // records of a disk that never took the first one
+  } catch (const DataError&) {  // the disk rejected even the first record
     return !recovered && missing_in(log) == kSteps;
   }
   const std::int64_t told = static_cast<std::int64_t>(steps.size()) + missing_in(log);
-  // Of several records in one write some may be whole before the disk refuses for good: they are read, and called
+  // If a write of several records fails, some of them may be complete: they can be read although they are reported as
   // missing.
   const bool adds_up = told == kSteps || (told > kSteps && report.steps == nullptr && !recovered);
   return adds_up && (!recovered || steps.contains(kSteps)) &&
@@ -169,7 +169,7 @@ TEST(ReportOnARefusingDisk, NeverEndsTheRunAndSaysWhatIsMissing) {
   }
 }
 
-// The control: what each of them would do with an ordinary file.
+// Control: the same operations on ordinary files.
 TEST(ReportOnARefusingDisk, WouldEndTheRunOrTearARowWithoutItsGuard) {
   const auto write_plainly = [](FileSystem& fs, bool go_on) {
     const auto file = fs.open_append(kFile);

@@ -1,4 +1,4 @@
-// What the sweeps of this folder do to a directory of checkpoints, and what they expect to find afterwards.
+// Operations on a checkpoint directory for the sweeps of this folder, and the states that they expect afterwards.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ namespace lockstep::storage_faults {
 
 using Path = std::filesystem::path;
 
-/// A directory in memory (/dev/shm) where there is one: the page cache decides what a kill leaves, not the disk.
+/// A directory in memory (/dev/shm), if available: after a kill, only the page cache matters, not the disk.
 class ScratchDir {
  public:
   ScratchDir() {
@@ -43,7 +43,7 @@ class ScratchDir {
   ScratchDir& operator=(const ScratchDir&) = delete;
   const Path& path() const { return path_; }
 
-  /// A copy of `from`, replacing what an earlier point left.
+  /// Copies `from` and replaces the directory of an earlier point.
   Path fresh(const Path& from) const {
     const Path to = path_ / "point";
     std::filesystem::remove_all(to);
@@ -85,7 +85,7 @@ inline void save_version(FileSystem& fs, const Path& directory, Version version)
   checkpoints.retain(2, version.step);
 }
 
-/// The save of many trainers: file by file into the place it will be read from, and nothing waits for the disk.
+/// Saves like many trainers: file by file to the final path, without fsync.
 inline void save_in_place(FileSystem& fs, const Path& directory, Version version) {
   Path elsewhere = directory;
   elsewhere += ".elsewhere";
@@ -101,8 +101,8 @@ inline void save_in_place(FileSystem& fs, const Path& directory, Version version
   fs.remove_all(elsewhere);
 }
 
-/// After a crash a new process finds the checkpoint before or the one being saved, the latter for certain once the save
-/// has returned; cleaning up leaves nothing and changes nothing, and the next save works.
+/// After a crash, a new process finds the previous checkpoint or the one being saved; always the latter after the save
+/// has returned. Cleanup removes all leftovers and changes nothing else, and the next save works.
 inline bool survives(const Path& directory, const Scenario& scenario, bool acknowledged) {
   FileSystem& fs = real_file_system();
   const auto check = [&] {
@@ -138,8 +138,8 @@ inline bool survives(const Path& directory, const Scenario& scenario, bool ackno
   return is_clean() && CheckpointDir(fs, directory, "run", 1).newest_valid({})->step == 500;
 }
 
-/// Calls `at` around every operation that changes something, in the middle of writes and of removals, with the number
-/// of such points so far.
+/// Calls `at` before and after every modifying operation and in the middle of writes and removals, with the number of
+/// points so far.
 class SteppedFileSystem final : public ForwardingFileSystem {
  public:
   using At = std::function<void(const char* operation, const Path& path)>;
@@ -221,7 +221,7 @@ class SteppedFileSystem final : public ForwardingFileSystem {
 
 enum class Ending { finished, killed, failed };
 
-/// Runs `work` in a process of its own, on a file system that kills it at point `point` (from 0).
+/// Runs `work` in a separate process, on a file system that kills it at point `point` (from 0).
 inline Ending run_until_killed(int point, const std::function<void(FileSystem&)>& work) {
   const pid_t child = ::fork();
   if (child == 0) {

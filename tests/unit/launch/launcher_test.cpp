@@ -225,7 +225,7 @@ TEST(Launcher, SaysLastWhatFailed) {
                        "  | [rank1]: terminate called after throwing an instance of 'std::logic_error'\n"
                        "error: " +
                        supervisor.failure() +
-                       "\n  hint: `ulimit -c unlimited` before the start lets it leave a core file"
+                       "\n  hint: run `ulimit -c unlimited` before the start to get a core file"
                        "\n  2 other ranks stopped because of it\n  exit code 134\n"));
   EXPECT_THAT(supervisor.failure(),
               testing::MatchesRegex("rank 1 \\(host .+, pid [0-9]+\\) died of signal 6 \\(Aborted\\)"));

@@ -192,7 +192,7 @@ TEST(RankFailure, AStoppedRankIsNamedAndOneThatWorksIsNot) {
   kill(ranks[1], SIGSTOP);
   EXPECT_TRUE(process.wait_for(fmt::format("rank 1 (pid {}) is stopped by a signal", ranks[1]), 10s)) << process.err();
   kill(ranks[1], SIGCONT);
-  EXPECT_TRUE(process.wait_for(fmt::format("rank 1 (pid {}) goes on", ranks[1]), 10s)) << process.err();
+  EXPECT_TRUE(process.wait_for(fmt::format("rank 1 (pid {}) continues", ranks[1]), 10s)) << process.err();
   process.signal(SIGTERM);
   const auto result = process.wait();
   EXPECT_EQ(result.code, 75) << result.err;

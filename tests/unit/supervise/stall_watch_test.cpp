@@ -83,7 +83,7 @@ TEST(StallWatch, SaysWhenTheRunGoesOn) {
   ++ranks[1].view.beats;
   const auto findings = ranks.pass(1s);
   ASSERT_EQ(findings.size(), 1U);
-  EXPECT_THAT(findings[0].lines, ElementsAre("the run goes on after it stood still for 45 s"));
+  EXPECT_THAT(findings[0].lines, ElementsAre("the run continues after a stall of 45 s"));
   EXPECT_EQ(ranks.pass(45s).size(), 1U) << "a second stall is a second warning";
 }
 
@@ -180,11 +180,11 @@ TEST(StallWatch, SeesStoppedProcessesWithinASecond) {
   auto findings = ranks.pass(2s);
   ASSERT_EQ(findings.size(), 1U);
   EXPECT_THAT(findings[0].lines,
-              ElementsAre("rank 1 (pid 71) is stopped by a signal (state T); kill -CONT 71 lets it go on"));
+              ElementsAre("rank 1 (pid 71) is stopped by a signal (state T); kill -CONT 71 resumes it"));
   ranks[1].process.state = 'S';
   findings = ranks.pass(2s);
   ASSERT_EQ(findings.size(), 1U);
-  EXPECT_THAT(findings[0].lines, ElementsAre("rank 1 (pid 71) goes on"));
+  EXPECT_THAT(findings[0].lines, ElementsAre("rank 1 (pid 71) continues"));
   ranks[1].process.state = 'T';
   EXPECT_TRUE(ranks.pass(301s).back().ends_the_run) << "a stopped process is no work, in no phase";
 }
@@ -237,13 +237,13 @@ TEST(StallWatch, HasLessPatienceAfterAStopWasAskedFor) {
   ranks.ask_for_a_stop();
   auto findings = ranks.pass(6s);
   ASSERT_EQ(findings.size(), 1U);
-  EXPECT_THAT(findings[0].lines[0], HasSubstr("no progress for 5 s after a stop was asked for; rank 1 is behind:"));
+  EXPECT_THAT(findings[0].lines[0], HasSubstr("no progress for 5 s after a stop request; rank 1 is behind:"));
   EXPECT_FALSE(findings[0].ends_the_run);
   findings = ranks.pass(15s);
   ASSERT_EQ(findings.size(), 1U);
   EXPECT_TRUE(findings[0].ends_the_run) << "before those 30 s are over that schedulers wait";
   EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-  EXPECT_EQ(findings[0].what, "made no progress for 20 s after a stop was asked for at step 812 in data");
+  EXPECT_EQ(findings[0].what, "made no progress for 20 s after a stop request at step 812 in data");
 }
 
 TEST(StallWatch, LetsALongStepAndASaveEndAfterAStopWasAskedFor) {
