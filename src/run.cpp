@@ -169,8 +169,8 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     plan = make_plan();
   }
   if (starts_ranks(identity) && plan.world_size > plan.nodes) {
-    const SignalInbox held;  // a user who reads the table may request a stop; the launcher handles signals that arrived
-                             // before its start
+    // A user who reads the table may request a stop. The launcher handles signals that arrived before its start.
+    const SignalInbox held;
     show(plan, identity);
     return supervise(plan, identity.value_or(Identity{}), argv, environment);
   }

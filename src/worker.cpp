@@ -77,8 +77,7 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
   if (identity.store_fd >= 0) {
-    listen(identity.store_fd,
-           SOMAXCONN);  // `lockstep run` does not listen; without it, ranks that connect early would be rejected
+    listen(identity.store_fd, SOMAXCONN);  // `lockstep run` does not listen; early ranks would be rejected
   }
   return std::make_shared<Channel>(identity.control_fd);
 }

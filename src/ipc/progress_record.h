@@ -138,9 +138,8 @@ struct ProgressView {
 ProgressView view(const ProgressRecord& record) noexcept;
 std::string_view callback_of(const ProgressView& view) noexcept;  ///< " 'sample' (epoch_end)"; "" in other phases
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
-std::string collective_of(
-    const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; "": not in a collective
-std::string place_of(const ProgressView& view);  ///< "at step 812 in data"; "": the record was never written
+std::string collective_of(const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; else ""
+std::string place_of(const ProgressView& view);       ///< "at step 812 in data"; "": the record was never written
 
 /// The records of all ranks of one machine: anonymous shared memory with a descriptor that workers inherit. The
 /// supervisor creates it; a rank maps the same descriptor again, so that no pointer is passed.

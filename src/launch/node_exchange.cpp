@@ -86,8 +86,7 @@ std::string read_line(int fd) {
 
 void send_line(int fd, const std::string& line) {
   const std::string text = line + '\n';
-  [[maybe_unused]] const ssize_t sent =
-      send(fd, text.data(), text.size(), MSG_NOSIGNAL);  // the reader detects an incomplete text
+  [[maybe_unused]] const ssize_t sent = send(fd, text.data(), text.size(), MSG_NOSIGNAL);  // checked by the reader
 }
 
 std::string missing_nodes(const std::vector<int>& ranks) {
@@ -131,8 +130,8 @@ RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
       launchers[static_cast<std::size_t>(node)] = std::move(launcher);
     }
   }
-  socket.socket =
-      Descriptor();  // a launcher with the answer looks for the store here next and must not find this socket
+  // A launcher with the answer connects to the store here next and must not reach this socket.
+  socket.socket = Descriptor();
   for (const Descriptor& launcher : launchers) {
     if (launcher.is_open()) {
       send_line(launcher.get(), fmt::format("{} {}", kAnswer, fmt::join(ranks, ",")));

@@ -122,8 +122,8 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
     }
   };
   add(module);
-  for (const auto& part :
-       module.modules(/*include_self=*/false)) {  // including the module itself would require a shared_ptr
+  // Including the module itself would require a shared_ptr.
+  for (const auto& part : module.modules(/*include_self=*/false)) {
     add(*part);
   }
   return sparse;

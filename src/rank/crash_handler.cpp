@@ -125,8 +125,7 @@ extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   sigaction(signal, &standard, nullptr);
-  syscall(SYS_tgkill, getpid(), thread_id(),
-          signal);  // blocked in this handler: arrives where the thread was interrupted
+  syscall(SYS_tgkill, getpid(), thread_id(), signal);  // blocked here: arrives where the thread was interrupted
 }
 
 /// Every thread writes its own stack, because no thread can read another thread's registers.

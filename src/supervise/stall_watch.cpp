@@ -74,7 +74,7 @@ std::map<Collective, std::vector<int>> by_collective(const std::vector<RankSampl
 
 /// Stalled ranks that the system prevents from running: stopped, or blocked in a driver or a file system. If all ranks
 /// that are behind wait for others, the cause may be a rank ahead of them.
-std::vector<int> not_let_run(const std::vector<RankSample>& samples, const std::vector<int>& behind) {
+std::vector<int> blocked_by_system(const std::vector<RankSample>& samples, const std::vector<int>& behind) {
   const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
   const auto of = [&](std::vector<int> ranks) {
     std::erase_if(ranks, [&](int rank) {
@@ -157,8 +157,7 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
     const RankSample& sample = samples[i];
     const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
     const bool worked = works_for_itself && sample.process.cpu_ticks > rank.cpu_ticks;
-    if (rank.beats != sample.view.beats || worked ||
-        sample.process.state == 't') {  // time in a debugger does not count
+    if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // time in a debugger is ignored
       rank.moved = now;
     }
     rank.beats = sample.view.beats;
@@ -251,7 +250,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   }
   warned_since_ = moved;
   ended_ = ended_ || end;
-  StallFinding finding{.ranks = not_let_run(samples, behind), .ends_the_run = end};
+  StallFinding finding{.ranks = blocked_by_system(samples, behind), .ends_the_run = end};
   std::string first = fmt::format("no progress for {} s{}; ", std::chrono::floor<seconds>(still).count(),
                                   stop_at_ ? " after a stop request" : "");
   std::string state;

@@ -49,8 +49,7 @@ class StallWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::milliseconds kPeriod{500};
-  static constexpr std::chrono::milliseconds kLongestGap{
-      1000};  ///< after a longer gap, the watcher itself was suspended
+  static constexpr std::chrono::milliseconds kLongestGap{1000};  ///< longer: the watcher was suspended
 
   StallWatch(StallLimits limits, int ranks) : limits_(limits), ranks_(static_cast<std::size_t>(ranks)) {}
 

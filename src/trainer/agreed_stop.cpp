@@ -21,8 +21,7 @@ bool AgreedStop::look_now() {
   const bool mine = control_.stop_requested() != StopKind::none;
   const std::vector<std::string> answers =
       world_.gather(fmt::format("{}{}", mine ? 's' : '-', std::max<std::int64_t>(1, in_a_second)));
-  due_ =
-      world_.size() == 1 ? 1 : parse_int(std::string_view(answers.front()).substr(1)).value_or(1);  // rank 0's answer
+  due_ = world_.size() == 1 ? 1 : parse_int(std::string_view(answers.front()).substr(1)).value_or(1);  // rank 0
   batches_ = 0;
   looked_ = now;
   return std::any_of(answers.begin(), answers.end(), [](const std::string& answer) { return answer.front() == 's'; });
