@@ -22,15 +22,14 @@ using std::chrono::seconds;
 //    10 s    ... and waits no longer for what does not end even then (kDying).
 
 // A rank and those that must learn of its failure.
-inline constexpr milliseconds kLook{200};            ///< between two looks at the store, and at the launcher
-inline constexpr milliseconds kAskAgain{100};        ///< what the store has not got, or could not answer
-inline constexpr milliseconds kWaitForCause{1000};   ///< a consequence waits so long for its cause
-inline constexpr milliseconds kFirstReport{1000};    ///< somebody began to report first: wait so long for the report
-inline constexpr milliseconds kAnnounce{5000};       ///< an announcement that the store does not take is given up
-inline constexpr milliseconds kAnnounceOrder{1000};  ///< the same for a rank that its supervisor has told to end
-inline constexpr milliseconds kFirstHeartbeat{
-    30000};                                 ///< of a node, besides dist.heartbeat_timeout_s: it may still start
-inline constexpr milliseconds kSend{1000};  ///< a full channel to the supervisor is waited for
+inline constexpr milliseconds kLook{200};              ///< between two looks at the store, and at the launcher
+inline constexpr milliseconds kAskAgain{100};          ///< what the store has not got, or could not answer
+inline constexpr milliseconds kWaitForCause{1000};     ///< a consequence waits so long for its cause
+inline constexpr milliseconds kFirstReport{500};       ///< somebody began to report first: wait so long for the report
+inline constexpr milliseconds kAnnounce{5000};         ///< an announcement that the store does not take is given up
+inline constexpr milliseconds kAnnounceOrder{1000};    ///< the same for a rank that its supervisor has told to end
+inline constexpr milliseconds kFirstHeartbeat{30000};  ///< of a node, besides dist.heartbeat_timeout_s
+inline constexpr milliseconds kSend{1000};             ///< a full channel to the supervisor is waited for
 
 // What may read before it loses the store.
 inline constexpr milliseconds kLinger{900};          ///< rank 0, until the others have read what failed
@@ -53,6 +52,7 @@ inline constexpr milliseconds kSecondInterrupt{1000};  ///< a second Ctrl-C afte
 inline constexpr seconds kRanksSpeakFirst{10};  ///< after dist.init_timeout_s: the ranks themselves know who is missing
 
 static_assert(kLook + kAskAgain < kLinger, "the others look before rank 0 ends");
+static_assert(kFirstReport + kAskAgain + kLook < kHeadStart, "a report that another rank has to write comes in time");
 static_assert(kLinger < kHeadStart, "rank 0 ends before those that end because of it");
 static_assert(kLook + kAskAgain < kWaitForCause, "a consequence looks before it counts as a cause");
 

@@ -87,6 +87,8 @@ void PeerMonitor::watch_peers(std::unique_ptr<Store> store, std::vector<Launcher
     begin();
   }
   wake();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.peers()->is_introduced(); });
 }
 
 void PeerMonitor::watch_nodes(const NodeRing& ring) {

@@ -45,9 +45,7 @@ void PeerWatch::fail(const Failure& own, Time now) {
 void PeerWatch::launcher_is_gone(const std::string& name, Time now) {
   launcher_gone_at_ = launcher_gone_at_.value_or(now);
   if (now >= *launcher_gone_at_ + deadlines::kLook) {
-    verdict_.hear({.rank = options_.rank,
-                   .code = kPeerLost,
-                   .text = fmt::format("the launcher of rank {} ended: {}", options_.rank, name)},
+    verdict_.hear({.code = kPeerLost, .text = fmt::format("the launcher of rank {} ended: {}", options_.rank, name)},
                   now);
   }
 }

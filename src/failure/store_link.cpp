@@ -126,7 +126,7 @@ void StoreLink::answer(const StoreAnswer& answer) {
 void StoreLink::introduce() {
   put(add(here_, 1), [this](const StoreAnswer& answer) {
     put(set(fmt::format("{}/{}", here_, answer.number), fmt::format("{} {}", rank_, encode(self_))),
-        [](const StoreAnswer&) {});
+        [this](const StoreAnswer&) { is_introduced_ = true; });
   });
 }
 

@@ -72,6 +72,8 @@ class StoreLink final : public FailureLink {
   const std::optional<Failure>& cause() const override { return cause_; }
   bool ends_at_once() const override { return false; }
 
+  /// The others can learn of the end of this process from now on.
+  bool is_introduced() const noexcept { return is_introduced_ || lost_; }
   /// Every rank can read what this one had to say, and those that need this process for it have read it.
   bool is_done() const noexcept { return lost_ || (acknowledged_ && lingered_); }
   /// So long it is waited for until it is done.
@@ -129,6 +131,7 @@ class StoreLink final : public FailureLink {
   bool closed_ = false;
   bool lost_ = false;
 
+  bool is_introduced_ = false;
   Time look_at_{};
   std::int64_t looks_ = 0;
   std::int64_t known_here_ = 0;       // processes of this machine that were counted

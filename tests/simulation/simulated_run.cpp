@@ -1,6 +1,7 @@
 #include "simulation/simulated_run.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <queue>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -265,7 +267,7 @@ class Run {
   bool store_is_served() const { return !ranks_.front().ended_at; }
 
   void carry(Rank& rank, const StoreCall& call) {
-    if (rank.calls_to_live >= 0 && rank.calls_to_live-- == 0) {
+    if (rank.calls_to_live >= 0 && rank.calls_to_live-- == 0 && !is_ending_) {
       end(rank, kKilled, /*killed=*/true);
       return;
     }
@@ -407,6 +409,7 @@ class Run {
       after(100ms, [this] { end_of_work(); });
       return;
     }
+    is_ending_ = true;
     for (const Rank& rank : ranks_) {
       after(random_.up_to(100ms), [this, number = rank.rank] {
         at(number).has_left = true;
@@ -478,9 +481,15 @@ class Run {
 
   void strike(const Fault& fault) {
     Rank& rank = at(fault.rank);
-    if (!is_alive(rank) || rank.has_left) {
+    if (!is_alive(rank) || is_ending_) {
       return;
     }
+    // Before that, the ranks look for each other, which has a time limit of its own.
+    if (rank.watch->peers() != nullptr && !rank.watch->peers()->is_introduced()) {
+      after(10ms, [this, fault] { strike(fault); });
+      return;
+    }
+    last_strike_ = now_;
     has_failed_ = has_failed_ || (is_lethal(fault) && fault.kind != FaultKind::death_in_call);
     switch (fault.kind) {
       case FaultKind::exception:
@@ -562,18 +571,15 @@ class Run {
   }
 
   Duration deadline() const {
-    Duration last{};
-    for (const Fault& fault : schedule_.faults) {
-      last = std::max(last, fault.at);
-    }
-    Duration limit = last + pauses() + 6s;
+    Duration limit = last_strike_ + pauses() + 6s;
     if (shape_.nodes > 1) {
       limit += 2 * std::chrono::duration_cast<Duration>(kSilence);
     }
     for (int node = 0; node < shape_.nodes && shape_.nodes > 1; ++node) {
       if (const auto beats = numbers_.find(fmt::format("beats/{}", node));
           beats == numbers_.end() || beats->second == 0) {
-        limit = last + std::chrono::duration_cast<Duration>(deadlines::kFirstHeartbeat) + 12s;  // it ended before one
+        limit = last_strike_ + std::chrono::duration_cast<Duration>(deadlines::kFirstHeartbeat) +
+                12s;  // it ended before one
       }
     }
     if (shape_.supervised) {
@@ -625,7 +631,7 @@ class Run {
       expect(cause && was_struck(cause->rank), fmt::format("the supervisor blames {}", cause ? cause->text : "nobody"));
     }
     if (is_clean()) {
-      expect(causes.size() <= 1 || shape_.supervised,
+      expect(causes.size() <= 1 || shape_.supervised || schedule_.twice_percent > 0,
              fmt::format("the ranks do not agree: {}", fmt::join(causes, ", ")));
       expect_causes_first(expect);
     }
@@ -633,7 +639,10 @@ class Run {
   }
 
   bool is_first_cause(const Failure& cause) const {
-    if (cause.rank >= 0 && was_struck(cause.rank)) {
+    constexpr std::string_view kLauncher = "the launcher of rank ";
+    const bool by_launcher = cause.text.starts_with(kLauncher);
+    const int rank = by_launcher ? std::atoi(cause.text.c_str() + kLauncher.size()) : cause.rank;
+    if (rank >= 0 && was_struck(rank)) {
       return true;
     }
     return !is_clean();  // it may have been lost who was first, but not that somebody was
@@ -668,6 +677,8 @@ class Run {
   std::unordered_map<std::string, std::string> texts_{};
   std::unordered_map<std::string, std::int64_t> numbers_{};
   bool collectives_broke_ = false;
+  bool is_ending_ = false;  // the work is done
+  Duration last_strike_{};
   bool has_failed_ = false;  // something struck that ends the run
 };
 
