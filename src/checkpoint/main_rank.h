@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// Collective. The ranks with `mine` run `work`, however long it takes: rank 0 first, then the others at once, also when
-/// it failed: each of them has a save of its own to end. Every rank returns what each of them returned ("" of the
+/// Collective. The ranks with `mine` run `work`, however long it takes: rank 0 first, then the others at once, also
+/// when it failed: each of them has a save of its own to end. Every rank returns what each of them returned ("" of the
 /// others), or throws what the first of them threw; see World::main_first.
 std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
                                 const std::function<std::string()>& work);
