@@ -74,7 +74,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   }
   // Note [NCCL policy]: by default NCCL's watchdog thread ends the process with SIGABRT when a collective fails or
   // times out. With 2 it only cleans up, and World throws a CommError before any later result is used or saved. If a
-  // rank still hangs in NCCL, the supervisor or the guard ends it.
+  // rank still hangs in NCCL, the supervisor or the monitor ends it.
   const ScopedVariable policy("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   try {
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));
