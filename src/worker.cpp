@@ -124,7 +124,7 @@ void watch_peers(PeerMonitor& monitor, const World& world, const Plan& plan, con
   const bool is_supervised = identity.control_fd >= 0;
   auto launcher = is_supervised ? std::vector<LauncherProcess>() : open_launcher(identity, environment);
   const bool needs_store = world.size() > 1 && (!is_supervised || plan.nodes > 1);
-  monitor.watch_peers(needs_store ? world.store("lockstep/guard") : nullptr, std::move(launcher));
+  monitor.watch_peers(needs_store ? world.store("lockstep/failures") : nullptr, std::move(launcher));
 }
 
 /// From the start of the training on.
