@@ -24,7 +24,7 @@ class StoreMonitor : public PeerMonitor {
       : PeerMonitor({.rank = world.rank(),
                      .size = world.size(),
                      .head_start = std::chrono::minutes(2)}) {  // no test ends its process
-    watch_peers(world.store("lockstep/guard"), {});
+    watch_peers(world.store("lockstep/failures"), {});
   }
 };
 
@@ -53,7 +53,7 @@ TEST(PeerMonitor, HearsOnlyTheFirstOfTwo) {
 TEST(PeerMonitor, SpeaksForOneThatEndedBeforeItSaidWhy) {
   thread_world(2, [](World& world) {
     if (world.is_main()) {
-      world.store("lockstep/guard")->add("failures", 1);
+      world.store("lockstep/failures")->add("failures", 1);
     }
     world.barrier("somebody began to tell");
     StoreMonitor monitor(world);
