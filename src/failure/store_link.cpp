@@ -18,8 +18,8 @@ using std::chrono::milliseconds;
 
 constexpr const char* kFailures = "failures";
 constexpr const char* kFailed = "failed";
-constexpr int kLooksPerBeat = 5;
-constexpr int kFirstLooks = 25;  // in which the other processes of a machine come
+constexpr int kLooksPerBeat = 5;  // and per look at the processes of this machine
+constexpr int kFirstLooks = 25;   // in which the other processes of a machine come
 constexpr const char* kStoreGone =
     "the rendezvous store is gone: rank 0, or what serves it, ended, or the connection to it was cut";
 
@@ -200,7 +200,7 @@ void StoreLink::look() {
     put(add(here_, 0), [this](const StoreAnswer& answer) { meet(answer.number); });
   }
   if (ring_.count > 1) {
-    if (in_full) {
+    if (looks_in_ring_++ % kLooksPerBeat == 0) {  // the first one at once
       put(add(beats_key(ring_.mine), 1), [](const StoreAnswer&) {});
     }
     beat();
@@ -237,7 +237,7 @@ void StoreLink::meet(std::int64_t count) {
   }
 }
 
-// Silence is counted in looks: in an outage of the store nobody's heartbeats arrive.
+// One look adds two intervals at most: in an outage of the store no heartbeat of any node arrives.
 void StoreLink::beat() {
   if (!ring_.watches_next || ring_.silence.count() == 0) {
     return;
@@ -245,8 +245,12 @@ void StoreLink::beat() {
   const int next = (ring_.mine + 1) % ring_.count;
   put(add(beats_key(next), 0), [this, next](const StoreAnswer& answer) {
     const std::int64_t beats = answer.number;
-    next_node_silence_ = beats == next_node_beats_ ? next_node_silence_ + deadlines::kLook : milliseconds(0);
+    const auto since_last_look = std::chrono::duration_cast<milliseconds>(now_ - looked_for_beats_at_);
+    next_node_silence_ = beats == next_node_beats_
+                             ? next_node_silence_ + std::min(since_last_look, 2 * deadlines::kLook)
+                             : milliseconds(0);
     next_node_beats_ = beats;
+    looked_for_beats_at_ = now_;
     if (next_node_silence_ >= ring_.silence + (beats == 0 ? deadlines::kFirstHeartbeat : milliseconds(0))) {
       announce(
           {.code = static_cast<int>(ExitCode::peer_lost),

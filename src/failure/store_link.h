@@ -134,11 +134,13 @@ class StoreLink final : public FailureLink {
   bool is_introduced_ = false;
   Time look_at_{};
   std::int64_t looks_ = 0;
+  std::int64_t looks_in_ring_ = 0;
   std::int64_t known_here_ = 0;       // processes of this machine that were counted
   std::set<std::int64_t> not_met_{};  // those of them that have not said their names
   std::vector<Peer> met_{};
   std::int64_t next_node_beats_ = 0;
   std::chrono::milliseconds next_node_silence_{0};
+  Time looked_for_beats_at_{};
 
   std::optional<Failure> proposal_{};  // what this rank reports, or wanted to
   std::optional<Time> report_by_{};    // another rank began to report: until when it is waited for

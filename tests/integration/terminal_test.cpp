@@ -25,7 +25,7 @@ TEST_P(OnATerminal, ShowsABarAndSavesOnCtrlC) {
   EXPECT_EQ(program.wait(), 130) << program.screen;
   EXPECT_THAT(program.screen, HasSubstr("run the same command again to continue"));
   // The last line contains no part of the bar.
-  const auto last = program.screen.rfind("go on");
+  const auto last = program.screen.rfind("to continue");
   EXPECT_EQ(program.screen.substr(last).find("%|"), std::string::npos);
   EXPECT_FALSE(newest_checkpoint(dir.path() / "run").empty());
 }
