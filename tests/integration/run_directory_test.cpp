@@ -197,6 +197,25 @@ TEST_F(RunDirectories, ARestartBeforeTheFirstSaveBeginsWhereTheLaunchBegan) {
   EXPECT_THAT(third.err(), HasSubstr(" in " + run().string()));
 }
 
+TEST_F(RunDirectories, ARestartBeforeTheFirstSaveBeginsAtTheBestCheckpointAgain) {
+  const std::vector<std::string> monitor{"--checkpoint.monitor",      "val_loss",
+                                         "--checkpoint.mode",         "max",  // the highest loss: the first checkpoint
+                                         "--validate.every_steps",    "10",
+                                         "--checkpoint.every_epochs", "0"};
+  ASSERT_EQ(
+      run_program(with(train({"--max_steps", "30", "--max_epochs", "0", "--checkpoint.every_steps", "10"}), monitor))
+          .code,
+      0);
+  const auto launch = with(with(endless(), monitor), {"--resume", "best"});
+  for (const char* restart : {"0", "1"}) {
+    Process attempt(launch, {{"SLURM_JOB_ID", "77"}, {"SLURM_RESTART_COUNT", restart}});
+    ASSERT_TRUE(attempt.wait_for("step 12 ")) << attempt.err();
+    EXPECT_THAT(attempt.err(), HasSubstr("resuming from step 10 in " + run().string()));
+    attempt.signal(SIGKILL);
+    attempt.wait();
+  }
+}
+
 // --- --fresh ---
 
 TEST_F(RunDirectories, FreshTakesASlashAtTheEnd) {
