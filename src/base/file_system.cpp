@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <future>
 #include <system_error>
@@ -9,6 +10,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <ftw.h>
 #include <linux/fs.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -387,10 +389,14 @@ class RealFileSystem final : public FileSystem {
   }
 
   void remove_all(const Path& path) override {
-    std::error_code error;
-    std::filesystem::remove_all(path, error);
-    if (error) {
-      throw_io_error("remove", path, error.value());
+    // Not std::filesystem::remove_all: libtorch.so exports one that was compiled with another version of libstdc++, and
+    // a program that links it would crash here.
+    constexpr int kMostDescriptors = 16;
+    const auto remove_one = [](const char* name, const struct stat*, int, FTW*) {
+      return ::remove(name) == 0 || errno == ENOENT ? 0 : -1;
+    };
+    if (::nftw(path.c_str(), remove_one, kMostDescriptors, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT) {
+      throw_io_error("remove", path, errno);
     }
   }
 

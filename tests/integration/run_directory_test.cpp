@@ -1,5 +1,6 @@
 // Ownership of a run directory: a second start, another program, --fresh under every launcher, a restart before the
 // first save, and the contents of config.toml.
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <filesystem>
@@ -214,6 +215,17 @@ TEST_F(RunDirectories, ARestartBeforeTheFirstSaveBeginsAtTheBestCheckpointAgain)
     attempt.signal(SIGKILL);
     attempt.wait();
   }
+}
+
+// --- other libraries ---
+
+TEST_F(RunDirectories, LoseOldCheckpointsInAProgramThatLinksAllOfLibTorch) {
+  const auto result = run_program(command(TRAIN_PROGRAM_WITH_TORCH, run(), {"--max_epochs", "4"}));
+  EXPECT_EQ(result.code, 0) << result.err;
+  const std::filesystem::directory_iterator checkpoints(run() / "checkpoints");
+  EXPECT_EQ(std::count_if(begin(checkpoints), end(checkpoints),
+                          [](const auto& entry) { return entry.path().filename().string().starts_with("step-"); }),
+            2);
 }
 
 // --- --fresh ---
