@@ -4,15 +4,13 @@
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
-
 #include <ATen/ops/empty.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
 #include "base/json.h"
 #include "checkpoint/main_rank.h"
+#include "checkpoint/tensor_views.h"
 #include "world/dtype_names.h"
 
 namespace lockstep {
@@ -24,13 +22,7 @@ std::string describe(const StoredContents& saved) {
   for (const auto& [file, tensors] : saved.contents.tensors) {
     Json& list = files[file] = Json::array();
     for (const auto& [name, tensor] : tensors) {
-      const auto dtype = dtype_name(tensor.scalar_type());
-      if (!dtype) {
-        throw CheckpointError(fmt::format("{}: {} has dtype {}, which safetensors does not support", file, name,
-                                          c10::toString(tensor.scalar_type())),
-                              "convert the tensor before saving");
-      }
-      list.push_back({{"name", name}, {"dtype", *dtype}, {"shape", tensor.sizes().vec()}});
+      list.push_back({{"name", name}, {"dtype", saved_dtype(tensor, file, name)}, {"shape", tensor.sizes().vec()}});
     }
   }
   Json sizes = Json::array();

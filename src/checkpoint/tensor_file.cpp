@@ -47,17 +47,22 @@ path resolved(const path& file) {
 
 }  // namespace
 
+std::string saved_dtype(const at::Tensor& tensor, const std::string& file, const std::string& name) {
+  const auto dtype = dtype_name(tensor.scalar_type());
+  if (!dtype) {
+    throw CheckpointError(fmt::format("{}: {} has dtype {}, which safetensors does not support", file, name,
+                                      c10::toString(tensor.scalar_type())),
+                          "convert the tensor before saving");
+  }
+  return std::string(*dtype);
+}
+
 TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
   for (const auto& [name, tensor] : tensors) {
-    const auto dtype = dtype_name(tensor.scalar_type());
-    if (!dtype) {
-      throw CheckpointError(fmt::format("{}: {} has dtype {}, which safetensors does not support", file, name,
-                                        c10::toString(tensor.scalar_type())),
-                            "convert the tensor before saving");
-    }
+    const std::string dtype = saved_dtype(tensor, file, name);
     const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).resolve_conj().contiguous());
     views.push_back({.name = name,
-                     .dtype = std::string(*dtype),
+                     .dtype = dtype,
                      .shape = host.sizes().vec(),
                      .bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
   }

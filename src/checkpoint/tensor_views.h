@@ -9,6 +9,10 @@
 
 namespace lockstep {
 
+/// The tensor's dtype in a safetensors file. `file` and `name` are for the message. Throws: CheckpointError (a dtype
+/// that safetensors does not support).
+std::string saved_dtype(const at::Tensor& tensor, const std::string& file, const std::string& name);
+
 /// Tensors in the form in which they are written; holds them in host memory.
 struct TensorViews {
   /// `file` is for messages. Throws: CheckpointError (a dtype that safetensors does not support).

@@ -52,6 +52,7 @@ void Task::optimize(Step& step) {
 }
 
 Step::Step(const Context& context) : context_(context) {
+  optimizers_.reserve(context_.strategy.optimizer_count());
   for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
     optimizers_.emplace_back(*this, context_.strategy.optimizer(i));
   }

@@ -1,6 +1,7 @@
 // Runs whose reports cannot be written: injected errors, a real full disk, a limit on file sizes, and directories or
 // links instead of the files.
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -79,7 +80,7 @@ TEST_F(ReportsOfARun, GoOnWhenARealDiskIsFullForAWhile) {
   LOCKSTEP_REQUIRE(needs.that(::geteuid() == 0, "root, to mount file systems"));
   std::filesystem::create_directories(run());
   if (::mount("tmpfs", run().c_str(), "tmpfs", 0, "size=1m") != 0) {
-    GTEST_SKIP() << "cannot mount tmpfs here";
+    GTEST_SKIP() << "cannot mount a tmpfs: " << std::strerror(errno);
   }
   {
     Process process(train({"--work_ms", "20", "--max_steps", "150"}));

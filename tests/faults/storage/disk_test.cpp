@@ -1,5 +1,6 @@
 // A disk that returns errors, becomes full, or loses power during a save.
 #include <cerrno>
+#include <cstring>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -110,7 +111,7 @@ TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
     const ScratchDir scratch;
     const auto size = static_cast<std::int64_t>(room * (kBytes + 32'768));
     if (::mount("tmpfs", scratch.path().c_str(), "tmpfs", 0, ("size=" + std::to_string(size)).c_str()) != 0) {
-      GTEST_SKIP() << "cannot mount tmpfs here";
+      GTEST_SKIP() << "cannot mount a tmpfs: " << std::strerror(errno);
     }
     const Mount mount(scratch.path());
     CheckpointDir checkpoints(real_file_system(), scratch.path() / "checkpoints", "run", 0);

@@ -1,6 +1,7 @@
 // Requests to stop and to save: who gets them, when, and how often.
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -30,31 +31,9 @@ Plan plan_of(int ranks, TrainConfig config) {
   return resolve(config, {.cores = 4}, std::nullopt);
 }
 
-TEST(SecondFit, IsNotStoppedByWhatTheProgramAskedOfTheFirst) {
-  for (const int ranks : {1, 2}) {
-    thread_world(ranks, [&](World& world) {
-      const Plan plan = plan_of(ranks, in_memory({.max_epochs = 0, .max_steps = 9}));
-      TrainControl control;
-      for (int fold = 0; fold < 3; ++fold) {
-        TinyTask task;
-        DataLoader data(tiny_data(64), plan.loader, world);
-        Trainer trainer(plan, world, control);
-        trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
-          if (fold == 0 && context.state.step == 3 && world.rank() == ranks - 1) {
-            context.control.request_stop("good enough");
-            context.control.request_checkpoint();
-          }
-        }));
-        const FitResult result = trainer.fit(task, data);
-        ASSERT_EQ(result.stop, fold == 0 ? StopKind::program : StopKind::none);
-        ASSERT_EQ(result.state.step, fold == 0 ? 4 : 9);
-        ASSERT_EQ(control.agreed(), result.stop);
-      }
-    });
-  }
-}
-
-TEST(SecondFit, DoesNotForgetASignal) {
+/// Three fits of one program at 1 and 2 ranks; `after_third_step` and `check` know which fit it is.
+void three_fits(const std::function<void(int fold, TrainControl& control, bool last_rank)>& after_third_step,
+                const std::function<void(int fold, const FitResult& result, const TrainControl& control)>& check) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
       const Plan plan = plan_of(ranks, in_memory({.max_epochs = 0, .max_steps = 9}));
@@ -65,19 +44,43 @@ TEST(SecondFit, DoesNotForgetASignal) {
         Trainer trainer(plan, world, control);
         trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
           if (context.state.step == 3) {
-            context.control.request_stop("good enough");
-            if (world.rank() == ranks - 1) {
-              TrainControl(control).request_stop_from_signal(StopKind::terminate);
-            }
+            after_third_step(fold, context.control, world.rank() == ranks - 1);
           }
         }));
-        const FitResult result = trainer.fit(task, data);
-        ASSERT_EQ(result.stop, StopKind::terminate);
-        ASSERT_EQ(result.state.step, fold == 0 ? 4 : 0);
-        ASSERT_THAT(result.why, HasSubstr("a signal requested a stop"));
+        check(fold, trainer.fit(task, data), control);
       }
     });
   }
+}
+
+TEST(SecondFit, IsNotStoppedByWhatTheProgramAskedOfTheFirst) {
+  three_fits(
+      [](int fold, TrainControl& control, bool last_rank) {
+        if (fold == 0 && last_rank) {
+          control.request_stop("good enough");
+          control.request_checkpoint();
+        }
+      },
+      [](int fold, const FitResult& result, const TrainControl& control) {
+        ASSERT_EQ(result.stop, fold == 0 ? StopKind::program : StopKind::none);
+        ASSERT_EQ(result.state.step, fold == 0 ? 4 : 9);
+        ASSERT_EQ(control.agreed(), result.stop);
+      });
+}
+
+TEST(SecondFit, DoesNotForgetASignal) {
+  three_fits(
+      [](int, TrainControl& control, bool last_rank) {
+        control.request_stop("good enough");
+        if (last_rank) {
+          control.request_stop_from_signal(StopKind::terminate);
+        }
+      },
+      [](int fold, const FitResult& result, const TrainControl&) {
+        ASSERT_EQ(result.stop, StopKind::terminate);
+        ASSERT_EQ(result.state.step, fold == 0 ? 4 : 0);
+        ASSERT_THAT(result.why, HasSubstr("a signal requested a stop"));
+      });
 }
 
 // An update in every fourth step only.
