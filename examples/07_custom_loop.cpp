@@ -2,7 +2,6 @@
 // hand-written loop. It ends with bitwise the same weights.
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/rng_state.h>
-#include <lockstep/optim/lr_schedule.h>
 
 #include "char_gpt.h"
 
@@ -62,7 +61,7 @@ int main(int argc, char** argv) {
         torch::NoGradGuard no_grad;
         optimizer.scale_grads((config.optim.max_grad_norm / (optimizer.grad_norm() + 1e-6)).clamp_max(1.0));
       }
-      optimizer.set_lr_factor(lockstep::lr_factor(config.optim, config.max_steps, step));
+      optimizer.set_lr({.step = step, .total_steps = config.max_steps});
       optimizer.step();
       stopped = strategy->agreed().stop;
       if (++step % config.checkpoint.every_steps == 0) {

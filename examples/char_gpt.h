@@ -206,10 +206,7 @@ inline lockstep::TrainConfig defaults() {
           .max_steps = 1500,
           .batch_size = 32,
           .global_batch_size = 32,
-          .optim = {.max_grad_norm = 1.0,
-                    .schedule = lockstep::ScheduleKind::cosine,
-                    .warmup_steps = 100,
-                    .min_lr_ratio = 0.1},
+          .optim = {.max_grad_norm = 1.0, .schedule = "warmup:100+cosine:to=0.1"},
           .validate = {.every_steps = 500},
           .checkpoint = {.every_steps = 250},
           .report = {.every_steps = 50}};

@@ -21,6 +21,7 @@ class Checker {
     check_devices();
     check_names();
     check_checkpoints();
+    check_schedule();
     check_contradictions();
     return std::move(problems_);
   }
@@ -110,6 +111,13 @@ class Checker {
     }
   }
 
+  void check_schedule() {
+    const LrSchedule& schedule = config_.optim.schedule;
+    for (const Problem& problem : schedule.problems()) {
+      refuse(fmt::format("{}: {}", label("optim.schedule", schedule), problem.what), problem.hint);
+    }
+  }
+
   void check_contradictions() {
     const TrainConfig& c = config_;
     if (c.max_epochs == 0 && c.max_steps == 0) {
@@ -135,13 +143,6 @@ class Checker {
                          label("dist.find_unused_parameters", c.dist.find_unused_parameters),
                          label("dist.static_graph", c.dist.static_graph)),
              "remove one of them; static_graph alone also allows parameters that are never used");
-    }
-    if (c.optim.schedule == ScheduleKind::cosine && c.optim.decay_steps > 0 &&
-        c.optim.decay_steps <= c.optim.warmup_steps) {
-      refuse(fmt::format("{} with {}: the minimum would come before the end of the warm-up",
-                         label("optim.decay_steps", c.optim.decay_steps),
-                         label("optim.warmup_steps", c.optim.warmup_steps)),
-             "decay_steps counts from the start of the run; make it larger than warmup_steps, or 0 for the last step");
     }
   }
 

@@ -110,6 +110,11 @@ Refusal from_text(const FieldInfo&, std::string_view text, DeviceSpec& out) {
   return std::nullopt;
 }
 
+Refusal from_text(const FieldInfo&, std::string_view text, LrSchedule& out) {
+  out = LrSchedule(text);  // keeps its own problems
+  return std::nullopt;
+}
+
 Refusal from_file(const FieldInfo&, const FileValue& value, bool& out) {
   if (const auto* yes = std::get_if<bool>(&value)) {
     out = *yes;
@@ -167,6 +172,14 @@ Refusal from_file(const FieldInfo&, const FileValue& value, DeviceSpec& out) {
   return std::nullopt;
 }
 
+Refusal from_file(const FieldInfo&, const FileValue& value, LrSchedule& out) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    out = LrSchedule(*text);
+    return std::nullopt;
+  }
+  return expected_text();
+}
+
 std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(int value) { return fmt::format("{}", value); }
 std::string to_text(std::int64_t value) { return fmt::format("{}", value); }
@@ -174,6 +187,7 @@ std::string to_text(std::uint64_t value) { return fmt::format("{}", value); }
 std::string to_text(double value) { return fmt::format("{}", value); }
 std::string to_text(const std::string& value) { return value; }
 std::string to_text(const DeviceSpec& value) { return value.text(); }
+std::string to_text(const LrSchedule& value) { return value.text(); }
 
 std::string in_quotes(std::string_view text) {
   std::string escaped = dump_json(Json(text));  // JSON's escapes are valid in TOML; TOML also escapes DEL

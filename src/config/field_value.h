@@ -37,6 +37,7 @@ Refusal from_text(const FieldInfo& info, std::string_view text, std::uint64_t& o
 Refusal from_text(const FieldInfo& info, std::string_view text, double& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, std::string& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, DeviceSpec& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, LrSchedule& out);
 
 Refusal from_file(const FieldInfo& info, const FileValue& value, bool& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, int& out);
@@ -45,6 +46,7 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, std::uint64_t& 
 Refusal from_file(const FieldInfo& info, const FileValue& value, double& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, std::string& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, DeviceSpec& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, LrSchedule& out);
 
 std::string to_text(bool value);
 std::string to_text(int value);
@@ -53,6 +55,7 @@ std::string to_text(std::uint64_t value);
 std::string to_text(double value);  ///< the shortest text that parses to the same number
 std::string to_text(const std::string& value);
 std::string to_text(const DeviceSpec& value);
+std::string to_text(const LrSchedule& value);
 
 namespace detail {
 Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,
@@ -138,6 +141,8 @@ std::string value_syntax() {
     return text;
   } else if constexpr (std::is_same_v<T, DeviceSpec>) {
     return "DEVICES";
+  } else if constexpr (std::is_same_v<T, LrSchedule>) {
+    return "SCHEDULE";
   } else {
     return "TEXT";
   }

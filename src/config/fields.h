@@ -69,13 +69,6 @@ struct EnumText<Precision> {
 };
 
 template <>
-struct EnumText<ScheduleKind> {
-  static constexpr Spelling kSpellings[] = {spell("constant", ScheduleKind::constant),
-                                            spell("cosine", ScheduleKind::cosine)};
-  static constexpr ForeignSpelling kForeign[] = {{"none", "use constant"}};
-};
-
-template <>
 struct EnumText<SampleOrder> {
   static constexpr Spelling kSpellings[] = {spell("keyed", SampleOrder::keyed), spell("pytorch", SampleOrder::pytorch)};
   static constexpr ForeignSpelling kForeign[] = {
@@ -229,18 +222,10 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "maximum of the global gradient norm (clipping); 0: no clipping",
              .minimum = 0},
         c.optim.max_grad_norm);
-  visit(Info{.name = "optim.schedule", .help = "learning rate after the warm-up"}, c.optim.schedule);
-  visit(Info{.name = "optim.warmup_steps", .help = "steps of linear growth from 0 to the learning rate", .minimum = 0},
-        c.optim.warmup_steps);
-  visit(Info{.name = "optim.decay_steps",
-             .help = "step at which the cosine schedule reaches its minimum; 0: the last step of the run",
-             .minimum = 0},
-        c.optim.decay_steps);
-  visit(Info{.name = "optim.min_lr_ratio",
-             .help = "minimum of the cosine schedule, as a fraction of the learning rate",
-             .minimum = 0,
-             .maximum = 1},
-        c.optim.min_lr_ratio);
+  visit(Info{.name = "optim.schedule",
+             .help = "schedule of the learning rates of all optimizers, such as cosine, warmup:500+cosine:to=0.1 or "
+                     "step:30ep,factor=0.1; empty: those of the program, else constant"},
+        c.optim.schedule);
   visit(Info{.name = "optim.non_finite",
              .help = "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), or warn"},
         c.optim.non_finite);

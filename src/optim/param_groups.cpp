@@ -133,6 +133,20 @@ std::vector<Origin> origins_of(const OptimizerSpec& spec, const std::vector<Opti
   return origins;
 }
 
+const LrSchedule& schedule_of(const OptimizerSpec& spec, const OptimConfig& config) {
+  return config.schedule.is_set() ? config.schedule : spec.schedule;
+}
+
+/// Gives the group this base rate; its schedule stays.
+void write_rate(BuiltOptimizer& built, std::size_t group, const GroupRate& rate, double factor) {
+  GroupRate& own = built.rates[group];
+  own.base = rate.base;
+  own.is_given = rate.is_given;
+  own.factor = factor;
+  own.written = rate.base * factor;
+  built.optimizer->param_groups()[group].options().set_lr(own.written);
+}
+
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
   const double wanted = spec.groups[group].weight_decay;
   if (wanted < 0) {
@@ -149,7 +163,36 @@ void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOpt
 
 }  // namespace
 
-BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr,
+std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizers, const OptimConfig& config) {
+  std::vector<NamedSchedule> found;
+  for (const OptimizerSpec& spec : optimizers) {
+    const std::size_t first = found.size();
+    found.push_back({spec.name, schedule_of(spec, config)});
+    for (const GroupSpec& group : spec.groups) {
+      const auto is_known = [&](const NamedSchedule& known) { return known.schedule == group.schedule; };
+      if (group.schedule.is_set() &&
+          std::none_of(found.begin() + static_cast<std::ptrdiff_t>(first), found.end(), is_known)) {
+        found.push_back({spec.name, group.schedule});
+      }
+    }
+  }
+  return found;
+}
+
+void check_schedules(std::span<const NamedSchedule> schedules, const std::optional<ScheduleStep>& run) {
+  std::vector<Problem> problems;
+  for (const auto& [optimizer, schedule] : schedules) {
+    const bool in_run = run && schedule.problems().empty();
+    for (const Problem& problem : in_run ? schedule.problems_in(*run) : schedule.problems()) {
+      problems.push_back({fmt::format("schedule of optimizer '{}': {}", optimizer, problem.what), problem.hint});
+    }
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, const OptimConfig& config,
                                NamedTensors frozen) {
   if (!spec.make) {
     throw ConfigError(fmt::format("optimizer '{}': the factory is missing", spec.name),
@@ -164,15 +207,18 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
   std::vector<Origin> origins = origins_of(spec, groups, given);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     double scale = 1;
+    LrSchedule schedule = schedule_of(spec, config);
     if (!spec.groups.empty()) {
-      scale = spec.groups[origins[i].given].lr_scale;
+      const GroupSpec& group = spec.groups[origins[i].given];
+      scale = group.lr_scale;
+      schedule = group.schedule.is_set() ? group.schedule : std::move(schedule);
       set_weight_decay(spec, origins[i].given, groups[i].options());
     }
-    const double found = groups[i].options().get_lr();
-    built.rates.push_back({.base = (lr > 0 ? lr : found) * scale, .written = found});
+    const double lr = config.lr > 0 ? config.lr : groups[i].options().get_lr();
+    built.rates.push_back({.schedule = std::move(schedule)});
+    write_rate(built, i, {.base = lr * scale}, 1);
     built.names.push_back(std::move(origins[i].names));
   }
-  set_lr_factor(built, 1);
   return built;
 }
 
@@ -192,39 +238,34 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
     for (std::size_t i = 0; i < groups_before.size(); ++i) {
       rates.push_back(current_rate(before, i));
     }
-    if (std::all_of(rates.begin(), rates.end(), [&](const auto& rate) { return rate.base == rates.front().base; })) {
-      for (GroupRate& rate : built.rates) {
-        rate.base = rates.front().base;
-        rate.is_given = rates.front().is_given;
-      }
+    const GroupRate& first = rates.front();
+    const bool alike =
+        std::all_of(rates.begin(), rates.end(), [&](const auto& rate) { return rate.base == first.base; });
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      write_rate(built, i, alike ? first : built.rates[i], first.factor);
     }
-    set_lr_factor(built, before.lr_factor);
     return;
   }
   for (std::size_t i = 0; i < groups.size(); ++i) {
     groups[i].set_options(groups_before[i].options().clone());
   }
   built.rates = before.rates;
-  built.lr_factor = before.lr_factor;
 }
 
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {
   GroupRate rate = built.rates.at(group);
   if (const double found = built.optimizer->param_groups().at(group).options().get_lr(); found != rate.written) {
-    rate = {.base = built.lr_factor > 0 ? found / built.lr_factor : found, .written = found, .is_given = false};
+    rate.base = rate.factor > 0 ? found / rate.factor : found;
+    rate.written = found;
+    rate.is_given = false;
   }
   return rate;
 }
 
-void set_lr_factor(BuiltOptimizer& built, double factor) {
-  auto& groups = built.optimizer->param_groups();
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    GroupRate& rate = built.rates[i];
-    rate = current_rate(built, i);
-    rate.written = rate.base * factor;
-    groups[i].options().set_lr(rate.written);
+void set_rates(BuiltOptimizer& built, const ScheduleStep& step) {
+  for (std::size_t i = 0; i < built.rates.size(); ++i) {
+    write_rate(built, i, current_rate(built, i), built.rates[i].schedule.factor(step));
   }
-  built.lr_factor = factor;
 }
 
 }  // namespace lockstep

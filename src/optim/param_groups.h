@@ -2,11 +2,14 @@
 #pragma once
 
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/config/train_config.h>
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/world/named_tensors.h>
 
@@ -15,8 +18,10 @@ namespace lockstep {
 /// The learning rate of a parameter group.
 struct GroupRate {
   double base = 0;       ///< at schedule factor 1
-  double written = 0;    ///< by set_lr_factor(), the last time
+  double factor = 1;     ///< of the schedule, at the last step
+  double written = 0;    ///< into the options, the last time: base x factor
   bool is_given = true;  ///< by the specification or the configuration; else a callback wrote it
+  LrSchedule schedule{};
 };
 
 /// An optimizer over named parameters, with the data to update and save it.
@@ -25,23 +30,35 @@ struct BuiltOptimizer {
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
   std::vector<GroupRate> rates{};                 ///< per group
-  double lr_factor = 1;
 };
 
-/// `parameters` require gradients (shared ones appear once), `frozen` ones do not. `lr` > 0 replaces the learning rate
-/// of the factory. Throws: ConfigError (no parameters; a group that selects none, by name; a spec without a factory; a
-/// factory that ignores its argument).
-BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, double lr,
-                               NamedTensors frozen = {});
+/// `parameters` require gradients (shared ones appear once), `frozen` ones do not. If they are set, `config.lr`
+/// replaces the learning rate of the factory, and `config.schedule` the schedule of the optimizer. Throws: ConfigError
+/// (no parameters; a group that selects none, by name; a spec without a factory; a factory that ignores its argument;
+/// an invalid schedule).
+BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters,
+                               const OptimConfig& config = {}, NamedTensors frozen = {});
+
+/// A schedule of an optimizer or of one of its groups, and the name of the optimizer.
+struct NamedSchedule {
+  std::string optimizer{};
+  LrSchedule schedule{};
+};
+
+/// The schedules that these optimizers will follow, each once per optimizer.
+std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizers, const OptimConfig& config);
+
+/// Throws: ConfigError naming all schedules that are invalid, or invalid in a run of this length.
+void check_schedules(std::span<const NamedSchedule> schedules, const std::optional<ScheduleStep>& run = {});
 
 /// Transfers state, options and learning rates of all parameters from `before` to `built`, which has the same spec.
 void take_over(BuiltOptimizer& built, BuiltOptimizer& before);
 
-/// Sets the learning rate of every group to its base x factor. If a callback has written a rate into the options since
-/// the last call, that rate divided by the previous factor is the new base. Host only.
-void set_lr_factor(BuiltOptimizer& built, double factor);
+/// Sets the learning rate of every group to its base x the factor of its schedule. If a callback has written a rate
+/// into the options since the last call, that rate divided by the previous factor is the new base. Host only.
+void set_rates(BuiltOptimizer& built, const ScheduleStep& step);
 
-/// What the group's rate becomes with the next set_lr_factor().
+/// The group's rate, with what a callback may have written since the last set_rates().
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group);
 
 /// State as tensors "<parameter>.<state>" ("blocks.0.weight.exp_avg"); step counts are CPU scalars. A base rate that a

@@ -174,7 +174,8 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
   }
 }
 
-Ddp::Ddp(double lr, const DistConfig& options, World& world) : SingleDevice(lr, world), options_(options) {}
+Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world)
+    : SingleDevice(config, world), options_(options) {}
 
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   SingleDevice::prepare(module, optimizers);

@@ -53,7 +53,7 @@ SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& s
 void SingleDeviceOptimizer::build() {
   Parameters parameters = parameters_of(*strategy_.module_, spec_);
   parameters_ = std::move(parameters.trained);
-  built_ = build_optimizer(spec_, parameters_, strategy_.lr_, std::move(parameters.frozen));
+  built_ = build_optimizer(spec_, parameters_, strategy_.config_, std::move(parameters.frozen));
 }
 
 void SingleDeviceOptimizer::build_again() {
@@ -130,6 +130,7 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
   if (optimizers.empty()) {
     throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
   }
+  check_schedules(schedules_of(optimizers, config_));
   module_ = &module;
   optimizers_.clear();
   for (const auto& spec : optimizers) {

@@ -30,7 +30,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void finish() override;
   at::Tensor grad_norm() override;
   void scale_grads(const at::Tensor& factor) override;
-  void set_lr_factor(double factor) override { lockstep::set_lr_factor(built_, factor); }
+  void set_lr(const ScheduleStep& step) override { set_rates(built_, step); }
   double lr() const override { return built_.optimizer->param_groups().front().options().get_lr(); }
   void step() override;
   torch::optim::Optimizer& torch_optimizer() override { return *built_.optimizer; }
@@ -58,8 +58,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
 
 class SingleDevice : public Strategy {
  public:
-  /// `lr`: config.optim.lr; 0: each factory's own learning rate.
-  SingleDevice(double lr, World& world) : world_(world), progress_(WorldAccess::progress(world)), lr_(lr) {}
+  SingleDevice(const OptimConfig& config, World& world)
+      : world_(world), progress_(WorldAccess::progress(world)), config_(config) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
@@ -86,7 +86,7 @@ class SingleDevice : public Strategy {
  private:
   void check_that_something_trains() const;
 
-  double lr_;
+  const OptimConfig config_;
   StepRequests mine_{};  // requests that are not yet sent
   StepRequests agreed_{};
 };

@@ -64,16 +64,6 @@ std::string optimizer_text(const OptimConfig& optim) {
   return optim.max_grad_norm > 0 ? fmt::format("{}, gradient norm at most {}", lr, optim.max_grad_norm) : lr;
 }
 
-std::string schedule_text(const OptimConfig& optim) {
-  const std::string warmup =
-      optim.warmup_steps > 0 ? fmt::format("{}, then ", counted(optim.warmup_steps, "warm-up step")) : "";
-  if (optim.schedule == ScheduleKind::constant) {
-    return warmup + "constant";
-  }
-  return fmt::format("{}cosine to {} of the learning rate at {}", warmup, optim.min_lr_ratio,
-                     optim.decay_steps > 0 ? fmt::format("step {}", optim.decay_steps) : "the last step");
-}
-
 std::string data_text(const LoaderPlan& loader) {
   const DataConfig& data = loader.data;
   return fmt::format("{} order{}{}, {}", loader.sampler.order == SampleOrder::keyed ? "keyed" : "PyTorch's",
@@ -131,7 +121,7 @@ std::string describe(const Plan& plan) {
       {"batch", plan.loader.batch.explanation},
       {"limits", limit_text(config) + time_limit_text(plan)},
       {"optimizer", optimizer_text(config.optim)},
-      {"schedule", schedule_text(config.optim)},
+      {"schedule", config.optim.schedule.is_set() ? config.optim.schedule.text() : "schedule of the program"},
       {"data", data_text(plan.loader)},
       {"validation", validation_text(config.validate)},
       {"checkpoints", checkpoint_text(config)},

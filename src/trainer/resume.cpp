@@ -11,7 +11,6 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/config/config_io.h>
-#include <lockstep/optim/lr_schedule.h>
 #include <lockstep/sampling/distributed_sampler.h>
 #include <lockstep/world/world.h>
 
@@ -88,19 +87,26 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
   }
 }
 
-// Without decay_steps, the cosine schedule ends with the run, so a longer run has a different schedule.
-void warn_about_schedule(const RunParts& run, const CheckpointContents& contents) {
-  const OptimConfig& optim = run.plan.config.optim;
+// A schedule that ends with the run changes when the run gets longer.
+void warn_about_schedules(const RunParts& run, const CheckpointContents& contents) {
   const auto before = parse_int(text(contents, "total_steps")).value_or(0);
-  if (!run.world.is_main() || optim.schedule != ScheduleKind::cosine || optim.decay_steps > 0 || before == 0 ||
-      before == run.total_steps || text(contents, "config.optim.decay_steps") != "0") {
+  if (!run.world.is_main() || before == 0 || before == run.total_steps) {
     return;
   }
-  log_warning(fmt::format(
-      "the cosine schedule ends at step {} now, at step {} when the checkpoint was written: the learning rate of step "
-      "{} becomes {:.3g} of its maximum instead of {:.3g}; --optim.decay_steps {} keeps the schedule",
-      run.total_steps, before, run.state.step, lr_factor(optim, run.total_steps, run.state.step),
-      lr_factor(optim, before, run.state.step), before));
+  const auto per_epoch = run.train.steps_per_epoch().value_or(0);
+  const auto factor = [&](const LrSchedule& schedule, std::int64_t total) {
+    return schedule.factor({.step = run.state.step, .total_steps = total, .steps_per_epoch = per_epoch});
+  };
+  for (const auto& [optimizer, schedule] : run.schedules) {
+    if (schedule.depends_on_total_steps()) {
+      log_warning(fmt::format(
+          "the schedule {} of optimizer '{}' follows the length of the run, which is {} steps now and was {} when the "
+          "checkpoint was written: the learning rate of step {} becomes {:.3g} of its base instead of {:.3g}; give the "
+          "schedule an end in steps to keep it, for example cosine:until={}",
+          schedule.text(), optimizer, run.total_steps, before, run.state.step, factor(schedule, run.total_steps),
+          factor(schedule, before), before));
+    }
+  }
 }
 
 // For a checkpoint of another program, such as lockstep-convert, which has only weights and completed epochs.
@@ -212,7 +218,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   std::vector<std::string> changed = changes(run.plan, contents);
   warn_about(changed, contents, run.world);
-  warn_about_schedule(run, contents);
+  warn_about_schedules(run, contents);
   return changed;
 }
 

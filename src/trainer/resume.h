@@ -9,6 +9,7 @@
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/callback.h>
 
+#include "optim/param_groups.h"
 #include "trainer/callback_list.h"
 
 namespace lockstep {
@@ -22,6 +23,7 @@ struct RunParts {
   BatchSource& train;
   const CallbackList& callbacks;
   TrainState& state;
+  const std::vector<NamedSchedule>& schedules;
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 

@@ -117,13 +117,13 @@ void OptimizerStep::update() {
     step_.grad_norm_ = optimizer_.grad_norm();
     optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));
   }
-  optimizer_.set_lr_factor(step_.context_.lr_factor);
+  optimizer_.set_lr(step_.context_.at);
   optimizer_.step();
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   MicroBatches first;
-  optimizer_.set_lr_factor(step_.context_.lr_factor);
+  optimizer_.set_lr(step_.context_.at);
   optimizer_.torch_optimizer().step([&] {
     const at::AutoGradMode gradients(true);
     MicroBatches evaluation;

@@ -13,13 +13,13 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
-#include <lockstep/optim/lr_schedule.h>
 #include <lockstep/session.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
+#include "optim/param_groups.h"
 #include "parallel/parameter_sync.h"
 #include "report/console.h"
 #include "report/metric_file.h"
@@ -143,7 +143,11 @@ class Fit {
     torch::nn::Module& module = task_.module();
     module.to(world_.device());
     tell_about_evaluation_mode();
-    strategy_->prepare(module, task_.optimizers());
+    const std::vector<OptimizerSpec> optimizers = task_.optimizers();
+    schedules_ = schedules_of(optimizers, config_.optim);
+    total_steps_ = limit_in_steps();
+    check_schedules(schedules_, schedule_step());
+    strategy_->prepare(module, optimizers);
     if (monitors_validation() && validation_ == nullptr) {
       throw ConfigError(fmt::format("--checkpoint.monitor {}: found no validation data", config_.checkpoint.monitor),
                         "give fit() a validation source, or monitor a metric of the training, such as loss");
@@ -154,13 +158,8 @@ class Fit {
     callbacks_.begin(module, world_);
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
-    total_steps_ = limit_in_steps();
     resume();
     record_.set_step(state_.step);
-    if (config_.optim.schedule == ScheduleKind::cosine && total_steps_ == 0 && config_.optim.decay_steps == 0) {
-      throw ConfigError("--optim.schedule cosine: the length of the run is not known",
-                        "set --max_steps or --optim.decay_steps");
-    }
     files_.begin(state_.step);
     recorder_.open(state_.step);
   }
@@ -204,7 +203,13 @@ class Fit {
     files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
   }
 
-  RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, total_steps_}; }
+  RunParts run_parts() {
+    return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, schedules_, total_steps_};
+  }
+
+  ScheduleStep schedule_step() const {
+    return {.step = state_.step, .total_steps = total_steps_, .steps_per_epoch = train_.steps_per_epoch().value_or(0)};
+  }
 
   // 0: no limit.
   std::int64_t limit_in_steps() const {
@@ -248,8 +253,7 @@ class Fit {
                .config = config_,
                .batches = batches,
                .meter = meter_,
-               .number = state_.step,
-               .lr_factor = lr_factor(config_.optim, total_steps_, state_.step)});
+               .at = schedule_step()});
     task_.optimize(step);
     if (steps_here_++ == 0) {
       check_that_it_trains(step);
@@ -593,8 +597,9 @@ class Fit {
   std::int64_t steps_at_start_ = 0;
   std::int64_t steps_here_ = 0;   // of this fit
   std::int64_t total_steps_ = 0;  // 0: no limit
-  Metrics measured_{};            // since the last step
-  Metrics final_{};               // the last value of each metric
+  std::vector<NamedSchedule> schedules_{};
+  Metrics measured_{};  // since the last step
+  Metrics final_{};     // the last value of each metric
   bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};

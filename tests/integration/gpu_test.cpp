@@ -35,7 +35,7 @@ TrainConfig training_on(ComputeSetup compute_setup) {
   TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 50, .batch_size = 4, .global_batch_size = 8});
   config.compute_setup = compute_setup;
   config.optim.max_grad_norm = 0.5;
-  config.optim.schedule = ScheduleKind::cosine;
+  config.optim.schedule = "cosine";
   return config;
 }
 

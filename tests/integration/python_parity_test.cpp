@@ -113,6 +113,14 @@ TEST(PythonConverter, SaysWhichPackagesItNeeds) {
   EXPECT_THAT(result.err, testing::Not(HasSubstr("Traceback")));
 }
 
+TEST(PythonSchedules, HaveTheSameFactors) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));
+  const auto result = run_program({python, std::string(PARITY_DIR) + "/lr_schedule_parity.py", LR_SCHEDULE_DUMP});
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr(" 0 different"));
+}
+
 TEST(PythonSampler, HasTheSameOrder) {
   const std::string python = find_python(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));

@@ -9,13 +9,13 @@
 #include <string>
 
 #include <lockstep/config/device_spec.h>
+#include <lockstep/config/lr_schedule.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 
 enum class ComputeSetup { automatic, cpu, gpu };
 enum class Backend { automatic, nccl, gloo };
 enum class Precision { fp32, bf16_mixed };
-enum class ScheduleKind { constant, cosine };
 enum class SampleOrder { keyed, pytorch };
 enum class GradCompression { none, fp16, bf16 };
 enum class MonitorMode { min, max };
@@ -38,12 +38,9 @@ struct SamplerConfig {
 };
 
 struct OptimConfig {
-  double lr = 0;                                   ///< base learning rate; 0: the one of the program's optimizer
-  double max_grad_norm = 0;                        ///< maximum of the global gradient norm (clipping); 0: no clipping
-  ScheduleKind schedule = ScheduleKind::constant;  ///< after the warm-up
-  std::int64_t warmup_steps = 0;                   ///< linear from 0 to the learning rate
-  std::int64_t decay_steps = 0;  ///< step at which cosine reaches its minimum; 0: the last step of the run
-  double min_lr_ratio = 0;       ///< minimum of the cosine schedule, as a fraction of the learning rate
+  double lr = 0;             ///< base learning rate; 0: the one of the program's optimizer
+  double max_grad_norm = 0;  ///< maximum of the global gradient norm (clipping); 0: no clipping
+  LrSchedule schedule{};     ///< of all optimizers, "warmup:500+cosine"; not set: those of the program, else constant
   NonFinitePolicy non_finite =
       NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in loss or parameters
 };

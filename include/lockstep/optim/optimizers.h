@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include <lockstep/config/lr_schedule.h>
 #include <lockstep/fwd.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
@@ -47,6 +48,7 @@ struct GroupSpec {
       select{};  ///< empty: all remaining parameters
   double lr_scale = 1;
   double weight_decay = -1;  ///< for all of them, vectors included; -1: the factory's value
+  LrSchedule schedule{};     ///< of its learning rate; not set: the optimizer's
 };
 
 struct OptimizerSpec {
@@ -55,10 +57,13 @@ struct OptimizerSpec {
   std::vector<GroupSpec> groups{};
   std::string name = "main";
   torch::nn::Module* module =
-      nullptr;  ///< its parameters; nullptr: the task's module. A GAN sets its two networks here.
+      nullptr;            ///< its parameters; nullptr: the task's module. A GAN sets its two networks here.
+  LrSchedule schedule{};  ///< of its learning rate; optim.schedule of the configuration replaces it
 
   OptimizerSpec() = default;
-  OptimizerSpec(OptimizerFactory factory) : make(std::move(factory)) {}  // NOLINT(google-explicit-constructor)
+  /// `return {{adamw({.lr = 3e-4}), "warmup:500+cosine"}};`
+  OptimizerSpec(OptimizerFactory factory, LrSchedule lr_schedule = {})  // NOLINT(google-explicit-constructor)
+      : make(std::move(factory)), schedule(std::move(lr_schedule)) {}
 };
 
 }  // namespace lockstep

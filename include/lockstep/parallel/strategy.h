@@ -67,7 +67,7 @@ class StrategyOptimizer {
 
   virtual at::Tensor grad_norm() = 0;                      ///< 0-dim, on the device
   virtual void scale_grads(const at::Tensor& factor) = 0;  ///< 0-dim; clipping, unscaling, token weights
-  virtual void set_lr_factor(double factor) = 0;           ///< learning rates = base x factor
+  virtual void set_lr(const ScheduleStep& step) = 0;       ///< learning rates = base x factor of their schedule
   virtual double lr() const = 0;                           ///< of the first group
   virtual void step() = 0;                                 ///< updates the parameters
   virtual torch::optim::Optimizer& torch_optimizer() = 0;

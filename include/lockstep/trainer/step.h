@@ -129,8 +129,7 @@ class Step {
     const TrainConfig& config;
     const StepBatches& batches;
     Meter& meter;
-    std::int64_t number = 0;  ///< of the step, from 0
-    double lr_factor = 1;     ///< from the schedule
+    ScheduleStep at{};  ///< its place in the run
   };
   explicit Step(const Context& context);
   Step(const Step&) = delete;
@@ -138,7 +137,7 @@ class Step {
 
   std::span<const Batch> batches() const noexcept { return context_.batches.micro; }
   bool is_last(const Batch& batch) const noexcept { return &batch == &context_.batches.micro.back(); }
-  std::int64_t number() const noexcept { return context_.number; }
+  std::int64_t number() const noexcept { return context_.at.step; }
 
   std::size_t optimizer_count() const noexcept { return optimizers_.size(); }
   /// `index`: position in Task::optimizers().

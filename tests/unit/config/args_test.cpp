@@ -214,7 +214,7 @@ TEST(ParseInvocation, ReadsTheValuesOfAnEnumInAnyCase) {
   EXPECT_EQ(parse({"--compute_setup=Gpu"}).config.compute_setup, ComputeSetup::gpu);
   EXPECT_EQ(parse({"--backend=NCCL"}).config.backend, Backend::nccl);
   EXPECT_EQ(parse({"--precision=BF16_mixed"}).config.precision, Precision::bf16_mixed);
-  EXPECT_EQ(parse({}, {{"LOCKSTEP_CFG_OPTIM_SCHEDULE", "Cosine"}}).config.optim.schedule, ScheduleKind::cosine);
+  EXPECT_EQ(parse({}, {{"LOCKSTEP_CFG_OPTIM_SCHEDULE", "Cosine"}}).config.optim.schedule.text(), "cosine");
   EXPECT_EQ(parse({"--devices=AUTO"}).config.devices, DeviceSpec("auto"));
   EXPECT_EQ(parse({"--devices=Free:2@8gib"}).config.devices, DeviceSpec("free:2@8GiB"));
   EXPECT_EQ(parse({"--devices", "CUDA:1,"}).config.devices, DeviceSpec({1}));
@@ -245,7 +245,7 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
       {"--backend=glo", "expected auto, nccl or gloo | did you mean gloo?"},
       {"--compute_setup=gpx", "expected auto, cpu or gpu | did you mean gpu?"},
       {"--compute_setup=cuda", "expected auto, cpu or gpu | use gpu"},
-      {"--optim.schedule=cosin", "expected constant or cosine | did you mean cosine?"},
+      {"--optim.schedule=cosin", "cosin: this is no curve | did you mean cosine?"},
   };
   for (const auto& [argument, expected] : cases) {
     EXPECT_THAT(problems({argument}), ElementsAre(HasSubstr(expected))) << argument;

@@ -19,7 +19,7 @@ TEST(CheckConfig, AcceptsUnusualButValidSettings) {
       {.compute_setup = ComputeSetup::gpu, .backend = Backend::gloo},
       {.max_epochs = 0, .max_steps = 10},
       {.run_name = "a.b-c_d", .resume = "runs/old/checkpoints/step-10", .fresh = true},
-      {.optim = {.schedule = ScheduleKind::cosine, .warmup_steps = 10, .decay_steps = 11, .min_lr_ratio = 1}},
+      {.optim = {.schedule = "warmup:10+cosine:until=11,to=1"}},
       {.dist = {.grace_s = 0, .static_graph = true}},
   };
   for (const TrainConfig& config : configs) {
@@ -52,11 +52,9 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
       {{.optim = {.max_grad_norm = std::numeric_limits<double>::infinity()}},
        "--optim.max_grad_norm inf: expected",
        ""},
-      {{.optim = {.min_lr_ratio = 1.5}}, "--optim.min_lr_ratio 1.5: expected a number from 0 to 1", ""},
-      {{.optim = {.warmup_steps = -1}}, "--optim.warmup_steps -1: expected a whole number of 0 or more", ""},
-      {{.optim = {.schedule = ScheduleKind::cosine, .warmup_steps = 10, .decay_steps = 10}},
-       "--optim.decay_steps 10 with --optim.warmup_steps 10: the minimum would come before the end of the warm-up",
-       "larger than warmup_steps"},
+      {{.optim = {.schedule = "cosine:two=1"}},
+       "--optim.schedule cosine:two=1: cosine:two=1: found the setting two",
+       "from, to"},
       {{.checkpoint = {.keep_last = 1}},
        "--checkpoint.keep_last 1: expected a whole number of 2 or more",
        "durable before"},

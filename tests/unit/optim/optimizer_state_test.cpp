@@ -80,11 +80,11 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(OptimizerState, ContinuesBitwiseAfterARoundTrip) {
   const NamedTensors straight = make_parameters();
   const NamedTensors resumed = make_parameters();
-  BuiltOptimizer first = build_optimizer(GetParam().make, straight, 0);
+  BuiltOptimizer first = build_optimizer(GetParam().make, straight);
   train(first, straight, 0, 5);
   const NamedTensors saved = copies(optimizer_state(first));
 
-  BuiltOptimizer second = build_optimizer(GetParam().make, resumed, 0);
+  BuiltOptimizer second = build_optimizer(GetParam().make, resumed);
   train(second, resumed, 20, 22);  // its states and "late"'s must go
   for (std::size_t i = 0; i < straight.size(); ++i) {
     resumed[i].second.copy_(straight[i].second);
@@ -100,7 +100,7 @@ TEST_P(OptimizerState, ContinuesBitwiseAfterARoundTrip) {
 
 TEST(OptimizerStateNames, AreParameterAndField) {
   const NamedTensors parameters = make_parameters();
-  BuiltOptimizer built = build_optimizer(adamw(), parameters, 0);
+  BuiltOptimizer built = build_optimizer(adamw(), parameters);
   EXPECT_TRUE(optimizer_state(built).empty());
   train(built, parameters, 0, 3);
   const NamedTensors state = optimizer_state(built);
@@ -113,10 +113,9 @@ TEST(OptimizerStateNames, AreParameterAndField) {
 
 TEST(OptimizerStateNames, AreThoseOfTorchAdamW) {
   const NamedTensors parameters = make_parameters();
-  BuiltOptimizer theirs =
-      build_optimizer(torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions()), parameters, 0);
+  BuiltOptimizer theirs = build_optimizer(torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions()), parameters);
   train(theirs, parameters, 0, 3);
-  BuiltOptimizer ours = build_optimizer(adamw(), parameters, 0);
+  BuiltOptimizer ours = build_optimizer(adamw(), parameters);
   load_optimizer_state(ours, copies(optimizer_state(theirs)));
   const NamedTensors a = optimizer_state(ours);
   const NamedTensors b = optimizer_state(theirs);
@@ -128,7 +127,7 @@ TEST(OptimizerStateNames, AreThoseOfTorchAdamW) {
 
 TEST(LoadOptimizerState, ReportsMismatchesAndChangesNothing) {
   const NamedTensors parameters = make_parameters();
-  BuiltOptimizer built = build_optimizer(adamw(), parameters, 0);
+  BuiltOptimizer built = build_optimizer(adamw(), parameters);
   train(built, parameters, 0, 2);
   const NamedTensors before = copies(optimizer_state(built));
   NamedTensors wrong = copies(before);
@@ -148,7 +147,7 @@ TEST(LoadOptimizerState, ReportsMismatchesAndChangesNothing) {
 }
 
 TEST(LoadOptimizerState, ShortensLongLists) {
-  BuiltOptimizer built = build_optimizer(sgd(), {{"w", at::ones({1})}}, 0);
+  BuiltOptimizer built = build_optimizer(sgd(), {{"w", at::ones({1})}});
   NamedTensors extra;
   for (int i = 0; i < 13; ++i) {
     extra.emplace_back("x" + std::to_string(i), at::ones({1}));
@@ -160,7 +159,7 @@ TEST(LoadOptimizerState, ShortensLongLists) {
 
 TEST(LoadOptimizerState, RefusesAnEmptyStateForAdagrad) {
   BuiltOptimizer built =
-      build_optimizer(torch_factory<torch::optim::Adagrad>(torch::optim::AdagradOptions()), {{"w", at::ones({1})}}, 0);
+      build_optimizer(torch_factory<torch::optim::Adagrad>(torch::optim::AdagradOptions()), {{"w", at::ones({1})}});
   EXPECT_THAT([&] { load_optimizer_state(built, {}); },
               ThrowsMessage<CheckpointError>(HasSubstr("2 missing (w.step, w.sum)")));
 }
@@ -169,7 +168,7 @@ TEST(OptimizerStateKinds, RejectOtherOptimizers) {
   OptimizerSpec spec = OptimizerFactory([](ParamGroups groups) -> OptimizerPtr {
     return std::make_unique<torch::optim::LBFGS>(groups.front().params());
   });
-  BuiltOptimizer built = build_optimizer(spec, make_parameters(), 0);
+  BuiltOptimizer built = build_optimizer(spec, make_parameters());
   EXPECT_THAT([&] { optimizer_state(built); },
               ThrowsMessage<CheckpointError>(HasSubstr("torch::optim::LBFGS is not supported")));
   EXPECT_THAT([&] { load_optimizer_state(built, {}); },

@@ -42,15 +42,15 @@ std::vector<double> base_rates(const BuiltOptimizer& built) {
 TEST(BuildOptimizer, DecaysAllParametersAsTorchDoes) {
   for (const OptimizerSpec& spec :
        {OptimizerSpec(adamw({.weight_decay = 0.3})), OptimizerSpec(sgd({.weight_decay = 0.3}))}) {
-    const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+    const BuiltOptimizer built = build_optimizer(spec, parameters());
     EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight", "fc.weight", "fc.bias", "scale"}));
   }
-  EXPECT_EQ(adamw_options(build_optimizer(adamw({.weight_decay = 0.3}), parameters(), 0), 0).weight_decay(), 0.3);
-  EXPECT_EQ(adamw_options(build_optimizer(adamw(), parameters(), 0), 0).weight_decay(), 0.01);
+  EXPECT_EQ(adamw_options(build_optimizer(adamw({.weight_decay = 0.3}), parameters()), 0).weight_decay(), 0.3);
+  EXPECT_EQ(adamw_options(build_optimizer(adamw(), parameters()), 0).weight_decay(), 0.01);
 }
 
 TEST(BuildOptimizer, DecaysMatricesOnlyWhenAsked) {
-  const BuiltOptimizer built = build_optimizer(adamw({.weight_decay = 0.3, .no_decay_vectors = true}), parameters(), 0);
+  const BuiltOptimizer built = build_optimizer(adamw({.weight_decay = 0.3, .no_decay_vectors = true}), parameters());
   EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight", "fc.weight"}, Names{"fc.bias", "scale"}));
   ASSERT_EQ(built.optimizer->param_groups().size(), 2U);
   EXPECT_EQ(built.optimizer->param_groups()[0].params().size(), 2U);
@@ -65,7 +65,7 @@ TEST(BuildOptimizer, DividesGivenGroupsToo) {
                   .lr_scale = 0.5,
                   .weight_decay = 0.7},
                  {.lr_scale = 2}};
-  const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+  const BuiltOptimizer built = build_optimizer(spec, parameters());
   EXPECT_THAT(built.names, ElementsAre(Names{"scale"}, Names{"embed.weight", "fc.weight"}, Names{"fc.bias"}));
   EXPECT_THAT(base_rates(built), ElementsAre(0.05, 0.2, 0.2));
   std::vector<double> decays;
@@ -77,10 +77,10 @@ TEST(BuildOptimizer, DividesGivenGroupsToo) {
 
 TEST(BuildOptimizer, NeedsOneGroupWhenAllParametersAreAlike) {
   const OptimizerFactory factory = adamw({.no_decay_vectors = true});
-  const BuiltOptimizer vectors = build_optimizer(factory, {{"bias", at::ones({3})}}, 0);
+  const BuiltOptimizer vectors = build_optimizer(factory, {{"bias", at::ones({3})}});
   ASSERT_EQ(vectors.names.size(), 1U);
   EXPECT_EQ(adamw_options(vectors, 0).weight_decay(), 0);
-  const BuiltOptimizer matrices = build_optimizer(factory, {{"weight", at::ones({3, 1})}}, 0);
+  const BuiltOptimizer matrices = build_optimizer(factory, {{"weight", at::ones({3, 1})}});
   ASSERT_EQ(matrices.names.size(), 1U);
   EXPECT_EQ(adamw_options(matrices, 0).weight_decay(), 0.01);
 }
@@ -92,7 +92,7 @@ TEST(BuildOptimizer, GivesParametersToTheFirstGroupThatSelectsThem) {
                   .weight_decay = 0.7},
                  {.select = [](std::string_view name, const at::Tensor&) { return name.ends_with("weight"); }},
                  {.lr_scale = 2}};
-  const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+  const BuiltOptimizer built = build_optimizer(spec, parameters());
   EXPECT_THAT(built.names, ElementsAre(Names{"fc.weight", "fc.bias"}, Names{"embed.weight"}, Names{"scale"}));
   EXPECT_THAT(base_rates(built), ElementsAre(0.05, 0.1, 0.2));
   EXPECT_EQ(adamw_options(built, 0).weight_decay(), 0.7);
@@ -101,31 +101,69 @@ TEST(BuildOptimizer, GivesParametersToTheFirstGroupThatSelectsThem) {
 }
 
 TEST(BuildOptimizer, PrefersTheGivenLearningRate) {
-  BuiltOptimizer built = build_optimizer(adamw({.lr = 0.1, .no_decay_vectors = true}), parameters(), 0.4);
+  BuiltOptimizer built = build_optimizer(adamw({.lr = 0.1, .no_decay_vectors = true}), parameters(), {.lr = 0.4});
   EXPECT_THAT(base_rates(built), ElementsAre(0.4, 0.4));
-  set_lr_factor(built, 0.25);
-  EXPECT_EQ(adamw_options(built, 0).lr(), 0.1);
-  EXPECT_EQ(adamw_options(built, 1).lr(), 0.1);
+}
+
+TEST(SetRates, FollowsTheScheduleOfEachGroup) {
+  OptimizerSpec spec(adamw({.lr = 0.1}), "constant:factor=0.5");
+  spec.groups = {{.select = [](std::string_view name, const at::Tensor&) { return name == "scale"; },
+                  .schedule = "step:2,factor=0.1"},
+                 {.lr_scale = 2}};
+  BuiltOptimizer built = build_optimizer(spec, parameters());
+  const auto rates = [&](std::int64_t step) {
+    set_rates(built, {.step = step});
+    return std::vector<double>{adamw_options(built, 0).lr(), adamw_options(built, 1).lr()};
+  };
+  EXPECT_THAT(rates(0), ElementsAre(0.1, 0.1));
+  EXPECT_THAT(rates(2), ElementsAre(0.1 * 0.1, 0.1));
+  // What a callback writes becomes the base of the schedule.
+  built.optimizer->param_groups()[0].options().set_lr(0.05);
+  EXPECT_THAT(rates(2), ElementsAre(testing::DoubleEq(0.05), 0.1));
+  EXPECT_THAT(rates(4), ElementsAre(testing::DoubleEq(0.005), 0.1));
+  // The configuration replaces the schedule of the optimizer; a group keeps its own.
+  built = build_optimizer(spec, parameters(), {.schedule = "constant:factor=0.25"});
+  EXPECT_THAT(rates(2), ElementsAre(0.1 * 0.1, 0.05));
+}
+
+TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
+  std::vector<OptimizerSpec> specs{{adamw(), "cosin"}, {adamw(), "cosine"}};
+  specs[1].name = "critic";
+  specs[1].groups = {{.schedule = "step:2ep"}, {.schedule = "step:2ep"}};
+  EXPECT_EQ(schedules_of(specs, {}).size(), 3U);
+  const auto refused = [&](const std::optional<ScheduleStep>& run) {
+    try {
+      check_schedules(schedules_of(specs, {}), run);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refused({}), HasSubstr("schedule of optimizer 'main': cosin: this is no curve"));
+  EXPECT_THAT(refused({}), testing::Not(HasSubstr("critic")));
+  const std::string all = refused(ScheduleStep{});
+  EXPECT_THAT(all, HasSubstr("schedule of optimizer 'critic': cosine: the length of the run is not known"));
+  EXPECT_THAT(all, HasSubstr("schedule of optimizer 'critic': step:2ep: the number of steps per epoch is not known"));
 }
 
 TEST(BuildOptimizer, TakesTorchOptimizers) {
   OptimizerSpec spec = OptimizerFactory([](ParamGroups groups) {
     return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).weight_decay(0.2));
   });
-  const BuiltOptimizer built = build_optimizer(spec, parameters(), 0);
+  const BuiltOptimizer built = build_optimizer(spec, parameters());
   EXPECT_EQ(built.names.size(), 1U);
   EXPECT_EQ(static_cast<const torch::optim::SGDOptions&>(built.optimizer->param_groups()[0].options()).weight_decay(),
             0.2);
 }
 
 TEST(BuildOptimizer, RejectsSpecsThatCannotTrain) {
-  const auto build = [](const OptimizerSpec& spec) { return [spec] { build_optimizer(spec, parameters(), 0); }; };
+  const auto build = [](const OptimizerSpec& spec) { return [spec] { build_optimizer(spec, parameters()); }; };
   OptimizerSpec spec;
   spec.name = "critic";
   EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("optimizer 'critic': the factory is missing")));
 
   spec.make = adamw();
-  EXPECT_THAT([&] { build_optimizer(spec, {}, 0); },
+  EXPECT_THAT([&] { build_optimizer(spec, {}); },
               ThrowsMessage<ConfigError>(HasSubstr("optimizer 'critic': no parameter requires gradients")));
 
   spec.groups = {{}, {}};

@@ -14,14 +14,13 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST(Describe, IsTheStartUpTable) {
-  const TrainConfig config{
-      .precision = Precision::bf16_mixed,
-      .max_epochs = 5,
-      .max_steps = 1000,
-      .batch_size = 16,
-      .global_batch_size = 64,
-      .run_name = "digits",
-      .optim = {.lr = 0.001, .max_grad_norm = 1, .schedule = ScheduleKind::cosine, .warmup_steps = 100}};
+  const TrainConfig config{.precision = Precision::bf16_mixed,
+                           .max_epochs = 5,
+                           .max_steps = 1000,
+                           .batch_size = 16,
+                           .global_batch_size = 64,
+                           .run_name = "digits",
+                           .optim = {.lr = 0.001, .max_grad_norm = 1, .schedule = "warmup:100+cosine"}};
   EXPECT_EQ(describe(resolve(config, machine_with(2), std::nullopt)),
             "launch       this program starts 2 ranks\n"
             "host         test\n"
@@ -32,7 +31,7 @@ TEST(Describe, IsTheStartUpTable) {
             "batch        64 = 16 per rank x 2 micro-batches x 2 ranks\n"
             "limits       5 epochs or 1000 steps, whichever ends first\n"
             "optimizer    learning rate 0.001, gradient norm at most 1\n"
-            "schedule     100 warm-up steps, then cosine to 0 of the learning rate at the last step\n"
+            "schedule     warmup:100+cosine\n"
             "data         keyed order, shuffled, 2 workers per rank, 2 steps ahead\n"
             "validation   every epoch, if fit() gets validation data\n"
             "checkpoints  every epoch and at the end, last 2 kept; resume auto\n"
@@ -47,7 +46,7 @@ TEST(Describe, SaysWarningsAndNotesLast) {
   EXPECT_THAT(text, HasSubstr("devices      CPU\n"));
   EXPECT_THAT(text, HasSubstr("backend      none (one rank)\n"));
   EXPECT_THAT(text, HasSubstr("optimizer    learning rate of the program\n"));
-  EXPECT_THAT(text, HasSubstr("schedule     constant\n"));
+  EXPECT_THAT(text, HasSubstr("schedule     schedule of the program\n"));
   const auto warning = text.find("\nwarning: 2 GPUs here, not used");
   const auto note = text.find("\nnote: one rank: --backend gloo is not used\n");
   ASSERT_NE(warning, std::string::npos);

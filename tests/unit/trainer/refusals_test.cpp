@@ -201,7 +201,7 @@ TEST(LearningRate, OfACallbackSurvivesAResume) {
     TrainConfig config = in_memory({.max_steps = steps});
     config.run_dir = (dir.path() / name).string();
     config.checkpoint.enabled = true;
-    config.optim.warmup_steps = 6;
+    config.optim.schedule = "warmup:6";
     const Plan plan = plan_of(1, config);
     World world = World::single(c10::Device(c10::kCPU));
     TinyTask task(sgd({.lr = 0.1}));
@@ -232,7 +232,7 @@ TEST(LearningRate, OfACallbackIsKept) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_steps = 8});
-      config.optim.warmup_steps = 4;
+      config.optim.schedule = "warmup:4";
       const Plan plan = plan_of(ranks, config);
       TinyTask task(sgd({.lr = 0.1}));
       std::vector<double> rates;

@@ -237,7 +237,7 @@ TEST(TimeLimit, LeavesTimeForTwoStepsAndASave) {
 
 TEST(Trainer, ClipsAndSchedules) {
   Session session = Session::single(
-      in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1e-3, .warmup_steps = 4}}));
+      in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1e-3, .schedule = "warmup:4"}}));
   class Watch final : public Callback {
    public:
     std::string_view name() const override { return "watch"; }
@@ -595,14 +595,13 @@ TEST(Minimize, WeighsMicroBatchesAndCounts) {
   }
 }
 
-TEST(Cosine, WarnsWhenARunBecomesLonger) {
+TEST(Schedule, WarnsWhenARunBecomesLonger) {
   const TempDir dir;
-  const auto train = [&](std::int64_t max_epochs, std::int64_t decay_steps) {
+  const auto train = [&](std::int64_t max_epochs, const char* schedule) {
     TrainConfig config = in_memory({.max_epochs = max_epochs, .batch_size = 4});
     config.run_dir = dir.path() / "run";
     config.checkpoint.enabled = true;
-    config.optim.schedule = ScheduleKind::cosine;
-    config.optim.decay_steps = decay_steps;
+    config.optim.schedule = schedule;
     Session session = Session::single(config);
     TinyTask task;
     DataLoader data(tiny_data(20), session.plan.loader, session.world);
@@ -610,12 +609,15 @@ TEST(Cosine, WarnsWhenARunBecomesLonger) {
     Trainer(session).fit(task, data);
     return testing::internal::GetCapturedStderr();
   };
-  EXPECT_THAT(train(2, 0), testing::Not(HasSubstr("cosine")));
-  const std::string longer = train(4, 0);
-  EXPECT_THAT(longer, HasSubstr("the cosine schedule ends at step 20 now, at step 10 when the checkpoint was written"));
-  EXPECT_THAT(longer, HasSubstr("the learning rate of step 10 becomes 0.5 of its maximum instead of 0"));
-  EXPECT_THAT(longer, HasSubstr("--optim.decay_steps 10 keeps the schedule"));
-  EXPECT_THAT(train(5, 20), testing::Not(HasSubstr("the cosine schedule ends")));
+  EXPECT_THAT(train(2, "cosine"), testing::Not(HasSubstr("cosine")));
+  const std::string longer = train(4, "cosine");
+  EXPECT_THAT(
+      longer,
+      HasSubstr(
+          "the schedule cosine of optimizer 'main' follows the length of the run, which is 20 steps now and was 10 "));
+  EXPECT_THAT(longer, HasSubstr("the learning rate of step 10 becomes 0.5 of its base instead of 0"));
+  EXPECT_THAT(longer, HasSubstr("cosine:until=10"));
+  EXPECT_THAT(train(5, "cosine:until=20"), testing::Not(HasSubstr("follows the length of the run")));
 }
 
 TEST(Meter, RefusesOtherMetricsOnAnotherRank) {
@@ -645,7 +647,7 @@ TEST(Meter, IsExactWhenARankHasNothing) {
 }
 
 TEST(Trainer, NeedsTheLengthOfARunForCosine) {
-  Session session = Session::single(in_memory({.max_epochs = 1, .optim = {.schedule = ScheduleKind::cosine}}));
+  Session session = Session::single(in_memory({.max_epochs = 1, .optim = {.schedule = "cosine"}}));
   class Endless final : public BatchSource {
    public:
     const StepBatches* next() override { return nullptr; }

@@ -1,0 +1,187 @@
+#include "config/lr_curves.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace lockstep {
+namespace {
+
+/// 1 at 0, 0 at 1.
+double half_cosine(double part) { return 0.5 * (1 + std::cos(std::numbers::pi * part)); }
+
+/// From `from` to `to` along `shape`, which falls from 1 to 0.
+template <class Shape>
+Curve between(const Values& values, Shape shape) {
+  return [from = values.number("from"), to = values.number("to"), shape](const Moment& now) {
+    return to + (from - to) * shape(now.part());
+  };
+}
+
+Curve constant(const Values& values) {
+  return [factor = values.number("factor")](const Moment&) { return factor; };
+}
+
+Curve warmup(const Values& values) {
+  return [from = values.number("from")](const Moment& now) {
+    return now.ended || now.length <= 0 ? 1 : from + (1 - from) * ((now.done + 1) / now.length);
+  };
+}
+
+Curve linear(const Values& values) {
+  return between(values, [](double part) { return 1 - part; });
+}
+
+Curve cosine(const Values& values) { return between(values, half_cosine); }
+
+Curve polynomial(const Values& values) {
+  return between(values, [power = values.number("power")](double part) { return std::pow(1 - part, power); });
+}
+
+Curve rex(const Values& values) {
+  return between(
+      values, [d = values.number("d")](double part) { return part < 1 ? (1 - part) / (1 - d + d * (1 - part)) : 0; });
+}
+
+Curve exponential(const Values& values) {
+  return [factor = values.number("factor"), every = values.length("every")](const Moment& now) {
+    return std::pow(factor, now.done / in_steps(every, now.run));
+  };
+}
+
+Curve step(const Values& values) {
+  return [factor = values.number("factor"), every = values.length("every")](const Moment& now) {
+    return std::pow(factor, std::floor(now.done / in_steps(every, now.run)));
+  };
+}
+
+Curve multistep(const Values& values) {
+  return [factor = values.number("factor"), places = values.places("at")](const Moment& now) {
+    const auto reached = std::count_if(places.begin(), places.end(),
+                                       [&](const Length& place) { return now.done >= in_steps(place, now.run); });
+    return std::pow(factor, reached);
+  };
+}
+
+Curve inverse_sqrt(const Values& values) {
+  return [timescale = values.length("timescale")](const Moment& now) {
+    return 1 / std::sqrt(1 + now.done / in_steps(timescale, now.run));
+  };
+}
+
+Curve restarts(const Values& values) {
+  const auto every = values.has("every") ? std::optional(values.length("every")) : std::nullopt;
+  return [every, cycles = values.number("cycles"), grow = values.number("grow"), decay = values.number("decay"),
+          from = values.number("from"), to = values.number("to")](const Moment& now) {
+    if (now.ended) {
+      return to;
+    }
+    const double first = every ? in_steps(*every, now.run) : now.length / cycles;
+    // The cycles before number n have first (grow^n - 1) / (grow - 1) steps. A place that falls on a restart belongs to
+    // the new cycle, whatever the rounding of the logarithm.
+    const auto begin = [&](double n) { return grow == 1 ? n * first : first * (std::pow(grow, n) - 1) / (grow - 1); };
+    double cycle = grow == 1 ? std::floor(now.done / first)
+                             : std::floor(std::log1p(now.done * (grow - 1) / first) / std::log(grow));
+    cycle += begin(cycle + 1) <= now.done ? 1 : 0;
+    cycle -= begin(cycle) > now.done ? 1 : 0;
+    const double length = first * std::pow(grow, cycle);
+    const double done = now.done - begin(cycle);
+    return to + (from * std::pow(decay, cycle) - to) * half_cosine(done / length);
+  };
+}
+
+Curve cyclic(const Values& values) {
+  const Length up = values.length("up");
+  return [up, down = values.has("down") ? values.length("down") : up, low = values.number("low"),
+          cycle_factor = values.number("cycle_factor"), step_factor = values.number("step_factor")](const Moment& now) {
+    const double rise = in_steps(up, now.run);
+    const double fall = in_steps(down, now.run);
+    const double cycle = std::floor(now.done / (rise + fall));
+    const double done = now.done - cycle * (rise + fall);
+    const double height = done <= rise ? done / rise : 1 - (done - rise) / fall;
+    return low + (1 - low) * height * std::pow(cycle_factor, cycle) * std::pow(step_factor, now.done);
+  };
+}
+
+// The first and the last update are at the two ends, as in torch.optim.lr_scheduler.OneCycleLR.
+Curve one_cycle(const Values& values) {
+  return [rise = values.number("rise"), start = 1 / values.number("div"),
+          end = 1 / (values.number("div") * values.number("final_div"))](const Moment& now) {
+    const double top = rise * now.length - 1;
+    if (now.done <= top) {
+      return 1 + (start - 1) * half_cosine(top > 0 ? now.done / top : 1);
+    }
+    const double last = now.length - 1;
+    return end + (1 - end) * half_cosine(now.done < last ? (now.done - top) / (last - top) : 1);
+  };
+}
+
+constexpr Setting number(std::string_view name, std::optional<double> preset, double minimum = 0,
+                         double maximum = 1e9) {
+  return {.name = name, .preset = preset, .minimum = minimum, .maximum = maximum};
+}
+
+constexpr Setting length(std::string_view name, std::optional<double> preset = {}) {
+  return {.name = name, .type = Setting::Type::length, .preset = preset};
+}
+
+constexpr Setting optional_length(std::string_view name) {
+  return {.name = name, .type = Setting::Type::length, .optional = true};
+}
+
+constexpr Setting positive(std::string_view name, std::optional<double> preset) {
+  return {.name = name, .preset = preset, .above_minimum = true};
+}
+
+constexpr Setting kFrom = number("from", 1);
+constexpr Setting kTo = number("to", 0);
+
+constexpr Setting kAt = {.name = "at", .type = Setting::Type::places};
+constexpr Setting kConstant[] = {number("factor", 1)};
+constexpr Setting kWarmup[] = {number("from", 0)};
+constexpr Setting kFromTo[] = {kFrom, kTo};
+constexpr Setting kPolynomial[] = {positive("power", 1), kFrom, kTo};
+constexpr Setting kRex[] = {number("d", 0.5, 0, 1), kFrom, kTo};
+constexpr Setting kExponential[] = {positive("factor", {}), length("every", 1)};
+constexpr Setting kStep[] = {length("every"), positive("factor", 0.1)};
+constexpr Setting kMultistep[] = {kAt, positive("factor", 0.1)};
+constexpr Setting kInverseSqrt[] = {length("timescale", 10'000)};
+constexpr Setting kRestarts[] = {
+    optional_length("every"), number("cycles", 1, 1), number("grow", 1, 1), positive("decay", 1), kFrom, kTo};
+constexpr Setting kCyclic[] = {length("up"), optional_length("down"), number("low", 0.1), positive("cycle_factor", 1),
+                               positive("step_factor", 1)};
+constexpr Setting kOneCycle[] = {number("rise", 0.3, 0, 1), positive("div", 25), positive("final_div", 10'000)};
+
+constexpr CurveKind kCurves[] = {
+    {.name = "constant", .make = constant, .settings = kConstant},
+    {.name = "warmup", .make = warmup, .settings = kWarmup, .main = "for", .fills = true},
+    {.name = "linear", .make = linear, .settings = kFromTo, .fills = true},
+    {.name = "cosine", .make = cosine, .settings = kFromTo, .fills = true},
+    {.name = "polynomial", .make = polynomial, .settings = kPolynomial, .fills = true},
+    {.name = "rex", .make = rex, .settings = kRex, .fills = true},
+    {.name = "exponential", .make = exponential, .settings = kExponential, .main = "factor"},
+    {.name = "step", .make = step, .settings = kStep, .main = "every"},
+    {.name = "multistep", .make = multistep, .settings = kMultistep, .main = "at"},
+    {.name = "inverse_sqrt", .make = inverse_sqrt, .settings = kInverseSqrt},
+    {.name = "restarts", .make = restarts, .settings = kRestarts, .main = "every", .fills = true},
+    {.name = "cyclic", .make = cyclic, .settings = kCyclic, .main = "up"},
+    {.name = "one_cycle", .make = one_cycle, .settings = kOneCycle, .fills = true},
+};
+
+}  // namespace
+
+double in_steps(const Length& length, const ScheduleStep& run) {
+  switch (length.unit) {
+    case Length::Unit::steps:
+      break;
+    case Length::Unit::epochs:
+      return std::round(length.value * static_cast<double>(run.steps_per_epoch));
+    case Length::Unit::part:
+      return std::round(length.value * static_cast<double>(run.total_steps));
+  }
+  return length.value;
+}
+
+std::span<const CurveKind> curve_kinds() { return kCurves; }
+
+}  // namespace lockstep

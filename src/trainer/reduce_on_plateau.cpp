@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/parallel/strategy.h>
+#include <lockstep/trainer/callbacks.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+ReduceOnPlateau::ReduceOnPlateau(PlateauOptions options)
+    : options_(std::move(options)),
+      best_(options_.mode == MonitorMode::min ? std::numeric_limits<double>::infinity()
+                                              : -std::numeric_limits<double>::infinity()) {
+  std::vector<Problem> problems;
+  const auto expect = [&](bool good, std::string_view option, auto value, std::string_view range) {
+    if (!good) {
+      problems.push_back({fmt::format("ReduceOnPlateau: {} is {}, expected {}", option, value, range), {}});
+    }
+  };
+  expect(!options_.metric.empty(), "metric", "empty", "the name of a metric");
+  expect(options_.factor > 0 && options_.factor < 1, "factor", options_.factor, "a number between 0 and 1");
+  expect(options_.patience >= 0, "patience", options_.patience, "0 or more");
+  expect(options_.threshold >= 0, "threshold", options_.threshold, "0 or more");
+  expect(options_.cooldown >= 0, "cooldown", options_.cooldown, "0 or more");
+  expect(options_.min_lr >= 0, "min_lr", options_.min_lr, "0 or more");
+  expect(options_.eps >= 0, "eps", options_.eps, "0 or more");
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+// As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
+void ReduceOnPlateau::on(const StageContext& context) {
+  const auto found = std::ranges::find(*context.metrics, options_.metric, &Metrics::value_type::first);
+  if (found == context.metrics->end()) {
+    const bool in_validation = options_.metric.starts_with("val_");
+    if (in_validation != (context.stage == Stage::validation_end)) {
+      return;
+    }
+    std::vector<std::string> names;
+    std::ranges::transform(*context.metrics, std::back_inserter(names), &Metrics::value_type::first);
+    throw ConfigError(fmt::format("ReduceOnPlateau: found no metric {}", options_.metric),
+                      fmt::format("use one of {}", join(names, ", ")));
+  }
+  if (is_better(found->second)) {
+    best_ = found->second;
+    bad_ = 0;
+  } else {
+    ++bad_;
+  }
+  if (cooldown_ > 0) {
+    --cooldown_;
+    bad_ = 0;
+  }
+  if (bad_ > options_.patience) {
+    reduce(context);
+    cooldown_ = options_.cooldown;
+    bad_ = 0;
+  }
+}
+
+bool ReduceOnPlateau::is_better(double value) const {
+  const double sign = options_.mode == MonitorMode::min ? -1 : 1;
+  const double bound =
+      options_.threshold_is_relative ? best_ * (1 + sign * options_.threshold) : best_ + sign * options_.threshold;
+  return sign < 0 ? value < bound : value > bound;
+}
+
+void ReduceOnPlateau::reduce(const StageContext& context) const {
+  for (std::size_t i = 0; i < context.strategy.optimizer_count(); ++i) {
+    for (auto& group : context.strategy.optimizer(i).torch_optimizer().param_groups()) {
+      const double lr = group.options().get_lr();
+      const double reduced = std::max(lr * options_.factor, options_.min_lr);
+      if (lr - reduced > options_.eps) {
+        group.options().set_lr(reduced);
+      }
+    }
+  }
+  if (context.world.is_main()) {
+    log_info(fmt::format("{} did not improve on {:.5g} in {} measurements: the learning rate is {:.3g} now",
+                         options_.metric, best_, bad_, context.strategy.optimizer().lr()));
+  }
+}
+
+NamedTensors ReduceOnPlateau::save() const {
+  return {{"best", at::scalar_tensor(best_, at::kDouble)},
+          {"bad", at::scalar_tensor(bad_, at::kLong)},
+          {"cooldown", at::scalar_tensor(cooldown_, at::kLong)}};
+}
+
+void ReduceOnPlateau::load(const NamedTensors& state) {
+  for (const auto& [name, value] : state) {
+    if (name == "best") {
+      best_ = value.item<double>();
+    } else if (name == "bad") {
+      bad_ = value.item<std::int64_t>();
+    } else if (name == "cooldown") {
+      cooldown_ = value.item<std::int64_t>();
+    }
+  }
+}
+
+}  // namespace lockstep

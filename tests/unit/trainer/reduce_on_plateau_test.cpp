@@ -1,0 +1,113 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/at_stage.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Plan plan_of(int ranks, TrainConfig config) {
+  config.nprocs = ranks;
+  config.batch_size = 4;
+  return resolve(config, {.cores = 4}, std::nullopt);
+}
+
+/// The validation loss is scripted, by epoch.
+class Scripted final : public TinyTask {
+ public:
+  using TinyTask::TinyTask;
+  StepOutput validation_step(const Batch& batch) override {
+    StepOutput out = TinyTask::validation_step(batch);
+    out.loss = at::full({}, values_.at(next_++));
+    return out;
+  }
+  void start_at(std::size_t epoch) { next_ = epoch; }
+
+ private:
+  std::vector<double> values_{5, 4, 4, 4, 4, 3, 3, 3, 3, 3};
+  std::size_t next_ = 0;
+};
+
+std::vector<double> rates(const TrainConfig& config, World& world, PlateauOptions options, std::size_t from = 0) {
+  const Plan plan = plan_of(world.size(), config);
+  Scripted task(sgd({.lr = 0.1}));
+  task.start_at(from);
+  std::vector<double> found;
+  Trainer trainer(plan, world);
+  trainer.add(std::make_shared<ReduceOnPlateau>(std::move(options)));
+  trainer.add(at_stage(Stage::epoch_end, [&](const StageContext& context) { found.push_back(context.step.lr); }));
+  DataLoader data(tiny_data(8), plan.loader, world);
+  DataLoader validation(tiny_data(4), plan.eval_loader, world);
+  trainer.fit(task, data, &validation);
+  return found;
+}
+
+// The values of torch.optim.lr_scheduler.ReduceLROnPlateau(factor=0.5, patience=1, cooldown=1) for these losses.
+TEST(ReduceOnPlateau, ReducesTheRatesAsTorchDoes) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      const TrainConfig config = in_memory({.max_epochs = 10});
+      EXPECT_THAT(rates(config, world, {.factor = 0.5, .patience = 1, .cooldown = 1}),
+                  ElementsAre(0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.025, 0.025));
+      EXPECT_THAT(rates(config, world, {.factor = 0.5, .patience = 0, .min_lr = 0.04}),
+                  ElementsAre(0.1, 0.1, 0.1, 0.05, 0.04, 0.04, 0.04, 0.04, 0.04, 0.04));
+      EXPECT_THAT(rates(config, world, {.mode = MonitorMode::max, .factor = 0.5, .patience = 8}),
+                  ElementsAre(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1));
+    });
+  }
+}
+
+TEST(ReduceOnPlateau, IsMultipliedWithTheSchedule) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 10});
+  config.optim.schedule = "step:8ep,factor=0.5";
+  const auto found = rates(config, world, {.factor = 0.5, .patience = 1, .cooldown = 1});
+  EXPECT_THAT(found, ElementsAre(0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.0125, 0.0125));
+}
+
+TEST(ReduceOnPlateau, ContinuesAfterAResume) {
+  World world = World::single(c10::kCPU);
+  const TempDir dir;
+  TrainConfig config = in_memory({.max_epochs = 10});
+  const auto straight = rates(config, world, {.factor = 0.5, .patience = 1});
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  config.max_epochs = 3;  // one measurement without an improvement is counted
+  auto found = rates(config, world, {.factor = 0.5, .patience = 1});
+  config.max_epochs = 10;
+  const auto rest = rates(config, world, {.factor = 0.5, .patience = 1}, 3);
+  found.insert(found.end(), rest.begin(), rest.end());
+  EXPECT_EQ(found, straight);
+}
+
+TEST(ReduceOnPlateau, NamesWhatIsWrong) {
+  World world = World::single(c10::kCPU);
+  try {
+    ReduceOnPlateau({.factor = 1, .patience = -1});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("factor is 1, expected a number between 0 and 1"));
+    EXPECT_THAT(error.what(), HasSubstr("patience is -1, expected 0 or more"));
+  }
+  try {
+    rates(in_memory({.max_epochs = 1}), world, {.metric = "val_lost"});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("found no metric val_lost"));
+    EXPECT_THAT(error.hint(), HasSubstr("val_loss"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
