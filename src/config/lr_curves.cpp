@@ -12,67 +12,68 @@ double half_cosine(double part) { return 0.5 * (1 + std::cos(std::numbers::pi * 
 
 /// From `from` to `to` along `shape`, which falls from 1 to 0.
 template <class Shape>
-Curve between(const Values& values, Shape shape) {
-  return [from = values.number("from"), to = values.number("to"), shape](const Moment& now) {
+Curve between(const CurveValues& values, Shape shape) {
+  return [from = values.number("from"), to = values.number("to"), shape](const CurvePoint& now) {
     return to + (from - to) * shape(now.part());
   };
 }
 
-Curve constant(const Values& values) {
-  return [factor = values.number("factor")](const Moment&) { return factor; };
+Curve constant(const CurveValues& values) {
+  return [factor = values.number("factor")](const CurvePoint&) { return factor; };
 }
 
-Curve warmup(const Values& values) {
-  return [from = values.number("from")](const Moment& now) {
+Curve warmup(const CurveValues& values) {
+  return [from = values.number("from")](const CurvePoint& now) {
     return now.ended || now.length <= 0 ? 1 : from + (1 - from) * ((now.done + 1) / now.length);
   };
 }
 
-Curve linear(const Values& values) {
+Curve linear(const CurveValues& values) {
   return between(values, [](double part) { return 1 - part; });
 }
 
-Curve cosine(const Values& values) { return between(values, half_cosine); }
+Curve cosine(const CurveValues& values) { return between(values, half_cosine); }
 
-Curve polynomial(const Values& values) {
+Curve polynomial(const CurveValues& values) {
   return between(values, [power = values.number("power")](double part) { return std::pow(1 - part, power); });
 }
 
-Curve rex(const Values& values) {
+Curve rex(const CurveValues& values) {
   return between(
       values, [d = values.number("d")](double part) { return part < 1 ? (1 - part) / (1 - d + d * (1 - part)) : 0; });
 }
 
-Curve exponential(const Values& values) {
-  return [factor = values.number("factor"), every = values.length("every")](const Moment& now) {
+Curve exponential(const CurveValues& values) {
+  return [factor = values.number("factor"), every = values.length("every")](const CurvePoint& now) {
     return std::pow(factor, now.done / in_steps(every, now.run));
   };
 }
 
-Curve step(const Values& values) {
-  return [factor = values.number("factor"), every = values.length("every")](const Moment& now) {
+Curve step(const CurveValues& values) {
+  return [factor = values.number("factor"), every = values.length("every")](const CurvePoint& now) {
     return std::pow(factor, std::floor(now.done / in_steps(every, now.run)));
   };
 }
 
-Curve multistep(const Values& values) {
-  return [factor = values.number("factor"), places = values.places("at")](const Moment& now) {
-    const auto reached = std::count_if(places.begin(), places.end(),
-                                       [&](const Length& place) { return now.done >= in_steps(place, now.run); });
+Curve multistep(const CurveValues& values) {
+  return [factor = values.number("factor"), places = values.places("at")](const CurvePoint& now) {
+    const auto reached = std::count_if(places.begin(), places.end(), [&](const ScheduleLength& place) {
+      return now.done >= in_steps(place, now.run);
+    });
     return std::pow(factor, reached);
   };
 }
 
-Curve inverse_sqrt(const Values& values) {
-  return [timescale = values.length("timescale")](const Moment& now) {
+Curve inverse_sqrt(const CurveValues& values) {
+  return [timescale = values.length("timescale")](const CurvePoint& now) {
     return 1 / std::sqrt(1 + now.done / in_steps(timescale, now.run));
   };
 }
 
-Curve restarts(const Values& values) {
+Curve restarts(const CurveValues& values) {
   const auto every = values.has("every") ? std::optional(values.length("every")) : std::nullopt;
   return [every, cycles = values.number("cycles"), grow = values.number("grow"), decay = values.number("decay"),
-          from = values.number("from"), to = values.number("to")](const Moment& now) {
+          from = values.number("from"), to = values.number("to")](const CurvePoint& now) {
     if (now.ended) {
       return to;
     }
@@ -90,10 +91,11 @@ Curve restarts(const Values& values) {
   };
 }
 
-Curve cyclic(const Values& values) {
-  const Length up = values.length("up");
+Curve cyclic(const CurveValues& values) {
+  const ScheduleLength up = values.length("up");
   return [up, down = values.has("down") ? values.length("down") : up, low = values.number("low"),
-          cycle_factor = values.number("cycle_factor"), step_factor = values.number("step_factor")](const Moment& now) {
+          cycle_factor = values.number("cycle_factor"),
+          step_factor = values.number("step_factor")](const CurvePoint& now) {
     const double rise = in_steps(up, now.run);
     const double fall = in_steps(down, now.run);
     const double cycle = std::floor(now.done / (rise + fall));
@@ -104,9 +106,9 @@ Curve cyclic(const Values& values) {
 }
 
 // The first and the last update are at the two ends, as in torch.optim.lr_scheduler.OneCycleLR.
-Curve one_cycle(const Values& values) {
+Curve one_cycle(const CurveValues& values) {
   return [rise = values.number("rise"), start = 1 / values.number("div"),
-          end = 1 / (values.number("div") * values.number("final_div"))](const Moment& now) {
+          end = 1 / (values.number("div") * values.number("final_div"))](const CurvePoint& now) {
     const double top = rise * now.length - 1;
     if (now.done <= top) {
       return 1 + (start - 1) * half_cosine(top > 0 ? now.done / top : 1);
@@ -116,41 +118,41 @@ Curve one_cycle(const Values& values) {
   };
 }
 
-constexpr Setting number(std::string_view name, std::optional<double> preset, double minimum = 0,
-                         double maximum = 1e9) {
+constexpr CurveSetting number(std::string_view name, std::optional<double> preset, double minimum = 0,
+                              double maximum = 1e9) {
   return {.name = name, .preset = preset, .minimum = minimum, .maximum = maximum};
 }
 
-constexpr Setting length(std::string_view name, std::optional<double> preset = {}) {
-  return {.name = name, .type = Setting::Type::length, .preset = preset};
+constexpr CurveSetting length(std::string_view name, std::optional<double> preset = {}) {
+  return {.name = name, .type = CurveSetting::Type::length, .preset = preset};
 }
 
-constexpr Setting optional_length(std::string_view name) {
-  return {.name = name, .type = Setting::Type::length, .optional = true};
+constexpr CurveSetting optional_length(std::string_view name) {
+  return {.name = name, .type = CurveSetting::Type::length, .optional = true};
 }
 
-constexpr Setting positive(std::string_view name, std::optional<double> preset) {
+constexpr CurveSetting positive(std::string_view name, std::optional<double> preset) {
   return {.name = name, .preset = preset, .above_minimum = true};
 }
 
-constexpr Setting kFrom = number("from", 1);
-constexpr Setting kTo = number("to", 0);
+constexpr CurveSetting kFrom = number("from", 1);
+constexpr CurveSetting kTo = number("to", 0);
 
-constexpr Setting kAt = {.name = "at", .type = Setting::Type::places};
-constexpr Setting kConstant[] = {number("factor", 1)};
-constexpr Setting kWarmup[] = {number("from", 0)};
-constexpr Setting kFromTo[] = {kFrom, kTo};
-constexpr Setting kPolynomial[] = {positive("power", 1), kFrom, kTo};
-constexpr Setting kRex[] = {number("d", 0.5, 0, 1), kFrom, kTo};
-constexpr Setting kExponential[] = {positive("factor", {}), length("every", 1)};
-constexpr Setting kStep[] = {length("every"), positive("factor", 0.1)};
-constexpr Setting kMultistep[] = {kAt, positive("factor", 0.1)};
-constexpr Setting kInverseSqrt[] = {length("timescale", 10'000)};
-constexpr Setting kRestarts[] = {
+constexpr CurveSetting kAt = {.name = "at", .type = CurveSetting::Type::places};
+constexpr CurveSetting kConstant[] = {number("factor", 1)};
+constexpr CurveSetting kWarmup[] = {number("from", 0)};
+constexpr CurveSetting kFromTo[] = {kFrom, kTo};
+constexpr CurveSetting kPolynomial[] = {positive("power", 1), kFrom, kTo};
+constexpr CurveSetting kRex[] = {number("d", 0.5, 0, 1), kFrom, kTo};
+constexpr CurveSetting kExponential[] = {positive("factor", {}), length("every", 1)};
+constexpr CurveSetting kStep[] = {length("every"), positive("factor", 0.1)};
+constexpr CurveSetting kMultistep[] = {kAt, positive("factor", 0.1)};
+constexpr CurveSetting kInverseSqrt[] = {length("timescale", 10'000)};
+constexpr CurveSetting kRestarts[] = {
     optional_length("every"), number("cycles", 1, 1), number("grow", 1, 1), positive("decay", 1), kFrom, kTo};
-constexpr Setting kCyclic[] = {length("up"), optional_length("down"), number("low", 0.1), positive("cycle_factor", 1),
-                               positive("step_factor", 1)};
-constexpr Setting kOneCycle[] = {number("rise", 0.3, 0, 1), positive("div", 25), positive("final_div", 10'000)};
+constexpr CurveSetting kCyclic[] = {length("up"), optional_length("down"), number("low", 0.1),
+                                    positive("cycle_factor", 1), positive("step_factor", 1)};
+constexpr CurveSetting kOneCycle[] = {number("rise", 0.3, 0, 1), positive("div", 25), positive("final_div", 10'000)};
 
 constexpr CurveKind kCurves[] = {
     {.name = "constant", .make = constant, .settings = kConstant},
@@ -170,13 +172,13 @@ constexpr CurveKind kCurves[] = {
 
 }  // namespace
 
-double in_steps(const Length& length, const ScheduleStep& run) {
+double in_steps(const ScheduleLength& length, const ScheduleStep& run) {
   switch (length.unit) {
-    case Length::Unit::steps:
+    case ScheduleLength::Unit::steps:
       break;
-    case Length::Unit::epochs:
+    case ScheduleLength::Unit::epochs:
       return std::round(length.value * static_cast<double>(run.steps_per_epoch));
-    case Length::Unit::part:
+    case ScheduleLength::Unit::part:
       return std::round(length.value * static_cast<double>(run.total_steps));
   }
   return length.value;

@@ -15,17 +15,17 @@
 namespace lockstep {
 
 /// "500", "2ep", "10%".
-struct Length {
+struct ScheduleLength {
   enum class Unit { steps, epochs, part };
   double value = 0;
   Unit unit = Unit::steps;
 };
 
 /// Whole steps for epochs and parts.
-double in_steps(const Length& length, const ScheduleStep& run);
+double in_steps(const ScheduleLength& length, const ScheduleStep& run);
 
 /// One step as its phase sees it.
-struct Moment {
+struct CurvePoint {
   double done = 0;    ///< steps of the phase before this one
   double length = 0;  ///< of the phase
   bool ended = false;
@@ -34,9 +34,9 @@ struct Moment {
   double part() const { return ended || length <= 0 ? 1 : done / length; }
 };
 
-using Curve = std::function<double(const Moment&)>;
+using Curve = std::function<double(const CurvePoint&)>;
 
-struct Setting {
+struct CurveSetting {
   enum class Type { number, length, places };
   std::string_view name{};
   Type type = Type::number;
@@ -48,15 +48,17 @@ struct Setting {
 };
 
 /// The settings of one phase: those that are written, and the presets of the others.
-class Values {
+class CurveValues {
  public:
-  void set(std::string_view name, std::vector<Length> lengths) { values_.emplace_back(name, std::move(lengths)); }
+  void set(std::string_view name, std::vector<ScheduleLength> lengths) {
+    values_.emplace_back(name, std::move(lengths));
+  }
   bool has(std::string_view name) const { return find(name) != nullptr; }
   double number(std::string_view name) const { return length(name).value; }
-  Length length(std::string_view name) const { return places(name).front(); }
-  const std::vector<Length>& places(std::string_view name) const { return *find(name); }
-  std::vector<Length> all() const {
-    std::vector<Length> all;
+  ScheduleLength length(std::string_view name) const { return places(name).front(); }
+  const std::vector<ScheduleLength>& places(std::string_view name) const { return *find(name); }
+  std::vector<ScheduleLength> all() const {
+    std::vector<ScheduleLength> all;
     for (const auto& [name, lengths] : values_) {
       all.insert(all.end(), lengths.begin(), lengths.end());
     }
@@ -64,7 +66,7 @@ class Values {
   }
 
  private:
-  const std::vector<Length>* find(std::string_view name) const {
+  const std::vector<ScheduleLength>* find(std::string_view name) const {
     for (const auto& [known, lengths] : values_) {
       if (known == name) {
         return &lengths;
@@ -73,13 +75,13 @@ class Values {
     return nullptr;
   }
 
-  std::vector<std::pair<std::string_view, std::vector<Length>>> values_{};
+  std::vector<std::pair<std::string_view, std::vector<ScheduleLength>>> values_{};
 };
 
 struct CurveKind {
   std::string_view name{};
-  Curve (*make)(const Values&) = nullptr;
-  std::span<const Setting> settings{};
+  Curve (*make)(const CurveValues&) = nullptr;
+  std::span<const CurveSetting> settings{};
   std::string_view main{};  ///< the setting of a value without a name
   bool fills = false;       ///< its values depend on the length of the phase
 };
@@ -92,10 +94,10 @@ struct LrPhase {
   Curve curve{};
   bool fills = false;
   bool per_epoch = false;
-  std::optional<Length> length{};  ///< for=
-  std::optional<Length> until{};
-  std::vector<Length> lengths{};   ///< of all its settings
-  std::vector<Length> divisors{};  ///< must be one step or more
+  std::optional<ScheduleLength> length{};  ///< for=
+  std::optional<ScheduleLength> until{};
+  std::vector<ScheduleLength> lengths{};   ///< of all its settings
+  std::vector<ScheduleLength> divisors{};  ///< must be one step or more
 
   bool has_end() const { return length || until; }
   double end(double start, const ScheduleStep& run) const {

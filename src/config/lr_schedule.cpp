@@ -39,11 +39,11 @@ constexpr ForeignCurve kForeign[] = {
 
 constexpr std::string_view kLengthHint = "lengths are steps (500), epochs (2ep) or a part of the run (10%)";
 
-std::optional<Length> parse_length(std::string_view text) {
-  using Unit = Length::Unit;
-  const auto with_suffix = [&](std::string_view suffix, Unit unit, double scale) -> std::optional<Length> {
+std::optional<ScheduleLength> parse_length(std::string_view text) {
+  using Unit = ScheduleLength::Unit;
+  const auto with_suffix = [&](std::string_view suffix, Unit unit, double scale) -> std::optional<ScheduleLength> {
     const auto value = parse_double(text.substr(0, text.size() - suffix.size()));
-    return value && *value >= 0 && *value <= 1e15 ? std::optional(Length{*value * scale, unit}) : std::nullopt;
+    return value && *value >= 0 && *value <= 1e15 ? std::optional(ScheduleLength{*value * scale, unit}) : std::nullopt;
   };
   if (text.ends_with('%')) {
     const auto part = with_suffix("%", Unit::part, 0.01);
@@ -55,7 +55,7 @@ std::optional<Length> parse_length(std::string_view text) {
     }
   }
   const auto steps = parse_int(text);
-  return steps && *steps >= 0 ? std::optional(Length{static_cast<double>(*steps), Unit::steps}) : std::nullopt;
+  return steps && *steps >= 0 ? std::optional(ScheduleLength{static_cast<double>(*steps), Unit::steps}) : std::nullopt;
 }
 
 /// Parses one phase, "step:30ep,factor=0.1".
@@ -156,39 +156,39 @@ class PhaseParser {
 
   void read_own(std::string_view name, std::string_view value) {
     const auto setting = std::find_if(kind_->settings.begin(), kind_->settings.end(),
-                                      [&](const Setting& known) { return known.name == name; });
+                                      [&](const CurveSetting& known) { return known.name == name; });
     if (setting == kind_->settings.end()) {
       refuse(fmt::format("found the setting {}", name), fmt::format("the settings of {} are {}", kind_->name, names()));
       return;
     }
-    std::vector<Length> lengths;
+    std::vector<ScheduleLength> lengths;
     switch (setting->type) {
-      case Setting::Type::number: {
+      case CurveSetting::Type::number: {
         const auto number = parse_double(value);
         if (!number || !in_range(*setting, *number)) {
           refuse(fmt::format("{}={}, expected a number {}", name, value, range(*setting)), {});
           return;
         }
-        lengths.push_back({*number, Length::Unit::steps});
+        lengths.push_back({*number, ScheduleLength::Unit::steps});
         break;
       }
-      case Setting::Type::length:
-        lengths.push_back(read_length(name, value).value_or(Length{}));
+      case CurveSetting::Type::length:
+        lengths.push_back(read_length(name, value).value_or(ScheduleLength{}));
         break;
-      case Setting::Type::places:
+      case CurveSetting::Type::places:
         for (const std::string& place : split(value, '/')) {
-          lengths.push_back(read_length(name, trim(place)).value_or(Length{}));
+          lengths.push_back(read_length(name, trim(place)).value_or(ScheduleLength{}));
         }
         break;
     }
     values_.set(setting->name, std::move(lengths));
   }
 
-  static bool in_range(const Setting& setting, double value) {
+  static bool in_range(const CurveSetting& setting, double value) {
     return (setting.above_minimum ? value > setting.minimum : value >= setting.minimum) && value <= setting.maximum;
   }
 
-  static std::string range(const Setting& setting) {
+  static std::string range(const CurveSetting& setting) {
     if (setting.maximum <= 1) {
       return fmt::format("from {} to {}", setting.minimum, setting.maximum);
     }
@@ -196,7 +196,7 @@ class PhaseParser {
                                  : fmt::format("of {} or more", setting.minimum);
   }
 
-  std::optional<Length> read_length(std::string_view name, std::string_view value) {
+  std::optional<ScheduleLength> read_length(std::string_view name, std::string_view value) {
     auto length = parse_length(value);
     if (!length) {
       refuse(fmt::format("{}={}, expected a length", name, value), std::string(kLengthHint));
@@ -205,15 +205,15 @@ class PhaseParser {
   }
 
   void fill_in() {
-    for (const Setting& setting : kind_->settings) {
+    for (const CurveSetting& setting : kind_->settings) {
       if (values_.has(setting.name)) {
         continue;
       }
       if (setting.preset) {
-        values_.set(setting.name, {{*setting.preset, Length::Unit::steps}});
+        values_.set(setting.name, {{*setting.preset, ScheduleLength::Unit::steps}});
       } else if (!setting.optional && std::find(seen_.begin(), seen_.end(), setting.name) == seen_.end()) {
         refuse(fmt::format("the setting {} is missing", setting.name),
-               setting.type == Setting::Type::number ? std::string() : std::string(kLengthHint));
+               setting.type == CurveSetting::Type::number ? std::string() : std::string(kLengthHint));
       }
     }
     const auto is_written = [&](std::string_view name) {
@@ -232,7 +232,7 @@ class PhaseParser {
 
   std::string names() const {
     std::vector<std::string> names;
-    for (const Setting& setting : kind_->settings) {
+    for (const CurveSetting& setting : kind_->settings) {
       names.emplace_back(setting.name);
     }
     names.insert(names.end(), {"for", "until", "per"});
@@ -242,15 +242,15 @@ class PhaseParser {
   std::string_view text_;
   std::vector<Problem>& problems_;
   const CurveKind* kind_ = nullptr;
-  Values values_{};
+  CurveValues values_{};
   std::vector<std::string> seen_{};
-  std::optional<Length> length_{};
-  std::optional<Length> until_{};
+  std::optional<ScheduleLength> length_{};
+  std::optional<ScheduleLength> until_{};
   bool per_epoch_ = false;
 };
 
-bool uses(const std::vector<Length>& lengths, Length::Unit unit) {
-  return std::any_of(lengths.begin(), lengths.end(), [&](const Length& length) { return length.unit == unit; });
+bool uses(const std::vector<ScheduleLength>& lengths, ScheduleLength::Unit unit) {
+  return std::any_of(lengths.begin(), lengths.end(), [&](const ScheduleLength& length) { return length.unit == unit; });
 }
 
 }  // namespace
@@ -317,14 +317,14 @@ std::vector<Problem> LrSchedule::problems_in(const ScheduleStep& run) const {
     const auto refuse = [&](std::string_view what, std::string_view hint) {
       problems.push_back({fmt::format("{}: {}", printable(phase.text), what), std::string(hint)});
     };
-    start_is_fixed = start_is_fixed && !uses(phase.lengths, Length::Unit::part);
+    start_is_fixed = start_is_fixed && !uses(phase.lengths, ScheduleLength::Unit::part);
     const bool ends_with_run = &phase == &phases_->back() && phase.fills && !phase.has_end();
-    if (run.total_steps == 0 && (ends_with_run || uses(phase.lengths, Length::Unit::part))) {
+    if (run.total_steps == 0 && (ends_with_run || uses(phase.lengths, ScheduleLength::Unit::part))) {
       refuse("the length of the run is not known", "set --max_steps, or give the phase a length in steps (for=10000)");
-    } else if (run.steps_per_epoch == 0 && (phase.per_epoch || uses(phase.lengths, Length::Unit::epochs))) {
+    } else if (run.steps_per_epoch == 0 && (phase.per_epoch || uses(phase.lengths, ScheduleLength::Unit::epochs))) {
       refuse("the number of steps per epoch is not known", "use steps instead of epochs");
     } else if (std::any_of(phase.divisors.begin(), phase.divisors.end(),
-                           [&](const Length& divisor) { return in_steps(divisor, run) < 1; })) {
+                           [&](const ScheduleLength& divisor) { return in_steps(divisor, run) < 1; })) {
       refuse("one of its lengths is shorter than one step", "make it longer");
     } else if (start_is_fixed && phase.until && in_steps(*phase.until, run) <= start) {
       refuse("it would end before it begins",
@@ -337,7 +337,7 @@ std::vector<Problem> LrSchedule::problems_in(const ScheduleStep& run) const {
 
 bool LrSchedule::depends_on_total_steps() const noexcept {
   return phases_ && std::any_of(phases_->begin(), phases_->end(), [&](const LrPhase& phase) {
-           return uses(phase.lengths, Length::Unit::part) ||
+           return uses(phase.lengths, ScheduleLength::Unit::part) ||
                   (&phase == &phases_->back() && phase.fills && !phase.has_end());
          });
 }
