@@ -35,6 +35,8 @@ std::string text(const CheckpointContents& contents, const std::string& key) {
   return found == contents.values.end() ? std::string() : found->second;
 }
 
+std::string shown(const std::string& value) { return value.empty() ? "empty" : printable(value); }
+
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
 
@@ -55,8 +57,8 @@ std::vector<std::string> changes(const Plan& plan, const CheckpointContents& con
   const auto compare = [&](std::string_view kind, const std::string& name, const std::string& value) {
     const auto saved = contents.values.find(std::string(kind) + name);
     if (saved != contents.values.end() && saved->second != value) {
-      found.push_back(fmt::format("--{} is {} now, {} when the checkpoint was written", name, printable(value),
-                                  printable(saved->second)));
+      found.push_back(
+          fmt::format("--{} is {} now, {} when the checkpoint was written", name, shown(value), shown(saved->second)));
     }
   };
   for (const auto& [name, value] : config_values(plan.config)) {
