@@ -8,7 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/optim/optimizers.h>
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace lockstep {
 
