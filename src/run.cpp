@@ -36,6 +36,7 @@
 #include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
 #include "worker.h"
+#include "world/rendezvous.h"
 
 namespace lockstep {
 
@@ -142,17 +143,11 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   auto identity = detect_identity(environment);
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
-  const auto make_plan = [&] {
-    Plan plan = resolve(invocation.config, hardware, identity);
-    plan.job_end = job_end(environment);
-    plan.program = program;
-    plan.program_values = program_values(flags);
-    plan.launch_name = launch_name(environment, identity);
-    if (!identity || identity->launcher != "Slurm") {
-      plan.restart += plan.launch_name.requeues;
-    }
-    return plan;
-  };
+  const LaunchFacts facts{.launch_name = identify_launch(environment, identity),
+                          .program = program,
+                          .program_values = program_values(flags),
+                          .job_end = job_end(environment)};
+  const auto make_plan = [&] { return resolve(invocation.config, hardware, identity, facts); };
   Plan plan = make_plan();
   if (plan.config.dist.requeue && requeue_command(environment).empty()) {
     throw ConfigError("--dist.requeue: found no SLURM_JOB_ID, expected a Slurm job",

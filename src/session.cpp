@@ -34,10 +34,10 @@ std::string with_field_names(std::string text) {
   return text;
 }
 
-Plan resolve_without_flags(const TrainConfig& config, const Hardware& hardware,
-                           const std::optional<Identity>& identity) {
+Plan resolve_without_flags(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
+                           LaunchFacts facts) {
   try {
-    return resolve(config, hardware, identity);
+    return resolve(config, hardware, identity, std::move(facts));
   } catch (const ConfigError& error) {
     std::vector<Problem> problems = error.problems();
     for (Problem& problem : problems) {
@@ -74,8 +74,8 @@ Session Session::single(const TrainConfig& config) {
   TrainConfig one = config;
   one.nprocs = 1;
   const Variables environment = read_environment();
-  Plan plan = resolve_without_flags(one, probe_hardware(environment), std::nullopt);
-  plan.launch_name = launch_name(environment, std::nullopt);
+  Plan plan = resolve_without_flags(one, probe_hardware(environment), std::nullopt,
+                                    {.launch_name = launch_name(environment, std::nullopt)});
   Identity alone;
   World world = World::connect(plan, alone);
   return begin_session(std::move(plan), std::move(world));
@@ -88,12 +88,9 @@ Session Session::connect(const TrainConfig& config) {
     return single(config);
   }
   identity->starts_ranks = false;  // only the program that owns this process may start ranks
-  Plan plan = resolve_without_flags(config, probe_hardware(environment), identity);
-  plan.launch_name = launch_name(environment, identity);
+  Plan plan = resolve_without_flags(config, probe_hardware(environment), identity,
+                                    {.launch_name = identify_launch(environment, identity)});
   World world = World::connect(plan, *identity);
-  if (std::string id = world.is_main() ? agent_launch_id(*identity) : std::string(); !id.empty()) {
-    plan.launch_name.id = std::move(id);
-  }
   return begin_session(std::move(plan), std::move(world));
 }
 

@@ -41,7 +41,6 @@
 #include "rank/last_words.h"
 #include "report/console.h"
 #include "world/out_of_memory.h"
-#include "world/rendezvous.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -203,11 +202,8 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     if (world.size() > 1 && !channel && !plan.threads_are_given) {
       use_bound_cores(world, plan);
     }
-    if (std::string id = world.is_main() ? agent_launch_id(identity) : std::string(); !id.empty()) {
-      session->plan.launch_name.id = std::move(id);
-    }
     if (plan.config.fresh) {
-      run_hold = RunHold::take(session->plan, world);  // for a loop in the program, which does not lock the directory
+      run_hold = RunHold::take(plan, world);  // for a loop in the program, which does not lock the directory
     }
     at::manual_seed(plan.config.seed);  // the same seed on all ranks, so that they build the same module
     try {

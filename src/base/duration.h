@@ -1,4 +1,4 @@
-// Durations from configuration fields, which are numbers of seconds. Torch-free.
+// Durations as numbers of seconds. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -6,8 +6,13 @@
 
 namespace lockstep {
 
+/// Of a field of the configuration.
 constexpr std::chrono::milliseconds to_milliseconds(double seconds) noexcept {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace lockstep

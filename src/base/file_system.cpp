@@ -23,7 +23,7 @@
 
 #include "base/descriptor.h"
 #include "base/io_error.h"
-#include "base/random_id.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <random>
 
 #include <cxxabi.h>
 #include <fmt/format.h>
@@ -220,8 +220,19 @@ std::string human_duration(double seconds) {
   return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest) : fmt::format("{:02}:{:02}", minutes, rest);
 }
 
+std::string in_seconds(std::chrono::duration<double> time) { return fmt::format("{:g} s", time.count()); }
+
 std::string counted(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : noun.ends_with("batch") ? "es" : "s");
+}
+
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+bool is_random_id(std::string_view text) noexcept {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 std::string utc_time() {

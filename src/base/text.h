@@ -1,6 +1,7 @@
 // Small text helpers. Torch-free, no locale.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,11 +21,15 @@ std::optional<std::int64_t> parse_int(std::string_view text) noexcept;
 std::optional<double> parse_double(std::string_view text) noexcept;
 /// "8GiB", "512 MiB", "1000" -> bytes.
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept;
-std::string human_bytes(std::int64_t bytes);  ///< "4.7 GiB"
-std::string human_duration(double seconds);   ///< "1:02:03", "00:12"
+std::string human_bytes(std::int64_t bytes);                 ///< "4.7 GiB"
+std::string human_duration(double seconds);                  ///< "1:02:03", "00:12"
+std::string in_seconds(std::chrono::duration<double> time);  ///< "1.5 s"
 /// "1 rank", "2 ranks", "2 micro-batches".
 std::string counted(std::int64_t count, std::string_view noun);
-std::string utc_time();  ///< now: "2026-11-21T10:00:00.123Z"
+/// 64 random bits as 16 hexadecimal digits.
+std::string random_id();
+bool is_random_id(std::string_view text) noexcept;  ///< it has the form of random_id()
+std::string utc_time();                             ///< now: "2026-11-21T10:00:00.123Z"
 std::string_view first_line(std::string_view text) noexcept;
 /// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if it is near enough to be a typing error.
 std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates);

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <ATen/ops/empty.h>
 
@@ -26,20 +25,19 @@
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/world/world.h>
 
-#include "base/host_name.h"
+#include "base/duration.h"
 #include "base/text.h"
 #include "checkpoint/contents_broadcast.h"
 #include "checkpoint/contents_files.h"
 #include "checkpoint/main_rank.h"
 #include "config/name_template.h"
+#include "environment/process_name.h"
 #include "storage/names.h"
 
 namespace lockstep {
 namespace {
 
 using std::filesystem::path;
-
-std::string this_process() { return fmt::format("pid {} on {}", ::getpid(), host_name()); }
 
 std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
   fs.create_directories(directory);
@@ -48,7 +46,7 @@ std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) 
   fs.sync_directory(run);
   fs.sync_directory(run.parent_path());
   std::string owner;
-  auto lock = fs.try_lock(directory / ".lock", this_process(), owner);
+  auto lock = fs.try_lock(directory / ".lock", pid_on_host(), owner);
   if (lock == nullptr) {
     throw CheckpointError(fmt::format("checkpoints in {}: locked by {}", directory.string(), printable(owner)),
                           "wait for that run to end, or use another run directory");
@@ -419,7 +417,7 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
             const FlagOnExit flag(impl->written);
             set_log_rank(impl->world.rank(), impl->world.size());
             impl->write(step, impl->copies, per_rank);
-            return std::chrono::duration<double>(Impl::Clock::now() - start).count();
+            return seconds_since(start);
           });
       return std::string();
     });

@@ -10,8 +10,8 @@
 
 #include "base/json.h"
 #include "checkpoint/main_rank.h"
-#include "checkpoint/tensor_views.h"
-#include "world/dtype_names.h"
+#include "tensor/dtype_names.h"
+#include "tensor/tensor_views.h"
 
 namespace lockstep {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
-#include "checkpoint/tensor_views.h"
+#include "tensor/tensor_views.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
 
-#include "optim/mismatch.h"
+#include "tensor/mismatch.h"
 
 namespace lockstep {
 namespace {

@@ -70,7 +70,7 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
   if (!writes_files(config)) {
     return hold;
   }
-  const RunRequest request{.fresh = config.fresh, .program = plan.program, .launch = plan.launch_name};
+  const RunRequest request{.fresh = config.fresh, .program = plan.facts.program, .launch = plan.facts.launch_name};
   const auto answers = run_on(world, "taking the run directory", writes, [&] {
     hold->held_ = std::make_unique<RunDirectory>(real_file_system(), directory, request.launch);
     return encode(hold->held_->found());

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "config/command_tokens.h"
 
 namespace lockstep {
 namespace {
@@ -71,25 +72,12 @@ struct Given {
   std::string label{};  ///< "--nnodes 2", "PET_NNODES=2"
 };
 
-std::string with_dashes(std::string_view name) {
-  std::string text(name);
-  std::replace(text.begin(), text.end(), '_', '-');
-  return text;
-}
-
-std::string environment_name(std::string_view flag) {
-  std::string name = "PET_";
-  for (const char c : flag) {
-    name += c == '-' ? '_' : static_cast<char>(c - 'a' + 'A');
-  }
-  return name;
-}
-
-const Flag* find_flag(std::string_view written) {
-  const std::string name = written.starts_with("--") ? with_dashes(written.substr(2)) : std::string();
-  const auto found = std::find_if(std::begin(kFlags), std::end(kFlags),
-                                  [&](const Flag& flag) { return flag.name == name || flag.letter == written; });
-  return found == std::end(kFlags) || written.empty() ? nullptr : found;
+const Flag* find_flag(const FlagToken& token) {
+  const bool is_long = token.written.starts_with("--");
+  const auto found = std::find_if(std::begin(kFlags), std::end(kFlags), [&](const Flag& flag) {
+    return is_long ? normal_name(flag.name) == token.name : flag.letter == token.written;
+  });
+  return found == std::end(kFlags) ? nullptr : found;
 }
 
 std::optional<Streams> parse_streams(std::string_view text) {
@@ -99,10 +87,10 @@ std::optional<Streams> parse_streams(std::string_view text) {
 
 class Parser {
  public:
-  Parser(std::span<const std::string> args, const Variables& variables) : args_(args), variables_(variables) {}
+  explicit Parser(const Variables& variables) : variables_(variables) {}
 
-  RunFlags run() {
-    read_flags();
+  RunFlags run(std::span<const std::string> args) {
+    read_flags(args);
     if (result_.help) {
       return result_;  // ignore all other problems
     }
@@ -125,63 +113,56 @@ class Parser {
   void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
 
   /// Parses flags up to `--` or the first word that is not a flag; the command starts there, as in torchrun.
-  void read_flags() {
-    std::size_t at = 0;
-    while (at < args_.size() && args_[at].size() > 1 && args_[at].front() == '-') {
-      const std::string& token = args_[at++];
-      if (token == "--") {
-        break;
-      }
-      if (token == "-h" || token == "--help") {
+  void read_flags(std::span<const std::string> args) {
+    CommandTokens tokens(args);
+    while (const auto flag = tokens.take_flag()) {
+      if (flag->is_help()) {
         result_.help = true;
       } else {
-        at += read_flag(token, at);
+        read_flag(*flag, tokens);
       }
     }
-    result_.command.assign(args_.begin() + static_cast<std::ptrdiff_t>(at), args_.end());
+    if (!tokens.rest().empty() && tokens.rest().front() == "--") {
+      tokens.take();
+    }
+    result_.command.assign(tokens.rest().begin(), tokens.rest().end());
   }
 
-  /// Returns how many of the tokens from `next` on belong to the flag.
-  std::size_t read_flag(const std::string& token, std::size_t next) {
-    const auto equals = token.find('=');
-    const std::string written = token.substr(0, equals);
-    const Flag* flag = find_flag(written);
+  void read_flag(const FlagToken& token, CommandTokens& tokens) {
+    const Flag* flag = find_flag(token);
+    const std::string* next = tokens.value();
     if (flag == nullptr) {
       std::vector<std::string> names;
       std::transform(std::begin(kFlags), std::end(kFlags), std::back_inserter(names),
                      [](const Flag& known) { return std::string(known.name); });
-      const auto near = closest(with_dashes(written.substr(written.find_first_not_of('-'))), names);
-      refuse(fmt::format("{}: unknown flag", printable(written)),
+      const auto near = closest(token.name, names);
+      refuse(printable(token.written) + ": unknown flag",
              near ? fmt::format("did you mean --{}?", *near)
                   : "see lockstep run --help; the program's own flags come after --");
       unknown_ = true;
-      const bool value_follows = next < args_.size() && !args_[next].starts_with('-');
-      return equals == std::string::npos && value_follows ? 1 : 0;  // probably its value
-    }
-    if (flag->kind == Kind::refused) {
-      refuse(fmt::format("--{}: not possible with lockstep run", flag->name), std::string(flag->help));
-      return 0;
-    }
-    const bool wants_value = flag->kind == Kind::value || flag->kind == Kind::ignored;
-    if (!wants_value) {
-      if (equals != std::string::npos) {
-        refuse(fmt::format("{}: takes no value", printable(token)), fmt::format("use --{}", flag->name));
+      if (!token.attached && next != nullptr) {
+        tokens.take();  // probably its value
       }
-      given_[flag->name] = {"1", written};
-      return 0;
+    } else if (flag->kind == Kind::refused) {
+      refuse(fmt::format("--{}: not possible with lockstep run", flag->name), std::string(flag->help));
+    } else if (flag->kind == Kind::toggle || flag->kind == Kind::no_op) {
+      if (token.attached) {
+        refuse(token.with(*token.attached) + ": takes no value", fmt::format("use --{}", flag->name));
+      }
+      given_[flag->name] = {"1", token.written};
+    } else if (token.attached) {
+      given_[flag->name] = {*token.attached, token.with(*token.attached)};
+    } else if (next != nullptr) {
+      given_[flag->name] = {*next, token.with(*next)};
+      tokens.take();
+    } else {
+      refuse(token.written + ": expected a value", fmt::format("use --{} {}", flag->name, flag->syntax));
     }
-    if (equals == std::string::npos && next >= args_.size()) {
-      refuse(fmt::format("{}: expected a value", written), fmt::format("use --{} {}", flag->name, flag->syntax));
-      return 0;
-    }
-    const std::string value = equals == std::string::npos ? args_[next] : token.substr(equals + 1);
-    given_[flag->name] = {value, printable(equals == std::string::npos ? written + " " + value : token)};
-    return equals == std::string::npos ? 1 : 0;
   }
 
   void read_environment() {
     for (const Flag& flag : kFlags) {
-      const std::string name = environment_name(flag.name);
+      const std::string name = variable_name("PET_", flag.name);
       const auto value = variables_.get(name);
       const bool off = flag.kind != Kind::value && value.value_or("0") == "0";
       if (!value || off || given_.contains(flag.name)) {
@@ -415,7 +396,6 @@ class Parser {
     out = std::move(read);
   }
 
-  std::span<const std::string> args_;
   const Variables& variables_;
   std::map<std::string_view, Given> given_{};
   RunFlags result_{};
@@ -431,7 +411,7 @@ Streams StreamsPerRank::of(int local_rank) const {
 }
 
 RunFlags parse_run_flags(std::span<const std::string> args, const Variables& variables) {
-  return Parser(args, variables).run();
+  return Parser(variables).run(args);
 }
 
 std::string run_help(int width) {

@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "config/check_config.h"
+#include "config/command_tokens.h"
 #include "config/config_file.h"
 #include "config/field_value.h"
 #include "config/flags.h"
@@ -36,11 +37,6 @@ struct Option {
 bool is_bool_word(std::string_view text) {
   bool ignored = false;
   return !from_text(FieldInfo{}, text, ignored);
-}
-
-/// A token that begins with a dash and is not a value: "-1" and "-.5" are numbers, "-" means a file by custom.
-bool looks_like_flag(std::string_view token) {
-  return token.size() > 1 && token.front() == '-' && !(token[1] >= '0' && token[1] <= '9') && token[1] != '.';
 }
 
 std::vector<std::string> field_names() {
@@ -102,27 +98,23 @@ std::string hint_for_unknown(std::string_view name, const std::vector<std::strin
   return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
 }
 
-/// The command line, split into values and words; does not interpret any value yet.
+/// The values and words of a command line; does not interpret any value yet.
 class CommandLine {
  public:
   CommandLine(std::span<const std::string> args, std::vector<Option> options)
-      : args_(args), options_(std::move(options)) {
-    for (std::size_t i = 0; i < args_.size(); ++i) {
-      const std::string& token = args_[i];
-      if (token == "--") {
-        words_.insert(words_.end(), args_.begin() + static_cast<std::ptrdiff_t>(i) + 1, args_.end());
+      : tokens_(args), options_(std::move(options)) {
+    while (!tokens_.rest().empty()) {
+      if (const auto flag = tokens_.take_flag()) {
+        if (flag->is_help()) {
+          help_ = true;
+        } else {
+          read_flag(*flag);
+        }
+      } else if (const std::string& word = tokens_.take(); word == "--") {
+        words_.insert(words_.end(), tokens_.rest().begin(), tokens_.rest().end());
         return;
-      }
-      if (token == "-h" || token == "--help") {
-        help_ = true;
-      } else if (token.starts_with("--")) {
-        i += read_flag(i);
-      } else if (looks_like_flag(token)) {
-        refuse(fmt::format("{}: unknown flag", printable(token)),
-               hint_for_unknown(normal_name(token.substr(1)), names(), "--", "flags begin with --; see --help"));
-        i += value_follows(i) ? 1U : 0U;  // as below
       } else {
-        words_.push_back(token);
+        words_.push_back(word);
       }
     }
   }
@@ -133,56 +125,43 @@ class CommandLine {
   const std::vector<Problem>& problems() const noexcept { return problems_; }
 
  private:
-  /// Returns how many of the following tokens belong to the flag.
-  std::size_t read_flag(std::size_t at) {
-    const std::string& token = args_[at];
-    const auto equals = token.find('=');
-    const std::string written = token.substr(0, equals);
-    const std::string name = normal_name(std::string_view(written).substr(2));
-    const auto attached = equals == std::string::npos ? std::nullopt : std::optional(token.substr(equals + 1));
-
-    if (const Option* option = find(name)) {
-      if (attached) {
-        assign(name, *attached, fmt::format("{}={}", written, *attached));
-        return 0;
+  void read_flag(const FlagToken& flag) {
+    const bool is_long = flag.written.starts_with("--");
+    const Option* negated = is_long && flag.name.starts_with("no_") ? find(flag.name.substr(3)) : nullptr;
+    if (const Option* option = is_long ? find(flag.name) : nullptr) {
+      read_value(flag, *option);
+    } else if (negated == nullptr || !negated->is_bool) {
+      refuse(flag.written + ": unknown flag",
+             hint_for_unknown(
+                 flag.name, names(), "--",
+                 is_long ? "see --help for all flags; -- ends those of lockstep" : "flags begin with --; see --help"));
+      if (!flag.attached && tokens_.value() != nullptr) {
+        tokens_.take();  // probably its value: do not report it as a second problem
       }
-      if (option->is_bool) {
-        const bool takes_next = value_follows(at) && is_bool_word(args_[at + 1]);
-        assign(name, takes_next ? args_[at + 1] : "true", takes_next ? written + " " + args_[at + 1] : written);
-        return takes_next ? 1 : 0;
-      }
-      if (!value_follows(at)) {
-        const bool flag_follows = at + 1 < args_.size();
-        refuse(flag_follows ? fmt::format("{}: expected a value, found {}", written, printable(args_[at + 1]))
-                            : fmt::format("{}: expected a value", written),
-               fmt::format("use {}=VALUE", written));
-        return 0;
-      }
-      assign(name, args_[at + 1], written + " " + args_[at + 1]);
-      return 1;
+    } else if (flag.attached) {
+      refuse(flag.with(*flag.attached) + ": takes no value", fmt::format("use --{}={}", negated->name, *flag.attached));
+    } else {
+      assignments_.push_back({negated->name, "false", flag.written});
     }
-    const Option* negated = name.starts_with("no_") ? find(std::string_view(name).substr(3)) : nullptr;
-    if (negated != nullptr && negated->is_bool) {
-      if (attached) {
-        refuse(fmt::format("{}: takes no value", printable(token)),
-               fmt::format("use --{}={}", negated->name, *attached));
-      } else {
-        assign(negated->name, "false", written);
-      }
-      return 0;
-    }
-    refuse(fmt::format("{}: unknown flag", printable(written)),
-           hint_for_unknown(name, names(), "--", "see --help for all flags; -- ends those of lockstep"));
-    return !attached && value_follows(at) ? 1 : 0;  // probably its value: do not report it as a second problem
   }
 
-  bool value_follows(std::size_t at) const { return at + 1 < args_.size() && !looks_like_flag(args_[at + 1]); }
-
-  void assign(std::string name, std::string text, std::string label) {
-    assignments_.push_back({std::move(name), std::move(text), printable(label)});
+  void read_value(const FlagToken& flag, const Option& option) {
+    const std::string* next = tokens_.value();
+    if (flag.attached) {
+      assignments_.push_back({flag.name, *flag.attached, flag.with(*flag.attached)});
+    } else if (option.is_bool && (next == nullptr || !is_bool_word(*next))) {
+      assignments_.push_back({flag.name, "true", flag.written});
+    } else if (next != nullptr) {
+      assignments_.push_back({flag.name, *next, flag.with(*next)});
+      tokens_.take();
+    } else {
+      const auto found = tokens_.rest();
+      refuse(fmt::format("{}: expected a value{}", flag.written, found.empty() ? "" : ", found " + found.front()),
+             fmt::format("use {}=VALUE", flag.written));
+    }
   }
 
-  void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
+  void refuse(const std::string& what, std::string hint) { problems_.push_back({printable(what), std::move(hint)}); }
 
   const Option* find(std::string_view name) const {
     const auto found = std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return o.name == name; });
@@ -195,7 +174,7 @@ class CommandLine {
     return all;
   }
 
-  std::span<const std::string> args_;
+  CommandTokens tokens_;
   std::vector<Option> options_;
   bool help_ = false;
   std::vector<Assignment> assignments_{};
@@ -353,7 +332,8 @@ class Parser {
   void apply_environment() {
     const std::vector<std::string> fields = field_names();
     std::vector<std::string> known;
-    std::transform(fields.begin(), fields.end(), std::back_inserter(known), environment_name);
+    std::transform(fields.begin(), fields.end(), std::back_inserter(known),
+                   [](const std::string& field) { return variable_name(kEnvironmentPrefix, field); });
     for (const auto& [variable, text] : variables_.all()) {
       if (!variable.starts_with(kEnvironmentPrefix)) {
         continue;

@@ -1,22 +1,8 @@
 #include "config/flags.h"
 
-#include <algorithm>
+#include "config/command_tokens.h"
 
 namespace lockstep {
-
-std::string normal_name(std::string_view name) {
-  std::string result(name);
-  std::replace(result.begin(), result.end(), '-', '_');
-  return result;
-}
-
-std::string environment_name(std::string_view field) {
-  std::string name = "LOCKSTEP_CFG_";
-  for (const char c : field) {
-    name += c == '.' ? '_' : c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  }
-  return name;
-}
 
 Flags::Flags() : impl_(std::make_shared<Impl>()) {}
 

@@ -1,4 +1,4 @@
-// The names of settings, and the program's own flags. Torch-free.
+// The program's own flags. Torch-free.
 #pragma once
 
 #include <string>
@@ -30,10 +30,5 @@ struct FlagsAccess {
   }
   static const std::vector<ProgramFlag>& positionals(const Flags& flags) { return flags.impl_->positionals; }
 };
-
-/// In names, "-" and "_" are equal.
-std::string normal_name(std::string_view name);
-/// "optim.lr" -> "LOCKSTEP_CFG_OPTIM_LR".
-std::string environment_name(std::string_view field);
 
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "config/flags.h"
+#include "config/command_tokens.h"
 
 namespace lockstep {
 namespace {

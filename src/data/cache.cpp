@@ -21,10 +21,10 @@
 
 #include "base/json.h"
 #include "base/text.h"
-#include "data/check_ids.h"
 #include "data/gather_rows.h"
+#include "data/sample_error.h"
 #include "formats/array_file.h"
-#include "world/dtype_names.h"
+#include "tensor/dtype_names.h"
 
 namespace lockstep {
 

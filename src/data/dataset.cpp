@@ -15,7 +15,6 @@
 
 #include "base/crc32c.h"
 #include "base/splitmix.h"
-#include "data/check_ids.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "data/stacker.h"

@@ -13,13 +13,13 @@
 
 #include "base/crc32c.h"
 #include "base/mapped_file.h"
-#include "data/check_ids.h"
 #include "data/recycled_memory.h"
+#include "data/sample_error.h"
 #include "formats/array_file.h"
 #include "formats/cifar10.h"
 #include "formats/token_windows.h"
-#include "world/byte_views.h"
-#include "world/dtype_names.h"
+#include "tensor/byte_views.h"
+#include "tensor/dtype_names.h"
 
 namespace lockstep {
 

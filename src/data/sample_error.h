@@ -1,9 +1,14 @@
-// Converts the exception of a data set.
+// Errors about samples.
 #pragma once
 
+#include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
+#include <string_view>
 #include <typeinfo>
+
+#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
@@ -16,6 +21,15 @@ namespace lockstep {
 inline DataError sample_error(const std::string& samples, const std::exception& error) {
   return DataError(samples + ": " + type_name(typeid(error)) + ": " + std::string(without_frames(error.what())), {},
                    ExitCode::failed);
+}
+
+/// Throws DataError: "subset: found sample id 7, expected 0 to 4".
+inline void check_ids(std::string_view what, std::span<const std::int64_t> ids, std::int64_t size) {
+  for (const std::int64_t id : ids) {
+    if (id < 0 || id >= size) {
+      throw DataError(fmt::format("{}: found sample id {}, expected 0 to {}", what, id, size - 1));
+    }
+  }
 }
 
 }  // namespace lockstep

@@ -1,7 +1,16 @@
-// Build options of this library. Torch-free.
+// How this library was built, and which build a loaded program or library is. Torch-free.
 #pragma once
 
+#include <string>
+
 namespace lockstep {
+
+/// The GNU build id (hexadecimal) of the loaded file that contains `address`, else the size of its loaded segments;
+/// "unknown": no file contains it.
+std::string build_id_of(const void* address);
+
+/// Build id of the running program.
+std::string program_build_id();
 
 bool built_with_cuda() noexcept;
 bool built_with_nccl() noexcept;

@@ -8,11 +8,11 @@
 
 #include <lockstep/environment/hardware.h>
 
-#include "base/host_name.h"
 #include "base/text.h"
 #include "environment/build_info.h"
 #include "environment/cpu_topology.h"
 #include "environment/nvml.h"
+#include "environment/process_name.h"
 #include "environment/visible_devices.h"
 
 namespace lockstep {

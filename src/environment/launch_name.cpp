@@ -6,7 +6,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/environment/launch_name.h>
 
-#include "base/random_id.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "environment/text_file.h"

@@ -1,5 +1,6 @@
 #include "environment/process_name.h"
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -7,10 +8,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "base/host_name.h"
 #include "base/text.h"
 
 namespace lockstep {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? printable(name.data()) : "localhost";
+}
+
+std::string pid_on_host() { return fmt::format("pid {} on {}", getpid(), host_name()); }
 
 ProcessName this_process() {
   std::string boot;

@@ -1,4 +1,4 @@
-// Identifies a process to other processes. Torch-free.
+// Names of this machine and of processes. Torch-free.
 #pragma once
 
 #include <optional>
@@ -9,6 +9,11 @@
 
 namespace lockstep {
 
+/// The name of this machine. Printable; "localhost" if it has none.
+std::string host_name();
+std::string pid_on_host();  ///< this process in words: "pid 71 on gpu-1"
+
+/// Identifies a process to other processes.
 struct ProcessName {
   pid_t pid = 0;
   std::string machine{};  ///< boot id and PID namespace: processes with the same value can find each other by pid

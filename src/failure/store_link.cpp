@@ -26,8 +26,6 @@ constexpr const char* kStoreGone =
 std::string heard_key(int rank) { return fmt::format("heard/{}", rank); }
 std::string beats_key(int node) { return fmt::format("beats/{}", node); }
 
-std::string in_seconds(milliseconds time) { return fmt::format("{:g} s", std::chrono::duration<double>(time).count()); }
-
 /// One line of a report.
 std::string report_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;

@@ -16,8 +16,8 @@
 #include <lockstep/launch/launcher.h>
 
 #include "base/descriptor.h"
+#include "base/duration.h"
 #include "base/event_log.h"
-#include "base/random_id.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "ipc/progress_record.h"
@@ -45,8 +45,6 @@ Descriptor open_own_program() {
   }
   return program;
 }
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// All attempts of one launch.
 class Launch {

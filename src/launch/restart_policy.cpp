@@ -7,6 +7,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -63,7 +65,7 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
     fruitless_ = 0;
   }
   if (left_ == 0) {
-    return {.reason = fmt::format("no progress in {} restart{}", max_, max_ == 1 ? "" : "s")};
+    return {.reason = fmt::format("no progress in {}", counted(max_, "restart"))};
   }
   --left_;
   constexpr int kDoublings = 5;  // 2^5 is beyond kLongestWait

@@ -23,8 +23,8 @@
 
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
-#include "optim/mismatch.h"
 #include "optim/param_groups.h"
+#include "tensor/mismatch.h"
 
 namespace lockstep {
 namespace {

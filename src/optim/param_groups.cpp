@@ -18,8 +18,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
-#include "optim/fused_adamw.h"
-
 namespace lockstep {
 namespace {
 

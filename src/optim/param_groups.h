@@ -11,7 +11,7 @@
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/optim/optimizers.h>
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace lockstep {
 

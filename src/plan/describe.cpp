@@ -52,8 +52,8 @@ std::string time_limit_text(const Plan& plan) {
   if (plan.config.max_time_s > 0) {
     text += ", stopping before " + human_duration(plan.config.max_time_s);
   }
-  if (plan.job_end) {
-    const auto left = std::chrono::duration<double>(*plan.job_end - std::chrono::steady_clock::now()).count();
+  if (plan.facts.job_end) {
+    const auto left = std::chrono::duration<double>(*plan.facts.job_end - std::chrono::steady_clock::now()).count();
     text += fmt::format(", stopping before the job ends in {}", human_duration(std::max(left, 0.0)));
   }
   return text;

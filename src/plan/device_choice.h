@@ -3,13 +3,22 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <lockstep/base/error.h>
 #include <lockstep/plan/plan.h>
 
-#include "plan/findings.h"
-
 namespace lockstep {
+
+/// Messages of the planning.
+struct Findings {
+  std::vector<Problem> problems{};  ///< with any of them there is no plan
+  std::vector<std::string> warnings{};
+  std::vector<std::string> notes{};
+
+  void problem(std::string what, std::string hint) { problems.push_back({std::move(what), std::move(hint)}); }
+};
 
 /// One device per rank of this node, in ascending order. nullopt: rejected, with the reasons in `findings`.
 std::optional<std::vector<DeviceId>> choose_devices(const TrainConfig& config, const Hardware& hardware,

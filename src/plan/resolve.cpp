@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "environment/visible_devices.h"
 #include "plan/device_choice.h"
-#include "plan/findings.h"
 
 namespace lockstep {
 namespace {
@@ -187,7 +186,8 @@ TrainConfig asked_config(const Plan& plan) {
   return config;
 }
 
-Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity) {
+Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
+             LaunchFacts facts) {
   Findings findings{.problems = check_config(config)};
   if (identity) {
     check_nprocs(config.nprocs, *identity, findings);
@@ -195,6 +195,9 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
   }
   Plan plan{.config = config, .asked = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
   plan.restart = identity ? identity->restart : 0;
+  if (!identity || identity->launcher != "Slurm") {  // whose count of restarts contains them
+    plan.restart += facts.launch_name.requeues;
+  }
   auto devices = choose_devices(config, hardware, identity, findings);
   plan.world_size = expected_world_size(config, identity, devices);
   if (plan.world_size > 0) {
@@ -223,6 +226,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
   plan.threads_per_rank =
       plan.threads_are_given ? hardware.omp_threads : std::max(1, hardware.cores / plan.local_world_size());
   plan.launch = launch_text(plan, identity);
+  plan.facts = std::move(facts);
   plan.warnings = std::move(findings.warnings);
   plan.notes = std::move(findings.notes);
   return plan;

@@ -107,7 +107,7 @@ class CsvSink final : public MetricSink {
     if (columns_.empty()) {
       const std::string text = read_metric_file(fs_, path_);
       if (!text.empty()) {
-        columns_ = parse_header(std::string_view(text).substr(0, text.find('\n')));
+        columns_ = parse_header(first_line(text));
       }
     }
     return columns_;

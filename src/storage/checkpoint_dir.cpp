@@ -99,6 +99,15 @@ void advise_huge_pages(std::span<std::byte> bytes) {
 
 }  // namespace
 
+std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
+                                          std::span<const std::int64_t> keep) {
+  LOCKSTEP_ASSERT(keep_last >= 0, "keep_last must not be negative");
+  std::sort(steps.begin(), steps.end());
+  steps.resize(steps.size() - std::min(steps.size(), static_cast<std::size_t>(keep_last)));
+  std::erase_if(steps, [&](std::int64_t step) { return std::find(keep.begin(), keep.end(), step) != keep.end(); });
+  return steps;
+}
+
 CheckpointDir::CheckpointDir(FileSystem& fs, Path directory, std::string run_id, int restart)
     : fs_(fs), directory_(std::move(directory)), run_id_(std::move(run_id)), restart_(restart) {}
 

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "base/random_id.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -8,12 +8,11 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
-#include "base/host_name.h"
 #include "base/text.h"
+#include "environment/process_name.h"
 
 namespace lockstep {
 namespace {
@@ -23,8 +22,6 @@ using Path = std::filesystem::path;
 constexpr const char* kLockName = ".lock";
 constexpr const char* kCheckpoints = "checkpoints";
 constexpr const char* kConfig = "config.toml";
-
-std::string this_owner() { return fmt::format("pid {} on {}", ::getpid(), host_name()); }
 
 Path without_links(const Path& path) {
   std::error_code error;
@@ -41,9 +38,9 @@ bool contains(const Path& directory, const Path& path) {
 /// Takes the lock of the directory and, for a moment, that of its checkpoints, which a CheckpointStore of a
 /// hand-written loop may hold alone. nullptr: another process holds one of them.
 std::unique_ptr<FileLock> lock_both(FileSystem& fs, const Path& directory, std::string& owner) {
-  auto lock = fs.try_lock(directory / kLockName, this_owner(), owner);
+  auto lock = fs.try_lock(directory / kLockName, pid_on_host(), owner);
   const Path checkpoints = directory / kCheckpoints / kLockName;
-  if (lock != nullptr && fs.exists(checkpoints) && fs.try_lock(checkpoints, this_owner(), owner) == nullptr) {
+  if (lock != nullptr && fs.exists(checkpoints) && fs.try_lock(checkpoints, pid_on_host(), owner) == nullptr) {
     return nullptr;
   }
   return lock;

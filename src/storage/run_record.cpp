@@ -7,7 +7,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/json.h"
-#include "base/random_id.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -201,7 +201,7 @@ std::string RunOutcome::text() const {
   const auto others =
       std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.ended_well; }) - 1;
   if (others > 0) {
-    text += fmt::format("\n  {} other rank{} stopped because of it", others, others == 1 ? "" : "s");
+    text += fmt::format("\n  {} stopped because of it", counted(others, "other rank"));
   }
   return text + fmt::format("\n  exit code {}", cause->code);
 }

@@ -91,10 +91,6 @@ std::vector<int> blocked_by_system(const std::vector<RankSample>& samples, const
   return found.empty() && all_wait ? of(running(samples)) : found;
 }
 
-std::string in_seconds(StallWatch::Time::duration time) {
-  return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
-}
-
 }  // namespace
 
 std::vector<int> furthest_behind(const std::vector<RankSample>& samples) {

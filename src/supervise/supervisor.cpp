@@ -15,8 +15,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "base/host_name.h"
+#include "base/duration.h"
 #include "base/text.h"
+#include "environment/process_name.h"
 #include "failure/deadlines.h"
 #include "supervise/memory_watch.h"
 #include "supervise/rank_output.h"
@@ -90,7 +91,7 @@ class Supervisor {
     }
     if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
       report.first_step = start->step;
-      report.training_s = std::chrono::duration<double>(Clock::now() - start->time).count();
+      report.training_s = seconds_since(start->time);
     }
     return report;
   }
@@ -331,12 +332,12 @@ class Supervisor {
       look_for_a_mismatch();
       ask_strangers_to_end();
       const LaunchReport report = outcome_.report();
-      order(Message::Kind::abort, report.failed_rank < 0 ? std::string() : first_line(report));
+      order(Message::Kind::abort, report.failed_rank < 0 ? std::string() : cause_line(report));
     }
     if (notice_at_ && now >= *notice_at_) {
       const int left = running();
-      say(fmt::format("{}; {} rank{} still running, killed {} after it", first_line(outcome_.report()), left,
-                      left == 1 ? "" : "s", seconds(options_.grace)));
+      say(fmt::format("{}; {} still running, killed {} after it", cause_line(outcome_.report()), counted(left, "rank"),
+                      in_seconds(options_.grace)));
       notice_at_.reset();
     }
     if (now >= *kill_at_) {
@@ -380,12 +381,8 @@ class Supervisor {
     notice_at_.reset();
   }
 
-  static std::string seconds(milliseconds duration) {
-    return fmt::format("{:g} s", static_cast<double>(duration.count()) / 1000);
-  }
-
-  static std::string first_line(const LaunchReport& report) {
-    return report.failed_rank < 0 ? "stopped" : report.failure.substr(0, report.failure.find('\n'));
+  static std::string cause_line(const LaunchReport& report) {
+    return report.failed_rank < 0 ? "stopped" : std::string(first_line(report.failure));
   }
 
   void print_summary() {

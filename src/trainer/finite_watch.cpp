@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace lockstep {
 namespace {

@@ -66,7 +66,7 @@ std::vector<std::string> changes(const Plan& plan, const CheckpointContents& con
       compare(kConfig, name, value);
     }
   }
-  for (const auto& [name, value] : plan.program_values) {
+  for (const auto& [name, value] : plan.facts.program_values) {
     compare(kProgram, name, value);
   }
   return found;
@@ -152,7 +152,7 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   for (const auto& [name, value] : config_values(run.plan.config)) {
     values[std::string(kConfig) + name] = value;
   }
-  for (const auto& [name, value] : run.plan.program_values) {
+  for (const auto& [name, value] : run.plan.facts.program_values) {
     values[std::string(kProgram) + name] = value;
   }
   for (const auto& [name, value] : measured) {

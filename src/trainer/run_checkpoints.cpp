@@ -6,10 +6,9 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/config/config_io.h>
 #include <lockstep/world/world.h>
 
-#include "base/io_error.h"
+#include "base/duration.h"
 #include "base/text.h"
 #include "storage/names.h"
 
@@ -159,7 +158,7 @@ std::optional<BestCheckpoint> RunCheckpoints::best() {
 BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<CheckpointContents()>& make) {
   const auto start = Clock::now();
   store_->save(step, make());
-  return note({.step = step, .seconds = std::chrono::duration<double>(Clock::now() - start).count()});
+  return note({.step = step, .seconds = seconds_since(start)});
 }
 
 BackgroundSave RunCheckpoints::note(BackgroundSave saved) {

@@ -17,7 +17,7 @@ namespace {
 // These are written as comments, because only the command line sets them.
 std::string program_comment(const Plan& plan) {
   std::string text;
-  for (const auto& [name, value] : plan.program_values) {
+  for (const auto& [name, value] : plan.facts.program_values) {
     text += fmt::format("#   {} {}\n", name, printable(value));
   }
   return text.empty() ? text : "\n# The program's own flags:\n" + text;

@@ -17,6 +17,7 @@
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
 #include "optim/param_groups.h"
@@ -24,6 +25,7 @@
 #include "report/console.h"
 #include "report/metric_file.h"
 #include "report/progress_bar.h"
+#include "tensor/dtype_names.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/callback_list.h"
 #include "trainer/finite_watch.h"
@@ -33,7 +35,6 @@
 #include "trainer/step_recorder.h"
 #include "trainer/straggler_watch.h"
 #include "trainer/validate.h"
-#include "world/dtype_names.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -56,7 +57,7 @@ void check_dtypes(const torch::nn::Module& module) {
 }
 
 struct Parts {
-  Plan plan;
+  const Plan plan;
   World& world;
   TrainControl control;
   std::shared_ptr<Console> console;  // prints nothing on other ranks
@@ -509,7 +510,7 @@ class Fit {
                      .why = describe_end(stop),
                      .metrics = final_,
                      .best = checkpoints_.best(),
-                     .seconds = std::chrono::duration<double>(Clock::now() - began_).count()};
+                     .seconds = seconds_since(began_)};
     control_.set_agreed(result.stop);
     files_.event("end", {{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}});
     console_.line(result.why);
@@ -617,7 +618,7 @@ Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
     : Trainer(std::make_unique<Impl>(Impl{{plan, world, std::move(control), silent_console()}})) {}
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  std::optional<Clock::time_point> deadline = impl_->plan.job_end;
+  std::optional<Clock::time_point> deadline = impl_->plan.facts.job_end;
   if (const double seconds = impl_->plan.config.max_time_s; seconds > 0) {
     const auto asked_for = Clock::now() + std::chrono::ceil<Clock::duration>(std::chrono::duration<double>(seconds));
     deadline = std::min(asked_for, deadline.value_or(asked_for));

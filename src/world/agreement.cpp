@@ -15,7 +15,7 @@
 #include <lockstep/version.h>
 
 #include "base/text.h"
-#include "environment/build_id.h"
+#include "environment/build_info.h"
 
 namespace lockstep {
 namespace {

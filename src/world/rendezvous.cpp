@@ -18,7 +18,6 @@
 #include <lockstep/version.h>
 
 #include "base/json.h"
-#include "base/random_id.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "failure/linger.h"
@@ -336,20 +335,22 @@ bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout
   }
 }
 
-std::string agent_launch_id(const Identity& identity) {
+LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity) {
   constexpr milliseconds kPatience{10000};
-  if (!identity.agent_store || identity.master_port == 0) {
-    return {};
+  LaunchName name = launch_name(variables, identity);
+  if (!identity || identity->rank != 0 || !identity->agent_store || identity->master_port == 0) {
+    return name;
   }
   try {
     const auto run =
-        c10::make_intrusive<c10d::PrefixStore>(run_prefix(identity.run_id), join_store(identity, kPatience));
+        c10::make_intrusive<c10d::PrefixStore>(run_prefix(identity->run_id), join_store(*identity, kPatience));
     const std::string mine = random_id();
     const auto id = run->compareSet("launch", {}, std::vector<std::uint8_t>(mine.begin(), mine.end()));
-    return {id.begin(), id.end()};
+    name.id.assign(id.begin(), id.end());
   } catch (const c10::Error&) {
-    return {};  // the rendezvous reports the error
+    // the rendezvous reports the error
   }
+  return name;
 }
 
 Meeting rendezvous(const Identity& identity, milliseconds timeout) {

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <lockstep/environment/identity.h>
+#include <lockstep/environment/launch_name.h>
 
 namespace lockstep {
 
@@ -22,9 +24,9 @@ struct Meeting {
 /// or a rank that two processes claim (exit 2); for different world sizes or versions (exit 78).
 Meeting rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
 
-/// An id that exists as long as the store of torchrun's agents, and so as long as the launch. Agents can leave and
-/// join, and they count restarts differently. "": no agent serves a store, or the store cannot be reached.
-std::string agent_launch_id(const Identity& identity);
+/// launch_name(), but with torchrun rank 0 takes its id from the store of the agents, which exists as long as the
+/// launch: agents can leave and join, and they count restarts differently.
+LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity);
 
 // Functions for c10d's store with text values. Throw: CommError if the store or the connection is lost.
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);

@@ -22,16 +22,16 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
-#include "base/host_name.h"
 #include "base/text.h"
 #include "environment/nodes.h"
+#include "environment/process_name.h"
 #include "environment/visible_devices.h"
 #include "failure/linger.h"
+#include "tensor/vector_math.h"
 #include "world/agreement.h"
 #include "world/process_group.h"
 #include "world/remote_error.h"
 #include "world/rendezvous.h"
-#include "world/vector_math.h"
 #include "world/world_access.h"
 
 namespace lockstep {

@@ -2,7 +2,6 @@
 // other start.
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -67,9 +66,8 @@ class SecondStarts : public testing::Test {
 
   /// Whether no start began to train before the previous one had ended.
   static bool had_one_writer(const Path& run) {
-    std::ifstream events(run / "events.jsonl");
     int writing = 0;
-    for (std::string line; std::getline(events, line);) {
+    for (const std::string& line : read_lines(run / "events.jsonl")) {
       writing += line.find(R"("event":"start")") != std::string::npos ? 1 : 0;
       if (writing > 1) {
         return false;

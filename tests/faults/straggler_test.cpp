@@ -1,5 +1,4 @@
 // Runs in which one rank is slower than the others (T1 of the fault model), and runs without such a rank.
-#include <fstream>
 #include <optional>
 #include <string>
 
@@ -20,8 +19,7 @@ struct Named {
 };
 
 std::optional<Named> first_named(const std::filesystem::path& run) {
-  std::ifstream events(run / "events.jsonl");
-  for (std::string line; std::getline(events, line);) {
+  for (const std::string& line : read_lines(run / "events.jsonl")) {
     const auto event = nlohmann::json::parse(line);
     if (event["event"] == "straggler") {
       const double more = event["step_s"].get<double>() - event["others_step_s"].get<double>();

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,9 +45,8 @@ class Undisturbed : public testing::Test {
 
   /// Number of entries of this event in the event log.
   static int noted(const std::filesystem::path& run, const std::string& event) {
-    std::ifstream events(run / "events.jsonl");
     int found = 0;
-    for (std::string line; std::getline(events, line);) {
+    for (const std::string& line : read_lines(run / "events.jsonl")) {
       found += line.find("\"event\":\"" + event + "\"") != std::string::npos ? 1 : 0;
     }
     return found;

@@ -6,10 +6,10 @@
 #include <lockstep/storage/safetensors.h>
 
 #include "base/crc32c.h"
-#include "base/memory_file_system.h"
 #include "base/text.h"
 #include "fuzz/target.h"
 #include "storage/manifest.h"
+#include "support/memory_file_system.h"
 
 namespace lockstep::fuzz {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/memory_file_system.h"
 #include "fuzz/target.h"
 #include "report/step_records.h"
+#include "support/memory_file_system.h"
 
 namespace lockstep::fuzz {
 

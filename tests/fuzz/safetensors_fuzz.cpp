@@ -5,8 +5,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/safetensors.h>
 
-#include "base/memory_file_system.h"
 #include "fuzz/target.h"
+#include "support/memory_file_system.h"
 
 namespace lockstep::fuzz {
 

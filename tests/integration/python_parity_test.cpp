@@ -9,7 +9,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/checkpoint/module_state.h>
-#include <lockstep/checkpoint/tensor_file.h>
+#include <lockstep/tensor/tensor_file.h>
 
 #include "support/python.h"
 #include "support/requirements.h"

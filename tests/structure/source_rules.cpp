@@ -25,7 +25,7 @@ const std::map<std::string_view, Names>& layers() {
     below.insert(below.end(), more.begin(), more.end());
     return below;
   };
-  static const Names world = above(kCore, {"fwd"});
+  static const Names world = above(kCore, {"fwd", "tensor"});
   static const Names optim = above(world, {"world"});
   static const Names peers = above(optim, {"optim"});
   static const Names session = optim;
@@ -49,6 +49,7 @@ const std::map<std::string_view, Names>& layers() {
       {"formats", {"version", "base"}},
       {"report", {"version", "base", "ipc"}},
       {"fwd", {}},
+      {"tensor", {"version", "base", "storage"}},
       {"world", world},
       {"optim", optim},
       {"parallel", peers},

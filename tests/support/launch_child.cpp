@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -133,21 +134,6 @@ int wait_for_stop() {
   return control.stop_requested() == StopKind::interrupt ? 130 : 75;
 }
 
-/// The objects that run() gives every rank.
-struct RankTools {
-  RankTools(int rank, const std::shared_ptr<const Channel>& channel)
-      : board(WorkerProcess::kProgressFd, rank),
-        record(board[rank]),
-        crash_handler(rank, &record),
-        last_words(record, [channel](const Failure& failure) { channel->send(to_message(failure)); }),
-        monitor({.rank = rank, .supervisor = std::make_unique<ChannelLink>(rank, channel)}) {}
-  ProgressBoard board;
-  ProgressRecord& record;
-  CrashHandler crash_handler;
-  LastWords last_words;
-  PeerMonitor monitor;
-};
-
 [[gnu::noinline]] int overflow_the_stack(int depth) {
   volatile char frame[4096];
   frame[0] = 1;
@@ -171,38 +157,28 @@ struct RankTools {
 [[noreturn]] void throw_logic_error(const char* what) { throw std::logic_error(what); }
 [[noreturn]] void throw_in_noexcept() noexcept { throw_logic_error("left a noexcept function"); }
 
-[[noreturn]] void throw_something(const std::string& what) {
-  if (what == "ours") {
-    throw DataError("sample 5 is unusable");
-  }
-  if (what == "int") {
-    throw 5;
-  }
-  if (what == "noexcept") {
-    throw_in_noexcept();
-  }
-  if (what == "thread") {
-    std::thread([] { throw_logic_error("left a thread"); }).join();
-  }
-  if (what == "gloo") {
-    std::thread([] { throw gloo::IoException("Connection reset by peer"); }).join();
-  }
-  if (what == "enforce") {
-    std::thread([] { throw gloo::EnforceNotMet("unexpected op code"); }).join();
-  }
-  if (what == "mismatch") {
-    std::thread([] {
-      throw gloo::EnforceNotMet("200 vs 4. Is there a distributed collective mismatch in your code?");
-    }).join();
-  }
-  if (what == "terminate") {
-    std::terminate();
-  }
-  if (what == "assertion") {
-    LOCKSTEP_ASSERT(what.empty(), "a test wants this to fail");
-  }
-  throw std::runtime_error("cannot decode img_4411.jpg");
-}
+/// The arguments of throw:WHAT.
+const std::map<std::string, void (*)()> kThrows = {
+    {"std", [] { throw std::runtime_error("cannot decode img_4411.jpg"); }},
+    {"ours", [] { throw DataError("sample 5 is unusable"); }},
+    {"int", [] { throw 5; }},
+    {"noexcept", [] { throw_in_noexcept(); }},
+    {"thread", [] { std::thread([] { throw_logic_error("left a thread"); }).join(); }},
+    {"gloo", [] { std::thread([] { throw gloo::IoException("Connection reset by peer"); }).join(); }},
+    {"enforce", [] { std::thread([] { throw gloo::EnforceNotMet("unexpected op code"); }).join(); }},
+    {"mismatch",
+     [] {
+       std::thread([] {
+         throw gloo::EnforceNotMet("200 vs 4. Is there a distributed collective mismatch in your code?");
+       }).join();
+     }},
+    {"terminate", [] { std::terminate(); }},
+    {"assertion",
+     [] {
+       const std::string what = "assertion";
+       LOCKSTEP_ASSERT(what.empty(), "a test wants this to fail");
+     }},
+};
 
 [[noreturn]] void eat_memory() {
   for (std::vector<std::vector<char>> eaten;;) {
@@ -291,6 +267,232 @@ void refuse_close_range() {
   }
 }
 
+/// One rank: what it was told to do, and by whom.
+struct Worker {
+  int argc = 0;
+  char** argv = nullptr;
+  const Variables& environment;
+  std::vector<std::string> words{};  // TASK:ARGUMENT:...
+  std::shared_ptr<const Channel> channel{};
+
+  int argument(std::size_t index) const { return static_cast<int>(parse_int(words.at(index)).value()); }
+  int number(const char* name) const { return static_cast<int>(parse_int(environment.get(name).value()).value()); }
+  int rank() const { return number("RANK"); }
+  int finish(int code) const {
+    channel->send({.kind = Message::Kind::finished, .code = code});
+    return code;
+  }
+};
+
+/// The objects that run() gives every rank, in the middle of step 812.
+struct RankTools {
+  explicit RankTools(const Worker& worker)
+      : board(WorkerProcess::kProgressFd, worker.rank()),
+        record(board[worker.rank()]),
+        crash_handler(worker.rank(), &record),
+        last_words(record, [channel = worker.channel](const Failure& failure) { channel->send(to_message(failure)); }),
+        monitor({.rank = worker.rank(), .supervisor = std::make_unique<ChannelLink>(worker.rank(), worker.channel)}) {
+    record.set_step(812);
+    record.set_phase(Phase::data);
+  }
+  ProgressBoard board;
+  ProgressRecord& record;
+  CrashHandler crash_handler;
+  LastWords last_words;
+  PeerMonitor monitor;
+};
+
+[[noreturn]] void say_ready_and_wait() {
+  say("ready " + std::to_string(getpid()));
+  wait_for_ever();
+}
+
+int crash(const Worker& worker) {
+  const RankTools tools(worker);
+  crash_here(worker.words.at(1));
+  return 0;
+}
+
+int throw_it(const Worker& worker) {
+  const RankTools tools(worker);
+  try {
+    const PhaseScope forward(tools.record, Phase::forward);
+    tools.record.begin(Operation::all_reduce, 4);
+    kThrows.at(worker.words.at(1))();
+  } catch (...) {
+    const Failure failure = current_failure();
+    worker.channel->send(to_message(failure));
+    _exit(failure.code);
+  }
+  return 0;
+}
+
+int eat(const Worker& worker) {
+  const RankTools tools(worker);
+  eat_memory();
+}
+
+int stand(const Worker& worker) {
+  const RankTools tools(worker);
+  if (worker.words.size() > 1) {
+    tools.record.set_phase(Phase::backward);
+    tools.record.begin(Operation::all_reduce, worker.argument(1));
+  }
+  wait_for_ever();
+}
+
+int obey(const Worker& worker) {
+  const RankTools tools(worker);
+  say_ready_and_wait();
+}
+
+int work(const Worker& worker) {
+  const RankTools tools(worker);
+  TrainControl control;
+  const SignalScope scope(control);
+  tools.record.set_phase(Phase::forward);
+  [[maybe_unused]] const StopKind none = control.stop_requested();  // from now on a signal is a request
+  say("ready " + std::to_string(getpid()));
+  while (control.stop_requested() == StopKind::none) {
+    tools.record.set_phase(Phase::forward);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return worker.finish(75);
+}
+
+int send_failure(const Worker& worker, bool secondary) {
+  worker.channel->send(
+      {.kind = Message::Kind::failure, .text = worker.words.at(2), .code = worker.argument(1), .secondary = secondary});
+  return worker.argument(1);
+}
+
+int train(const Worker& worker) {
+  const int attempt = worker.number("LOCKSTEP_RESTART");
+  const std::vector<std::string> steps = split(worker.words.at(2), ',');
+  ProgressBoard board(worker.number("LOCKSTEP_PROGRESS_FD"), worker.number("LOCAL_RANK"));
+  board[worker.number("LOCAL_RANK")].set_step(0);
+  board[worker.number("LOCAL_RANK")].set_step(
+      parse_int(steps[std::min<std::size_t>(static_cast<std::size_t>(attempt), steps.size() - 1)]).value());
+  say("attempt " + std::to_string(attempt));
+  if (attempt < worker.argument(1)) {
+    raise(SIGKILL);
+  }
+  return worker.finish(0);
+}
+
+int loud(const Worker& worker) {
+  for (int line = 0; line < worker.argument(1); ++line) {
+    const std::string text = loud_line(worker.rank(), line);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+  }
+  std::fflush(stdout);
+  return worker.finish(0);
+}
+
+int steady(const Worker& worker) {
+  std::chrono::steady_clock::duration longest{};
+  for (int line = 0; line < worker.argument(1); ++line) {
+    const auto begin = std::chrono::steady_clock::now();
+    say("line " + std::to_string(line) + std::string(200, '.'));
+    longest = std::max(longest, std::chrono::steady_clock::now() - begin);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  say("longest write " + std::to_string(longest / std::chrono::milliseconds(1)));
+  return worker.finish(0);
+}
+
+int print(const Worker& worker) {
+  std::fputs("to out\n[rank0]: mine\n[rank1]: not mine\n50%\r100%\r\n\x1b[31mred\x1b[0m\a\n\nlast, not ended", stdout);
+  std::fputs("to err\n", stderr);
+  std::fflush(stdout);
+  worker.channel->send({.kind = Message::Kind::line, .text = "step 20 | loss 2.1\x1b[2J"});
+  return worker.finish(0);
+}
+
+int flood(const Worker& worker) {
+  for (int i = 0; i < worker.argument(1); ++i) {
+    std::printf("line %d of a rank that talks much\n", i);
+  }
+  std::fflush(stdout);
+  return worker.finish(0);
+}
+
+/// What a rank can be told to do. A task returns the exit code.
+const std::map<std::string, int (*)(const Worker&)> kTasks = {
+    {"finish", [](const Worker& worker) { return worker.finish(worker.argument(1)); }},  // finish:CODE
+    {"exit", [](const Worker& worker) { return worker.argument(1); }},                   // exit:CODE
+    {"announce",                                                                         // announce:ANNOUNCED:EXIT
+     [](const Worker& worker) {
+       worker.finish(worker.argument(1));
+       return worker.argument(2);
+     }},
+    {"fail", [](const Worker& worker) { return send_failure(worker, /*secondary=*/false); }},  // fail:CODE:TEXT
+    {"lost", [](const Worker& worker) { return send_failure(worker, /*secondary=*/true); }},   // lost:CODE:TEXT
+    {"fail_and_hang",
+     [](const Worker& worker) -> int {
+       worker.channel->send({.kind = Message::Kind::failure, .text = "hung afterwards", .code = 1});
+       wait_for_ever();
+     }},
+    {"abort",
+     [](const Worker&) -> int {
+       std::fputs("terminate called after throwing an instance of 'std::logic_error'\n", stderr);
+       std::abort();
+     }},
+    {"segfault",
+     [](const Worker&) {
+       signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would report and exit
+       return raise(SIGSEGV);
+     }},
+    {"crash", crash},     // crash:HOW
+    {"throw", throw_it},  // throw:WHAT
+    {"eat", eat},
+    {"stand", stand},  // stand:BYTES, in an all-reduce; without it, in data
+    {"obey", obey},
+    {"work", work},  // steps until a stop request
+    {"wait", [](const Worker&) -> int { say_ready_and_wait(); }},
+    {"stubborn",
+     [](const Worker&) -> int {
+       signal(SIGTERM, SIG_IGN);
+       signal(SIGINT, SIG_IGN);
+       say_ready_and_wait();
+     }},
+    {"stop", [](const Worker& worker) { return worker.finish(wait_for_stop()); }},
+    {"grandchild",
+     [](const Worker& worker) {
+       leave_grandchild();
+       return worker.finish(0);
+     }},
+    {"daemon",  // daemon:stay, daemon:finish
+     [](const Worker& worker) {
+       leave_daemon(/*bare=*/false);
+       if (worker.words.at(1) == "stay") {
+         wait_for_ever();
+       }
+       return worker.finish(0);
+     }},
+    {"bare_daemon",
+     [](const Worker& worker) {
+       leave_daemon(/*bare=*/true);
+       return worker.finish(0);
+     }},
+    {"meet",
+     [](const Worker& worker) {
+       const bool met = meet(worker.rank(), worker.number("WORLD_SIZE"), worker.number("MASTER_PORT"),
+                             worker.environment.get("LOCKSTEP_RUN_ID").value());
+       return worker.finish(met ? 0 : 1);
+     }},
+    {"train", train},    // train:FAILURES:STEP,STEP...: number of deaths; the n-th death is at the n-th step
+    {"loud", loud},      // loud:LINES
+    {"steady", steady},  // steady:LINES, one every millisecond
+    {"flood", flood},    // flood:LINES
+    {"print", print},
+    {"inspect",
+     [](const Worker& worker) {
+       inspect(worker.argc, worker.argv, worker.environment);
+       return worker.finish(0);
+     }},
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -315,178 +517,18 @@ int main(int argc, char** argv) {
     unlink(argv[0]);
     return launch_workers({.argv = {argv, argv + argc}, .ranks_per_node = {2}, .environment = environment}).exit_code;
   }
-  const auto number = [&](const char* name) {
-    return static_cast<int>(parse_int(environment.get(name).value()).value());
-  };
-  const int rank = number("RANK");
-  const auto shared_channel = std::make_shared<const Channel>(number("LOCKSTEP_CONTROL_FD"));
-  const Channel& channel = *shared_channel;
-  const std::vector<std::string> words = split(argv[std::min(rank + 1, argc - 1)], ':');
-  const std::string& task = words[0];
-  const auto argument = [&](std::size_t index) { return static_cast<int>(parse_int(words.at(index)).value()); };
-  const auto finish = [&](int code) {
-    channel.send({.kind = Message::Kind::finished, .code = code});
-    return code;
-  };
+  Worker worker{.argc = argc, .argv = argv, .environment = environment};
+  worker.words = split(argv[std::min(worker.rank() + 1, argc - 1)], ':');
+  worker.channel = std::make_shared<const Channel>(worker.number("LOCKSTEP_CONTROL_FD"));
   if (const auto fifo = environment.get("TEST_FIFO")) {
     open(fifo->c_str(), O_WRONLY);  // kept open to the end: the test detects when the last holder has ended
   }
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
-
-  if (task == "finish") {
-    return finish(argument(1));
+  const auto task = kTasks.find(worker.words.front());
+  if (task == kTasks.end()) {
+    std::fprintf(stderr, "unknown task %s\n", worker.words.front().c_str());
+    return 2;
   }
-  if (task == "crash" || task == "throw" || task == "obey" || task == "stand" || task == "work" || task == "eat") {
-    RankTools tools(rank, shared_channel);
-    tools.record.set_step(812);
-    tools.record.set_phase(Phase::data);
-    if (task == "crash") {  // crash:HOW
-      crash_here(words.at(1));
-    }
-    if (task == "throw") {  // throw:WHAT
-      try {
-        const PhaseScope forward(tools.record, Phase::forward);
-        tools.record.begin(Operation::all_reduce, 4);
-        throw_something(words.at(1));
-      } catch (...) {
-        const Failure failure = current_failure();
-        channel.send(to_message(failure));
-        _exit(failure.code);
-      }
-    }
-    if (task == "eat") {
-      eat_memory();
-    }
-    if (task == "stand") {  // stand:BYTES, in an all-reduce; without it, in data
-      if (words.size() > 1) {
-        tools.record.set_phase(Phase::backward);
-        tools.record.begin(Operation::all_reduce, argument(1));
-      }
-      wait_for_ever();
-    }
-    if (task == "obey") {
-      say("ready " + std::to_string(getpid()));
-      wait_for_ever();
-    }
-    TrainControl control;  // work: runs steps until a stop request
-    const SignalScope scope(control);
-    tools.record.set_phase(Phase::forward);
-    [[maybe_unused]] const StopKind none = control.stop_requested();  // from now on a signal is a request
-    say("ready " + std::to_string(getpid()));
-    while (control.stop_requested() == StopKind::none) {
-      tools.record.set_phase(Phase::forward);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return finish(75);
-  }
-  if (task == "announce") {  // announce:ANNOUNCED:EXIT
-    finish(argument(1));
-    return argument(2);
-  }
-  if (task == "exit") {
-    return argument(1);
-  }
-  if (task == "fail" || task == "lost") {  // fail:CODE:TEXT, as primary or as secondary failure
-    channel.send(
-        {.kind = Message::Kind::failure, .text = words.at(2), .code = argument(1), .secondary = task == "lost"});
-    return argument(1);
-  }
-  if (task == "fail_and_hang") {
-    channel.send({.kind = Message::Kind::failure, .text = "hung afterwards", .code = 1});
-    wait_for_ever();
-  }
-  if (task == "abort") {
-    std::fputs("terminate called after throwing an instance of 'std::logic_error'\n", stderr);
-    std::abort();
-  }
-  if (task == "segfault") {
-    signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would report and exit
-    raise(SIGSEGV);
-  }
-  if (task == "wait") {
-    say("ready " + std::to_string(getpid()));
-    wait_for_ever();
-  }
-  if (task == "stubborn") {
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGINT, SIG_IGN);
-    say("ready " + std::to_string(getpid()));
-    wait_for_ever();
-  }
-  if (task == "stop") {
-    return finish(wait_for_stop());
-  }
-  if (task == "grandchild") {
-    leave_grandchild();
-    return finish(0);
-  }
-  if (task == "daemon") {  // daemon:stay, daemon:finish
-    leave_daemon(false);
-    if (words.at(1) == "stay") {
-      wait_for_ever();
-    }
-    return finish(0);
-  }
-  if (task == "bare_daemon") {
-    leave_daemon(true);
-    return finish(0);
-  }
-  if (task == "meet") {
-    return finish(
-        meet(rank, number("WORLD_SIZE"), number("MASTER_PORT"), environment.get("LOCKSTEP_RUN_ID").value()) ? 0 : 1);
-  }
-  if (task == "train") {  // train:FAILURES:STEP,STEP...: number of deaths; the n-th death is at the n-th step
-    const int attempt = number("LOCKSTEP_RESTART");
-    const std::vector<std::string> steps = split(words.at(2), ',');
-    ProgressBoard board(number("LOCKSTEP_PROGRESS_FD"), number("LOCAL_RANK"));
-    board[number("LOCAL_RANK")].set_step(0);
-    board[number("LOCAL_RANK")].set_step(
-        parse_int(steps[std::min<std::size_t>(static_cast<std::size_t>(attempt), steps.size() - 1)]).value());
-    say("attempt " + std::to_string(attempt));
-    if (attempt < argument(1)) {
-      raise(SIGKILL);
-    }
-    return finish(0);
-  }
-  if (task == "loud") {  // loud:LINES
-    for (int line = 0; line < argument(1); ++line) {
-      const std::string text = loud_line(rank, line);
-      std::fwrite(text.data(), 1, text.size(), stdout);
-    }
-    std::fflush(stdout);
-    return finish(0);
-  }
-  if (task == "steady") {  // steady:LINES, one every millisecond
-    std::chrono::steady_clock::duration longest{};
-    for (int line = 0; line < argument(1); ++line) {
-      const auto begin = std::chrono::steady_clock::now();
-      say("line " + std::to_string(line) + std::string(200, '.'));
-      longest = std::max(longest, std::chrono::steady_clock::now() - begin);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    say("longest write " + std::to_string(longest / std::chrono::milliseconds(1)));
-    return finish(0);
-  }
-  if (task == "inspect") {
-    inspect(argc, argv, environment);
-    return finish(0);
-  }
-  if (task == "print") {
-    std::fputs("to out\n[rank0]: mine\n[rank1]: not mine\n50%\r100%\r\n\x1b[31mred\x1b[0m\a\n\nlast, not ended",
-               stdout);
-    std::fputs("to err\n", stderr);
-    std::fflush(stdout);
-    channel.send({.kind = Message::Kind::line, .text = "step 20 | loss 2.1\x1b[2J"});
-    return finish(0);
-  }
-  if (task == "flood") {  // flood:LINES
-    for (int i = 0; i < argument(1); ++i) {
-      std::printf("line %d of a rank that talks much\n", i);
-    }
-    std::fflush(stdout);
-    return finish(0);
-  }
-  std::fprintf(stderr, "unknown task %s\n", task.c_str());
-  return 2;
+  return task->second(worker);
 }

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -18,11 +15,6 @@
 #include "support/temp_dir.h"
 
 namespace lockstep {
-
-inline std::string read_text(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 /// The directory of the newest checkpoint of a run.
 inline std::filesystem::path newest_checkpoint(const std::filesystem::path& run) {
@@ -52,8 +44,7 @@ inline std::map<std::string, std::string> final_state(const std::filesystem::pat
 /// step -> value of one metric, from metrics.jsonl.
 inline std::map<std::int64_t, double> metric(const std::filesystem::path& run, const std::string& name) {
   std::map<std::int64_t, double> values;
-  std::ifstream in(run / "metrics.jsonl");
-  for (std::string line; std::getline(in, line);) {
+  for (const std::string& line : read_lines(run / "metrics.jsonl")) {
     const auto row = nlohmann::json::parse(line);
     if (row.contains(name)) {
       values[row["step"].get<std::int64_t>()] = row[name].get<double>();

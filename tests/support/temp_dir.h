@@ -1,17 +1,21 @@
-// A directory for one test: removed afterwards, kept (and named) when the test failed. Needs GoogleTest only.
+// A directory for one test, and its files as text. Needs GoogleTest only.
 #pragma once
 
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 namespace lockstep {
 
+/// Removed afterwards; kept, and named, if the test failed.
 class TempDir {
  public:
   TempDir() {
@@ -37,5 +41,23 @@ class TempDir {
  private:
   std::filesystem::path path_;
 };
+
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+inline std::vector<std::string> read_lines(const std::filesystem::path& path) {
+  std::vector<std::string> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+inline void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 }  // namespace lockstep

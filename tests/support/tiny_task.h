@@ -40,4 +40,10 @@ inline TrainConfig in_memory(TrainConfig config) {
   return config;
 }
 
+/// The plan of so many ranks on a machine with 4 cores.
+inline Plan plan_for(int ranks, TrainConfig config) {
+  config.nprocs = ranks;
+  return resolve(config, {.cores = 4}, std::nullopt);
+}
+
 }  // namespace lockstep

@@ -49,9 +49,7 @@ struct Options {
   std::int64_t fail_rank = 0;
   std::int64_t work_ms = 0;  // sleep of every rank in a step
   std::int64_t slow_ms = 0;  // additional sleep of `fail_rank` each time it passes `fail_in`
-  // throw, int, noexcept, thread, terminate, segv, abort, kill, exit0, exit7, memory, shape; mutex, spin, sleep: hangs;
-  // slow: two seconds, and no failure; once: four seconds, and no failure; change: in the optimizer, a parameter that
-  // the other ranks do not change
+  // one of kFailures; change: in the optimizer, a parameter that the other ranks do not change
   std::string fail = "throw";
   // init, turn, data, forward, loss (it becomes NaN), backward, optimizer, collective (one more than the others),
   // validation, save, callback:WHERE (a stage, or stages, save, load; callback alone: all of them), teardown, exit
@@ -74,44 +72,31 @@ void deadlock() {
   }
 }
 
-void fail(const std::string& how) {
-  if (how == "segv") {
-    std::raise(SIGSEGV);
-  } else if (how == "abort") {
-    std::abort();
-  } else if (how == "exit0") {
-    std::exit(0);
-  } else if (how == "exit7") {
-    std::_Exit(7);
-  } else if (how == "kill") {
-    std::raise(SIGKILL);
-  } else if (how == "int") {
-    throw 5;
-  } else if (how == "noexcept") {
-    throw_in_noexcept();
-  } else if (how == "thread") {
-    std::thread(throw_error).join();
-  } else if (how == "terminate") {
-    std::terminate();
-  } else if (how == "shape") {
-    at::mm(at::zeros({2, 3}), at::zeros({4, 5}));
-  } else if (how == "memory") {
-    at::empty({std::int64_t{1} << 50});
-  } else if (how == "mutex") {
-    deadlock();
-  } else if (how == "spin") {
-    spin();
-  } else if (how == "sleep") {
-    std::this_thread::sleep_for(std::chrono::hours(1));
-  } else if (how == "once") {
-    std::this_thread::sleep_for(std::chrono::seconds(4));
-    return;
-  } else if (how == "slow") {
-    std::this_thread::sleep_for(std::chrono::seconds(2));
-    return;
-  }
-  throw_error();
-}
+void sleep_for(std::chrono::seconds time) { std::this_thread::sleep_for(time); }
+
+/// The values of --fail.
+const std::map<std::string, void (*)()> kFailures = {
+    {"throw", [] { throw_error(); }},
+    {"int", [] { throw 5; }},
+    {"noexcept", [] { throw_in_noexcept(); }},
+    {"thread", [] { std::thread(throw_error).join(); }},
+    {"terminate", [] { std::terminate(); }},
+    {"segv", [] { std::raise(SIGSEGV); }},
+    {"abort", [] { std::abort(); }},
+    {"kill", [] { std::raise(SIGKILL); }},
+    {"exit0", [] { std::exit(0); }},
+    {"exit7", [] { std::_Exit(7); }},
+    {"memory", [] { at::empty({std::int64_t{1} << 50}); }},
+    {"shape",
+     [] {
+       at::mm(at::zeros({2, 3}), at::zeros({4, 5}));
+     }},
+    {"mutex", deadlock},
+    {"spin", [] { spin(); }},
+    {"sleep", [] { sleep_for(std::chrono::hours(1)); }},
+    {"slow", [] { sleep_for(std::chrono::seconds(2)); }},  // no failure
+    {"once", [] { sleep_for(std::chrono::seconds(4)); }},  // no failure
+};
 
 /// Fails at the `fail_step`-th call in the requested phase on the requested rank.
 class Failure {
@@ -125,7 +110,7 @@ class Failure {
       if (options_.fail == "sleep" || options_.fail == "spin") {
         fmt::print(stderr, "hangs now\n");
       }
-      fail(options_.fail);
+      kFailures.at(options_.fail)();
     }
   }
   bool is_due(const std::string& phase) {
@@ -182,7 +167,7 @@ struct Regression final : lockstep::Task {
     failure.reach("forward");
     auto loss = at::mse_loss(net->forward(batch.input), batch.target);
     if (loss.requires_grad() && failure.is_due("backward")) {
-      loss.register_hook([how = options.fail](const at::Tensor&) { fail(how); });
+      loss.register_hook([how = options.fail](const at::Tensor&) { kFailures.at(how)(); });
     }
     return failure.is_due("loss") ? loss * std::numeric_limits<double>::quiet_NaN() : loss;
   }
@@ -327,7 +312,7 @@ int main(int argc, char** argv) {
     }
     failure.reach("teardown");
     if (failure.is_due("exit")) {
-      std::atexit([] { fail("sleep"); });
+      std::atexit(kFailures.at("sleep"));
     }
   });
 }

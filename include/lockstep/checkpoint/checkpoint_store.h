@@ -16,7 +16,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/config/train_config.h>
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 

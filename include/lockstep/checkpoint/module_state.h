@@ -4,7 +4,7 @@
 #pragma once
 
 #include <lockstep/fwd.h>
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 

@@ -9,7 +9,7 @@
 
 #include <c10/core/Device.h>
 
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 

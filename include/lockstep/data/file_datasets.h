@@ -13,7 +13,7 @@
 namespace [[gnu::visibility("default")]] lockstep {
 
 /// The array of a .npy file (numpy.save): C order; bool, integers or floats. Writing to the tensor does not change the
-/// file. For safetensors use map_tensors (checkpoint/tensor_file.h).
+/// file. For safetensors use map_tensors (tensor/tensor_file.h).
 at::Tensor npy_tensor(const std::filesystem::path& file);
 
 /// Rows of bytes [N, ...], converted to floats and multiplied by `scale` in one pass.

@@ -14,7 +14,7 @@
 
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/plan/plan.h>
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 

@@ -52,6 +52,15 @@ struct LoaderPlan {
   std::uint64_t seed = 42;
 };
 
+/// What run() and Session::connect() know about this launch besides the configuration. No decision depends on it.
+struct LaunchFacts {
+  LaunchName launch_name{};
+  std::string program{};  ///< file name of the program that called run(); "": lockstep is embedded in another program
+  /// The program's own flags by name. Stored in config.toml and in checkpoints.
+  std::vector<std::pair<std::string, std::string>> program_values{};
+  std::optional<std::chrono::steady_clock::time_point> job_end{};  ///< of the batch job; training stops before it
+};
+
 /// The decision. After resolve() all code reads the configuration from `plan.config`, which holds effective values: no
 /// field is "automatic" or "0: derived" any more.
 struct Plan {
@@ -65,13 +74,8 @@ struct Plan {
   int threads_per_rank = 1;        ///< compute threads: OMP_NUM_THREADS, else the cores divided by the ranks
   bool threads_are_given = false;  ///< OMP_NUM_THREADS is set
   int restart = 0;                 ///< number of earlier attempts, by any launcher
-  /// End of the batch job; training stops before it. run() reads it from the environment.
-  std::optional<std::chrono::steady_clock::time_point> job_end{};
-  /// The program's own flags by name; run() sets them. Stored in config.toml and in checkpoints.
-  std::vector<std::pair<std::string, std::string>> program_values{};
-  std::string program{};  ///< file name of the program that called run(); "": lockstep is embedded in another program
-  LaunchName launch_name{};  ///< run() and Session::connect() read it from the environment
-  std::string launch{};      ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
+  LaunchFacts facts{};
+  std::string launch{};  ///< "alone", "this program starts 2 ranks", "torchrun (RANK, ...)"
   std::string host{};
   std::vector<std::string> warnings{};  ///< the main rank logs each once
   std::vector<std::string> notes{};
@@ -82,7 +86,8 @@ struct Plan {
 
 /// Makes the plan. `identity` nullopt: no launcher started this process, so it may start ranks itself. Throws:
 /// ConfigError with all reasons why there is no plan, each with a fix.
-Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity);
+Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
+             LaunchFacts facts = {});
 
 /// The start-up table.
 std::string describe(const Plan& plan);

@@ -12,9 +12,9 @@
 
 #include "base/event_log.h"
 #include "base/json.h"
-#include "base/memory_file_system.h"
 #include "base/text.h"
 #include "report/step_records.h"
+#include "support/memory_file_system.h"
 #include "support/sweep.h"
 
 namespace lockstep {

@@ -7,8 +7,8 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/json.h"
-#include "base/memory_file_system.h"
 #include "base/text.h"
+#include "support/memory_file_system.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,6 @@
 #include <array>
 #include <csignal>
 #include <cstring>
-#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +12,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
-#include "base/memory_file_system.h"
+#include "support/memory_file_system.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -23,15 +23,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
-
-std::string failure(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const IoError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 mode_t mode_of(const std::filesystem::path& path) {
   struct stat status {};
@@ -62,7 +53,7 @@ TEST_P(AnyFileSystem, ReadsWrittenBytes) {
   std::array<std::byte, 5> tail{};
   fs().open(path)->read(6, tail);
   EXPECT_EQ(std::memcmp(tail.data(), "world", 5), 0);
-  EXPECT_EQ(failure([&] { fs().open(path)->read(7, tail); }),
+  EXPECT_EQ(message_of<IoError>([&] { fs().open(path)->read(7, tail); }),
             "cannot read " + path.string() + ": the file ends at byte 11, expected 5 bytes at 7");
 }
 
@@ -86,13 +77,13 @@ TEST_P(AnyFileSystem, AppendsToAnExistingFile) {
 TEST_P(AnyFileSystem, NeverCreatesOverAFile) {
   const auto path = root() / "a";
   fs().create(path);
-  EXPECT_EQ(failure([&] { fs().create(path); }), "cannot create " + path.string() + ": File exists");
+  EXPECT_EQ(message_of<IoError>([&] { fs().create(path); }), "cannot create " + path.string() + ": File exists");
 }
 
 TEST_P(AnyFileSystem, RenamesOnlyToAFreeName) {
   write_file(fs(), root() / "a", "A");
   write_file(fs(), root() / "b", "B");
-  EXPECT_EQ(failure([&] { fs().rename(root() / "a", root() / "b"); }),
+  EXPECT_EQ(message_of<IoError>([&] { fs().rename(root() / "a", root() / "b"); }),
             "cannot rename " + (root() / "a").string() + " to " + (root() / "b").string() + ": File exists");
   EXPECT_EQ(read_file(fs(), root() / "b"), "B");
   fs().rename(root() / "a", root() / "c");
@@ -104,7 +95,7 @@ TEST_P(AnyFileSystem, RenamesOnlyToAFreeName) {
 TEST_P(AnyFileSystem, RenamesDirectoriesOnlyToAFreeName) {
   fs().create_directories(root() / "x/inner");
   fs().create_directories(root() / "empty");
-  EXPECT_THAT(failure([&] { fs().rename(root() / "x", root() / "empty"); }), HasSubstr("File exists"));
+  EXPECT_THAT(message_of<IoError>([&] { fs().rename(root() / "x", root() / "empty"); }), HasSubstr("File exists"));
   fs().rename(root() / "x", root() / "y");
   EXPECT_TRUE(fs().exists(root() / "y/inner"));
   EXPECT_FALSE(fs().exists(root() / "x"));
@@ -123,11 +114,12 @@ TEST_P(AnyFileSystem, ListsSortedAndRemovesTrees) {
 
 TEST_P(AnyFileSystem, NamesMissingFiles) {
   const auto path = root() / "missing";
-  EXPECT_EQ(failure([&] { fs().open(path); }), "cannot open " + path.string() + ": No such file or directory");
-  EXPECT_EQ(failure([&] { fs().create(path / "a"); }),
+  EXPECT_EQ(message_of<IoError>([&] { fs().open(path); }),
+            "cannot open " + path.string() + ": No such file or directory");
+  EXPECT_EQ(message_of<IoError>([&] { fs().create(path / "a"); }),
             "cannot create " + (path / "a").string() + ": No such file or directory");
-  EXPECT_THAT(failure([&] { fs().open(root()); }), HasSubstr("Is a directory"));
-  EXPECT_THAT(failure([&] { fs().sync_directory(path); }), HasSubstr("No such file or directory"));
+  EXPECT_THAT(message_of<IoError>([&] { fs().open(root()); }), HasSubstr("Is a directory"));
+  EXPECT_THAT(message_of<IoError>([&] { fs().sync_directory(path); }), HasSubstr("No such file or directory"));
 }
 
 TEST_P(AnyFileSystem, LetsOneOwnerHoldALock) {
@@ -150,13 +142,13 @@ TEST_P(AnyFileSystem, ReplacesLinksAndNothingElse) {
   EXPECT_EQ(fs().read_link(link), "step-2");
   EXPECT_TRUE(fs().exists(link)) << "also when what it names is missing";
   EXPECT_THAT(fs().list(root()), ElementsAre("best"));
-  EXPECT_THAT(failure([&] { fs().open(link); }), HasSubstr("cannot open"));
+  EXPECT_THAT(message_of<IoError>([&] { fs().open(link); }), HasSubstr("cannot open"));
 
   write_file(fs(), root() / "mine", "text");
   fs().create_directories(root() / "folder");
   for (const char* taken : {"mine", "folder"}) {
     EXPECT_EQ(fs().read_link(root() / taken), std::nullopt);
-    EXPECT_EQ(failure([&] { fs().replace_link(root() / taken, "step-1"); }),
+    EXPECT_EQ(message_of<IoError>([&] { fs().replace_link(root() / taken, "step-1"); }),
               "cannot create the link " + (root() / taken).string() + ": File exists");
   }
   EXPECT_EQ(read_file(fs(), root() / "mine"), "text");
@@ -172,7 +164,7 @@ TEST_P(AnyFileSystem, RemovesAFileOrALinkAndNoDirectory) {
   EXPECT_THAT(fs().list(root()), ElementsAre("file", "folder"));
   fs().remove(root() / "file");
   fs().remove(root() / "missing");
-  EXPECT_EQ(failure([&] { fs().remove(root() / "folder"); }),
+  EXPECT_EQ(message_of<IoError>([&] { fs().remove(root() / "folder"); }),
             "cannot remove " + (root() / "folder").string() + ": Is a directory");
   EXPECT_THAT(fs().list(root()), ElementsAre("folder"));
 }
@@ -212,7 +204,7 @@ TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
   write_file(fs(), path, "two");
   EXPECT_EQ(read_file(fs(), path), "two");
   EXPECT_THAT(fs().list(root()), ElementsAre("state.json"));
-  EXPECT_EQ(failure([&] { read_file(fs(), path, 2); }),
+  EXPECT_EQ(message_of<IoError>([&] { read_file(fs(), path, 2); }),
             "cannot read " + path.string() + ": it has 3 bytes, the limit is 2");
 }
 
@@ -244,16 +236,16 @@ TEST(RealFileSystem, FollowsNoSymbolicLink) {
   FileSystem& fs = real_file_system();
   write_file(fs, directory.path() / "target", "secret");
   std::filesystem::create_symlink(directory.path() / "target", directory.path() / "link");
-  EXPECT_THAT(failure([&] { fs.open(directory.path() / "link"); }), HasSubstr("cannot open"));
-  EXPECT_THAT(failure([&] { fs.open_append(directory.path() / "link"); }), HasSubstr("cannot open"));
-  EXPECT_THAT(failure([&] { fs.create(directory.path() / "link"); }), HasSubstr("File exists"));
+  EXPECT_THAT(message_of<IoError>([&] { fs.open(directory.path() / "link"); }), HasSubstr("cannot open"));
+  EXPECT_THAT(message_of<IoError>([&] { fs.open_append(directory.path() / "link"); }), HasSubstr("cannot open"));
+  EXPECT_THAT(message_of<IoError>([&] { fs.create(directory.path() / "link"); }), HasSubstr("File exists"));
   EXPECT_EQ(read_file(fs, directory.path() / "target"), "secret");
 }
 
 TEST(RealFileSystem, DoesNotWaitForAPipe) {
   const TempDir directory;
   ASSERT_EQ(::mkfifo((directory.path() / "pipe").c_str(), 0600), 0);
-  EXPECT_EQ(failure([&] { real_file_system().open(directory.path() / "pipe"); }),
+  EXPECT_EQ(message_of<IoError>([&] { real_file_system().open(directory.path() / "pipe"); }),
             "cannot open " + (directory.path() / "pipe").string() + ": not a regular file");
 }
 
@@ -270,7 +262,7 @@ TEST(RealFileSystem, NamesPathAndReasonOfAShortWrite) {
     const auto file = real_file_system().create(path);
     const std::string text(10'000, 'x');
     const bool right =
-        failure([&] { file->append(bytes(text)); }) == "cannot write " + path.string() + ": File too large";
+        message_of<IoError>([&] { file->append(bytes(text)); }) == "cannot write " + path.string() + ": File too large";
     ::_exit(right && std::filesystem::file_size(path) == 4096 ? 0 : 1);
   }
   int status = 0;
@@ -322,7 +314,7 @@ TEST(RealFileSystem, ReportsErrorsOfLargeFiles) {
     const rlimit limit{10 << 20, 10 << 20};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     const std::string text(32 << 20, 'x');
-    const std::string message = failure([&] {
+    const std::string message = message_of<IoError>([&] {
       file->append(bytes(text));
       file->sync();
     });
@@ -336,15 +328,16 @@ TEST(RealFileSystem, ReportsErrorsOfLargeFiles) {
 TEST(RealFileSystem, ReportsFreeBytes) {
   const TempDir directory;
   EXPECT_GT(real_file_system().free_bytes(directory.path()), 0);
-  EXPECT_THAT(failure([&] { real_file_system().free_bytes(directory.path() / "missing"); }), HasSubstr("No such file"));
+  EXPECT_THAT(message_of<IoError>([&] { real_file_system().free_bytes(directory.path() / "missing"); }),
+              HasSubstr("No such file"));
 }
 
 TEST(RealFileSystem, RefusesADirectoryWhereAFileIs) {
   const TempDir directory;
   write_file(real_file_system(), directory.path() / "file", "");
-  EXPECT_THAT(failure([&] { real_file_system().create_directories(directory.path() / "file"); }),
+  EXPECT_THAT(message_of<IoError>([&] { real_file_system().create_directories(directory.path() / "file"); }),
               HasSubstr("File exists"));
-  EXPECT_THAT(failure([&] { real_file_system().create_directories(directory.path() / "file/x"); }),
+  EXPECT_THAT(message_of<IoError>([&] { real_file_system().create_directories(directory.path() / "file/x"); }),
               HasSubstr("Not a directory"));
   EXPECT_NO_THROW(real_file_system().create_directories(directory.path()));
 }

@@ -5,18 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
 
 std::string failure(std::string_view text, int max_depth = 8) {
-  try {
-    parse_json(text, max_depth);
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<std::runtime_error>([&] { parse_json(text, max_depth); });
 }
 
 TEST(ParseJson, KeepsTheOrderOfKeys) {

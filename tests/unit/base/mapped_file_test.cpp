@@ -2,8 +2,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <fstream>
-#include <functional>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -11,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -18,26 +17,13 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string message_of(const std::filesystem::path& path) {
-  try {
-    MappedFile::open(path);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-void write(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 std::string text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
 TEST(MappedFile, ShowsTheFilesBytes) {
   const TempDir dir;
-  write(dir.path() / "a", "tokens");
+  write_text(dir.path() / "a", "tokens");
   std::filesystem::create_symlink(dir.path() / "a", dir.path() / "link");
   for (const char* name : {"a", "link"}) {
     const auto file = MappedFile::open(dir.path() / name);
@@ -47,8 +33,8 @@ TEST(MappedFile, ShowsTheFilesBytes) {
 
 TEST(MappedFile, IsPrivateWhenWrittenAndMayBeEmpty) {
   const TempDir dir;
-  write(dir.path() / "a", "tokens");
-  write(dir.path() / "empty", "");
+  write_text(dir.path() / "a", "tokens");
+  write_text(dir.path() / "empty", "");
   const auto one = MappedFile::open(dir.path() / "a");
   const auto other = MappedFile::open(dir.path() / "a");
   one->bytes()[0] = std::byte{'T'};
@@ -59,15 +45,15 @@ TEST(MappedFile, IsPrivateWhenWrittenAndMayBeEmpty) {
 
 TEST(MappedFile, MayBeLargerThanTheMemory) {
   const TempDir dir;
-  write(dir.path() / "sparse", "begin");
+  write_text(dir.path() / "sparse", "begin");
   std::filesystem::resize_file(dir.path() / "sparse", std::uintmax_t{1} << 40);
   EXPECT_EQ(MappedFile::open(dir.path() / "sparse")->bytes().size(), std::size_t{1} << 40);
 }
 
 TEST(MappedFile, ReportsErrors) {
   const TempDir dir;
-  EXPECT_THAT(message_of(dir.path() / "none"), HasSubstr("none: No such file"));
-  EXPECT_THAT(message_of(dir.path()), HasSubstr("it is not a regular file"));
+  EXPECT_THAT(message_of([&] { MappedFile::open(dir.path() / "none"); }), HasSubstr("none: No such file"));
+  EXPECT_THAT(message_of([&] { MappedFile::open(dir.path()); }), HasSubstr("it is not a regular file"));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <latch>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +22,7 @@
 #include <lockstep/world/world.h>
 
 #include "support/forwarding_file_system.h"
+#include "support/named_tensors.h"
 #include "support/temp_dir.h"
 #include "world/world_access.h"
 
@@ -57,16 +57,6 @@ CheckpointContents checkpoint_contents(int value = 1, int rank = 0) {
   return contents;
 }
 
-void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].first, expected[i].first);
-    EXPECT_EQ(found[i].second.scalar_type(), expected[i].second.scalar_type()) << found[i].first;
-    EXPECT_EQ(found[i].second.sizes(), expected[i].second.sizes()) << found[i].first;
-    EXPECT_TRUE(at::equal(found[i].second.to(at::kDouble), expected[i].second.to(at::kDouble))) << found[i].first;
-  }
-}
-
 void expect_equal(const CheckpointContents& found, const CheckpointContents& expected) {
   ASSERT_EQ(found.tensors.size(), expected.tensors.size());
   for (const auto& [file, tensors] : expected.tensors) {
@@ -85,12 +75,6 @@ std::vector<std::string> names_in(const std::filesystem::path& directory) {
   }
   std::sort(names.begin(), names.end());
   return names;
-}
-
-std::string text_of(const std::filesystem::path& file) {
-  std::stringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
 }
 
 /// A world of one over a directory.
@@ -161,10 +145,10 @@ TEST(CheckpointStore, WritesTheFilesOfTheFormat) {
   const auto step = one.checkpoints() / "step-0000000007";
   EXPECT_THAT(names_in(step),
               ElementsAre("MANIFEST.json", "model.safetensors", "optimizer.safetensors", "rng-0.bin", "state.json"));
-  EXPECT_EQ(text_of(step / "state.json"),
+  EXPECT_EQ(read_text(step / "state.json"),
             "{\n  \"format\": 1,\n  \"data_order\": 1,\n  \"step\": 7,\n  \"world_size\": 1,\n"
             "  \"epoch\": \"1\",\n  \"text\": \"quote \\\" and\\nline\"\n}\n");
-  EXPECT_THAT(text_of(step / "MANIFEST.json"), HasSubstr("my_run"));
+  EXPECT_THAT(read_text(step / "MANIFEST.json"), HasSubstr("my_run"));
 }
 
 TEST(CheckpointStore, KeepsTheNewest) {
@@ -202,7 +186,7 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
     store.save(2, checkpoint_contents(2));
   }
   damage(one.checkpoints() / "step-0000000002");
-  const std::string before = text_of(one.checkpoints() / "step-0000000002" / "MANIFEST.json");
+  const std::string before = read_text(one.checkpoints() / "step-0000000002" / "MANIFEST.json");
   CheckpointStore store = one.open();
   std::vector<std::string> told;
   EXPECT_EQ(store.load_latest([&](const std::string& what) { told.push_back(what); })->step, 1);
@@ -213,7 +197,7 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
   const auto names = names_in(one.checkpoints());
   ASSERT_THAT(names, ElementsAre(".lock", "last", testing::StartsWith("step-0000000002.abandoned."), "step-0000000005",
                                  "step-0000000006"));
-  EXPECT_EQ(text_of(one.checkpoints() / names[2] / "MANIFEST.json"), before);
+  EXPECT_EQ(read_text(one.checkpoints() / names[2] / "MANIFEST.json"), before);
 }
 
 TEST(CheckpointStore, DoesNotStartOverWhenAllAreDamaged) {
@@ -445,10 +429,10 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
     }));
     for (const char* file : {"model.safetensors", "rng-0.bin", "rng-1.bin", "state.json", "MANIFEST.json"}) {
       const std::string step = background ? "step-0000000008" : "step-0000000007";
-      EXPECT_FALSE(text_of(directory.path() / "node_0" / step / file).empty());
+      EXPECT_FALSE(read_text(directory.path() / "node_0" / step / file).empty());
       if (std::string(file) != "MANIFEST.json") {
-        EXPECT_EQ(text_of(directory.path() / "node_0" / step / file),
-                  text_of(directory.path() / "node_1" / step / file));
+        EXPECT_EQ(read_text(directory.path() / "node_0" / step / file),
+                  read_text(directory.path() / "node_1" / step / file));
       }
     }
   }

@@ -10,6 +10,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
 
+#include "support/named_tensors.h"
+
 namespace lockstep {
 namespace {
 
@@ -34,22 +36,6 @@ struct Net : torch::nn::Module {
   std::shared_ptr<torch::nn::Module> child = std::make_shared<torch::nn::Module>("child");
   at::Tensor embed, weight, count;
 };
-
-std::vector<std::string> names(const NamedTensors& tensors) {
-  std::vector<std::string> result;
-  for (const auto& [name, tensor] : tensors) {
-    result.push_back(name);
-  }
-  return result;
-}
-
-NamedTensors copies(const NamedTensors& tensors) {
-  NamedTensors result;
-  for (const auto& [name, tensor] : tensors) {
-    result.emplace_back(name, tensor.clone());
-  }
-  return result;
-}
 
 void expect_all(const torch::nn::Module& module, double value) {
   for (const auto& [name, tensor] : module_tensors(module)) {

@@ -26,8 +26,8 @@ Plan plan_of(const Path& run, const std::string& launch, bool fresh = false) {
   Plan plan;
   plan.config.run_dir = run.string();
   plan.config.fresh = fresh;
-  plan.program = "train";
-  plan.launch_name.id = launch;
+  plan.facts.program = "train";
+  plan.facts.launch_name.id = launch;
   return plan;
 }
 

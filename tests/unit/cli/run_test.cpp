@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,7 +11,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,6 +19,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "support/loud_lines.h"
+#include "support/presence.h"
 #include "support/process.h"
 #include "support/sweep.h"
 #include "support/temp_dir.h"
@@ -45,31 +43,6 @@ Words run(Words flags, const Words& words) {
   return flags;
 }
 
-std::string text_of(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return std::move(text).str();
-}
-
-/// A pipe that every worker and its children hold open: its end shows that all of them are gone.
-class Presence {
- public:
-  explicit Presence(const TempDir& directory) : path_(directory.path() / "presence") {
-    std::filesystem::remove(path_);
-    EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0);
-    fd_ = Descriptor(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  }
-  Process::Environment environment() const { return {{"TEST_FIFO", path_.string()}}; }
-  bool ends_within(milliseconds limit) const {
-    pollfd entry{.fd = fd_.get(), .events = POLLIN, .revents = 0};
-    return poll(&entry, 1, static_cast<int>(limit.count())) == 1;
-  }
-
- private:
-  std::filesystem::path path_;
-  Descriptor fd_{};
-};
-
 std::vector<pid_t> numbers_after(const std::string& text, const std::string& word) {
   std::vector<pid_t> pids;
   for (const std::string& line : split(text, '\n')) {
@@ -83,7 +56,7 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& wor
 // --- the program ---
 
 TEST(Run, IsNotLinkedToLibTorch) {
-  const std::string program = text_of(LOCKSTEP_CLI);
+  const std::string program = read_text(LOCKSTEP_CLI);
   ASSERT_FALSE(program.empty());
   EXPECT_THAT(program, Not(HasSubstr("libtorch")));
   EXPECT_THAT(program, Not(HasSubstr("libc10")));
@@ -220,7 +193,7 @@ TEST(Restart, GoesOnUntilItWorksAndSaysSo) {
               testing::ContainsRegex("2 restarts, 30 steps repeated, [0-9.]+ % of the time was productive"));
 
   std::vector<std::string> events;
-  for (const std::string& line : split(text_of(directory.path() / "events.jsonl"), '\n')) {
+  for (const std::string& line : split(read_text(directory.path() / "events.jsonl"), '\n')) {
     if (!line.empty()) {
       events.push_back(Json::parse(line).at("event"));
     }
@@ -283,7 +256,7 @@ TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
       expected += loud_line(rank, line);
     }
     const auto file = logs / "job" / "attempt_0" / ("rank_" + std::to_string(rank) + ".log");
-    sweep.count(text_of(file) == expected);
+    sweep.count(read_text(file) == expected);
     struct stat status {};
     ASSERT_EQ(stat(file.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777U, 0666U & ~mask);
@@ -312,7 +285,7 @@ TEST(RunOutput, OfAnOrdinaryRankDoesNotWaitForAStalledReader) {
   EXPECT_EQ(process.wait().code, 0);
   for (const char* rank : {"0", "1"}) {
     const auto file = logs / "job/attempt_0" / fmt::format("rank_{}.log", rank);
-    const auto longest_ms = numbers_after(text_of(file), "longest write ");
+    const auto longest_ms = numbers_after(read_text(file), "longest write ");
     ASSERT_EQ(longest_ms.size(), 1U);
     EXPECT_LE(longest_ms.front(), 100);
   }
@@ -328,8 +301,8 @@ TEST(RunOutput, GoesWhereItWasSent) {
   EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, HasSubstr("[rank0]: to err"));
   EXPECT_THAT(result.err, Not(HasSubstr("[rank1]")));
-  EXPECT_THAT(text_of(logs / "job/attempt_0/rank_0.log"), HasSubstr("\x1b[31mred")) << "raw";
-  EXPECT_THAT(text_of(logs / "job/attempt_0/rank_0.log"), Not(HasSubstr("to err")));
+  EXPECT_THAT(read_text(logs / "job/attempt_0/rank_0.log"), HasSubstr("\x1b[31mred")) << "raw";
+  EXPECT_THAT(read_text(logs / "job/attempt_0/rank_0.log"), Not(HasSubstr("to err")));
   EXPECT_FALSE(std::filesystem::exists(logs / "job/attempt_0/rank_1.log"));
 }
 
@@ -337,7 +310,7 @@ TEST(RunOutput, TheMainRanksReportIsInItsFileToo) {
   const TempDir directory;
   const auto result = run_program(run({"--log-dir", directory.path(), "--rdzv-id", "job"}, {"print"}));
   EXPECT_THAT(result.err, HasSubstr("step 20 | loss 2.1\n"));
-  EXPECT_THAT(text_of(directory.path() / "job/attempt_0/rank_0.log"), HasSubstr("step 20 | loss 2.1"));
+  EXPECT_THAT(read_text(directory.path() / "job/attempt_0/rank_0.log"), HasSubstr("step 20 | loss 2.1"));
 }
 
 // --- no orphans (K4, K5) ---

@@ -8,7 +8,7 @@
 #include <lockstep/config/config_io.h>
 
 #include "base/text.h"
-#include "config/flags.h"
+#include "config/command_tokens.h"
 
 namespace lockstep {
 namespace {
@@ -72,7 +72,7 @@ TEST(PrintConfigText, ShowsValueAndOriginAndReadsBack) {
 TEST(FieldTable, GivesEveryFieldItsOwnVariable) {
   std::set<std::string> variables;
   for (const auto& [name, value] : config_values({})) {
-    EXPECT_TRUE(variables.insert(environment_name(name)).second) << environment_name(name);
+    EXPECT_TRUE(variables.insert(variable_name("LOCKSTEP_CFG_", name)).second) << variable_name("LOCKSTEP_CFG_", name);
   }
   EXPECT_TRUE(variables.contains("LOCKSTEP_CFG_OPTIM_MAX_GRAD_NORM"));
 }

@@ -9,6 +9,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/batch.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -29,13 +31,8 @@ TEST(Batch, FindsFieldsByName) {
 }
 
 TEST(Batch, NamesItsFieldsWhenOneIsMissing) {
-  const auto message = [](const Batch& batch) -> std::string {
-    try {
-      static_cast<void>(batch["maks"]);
-    } catch (const DataError& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto message = [](const Batch& batch) {
+    return message_of<DataError>([&] { static_cast<void>(batch["maks"]); });
   };
   EXPECT_EQ(message(sample_batch()), "batch: no field 'maks'; its fields are: mask, meta.length");
   EXPECT_EQ(message(Batch{}), "batch: no field 'maks'; its fields are: (none)");

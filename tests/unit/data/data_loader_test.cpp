@@ -20,6 +20,8 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -247,14 +249,9 @@ LoaderPlan in_order(LoaderPlan plan) {
 
 TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   World world = cpu();
-  const auto message = [&](const std::function<void(std::int64_t)>& on_get) -> std::string {
+  const auto message = [&](const std::function<void(std::int64_t)>& on_get) {
     DataLoader loader(std::make_shared<Scripted>(on_get), in_order(plan_of(20, 10, 2)), world);
-    try {
-      loader.next();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return message_of([&] { loader.next(); });
   };
   EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }),
             "samples 0, 1, 2, 3, 4, 5, 6, 7, ... (10 samples): std::out_of_range: row 7");

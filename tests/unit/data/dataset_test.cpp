@@ -1,5 +1,4 @@
 #include <any>
-#include <functional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -12,6 +11,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -19,15 +20,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 using Ids = std::vector<std::int64_t>;
-
-std::string data_error(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "no DataError";
-}
 
 // Computed by another program: three rounds of splitmix64.
 TEST(SampleSeed, IsFrozen) {
@@ -118,7 +110,7 @@ TEST(TensorDataset, RejectsInvalidTensors) {
       {[] { tensor_dataset(at::ones({3}))->get(Ids{-1}, {}); }, "tensor data set: found sample id -1, expected 0 to 2"},
   };
   for (const auto& [act, message] : cases) {
-    EXPECT_EQ(data_error(act), message);
+    EXPECT_EQ(message_of<DataError>(act), message);
   }
 }
 
@@ -150,19 +142,20 @@ TEST(SampleDataset, NamesTheSampleThatThrew) {
       return Batch{.input = at::ones({2})};
     });
   };
-  EXPECT_EQ(data_error([&] {
+  EXPECT_EQ(message_of<DataError>([&] {
               throwing([] { throw std::runtime_error("bad JPEG"); })->get(Ids{3, 31}, {});
             }),
             "sample 31: std::runtime_error: bad JPEG");
-  EXPECT_EQ(data_error([&] { throwing([] { throw IoError("a.png: no such file"); })->get(Ids{31}, {}); }),
+  EXPECT_EQ(message_of<DataError>([&] { throwing([] { throw IoError("a.png: no such file"); })->get(Ids{31}, {}); }),
             "sample 31: a.png: no such file");
-  const std::string torch_message = data_error([&] { throwing([] { at::ones({2}).view({3}); })->get(Ids{31}, {}); });
+  const std::string torch_message =
+      message_of<DataError>([&] { throwing([] { at::ones({2}).view({3}); })->get(Ids{31}, {}); });
   EXPECT_THAT(torch_message, HasSubstr("sample 31: c10::Error: shape '[3]' is invalid"));
   EXPECT_THAT(torch_message, testing::Not(HasSubstr("frame #")));
-  EXPECT_EQ(data_error([&] {
+  EXPECT_EQ(message_of<DataError>([&] {
               throwing([] { throw std::runtime_error("bad JPEG"); })->get(Ids{3, 30}, {});
             }),
-            "no DataError");
+            "no error");
 }
 
 TEST(SampleDataset, NamesSamplesThatDoNotStack) {
@@ -170,11 +163,11 @@ TEST(SampleDataset, NamesSamplesThatDoNotStack) {
   const auto other = [&](const auto& change) {
     Batch second = first;
     change(second);
-    return data_error([&] {
+    return message_of<DataError>([&] {
       sample_dataset(10, [&](std::int64_t id, std::uint64_t) { return id == 5 ? second : first; })->get(Ids{8, 5}, {});
     });
   };
-  EXPECT_EQ(other([](Batch&) {}), "no DataError");
+  EXPECT_EQ(other([](Batch&) {}), "no error");
   EXPECT_EQ(other([](Batch& b) {
               b.input = at::ones({2, 4});
             }),
@@ -195,9 +188,9 @@ TEST(SampleDataset, NamesSamplesThatDoNotStack) {
 }
 
 TEST(SampleDataset, RejectsAnEmptyFunction) {
-  EXPECT_EQ(data_error([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
+  EXPECT_EQ(message_of<DataError>([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
             "sample data set: size is -1, expected 0 or more");
-  EXPECT_EQ(data_error([] { sample_dataset(3, {}); }), "sample data set: the function is empty");
+  EXPECT_EQ(message_of<DataError>([] { sample_dataset(3, {}); }), "sample data set: the function is empty");
 }
 
 TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
@@ -212,9 +205,12 @@ TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
 
 TEST(Subset, RejectsInvalidIds) {
   const auto whole = tensor_dataset(at::ones({10}));
-  EXPECT_EQ(data_error([&] { subset(whole, {9, 10}); }), "subset: found sample id 10, expected 0 to 9");
-  EXPECT_EQ(data_error([&] { subset(whole, {9, 2})->get(Ids{2}, {}); }), "subset: found sample id 2, expected 0 to 1");
-  EXPECT_EQ(data_error([] { subset(nullptr, {}); }), "subset: the data set is null");
+  EXPECT_EQ(message_of<DataError>([&] { subset(whole, {9, 10}); }), "subset: found sample id 10, expected 0 to 9");
+  EXPECT_EQ(message_of<DataError>([&] {
+              subset(whole, {9, 2})->get(Ids{2}, {});
+            }),
+            "subset: found sample id 2, expected 0 to 1");
+  EXPECT_EQ(message_of<DataError>([] { subset(nullptr, {}); }), "subset: the data set is null");
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 #include <filesystem>
-#include <fstream>
-#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -14,6 +12,7 @@
 #include <lockstep/data/file_datasets.h>
 
 #include "data/recycled_memory.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -23,20 +22,9 @@ using testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 namespace fs = std::filesystem;
 
-void write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-
 template <class T>
 std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return std::string(error.what()) + " | " + error.hint();
-  }
-  return "no error";
 }
 
 std::string idx_header(const std::vector<unsigned char>& sizes) {
@@ -51,7 +39,7 @@ TEST(FileDatasets, GiveWindowsOfTokens) {
   const TempDir dir;
   std::vector<std::uint16_t> tokens(100);
   std::iota(tokens.begin(), tokens.end(), std::uint16_t{65'000});
-  write(dir.path() / "train.bin", bytes_of(tokens));
+  write_text(dir.path() / "train.bin", bytes_of(tokens));
   const auto data = token_dataset(dir.path() / "train.bin", {.context = 8});
   EXPECT_EQ(data->size(), 12);
   const Batch batch = data->get(Ids{3, 0, 11}, {});
@@ -66,7 +54,7 @@ TEST(FileDatasets, GiveWindowsOfTokens) {
   EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "train.bin", {.token_bytes = 3}); }),
               HasSubstr("token_bytes is 3"));
   tokens.back() = 0;
-  write(dir.path() / "other.bin", bytes_of(tokens));
+  write_text(dir.path() / "other.bin", bytes_of(tokens));
   EXPECT_NE(data->fingerprint(), token_dataset(dir.path() / "other.bin", {.context = 8})->fingerprint());
 }
 
@@ -78,24 +66,24 @@ TEST(FileDatasets, MapNumpysArrays) {
   file += static_cast<char>(dict.size());
   file += '\0';
   file += dict + bytes_of(std::vector<float>{1, 2, 3, 4, 5, 6});
-  write(dir.path() / "a.npy", file);
+  write_text(dir.path() / "a.npy", file);
   npy_tensor(dir.path() / "a.npy").fill_(0);
   const at::Tensor rows = npy_tensor(dir.path() / "a.npy");
   EXPECT_TRUE(at::equal(rows, at::arange(1, 7, at::kFloat).reshape({3, 2}))) << "writing does not reach the file";
   fs::remove(dir.path() / "a.npy");  // the tensor keeps the file
   EXPECT_TRUE(
       at::equal(tensor_dataset(rows)->get(Ids{2, 0}, {}).input, at::tensor({5.F, 6.F, 1.F, 2.F}).reshape({2, 2})));
-  write(dir.path() / "b.npy", file.substr(0, file.size() - 1));
+  write_text(dir.path() / "b.npy", file.substr(0, file.size() - 1));
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "b.npy"); }),
               HasSubstr("b.npy: found 23 bytes of data, but the header says 24"));
-  write(dir.path() / "c.npy", file.substr(0, 10) + " " + file.substr(10));  // not aligned
+  write_text(dir.path() / "c.npy", file.substr(0, 10) + " " + file.substr(10));  // not aligned
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "c.npy"); }), HasSubstr("c.npy: "));
 }
 
 TEST(FileDatasets, ReportErrorsOfAFile) {
   const TempDir dir;
-  write(dir.path() / "packed", "\x1f\x8b and more");
-  write(dir.path() / "empty", "");
+  write_text(dir.path() / "packed", "\x1f\x8b and more");
+  write_text(dir.path() / "empty", "");
   EXPECT_THAT(message_of([&] { npy_tensor(dir.path() / "packed"); }),
               HasSubstr("packed: this is a gzip file, expected an unpacked one | gunzip -k "));
   EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "empty"); }), HasSubstr("empty: the file is empty"));
@@ -108,20 +96,20 @@ TEST(FileDatasets, ReadMnist) {
   for (int i = 0; i < 3 * 4; ++i) {
     images += static_cast<char>(i * 20);
   }
-  write(dir.path() / "train-images-idx3-ubyte", idx_header({3, 2, 2}) + images);
+  write_text(dir.path() / "train-images-idx3-ubyte", idx_header({3, 2, 2}) + images);
   EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), Part::train); }),
               HasSubstr("train-labels-idx1-ubyte: no such file | expected in " + dir.path().string() +
                         ": train-images-idx3-ubyte, train-labels-idx1-ubyte"));
-  write(dir.path() / "train-labels-idx1-ubyte.gz", "x");
+  write_text(dir.path() / "train-labels-idx1-ubyte.gz", "x");
   EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), Part::train); }), HasSubstr("| gunzip -k "));
-  write(dir.path() / "train-labels-idx1-ubyte", idx_header({3}) + "\x05\x01\x09");
+  write_text(dir.path() / "train-labels-idx1-ubyte", idx_header({3}) + "\x05\x01\x09");
   const auto data = mnist_dataset(dir.path(), Part::train);
   ASSERT_EQ(data->size(), 3);
   const Batch batch = data->get(Ids{2, 0}, {});
   EXPECT_TRUE(at::equal(batch.target, at::tensor({9, 5}, at::kLong)));
   EXPECT_EQ(batch.input.sizes(), (at::IntArrayRef{2, 1, 2, 2}));
   EXPECT_TRUE(at::allclose(batch.input[0].flatten(), at::tensor({160., 180., 200., 220.}, at::kFloat) / 255));
-  write(dir.path() / "train-labels-idx1-ubyte", idx_header({2}) + "\x05\x01");
+  write_text(dir.path() / "train-labels-idx1-ubyte", idx_header({2}) + "\x05\x01");
   EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), Part::train); }),
               HasSubstr("found images [3, 2, 2] and labels [2]"));
 }
@@ -138,7 +126,7 @@ TEST(FileDatasets, ReadCifar10) {
       EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), Part::train); }),
                   HasSubstr("data_batch_5.bin: no such file"));
     }
-    write(dir.path() / ("data_batch_" + std::to_string(file) + ".bin"), records);
+    write_text(dir.path() / ("data_batch_" + std::to_string(file) + ".bin"), records);
   }
   const auto data = cifar10_dataset(dir.path(), Part::train);
   ASSERT_EQ(data->size(), 10);
@@ -147,7 +135,7 @@ TEST(FileDatasets, ReadCifar10) {
   EXPECT_EQ(batch.input.sizes(), (at::IntArrayRef{2, 3, 32, 32}));
   EXPECT_TRUE(at::allclose(batch.input[0], at::full({3, 32, 32}, 51. / 255)));
   EXPECT_TRUE(at::allclose(batch.input[1], at::full({3, 32, 32}, 20. / 255)));
-  write(dir.path() / "test_batch.bin", std::string(3073, '\x0a'));
+  write_text(dir.path() / "test_batch.bin", std::string(3073, '\x0a'));
   EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), Part::test); }),
               HasSubstr("test_batch.bin: sample 0 has label 10"));
 }

@@ -14,6 +14,8 @@
 
 #include <lockstep/base/log.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -25,12 +27,7 @@ std::unique_ptr<PendingStep> step_of(WorkerPool& pool, std::int64_t epoch, std::
 }
 
 std::string message_of_front(WorkerPool& pool) {
-  try {
-    pool.front();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<std::runtime_error>([&] { pool.front(); });
 }
 
 TEST(WorkerPool, HandsOverWholeStepsInOrder) {

@@ -1,7 +1,6 @@
 #include "formats/array_file.h"
 
 #include <cstddef>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include <lockstep/base/error.h>
 
 #include "formats/cifar10.h"
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -20,15 +20,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
-
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const DataError& error) {
-    return std::string(error.what()) + " | " + error.hint();
-  }
-  return "no DataError";
-}
 
 /// What numpy.save writes.
 std::string npy(const std::string& dict, std::size_t data, char version = 1) {
@@ -44,7 +35,7 @@ std::string npy(const std::string& dict, std::size_t data, char version = 1) {
 }
 
 std::string npy_message(const std::string& file) {
-  return message_of([&] { parse_npy(bytes_of(file)); });
+  return message_of<DataError>([&] { parse_npy(bytes_of(file)); });
 }
 
 TEST(Npy, FindsDtypeShapeAndData) {
@@ -110,7 +101,9 @@ TEST(Idx, FindsShapeAndData) {
   const ArrayLayout layout = parse_idx(bytes_of(images));
   EXPECT_THAT(layout.shape, ElementsAre(256, 2, 1));
   EXPECT_EQ(layout.offset, 16);
-  const auto message = [](const std::string& file) { return message_of([&] { parse_idx(bytes_of(file)); }); };
+  const auto message = [](const std::string& file) {
+    return message_of<DataError>([&] { parse_idx(bytes_of(file)); });
+  };
   EXPECT_THAT(message(labels.substr(0, 9)), HasSubstr("found 1 bytes of data, but the header says 2"));
   EXPECT_THAT(message("labels"), HasSubstr("not an IDX file"));
   EXPECT_THAT(message(std::string("\0\0\x0d\x01\0\0\0\0", 8)), HasSubstr("type 0x0d, expected 0x08"));
@@ -121,9 +114,9 @@ TEST(Cifar10, CountsWholeRecordsWithLabels) {
   std::string file(2 * kCifar10Record, '\x07');
   EXPECT_EQ(count_cifar10(bytes_of(file)), 2);
   file[kCifar10Record] = 10;
-  EXPECT_THAT(message_of([&] { count_cifar10(bytes_of(file)); }), HasSubstr("sample 1 has label 10"));
+  EXPECT_THAT(message_of<DataError>([&] { count_cifar10(bytes_of(file)); }), HasSubstr("sample 1 has label 10"));
   file.pop_back();
-  EXPECT_THAT(message_of([&] { count_cifar10(bytes_of(file)); }),
+  EXPECT_THAT(message_of<DataError>([&] { count_cifar10(bytes_of(file)); }),
               HasSubstr("found 6145 bytes, expected records of 3073"));
 }
 

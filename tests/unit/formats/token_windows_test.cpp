@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <span>
 #include <string>
@@ -12,6 +11,8 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -48,14 +49,9 @@ TEST(TokenWindows, GiveTokensAndThoseThatFollow) {
 TEST(TokenWindows, RejectInvalidFiles) {
   const auto message = [](std::size_t bytes, std::int64_t token_bytes, std::int64_t context, std::int64_t stride) {
     const std::vector<std::byte> file(bytes);
-    try {
-      const TokenWindows windows(file, token_bytes, context, stride);
-    } catch (const DataError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no DataError");
+    return message_of<DataError>([&] { const TokenWindows windows(file, token_bytes, context, stride); });
   };
-  EXPECT_EQ(message(10, 2, 4, 4), "no DataError");
+  EXPECT_EQ(message(10, 2, 4, 4), "no error");
   EXPECT_EQ(message(10, 2, 5, 4), "found 5 tokens, expected at least 5 and one more");
   EXPECT_THAT(message(11, 2, 4, 4), HasSubstr("found 11 bytes, expected a multiple of 2, the size of a token"));
   EXPECT_THAT(message(10, 4, 1, 1), HasSubstr("a multiple of 4, the size of a token"));

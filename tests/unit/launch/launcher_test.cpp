@@ -13,7 +13,6 @@
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +21,7 @@
 
 #include "base/text.h"
 #include "supervise/worker_process.h"
+#include "support/presence.h"
 #include "support/process.h"
 #include "support/temp_dir.h"
 
@@ -40,11 +40,6 @@ using namespace std::chrono_literals;
 using Values = std::map<std::string, std::string, std::less<>>;
 
 constexpr milliseconds kDeadline = 30s;
-
-bool readable_within(int fd, milliseconds limit) {
-  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
-  return poll(&entry, 1, static_cast<int>(limit.count())) == 1;
-}
 
 /// launch_child with one word per rank; the last one is for the rest.
 LaunchRequest request_for(int world_size, std::vector<std::string> words) {
@@ -156,21 +151,6 @@ class Supervisor {
   pid_t pid_ = -1;
   Descriptor pidfd_{};
   std::array<Stream, 3> streams_{};
-};
-
-/// Held open by every worker and what it forks: tells when the last of them is gone.
-class Presence {
- public:
-  explicit Presence(const TempDir& directory) : path_(directory.path() / "presence") {
-    EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0);
-    fd_ = Descriptor(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  }
-  Variables environment() const { return Variables(Values{{"TEST_FIFO", path_.string()}}); }
-  bool ends_within(milliseconds limit) const { return readable_within(fd_.get(), limit); }
-
- private:
-  std::filesystem::path path_;
-  Descriptor fd_{};
 };
 
 pid_t pid_in(const std::string& ready_line) {
@@ -344,7 +324,7 @@ TEST(Launcher, KillsAtOnceOnTheSecondCtrlC) {
   const TempDir directory;
   const Presence presence(directory);
   LaunchRequest request = request_for(2, {"stubborn"});
-  request.environment = presence.environment();
+  request.environment = Variables(Values{{"TEST_FIFO", (directory.path() / "presence").string()}});
   Supervisor supervisor(request);
   supervisor.wait_for_lines("ready", 2);
   supervisor.send(SIGINT);
@@ -408,7 +388,7 @@ TEST(Launcher, EndsWhatAWorkerLeftInItsGroup) {
   const TempDir directory;
   const Presence presence(directory);
   LaunchRequest request = request_for(2, {"grandchild"});
-  request.environment = presence.environment();
+  request.environment = Variables(Values{{"TEST_FIFO", (directory.path() / "presence").string()}});
   Supervisor supervisor(request);
   EXPECT_EQ(supervisor.wait(), 0);
   EXPECT_TRUE(presence.ends_within(kDeadline));
@@ -419,7 +399,7 @@ TEST(Launcher, DoesNotLetASlowTerminalHoldWorkersUp) {
   const TempDir directory;
   const Presence presence(directory);
   LaunchRequest request = request_for(2, {"flood:" + std::to_string(kLines)});
-  request.environment = presence.environment();
+  request.environment = Variables(Values{{"TEST_FIFO", (directory.path() / "presence").string()}});
   Supervisor supervisor(request);
   EXPECT_TRUE(presence.ends_within(kDeadline)) << "nobody reads the terminal, the workers must end";
   EXPECT_EQ(supervisor.wait(), 0);

@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "optim/param_groups.h"
+#include "support/named_tensors.h"
 
 namespace lockstep {
 namespace {
@@ -34,23 +35,6 @@ void train(BuiltOptimizer& built, const NamedTensors& parameters, int from, int 
     }
     built.optimizer->step();
   }
-}
-
-/// As a checkpoint would: values, not aliases.
-NamedTensors copies(const NamedTensors& tensors) {
-  NamedTensors result;
-  for (const auto& [name, tensor] : tensors) {
-    result.emplace_back(name, tensor.clone());
-  }
-  return result;
-}
-
-std::vector<std::string> names(const NamedTensors& tensors) {
-  std::vector<std::string> result;
-  for (const auto& [name, tensor] : tensors) {
-    result.push_back(name);
-  }
-  return result;
 }
 
 template <class Optimizer, class Options>

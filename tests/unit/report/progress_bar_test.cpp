@@ -7,6 +7,8 @@
 
 #include <gmock/gmock.h>
 
+#include "support/recording_console.h"
+
 namespace lockstep {
 namespace {
 
@@ -16,21 +18,6 @@ using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::SizeIs;
 using testing::StartsWith;
-
-class RecordingConsole final : public Console {
- public:
-  explicit RecordingConsole(bool interactive) : interactive_(interactive) {}
-  void line(std::string_view text) override { lines.emplace_back(text); }
-  void status(std::string_view text) override { statuses.emplace_back(text); }
-  bool interactive() const override { return interactive_; }
-  int width() const override { return 100; }
-
-  std::vector<std::string> lines{};
-  std::vector<std::string> statuses{};
-
- private:
-  bool interactive_;
-};
 
 TEST(ProgressFrame, ShowsPhasePartTimeRateAndMetrics) {
   struct Case {

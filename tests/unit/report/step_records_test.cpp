@@ -8,7 +8,8 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/memory_file_system.h"
+#include "support/memory_file_system.h"
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -43,12 +44,7 @@ std::vector<StepRecord> records(FileSystem& fs) {
 }
 
 std::string damage(FileSystem& fs) {
-  try {
-    read_records(fs, kFile);
-    return "accepted";
-  } catch (const DataError& error) {
-    return error.what();
-  }
+  return message_of<DataError>([&] { read_records(fs, kFile); });
 }
 
 void overwrite(FileSystem& fs, const std::string& text) {
@@ -124,10 +120,10 @@ TEST(StepRecords, AreRejectedIfDamagedInTheMiddle) {
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
     MemoryFileSystem fs;
     overwrite(fs, bad);
-    accepted += damage(fs) == "accepted" ? 1 : 0;
+    accepted += damage(fs) == "no error" ? 1 : 0;
   }
   EXPECT_EQ(accepted, 0);
-  EXPECT_EQ(damage(good), "accepted") << "the control";
+  EXPECT_EQ(damage(good), "no error") << "the control";
 
   MemoryFileSystem fs;
   overwrite(fs, "");

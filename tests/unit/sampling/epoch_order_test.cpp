@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -13,6 +12,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
+
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -32,15 +33,6 @@ bool is_every_sample_once(Ids ids) {
   Ids every(ids.size());
   std::iota(every.begin(), every.end(), 0);
   return ids == every;
-}
-
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "no DataError";
 }
 
 /// How many standard deviations a chi-square of the counts against the shares is above its mean.
@@ -107,7 +99,7 @@ TEST(EpochOrder, IsTheSameSequenceAtAnyWorldSizeAndFromAnyPosition) {
 
 TEST(EpochOrder, CannotBeCombinedWithPyTorchsOrder) {
   const std::vector<double> weights = {1, 2};
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<DataError>([&] {
                 const DistributedSampler sampler(
                     {.size = 2, .order = weighted_order(weights), .sampler = {.order = SampleOrder::pytorch}});
               }),
@@ -193,7 +185,7 @@ TEST(WeightedOrder, IsFrozen) {
 
 TEST(WeightedOrder, RejectsInvalidWeights) {
   const auto message = [](const std::vector<double>& weights, WeightedOptions options = {}) {
-    return message_of([&] { weighted_order(weights, options); });
+    return message_of<DataError>([&] { weighted_order(weights, options); });
   };
   EXPECT_THAT(message({1, -1}), HasSubstr("sample 1 has weight -1, expected 0 or more"));
   EXPECT_THAT(message({1, std::nan("")}), HasSubstr("sample 1 has weight"));
@@ -273,9 +265,9 @@ TEST(LengthBucketedOrder, DropsOtherSamplesInEveryEpoch) {
 }
 
 TEST(LengthBucketedOrder, RejectsInvalidLengths) {
-  EXPECT_THAT(message_of([] { length_bucketed_order({3, -1}); }), HasSubstr("sample 1 has length -1"));
-  EXPECT_THAT(message_of([] { length_bucketed_order({}); }), HasSubstr("the list of lengths is empty"));
-  EXPECT_THAT(message_of([] { length_bucketed_order({3}, 0); }), HasSubstr("the pool is 0 batches"));
+  EXPECT_THAT(message_of<DataError>([] { length_bucketed_order({3, -1}); }), HasSubstr("sample 1 has length -1"));
+  EXPECT_THAT(message_of<DataError>([] { length_bucketed_order({}); }), HasSubstr("the list of lengths is empty"));
+  EXPECT_THAT(message_of<DataError>([] { length_bucketed_order({3}, 0); }), HasSubstr("the pool is 0 batches"));
 }
 
 TEST(CustomOrder, CallsTheProgramOncePerEpochAndChecksTheLength) {
@@ -290,11 +282,11 @@ TEST(CustomOrder, CallsTheProgramOncePerEpochAndChecksTheLength) {
   }
   EXPECT_THAT(ids, ElementsAre(1));
   EXPECT_EQ(asked, 1);
-  EXPECT_THAT(message_of([&] { order->fill({.epoch = 5}, 0, ids); }),
+  EXPECT_THAT(message_of<DataError>([&] { order->fill({.epoch = 5}, 0, ids); }),
               HasSubstr("the list has 1 samples in epoch 5, expected 3"));
   order->fill({.epoch = 1}, 0, ids);
   EXPECT_THAT(ids, ElementsAre(2));
-  EXPECT_THAT(message_of([] { custom_order(3, {}); }), HasSubstr("and the function is empty"));
+  EXPECT_THAT(message_of<DataError>([] { custom_order(3, {}); }), HasSubstr("and the function is empty"));
 }
 
 }  // namespace

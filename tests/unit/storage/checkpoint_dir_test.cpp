@@ -1,6 +1,5 @@
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -11,7 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
-#include "base/memory_file_system.h"
+#include "support/memory_file_system.h"
 #include "support/temp_dir.h"
 #include "unit/storage/checkpoint_samples.h"
 

@@ -15,8 +15,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
-#include "base/memory_file_system.h"
 #include "support/forwarding_file_system.h"
+#include "support/memory_file_system.h"
 #include "unit/storage/checkpoint_samples.h"
 
 namespace lockstep {

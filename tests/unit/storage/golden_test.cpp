@@ -13,7 +13,7 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
-#include "base/memory_file_system.h"
+#include "support/memory_file_system.h"
 #include "unit/storage/checkpoint_samples.h"
 
 namespace lockstep {

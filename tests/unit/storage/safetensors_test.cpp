@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/safetensors.h>
 
+#include "support/message_of.h"
 #include "unit/storage/checkpoint_samples.h"
 
 namespace lockstep {
@@ -63,12 +64,7 @@ std::string with_header(const std::string& header, std::size_t data_size) {
 }
 
 std::string fault(const std::string& bytes) {
-  try {
-    open_bytes(bytes);
-    return "accepted";
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
+  return message_of<CheckpointError>([&] { open_bytes(bytes); });
 }
 
 std::string read_tensor(const SafetensorsReader& reader, const TensorEntry& entry) {
@@ -162,8 +158,8 @@ TEST(Safetensors, RejectsTensorsThatItCouldNotRead) {
 TEST(Safetensors, RefusesMalformedHeaders) {
   const std::string good =
       R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}})";
-  ASSERT_EQ(fault(with_header(good, 5)), "accepted") << "the control";
-  ASSERT_EQ(fault(with_header(good + "    ", 5)), "accepted") << "padding";
+  ASSERT_EQ(fault(with_header(good, 5)), "no error") << "the control";
+  ASSERT_EQ(fault(with_header(good + "    ", 5)), "no error") << "padding";
   const auto one = [](const std::string& tensor) { return R"({"a":)" + tensor + "}"; };
   const auto shaped = [&](const std::string& shape, const std::string& offsets) {
     return one(R"({"dtype":"U8","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}");
@@ -253,7 +249,7 @@ TEST(Safetensors, AcceptsLegalOddities) {
           {R"({"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
            0},
           {R"({"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]}})", 8}}) {
-    EXPECT_EQ(fault(with_header(header, data_size)), "accepted") << header;
+    EXPECT_EQ(fault(with_header(header, data_size)), "no error") << header;
   }
 }
 
@@ -264,7 +260,7 @@ TEST(Safetensors, RefusesLengthsThatTheFileDoesNotHave) {
   EXPECT_THAT(fault(length_prefix(~std::uint64_t{0}) + "{}"), HasSubstr("expected at most 2"));
   const std::string long_header = "{}" + std::string(16 << 20, ' ');
   EXPECT_THAT(fault(with_header(long_header, 0)), HasSubstr("expected at most 16777216"));
-  EXPECT_EQ(fault(with_header(long_header.substr(0, 16 << 20), 0)), "accepted") << "the control";
+  EXPECT_EQ(fault(with_header(long_header.substr(0, 16 << 20), 0)), "no error") << "the control";
 }
 
 TEST(Safetensors, ReadsAHundredThousandTensorsAndNoMore) {

@@ -71,8 +71,7 @@ using MakeTask = std::function<std::unique_ptr<Task>(World&)>;
 /// What fit() threw, "" if nothing; on every rank the same.
 std::string train(TrainConfig config, int ranks, const MakeTask& make) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  config.nprocs = ranks;
-  const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+  const Plan plan = plan_for(ranks, config);
   thread_world(ranks, [&](World& world) {
     const auto task = make(world);
     DataLoader data(tiny_data(24), plan.loader, world);

@@ -51,9 +51,8 @@ class NetTask final : public Task {
 };
 
 Plan plan_of(int ranks, TrainConfig config) {
-  config.nprocs = ranks;
   config.batch_size = 16 / ranks;
-  return resolve(config, {.cores = 4}, std::nullopt);
+  return plan_for(ranks, config);
 }
 
 void freeze(torch::nn::Module& module, bool frozen) {
@@ -128,8 +127,7 @@ TEST(Freezing, InACallbackTrainsTheOthersFromTheNextStepOn) {
   for (const int ranks : {1, 2, 3}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 5, .global_batch_size = 12});
-      config.nprocs = ranks;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       NetTask task;
       task.net->bn->eval();  // its statistics would be each rank's own
       std::vector<at::Tensor> weights;

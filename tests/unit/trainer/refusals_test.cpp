@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "support/at_stage.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -21,24 +22,20 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 Plan plan_of(int ranks, TrainConfig config) {
-  config.nprocs = ranks;
   config.batch_size = 4;
-  return resolve(config, {.cores = 4}, std::nullopt);
+  return plan_for(ranks, config);
 }
 
 /// What fit() throws at that many ranks.
 std::string refusal(int ranks, const std::function<std::unique_ptr<Task>()>& make) {
-  try {
+  return message_of([&] {
     thread_world(ranks, [&](World& world) {
       const Plan plan = plan_of(ranks, in_memory({.max_epochs = 2}));
       const auto task = make();
       DataLoader data(tiny_data(16), plan.loader, world);
       Trainer(plan, world).fit(*task, data);
     });
-  } catch (const Error& error) {
-    return std::string(error.what()) + "; " + error.hint();
-  }
-  return "none";
+  });
 }
 
 TEST(Refused, IsALossThatIsMissingOnEveryRank) {
@@ -76,8 +73,7 @@ TEST(Refused, IsNotALossThatIsMissingForABatch) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 4, .global_batch_size = 8});
-      config.nprocs = ranks;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       Sometimes task;
       DataLoader data(tiny_data(16), plan.loader, world);
       ASSERT_EQ(Trainer(plan, world).fit(task, data).state.step, 4);

@@ -1,5 +1,4 @@
 // What a run reports: on the console, in its files, and in its result.
-#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 
 #include "report/console.h"
+#include "support/recording_console.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -25,23 +25,9 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-class RecordingConsole final : public Console {
- public:
-  explicit RecordingConsole(bool interactive) : interactive_(interactive) {}
-  void line(std::string_view text) override { lines.emplace_back(text); }
-  void status(std::string_view) override {}
-  bool interactive() const override { return interactive_; }
-  int width() const override { return 100; }
-  std::vector<std::string> lines{};
-
- private:
-  bool interactive_;
-};
-
 std::vector<nlohmann::json> rows_of(const std::filesystem::path& run) {
   std::vector<nlohmann::json> rows;
-  std::ifstream file(run / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) {
+  for (const std::string& line : read_lines(run / "metrics.jsonl")) {
     rows.push_back(nlohmann::json::parse(line));
   }
   return rows;
@@ -143,15 +129,14 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   const TempDir dir;
   Session session = Session::single(
       {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
-  session.plan.program_values = {{"hidden", "64"}};
+  session.plan.facts.program_values = {{"hidden", "64"}};
   TinyTask task;
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   Trainer(session).fit(task, data);
-  std::ifstream config(dir.path() / "run" / "config.toml");
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(config), {}), HasSubstr("#   hidden 64\n"));
+  EXPECT_THAT(read_text(dir.path() / "run" / "config.toml"), HasSubstr("#   hidden 64\n"));
   const CheckpointContents contents = load_checkpoint(dir.path() / "run", session.world);
   EXPECT_EQ(contents.values.at("program.hidden"), "64");
-  session.plan.program_values = {{"hidden", "32"}};
+  session.plan.facts.program_values = {{"hidden", "32"}};
   session.plan.config.max_epochs = 2;
   testing::internal::CaptureStderr();
   Trainer(session).fit(task, data);

@@ -1,6 +1,5 @@
 // Requests to stop and to save: who gets them, when, and how often.
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <thread>
 
@@ -26,9 +25,8 @@ using testing::HasSubstr;
 using testing::Not;
 
 Plan plan_of(int ranks, TrainConfig config) {
-  config.nprocs = ranks;
   config.batch_size = 4;
-  return resolve(config, {.cores = 4}, std::nullopt);
+  return plan_for(ranks, config);
 }
 
 /// Three fits of one program at 1 and 2 ranks; `after_third_step` and `check` know which fit it is.
@@ -188,8 +186,7 @@ TEST(Validation, LooksForAStopAndIsNotReportedWhenItWasCut) {
       ASSERT_THROW(trainer.validate(task, validation), ValidationStopped) << "the signal still holds";
       ASSERT_LT(task.seen - before, 3);
     });
-    std::ifstream metrics(dir.path() / "run" / "metrics.jsonl");
-    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(metrics), {}), Not(HasSubstr("val_loss")));
+    EXPECT_THAT(read_text(dir.path() / "run" / "metrics.jsonl"), Not(HasSubstr("val_loss")));
   }
 }
 

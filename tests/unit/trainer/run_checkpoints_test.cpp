@@ -439,9 +439,8 @@ TEST(RunCheckpoints, NeverHoldRanksThatDiverged) {
     const auto meddling = [&] {
       thread_world(3, [&](World& world) {
         TrainConfig config = config_in(run);
-        config.nprocs = 3;
         config.checkpoint.every_steps = 2;
-        const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+        const Plan plan = plan_for(3, config);
         TinyTask task;
         DataLoader data(tiny_data(20), plan.loader, world);
         Trainer trainer(plan, world);

@@ -150,11 +150,10 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
                                   .batch_size = (features & kAccumulation) != 0 ? 1 : 6,
                                   .global_batch_size = 6,
                                   .sampler = {.shuffle = false}});
-  config.nprocs = ranks;
   config.report.every_steps = 1;
   config.optim.max_grad_norm = (features & kClipping) != 0 ? 0.3 : 0;
   config.dist.compression = (features & kFp16) != 0 ? GradCompression::fp16 : GradCompression::none;
-  const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+  const Plan plan = plan_for(ranks, config);
   std::vector<at::Tensor> weights;
   thread_world(ranks, [&](World& world) {
     SweepTask task(features, wrong_weights);

@@ -114,8 +114,7 @@ TEST(Trainer, ValidatesExactlyAtAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.batch_size = 2});
-      config.nprocs = ranks;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       TinyTask task;
       DataLoader data(tiny_data(7), plan.eval_loader, world);
       const Metrics metrics = Trainer(plan, world).validate(task, data);
@@ -135,8 +134,7 @@ TEST(Trainer, RanksAsThreadsAreOneRank) {
   for (const int ranks : {2, 4}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 4, .batch_size = 6, .global_batch_size = 6});
-      config.nprocs = ranks;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       TinyTask task;
       DataLoader data(tiny_data(20), plan.loader, world);
       Trainer(plan, world).fit(task, data);
@@ -286,8 +284,7 @@ TEST(Trainer, DrivesAnOptimizerWithAClosure) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 16 / ranks});
-      config.nprocs = ranks;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       Newton task;
       DataLoader data(tiny_data(16), plan.loader, world);
       Trainer(plan, world).fit(task, data);
@@ -361,8 +358,7 @@ TEST(Trainer, WeighsByTheTasksOwnCount) {
   }
   thread_world(2, [&](World& world) {
     TrainConfig config = in_memory({.max_epochs = 3, .batch_size = 2, .global_batch_size = 10});
-    config.nprocs = 2;
-    const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+    const Plan plan = plan_for(2, config);
     Masked task;
     DataLoader data(tiny_data(20), plan.loader, world);
     Trainer(plan, world).fit(task, data);
@@ -392,8 +388,7 @@ TEST(Trainer, RefusesMetricsThatShareAName) {
       const auto train = [&] {
         thread_world(ranks, [&](World& world) {
           TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 2, .optim = {.max_grad_norm = 1}});
-          config.nprocs = ranks;
-          const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+          const Plan plan = plan_for(ranks, config);
           Reporting task({"mine", name});
           DataLoader data(tiny_data(8), plan.loader, world);
           DataLoader validation(tiny_data(8), plan.eval_loader, world);
@@ -458,9 +453,8 @@ TEST(Counts, OfZeroInAllOfAStepChangeNothing) {
   for (const int ranks : {1, 2, 3}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 2, .global_batch_size = 6});
-      config.nprocs = ranks;
       config.report.every_steps = 1;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       Labelled task(/*unlabelled=*/12);
       Labelled before(12);
       DataLoader data(tiny_data(12), plan.loader, world);
@@ -479,9 +473,8 @@ TEST(Counts, OfZeroInAMicroBatchAreLeftOutOfTheMeans) {
     double loss = 0;
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 1, .batch_size = batch_size, .global_batch_size = 12});
-      config.nprocs = ranks;
       config.sampler.shuffle = false;
-      const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+      const Plan plan = plan_for(ranks, config);
       Labelled mine(/*unlabelled=*/5);
       DataLoader data(tiny_data(12), plan.loader, world);
       const auto last = std::make_shared<LastReport>();
@@ -574,9 +567,8 @@ TEST(Minimize, WeighsMicroBatchesAndCounts) {
     for (const auto& [ranks, batch_size] : {std::pair(1, 7), std::pair(1, 2), std::pair(2, 7), std::pair(3, 1)}) {
       thread_world(ranks, [&, ranks = ranks, batch_size = batch_size](World& world) {
         TrainConfig config = in_memory({.max_epochs = 1, .batch_size = batch_size, .global_batch_size = 7});
-        config.nprocs = ranks;
         config.sampler.shuffle = false;
-        const Plan plan = resolve(config, {.cores = 4}, std::nullopt);
+        const Plan plan = plan_for(ranks, config);
         Newton task(counts);
         DataLoader data(tiny_data(14), plan.loader, world);
         const auto last = std::make_shared<LastReport>();

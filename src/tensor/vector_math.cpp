@@ -1,4 +1,4 @@
-#include "world/vector_math.h"
+#include "tensor/vector_math.h"
 
 #include <ATen/ATen.h>
 

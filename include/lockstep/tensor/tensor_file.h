@@ -1,11 +1,11 @@
-// lockstep/checkpoint/tensor_file.h
+// lockstep/tensor/tensor_file.h
 //
 // One .safetensors file <-> named tensors: exchanges weights with Python and other programs. Loading executes no code.
 #pragma once
 
 #include <filesystem>
 
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 

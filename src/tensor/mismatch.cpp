@@ -1,4 +1,4 @@
-#include "optim/mismatch.h"
+#include "tensor/mismatch.h"
 
 #include <algorithm>
 #include <span>

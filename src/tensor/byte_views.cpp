@@ -1,4 +1,4 @@
-#include "world/byte_views.h"
+#include "tensor/byte_views.h"
 
 #include <utility>
 

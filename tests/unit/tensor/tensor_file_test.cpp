@@ -7,8 +7,9 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/tensor_file.h>
+#include <lockstep/tensor/tensor_file.h>
 
+#include "support/named_tensors.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
 
@@ -26,15 +27,6 @@ NamedTensors some_tensors() {
           {"count", at::full({}, 7, at::kLong)},
           {"nothing", at::zeros({0, 3})},
           {"turned", at::arange(6, at::kDouble).view({2, 3}).t()}};
-}
-
-void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].first, expected[i].first);
-    EXPECT_TRUE(at::equal(found[i].second, expected[i].second)) << found[i].first;
-    EXPECT_EQ(found[i].second.scalar_type(), expected[i].second.scalar_type()) << found[i].first;
-  }
 }
 
 TEST(TensorFile, LoadsSavedTensors) {

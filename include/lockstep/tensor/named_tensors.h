@@ -1,4 +1,4 @@
-// lockstep/world/named_tensors.h
+// lockstep/tensor/named_tensors.h
 //
 // The value type that data, parallel, optim and checkpoint exchange.
 #pragma once

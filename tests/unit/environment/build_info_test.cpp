@@ -1,4 +1,4 @@
-#include "environment/build_id.h"
+#include "environment/build_info.h"
 
 #include <cstdio>
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <lockstep/storage/safetensors.h>
-#include <lockstep/world/named_tensors.h>
+#include <lockstep/tensor/named_tensors.h>
 
 namespace lockstep {
 

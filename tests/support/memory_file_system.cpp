@@ -1,4 +1,4 @@
-#include "base/memory_file_system.h"
+#include "support/memory_file_system.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -10,12 +10,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
-#include <lockstep/checkpoint/tensor_file.h>
+#include <lockstep/tensor/tensor_file.h>
 
 #include "base/mapped_file.h"
-#include "checkpoint/tensor_views.h"
-#include "world/byte_views.h"
-#include "world/dtype_names.h"
+#include "tensor/byte_views.h"
+#include "tensor/dtype_names.h"
+#include "tensor/tensor_views.h"
 
 namespace lockstep {
 namespace {
