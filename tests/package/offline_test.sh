@@ -135,7 +135,7 @@ if [ "${3:-}" = --hidden ]; then
   if [ "${LOCKSTEP_TEST_ROUNDS:-1}" -ge 100 ]; then
     targets+=(lockstep_installed sampler_bench)
   fi
-  cmake --build "$work/build" --target "${targets[@]}" >"$log" 2>&1 || fail "lockstep: build ${targets[*]}"
+  cmake --build "$work/build" --parallel "$(nproc)" --target "${targets[@]}" >"$log" 2>&1 || fail "lockstep: build ${targets[*]}"
   "$work/build/tests/structure/structure_tests" --gtest_filter='IncludeDirection.*' >"$log" 2>&1 || fail "structure_tests"
   printf 'built without internet and without packages: %s\n' "${targets[*]}"
   exit
