@@ -2,6 +2,9 @@
 # Puts in place what building needs: Debian packages and LibTorch. Source it, and LOCKSTEP_LIBTORCH is set; run it, and it prints
 # that folder. What is there already is left alone, so calling it again costs nothing.
 #
+# `cmake/setup.sh --bundle FOLDER` collects for a machine without internet what building needs besides a compiler, CMake, Ninja and
+# LibTorch. There the folder is named in CMAKE_PREFIX_PATH; then this script installs and fetches nothing, and says what is missing.
+#
 # LibTorch is, first match wins: $LOCKSTEP_LIBTORCH (the folder of an unpacked LibTorch, or .../site-packages/torch), an entry of
 # $CMAKE_PREFIX_PATH, the torch of `python3`, or an own copy under ${XDG_CACHE_HOME:-~/.cache}/lockstep, fetched when missing.
 
@@ -10,19 +13,49 @@ lockstep_wheel=2.11.0
 
 lockstep_say() { printf 'setup: %s\n' "$*" >&2; }
 
+lockstep_library_packages=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libgtest-dev libgmock-dev libbenchmark-dev)
+lockstep_bundle_stamp=lockstep-bundle.txt  # written last: a bundle is complete or none
+
+# The folder of a bundle that CMAKE_PREFIX_PATH names.
+lockstep_bundle() {
+  local folder prefixes
+  IFS=: read -r -a prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  for folder in ${prefixes[@]+"${prefixes[@]}"}; do
+    if [ -e "$folder/$lockstep_bundle_stamp" ]; then
+      printf '%s\n' "$folder"
+      return 0
+    fi
+  done
+  return 1
+}
+
+lockstep_missing_tools() {
+  local tool
+  for tool in c++ cmake ninja python3; do
+    command -v "$tool" >/dev/null || printf '%s\n' "$tool"
+  done
+}
+
 lockstep_install_packages() {
-  local packages=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libgtest-dev libgmock-dev
-    libbenchmark-dev python3 python3-venv ca-certificates git)
-  local missing=() package tool
+  local packages=(g++ cmake ninja-build "${lockstep_library_packages[@]}" python3 python3-venv ca-certificates git)
+  local missing=() package bundle
+  if bundle=$(lockstep_bundle); then
+    mapfile -t missing < <(lockstep_missing_tools)
+    if [ ${#missing[@]} -eq 0 ]; then
+      return 0
+    fi
+    lockstep_say "not found: ${missing[*]}. With the bundle $bundle in CMAKE_PREFIX_PATH nothing is installed: load these programs" \
+      "(g++ 12 or newer, CMake 3.25 or newer, Ninja, Python 3), for example with \`module load\`"
+    return 1
+  fi
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-    for tool in c++ cmake ninja python3; do
-      command -v "$tool" >/dev/null || missing+=("$tool")
-    done
+    mapfile -t missing < <(lockstep_missing_tools)
     if [ ${#missing[@]} -eq 0 ]; then
       return 0
     fi
     lockstep_say "not found: ${missing[*]}. This script installs packages on Debian and Ubuntu only; elsewhere install by hand:" \
-      "g++ 12 or newer, CMake 3.25 or newer, Ninja, fmt, nlohmann-json, toml++, GoogleTest, Google Benchmark, Python 3 with venv"
+      "g++ 12 or newer, CMake 3.25 or newer, Ninja, fmt, nlohmann-json, toml++, GoogleTest, Google Benchmark, Python 3 with venv" \
+      "(the libraries can come in a bundle: \"On a cluster without internet\" in docs/getting_started.md)"
     return 1
   fi
 
@@ -57,7 +90,7 @@ lockstep_install_optional() {
   if [ ${#missing[@]} -eq 0 ]; then
     return 0
   fi
-  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null || lockstep_bundle >/dev/null; then
     lockstep_say "not installed, and some tests are skipped without: ${missing[*]}"
     return 0
   fi
@@ -139,7 +172,12 @@ lockstep_find_libtorch() {
   done
 
   local cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep
-  local own=$cache/libtorch-$lockstep_wheel
+  local own=$cache/libtorch-$lockstep_wheel bundle
+  if [ ! -e "$own/complete" ] && bundle=$(lockstep_bundle); then
+    lockstep_say "found no LibTorch $lockstep_libtorch_version. With the bundle $bundle in CMAKE_PREFIX_PATH nothing is fetched: set" \
+      "LOCKSTEP_LIBTORCH to its folder, or make python3 the one that has torch $lockstep_wheel"
+    return 1
+  fi
   if [ ! -e "$own/complete" ]; then
     (lockstep_fetch_libtorch "$cache" "$own") || return 1
   fi
@@ -149,6 +187,92 @@ lockstep_find_libtorch() {
   return 1
 }
 
+# The files of a Debian package: copied where it is installed, downloaded otherwise. Prints the packages of the same source that it
+# belongs to, such as the shared library.
+lockstep_unpack() {
+  local package=$1 folder=$2 depends debs
+  if [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ]; then
+    dpkg -L "$package" | sed -n '/^\/usr\/\(include\|lib\|share\/cmake\)\//s|^/||p' |
+      (cd / && while IFS= read -r file; do [ -d "$file" ] && [ ! -L "$file" ] || printf '%s\0' "$file"; done |
+        tar -c --null -T - -f - | tar -x -C "$folder" -f -) || return 1
+    depends=$(dpkg-query -W -f='${Depends}' "$package")
+  else
+    mkdir -p "$folder/debs" && (cd "$folder/debs" && apt-get -q -o APT::Sandbox::User=root download "$package" >&2) || return 1
+    debs=("$folder/debs/${package}_"*.deb)
+    dpkg-deb -x "${debs[0]}" "$folder" && depends=$(dpkg-deb -f "${debs[0]}" Depends) || return 1
+  fi
+  tr ',' '\n' <<<"$depends" | sed -n 's/^ *\(lib[^ ]*\) (= .*/\1/p'
+}
+
+# FOLDER becomes a prefix for CMAKE_PREFIX_PATH. CMake looks into lib/x86_64-linux-gnu/cmake only on Debian and its relatives; elsewhere
+# it finds the files through others in lib/cmake.
+lockstep_fill_bundle() (
+  set -euo pipefail
+  folder=$1
+  mkdir -p "$folder/unpacked"
+  packages=("${lockstep_library_packages[@]}")
+  for ((i = 0; i < ${#packages[@]}; ++i)); do
+    more=$(lockstep_unpack "${packages[i]}" "$folder/unpacked")
+    for package in $more; do
+      [[ " ${packages[*]} " == *" $package "* ]] || packages+=("$package")
+    done
+  done
+  for part in include lib share/cmake; do
+    mkdir -p "$folder/$(dirname "$part")"
+    mv "$folder/unpacked/usr/$part" "$folder/$part"
+  done
+  rm -rf "$folder/unpacked"
+  for config in "$folder"/lib/*-linux-gnu*/cmake/*/*[cC]onfig*.cmake; do
+    name=${config#"$folder/lib/"}
+    forwarder=$folder/lib/cmake/${name#*/cmake/}
+    mkdir -p "$(dirname "$forwarder")"
+    printf 'include("${CMAKE_CURRENT_LIST_DIR}/../../%s")\n' "$name" >"$forwarder"
+  done
+  (cd "$folder" && ls -d include/{fmt,nlohmann,toml++,gtest,gmock,benchmark} \
+    share/cmake/nlohmann_json lib/cmake/{fmt,tomlplusplus,GTest,benchmark}) >/dev/null
+  { . /etc/os-release && printf '%s, %s\n' "$PRETTY_NAME" "$(uname -m)"; printf '%s\n' "${packages[@]}"; } \
+    >"$folder/$lockstep_bundle_stamp"
+)
+
+lockstep_make_bundle() {
+  local folder=$1 partial
+  folder=$(realpath -m -- "$folder")
+  partial=$folder.partial
+  if [ -e "$folder/$lockstep_bundle_stamp" ]; then
+    lockstep_say "$folder is complete already"
+  elif [ -n "$(ls -A -- "$folder" 2>/dev/null)" ] || { [ -e "$folder" ] && [ ! -d "$folder" ]; }; then
+    lockstep_say "$folder is not empty and no bundle; name a new folder"
+    return 1
+  elif ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+    lockstep_say "a bundle is made of Debian packages, and apt-get and dpkg-deb were not found: make it on Debian or Ubuntu"
+    return 1
+  else
+    rm -rf -- "$partial"
+    # Not as a condition: that would switch the subshell's `set -e` off.
+    lockstep_fill_bundle "$partial"
+    # shellcheck disable=SC2181
+    if [ $? -ne 0 ]; then
+      rm -rf -- "$partial"
+      lockstep_say "no bundle was made (above): if a package cannot be located, run \`apt-get update\` as root first; if no space is" \
+        "left, name a folder on another disk"
+      return 1
+    fi
+    rmdir -- "$folder" 2>/dev/null
+    mv -T -- "$partial" "$folder" || return 1
+  fi
+  lockstep_say "$(du -sh -- "$folder" | cut -f1) in $folder, of $(head -1 "$folder/$lockstep_bundle_stamp"). Copy it to the other" \
+    "machine and name it there: export CMAKE_PREFIX_PATH=FOLDER"
+}
+
+# Sourced, the arguments are those of the calling script.
+if [ "${BASH_SOURCE[0]}" = "$0" ] && [ $# -gt 0 ]; then
+  if [ "$1" != --bundle ] || [ $# -ne 2 ] || [ -z "$2" ]; then
+    lockstep_say "usage: cmake/setup.sh [--bundle FOLDER]"
+    exit 2
+  fi
+  lockstep_make_bundle "$2"
+  exit
+fi
 if ! lockstep_install_packages || ! lockstep_install_optional || ! lockstep_find_libtorch; then
   # shellcheck disable=SC2317  # sourced it returns, run it exits
   return 1 2>/dev/null || exit 1

@@ -87,10 +87,18 @@ TEST(Repository, GlossaryHasEveryPublicType) {
   expect_none(files("include", {".h"}), [&](const SourceFile& file) { return check_types_have_terms(file, terms); });
 }
 
-TEST(Repository, ArchitectureNamesFilesThatExist) {
-  expect_none({{"docs/architecture.md", read(kRoot / "docs/architecture.md")}}, [](const SourceFile& document) {
-    return check_paths(document, [](const std::string& path) { return fs::exists(kRoot / path); });
-  });
+TEST(Repository, TablesOfTheDocumentsNameFilesThatExist) {
+  for (const char* name : {"docs/architecture.md", "docs/gpu/README.md"}) {
+    expect_none({{name, read(kRoot / name)}}, [](const SourceFile& document) {
+      return check_paths(document, [](const std::string& path) { return fs::exists(kRoot / path); });
+    });
+  }
+}
+
+TEST(Repository, CodeForGpusIsListed) {
+  const std::string table = read(kRoot / "docs/gpu/README.md");
+  expect_none(files("src", {".cpp", ".h"}),
+              [&](const SourceFile& file) { return check_gpu_code_is_listed(file, table); });
 }
 
 TEST(Repository, LinksOfTheDocumentsResolve) {

@@ -422,6 +422,17 @@ Findings check_paths(const SourceFile& document, const std::function<bool(const 
   return findings;
 }
 
+Findings check_gpu_code_is_listed(const SourceFile& file, std::string_view table) {
+  const std::string code = without_comments(file.text, /*keep_literals=*/false);
+  for (const char* name : {"is_cuda(", "kCUDA", "c10::Event", "getStream", "getNewStream", "StreamGuard", "pin_memory(",
+                           "pinned_memory(", "record_stream(", "ProcessGroupNCCL", "query_nvml(", "gpu_processes("}) {
+    if (code.find(name) != std::string::npos && table.find("`" + file.path + "`") == std::string_view::npos) {
+      return {fmt::format("{}: {} is code for GPUs, and docs/gpu/README.md does not list the file", file.path, name)};
+    }
+  }
+  return {};
+}
+
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists) {
   Findings findings;
   const auto folder = std::filesystem::path(document.path).parent_path();

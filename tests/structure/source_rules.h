@@ -59,6 +59,10 @@ Findings check_types_have_terms(const SourceFile& header, const std::vector<std:
 /// Paths of the repository between backticks ("src/base/text.h"). `exists` is asked for paths from its root.
 Findings check_paths(const SourceFile& document, const std::function<bool(const std::string&)>& exists);
 
+/// A file that uses streams, events, page-locked memory, CUDA devices, NCCL or NVML is named between backticks in
+/// `table`.
+Findings check_gpu_code_is_listed(const SourceFile& file, std::string_view table);
+
 /// Links of a Markdown file to other files. `exists` is asked for paths from the repository's root.
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists);
 

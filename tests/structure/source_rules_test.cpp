@@ -170,5 +170,13 @@ TEST(Paths, BetweenBackticksExist) {
   EXPECT_THAT(check_paths({"a.md", "x\n`src/no.cpp`\n"}, exists), ElementsAre("a.md:2: src/no.cpp does not exist"));
 }
 
+TEST(GpuCode, IsListed) {
+  const std::string table = "| `src/data/listed.cpp` | copies |\n";
+  const std::string code = "void f() { if (device.is_cuda()) {} }\n";
+  EXPECT_THAT(check_gpu_code_is_listed({"src/data/listed.cpp", code}, table), IsEmpty());
+  EXPECT_THAT(check_gpu_code_is_listed({"src/data/other.cpp", code}, table), ElementsAre(HasSubstr("is_cuda")));
+  EXPECT_THAT(check_gpu_code_is_listed({"src/data/other.cpp", "// is_cuda()\n"}, table), IsEmpty());
+}
+
 }  // namespace
 }  // namespace lockstep::structure
