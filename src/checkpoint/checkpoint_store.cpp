@@ -29,6 +29,7 @@
 #include "base/text.h"
 #include "checkpoint/contents_broadcast.h"
 #include "checkpoint/contents_files.h"
+#include "checkpoint/host_copies.h"
 #include "checkpoint/main_rank.h"
 #include "config/name_template.h"
 #include "environment/process_name.h"
@@ -96,25 +97,6 @@ CheckpointContents load_on(World& world, int source, const std::function<StoredC
   return take(std::move(saved), world);
 }
 
-/// Copies `live` into `copies` and reuses their memory where the size matches.
-void copy_to_host(const CheckpointContents& live, CheckpointContents& copies) {
-  copies.values = live.values;
-  std::erase_if(copies.tensors, [&](const auto& file) { return !live.tensors.contains(file.first); });
-  for (const auto& [file, tensors] : live.tensors) {
-    NamedTensors& kept = copies.tensors[file];
-    kept.resize(tensors.size());
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const auto& [name, tensor] = tensors[i];
-      at::Tensor& copy = kept[i].second;
-      if (!copy.defined() || copy.scalar_type() != tensor.scalar_type() || copy.sizes() != tensor.sizes()) {
-        copy = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
-      }
-      kept[i].first = name;
-      copy.copy_(tensor.detach());
-    }
-  }
-}
-
 /// Sets a flag on destruction.
 class FlagOnExit {
  public:
@@ -145,7 +127,7 @@ struct CheckpointStore::Impl {
   std::optional<std::int64_t> known_whole{};    // the newest that this store has saved or verified
   std::set<std::int64_t> damaged{};             // damaged checkpoints here, found by a load
   std::set<std::int64_t> not_finite{};          // of the checkpoints here
-  CheckpointContents copies{};                  // of a save in the background
+  HostCopies copies{};                          // of a save in the background
   std::optional<std::int64_t> in_background{};  // its step, on every rank
   std::future<double> writing{};                // seconds
   std::atomic<bool> written{false};
@@ -410,13 +392,13 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
   const CheckpointContents mine = impl_->to_write(contents, per_rank);
   try {
     run_on(impl_->world, "copying the state", impl_->writes, [&] {
-      copy_to_host(mine, impl_->copies);
+      const CheckpointContents& copies = impl_->copies.take(mine);
       impl_->written = false;
       impl_->writing =
-          std::async(std::launch::async, [impl = impl_.get(), step, start, per_rank = std::move(per_rank)] {
+          std::async(std::launch::async, [impl = impl_.get(), &copies, step, start, per_rank = std::move(per_rank)] {
             const FlagOnExit flag(impl->written);
             set_log_rank(impl->world.rank(), impl->world.size());
-            impl->write(step, impl->copies, per_rank);
+            impl->write(step, copies, per_rank);
             return seconds_since(start);
           });
       return std::string();

@@ -49,15 +49,16 @@ std::string_view parent_uuid(std::string_view mig) {
   return mig.starts_with(kGpuPrefix) ? mig.substr(0, mig.find('/')) : std::string_view{};
 }
 
-/// MIG devices are known only by the name that the user gives.
+/// Of the MIG devices of a GPU only the first is known otherwise.
 void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices) {
   const std::vector<Gpu> gpus = all;
   for (const std::string& entry : split(visible_devices, ',')) {
     if (!entry.starts_with(kMigPrefix)) {
       return;
     }
+    const bool is_known = std::any_of(gpus.begin(), gpus.end(), [&](const Gpu& gpu) { return gpu.uuid == entry; });
     const std::string_view parent = parent_uuid(entry);
-    if (parent.empty() || find_by_uuid(gpus, parent)) {
+    if (!is_known && (parent.empty() || find_by_uuid(gpus, parent))) {
       all.push_back({.name = "MIG device", .uuid = entry});
     }
   }
@@ -70,6 +71,14 @@ int read_omp_threads(const Variables& variables) {
   return threads && *threads > 0 && *threads <= std::numeric_limits<int>::max() ? static_cast<int>(*threads) : 0;
 }
 
+/// If CUDA shows a process a MIG device, it shows no other device.
+std::vector<int> first_mig_device_or_all(const std::vector<Gpu>& all, const std::vector<int>& visible) {
+  const auto mig = std::find_if(visible.begin(), visible.end(), [&](int position) {
+    return all[static_cast<std::size_t>(position)].uuid.starts_with(kMigPrefix);
+  });
+  return mig == visible.end() ? visible : std::vector<int>{*mig};
+}
+
 }  // namespace
 
 std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& visible_devices) {
@@ -78,11 +87,12 @@ std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& vi
     for (std::size_t i = 0; i < all.size(); ++i) {
       visible.push_back(static_cast<int>(i));
     }
-    return visible;
+    return first_mig_device_or_all(all, visible);
   }
   // The first entry decides whether the list contains indices, UUIDs or MIG names.
-  const bool mig = visible_devices.starts_with(kMigPrefix);
-  const std::string_view prefix = mig ? kMigPrefix : visible_devices.starts_with(kGpuPrefix) ? kGpuPrefix : "";
+  const std::string_view prefix = visible_devices.starts_with(kMigPrefix)   ? kMigPrefix
+                                  : visible_devices.starts_with(kGpuPrefix) ? kGpuPrefix
+                                                                            : "";
   for (const std::string& entry : split(visible_devices, ',')) {
     const auto position = prefix.empty()              ? find_by_index(all, entry)
                           : entry.starts_with(prefix) ? find_by_uuid(all, entry)
@@ -94,11 +104,11 @@ std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& vi
       return {};  // a duplicate: CUDA shows no GPU at all
     }
     visible.push_back(*position);
-    if (mig) {
-      break;  // CUDA shows a process only the first MIG device
+    if (prefix == kMigPrefix) {
+      break;
     }
   }
-  return visible;
+  return first_mig_device_or_all(all, visible);
 }
 
 void show_gpus(Hardware& hardware, std::vector<Gpu> all) {

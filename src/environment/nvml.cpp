@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -58,6 +59,9 @@ class Nvml {
     find(get_memory, "nvmlDeviceGetMemoryInfo");
     find(get_compute_mode, "nvmlDeviceGetComputeMode");
     find(get_processes, "nvmlDeviceGetComputeRunningProcesses");
+    find_if_there(get_mig_mode, "nvmlDeviceGetMigMode");
+    find_if_there(get_mig_count, "nvmlDeviceGetMaxMigDeviceCount");
+    find_if_there(get_mig_handle, "nvmlDeviceGetMigDeviceHandleByIndex");
   }
 
   const char* missing = nullptr;  ///< a function that this driver does not have
@@ -73,11 +77,19 @@ class Nvml {
   Result (*get_memory)(Device, Memory*) = nullptr;
   Result (*get_compute_mode)(Device, int*) = nullptr;
   Result (*get_processes)(Device, unsigned*, ProcessInfo*) = nullptr;
+  // Since R450; null before.
+  Result (*get_mig_mode)(Device, unsigned*, unsigned*) = nullptr;
+  Result (*get_mig_count)(Device, unsigned*) = nullptr;
+  Result (*get_mig_handle)(Device, unsigned, Device*) = nullptr;
 
  private:
   template <class Function>
-  void find(Function& function, const char* name) {
+  void find_if_there(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(library_, name));
+  }
+  template <class Function>
+  void find(Function& function, const char* name) {
+    find_if_there(function, name);
     if (function == nullptr) {
       missing = name;
     }
@@ -100,18 +112,41 @@ bool is_usable(const Nvml& nvml, Device device) {
   return mode != kProhibited && !(mode == kExclusiveProcess && has_processes(nvml, device));
 }
 
-Gpu describe(const Nvml& nvml, Device device) {
-  Gpu gpu{};
+/// The first instance of a GPU in MIG mode, the only one that CUDA shows a process; null: the GPU is whole, or divided
+/// without instances.
+Device first_instance(const Nvml& nvml, Device device) {
+  unsigned mode = 0;
+  unsigned pending = 0;
+  unsigned most = 0;
+  if (nvml.get_mig_mode == nullptr || nvml.get_mig_count == nullptr || nvml.get_mig_handle == nullptr ||
+      nvml.get_mig_mode(device, &mode, &pending) != kSuccess || mode == 0 ||
+      nvml.get_mig_count(device, &most) != kSuccess) {
+    return nullptr;
+  }
+  Device instance = nullptr;
+  for (unsigned index = 0; index < most; ++index) {
+    if (nvml.get_mig_handle(device, index, &instance) == kSuccess) {
+      return instance;
+    }
+  }
+  return nullptr;
+}
+
+/// The answer for `whole`, or for its first instance.
+Result describe(const Nvml& nvml, Device whole, Gpu& gpu) {
+  const Device instance = first_instance(nvml, whole);
+  const Device device = instance == nullptr ? whole : instance;
   std::array<char, 96> text{};
   const auto text_size = static_cast<unsigned>(text.size());
+  if (const Result result = nvml.get_uuid(device, text.data(), text_size); result != kSuccess) {
+    return result;
+  }
+  gpu.uuid = text.data();
   if (nvml.get_name(device, text.data(), text_size) == kSuccess) {
     gpu.name = text.data();
   }
-  if (nvml.get_uuid(device, text.data(), text_size) == kSuccess) {
-    gpu.uuid = text.data();
-  }
   PciInfo pci{};
-  if (nvml.get_pci_info(device, &pci) == kSuccess) {
+  if (nvml.get_pci_info(whole, &pci) == kSuccess) {
     gpu.pci_bus_id = pci.bus_id;
   }
   Memory memory{};
@@ -119,8 +154,8 @@ Gpu describe(const Nvml& nvml, Device device) {
     gpu.memory_bytes = static_cast<std::int64_t>(memory.total);
     gpu.free_bytes = static_cast<std::int64_t>(memory.free);
   }
-  gpu.usable = is_usable(nvml, device);
-  return gpu;
+  gpu.usable = is_usable(nvml, whole);
+  return kSuccess;
 }
 
 std::vector<GpuProcess> list_processes(const Nvml& nvml, Device device) {
@@ -147,9 +182,11 @@ NvmlFacts list_gpus(const Nvml& nvml) {
   }
   for (unsigned index = 0; index < count; ++index) {
     Device device = nullptr;
-    const Result result = nvml.get_handle(index, &device);
+    Gpu gpu{};
+    Result result = nvml.get_handle(index, &device);
+    result = result == kSuccess ? describe(nvml, device, gpu) : result;
     if (result == kSuccess) {
-      facts.gpus.push_back(describe(nvml, device));
+      facts.gpus.push_back(std::move(gpu));
     } else if (result != kNoPermission) {  // without permission (a container's share of a machine) CUDA does not count
                                            // the GPU either
       facts.note = fmt::format("GPU {} does not answer: {}", index, nvml.error_string(result));
@@ -196,7 +233,8 @@ std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* libra
     nvml.get_count(&gpus);
     for (unsigned index = 0; index < gpus; ++index) {
       Device device = nullptr;
-      if (nvml.get_handle(index, &device) == kSuccess && describe(nvml, device).uuid == uuid) {
+      Gpu gpu{};
+      if (nvml.get_handle(index, &device) == kSuccess && describe(nvml, device, gpu) == kSuccess && gpu.uuid == uuid) {
         found = list_processes(nvml, device);
       }
     }

@@ -184,7 +184,9 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   lane_values_ = at::zeros({kLaneSize}, at::TensorOptions().device(world_.device()).dtype(at::kFloat));
   lane_has_count_ = false;
   requests_in_lane_ = {};
-  sums_.emplace(kLaneSize, world_.device(), /*late=*/world_.device().is_cuda());
+  if (!sums_) {  // those of the last step may not have been read yet
+    sums_.emplace(kLaneSize, world_.device(), /*late=*/!world_.device().is_cpu());
+  }
   make_reducers();
 }
 
@@ -244,11 +246,10 @@ void Ddp::write_requests(StepRequests mine) {
 }
 
 StepRequests Ddp::agreed() {
-  if (sums_->must_wait()) {
+  if (const c10::Event* copied = sums_->on_its_way()) {
     progress_.begin_waiting();
-    sums_->read();
+    WorldAccess::wait_for(world_, *copied);
     progress_.end_waiting();
-    WorldAccess::check_device(world_);
   }
   const std::vector<float>& sums = sums_->read();
   return {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};

@@ -15,7 +15,7 @@ LaneSums::LaneSums(std::int64_t size, c10::Device device, bool late)
     sums_ = at::zeros({size}, at::TensorOptions().device(device_).dtype(at::kFloat));
     host_ = at::zeros({size}, at::kFloat);
   }
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     host_ = host_.pin_memory();
     copied_ = std::make_unique<c10::Event>(device_.type());
   }

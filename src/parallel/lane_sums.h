@@ -22,7 +22,8 @@ class LaneSums {
   void add(const at::Tensor& lane);
   /// Late: waits for the copy that began with this step.
   const std::vector<float>& read();
-  bool must_wait() const noexcept { return copy_is_on_its_way_; }
+  /// What read() waits for; null: for nothing.
+  const c10::Event* on_its_way() const noexcept { return copy_is_on_its_way_ ? copied_.get() : nullptr; }
 
  private:
   const c10::Device device_;

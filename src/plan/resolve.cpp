@@ -57,15 +57,26 @@ void check_shared_gpu(const Plan& plan, const Hardware& hardware, Findings& find
   }
 }
 
-/// With this variable CUDA counts GPUs in another order than the plan.
+/// Indices in CUDA_VISIBLE_DEVICES count GPUs in CUDA's order, which is not known if this variable changes it. A rank
+/// finds the GPUs of its plan by their UUIDs.
 void check_device_order(const Plan& plan, const Hardware& hardware, Findings& findings) {
   const auto differs = [&](const Gpu& gpu) { return gpu.name != hardware.gpus.front().name; };
-  if (plan.gpu() && hardware.device_order != kPciOrder &&
+  const bool counts = hardware.visible_devices != kUnset && !hardware.visible_devices.starts_with("GPU-") &&
+                      !hardware.visible_devices.starts_with("MIG-");
+  if (plan.gpu() && hardware.device_order != kPciOrder && counts &&
       std::any_of(hardware.gpus.begin(), hardware.gpus.end(), differs)) {
-    findings.warnings.push_back(fmt::format(
-        "{}={} on a machine with different GPUs: lockstep counts them in PCI order, so CUDA may use others than "
-        "the table shows; unset it",
-        kDeviceOrder, hardware.device_order));
+    findings.warnings.push_back(
+        fmt::format("{}={} with CUDA_VISIBLE_DEVICES=\"{}\" on a machine with different GPUs: lockstep counts them in "
+                    "PCI order, so "
+                    "CUDA may use others than the table shows; unset {} or list UUIDs",
+                    kDeviceOrder, hardware.device_order, hardware.visible_devices, kDeviceOrder));
+  }
+}
+
+/// A GPU that is lost would otherwise only make the run smaller.
+void warn_about_silent_gpus(const Plan& plan, const Hardware& hardware, Findings& findings) {
+  if (plan.gpu() && hardware.visible_devices == kUnset && !hardware.gpu_note.empty()) {
+    findings.warnings.push_back(hardware.gpu_note);
   }
 }
 
@@ -209,6 +220,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     plan.config.backend = resolve_backend(config, hardware, plan, findings);
     check_shared_gpu(plan, hardware, findings);
     check_device_order(plan, hardware, findings);
+    warn_about_silent_gpus(plan, hardware, findings);
   }
   if (!findings.problems.empty()) {
     throw ConfigError(std::move(findings.problems));

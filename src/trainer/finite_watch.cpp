@@ -9,6 +9,8 @@
 
 #include <lockstep/tensor/named_tensors.h>
 
+#include "world/world_access.h"
+
 namespace lockstep {
 namespace {
 
@@ -77,7 +79,7 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
                          .mul_(world.size())
                          .add_(world.rank());
   world.all_reduce(found, Reduce::min);
-  const at::Tensor host = found.cpu();
+  const at::Tensor host = WorldAccess::on_host(world, found);
   const auto value = [&](std::int64_t i) -> std::optional<NonFinite::Value> {
     const std::int64_t number = host.const_data_ptr<std::int64_t>()[i];
     const NonFinite::Value place{.step = number / world.size(), .rank = static_cast<int>(number % world.size())};

@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "optim/grad_norm.h"
 #include "world/agreement.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -321,7 +322,7 @@ std::vector<std::pair<std::string, double>> Meter::means(World& world) {
     totals = at::stack(values).to(at::kDouble);
   }
   world.all_reduce(totals, Reduce::sum);
-  const auto host = totals.cpu();
+  const auto host = WorldAccess::on_host(world, totals);
   const double* value = host.const_data_ptr<double>();
   const double weight = value[names_.size()];
   std::vector<std::pair<std::string, double>> means;

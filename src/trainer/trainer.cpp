@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
@@ -90,6 +91,7 @@ class Fit {
   Fit& operator=(const Fit&) = delete;
 
   FitResult run() {
+    const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
     try {
       return train();
     } catch (const CommError&) {

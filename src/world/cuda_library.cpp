@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <typeinfo>
 
 #include <dlfcn.h>
@@ -65,17 +66,31 @@ void load_cuda() {
   }
 }
 
+// Note [NCCL policy]: by default, if a collective fails or times out, NCCL's watchdog thread ends the process with
+// SIGABRT, after a minute in which it waits for a dump. A second thread does the same if another rank has asked for a
+// dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and
+// aborts the kernels that wait for the lost peer. World looks at the note whenever it waits for the device, and throws
+// a CommError before any later result is used or saved. If a rank hangs in NCCL all the same, the supervisor or the
+// monitor ends it.
+//
+// Between ranks of one machine NCCL would listen on any interface that is up: that of a VPN or a container may end
+// before the run does.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    c10::Device device, std::chrono::milliseconds timeout) {
+                                                    c10::Device device, std::chrono::milliseconds timeout,
+                                                    bool on_one_machine) {
   using Make = c10d::Backend* (*)(c10d::Store*, int, int, int, long);
   const auto make = reinterpret_cast<Make>(dlsym(cuda_library(), "lockstep_make_nccl_backend"));
   if (make == nullptr) {
     throw CommError(fmt::format("{} has no NCCL: {}", kLibrary, dlerror()), "use --backend gloo", ExitCode::usage);
   }
-  // Note [NCCL policy]: by default NCCL's watchdog thread ends the process with SIGABRT when a collective fails or
-  // times out. With 2 it only cleans up, and World throws a CommError before any later result is used or saved. If a
-  // rank still hangs in NCCL, the supervisor or the monitor ends it.
-  const ScopedVariable policy("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+  const ScopedVariable only_clean_up("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
+  const ScopedVariable no_second_watchdog("TORCH_NCCL_ENABLE_MONITORING", "0");
+  const ScopedVariable no_dump("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
+  const ScopedVariable no_wait_for_dump("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0");
+  std::optional<ScopedVariable> interface;
+  if (on_one_machine) {
+    interface.emplace("NCCL_SOCKET_IFNAME", "lo");
+  }
   try {
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));
   } catch (const c10::Error& error) {

@@ -18,9 +18,11 @@ namespace lockstep {
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     const std::string& address, std::chrono::milliseconds timeout);
 
+/// `on_one_machine`: all ranks are on this machine, so NCCL connects them through the loopback interface.
 /// Throws: CommError if this build or machine does not support it.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    c10::Device device, std::chrono::milliseconds timeout);
+                                                    c10::Device device, std::chrono::milliseconds timeout,
+                                                    bool on_one_machine);
 
 /// Loads LibTorch's CUDA half. Processes that train on the CPU never call it: it would cost each of them 0.15 s and 137
 /// MB.

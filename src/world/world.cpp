@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <optional>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -23,6 +25,7 @@
 
 #include "base/duration.h"
 #include "base/text.h"
+#include "environment/cuda_driver.h"
 #include "environment/nodes.h"
 #include "environment/process_name.h"
 #include "environment/visible_devices.h"
@@ -53,6 +56,17 @@ namespace {
 constexpr const char* kPeerHint = "another rank failed or is late; see its own message";
 
 }  // namespace
+
+// A wait of the driver would last as long as NCCL waits for a lost peer. The pauses are far shorter than a step, and
+// the device has work for a whole step while the host waits.
+void wait_for_event(const c10::Event& event, const std::function<void()>& check) {
+  constexpr std::chrono::microseconds kLongestPause{500};
+  for (std::chrono::microseconds pause{10}; !event.query(); pause = std::min(2 * pause, kLongestPause)) {
+    check();
+    std::this_thread::sleep_for(pause);
+  }
+  check();
+}
 
 void with_peers(const World& world, std::string_view what, const std::function<void()>& work) {
   try {
@@ -107,16 +121,65 @@ class TcpStore final : public Store {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// Fails here if the GPU cannot be used, not at the first tensor.
-void start_gpu(c10::Device device) {
+/// Fails here if the GPU cannot be used, not at the first tensor. `uuids`: those of the GPUs of this node's ranks, as
+/// the plan knows them. Returns the device under which CUDA knows the GPU `local` of them.
+c10::Device start_gpu(c10::Device device, const std::vector<std::string>& uuids, std::size_t local) {
   const ScopedVariable order(kDeviceOrder, kPciOrder);  // the order in which the plan numbers GPUs
   load_cuda();
   try {
     at::globalContext().lazyInitDevice(c10::kCUDA);
-    c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
+    // The numbers differ if the user has chosen another order, or if a GPU answers only one of NVML and CUDA.
+    if (const auto indices = cuda_indices(uuids, cuda_gpus()); !indices.empty()) {
+      device.set_index(static_cast<c10::DeviceIndex>(indices[local]));
+    }
+    const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+    cuda.setDevice(device);
+    at::ones({1}, at::device(device));  // a kernel: LibTorch may have none for this kind of GPU
+    cuda.synchronizeDevice(device.index());
+    return device;
   } catch (const c10::Error& error) {
     throw LaunchError(fmt::format("cannot use {}: {}", device.str(), plain_text(error)),
                       "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --compute_setup cpu");
+  }
+}
+
+std::vector<std::string> uuids_of(const std::vector<LocalDevice>& devices) {
+  std::vector<std::string> uuids;
+  std::transform(devices.begin(), devices.end(), std::back_inserter(uuids),
+                 [](const LocalDevice& device) { return device.uuid; });
+  return uuids;
+}
+
+/// A tensor as a backend can send it. Results are written to `dense` and then have to be stored.
+struct Sendable {
+  explicit Sendable(const at::Tensor& tensor) : dense(tensor.detach().resolve_conj().resolve_neg().contiguous()) {}
+  /// Not every backend sends every dtype.
+  at::Tensor bytes() const { return dense.flatten().view(at::kByte); }
+  void store_in(const at::Tensor& tensor) const {
+    if (!dense.is_alias_of(tensor)) {
+      tensor.copy_(dense);
+    }
+  }
+
+  at::Tensor dense;
+};
+
+/// Throws: Error if the backends cannot reduce the tensor; before a rank waits for others.
+void check_reducible(const at::Tensor& tensor, Reduce op) {
+  const at::ScalarType type = tensor.scalar_type();
+  const bool orders = op == Reduce::min || op == Reduce::max;
+  const bool is_floating = type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+  const bool is_integer = type == at::kLong || type == at::kInt || type == at::kChar || type == at::kByte;
+  const bool is_complex = type == at::kComplexFloat || type == at::kComplexDouble;
+  if (!is_floating && !(is_integer && op != Reduce::mean) && !(is_complex && !orders) &&
+      !(type == at::kBool && orders)) {
+    throw Error(fmt::format("all-reduce: a tensor of dtype {} has no {}", c10::toString(type),
+                            op == Reduce::sum    ? "sum"
+                            : op == Reduce::mean ? "mean"
+                            : op == Reduce::min  ? "minimum"
+                                                 : "maximum"),
+                is_complex ? "reduce its real and imaginary parts"
+                           : "convert it first, e.g. with to(at::kInt) or to(at::kFloat)");
   }
 }
 
@@ -126,10 +189,13 @@ struct World::Impl {
   Impl() { settle_vector_math(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  // NCCL's group warns if it is destroyed without a shutdown.
+  // NCCL's group warns if it is destroyed without a shutdown, which waits for the other ranks. They may not come if
+  // this rank failed.
   ~Impl() {
     try {
-      if (group) {
+      if (group && (std::uncaught_exceptions() > exceptions_before || device_error() != c10d::ErrorType::SUCCESS)) {
+        group->abort();
+      } else if (group) {
         group->shutdown();
       }
     } catch (const std::exception& error) {
@@ -137,6 +203,7 @@ struct World::Impl {
     }
   }
 
+  const int exceptions_before = std::uncaught_exceptions();
   RankCoordinates place{};
   c10::Device device{c10::kCPU};
   milliseconds timeout{};
@@ -189,10 +256,15 @@ struct World::Impl {
                : "unknown, the rendezvous store does not answer";
   }
 
+  c10d::ErrorType device_error() const { return nccl ? nccl->getError() : c10d::ErrorType::SUCCESS; }
+
   // See Note [NCCL policy].
   void check_device() const {
-    if (nccl && nccl->getError() != c10d::ErrorType::SUCCESS) {
-      throw CommError(fmt::format("a collective of NCCL failed or timed out on rank {} of {}", place.rank, place.size),
+    if (const auto error = device_error(); error != c10d::ErrorType::SUCCESS) {
+      const bool is_late = error == c10d::ErrorType::TIMEOUT;
+      throw CommError(fmt::format("a collective of NCCL {} on rank {} of {}",
+                                  is_late ? fmt::format("took longer than {} s", timeout.count() / 1000) : "failed",
+                                  place.rank, place.size),
                       kPeerHint);
     }
   }
@@ -251,7 +323,7 @@ struct World::Impl {
     }
     group->setBoundDeviceId(device);
     nccl = make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store->clone()), place.rank, place.size,
-                             device, timeout);
+                             device, timeout, /*on_one_machine=*/place.address == kLoopback);
     group->setBackend(c10::kCUDA, Type::NCCL, nccl);
     group->setDefaultBackend(Type::NCCL);
   }
@@ -397,13 +469,22 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Rank
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& WorldAccess::group(const World& world) { return world.impl_->group; }
 
-void WorldAccess::check_device(const World& world) { world.impl_->check_device(); }
+void WorldAccess::wait_for(const World& world, const c10::Event& event) {
+  wait_for_event(event, [&impl = *world.impl_] { impl.check_device(); });
+}
 
 void WorldAccess::settle_device(const World& world) {
-  if (world.device().is_cuda()) {
-    c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(world.device().index());
+  const c10::Device device = world.device();
+  if (!device.is_cpu()) {
+    c10::Event done(device.type());
+    done.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    wait_for(world, done);
   }
-  check_device(world);
+}
+
+at::Tensor WorldAccess::on_host(const World& world, const at::Tensor& tensor) {
+  settle_device(world);
+  return tensor.cpu();
 }
 
 ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
@@ -421,8 +502,6 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   const auto local = static_cast<std::size_t>(identity.local_rank);
   LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
   const LocalDevice& chosen = plan.local_devices[local];
-  const c10::Device device =
-      chosen.id.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.id.index)) : c10::Device(c10::kCPU);
   set_log_rank(identity.rank, identity.world_size);
   World world(std::make_unique<World::Impl>());
   World::Impl& impl = *world.impl_;
@@ -436,7 +515,8 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
                 .local_size = identity.local_world_size,
                 .node = identity.node,
                 .nodes = identity.nodes};
-  impl.device = device;
+  impl.device =
+      chosen.id.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.id.index)) : c10::Device(c10::kCPU);
   const PhaseScope phase(*impl.progress, impl.alone() ? Phase::start : Phase::rendezvous);
   Meeting meeting;
   if (!impl.alone()) {
@@ -448,7 +528,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     met(world);
   }
   if (chosen.id.gpu) {
-    start_gpu(device);
+    impl.device = start_gpu(impl.device, uuids_of(plan.local_devices), local);
   }
   if (impl.alone()) {
     return world;
@@ -465,7 +545,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     agree_at_start(plan.config,
                    chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""),
                    world);
-    impl.connect_data_plane(device, plan.config.backend);
+    impl.connect_data_plane(impl.device, plan.config.backend);
     return world;
   } catch (const Error&) {
     throw;
@@ -477,7 +557,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
 
 World World::single(c10::Device device) {
   if (device.is_cuda()) {
-    start_gpu(device);
+    start_gpu(device, /*uuids=*/{}, /*local=*/0);
   }
   return WorldAccess::make({}, {}, device, Backend::gloo, {});
 }
@@ -492,11 +572,14 @@ bool World::is_main() const noexcept { return rank() == 0; }
 c10::Device World::device() const noexcept { return impl_->device; }
 
 void World::all_reduce(const at::Tensor& tensor, Reduce op) {
+  check_reducible(tensor, op);
   if (impl_->alone()) {
     return;
   }
+  const at::NoGradGuard no_grad;
   impl_->checked("all-reduce", Operation::all_reduce, bytes_of(tensor), [&] {
-    std::vector<at::Tensor> tensors{tensor};
+    const Sendable sent(tensor);
+    std::vector<at::Tensor> tensors{sent.dense.is_complex() ? at::view_as_real(sent.dense) : sent.dense};
     c10d::AllreduceOptions options;
     switch (op) {
       case Reduce::sum:
@@ -514,18 +597,22 @@ void World::all_reduce(const at::Tensor& tensor, Reduce op) {
     if (op == Reduce::mean) {
       tensors[0].div_(size());
     }
+    sent.store_in(tensor);
   });
 }
 
 void World::broadcast(const at::Tensor& tensor, int root) {
-  if (impl_->alone()) {
+  if (impl_->alone() || tensor.numel() == 0) {
     return;
   }
+  const at::NoGradGuard no_grad;
   impl_->checked("broadcast", Operation::broadcast, bytes_of(tensor), [&] {
-    std::vector<at::Tensor> tensors{tensor};
+    const Sendable sent(tensor);
+    std::vector<at::Tensor> tensors{sent.bytes()};
     c10d::BroadcastOptions options;
     options.rootRank = root;
     impl_->group->broadcast(tensors, options)->wait();
+    sent.store_in(tensor);
   });
 }
 
@@ -537,6 +624,7 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
   for (const auto& text : impl_->gather("all-gather (sizes)", std::to_string(tensor.size(0)))) {
     rows.push_back(parse_int(text).value_or(0));
   }
+  const at::NoGradGuard no_grad;
   const std::int64_t longest = *std::max_element(rows.begin(), rows.end());
   auto shape = tensor.sizes().vec();
   shape[0] = longest;
@@ -544,14 +632,16 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
   impl_->checked("all-gather", Operation::all_gather, bytes_of(tensor), [&] {
     auto padded = at::zeros(shape, tensor.options());
     padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
+    std::vector<at::Tensor> input{Sendable(padded).bytes()};
     std::vector<std::vector<at::Tensor>> outputs(1);
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
-      outputs[0].push_back(at::empty(shape, tensor.options()));
+      outputs[0].push_back(at::empty_like(input[0]));
     }
-    std::vector<at::Tensor> input{padded};
-    impl_->group->allgather(outputs, input)->wait();
+    if (input[0].numel() > 0) {
+      impl_->group->allgather(outputs, input)->wait();
+    }
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
-      parts.push_back(outputs[0][rank].narrow(0, 0, rows[rank]));
+      parts.push_back(outputs[0][rank].view(tensor.scalar_type()).view(shape).narrow(0, 0, rows[rank]));
     }
   });
   return at::cat(parts);

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <lockstep/config/train_config.h>
@@ -19,6 +21,8 @@
 
 namespace lockstep {
 
+inline constexpr const char* kLoopback = "127.0.0.1";
+
 /// Coordinates of a rank in the launch.
 struct RankCoordinates {
   int rank = 0;
@@ -27,7 +31,7 @@ struct RankCoordinates {
   int local_size = 1;
   int node = 0;
   int nodes = 1;
-  std::string address = "127.0.0.1";  ///< address of this machine to listen on; "": that of GLOO_SOCKET_IFNAME
+  std::string address = kLoopback;  ///< address of this machine to listen on; "": that of GLOO_SOCKET_IFNAME
 };
 
 class RunHold;
@@ -42,10 +46,13 @@ struct WorldAccess {
                     Backend backend, std::chrono::milliseconds timeout);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
-  /// Throws: CommError if a collective on the device failed: results computed after it are invalid.
-  static void check_device(const World& world);
-  /// The same check after waiting for the device; called before each save.
+  /// Waits for an event of the device. Throws: CommError as soon as a collective on the device has failed: results that
+  /// were computed after it are invalid.
+  static void wait_for(const World& world, const c10::Event& event);
+  /// Waits for the current stream in the same way; called before each save.
   static void settle_device(const World& world);
+  /// The tensor on the CPU, after settle_device. Read results of collectives only in this way.
+  static at::Tensor on_host(const World& world, const at::Tensor& tensor);
   /// Collective. any() without a timeout, because another rank's callback may take any time.
   static bool meet(World& world, bool value);
   /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
@@ -53,6 +60,9 @@ struct WorldAccess {
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
 };
+
+/// Waits for an event of the device and calls `check` all the time, whose exceptions end the wait.
+void wait_for_event(const c10::Event& event, const std::function<void()>& check);
 
 /// True for exceptions of Gloo, NCCL and c10d about a lost peer or network; false for errors in the caller's code.
 bool is_peer_failure(const std::exception& error) noexcept;

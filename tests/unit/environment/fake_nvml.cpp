@@ -1,37 +1,42 @@
-// A driver with five GPUs: a free one, one in exclusive mode and taken, one in exclusive mode and free, one that is
-// prohibited, and one that this container may not see. By the documented ABI, not by the types of the code under test.
+// A driver with the GPUs of LOCKSTEP_TEST_GPUS: "<uuid> <state>, ..."; or one that does not start: "<number of an NVML
+// error>". By the documented ABI, not by the types of the code under test.
+//
+// States: free; busy (in use); exclusive; taken (exclusive, in use); prohibited; hidden (no permission, as for a
+// container's share of a machine); lost; dying (lost after it was found); mig:<n> (n instances).
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
 
 namespace {
 
-constexpr int kSuccess = 0;
-constexpr int kNoPermission = 4;
-constexpr int kInsufficientSize = 7;
-constexpr int kUnknown = 999;
-
-struct Device {
-  const char* name;
-  const char* uuid;
-  unsigned bus;
-  unsigned long long total, free;
-  int mode;
-  unsigned processes;
+enum Error : int {
+  kSuccess = 0,
+  kNotSupported = 3,
+  kNoPermission = 4,
+  kNotFound = 6,
+  kInsufficientSize = 7,
+  kIsLost = 15
 };
 
-Device devices[] = {
-    {"Fast GPU", "GPU-aaaa", 0x01, 100, 90, 0, 3},
-    {"Taken GPU", "GPU-bbbb", 0x02, 200, 150, 3, 1},
-    {"Exclusive GPU", "GPU-cccc", 0x03, 300, 300, 3, 0},
-    {"Prohibited GPU", "GPU-dddd", 0x04, 400, 400, 2, 0},
+struct Device {
+  std::string name{};
+  std::string uuid{};
+  std::string state{};
+  unsigned number = 0;
+  std::vector<Device> instances{};
 };
 
 bool initialized = false;
+std::vector<Device> devices;
 
-const Device& get(void* device) { return *static_cast<const Device*>(device); }
+Device* get(void* device) { return static_cast<Device*>(device); }
+bool is(void* device, const char* state) { return get(device)->state == state; }
 
-int copy(const char* text, char* out, unsigned size) {
-  std::snprintf(out, size, "%s", text);
+int copy(const std::string& text, char* out, unsigned size) {
+  std::snprintf(out, size, "%s", text.c_str());
   return kSuccess;
 }
 
@@ -40,6 +45,26 @@ int copy(const char* text, char* out, unsigned size) {
 extern "C" {
 
 int nvmlInit_v2() {
+  const char* text = std::getenv("LOCKSTEP_TEST_GPUS");
+  std::istringstream machine(text == nullptr ? "" : text);
+  if (int error = 0; machine >> error) {
+    return error;
+  }
+  machine.clear();
+  machine.seekg(0);
+  devices.clear();
+  for (std::string entry; std::getline(machine, entry, ',');) {
+    Device device{.name = "Test GPU", .number = static_cast<unsigned>(devices.size())};
+    std::istringstream(entry) >> device.uuid >> device.state;
+    const int instances = device.state.rfind("mig:", 0) == 0 ? std::atoi(device.state.c_str() + 4) : 0;
+    for (int i = 0; i < instances; ++i) {
+      device.instances.push_back({.name = "Test GPU MIG 1g.10gb",
+                                  .uuid = "MIG-" + device.uuid.substr(4) + "-" + std::to_string(i),
+                                  .state = "instance",
+                                  .number = device.number});
+    }
+    devices.push_back(device);
+  }
   initialized = true;
   return kSuccess;
 }
@@ -49,51 +74,74 @@ int nvmlShutdown() {
   return kSuccess;
 }
 
-const char* nvmlErrorString(int) { return "some error"; }
+const char* nvmlErrorString(int error) {
+  return error == kIsLost ? "GPU is lost" : error == 18 ? "Driver/library version mismatch" : "some error";
+}
 
 int nvmlDeviceGetCount_v2(unsigned* count) {
-  *count = 5;
-  return initialized ? kSuccess : kUnknown;
+  *count = static_cast<unsigned>(devices.size());
+  return initialized ? kSuccess : 1;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
-  if (index >= 4) {
-    return kNoPermission;
-  }
-  *device = &devices[index];
-  return kSuccess;
+  *device = &devices.at(index);
+  return is(*device, "hidden") ? kNoPermission : is(*device, "lost") ? kIsLost : kSuccess;
 }
 
-int nvmlDeviceGetName(void* device, char* name, unsigned size) { return copy(get(device).name, name, size); }
-int nvmlDeviceGetUUID(void* device, char* uuid, unsigned size) { return copy(get(device).uuid, uuid, size); }
+int nvmlDeviceGetName(void* device, char* name, unsigned size) { return copy(get(device)->name, name, size); }
+
+int nvmlDeviceGetUUID(void* device, char* uuid, unsigned size) {
+  return is(device, "dying") ? kIsLost : copy(get(device)->uuid, uuid, size);
+}
 
 int nvmlDeviceGetPciInfo_v3(void* device, unsigned char* info) {
   constexpr int kBusIdOffset = 16 + 5 * 4;  // after the legacy id and five numbers
   std::memset(info, 0, kBusIdOffset + 32);
-  std::snprintf(reinterpret_cast<char*>(info) + kBusIdOffset, 32, "00000000:%02X:00.0", get(device).bus);
-  return kSuccess;
+  std::snprintf(reinterpret_cast<char*>(info) + kBusIdOffset, 32, "00000000:%02X:00.0", get(device)->number + 1);
+  return is(device, "instance") ? kNotSupported : kSuccess;
 }
 
+// GPU 0 has 100 bytes, GPU 1 has 200, ...; an instance has 10.
 int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* memory) {
-  memory[0] = get(device).total;
-  memory[1] = get(device).free;
-  memory[2] = get(device).total - get(device).free;
+  memory[0] = is(device, "instance") ? 10 : 100ULL * (get(device)->number + 1);
+  memory[1] = is(device, "busy") || is(device, "taken") ? memory[0] / 2 : memory[0];
+  memory[2] = memory[0] - memory[1];
   return kSuccess;
 }
 
 int nvmlDeviceGetComputeMode(void* device, int* mode) {
-  *mode = get(device).mode;
+  *mode = is(device, "prohibited") ? 2 : is(device, "exclusive") || is(device, "taken") ? 3 : 0;
+  return is(device, "instance") ? kNotSupported : kSuccess;
+}
+
+int nvmlDeviceGetMigMode(void* device, unsigned* mode, unsigned* pending) {
+  *mode = *pending = get(device)->state.rfind("mig:", 0) == 0 ? 1 : 0;
   return kSuccess;
 }
 
-// Number 100, 101, ... with 10 bytes, 20 bytes, ...
+int nvmlDeviceGetMaxMigDeviceCount(void*, unsigned* count) {
+  *count = 7;
+  return kSuccess;
+}
+
+// Instance n has place n + 1: the first place is empty.
+int nvmlDeviceGetMigDeviceHandleByIndex(void* device, unsigned index, void** instance) {
+  auto& instances = get(device)->instances;
+  if (index == 0 || index > instances.size()) {
+    return kNotFound;
+  }
+  *instance = &instances[index - 1];
+  return kSuccess;
+}
+
+// Number 100, 101, 102 with 10 bytes, 20 bytes, ...
 int nvmlDeviceGetComputeRunningProcesses(void* device, unsigned* count, void* infos) {
   struct Info {
     unsigned pid;
     unsigned long long bytes;
   };
   const unsigned room = *count;
-  *count = get(device).processes;
+  *count = is(device, "busy") ? 3 : is(device, "taken") ? 1 : 0;
   for (unsigned i = 0; i < *count && i < room; ++i) {
     static_cast<Info*>(infos)[i] = {100 + i, 10ULL * (i + 1)};
   }

@@ -30,12 +30,15 @@ TEST(VisibleGpus, FollowsCudasRules) {
   };
   const std::vector<Gpu> all = gpus({"GPU-11aa", "GPU-11bb", "GPU-22cc", "MIG-5", "MIG-GPU-11aa/1/0"});
   const Case cases[] = {
-      {"(unset)", {0, 1, 2, 3, 4}},
+      {"(unset)", {3}},
       {"", {}},
       {"0", {0}},
       {"2,1", {2, 1}},
       {"0,2,-1,1", {0, 2}},
       {"-1", {}},
+      {"void", {}},
+      {"none", {}},
+      {"1,void,2", {1}},
       {"0,9,1", {0}},
       {"0,,1", {0}},
       {"0,99999999999999999999,1", {0}},
@@ -62,6 +65,21 @@ TEST(VisibleGpus, FollowsCudasRules) {
   for (const Case& c : cases) {
     EXPECT_EQ(visible_gpus(all, c.text), c.expected) << '"' << c.text << '"';
   }
+}
+
+TEST(VisibleGpus, AreAllWithoutTheVariable) {
+  EXPECT_EQ(visible_gpus(gpus({"GPU-a", "GPU-b"}), "(unset)"), (std::vector<int>{0, 1}));
+  EXPECT_EQ(visible_gpus({}, "(unset)"), std::vector<int>{});
+}
+
+// "CUDA will not enumerate a non-MIG GPU if any compute instance is enumerated", and of the instances only the first.
+TEST(VisibleGpus, AreOneMigDeviceOrWholeGpus) {
+  const std::vector<Gpu> mixed = gpus({"GPU-a", "MIG-b", "MIG-c", "GPU-d"});
+  EXPECT_EQ(visible_gpus(mixed, "(unset)"), std::vector<int>{1});
+  EXPECT_EQ(visible_gpus(mixed, "0,3"), (std::vector<int>{0, 3}));
+  EXPECT_EQ(visible_gpus(mixed, "3,2,1"), std::vector<int>{2});
+  EXPECT_EQ(visible_gpus(mixed, "MIG-c,MIG-b"), std::vector<int>{2});
+  EXPECT_EQ(visible_gpus(mixed, "MIG-c,MIG-c"), std::vector<int>{2});
 }
 
 class HardwareFile : public testing::Test {

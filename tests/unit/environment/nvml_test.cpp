@@ -1,30 +1,93 @@
 #include "environment/nvml.h"
 
+#include <cstdlib>
+
 #include <gmock/gmock.h>
+
+#include "environment/visible_devices.h"
 
 namespace lockstep {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
-TEST(Nvml, ReadsEveryGpuThatTheProcessMaySee) {
-  const NvmlFacts facts = query_nvml(LOCKSTEP_FAKE_NVML);
+/// A machine for the fake driver; see there.
+class Machine {
+ public:
+  explicit Machine(const char* gpus) { setenv("LOCKSTEP_TEST_GPUS", gpus, 1); }
+  ~Machine() { unsetenv("LOCKSTEP_TEST_GPUS"); }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+};
+
+NvmlFacts query(const char* gpus) {
+  const Machine machine(gpus);
+  return query_nvml(LOCKSTEP_FAKE_NVML);
+}
+
+std::vector<std::string> uuids(const std::vector<Gpu>& gpus) {
+  std::vector<std::string> all;
+  for (const Gpu& gpu : gpus) {
+    all.push_back(gpu.uuid);
+  }
+  return all;
+}
+
+TEST(Nvml, ReadsEveryGpu) {
+  EXPECT_THAT(uuids(query("GPU-0 free").gpus), ElementsAre("GPU-0"));
+  EXPECT_EQ(
+      query("GPU-0 free,GPU-1 free,GPU-2 free,GPU-3 free,GPU-4 free,GPU-5 free,GPU-6 free,GPU-7 free").gpus.size(), 8U);
+  const NvmlFacts facts = query("GPU-a free,GPU-b busy");
   EXPECT_EQ(facts.note, "");
-  ASSERT_EQ(facts.gpus.size(), 4U);
-  EXPECT_EQ(facts.gpus[1].name, "Taken GPU");
-  EXPECT_EQ(facts.gpus[1].uuid, "GPU-bbbb");
+  ASSERT_EQ(facts.gpus.size(), 2U);
+  EXPECT_EQ(facts.gpus[1].name, "Test GPU");
+  EXPECT_EQ(facts.gpus[1].uuid, "GPU-b");
   EXPECT_EQ(facts.gpus[1].pci_bus_id, "00000000:02:00.0");
   EXPECT_EQ(facts.gpus[1].memory_bytes, 200);
-  EXPECT_EQ(facts.gpus[1].free_bytes, 150);
+  EXPECT_EQ(facts.gpus[1].free_bytes, 100);
 }
 
 TEST(Nvml, KnowsOnWhichGpusATensorCanBePut) {
-  const NvmlFacts facts = query_nvml(LOCKSTEP_FAKE_NVML);
+  const NvmlFacts facts = query("GPU-0 busy,GPU-1 taken,GPU-2 exclusive,GPU-3 prohibited");
   ASSERT_EQ(facts.gpus.size(), 4U);
   EXPECT_TRUE(facts.gpus[0].usable);   // shared, in use
-  EXPECT_FALSE(facts.gpus[1].usable);  // exclusive, taken
+  EXPECT_FALSE(facts.gpus[1].usable);  // exclusive, in use
   EXPECT_TRUE(facts.gpus[2].usable);   // exclusive, free
-  EXPECT_FALSE(facts.gpus[3].usable);  // prohibited
+  EXPECT_FALSE(facts.gpus[3].usable);
+}
+
+TEST(Nvml, CountsOnlyGpusThatTheProcessMaySee) {
+  const NvmlFacts facts = query("GPU-0 hidden,GPU-1 free,GPU-2 hidden");
+  EXPECT_THAT(uuids(facts.gpus), ElementsAre("GPU-1"));
+  EXPECT_EQ(facts.note, "");
+  EXPECT_EQ(query("GPU-0 hidden").note, "the NVIDIA driver finds no GPU");
+}
+
+// CUDA may count the others with or without a gap: a rank finds its GPU by the UUID (cuda_driver.h).
+TEST(Nvml, NamesAGpuThatIsLost) {
+  for (const char* gpus : {"GPU-0 free,GPU-1 lost,GPU-2 free", "GPU-0 free,GPU-1 dying,GPU-2 free"}) {
+    const NvmlFacts facts = query(gpus);
+    EXPECT_THAT(uuids(facts.gpus), ElementsAre("GPU-0", "GPU-2")) << gpus;
+    EXPECT_EQ(facts.note, "GPU 1 does not answer: GPU is lost") << gpus;
+  }
+}
+
+TEST(Nvml, ShowsTheFirstInstanceOfADividedGpu) {
+  const NvmlFacts facts = query("GPU-0 free,GPU-1 mig:2,GPU-2 mig:0");
+  EXPECT_THAT(uuids(facts.gpus), ElementsAre("GPU-0", "MIG-1-0", "GPU-2"));
+  EXPECT_EQ(facts.gpus[1].name, "Test GPU MIG 1g.10gb");
+  EXPECT_EQ(facts.gpus[1].memory_bytes, 10);
+  EXPECT_EQ(facts.gpus[1].pci_bus_id, "00000000:02:00.0");
+  EXPECT_TRUE(facts.gpus[1].usable);
+  EXPECT_EQ(query("GPU-0 free").gpus[0].memory_bytes, 100);
+}
+
+TEST(Nvml, SaysWhyTheDriverDoesNotStart) {
+  const NvmlFacts facts = query("18");
+  EXPECT_THAT(facts.gpus, IsEmpty());
+  EXPECT_EQ(facts.note, "the NVIDIA driver does not start: Driver/library version mismatch");
 }
 
 TEST(Nvml, TakesAMissingDriverAsAFact) {
@@ -40,13 +103,28 @@ TEST(Nvml, TakesADriverWithoutItsFunctionsAsAFact) {
 }
 
 TEST(Nvml, ListsTheProcessesOfAGpu) {
-  const auto processes = gpu_processes("GPU-aaaa", LOCKSTEP_FAKE_NVML);
+  const Machine machine("GPU-a busy,GPU-b lost,GPU-c free");
+  const auto processes = gpu_processes("GPU-a", LOCKSTEP_FAKE_NVML);
   ASSERT_EQ(processes.size(), 3U);
   EXPECT_EQ(processes[0].pid, 100);
   EXPECT_EQ(processes[2].bytes, 30);
-  EXPECT_TRUE(gpu_processes("GPU-cccc", LOCKSTEP_FAKE_NVML).empty());
-  EXPECT_TRUE(gpu_processes("GPU-zzzz", LOCKSTEP_FAKE_NVML).empty());
-  EXPECT_TRUE(gpu_processes("GPU-aaaa", "libno_such_driver.so").empty());
+  EXPECT_TRUE(gpu_processes("GPU-b", LOCKSTEP_FAKE_NVML).empty());
+  EXPECT_TRUE(gpu_processes("GPU-c", LOCKSTEP_FAKE_NVML).empty());
+  EXPECT_TRUE(gpu_processes("GPU-z", LOCKSTEP_FAKE_NVML).empty());
+  EXPECT_TRUE(gpu_processes("GPU-a", "libno_such_driver.so").empty());
+}
+
+TEST(Nvml, AndCudasVariableGiveTheVisibleGpus) {
+  const auto shown = [](const char* gpus, const char* visible_devices) {
+    Hardware hardware{.visible_devices = visible_devices};
+    show_gpus(hardware, query(gpus).gpus);
+    return uuids(hardware.gpus);
+  };
+  EXPECT_THAT(shown("GPU-0 free,GPU-1 lost,GPU-2 free", "(unset)"), ElementsAre("GPU-0", "GPU-2"));
+  EXPECT_THAT(shown("GPU-0 free,GPU-1 mig:2", "(unset)"), ElementsAre("MIG-1-0"));
+  EXPECT_THAT(shown("GPU-0 free,GPU-1 mig:2", "0"), ElementsAre("GPU-0"));
+  EXPECT_THAT(shown("GPU-0 mig:2,GPU-1 mig:2", "MIG-0-0,MIG-1-0"), ElementsAre("MIG-0-0"));
+  EXPECT_THAT(shown("GPU-0 mig:2,GPU-1 mig:2", "MIG-0-1"), ElementsAre("MIG-0-1")) << "not the first instance";
 }
 
 }  // namespace

@@ -305,6 +305,31 @@ TEST(Ddp, AgreesOnRequestsAtTheSameStep) {
   });
 }
 
+// Sent, but not read: on a GPU it is read one step later.
+TEST(Ddp, KeepsARequestOverASecondPrepare) {
+  thread_world(2, [](World& world) {
+    Net net;
+    Ddp strategy(0, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    const auto reduce = [&](std::int64_t step) {
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(true);
+      strategy.optimizer().backward(loss_of(net.forward(inputs(step)), targets(step)));
+      strategy.optimizer().finish();
+    };
+    strategy.begin_step({.save = world.rank() == 1});
+    reduce(0);
+    strategy.prepare(net, {&spec, 1});
+    ASSERT_TRUE(strategy.agreed().save);
+    strategy.begin_step({.stop = world.rank() == 0});
+    strategy.prepare(net, {&spec, 1});
+    reduce(1);
+    ASSERT_TRUE(strategy.agreed().stop) << "not sent before the second prepare";
+    ASSERT_FALSE(strategy.agreed().save) << "seen once";
+  });
+}
+
 // Ranks with different numbers of tokens: the gradient is the mean over all tokens.
 TEST(Ddp, WeighsByCountsThatOnlyTheDeviceKnows) {
   thread_world(2, [](World& world) {

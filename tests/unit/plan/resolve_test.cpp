@@ -252,11 +252,109 @@ TEST(Resolve, RefusesContradictionsOnce) {
 TEST(Resolve, WarnsWhereCudaCountsDifferentGpusInItsOwnOrder) {
   Hardware machine = machine_with(2);
   machine.device_order = "FASTEST_FIRST";
+  machine.visible_devices = "0,1";
   EXPECT_THAT(resolve({}, machine, kAlone).warnings, IsEmpty()) << "all of one kind: one order";
   machine.gpus[1].name = "Other GPU";
-  EXPECT_THAT(resolve({}, machine, kAlone).warnings, ElementsAre(HasSubstr("CUDA_DEVICE_ORDER=FASTEST_FIRST")));
+  EXPECT_THAT(resolve({}, machine, kAlone).warnings, ElementsAre(HasSubstr("CUDA_DEVICE_ORDER=FASTEST_FIRST with")));
+  for (const char* known_by_uuid : {"(unset)", "GPU-00000000,GPU-1"}) {
+    machine.visible_devices = known_by_uuid;
+    EXPECT_THAT(resolve({}, machine, kAlone).warnings, IsEmpty()) << known_by_uuid;
+  }
+  machine.visible_devices = "0,1";
   machine.device_order = "PCI_BUS_ID";
   EXPECT_THAT(resolve({}, machine, kAlone).warnings, IsEmpty());
+}
+
+TEST(Resolve, SaysThatAGpuIsLost) {
+  Hardware machine = machine_with(7);
+  machine.gpu_note = "GPU 3 does not answer: GPU is lost";
+  const Plan plan = resolve({}, machine, kAlone);
+  EXPECT_EQ(plan.world_size, 7);
+  EXPECT_THAT(plan.warnings, ElementsAre("GPU 3 does not answer: GPU is lost"));
+  EXPECT_THAT(refusal({.devices = 8}, machine), HasSubstr("this machine has 7 GPUs (0-6)"));
+}
+
+TEST(Resolve, FollowsEveryFormOfCudasVariable) {
+  struct Case {
+    const char* visible;
+    std::vector<std::string> uuids;  // {}: the CPU
+  };
+  const Case cases[] = {
+      {"(unset)", {"GPU-00000000", "GPU-10000000", "GPU-20000000", "GPU-30000000"}},
+      {"", {}},
+      {"-1", {}},
+      {"NoDevFiles", {}},
+      {"void", {}},
+      {"0,1", {"GPU-00000000", "GPU-10000000"}},
+      {"2", {"GPU-20000000"}},
+      {"3,0", {"GPU-30000000", "GPU-00000000"}},
+      {"1,7,2", {"GPU-10000000"}},
+      {"1,-1,2", {"GPU-10000000"}},
+      {"7", {}},
+      {"0,1,0", {}},
+      {" 1 , 3 ", {"GPU-10000000", "GPU-30000000"}},
+      {"GPU-30000000,GPU-1", {"GPU-30000000", "GPU-10000000"}},
+      {"GPU-", {}},
+      {"GPU-2,1", {"GPU-20000000"}},
+  };
+  for (const Case& c : cases) {
+    const Plan plan = resolve({}, seen_through(machine_with(4), c.visible), kAlone);
+    std::vector<std::string> uuids;
+    for (const LocalDevice& device : plan.local_devices) {
+      if (device.id.gpu) {
+        EXPECT_EQ(device.id.index, static_cast<int>(uuids.size())) << c.visible << ": visible GPUs are counted from 0";
+        uuids.push_back(device.uuid);
+      }
+    }
+    EXPECT_EQ(uuids, c.uuids) << '"' << c.visible << '"';
+    EXPECT_EQ(plan.gpu(), !c.uuids.empty()) << '"' << c.visible << '"';
+  }
+}
+
+TEST(Resolve, GivesARankItsOnlyVisibleGpu) {
+  // LOCAL_RANK 3 of 4, but GPU 0 of this process.
+  Hardware machine = seen_through(machine_with(4), "3");
+  Plan plan = resolve({}, machine, launched(3, 4));
+  EXPECT_EQ(plan.local_devices.at(3).id, (DeviceId{.gpu = true, .index = 0}));
+  EXPECT_EQ(plan.local_devices.at(3).uuid, "GPU-30000000");
+
+  // A MIG device for each rank.
+  machine = machine_with(0);
+  machine.gpus = {{.name = "MIG device", .uuid = "MIG-7"}};
+  machine.gpus_present = 1;
+  machine.visible_devices = "MIG-7";
+  plan = resolve({}, machine, launched(1, 2));
+  EXPECT_EQ(plan.local_devices.at(1).id, (DeviceId{.gpu = true, .index = 0}));
+  EXPECT_EQ(plan.local_devices.at(1).uuid, "MIG-7");
+  EXPECT_THAT(refusal({.nprocs = 2}, machine), HasSubstr("found 1 usable GPU, expected one per rank"));
+}
+
+TEST(Resolve, PlansNodesOfFourAndTwoGpus) {
+  const auto rank_of = [](int rank) {
+    const int node = rank < 4 ? 0 : 1;
+    Identity identity = launched(rank, 6);
+    identity.local_rank = rank - 4 * node;
+    identity.local_world_size = node == 0 ? 4 : 2;
+    identity.node = node;
+    identity.nodes = 2;
+    return identity;
+  };
+  const Plan first = resolve({}, machine_with(4), rank_of(0));
+  EXPECT_THAT(devices(first), ElementsAre("cuda:0", "cuda:1", "cuda:2", "cuda:3"));
+  EXPECT_EQ(first.world_size, 6);
+  EXPECT_EQ(first.config.backend, Backend::nccl);
+  const Plan second = resolve({}, machine_with(2), rank_of(5));
+  EXPECT_THAT(devices(second), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_EQ(second.world_size, 6);
+  EXPECT_THAT(refusal({}, machine_with(2), rank_of(1)), HasSubstr("found 2 visible GPUs, expected one per rank"));
+}
+
+TEST(Resolve, LeavesExclusiveGpusThatAreTaken) {
+  const Hardware machine = with_unusable(8, {1, 2, 5});
+  const Plan plan = resolve({}, machine, kAlone);
+  EXPECT_THAT(devices(plan), ElementsAre("cuda:0", "cuda:3", "cuda:4", "cuda:6", "cuda:7"));
+  // The ranks run already: each GPU may be taken by its own rank.
+  EXPECT_THAT(devices(resolve({}, machine, launched(2, 8))), SizeIs(8));
 }
 
 // --- backend ---

@@ -69,6 +69,66 @@ TEST_P(WorldOf, ReducesOnTheDataPlane) {
   });
 }
 
+// Backends send few dtypes, and only dense tensors.
+TEST(World, SendsEveryDtypeAndLayout) {
+  thread_world(2, [](World& world) {
+    for (const at::ScalarType type :
+         {at::kShort, at::kUInt16, at::kUInt32, at::kUInt64, at::kBool, at::kByte, at::kHalf, at::kBFloat16, at::kLong,
+          at::kDouble, at::kComplexFloat, at::kFloat8_e4m3fn}) {
+      const auto values = [&](int rank) {
+        return (at::arange(6, at::kLong) + rank).remainder(2).reshape({2, 3}).to(type);
+      };
+      const at::Tensor sent = values(world.rank());
+      world.broadcast(sent, 1);
+      ASSERT_TRUE(at::equal(sent.to(at::kLong), values(1).to(at::kLong))) << type;
+      const at::Tensor all = world.all_gather(values(world.rank()));
+      ASSERT_EQ(all.scalar_type(), type);
+      ASSERT_TRUE(at::equal(all.to(at::kLong), at::cat({values(0).to(at::kLong), values(1).to(at::kLong)}))) << type;
+    }
+    const at::Tensor whole = at::full({4, 3}, world.rank() + 1.0F);
+    world.broadcast(whole.t(), 1);
+    ASSERT_TRUE(at::all(whole == 2).item<bool>());
+    world.all_reduce(whole.select(1, 0), Reduce::sum);
+    ASSERT_TRUE(at::equal(whole[0], at::tensor({4.0F, 2.0F, 2.0F})));
+    at::Tensor weight = at::ones({2}).requires_grad_();
+    world.broadcast(weight, 0);
+    const at::Tensor conjugate = at::full({2}, c10::complex<float>(1, static_cast<float>(world.rank()))).conj();
+    world.broadcast(conjugate, 1);
+    ASSERT_EQ(conjugate[0].item<c10::complex<float>>(), c10::complex<float>(1, -1));
+    const at::Tensor sum = at::full({1}, c10::complex<float>(1, 2));
+    world.all_reduce(sum, Reduce::mean);
+    ASSERT_EQ(sum[0].item<c10::complex<float>>(), c10::complex<float>(1, 2));
+    const at::Tensor any = at::full({1}, world.rank() == 1, at::kBool);
+    world.all_reduce(any, Reduce::max);
+    ASSERT_TRUE(any.item<bool>());
+    world.broadcast(at::empty({0, 3}));
+    ASSERT_EQ(world.all_gather(at::empty({0, 3})).sizes(), at::IntArrayRef({0, 3}));
+  });
+}
+
+// It is this rank's mistake, not that of a peer, and no rank waits.
+TEST(World, RefusesReductionsThatNoBackendHas) {
+  thread_world(2, [](World& world) {
+    const auto refused = [&](at::ScalarType type, Reduce op) -> std::string {
+      try {
+        world.all_reduce(at::zeros({2}, type), op);
+      } catch (const CommError&) {
+        return "a peer is blamed";
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    ASSERT_EQ(refused(at::kShort, Reduce::sum), "all-reduce: a tensor of dtype Short has no sum");
+    ASSERT_EQ(refused(at::kUInt16, Reduce::min), "all-reduce: a tensor of dtype UInt16 has no minimum");
+    ASSERT_EQ(refused(at::kBool, Reduce::sum), "all-reduce: a tensor of dtype Bool has no sum");
+    ASSERT_EQ(refused(at::kLong, Reduce::mean), "all-reduce: a tensor of dtype Long has no mean");
+    ASSERT_EQ(refused(at::kComplexFloat, Reduce::max), "all-reduce: a tensor of dtype ComplexFloat has no maximum");
+    ASSERT_EQ(refused(at::kLong, Reduce::sum), "");
+    world.barrier("still usable");
+  });
+}
+
 TEST_P(WorldOf, MovesHostValuesOnTheControlPlane) {
   thread_world(GetParam(), [](World& world) {
     ASSERT_TRUE(world.any(world.rank() == 1));
