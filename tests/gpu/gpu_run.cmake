@@ -1,11 +1,7 @@
 # What tests/gpu/run.sh needs: the library, the tool, example 06, the binaries with tests of the label gpu, and the benchmarks.
 add_custom_target(gpu_run)
 add_dependencies(gpu_run lockstep lockstep_cli 06_char_gpt)
-if(TARGET gpu_tests)
-  add_dependencies(gpu_run gpu_tests)
-else()
-  add_dependencies(gpu_run unit_tests ranks_tests)
-endif()
+add_dependencies(gpu_run gpu_tests)
 if(LOCKSTEP_BUILD_BENCHMARKS)
   get_property(programs DIRECTORY tests/benchmarks PROPERTY BUILDSYSTEM_TARGETS)
   add_dependencies(gpu_run ${programs})

@@ -1,0 +1,81 @@
+// The GPU's memory is exhausted, by the run or by another program.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "environment/nvml.h"
+#include "gpu/device_tests.h"
+#include "gpu/shared_gpu.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+std::vector<std::string> program(const TempDir& dir, ComputeSetup where, const std::vector<std::string>& more) {
+  return with(with(command(RANKS_PROGRAM, dir.path() / "run", {"train"}), on_device(where)), more);
+}
+
+LOCKSTEP_DEVICE_TEST(OutOfMemory, IsExplained) {
+  const TempDir dir;
+  const auto result = run_program(program(dir, where,
+                                          {"--fail", "memory", "--fail_in", "forward", "--fail_rank", "0",
+                                           "--batch_size", "8", "--fail_step", "3"}),
+                                  one_gpu_only());
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("at step 3 in forward"));
+  EXPECT_THAT(result.err, HasSubstr("hint: use --batch_size 4 --accumulation 2 --global_batch_size 8"));
+  if (where == ComputeSetup::gpu) {
+    EXPECT_THAT(result.err, HasSubstr("CUDA out of memory. Tried to allocate"));
+    EXPECT_THAT(result.err, HasSubstr("or --precision bf16_mixed"));
+  }
+}
+
+/// Another program that leaves 2 GiB of the GPU's memory.
+class CrowdedGpuOnGpu : public testing::Test {
+ protected:
+  static constexpr std::int64_t kLeft = std::int64_t{2} << 30;
+
+  void SetUp() override {
+    LOCKSTEP_REQUIRE(Requirements().gpus(1));
+    before_ = probe_hardware().gpus.front();
+    holder_ =
+        std::make_unique<Process>(std::vector<std::string>{MEMORY_HOLDER, std::to_string(kLeft >> 20)}, one_gpu_only());
+    ASSERT_TRUE(holder_->wait_for("holding")) << holder_->err();
+    const auto free = probe_hardware().gpus.front().free_bytes;
+    ASSERT_LE(free, kLeft + (std::int64_t{1} << 30)) << "the memory is not taken";
+  }
+
+  Gpu before_{};
+  std::unique_ptr<Process> holder_{};
+};
+
+TEST_F(CrowdedGpuOnGpu, IsNamedWithItsTenant) {
+  const TempDir dir;
+  const auto result =
+      run_program(program(dir, ComputeSetup::gpu,
+                          {"--fail", "memory", "--fail_in", "forward", "--fail_rank", "0", "--fail_step", "3"}),
+                  one_gpu_only());
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("CUDA out of memory"));
+  LOCKSTEP_REQUIRE(Requirements().that(!gpu_processes(before_.uuid).empty(),
+                                       "NVML shows no processes of the GPU here, as in many containers"));
+  EXPECT_THAT(result.err, ContainsRegex(fmt::format("on cuda:0, .*{}.* uses [0-9.]+ GiB", holder_->pid())));
+}
+
+TEST_F(CrowdedGpuOnGpu, IsNotChosenWhereMoreMemoryIsAskedFor) {
+  const TempDir dir;
+  const auto asking = [&](const std::string& memory) {
+    return run_program(program(dir, ComputeSetup::gpu, {"--devices", "free:1@" + memory}), one_gpu_only());
+  };
+  const auto refused = asking("8GiB");
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_THAT(refused.err,
+              ContainsRegex("--devices free:1@8GiB: 0 GPUs with that much free memory \\(GPU 0: [0-9.]+ GiB\\)"));
+  const auto accepted = asking("1GiB");
+  EXPECT_EQ(accepted.code, 0) << accepted.err;
+}
+
+}  // namespace
+}  // namespace lockstep

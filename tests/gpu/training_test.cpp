@@ -1,0 +1,181 @@
+// One device: the GPU learns what the CPU learns, and its memory does not grow.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <ATen/Context.h>
+
+#include "gpu/device_probe.h"
+#include "gpu/device_tests.h"
+#include "gpu/small_net.h"
+#include "support/at_stage.h"
+#include "support/watched_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+
+TrainConfig training_on(ComputeSetup compute_setup) {
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 50, .batch_size = 4, .global_batch_size = 8});
+  config.compute_setup = compute_setup;
+  config.optim.max_grad_norm = 0.5;
+  config.optim.schedule = "cosine";
+  return config;
+}
+
+std::vector<double> train(const TrainConfig& config, Task& task, const std::shared_ptr<Dataset>& samples,
+                          const std::shared_ptr<Dataset>& validation_samples) {
+  Session session = Session::single(config);
+  EXPECT_EQ(session.world.device().is_cuda(), config.compute_setup == ComputeSetup::gpu);
+  DataLoader data(samples, session.plan.loader, session.world);
+  DataLoader validation(validation_samples, session.plan.eval_loader, session.world);
+  const auto recorder = std::make_shared<LossRecorder>();
+  Trainer(session).add(recorder).fit(task, data, &validation);
+  return recorder->losses;
+}
+
+/// fp32 on the GPU is fp32, for matrices and convolutions.
+class WithoutTf32 : public testing::Test {
+ protected:
+  WithoutTf32() {
+    at::globalContext().setAllowTF32CuBLAS(false);
+    at::globalContext().setAllowTF32CuDNN(false);
+  }
+  ~WithoutTf32() override { at::globalContext().setAllowTF32CuDNN(true); }
+};
+
+void expect_the_same_training(Task& on_gpu, Task& on_cpu, const std::shared_ptr<Dataset>& samples, double falls_to) {
+  const auto found = train(training_on(ComputeSetup::gpu), on_gpu, samples, samples);
+  const auto expected = train(training_on(ComputeSetup::cpu), on_cpu, samples, samples);
+  ASSERT_EQ(expected.size(), 50U);
+  EXPECT_LE(worst_difference(found, expected), 1e-4);
+  EXPECT_LT(expected.back(), falls_to * expected.front());
+  const auto left = on_gpu.module().parameters();
+  const auto right = on_cpu.module().parameters();
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    EXPECT_TRUE(left[i].is_cuda());
+    EXPECT_TRUE(at::allclose(left[i].cpu(), right[i], /*rtol=*/1e-3, /*atol=*/1e-5)) << "parameter " << i;
+  }
+}
+
+using TrainerOnGpu = WithoutTf32;
+
+TEST_F(TrainerOnGpu, LearnsWhatTheCpuLearns) {
+  LOCKSTEP_REQUIRE(Requirements().gpus(1));
+  for (const auto& optimizer : {sgd({.lr = 0.02, .momentum = 0.9}), adamw({.lr = 0.01})}) {
+    WatchedTask on_gpu(optimizer);
+    WatchedTask on_cpu(optimizer);
+    expect_the_same_training(on_gpu, on_cpu, tiny_data(45), 0.8);
+  }
+}
+
+TEST_F(TrainerOnGpu, LearnsWhatTheCpuLearnsWithConvolutions) {
+  LOCKSTEP_REQUIRE(Requirements().gpus(1));
+  SmallTask on_gpu;
+  SmallTask on_cpu;
+  expect_the_same_training(on_gpu, on_cpu, small_images(45), 1.0);
+}
+
+TEST_F(TrainerOnGpu, WouldBeSeenToLearnSomethingElse) {  // the control: another learning rate
+  LOCKSTEP_REQUIRE(Requirements().gpus(1));
+  SmallTask one;
+  SmallTask other(0, sgd({.lr = 0.011, .momentum = 0.9}));
+  const auto samples = small_images(45);
+  EXPECT_GT(worst_difference(train(training_on(ComputeSetup::gpu), one, samples, samples),
+                             train(training_on(ComputeSetup::gpu), other, samples, samples)),
+            1e-3);
+}
+
+LOCKSTEP_DEVICE_TEST(Bf16, TrainsAndKeepsFloat) {
+  TrainConfig config = training_on(where);
+  config.precision = Precision::bf16_mixed;
+  config.max_steps = 200;
+  WatchedTask task(adamw({.lr = 0.02}));
+  const auto losses = train(config, task, tiny_data(45), tiny_data(8));
+  ASSERT_EQ(losses.size(), 200U);
+  EXPECT_LT(losses.back(), 0.1 * losses.front());
+  EXPECT_THAT(task.training_outputs, ElementsAre(at::kBFloat16));
+  EXPECT_THAT(task.validation_outputs, ElementsAre(at::kBFloat16));
+  EXPECT_THAT(task.losses, ElementsAre(at::kFloat));
+  for (const auto& parameter : task.module().parameters()) {
+    EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+  }
+}
+
+// --- memory ---
+
+/// On the CPU: the bytes that malloc gave out.
+GpuMemory memory_of(ComputeSetup where) {
+  if (where == ComputeSetup::gpu) {
+    return gpu_memory();
+  }
+  const struct mallinfo2 info = mallinfo2();
+  return {.allocated = static_cast<std::int64_t>(info.uordblks + info.hblkhd)};
+}
+
+struct Growth {
+  std::vector<GpuMemory> at{};  // after steps 100, 550 and 1000
+};
+
+/// Keeps `leak` bytes of every step.
+Growth train_a_thousand_steps(ComputeSetup where, std::int64_t leak) {
+  Growth growth;
+  std::vector<at::Tensor> kept;
+  kept.reserve(1000);
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 1000, .batch_size = 8, .report = {.every_steps = 50}});
+  config.compute_setup = where;
+  config.optim.max_grad_norm = 0.5;
+  Session session = Session::single(config);
+  DataLoader data(small_images(40), session.plan.loader, session.world);
+  SmallTask task(0.1, adamw({.lr = 0.001}));
+  Trainer(session)
+      .add(at_stage(Stage::step_end,
+                    [&](const StageContext& context) {
+                      if (leak > 0) {
+                        kept.push_back(at::zeros({leak}, at::device(context.world.device()).dtype(at::kByte)));
+                      }
+                      const auto step = context.state.step;
+                      if (step == 100 || step == 550 || step == 1000) {
+                        growth.at.push_back(memory_of(where));
+                        if (where == ComputeSetup::gpu) {
+                          reset_peak();
+                        }
+                      }
+                    }))
+      .fit(task, data);
+  return growth;
+}
+
+// What the loader has prepared differs from one moment to the next: a few batches of 8 small images.
+constexpr std::int64_t kPrepared = 96 << 10;
+
+LOCKSTEP_DEVICE_TEST(Memory, IsTheSameAfterAHundredAndAThousandSteps) {
+  const auto growth = train_a_thousand_steps(where, 0);
+  ASSERT_EQ(growth.at.size(), 3U);
+  EXPECT_LE(growth.at[2].allocated, growth.at[0].allocated + kPrepared);
+  EXPECT_LE(growth.at[2].peak, growth.at[1].peak + kPrepared);
+  EXPECT_LE(growth.at[2].reserved, growth.at[0].reserved + (4 << 20));
+  EXPECT_LE(growth.at[2].pinned, growth.at[0].pinned + kPrepared);
+  if (where == ComputeSetup::gpu) {
+    EXPECT_GT(growth.at[0].peak, 0);
+    EXPECT_GT(growth.at[0].pinned, 0);
+  }
+}
+
+LOCKSTEP_DEVICE_TEST(Memory, WouldBeSeenToGrow) {  // the control: half a kilobyte per step
+  const auto growth = train_a_thousand_steps(where, 512);
+  EXPECT_GT(growth.at[2].allocated, growth.at[0].allocated + kPrepared);
+}
+
+TEST(MemoryOnGpu, IsNotTakenFromAnotherGpu) {
+  LOCKSTEP_REQUIRE(Requirements().gpus(2));
+  SmallTask task;
+  train(training_on(ComputeSetup::gpu), task, small_images(45), small_images(8));
+  const int used = task.module().parameters().front().device().index();
+  EXPECT_TRUE(has_context_on(used));
+  EXPECT_FALSE(has_context_on(1 - used));
+}
+
+}  // namespace
+}  // namespace lockstep
