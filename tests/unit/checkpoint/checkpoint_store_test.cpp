@@ -61,7 +61,7 @@ void expect_equal(const CheckpointContents& found, const CheckpointContents& exp
   ASSERT_EQ(found.tensors.size(), expected.tensors.size());
   for (const auto& [file, tensors] : expected.tensors) {
     ASSERT_TRUE(found.tensors.contains(file)) << file;
-    expect_equal(found.tensors.at(file), tensors);
+    lockstep::expect_equal(found.tensors.at(file), tensors);
   }
   for (const auto& [name, value] : expected.values) {
     EXPECT_EQ(found.values.at(name), value);
