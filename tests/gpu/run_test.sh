@@ -161,7 +161,8 @@ print("no GPU", file=sys.stderr)
 PYTHON
 cat >"$project/tests/benchmarks/gpu_b.py" <<'PYTHON'
 import sys
-open(sys.argv[4] + "/gpu_b.md", "w").write("# Title\n| written |\n")
+open(sys.argv[4] + "/any name.md", "w").write("# Title\n| written |\n")
+print("| not shown |")
 sys.exit("gpu_b: it fails")
 PYTHON
 printf 'import time\ntime.sleep(7774)\n' >"$project/tests/benchmarks/gpu_c.py"
@@ -169,6 +170,7 @@ expect 4 --dry --limit 9 --out "$work/bench" --build "$work/good" bench
 only_report "$work/bench"
 reported '| printed | --device cpu --seconds 1 |'
 reported '| written |'
+! grep -q 'not shown' "$report" || fail "a benchmark's table is there twice"
 reported 'gpu_b: it fails'
 reported '| gpu_c | time limit |'
 
