@@ -62,10 +62,10 @@ def stage_lines(folder):
             lines += ["", "Skipped:", ""]
             lines += [f"- {count} times: {reason}" for reason, count in sorted(tests.skipped.items())]
     for name, _, _, _ in steps:
-        written, printed = folder / f"{name}.md", folder / f"{name}.stdout"
-        table = written if written.exists() else printed
-        if table.exists() and table.read_text().strip():
-            lines += ["", *("##" + line if line.startswith("#") else line for line in table.read_text().strip().splitlines())]
+        written, printed = sorted((folder / name).glob("*.md")), folder / f"{name}.stdout"
+        for table in written or [printed] * printed.exists():
+            text = table.read_text().strip().splitlines()
+            lines += ["", *("##" + line if line.startswith("#") else line for line in text)] if text else []
     return lines
 
 

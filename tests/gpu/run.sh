@@ -248,7 +248,7 @@ stage_check() {
     else
       # Without the cache every tensor is an allocation of its own, whose bounds the tool knows.
       train "$tool" $(((deadline - SECONDS) / left)) 20 PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9
-      summary=$(grep 'SUMMARY' "$folder/$tool.log" | tail -n 1) || true
+      summary=$(sed -n 's/^=* *\(.*SUMMARY\)/\1/p' "$folder/$tool.log" | tail -n 1)
       case $status in
       0) add "$tool" passed "$took" "$summary" ;;
       124) add "$tool" "time limit" "$took" "stopped after $took s" ;;
@@ -278,7 +278,7 @@ stage_fault() {
 
 stage_bench() {
   needs_build || return 0
-  local scripts=(tests/benchmarks/gpu_*.py) script name seconds=20 device=cuda i share
+  local scripts=(tests/benchmarks/gpu_*.py) script name seconds=5 device=cuda i share libtorch
   [ -z "$dry" ] || seconds=1 device=cpu
   if [ ! -e "${scripts[0]}" ]; then
     add benchmarks skipped 0 "there is no tests/benchmarks/gpu_*.py"
@@ -288,14 +288,15 @@ stage_bench() {
     add benchmarks "$([ -n "$dry" ] && echo skipped || echo missing)" 0 "$build was configured without LOCKSTEP_BUILD_BENCHMARKS"
     return
   fi
+  libtorch=$(sed -n 's/^LibTorch_FOLDER:INTERNAL=//p' "$build/CMakeCache.txt")  # the PyTorch to compare with is that of the build
   for ((i = 0; i < ${#scripts[@]}; ++i)); do
     script=${scripts[i]} name=$(basename "${scripts[i]}" .py)
     share=$(((deadline - SECONDS) / (${#scripts[@]} - i)))
-    # Its table is on standard output, or in the .md that it writes.
+    mkdir -p "$folder/$name"  # the report shows the .md that it writes there, or else its standard output
     # shellcheck disable=SC2016  # bash -c has its own arguments
-    note="last_line $name" step "$name" "$share" env "${settings[@]}" \
+    note="last_line $name" step "$name" "$share" env "${settings[@]}" LOCKSTEP_LIBTORCH="$libtorch" \
       bash -c 'exec "${@:2}" >"$1"' bash "$folder/$name.stdout" \
-      python3 "$script" --build "$build" --out "$folder" --device $device --seconds $seconds || true
+      python3 "$script" --build "$build" --out "$folder/$name" --device $device --seconds $seconds || true
   done
 }
 

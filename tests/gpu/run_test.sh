@@ -123,6 +123,23 @@ reported 'expected a fall by a fifth'
 with=gpu expect 1 --out "$work/no faults" --build "$work/forbids" fault
 said 'no test of this kind was found'
 
+# ---- Every tool of compute-sanitizer has its line; one that finds something fails
+mkdir "$work/gpu and tools"
+cp "$work/gpu/nvidia-smi" "$work/gpu and tools"
+cat >"$work/gpu and tools/compute-sanitizer" <<'TOOL'
+#!/bin/bash
+[ "$1 $3 $4 $5 $6 $PYTORCH_NO_CUDA_MEMORY_CACHING" = "--tool --target-processes all --error-exitcode 9 1" ] || exit 2
+"${@:7}" || exit
+[ "$2" != racecheck ] || { echo "========= RACECHECK SUMMARY: 1 hazard displayed"; exit 9; }
+echo "========= ERROR SUMMARY: 0 errors"
+TOOL
+chmod +x "$work/gpu and tools/compute-sanitizer"
+with="gpu and tools" expect 1 --out "$work/sanitized" --build "$work/forbids" check
+only_report "$work/sanitized"
+reported '| ERROR SUMMARY: 0 errors |'
+reported 'exit status 9; RACECHECK SUMMARY: 1 hazard displayed; racecheck.log'
+reported '| initcheck | passed |'
+
 # ---- A failed test is named with its message, and the stage goes on
 make_build "$work/failing" "4 3" Broken.TestOnGpu 'printf "x.cpp:7: Failure\nExpected: 1\n  Actual: 2\n"; exit 1' Good.OnGpu 'exit 0' \
   Ends.BadlyOnGpu 'kill -SEGV $$'
@@ -161,7 +178,8 @@ print("no GPU", file=sys.stderr)
 PYTHON
 cat >"$project/tests/benchmarks/gpu_b.py" <<'PYTHON'
 import sys
-open(sys.argv[4] + "/gpu_b.md", "w").write("# Title\n| written |\n")
+open(sys.argv[4] + "/any name.md", "w").write("# Title\n| written |\n")
+print("| not shown |")
 sys.exit("gpu_b: it fails")
 PYTHON
 printf 'import time\ntime.sleep(7774)\n' >"$project/tests/benchmarks/gpu_c.py"
@@ -169,6 +187,7 @@ expect 4 --dry --limit 9 --out "$work/bench" --build "$work/good" bench
 only_report "$work/bench"
 reported '| printed | --device cpu --seconds 1 |'
 reported '| written |'
+! grep -q 'not shown' "$report" || fail "a benchmark's table is there twice"
 reported 'gpu_b: it fails'
 reported '| gpu_c | time limit |'
 
