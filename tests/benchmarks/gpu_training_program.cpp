@@ -317,7 +317,7 @@ int main(int argc, char** argv) {
       .add("samples", &options.data, "safetensors file with input and target")
       .add("checked", &options.checked, "steps whose losses are told")
       .add("channels_last", &options.channels_last, "images and convolutions in this memory format");
-  const lockstep::TrainConfig defaults{.max_epochs = 0,
+  const lockstep::TrainConfig defaults{.max_epochs = 1'000'000,
                                        .data = {.workers = 2},
                                        .sampler = {.shuffle = false},
                                        .checkpoint = {.enabled = false},
