@@ -20,9 +20,9 @@
 #include <torch/torch.h>
 
 #include <lockstep/checkpoint/module_state.h>
-#include <lockstep/tensor/tensor_file.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/optim/precision.h>
+#include <lockstep/tensor/tensor_file.h>
 
 #include "gpu_models.h"
 

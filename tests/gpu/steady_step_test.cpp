@@ -167,11 +167,7 @@ std::vector<Way> ways() {
       {.name = "fp32"},
       {.name = "bf16", .configure = [](TrainConfig& config) { config.precision = Precision::bf16_mixed; }},
       {.name = "clipping", .configure = [](TrainConfig& config) { config.optim.max_grad_norm = 0.1; }},
-      {.name = "schedule",
-       .configure =
-           [](TrainConfig& config) {
-             config.optim.schedule = "warmup:50+cosine";
-           }},
+      {.name = "schedule", .configure = [](TrainConfig& config) { config.optim.schedule = "warmup:50+cosine"; }},
       {.name = "accumulation", .configure = [](TrainConfig& config) { config.global_batch_size = 24; }},
       {.name = "loader without threads", .configure = [](TrainConfig& config) { config.data.workers = 0; }},
       {.name = "adamw",
