@@ -90,7 +90,7 @@ TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
   thread_world(c.ranks, [&](World& world) {
     Net net;
     Net whole;
-    Ddp strategy(0, c.options, world);
+    Ddp strategy({}, c.options, world);
     const OptimizerSpec spec(sgd({.lr = 0.1}));
     strategy.prepare(net, {&spec, 1});
     torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.1));
@@ -134,7 +134,7 @@ TEST(Ddp, TakesPartWithNothing) {
     thread_world(2, [&](World& world) {
       Net net;
       Net whole;
-      Ddp strategy(0, {.find_unused_parameters = find_unused}, world);
+      Ddp strategy({}, {.find_unused_parameters = find_unused}, world);
       const OptimizerSpec spec(sgd());
       strategy.prepare(net, {&spec, 1});
       for (std::int64_t step = 0; step < 3; ++step) {
@@ -158,7 +158,7 @@ TEST(Ddp, TakesPartWithNothing) {
 TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {
   thread_world(2, [](World& world) {
     Net net;
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     strategy.optimizer().begin_forward(true);
@@ -220,7 +220,7 @@ TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
       thread_world(3, [&](World& world) {
         torch::nn::Module module;
         build(module, /*odd=*/world.rank() == 1);
-        Ddp strategy(0, {}, world);
+        Ddp strategy({}, {}, world);
         const OptimizerSpec spec(sgd());
         strategy.prepare(module, {&spec, 1});
       });
@@ -236,7 +236,7 @@ TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
 TEST(Ddp, IsInItsRankRecord) {
   thread_world(2, [](World& world) {
     Net net;
-    Ddp ddp(0, {}, world);
+    Ddp ddp({}, {}, world);
     Strategy& strategy = ddp;
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
@@ -275,7 +275,7 @@ TEST(Ddp, StartsFromRankZeroEverywhere) {
       }
     }
     const Net expected;
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     for (std::size_t i = 0; i < net.parameters().size(); ++i) {
@@ -288,7 +288,7 @@ TEST(Ddp, StartsFromRankZeroEverywhere) {
 TEST(Ddp, AgreesOnRequestsAtTheSameStep) {
   thread_world(3, [](World& world) {
     Net net;
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     for (std::int64_t step = 0; step < 40; ++step) {
@@ -309,7 +309,7 @@ TEST(Ddp, AgreesOnRequestsAtTheSameStep) {
 TEST(Ddp, KeepsARequestOverASecondPrepare) {
   thread_world(2, [](World& world) {
     Net net;
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     const auto reduce = [&](std::int64_t step) {
@@ -335,7 +335,7 @@ TEST(Ddp, WeighsByCountsThatOnlyTheDeviceKnows) {
   thread_world(2, [](World& world) {
     Net net;
     Net whole;
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(net, {&spec, 1});
     for (std::int64_t step = 0; step < 3; ++step) {
@@ -365,7 +365,7 @@ TEST(Ddp, WeighsByLargeCountsWhenGradientsAreCompressed) {
     thread_world(3, [&](World& world) {
       Net net;
       Net whole;
-      Ddp strategy(0, {.bucket_mib = 0.0002, .compression = compression}, world);
+      Ddp strategy({}, {.bucket_mib = 0.0002, .compression = compression}, world);
       const OptimizerSpec spec(sgd());
       strategy.prepare(net, {&spec, 1});
       for (std::int64_t step = 0; step < 3; ++step) {
@@ -414,7 +414,7 @@ TEST(Ddp, KeepsTwoOptimizersApart) {
     d.module = pair.d.get();
     OptimizerSpec g(sgd());
     g.module = pair.g.get();
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     strategy.prepare(pair, std::vector<OptimizerSpec>{d, g});
     const std::int64_t mine = kBatch / 2;
     const std::int64_t begin = world.rank() * mine;
@@ -447,7 +447,7 @@ TEST(Ddp, KeepsTheCountsOfTwoOptimizersApart) {
     d.module = pair.d.get();
     OptimizerSpec g(sgd());
     g.module = pair.g.get();
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     strategy.prepare(pair, std::vector<OptimizerSpec>{d, g});
     for (std::int64_t step = 0; step < 2; ++step) {
       for (std::size_t set = 0; set < 2; ++set) {
@@ -498,7 +498,7 @@ TEST(Ddp, ReducesSparseGradients) {
         thread_world(ranks, [&](World& world) {
           Rows rows(/*sparse=*/true);
           Rows whole(/*sparse=*/false);
-          Ddp strategy(0, {.find_unused_parameters = find_unused, .compression = compression}, world);
+          Ddp strategy({}, {.find_unused_parameters = find_unused, .compression = compression}, world);
           const OptimizerSpec spec([](ParamGroups groups) -> OptimizerPtr {
             return std::make_unique<torch::optim::SGD>(std::move(groups), torch::optim::SGDOptions(0.1));
           });
@@ -567,8 +567,9 @@ TEST(ComplexParameters, AreTrainedByEveryNumberOfRanks) {
         Wave whole;
         torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
         const DistConfig options{.compression = compressed ? GradCompression::fp16 : GradCompression::none};
-        const std::unique_ptr<SingleDevice> strategy =
-            ranks == 1 ? std::make_unique<SingleDevice>(0, world) : std::make_unique<Ddp>(0, options, world);
+        const std::unique_ptr<SingleDevice> strategy = ranks == 1
+                                                           ? std::make_unique<SingleDevice>(OptimConfig{}, world)
+                                                           : std::make_unique<Ddp>(OptimConfig{}, options, world);
         const OptimizerSpec spec(sgd({.lr = 0.01, .momentum = 0.9}));
         strategy->prepare(found, {&spec, 1});
         const std::int64_t mine = kBatch / ranks;
@@ -642,7 +643,7 @@ TEST(Broadcast, SaysThatAPeerIsLost) {
 TEST(Ddp, SendsRankZerosBuffersOncePerStep) {
   thread_world(2, [](World& world) {
     torch::nn::BatchNorm1d norm(4);
-    Ddp strategy(0, {}, world);
+    Ddp strategy({}, {}, world);
     const OptimizerSpec spec(sgd());
     strategy.prepare(*norm, {&spec, 1});
     for (std::int64_t step = 0; step < 2; ++step) {
@@ -662,7 +663,7 @@ TEST(Ddp, LeavesAnOrdinaryModule) {
   thread_world(2, [](World& world) {
     Net net;
     {
-      Ddp strategy(0, {}, world);
+      Ddp strategy({}, {}, world);
       const OptimizerSpec spec(sgd());
       strategy.prepare(net, {&spec, 1});
       strategy.optimizer().begin_forward(true);
@@ -680,7 +681,7 @@ TEST(SingleDevice, IsPlainTraining) {
   Net net;
   Net whole;
   World world = World::single(c10::Device(c10::kCPU));
-  SingleDevice strategy(0, world);
+  SingleDevice strategy({}, world);
   const OptimizerSpec spec(sgd({.lr = 0.1}));
   strategy.prepare(net, {&spec, 1});
   loss_of(whole.forward(inputs(0)), targets(0)).backward();
@@ -706,7 +707,7 @@ TEST(SingleDevice, IsPlainTraining) {
 TEST(SingleDevice, NeedsAnOptimizer) {
   Net net;
   World world = World::single(c10::Device(c10::kCPU));
-  SingleDevice strategy(0, world);
+  SingleDevice strategy({}, world);
   EXPECT_THROW(strategy.prepare(net, {}), ConfigError);
 }
 
