@@ -85,7 +85,7 @@ TEST(World, SendsEveryDtypeAndLayout) {
       ASSERT_EQ(all.scalar_type(), type);
       ASSERT_TRUE(at::equal(all.to(at::kLong), at::cat({values(0).to(at::kLong), values(1).to(at::kLong)}))) << type;
     }
-    const at::Tensor whole = at::full({4, 3}, world.rank() + 1.0F);
+    const at::Tensor whole = at::full({4, 3}, static_cast<float>(world.rank() + 1));
     world.broadcast(whole.t(), 1);
     ASSERT_TRUE(at::all(whole == 2).item<bool>());
     world.all_reduce(whole.select(1, 0), Reduce::sum);
