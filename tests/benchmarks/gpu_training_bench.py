@@ -164,7 +164,7 @@ class Bench:
     def prepare(self, cell, folder):
         done = subprocess.run([str(self.args.python), "-c", PREPARE, str(HERE / "peers"), json.dumps(asdict(cell)),
                                f"{folder}/weights.safetensors", f"{folder}/samples.safetensors"],
-                              capture_output=True, text=True, check=True)
+                              capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT})
         return json.loads(done.stdout.splitlines()[-1])
 
     def start(self, names, cell, folder):
