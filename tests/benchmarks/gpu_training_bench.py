@@ -21,10 +21,20 @@ from pathlib import Path
 import report
 
 HERE = Path(__file__).parent
-ROUNDS = 5
 CHECKED = 10
-SAVE_EVERY = 50
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}  # the host only launches kernels
+
+@dataclass(frozen=True)
+class Effort:
+    rounds: int
+    profiled: int  # steps
+    launches: int  # of each program for the time to its first step
+    save_every: int  # steps
+    batches: int  # of the loader alone
+
+
+EFFORTS = {"cuda": Effort(rounds=5, profiled=20, launches=4, save_every=50, batches=200),
+           "cpu": Effort(rounds=2, profiled=5, launches=1, save_every=10, batches=20)}
 
 # Dense peaks of the tensor cores in FLOP/s: (bf16, TF32).
 PEAKS = {"H200": (989e12, 494e12), "H100 80GB HBM3": (989e12, 494e12), "H100 PCIe": (756e12, 378e12), "A100": (312e12, 156e12)}
@@ -134,6 +144,7 @@ class Contestant:
 class Bench:
     def __init__(self, args):
         self.args = args
+        self.effort = EFFORTS[args.device]
         self.program = Path(args.build, "tests/benchmarks/gpu_training_program")
         self.wrong = []
 
@@ -153,7 +164,7 @@ class Bench:
     def prepare(self, cell, folder):
         done = subprocess.run([str(self.args.python), "-c", PREPARE, str(HERE / "peers"), json.dumps(asdict(cell)),
                                f"{folder}/weights.safetensors", f"{folder}/samples.safetensors"],
-                              capture_output=True, text=True, check=True)
+                              capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT})
         return json.loads(done.stdout.splitlines()[-1])
 
     def start(self, names, cell, folder):
@@ -168,6 +179,7 @@ class Bench:
         return {name: started[name] for name in losses}, losses, failed
 
     def measure(self, cell, names, folder):
+        """Leaves weights and samples in the folder, for the methods below."""
         facts = self.prepare(cell, folder)
         contestants, losses, failed = self.start(names, cell, folder)
         rows = {name: {"failed": text} for name, text in failed.items()}
@@ -192,9 +204,9 @@ class Bench:
         window = {}
         for name in list(contestants):
             if take(name, 5) and (seconds := take(name, 5)):
-                window[name] = max(5, int(self.args.seconds / ROUNDS / (seconds / 5)))
+                window[name] = max(5, int(self.args.seconds / self.effort.rounds / (seconds / 5)))
         times = {name: [] for name in contestants}
-        for _ in range(ROUNDS):
+        for _ in range(self.effort.rounds):
             for name in random.sample(list(contestants), len(contestants)):
                 if seconds := take(name, window[name]):
                     times[name].append(seconds / window[name])
@@ -203,8 +215,8 @@ class Bench:
             rows[name] = {"seconds": times[name], "loss_difference": difference, "agrees": agrees, "losses": losses[name],
                           "relative": statistics.median(e / t for e, t in zip(times.get("eager", times[name]), times[name]))}
             trace = Path(folder, f"{name}.json")
-            if name in ("lockstep", "loop", "eager") and (seconds := take(name, 20, trace)):
-                rows[name]["anatomy"] = anatomy(trace, seconds, 20)
+            if name in ("lockstep", "loop", "eager") and (seconds := take(name, self.effort.profiled, trace)):
+                rows[name]["anatomy"] = anatomy(trace, seconds, self.effort.profiled)
 
     def compare(self, cell, name, losses):
         if "eager" not in losses:
@@ -216,43 +228,41 @@ class Bench:
 
     def first_steps(self, cell, folder):
         """Seconds from exec to the end of the first step, one program at a time."""
-        self.prepare(cell, folder)
         seconds = {}
         for name in ["lockstep", "loop", "eager"]:
             seconds[name] = []
-            for _ in range(2 if self.args.device == "cpu" else 4):
+            for _ in range(self.effort.launches):
                 contestant = Contestant(name, self.command(name, cell, folder), folder)
                 seconds[name].append(float(contestant.read("first")[0]) - contestant.start)
                 contestant.read("losses")
                 contestant.end()
-        return {name: values[1:] for name, values in seconds.items()}  # the first one fills the page cache
+        return {name: values[1:] or values for name, values in seconds.items()}  # the first one fills the page cache
 
     def bandwidth(self, cell, folder):
         """Bytes per second to the device: one large copy, and the batches of the loader."""
-        self.prepare(cell, folder)
         found = {}
         for name in ["copy", "loader"]:
             contestant = Contestant(name, self.command(name, cell, folder), folder)
             size = int(contestant.read("bytes")[0])
             contestant.read("losses")
-            steps = 20 if name == "copy" else 200
+            steps = 10 if name == "copy" else self.effort.batches
             found[name] = steps * size / min(contestant.take(steps) for _ in range(3))
             contestant.end()
         return found
 
     def stalls(self, cell, folder):
         """Seconds by which one save makes the training longer."""
-        self.prepare(cell, folder)
-        save = ["--checkpoint.enabled", "true", "--checkpoint.every_epochs", "0", "--checkpoint.every_steps", str(SAVE_EVERY)]
+        every = str(self.effort.save_every)
+        save = ["--checkpoint.enabled", "true", "--checkpoint.every_epochs", "0", "--checkpoint.every_steps", every]
         runs = {"lockstep": (), "lockstep in the foreground": save, "lockstep in the background": [*save, "--checkpoint.async", "true"],
-                "eager": (), "eager torch.save": ["--save_every", str(SAVE_EVERY), "--save_to", f"{folder}/saved.pt"]}
+                "eager": (), "eager torch.save": ["--save_every", every, "--save_to", f"{folder}/saved.pt"]}
         contestants = {name: Contestant(name, self.command(name, cell, folder, more), folder) for name, more in runs.items()}
         times = {name: [] for name in runs}
         for contestant in contestants.values():
             contestant.read("losses")
-        for _ in range(3):
+        for _ in range(self.effort.rounds):
             for name in random.sample(list(runs), len(runs)):
-                times[name].append(contestants[name].take(2 * SAVE_EVERY))
+                times[name].append(contestants[name].take(2 * self.effort.save_every))
         for contestant in contestants.values():
             contestant.end()
         middle = {name: statistics.median(values) for name, values in times.items()}
@@ -284,7 +294,8 @@ def gpu_name(args):
 
 
 def has_lightning(args):
-    return subprocess.run([str(args.python), "-c", "import lightning"], capture_output=True).returncode == 0
+    script = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lightning') is None)"
+    return subprocess.run([str(args.python), "-c", script]).returncode == 0
 
 
 def peak_of(gpu, precision):
@@ -322,30 +333,30 @@ def render(args, gpu, results, others):
         report.title(f"Training on one {'GPU' if gpu else 'CPU (tiny shapes, to show that the benchmark works)'}"),
         "",
         "Every contestant has the same weights, samples, order and precision; the losses of the first 10 steps are compared with PyTorch eager's.",
-        f"All stay alive and train in turn: {ROUNDS} rounds in random order, {args.seconds:g} s per contestant in all. `fp32` is fp32 with TF32.",
+        f"All stay alive and train in turn: {EFFORTS[args.device].rounds} rounds in random order, {args.seconds:g} s per contestant in all. `fp32` is fp32 with TF32.",
         "`loop`: a loop written by hand with LibTorch and its own optimizers; Python's optimizers are fused, as lockstep's are. lockstep has no",
         "setting for channels_last: the program converts its parameters and its batches. lockstep compiles nothing and uses no CUDA graphs.",
         "MFU: FLOPs of the matrix products and convolutions of forward and backward, over the dense peak of the tensor cores.",
         "",
         f"- machine: {gpu or 'no GPU'}; {report.machine()}; load when it began {args.load:.1f}",
-        f"- versions: {report.versions(args.python, 'torch')}",
+        f"- versions: {args.versions}",
         f"- command: `gpu_training_bench.py {' '.join(sys.argv[1:])}`",
         "",
     ]
     for result in results:
         lines += table(result, gpu)
     if "first" in others:
-        lines += ["### From exec to the first step", "", "| contestant | s, median |", "|---|---|"]
-        lines += [f"| {name} | {statistics.median(values):.2f} |" for name, values in others["first"].items()] + [""]
+        lines += [f"### From exec to the first step, {others['first']['of']}", "", "| contestant | s, median |", "|---|---|"]
+        lines += [f"| {name} | {statistics.median(values):.2f} |" for name, values in others["first"]["values"].items()] + [""]
     if "bandwidth" in others:
-        limit = others["bandwidth"]["copy"]
-        lines += ["### To the device", "", "| what | GB/s | of the limit |", "|---|---|---|",
+        limit = others["bandwidth"]["values"]["copy"]
+        lines += [f"### To the device, {others['bandwidth']['of']}", "", "| what | GB/s | of the limit |", "|---|---|---|",
                   f"| one pinned copy of 256 MiB: the limit | {limit / 1e9:.1f} | |",
-                  f"| lockstep's loader, without training | {others['bandwidth']['loader'] / 1e9:.1f} | "
-                  f"{100 * others['bandwidth']['loader'] / limit:.0f} % |", ""]
+                  f"| lockstep's loader, without training | {others['bandwidth']['values']['loader'] / 1e9:.1f} | "
+                  f"{100 * others['bandwidth']['values']['loader'] / limit:.0f} % |", ""]
     if "stalls" in others:
-        lines += ["### What one checkpoint costs the training", "", "| contestant | ms |", "|---|---|"]
-        lines += [f"| {name} | {1e3 * seconds:.0f} |" for name, seconds in others["stalls"].items()] + [""]
+        lines += [f"### What one checkpoint costs the training, {others['stalls']['of']}", "", "| contestant | ms |", "|---|---|"]
+        lines += [f"| {name} | {1e3 * seconds:.0f} |" for name, seconds in others["stalls"]["values"].items()] + [""]
     return "\n".join(lines)
 
 
@@ -361,7 +372,7 @@ def main():
     parser.add_argument("--name", help="of the report; default: gpu_training_<device>_<date>")
     args = parser.parse_args()
     args.python = args.python or Path(os.environ["LOCKSTEP_LIBTORCH"]).parents[3] / "bin" / "python"
-    args.load = report.load()
+    args.load, args.versions = report.load(), report.versions(args.python, "torch")
     gpu = gpu_name(args)
     names = ["lockstep", "loop", "eager"]
     if args.compile if args.compile is not None else args.device == "cuda":
@@ -379,21 +390,21 @@ def main():
         return text
 
     chosen = [cell for cell in cells(args.device) if re.search(args.cells, cell.name)]
-    for number, cell in enumerate(chosen):
+    for cell in chosen:
         with tempfile.TemporaryDirectory() as folder:
             result = bench.measure(cell, names + (lightning if installed else []), folder)
             if not installed:
                 result["contestants"].update({name: {"failed": "not installed"} for name in lightning})
             results.append(result)
-        write()
-        print(f"{cell.name}: done", flush=True)
-        if number == 0:
-            image = next((c for c in chosen if c.model == "resnet18"), cell)
-            for part, work, where in [("first", bench.first_steps, image), ("bandwidth", bench.bandwidth, image),
-                                      ("stalls", bench.stalls, cell)]:
-                with tempfile.TemporaryDirectory() as folder:
-                    others[part] = work(where, folder)
-                write()
+            write()
+            print(f"{cell.name}: done", flush=True)
+            parts = [("stalls", bench.stalls)]
+            if cell.model == "resnet18":
+                parts += [("first", bench.first_steps), ("bandwidth", bench.bandwidth)]
+            for part, work in parts:
+                if part not in others:
+                    others[part] = {"of": cell.name, "values": work(cell, folder)}
+                    write()
     print(write())
     for text in bench.wrong:
         print(f"error: {text}", file=sys.stderr)
