@@ -18,6 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 using Ids = std::vector<std::int64_t>;
 
@@ -110,7 +111,7 @@ TEST(TensorDataset, RejectsInvalidTensors) {
       {[] { tensor_dataset(at::ones({3}))->get(Ids{-1}, {}); }, "tensor data set: found sample id -1, expected 0 to 2"},
   };
   for (const auto& [act, message] : cases) {
-    EXPECT_EQ(message_of<DataError>(act), message);
+    EXPECT_THAT(message_of<DataError>(act), StartsWith(message));
   }
 }
 
@@ -168,23 +169,23 @@ TEST(SampleDataset, NamesSamplesThatDoNotStack) {
     });
   };
   EXPECT_EQ(other([](Batch&) {}), "no error");
-  EXPECT_EQ(other([](Batch& b) {
-              b.input = at::ones({2, 4});
-            }),
-            "sample 5: found input of shape [2, 4], expected [2, 3] as in sample 8");
-  EXPECT_EQ(other([](Batch& b) {
-              b.input = at::ones({2, 3}, at::kDouble);
-            }),
-            "sample 5: found input of type Double, expected Float as in sample 8");
-  EXPECT_EQ(other([](Batch& b) { b.target = at::ones({}); }),
-            "sample 5: found a tensor target, expected none as in sample 8");
-  EXPECT_EQ(other([](Batch& b) { b.fields[0].second = at::Tensor(); }),
-            "sample 5: found no tensor mask, expected one as in sample 8");
-  EXPECT_EQ(other([](Batch& b) { b.fields[0].first = "maks"; }),
-            "sample 5: field 'maks' is not at the same place in sample 8");
-  EXPECT_EQ(other([](Batch& b) { b.fields.emplace_back("more", at::ones({1})); }),
-            "sample 5: field 'more' is not at the same place in sample 8");
-  EXPECT_EQ(other([](Batch& b) { b.fields.clear(); }), "sample 5: no field 'mask', but sample 8 has it");
+  EXPECT_THAT(other([](Batch& b) {
+                b.input = at::ones({2, 4});
+              }),
+              StartsWith("sample 5: found input of shape [2, 4], expected [2, 3] as in sample 8"));
+  EXPECT_THAT(other([](Batch& b) {
+                b.input = at::ones({2, 3}, at::kDouble);
+              }),
+              StartsWith("sample 5: found input of type Double, expected Float as in sample 8"));
+  EXPECT_THAT(other([](Batch& b) { b.target = at::ones({}); }),
+              StartsWith("sample 5: found a tensor target, expected none as in sample 8"));
+  EXPECT_THAT(other([](Batch& b) { b.fields[0].second = at::Tensor(); }),
+              StartsWith("sample 5: found no tensor mask, expected one as in sample 8"));
+  EXPECT_THAT(other([](Batch& b) { b.fields[0].first = "maks"; }),
+              StartsWith("sample 5: field 'maks' is not at the same place in sample 8"));
+  EXPECT_THAT(other([](Batch& b) { b.fields.emplace_back("more", at::ones({1})); }),
+              StartsWith("sample 5: field 'more' is not at the same place in sample 8"));
+  EXPECT_THAT(other([](Batch& b) { b.fields.clear(); }), StartsWith("sample 5: no field 'mask', but sample 8 has it"));
 }
 
 TEST(SampleDataset, RejectsAnEmptyFunction) {
