@@ -63,7 +63,7 @@ TEST(OneRank, CrashesWithTheNamesOfItsFunctions) {
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "segv", "--fail_step", "3"}));
   EXPECT_EQ(result.code, 139);
   EXPECT_THAT(result.err, HasSubstr("crashed"));
-  for (const char* function : {"fail+0x", "lockstep::Trainer::fit", "lockstep::run"}) {
+  for (const char* function : {"optimize+0x", "lockstep::Trainer::fit", "lockstep::run"}) {
     EXPECT_THAT(result.err, HasSubstr(function));
   }
 }
