@@ -101,7 +101,7 @@ class PhaseParser {
   }
 
  private:
-  void refuse(std::string what, std::string hint) {
+  void refuse(std::string_view what, std::string hint) {
     problems_.push_back({fmt::format("{}: {}", printable(text_), printable(what)), std::move(hint)});
   }
 

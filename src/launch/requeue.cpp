@@ -17,7 +17,7 @@ namespace lockstep {
 namespace {
 
 std::string number_of(const Variables& variables, const char* name) {
-  const std::string text = variables.get(name).value_or("");
+  std::string text = variables.get(name).value_or("");
   if (const auto number = parse_int(text); !number || *number < 0) {
     throw ConfigError(fmt::format("{}=\"{}\": expected a whole number", name, printable(text)),
                       "Slurm sets it; leave out --dist.requeue outside of a job");

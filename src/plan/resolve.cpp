@@ -216,7 +216,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     set_loaders(plan, batch);
   }
   if (devices) {
-    set_devices(plan, hardware, std::move(*devices));
+    set_devices(plan, hardware, *devices);
     plan.config.backend = resolve_backend(config, hardware, plan, findings);
     check_shared_gpu(plan, hardware, findings);
     check_device_order(plan, hardware, findings);
