@@ -116,12 +116,12 @@ class PhaseParser {
     for (const ForeignCurve& foreign : kForeign) {
       const auto spellings = split(foreign.names, ' ');
       if (std::find(spellings.begin(), spellings.end(), name) != spellings.end()) {
-        refuse("this is no curve", std::string(foreign.hint));
+        refuse("unknown curve", std::string(foreign.hint));
         return nullptr;
       }
     }
     const auto near = closest(name, names);
-    refuse(name.empty() ? "the name of the curve is missing" : "this is no curve",
+    refuse(name.empty() ? "the name of the curve is missing" : "unknown curve",
            near ? fmt::format("did you mean {}?", *near) : fmt::format("use one of {}", join(names, ", ")));
     return nullptr;
   }
@@ -158,7 +158,7 @@ class PhaseParser {
     const auto setting = std::find_if(kind_->settings.begin(), kind_->settings.end(),
                                       [&](const CurveSetting& known) { return known.name == name; });
     if (setting == kind_->settings.end()) {
-      refuse(fmt::format("found the setting {}", name), fmt::format("the settings of {} are {}", kind_->name, names()));
+      refuse(fmt::format("unknown setting {}", name), fmt::format("the settings of {} are {}", kind_->name, names()));
       return;
     }
     std::vector<ScheduleLength> lengths;
@@ -220,13 +220,14 @@ class PhaseParser {
       return std::find(seen_.begin(), seen_.end(), name) != seen_.end();
     };
     if (is_written("for") && is_written("until")) {
-      refuse("it has for and until", "give the end of a phase once");
+      refuse("found for and until, expected one of them", "for is the length of the phase, until its end in the run");
     }
     if (kind_->name == "warmup" && !is_written("for") && !is_written("until")) {
       refuse("its length is missing", "use for example warmup:500, warmup:2ep or warmup:5%");
     }
     if (kind_->name == "restarts" && is_written("every") == is_written("cycles")) {
-      refuse("expected either every or cycles", "use restarts:every=10ep or restarts:cycles=3");
+      refuse(is_written("every") ? "found every and cycles, expected one of them" : "expected every or cycles",
+             "use restarts:every=10ep or restarts:cycles=3");
     }
   }
 

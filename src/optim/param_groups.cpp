@@ -135,14 +135,12 @@ const LrSchedule& schedule_of(const OptimizerSpec& spec, const OptimConfig& conf
   return config.schedule.is_set() ? config.schedule : spec.schedule;
 }
 
-/// Gives the group this base rate; its schedule stays.
-void write_rate(BuiltOptimizer& built, std::size_t group, const GroupRate& rate, double factor) {
-  GroupRate& own = built.rates[group];
-  own.base = rate.base;
-  own.is_given = rate.is_given;
-  own.factor = factor;
-  own.written = rate.base * factor;
-  built.optimizer->param_groups()[group].options().set_lr(own.written);
+/// Gives the group a rate, and writes base x factor into its options.
+void write_rate(BuiltOptimizer& built, std::size_t group, GroupRate rate, double factor) {
+  rate.factor = factor;
+  rate.written = rate.base * factor;
+  built.optimizer->param_groups()[group].options().set_lr(rate.written);
+  built.rates[group] = rate;
 }
 
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
@@ -205,16 +203,18 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
   std::vector<Origin> origins = origins_of(spec, groups, given);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     double scale = 1;
-    LrSchedule schedule = schedule_of(spec, config);
+    built.schedules.push_back(schedule_of(spec, config));
     if (!spec.groups.empty()) {
       const GroupSpec& group = spec.groups[origins[i].given];
       scale = group.lr_scale;
-      schedule = group.schedule.is_set() ? group.schedule : std::move(schedule);
+      if (group.schedule.is_set()) {
+        built.schedules.back() = group.schedule;
+      }
       set_weight_decay(spec, origins[i].given, groups[i].options());
     }
     const double lr = config.lr > 0 ? config.lr : groups[i].options().get_lr();
-    built.rates.push_back({.schedule = std::move(schedule)});
-    write_rate(built, i, {.base = lr * scale}, 1);
+    built.rates.emplace_back();
+    write_rate(built, i, {.base = lr * scale}, /*factor=*/1);
     built.names.push_back(std::move(origins[i].names));
   }
   return built;
@@ -262,7 +262,7 @@ GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {
 
 void set_rates(BuiltOptimizer& built, const ScheduleStep& step) {
   for (std::size_t i = 0; i < built.rates.size(); ++i) {
-    write_rate(built, i, current_rate(built, i), built.rates[i].schedule.factor(step));
+    write_rate(built, i, current_rate(built, i), built.schedules[i].factor(step));
   }
 }
 

@@ -21,7 +21,6 @@ struct GroupRate {
   double factor = 1;     ///< of the schedule, at the last step
   double written = 0;    ///< into the options, the last time: base x factor
   bool is_given = true;  ///< by the specification or the configuration; else a callback wrote it
-  LrSchedule schedule{};
 };
 
 /// An optimizer over named parameters, with the data to update and save it.
@@ -30,6 +29,7 @@ struct BuiltOptimizer {
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
   std::vector<GroupRate> rates{};                 ///< per group
+  std::vector<LrSchedule> schedules{};            ///< per group
 };
 
 /// `parameters` require gradients (shared ones appear once), `frozen` ones do not. If they are set, `config.lr`

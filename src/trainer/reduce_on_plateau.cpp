@@ -13,6 +13,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "trainer/validate.h"
 
 namespace lockstep {
 
@@ -42,8 +43,8 @@ ReduceOnPlateau::ReduceOnPlateau(PlateauOptions options)
 void ReduceOnPlateau::on(const StageContext& context) {
   const auto found = std::ranges::find(*context.metrics, options_.metric, &Metrics::value_type::first);
   if (found == context.metrics->end()) {
-    const bool in_validation = options_.metric.starts_with("val_");
-    if (in_validation != (context.stage == Stage::validation_end)) {
+    const bool in_validation = options_.metric.starts_with(kValidationPrefix);
+    if (is_known_ || in_validation != (context.stage == Stage::validation_end)) {
       return;
     }
     std::vector<std::string> names;
@@ -51,6 +52,7 @@ void ReduceOnPlateau::on(const StageContext& context) {
     throw ConfigError(fmt::format("ReduceOnPlateau: found no metric {}", options_.metric),
                       fmt::format("use one of {}", join(names, ", ")));
   }
+  is_known_ = true;
   if (is_better(found->second)) {
     best_ = found->second;
     bad_ = 0;
@@ -92,12 +94,16 @@ void ReduceOnPlateau::reduce(const StageContext& context) const {
 }
 
 NamedTensors ReduceOnPlateau::save() const {
+  if (!is_known_) {
+    return {};
+  }
   return {{"best", at::scalar_tensor(best_, at::kDouble)},
           {"bad", at::scalar_tensor(bad_, at::kLong)},
           {"cooldown", at::scalar_tensor(cooldown_, at::kLong)}};
 }
 
 void ReduceOnPlateau::load(const NamedTensors& state) {
+  is_known_ = true;
   for (const auto& [name, value] : state) {
     if (name == "best") {
       best_ = value.item<double>();

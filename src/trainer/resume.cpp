@@ -90,7 +90,8 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
 }
 
 // A schedule that ends with the run changes when the run gets longer.
-void warn_about_schedules(const RunParts& run, const CheckpointContents& contents) {
+void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunParts& run,
+                          const CheckpointContents& contents) {
   const auto before = parse_int(text(contents, "total_steps")).value_or(0);
   if (!run.world.is_main() || before == 0 || before == run.total_steps) {
     return;
@@ -99,7 +100,7 @@ void warn_about_schedules(const RunParts& run, const CheckpointContents& content
   const auto factor = [&](const LrSchedule& schedule, std::int64_t total) {
     return schedule.factor({.step = run.state.step, .total_steps = total, .steps_per_epoch = per_epoch});
   };
-  for (const auto& [optimizer, schedule] : run.schedules) {
+  for (const auto& [optimizer, schedule] : schedules) {
     if (schedule.depends_on_total_steps()) {
       log_warning(fmt::format(
           "the schedule {} of optimizer '{}' follows the length of the run, which is {} steps now and was {} when the "
@@ -163,7 +164,8 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   return contents;
 }
 
-std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents) {
+std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents,
+                                 std::span<const NamedSchedule> schedules) {
   const TrainConfig& config = run.plan.config;
   if (!contents.tensors.contains("model")) {
     throw CheckpointError("the checkpoint has no model.safetensors", "choose another checkpoint");
@@ -220,7 +222,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   std::vector<std::string> changed = changes(run.plan, contents);
   warn_about(changed, contents, run.world);
-  warn_about_schedules(run, contents);
+  warn_about_schedules(schedules, run, contents);
   return changed;
 }
 

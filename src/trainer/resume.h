@@ -1,6 +1,7 @@
 // Contents of the checkpoint of a run: collected for a save, restored on resume.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,6 @@ struct RunParts {
   BatchSource& train;
   const CallbackList& callbacks;
   TrainState& state;
-  const std::vector<NamedSchedule>& schedules;
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 
@@ -32,6 +32,8 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
 
 /// Collective: same result on every rank. Throws: CheckpointError (exit 65) if model, data or data order do not match;
 /// changes nothing then. Warns about every hyperparameter that differs, and returns their descriptions.
-std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents);
+/// Warns also about `schedules` that follow the length of the run, if that has changed.
+std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents,
+                                 std::span<const NamedSchedule> schedules);
 
 }  // namespace lockstep

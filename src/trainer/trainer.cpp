@@ -44,8 +44,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::string_view kValidationPrefix = "val_";
-
 // Checked at the start: an error at the first save would lose the training until then.
 void check_dtypes(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : module_tensors(module)) {
@@ -147,9 +145,10 @@ class Fit {
     module.to(world_.device());
     tell_about_evaluation_mode();
     const std::vector<OptimizerSpec> optimizers = task_.optimizers();
-    schedules_ = schedules_of(optimizers, config_.optim);
+    const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
+    steps_per_epoch_ = train_.steps_per_epoch().value_or(0);
     total_steps_ = limit_in_steps();
-    check_schedules(schedules_, schedule_step());
+    check_schedules(schedules, schedule_step());
     strategy_->prepare(module, optimizers);
     if (monitors_validation() && validation_ == nullptr) {
       throw ConfigError(fmt::format("--checkpoint.monitor {}: found no validation data", config_.checkpoint.monitor),
@@ -161,7 +160,7 @@ class Fit {
     callbacks_.begin(module, world_);
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
-    resume();
+    resume(schedules);
     record_.set_step(state_.step);
     files_.begin(state_.step);
     recorder_.open(state_.step);
@@ -188,7 +187,7 @@ class Fit {
     }
   }
 
-  void resume() {
+  void resume(const std::vector<NamedSchedule>& schedules) {
     record_.set_phase(Phase::resume);
     const auto origin = checkpoints_.find_origin();
     if (!origin) {
@@ -196,7 +195,7 @@ class Fit {
       return;
     }
     auto parts = run_parts();
-    changed_ = restore(parts, origin->contents);
+    changed_ = restore(parts, origin->contents, schedules);
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     resumed_ = true;
     steps_at_start_ = state_.step;
@@ -206,18 +205,15 @@ class Fit {
     files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
   }
 
-  RunParts run_parts() {
-    return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, schedules_, total_steps_};
-  }
+  RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, total_steps_}; }
 
   ScheduleStep schedule_step() const {
-    return {.step = state_.step, .total_steps = total_steps_, .steps_per_epoch = train_.steps_per_epoch().value_or(0)};
+    return {.step = state_.step, .total_steps = total_steps_, .steps_per_epoch = steps_per_epoch_};
   }
 
   // 0: no limit.
   std::int64_t limit_in_steps() const {
-    const auto per_epoch = train_.steps_per_epoch();
-    const auto by_epochs = config_.max_epochs > 0 && per_epoch ? config_.max_epochs * *per_epoch : 0;
+    const auto by_epochs = config_.max_epochs * steps_per_epoch_;
     if (config_.max_steps > 0 && by_epochs > 0) {
       return std::min(config_.max_steps, by_epochs);
     }
@@ -598,11 +594,11 @@ class Fit {
   bool resumed_ = false;
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
   std::int64_t steps_at_start_ = 0;
-  std::int64_t steps_here_ = 0;   // of this fit
-  std::int64_t total_steps_ = 0;  // 0: no limit
-  std::vector<NamedSchedule> schedules_{};
-  Metrics measured_{};  // since the last step
-  Metrics final_{};     // the last value of each metric
+  std::int64_t steps_here_ = 0;       // of this fit
+  std::int64_t total_steps_ = 0;      // 0: no limit
+  std::int64_t steps_per_epoch_ = 0;  // 0: not known
+  Metrics measured_{};                // since the last step
+  Metrics final_{};                   // the last value of each metric
   bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};

@@ -314,10 +314,10 @@ class FailingTask final : public Task {
       if (options_.fail == "more") {
         return;
       }
-      std::this_thread::sleep_for(std::chrono::seconds(3));
+      std::this_thread::sleep_for(std::chrono::seconds(3));  // late, as a slow rank is
     } else if (options_.fail != "more") {
       std::thread([how = options_.fail, device = world_.device()] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));  // no event tells that NCCL waits
         fail(how, device);
       }).detach();
     }

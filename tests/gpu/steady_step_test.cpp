@@ -108,7 +108,7 @@ class Profile {
 
   static void mark(const char* name) {
     RECORD_USER_SCOPE(name);
-    std::this_thread::sleep_for(std::chrono::microseconds(10));
+    std::this_thread::sleep_for(std::chrono::microseconds(10));  // a mark of some length
   }
 
   std::set<Activity> activities_;

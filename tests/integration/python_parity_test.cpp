@@ -113,21 +113,18 @@ TEST(PythonConverter, SaysWhichPackagesItNeeds) {
   EXPECT_THAT(result.err, testing::Not(HasSubstr("Traceback")));
 }
 
-TEST(PythonSchedules, HaveTheSameFactors) {
+/// The script asks our program, and compares the answers with those of PyTorch.
+void expect_no_difference(const std::string& script, const std::string& program) {
   const std::string python = find_python(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));
-  const auto result = run_program({python, std::string(PARITY_DIR) + "/lr_schedule_parity.py", LR_SCHEDULE_DUMP});
+  const auto result = run_program({python, std::string(PARITY_DIR) + "/" + script, program});
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr(" 0 different"));
 }
 
-TEST(PythonSampler, HasTheSameOrder) {
-  const std::string python = find_python(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));
-  const auto result = run_program({python, std::string(PARITY_DIR) + "/sampler_parity.py", SAMPLER_DUMP});
-  EXPECT_EQ(result.code, 0) << result.out << result.err;
-  EXPECT_THAT(result.out, HasSubstr(" 0 different"));
-}
+TEST(PythonSchedules, HaveTheSameFactors) { expect_no_difference("lr_schedule_parity.py", LR_SCHEDULE_DUMP); }
+
+TEST(PythonSampler, HasTheSameOrder) { expect_no_difference("sampler_parity.py", SAMPLER_DUMP); }
 
 }  // namespace
 }  // namespace lockstep

@@ -57,7 +57,7 @@ class ReduceOnPlateau final : public Callback {
 
   std::string_view name() const override { return "reduce_on_plateau"; }
   std::uint32_t stages() const override { return Stage::validation_end | Stage::report; }
-  /// Throws: ConfigError if there is no such metric.
+  /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
   void on(const StageContext& context) override;
   NamedTensors save() const override;
   void load(const NamedTensors& state) override;
@@ -67,6 +67,7 @@ class ReduceOnPlateau final : public Callback {
   void reduce(const StageContext& context) const;
 
   PlateauOptions options_;
+  bool is_known_ = false;  // the metric has been measured
   double best_;
   std::int64_t bad_ = 0;       // measurements since the best one
   std::int64_t cooldown_ = 0;  // measurements left

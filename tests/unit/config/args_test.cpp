@@ -245,7 +245,7 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
       {"--backend=glo", "expected auto, nccl or gloo | did you mean gloo?"},
       {"--compute_setup=gpx", "expected auto, cpu or gpu | did you mean gpu?"},
       {"--compute_setup=cuda", "expected auto, cpu or gpu | use gpu"},
-      {"--optim.schedule=cosin", "cosin: this is no curve | did you mean cosine?"},
+      {"--optim.schedule=cosin", "cosin: unknown curve | did you mean cosine?"},
   };
   for (const auto& [argument, expected] : cases) {
     EXPECT_THAT(problems({argument}), ElementsAre(HasSubstr(expected))) << argument;

@@ -53,7 +53,7 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
        "--optim.max_grad_norm inf: expected",
        ""},
       {{.optim = {.schedule = "cosine:two=1"}},
-       "--optim.schedule cosine:two=1: cosine:two=1: found the setting two",
+       "--optim.schedule cosine:two=1: cosine:two=1: unknown setting two",
        "from, to"},
       {{.checkpoint = {.keep_last = 1}},
        "--checkpoint.keep_last 1: expected a whole number of 2 or more",

@@ -93,20 +93,20 @@ TEST(LrSchedule, ReportsEveryProblemOfAText) {
     const char* hint;
   };
   for (const auto& [text, what, hint] : std::initializer_list<Case>{
-           {"cosin", "cosin: this is no curve", "did you mean cosine?"},
-           {"zzz", "this is no curve", "use one of constant, warmup, linear"},
+           {"cosin", "cosin: unknown curve", "did you mean cosine?"},
+           {"zzz", "unknown curve", "use one of constant, warmup, linear"},
            {"+cosine", "the name of the curve is missing", "use one of"},
-           {"plateau", "this is no curve", "ReduceOnPlateau"},
-           {"StepLR:30", "this is no curve", "step:every=30ep"},
-           {"wsd", "this is no curve", "constant:until=80%"},
+           {"plateau", "unknown curve", "ReduceOnPlateau"},
+           {"StepLR:30", "unknown curve", "step:every=30ep"},
+           {"wsd", "unknown curve", "constant:until=80%"},
            {"cosine:0.1", "found \"0.1\", expected setting=value", "the settings are from, to, for, until, per"},
            {"cosine:", "found \"\", expected setting=value", ""},
-           {"cosine:floor=0.1", "found the setting floor", "the settings of cosine are from, to"},
+           {"cosine:floor=0.1", "unknown setting floor", "the settings of cosine are from, to"},
            {"cosine:to=low", "to=low, expected a number of 0 or more", ""},
            {"cosine:to=-1", "to=-1, expected a number of 0 or more", ""},
            {"cosine:to=nan", "to=nan, expected a number", ""},
            {"cosine:to=0.1,to=0.2", "to is set twice", ""},
-           {"cosine:for=10,until=20", "it has for and until", ""},
+           {"cosine:for=10,until=20", "found for and until, expected one of them", ""},
            {"cosine:per=batch", "per=batch, expected step or epoch", ""},
            {"exponential:0", "factor=0, expected a number above 0", ""},
            {"one_cycle:rise=2", "rise=2, expected a number from 0 to 1", ""},
@@ -118,8 +118,8 @@ TEST(LrSchedule, ReportsEveryProblemOfAText) {
            {"step", "the setting every is missing", "lengths are"},
            {"exponential", "the setting factor is missing", ""},
            {"multistep:at=3/x", "at=x, expected a length", ""},
-           {"restarts", "expected either every or cycles", ""},
-           {"restarts:10,cycles=2", "expected either every or cycles", ""},
+           {"restarts", "expected every or cycles", ""},
+           {"restarts:10,cycles=2", "found every and cycles, expected one of them", ""},
            {"cosine+constant", "cosine: it has no end, so the next phase never begins", "for=10ep"},
        }) {
     const LrSchedule schedule(text);

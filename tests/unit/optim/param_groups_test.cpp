@@ -139,7 +139,7 @@ TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
     }
     return std::string();
   };
-  EXPECT_THAT(refused({}), HasSubstr("schedule of optimizer 'main': cosin: this is no curve"));
+  EXPECT_THAT(refused({}), HasSubstr("schedule of optimizer 'main': cosin: unknown curve"));
   EXPECT_THAT(refused({}), testing::Not(HasSubstr("critic")));
   const std::string all = refused(ScheduleStep{});
   EXPECT_THAT(all, HasSubstr("schedule of optimizer 'critic': cosine: the length of the run is not known"));

@@ -17,12 +17,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-Plan plan_of(int ranks, TrainConfig config) {
-  config.nprocs = ranks;
-  config.batch_size = 4;
-  return resolve(config, {.cores = 4}, std::nullopt);
-}
-
 /// The validation loss is scripted, by epoch.
 class Scripted final : public TinyTask {
  public:
@@ -39,8 +33,9 @@ class Scripted final : public TinyTask {
   std::size_t next_ = 0;
 };
 
-std::vector<double> rates(const TrainConfig& config, World& world, PlateauOptions options, std::size_t from = 0) {
-  const Plan plan = plan_of(world.size(), config);
+std::vector<double> rates(TrainConfig config, World& world, PlateauOptions options, std::size_t from = 0) {
+  config.batch_size = 4;
+  const Plan plan = plan_for(world.size(), config);
   Scripted task(sgd({.lr = 0.1}));
   task.start_at(from);
   std::vector<double> found;
@@ -89,6 +84,29 @@ TEST(ReduceOnPlateau, ContinuesAfterAResume) {
   const auto rest = rates(config, world, {.factor = 0.5, .patience = 1}, 3);
   found.insert(found.end(), rest.begin(), rest.end());
   EXPECT_EQ(found, straight);
+}
+
+TEST(ReduceOnPlateau, GoesOnWithoutAMetricThatIsMissingNowAndThen) {
+  World world = World::single(c10::kCPU);
+  TinyTask task(sgd({.lr = 0.1}));
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1}));
+  ReduceOnPlateau plateau({.metric = "loss", .factor = 0.5, .patience = 0});
+  EXPECT_TRUE(plateau.save().empty());
+  Trainer trainer(plan, world);
+  trainer.add(at_stage(Stage::fit_start, [&](const StageContext& start) {
+    const auto report = [&](const Metrics& metrics) {
+      StageContext context{Stage::report, start.state,   start.module, start.strategy, start.world,
+                           start.plan,    start.control, start.step,   &metrics};
+      plateau.on(context);
+      return start.strategy.optimizer().lr();
+    };
+    EXPECT_THROW(report({{"lr", 0.1}}), ConfigError);
+    EXPECT_EQ(report({{"loss", 2}}), 0.1);
+    EXPECT_EQ(report({{"lr", 0.1}}), 0.1);
+    EXPECT_EQ(report({{"loss", 2}}), 0.05);
+  }));
+  DataLoader data(tiny_data(8), plan.loader, world);
+  trainer.fit(task, data);
 }
 
 TEST(ReduceOnPlateau, NamesWhatIsWrong) {
