@@ -58,10 +58,16 @@ std::optional<ScheduleLength> parse_length(std::string_view text) {
   return steps && *steps >= 0 ? std::optional(ScheduleLength{static_cast<double>(*steps), Unit::steps}) : std::nullopt;
 }
 
+/// How messages begin: with the phase, unless it is the whole schedule.
+std::string phase_prefix(std::string_view phase, std::string_view schedule) {
+  return phase == schedule ? std::string() : printable(phase) + ": ";
+}
+
 /// Parses one phase, "step:30ep,factor=0.1".
 class PhaseParser {
  public:
-  PhaseParser(std::string_view text, std::vector<Problem>& problems) : text_(trim(text)), problems_(problems) {}
+  PhaseParser(std::string_view text, std::string_view schedule, std::vector<Problem>& problems)
+      : text_(trim(text)), prefix_(phase_prefix(text_, schedule)), problems_(problems) {}
 
   std::optional<LrPhase> parse() {
     const auto colon = text_.find(':');
@@ -102,7 +108,7 @@ class PhaseParser {
 
  private:
   void refuse(std::string_view what, std::string hint) {
-    problems_.push_back({fmt::format("{}: {}", printable(text_), printable(what)), std::move(hint)});
+    problems_.push_back({prefix_ + printable(what), std::move(hint)});
   }
 
   const CurveKind* find_kind(std::string_view name) {
@@ -241,6 +247,7 @@ class PhaseParser {
   }
 
   std::string_view text_;
+  std::string prefix_;
   std::vector<Problem>& problems_;
   const CurveKind* kind_ = nullptr;
   CurveValues values_{};
@@ -262,7 +269,7 @@ LrSchedule::LrSchedule(std::string_view text) : text_(to_lower(trim(text))) {
   }
   std::vector<LrPhase> phases;
   for (const std::string& part : split(text_, '+')) {
-    if (auto phase = PhaseParser(part, problems_).parse()) {
+    if (auto phase = PhaseParser(part, text_, problems_).parse()) {
       phases.push_back(*std::move(phase));
     }
   }
@@ -316,7 +323,7 @@ std::vector<Problem> LrSchedule::problems_in(const ScheduleStep& run) const {
   bool start_is_fixed = true;  // the same for any length of the run
   for (const LrPhase& phase : *phases_) {
     const auto refuse = [&](std::string_view what, std::string_view hint) {
-      problems.push_back({fmt::format("{}: {}", printable(phase.text), what), std::string(hint)});
+      problems.push_back({phase_prefix(phase.text, text_) + std::string(what), std::string(hint)});
     };
     start_is_fixed = start_is_fixed && !uses(phase.lengths, ScheduleLength::Unit::part);
     const bool ends_with_run = &phase == &phases_->back() && phase.fills && !phase.has_end();

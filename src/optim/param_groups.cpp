@@ -18,6 +18,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -180,7 +182,9 @@ void check_schedules(std::span<const NamedSchedule> schedules, const std::option
   for (const auto& [optimizer, schedule] : schedules) {
     const bool in_run = run && schedule.problems().empty();
     for (const Problem& problem : in_run ? schedule.problems_in(*run) : schedule.problems()) {
-      problems.push_back({fmt::format("schedule of optimizer '{}': {}", optimizer, problem.what), problem.hint});
+      problems.push_back(
+          {fmt::format("schedule {} of optimizer '{}': {}", printable(schedule.text()), optimizer, problem.what),
+           problem.hint});
     }
   }
   if (!problems.empty()) {

@@ -104,8 +104,9 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
     if (schedule.depends_on_total_steps()) {
       log_warning(fmt::format(
           "the schedule {} of optimizer '{}' follows the length of the run, which is {} steps now and was {} when the "
-          "checkpoint was written: the learning rate of step {} becomes {:.3g} of its base instead of {:.3g}; give the "
-          "schedule an end in steps to keep it, for example cosine:until={}",
+          "checkpoint was written: the learning rate of step {} becomes {:.3g} of its base instead of {:.3g}; lengths "
+          "and "
+          "ends in steps keep it (until={})",
           schedule.text(), optimizer, run.total_steps, before, run.state.step, factor(schedule, run.total_steps),
           factor(schedule, before), before));
     }

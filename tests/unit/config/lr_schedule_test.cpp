@@ -93,7 +93,7 @@ TEST(LrSchedule, ReportsEveryProblemOfAText) {
     const char* hint;
   };
   for (const auto& [text, what, hint] : std::initializer_list<Case>{
-           {"cosin", "cosin: unknown curve", "did you mean cosine?"},
+           {"cosin", "unknown curve", "did you mean cosine?"},
            {"zzz", "unknown curve", "use one of constant, warmup, linear"},
            {"+cosine", "the name of the curve is missing", "use one of"},
            {"plateau", "unknown curve", "ReduceOnPlateau"},
@@ -139,7 +139,7 @@ TEST(LrSchedule, ReportsWhatTheRunDoesNotHave) {
   };
   const ScheduleStep endless{.steps_per_epoch = 10};
   const ScheduleStep stream{.total_steps = 100};
-  EXPECT_THAT(problem("cosine", endless), HasSubstr("cosine: the length of the run is not known"));
+  EXPECT_THAT(problem("cosine", endless), HasSubstr("the length of the run is not known"));
   EXPECT_THAT(problem("step:10%", endless), HasSubstr("the length of the run is not known"));
   EXPECT_EQ(problem("cosine:for=5", endless), "");
   EXPECT_EQ(problem("inverse_sqrt", endless), "");

@@ -139,11 +139,11 @@ TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
     }
     return std::string();
   };
-  EXPECT_THAT(refused({}), HasSubstr("schedule of optimizer 'main': cosin: unknown curve"));
+  EXPECT_THAT(refused({}), HasSubstr("schedule cosin of optimizer 'main': unknown curve"));
   EXPECT_THAT(refused({}), testing::Not(HasSubstr("critic")));
   const std::string all = refused(ScheduleStep{});
-  EXPECT_THAT(all, HasSubstr("schedule of optimizer 'critic': cosine: the length of the run is not known"));
-  EXPECT_THAT(all, HasSubstr("schedule of optimizer 'critic': step:2ep: the number of steps per epoch is not known"));
+  EXPECT_THAT(all, HasSubstr("schedule cosine of optimizer 'critic': the length of the run is not known"));
+  EXPECT_THAT(all, HasSubstr("schedule step:2ep of optimizer 'critic': the number of steps per epoch is not known"));
 }
 
 TEST(BuildOptimizer, TakesTorchOptimizers) {
