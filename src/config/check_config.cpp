@@ -134,6 +134,17 @@ class Checker {
                          label("checkpoint.monitor", std::string("\"\""))),
              "set the metric, for example --checkpoint.monitor val_loss");
     }
+    if (c.optim.max_grad_norm > 0 && c.optim.max_grad_value > 0) {
+      refuse(fmt::format("{} with {}: gradients are clipped in one way",
+                         label("optim.max_grad_norm", c.optim.max_grad_norm),
+                         label("optim.max_grad_value", c.optim.max_grad_value)),
+             "remove one of them");
+    }
+    if (c.benchmark && c.deterministic != Determinism::off) {
+      refuse(fmt::format("{} with {}: the fastest algorithm may be another one in each run",
+                         label("benchmark", c.benchmark), label("deterministic", c.deterministic)),
+             "remove one of them");
+    }
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
       refuse(fmt::format("{}: expected 0, or 2 or more", label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
              "each machine sends a heartbeat every second");

@@ -50,22 +50,63 @@ struct EnumText<Backend> {
 
 template <>
 struct EnumText<Precision> {
-  static constexpr Spelling kSpellings[] = {spell("fp32", Precision::fp32), spell("bf16_mixed", Precision::bf16_mixed)};
+  static constexpr Spelling kSpellings[] = {spell("fp32", Precision::fp32),
+                                            spell("fp64", Precision::fp64),
+                                            spell("bf16", Precision::bf16),
+                                            spell("fp16", Precision::fp16),
+                                            spell("bf16_mixed", Precision::bf16_mixed),
+                                            spell("fp16_mixed", Precision::fp16_mixed)};
   static constexpr ForeignSpelling kForeign[] = {
       {"32-true", "use fp32"},
       {"32", "use fp32"},
       {"float32", "use fp32"},
+      {"float", "use fp32"},
+      {"64-true", "use fp64"},
+      {"64", "use fp64"},
+      {"float64", "use fp64"},
+      {"double", "use fp64"},
       {"bf16-mixed", "use bf16_mixed"},
-      {"16-mixed", "fp16_mixed is not available yet; use bf16_mixed or fp32"},
-      {"16-true", "fp16 is not available yet; use bf16_mixed or fp32"},
-      {"bf16-true", "bf16 is not available yet; use bf16_mixed or fp32"},
-      {"64-true", "fp64 is not available yet; use fp32 or bf16_mixed"},
-      {"fp64", "fp64 is not available yet; use fp32 or bf16_mixed"},
-      {"fp16", "fp16 is not available yet; use bf16_mixed or fp32"},
-      {"bf16", "bf16 is not available yet; use bf16_mixed or fp32"},
-      {"fp16_mixed", "fp16_mixed is not available yet; use bf16_mixed or fp32"},
-      {"16", "fp16_mixed is not available yet; use bf16_mixed or fp32"},
-      {"64", "fp64 is not available yet; use fp32 or bf16_mixed"}};
+      {"bf16-true", "use bf16: the weights are bfloat16 too"},
+      {"bfloat16", "use bf16_mixed; with bf16 the weights are bfloat16 too"},
+      {"16-mixed", "use fp16_mixed"},
+      {"16", "use fp16_mixed"},
+      {"16-true", "use fp16: the weights are half precision too"},
+      {"float16", "use fp16_mixed; with fp16 the weights are half precision too"},
+      {"half", "use fp16_mixed; with fp16 the weights are half precision too"},
+      {"transformer-engine", "not available; use bf16_mixed"},
+      {"transformer-engine-float16", "not available; use fp16_mixed"},
+      {"complex64", "use fp32, which leaves complex parameters as they are"},
+      {"complex128", "use fp64, which makes complex parameters complex128"}};
+};
+
+template <>
+struct EnumText<MatmulPrecision> {
+  static constexpr Spelling kSpellings[] = {spell("highest", MatmulPrecision::highest),
+                                            spell("high", MatmulPrecision::high),
+                                            spell("medium", MatmulPrecision::medium)};
+  static constexpr ForeignSpelling kForeign[] = {{"tf32", "use high"}, {"ieee", "use highest"}, {"bf16", "use medium"}};
+};
+
+template <>
+struct EnumText<Determinism> {
+  static constexpr Spelling kSpellings[] = {spell("off", Determinism::off), spell("warn", Determinism::warn),
+                                            spell("on", Determinism::on)};
+  static constexpr ForeignSpelling kForeign[] = {
+      {"true", "use on"}, {"false", "use off"}, {"error", "use on"}, {"none", "use off"}};
+};
+
+template <>
+struct EnumText<LrScaling> {
+  static constexpr Spelling kSpellings[] = {spell("none", LrScaling::none), spell("linear", LrScaling::linear),
+                                            spell("sqrt", LrScaling::sqrt)};
+  static constexpr ForeignSpelling kForeign[] = {
+      {"batch", "use sqrt with --optim.lr_batch_size RANKS*ACCUMULATION"},
+      {"global_batch", "use sqrt with --optim.lr_batch_size ACCUMULATION"},
+      {"gradient_accumulation", "use sqrt with --optim.lr_batch_size RANKS*BATCH_SIZE"},
+      {"both", "use sqrt with --optim.lr_batch_size RANKS"},
+      {"global_both", "use sqrt"},
+      {"true", "use linear"},
+      {"false", "use none"}};
 };
 
 template <>
@@ -132,7 +173,20 @@ void visit_fields(Config& c, Visit&& visit) {
         c.nprocs);
   visit(Info{.name = "backend", .help = "communication backend: nccl between GPUs, else gloo; not used with one rank"},
         c.backend);
-  visit(Info{.name = "precision", .help = "number format of the forward pass; weights stay fp32"}, c.precision);
+  visit(Info{.name = "precision",
+             .help = "number format; bf16_mixed and fp16_mixed only in the forward pass, with fp32 weights (fp16_mixed "
+                     "with a dynamic loss scale); the others also for weights and inputs"},
+        c.precision);
+  visit(Info{.name = "matmul_precision",
+             .help = "of fp32 matrix products: highest, high (TF32), medium (bf16), on hardware that has them"},
+        c.matmul_precision);
+  visit(Info{.name = "deterministic",
+             .help = "operations without a deterministic algorithm: off allows, warn reports, on refuses them"},
+        c.deterministic);
+  visit(Info{.name = "benchmark", .help = "cuDNN measures its convolution algorithms and uses the fastest"},
+        c.benchmark);
+  visit(Info{.name = "detect_anomaly", .help = "find the operation whose backward gives NaN; slow, for debugging"},
+        c.detect_anomaly);
   visit(Info{.name = "seed", .help = "all random numbers derive from it"}, c.seed);
   visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0}, c.max_epochs);
   visit(Info{.name = "max_steps",
@@ -218,10 +272,21 @@ void visit_fields(Config& c, Visit&& visit) {
 
   visit(Info{.name = "optim.lr", .help = "base learning rate; 0: the one of the program's optimizer", .minimum = 0},
         c.optim.lr);
+  visit(Info{.name = "optim.lr_scaling",
+             .help = "linear: multiply learning rates by global batch / lr_batch_size; sqrt: by its square root"},
+        c.optim.lr_scaling);
+  visit(Info{.name = "optim.lr_batch_size",
+             .help = "with optim.lr_scaling: samples per step for which the learning rate was chosen",
+             .minimum = 1},
+        c.optim.lr_batch_size);
   visit(Info{.name = "optim.max_grad_norm",
              .help = "maximum of the global gradient norm (clipping); 0: no clipping",
              .minimum = 0},
         c.optim.max_grad_norm);
+  visit(Info{.name = "optim.max_grad_value",
+             .help = "maximum of the absolute value of each gradient element (clipping); 0: no clipping",
+             .minimum = 0},
+        c.optim.max_grad_value);
   visit(Info{.name = "optim.schedule",
              .help = "schedule of the learning rates of all optimizers, such as cosine, warmup:500+cosine:to=0.1 or "
                      "step:30ep,factor=0.1; empty: those of the program, else constant"},

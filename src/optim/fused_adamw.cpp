@@ -2,21 +2,19 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/serialize.h>
-
-#include <lockstep/base/error.h>
 
 namespace lockstep {
 namespace {
@@ -40,6 +38,10 @@ void FusedAdamWState::serialize(torch::serialize::InputArchive& archive) {
   archive.read("exp_avg_sq", second);
   exp_avg = first.toTensor();
   exp_avg_sq = second.toTensor();
+  c10::IValue largest;
+  if (archive.try_read("max_exp_avg_sq", largest)) {
+    max_exp_avg_sq = largest.toTensor();
+  }
   step = at::full({}, static_cast<double>(count.toInt()), counter_options(exp_avg.device()));
 }
 
@@ -47,11 +49,16 @@ void FusedAdamWState::serialize(torch::serialize::OutputArchive& archive) const 
   archive.write("step", c10::IValue(step.item().toLong()));
   archive.write("exp_avg", c10::IValue(exp_avg));
   archive.write("exp_avg_sq", c10::IValue(exp_avg_sq));
+  if (max_exp_avg_sq.defined()) {
+    archive.write("max_exp_avg_sq", c10::IValue(max_exp_avg_sq));
+  }
 }
 
 FusedAdamW::FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                       const torch::optim::AdamWOptions& defaults)
-    : Optimizer(groups, std::make_unique<torch::optim::AdamWOptions>(defaults)), gradients_(first_moment) {}
+                       const torch::optim::AdamWOptions& defaults, WeightDecay weight_decay)
+    : Optimizer(groups, std::make_unique<torch::optim::AdamWOptions>(defaults)),
+      weight_decay_(weight_decay),
+      gradients_(first_moment) {}
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
   at::Tensor loss;
@@ -63,6 +70,7 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   if (gradients_.take(*this)) {
     collect_moments();
   }
+  const std::optional<at::Tensor> found_inf = found_inf_.defined() ? std::optional(found_inf_) : std::nullopt;
   if (!counters_.empty()) {
     at::_foreach_add_(counters_, 1);
   }
@@ -71,10 +79,21 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
     const Moments& moments = moments_[i];
     const auto& options = static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options());
     const auto [beta1, beta2] = options.betas();
-    at::_fused_adamw_(list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
-                      moments.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-                      /*amsgrad=*/false, /*maximize=*/false);
+    const auto update = [&](auto kernel) {
+      kernel(list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, moments.max_exp_avg_sqs, moments.steps,
+             options.lr(), beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false,
+             /*grad_scale=*/std::optional<at::Tensor>(), found_inf);
+    };
+    if (weight_decay_ == WeightDecay::decoupled) {
+      update([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+    } else {
+      update([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+    }
   }
+  if (found_inf.has_value() && !counters_.empty()) {
+    at::_foreach_add_(counters_, *found_inf, -1);  // the counters of a skipped step stay
+  }
+  found_inf_.reset();
   gradients_.release();
   return loss;
 }
@@ -103,6 +122,9 @@ void FusedAdamW::collect_moments() {
       moments.steps.push_back(state.step);
       moments.exp_avgs.push_back(as_real(state.exp_avg));
       moments.exp_avg_sqs.push_back(as_real(state.exp_avg_sq));
+      if (state.max_exp_avg_sq.defined()) {
+        moments.max_exp_avg_sqs.push_back(as_real(state.max_exp_avg_sq));
+      }
     }
   }
 }
@@ -110,12 +132,10 @@ void FusedAdamW::collect_moments() {
 void FusedAdamW::create_states() {
   std::unordered_map<c10::Device, at::Tensor> zeros;
   for (const GradientList& list : gradients_.lists()) {
-    if (static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options()).amsgrad()) {
-      throw Error(fmt::format("parameter group {}: amsgrad is not supported", list.group), "use torch::optim::AdamW");
-    }
     if (!list.is_new) {
       continue;
     }
+    const bool amsgrad = static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options()).amsgrad();
     for (const at::Tensor& parameter : list.parameters) {
       at::Tensor& zero = zeros[parameter.device()];
       if (!zero.defined()) {
@@ -125,6 +145,9 @@ void FusedAdamW::create_states() {
       state->step = zero;
       state->exp_avg = at::zeros_like(parameter);
       state->exp_avg_sq = at::zeros_like(parameter);
+      if (amsgrad) {
+        state->max_exp_avg_sq = at::zeros_like(parameter);
+      }
       state_[parameter.unsafeGetTensorImpl()] = std::move(state);
     }
   }

@@ -1,12 +1,14 @@
-// AdamW that updates all parameters of a group in one kernel.
+// Adam and AdamW that update all parameters of a group in one kernel.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
 #include "optim/gradient_lists.h"
+#include "optim/loss_scaler.h"
 
 namespace lockstep {
 
@@ -16,19 +18,25 @@ struct FusedAdamWState : public torch::optim::OptimizerCloneableParamState<Fused
       step{};  ///< float32, 0-dim, on the parameter's device; one tensor for all parameters with the same step count
   at::Tensor exp_avg{};
   at::Tensor exp_avg_sq{};
+  at::Tensor max_exp_avg_sq{};  ///< undefined without amsgrad
 
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Update and options of torch::optim::AdamW, on at::_fused_adamw_. Skips parameters without a gradient.
-class FusedAdamW : public torch::optim::Optimizer {
+enum class WeightDecay { decoupled, in_gradient };  ///< of AdamW, of Adam
+
+/// Update and options of torch::optim::AdamW and Adam, on at::_fused_adamw_ and at::_fused_adam_. Skips parameters
+/// without a gradient.
+class FusedAdamW : public torch::optim::Optimizer, public SkipsOnDevice {
  public:
   explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                      const torch::optim::AdamWOptions& defaults = {});
+                      const torch::optim::AdamWOptions& defaults = {},
+                      WeightDecay weight_decay = WeightDecay::decoupled);
 
-  /// Throws: Error naming a parameter with a sparse gradient, or a group with amsgrad.
+  /// Throws: Error naming a parameter with a sparse gradient.
   at::Tensor step(LossClosure closure = nullptr) override;
+  void skip_if(at::Tensor found_inf) override { found_inf_ = std::move(found_inf); }
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -40,12 +48,15 @@ class FusedAdamW : public torch::optim::Optimizer {
   struct Moments {
     std::vector<at::Tensor> exp_avgs{};
     std::vector<at::Tensor> exp_avg_sqs{};
+    std::vector<at::Tensor> max_exp_avg_sqs{};  // empty without amsgrad
     std::vector<at::Tensor> steps{};
   };
 
   void collect_moments();
   void create_states();
 
+  const WeightDecay weight_decay_;
+  at::Tensor found_inf_{};  // of the next step
   GradientLists gradients_;
   std::vector<Moments> moments_{};      // in the order of gradients_.lists()
   std::vector<at::Tensor> counters_{};  // the distinct tensors among all `steps`

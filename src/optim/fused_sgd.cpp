@@ -1,6 +1,7 @@
 #include "optim/fused_sgd.h"
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -28,6 +29,7 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
+  const at::Tensor skip = std::exchange(found_inf_, {});
   if (gradients_.take(*this)) {
     buffers_.assign(gradients_.lists().size(), {});
   }
@@ -35,13 +37,17 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     const GradientList& list = gradients_.lists()[i];
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[list.group].options());
     const bool with_momentum = options.momentum() != 0;
+    if (with_momentum && list.is_new && skip.defined() && skip.item<float>() != 0) {
+      continue;  // a new buffer gets its first values from the kernel, which would not write them
+    }
     if (with_momentum && buffers_[i].empty()) {
       buffers_[i] = momentum_buffers(list);
     }
     // A new buffer starts as the gradient; in the next step its list is not new and joins the others.
     at::_fused_sgd_(list.values, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
                     options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, /*is_first_step=*/list.is_new);
+                    /*maximize=*/false, /*is_first_step=*/list.is_new, /*grad_scale=*/{},
+                    skip.defined() ? std::optional(skip) : std::nullopt);
   }
   gradients_.release();
   return loss;

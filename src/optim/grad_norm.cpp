@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_clamp_max.h>
+#include <ATen/ops/_foreach_clamp_min.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -30,6 +32,14 @@ at::Tensor global_norm(std::span<const at::Tensor> gradients) {
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
   return norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
+}
+
+void clamp_(std::span<const at::Tensor> gradients, double limit) {
+  const at::NoGradGuard no_grad;
+  if (!gradients.empty()) {
+    at::_foreach_clamp_min_(as_list(gradients), -limit);
+    at::_foreach_clamp_max_(as_list(gradients), limit);
+  }
 }
 
 void scale_(std::span<const at::Tensor> gradients, const at::Tensor& factor) {

@@ -24,6 +24,7 @@
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
 #include "optim/param_groups.h"
+#include "optim/rule_optimizer.h"
 #include "tensor/mismatch.h"
 
 namespace lockstep {
@@ -36,13 +37,20 @@ struct Counter {
   at::Tensor& tensor;
 };
 
+/// A slot of a RuleState.
+struct Slot {
+  const StateSlot& kind;
+  at::Tensor& tensor;
+};
+
 // The fields of each state in the order of the file: visit(name, field, required).
 
 template <class Visit>
-void visit_fields(FusedAdamWState& state, const torch::optim::AdamWOptions&, const Visit& visit) {
+void visit_fields(FusedAdamWState& state, const torch::optim::AdamWOptions& options, const Visit& visit) {
   visit("step", Counter{state.step}, true);
   visit("exp_avg", state.exp_avg, true);
   visit("exp_avg_sq", state.exp_avg_sq, true);
+  visit("max_exp_avg_sq", state.max_exp_avg_sq, options.amsgrad());
 }
 
 template <class State, class Options, class Visit>
@@ -74,6 +82,30 @@ void visit_fields(torch::optim::RMSpropParamState& state, const torch::optim::RM
   visit("grad_avg", state.grad_avg(), options.centered());
 }
 
+template <class Visit>
+void visit_fields(RuleState& state, const RuleOptions&, const Visit& visit) {
+  visit("step", state.count(), true);
+  for (std::size_t i = 0; i < state.kinds.size(); ++i) {
+    visit(state.kinds[i].name, Slot{state.kinds[i], state.slots[i]}, true);
+  }
+}
+
+/// Whether a parameter's state has this field.
+template <class Field>
+bool has_field(const Field&, const at::Tensor&) {
+  return true;
+}
+bool has_field(const Slot& slot, const at::Tensor& parameter) { return empty_slot(slot.kind, parameter).defined(); }
+
+template <class State>
+std::unique_ptr<State> new_state(const torch::optim::Optimizer& optimizer) {
+  if constexpr (std::is_same_v<State, RuleState>) {
+    return std::make_unique<State>(static_cast<const RuleOptimizer&>(optimizer).rule().slots());
+  } else {
+    return std::make_unique<State>();
+  }
+}
+
 template <class StateType, class OptionsType>
 struct Kind {
   using State = StateType;
@@ -88,23 +120,24 @@ bool is_one_of(const torch::optim::Optimizer& optimizer) {
 /// Calls `work` with the state and options types of the optimizer.
 template <class Work>
 void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
-  using namespace torch::optim;
   if (is_one_of<FusedAdamW>(optimizer)) {
     work(Kind<FusedAdamWState, torch::optim::AdamWOptions>());
-  } else if (is_one_of<FusedSgd, SGD>(optimizer)) {
-    work(Kind<SGDParamState, SGDOptions>());
-  } else if (is_one_of<AdamW>(optimizer)) {
-    work(Kind<AdamWParamState, torch::optim::AdamWOptions>());
-  } else if (is_one_of<Adam>(optimizer)) {
-    work(Kind<AdamParamState, AdamOptions>());
-  } else if (is_one_of<Adagrad>(optimizer)) {
-    work(Kind<AdagradParamState, AdagradOptions>());
-  } else if (is_one_of<RMSprop>(optimizer)) {
-    work(Kind<RMSpropParamState, RMSpropOptions>());
+  } else if (is_one_of<RuleOptimizer>(optimizer)) {
+    work(Kind<RuleState, RuleOptions>());
+  } else if (is_one_of<FusedSgd, torch::optim::SGD>(optimizer)) {
+    work(Kind<torch::optim::SGDParamState, torch::optim::SGDOptions>());
+  } else if (is_one_of<torch::optim::AdamW>(optimizer)) {
+    work(Kind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>());
+  } else if (is_one_of<torch::optim::Adam>(optimizer)) {
+    work(Kind<torch::optim::AdamParamState, torch::optim::AdamOptions>());
+  } else if (is_one_of<torch::optim::Adagrad>(optimizer)) {
+    work(Kind<torch::optim::AdagradParamState, torch::optim::AdagradOptions>());
+  } else if (is_one_of<torch::optim::RMSprop>(optimizer)) {
+    work(Kind<torch::optim::RMSpropParamState, torch::optim::RMSpropOptions>());
   } else {
     throw CheckpointError(
-        fmt::format("optimizer state: {} is not supported, expected adamw(), sgd() or torch::optim's SGD, Adam, "
-                    "AdamW, Adagrad or RMSprop",
+        fmt::format("optimizer state: {} is not supported, expected one of lockstep's optimizers or torch::optim's "
+                    "SGD, Adam, AdamW, Adagrad or RMSprop",
                     c10::demangle(typeid(optimizer).name())),
         "use one of these optimizers, or disable checkpoints");
   }
@@ -143,6 +176,7 @@ class StateWriter {
     }
     out_.emplace_back(std::move(name), count);
   }
+  void write(std::string name, const Slot& slot) { write(std::move(name), slot.tensor); }
   void write(std::string name, const at::Tensor& tensor) {
     if (tensor.defined()) {
       out_.emplace_back(std::move(name), tensor);
@@ -175,6 +209,12 @@ class StateReader {
   void read(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) {
     if (const at::Tensor found = take(name); mismatch_.compare(name, found, parameter)) {
       tensor = at::empty_like(parameter).copy_(found);
+    }
+  }
+  void read(const std::string& name, const at::Tensor& parameter, const Slot& slot) {
+    const at::Tensor expected = empty_slot(slot.kind, parameter);
+    if (const at::Tensor found = take(name); mismatch_.compare(name, found, expected)) {
+      slot.tensor = expected.copy_(found);
     }
   }
   void read(const std::string& name, double& rate) {
@@ -230,7 +270,7 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
           if (found == built.optimizer->state().end()) {
             return;  // it had no gradient yet
           }
-          visit_fields(static_cast<State&>(*found->second), options, [&](const char* field, const auto& value, bool) {
+          visit_fields(static_cast<State&>(*found->second), options, [&](auto field, const auto& value, bool) {
             writer.write(fmt::format("{}.{}", name, field), value);
           });
         });
@@ -253,14 +293,17 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
     for_each_parameter<Options>(
         built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool is_frozen) {
-          auto fresh = std::make_unique<State>();
+          auto fresh = new_state<State>(*built.optimizer);
           // Adagrad's states exist from the start, those of the others from the first gradient.
           bool exists = !is_frozen && std::is_same_v<State, torch::optim::AdagradParamState>;
-          visit_fields(*fresh, options, [&](const char* field, auto&&, bool) {
+          visit_fields(*fresh, options, [&](auto field, auto&&, bool) {
             exists = exists || reader.has(fmt::format("{}.{}", name, field));
           });
-          visit_fields(*fresh, options, [&](const char* field, auto&& value, bool required) {
+          visit_fields(*fresh, options, [&](auto field, auto&& value, bool required) {
             const std::string key = fmt::format("{}.{}", name, field);
+            if (!has_field(value, parameter)) {
+              return;
+            }
             if (reader.has(key)) {
               reader.read(key, parameter, value);
             } else if (exists && required) {

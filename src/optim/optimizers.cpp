@@ -1,4 +1,6 @@
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -9,6 +11,7 @@
 
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
+#include "optim/update_rules.h"
 
 namespace lockstep {
 namespace {
@@ -22,6 +25,24 @@ class OptionCheck {
     if (!good) {
       problems_.push_back({.what = fmt::format("{}: {} is {}, expected {}", optimizer_, name, value, range)});
     }
+  }
+  template <class Options>
+  void expect_rates(const Options& options) {
+    expect("lr", options.lr, options.lr >= 0, "0 or more");
+    if constexpr (requires { options.weight_decay; }) {
+      expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
+    }
+    if constexpr (requires { options.eps; }) {
+      expect("eps", options.eps, options.eps >= 0, "0 or more");
+    }
+  }
+  template <class Options>
+  void expect_betas(const Options& options) {
+    expect_share("beta1", options.beta1);
+    expect_share("beta2", options.beta2);
+  }
+  void expect_share(const char* name, double value) {
+    expect(name, value, value >= 0 && value < 1, "0 or more and less than 1");
   }
   void throw_problems() {
     if (!problems_.empty()) {
@@ -54,40 +75,176 @@ ParamGroups without_decay_of_vectors(const ParamGroups& groups, const Options& o
   return divided;
 }
 
-}  // namespace
-
-OptimizerFactory adamw(AdamWOptions options) {
-  OptionCheck check("adamw");
-  check.expect("lr", options.lr, options.lr >= 0, "0 or more");
-  check.expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
-  check.expect("beta1", options.beta1, options.beta1 >= 0 && options.beta1 < 1, "0 or more and less than 1");
-  check.expect("beta2", options.beta2, options.beta2 >= 0 && options.beta2 < 1, "0 or more and less than 1");
-  check.expect("eps", options.eps, options.eps >= 0, "0 or more");
+/// adamw() and adam() differ only in the weight decay.
+template <class Options>
+OptimizerFactory fused_adam(const char* name, const Options& options, WeightDecay weight_decay) {
+  OptionCheck check(name);
+  check.expect_rates(options);
+  check.expect_betas(options);
   check.throw_problems();
-  return [options](ParamGroups groups) -> OptimizerPtr {
+  return [options, weight_decay](ParamGroups groups) -> OptimizerPtr {
     const auto defaults = torch::optim::AdamWOptions(options.lr)
                               .weight_decay(options.weight_decay)
                               .betas({options.beta1, options.beta2})
-                              .eps(options.eps);
+                              .eps(options.eps)
+                              .amsgrad(options.amsgrad);
     return std::make_unique<FusedAdamW>(
-        options.no_decay_vectors ? without_decay_of_vectors(groups, defaults) : std::move(groups), defaults);
+        options.no_decay_vectors ? without_decay_of_vectors(groups, defaults) : std::move(groups), defaults,
+        weight_decay);
   };
 }
 
+OptimizerFactory by_rule(double lr, double weight_decay, std::shared_ptr<const UpdateRule> rule) {
+  return [=, rule = std::move(rule)](const ParamGroups& groups) -> OptimizerPtr {
+    return std::make_unique<RuleOptimizer>(groups, RuleOptions(lr, weight_decay), rule);
+  };
+}
+
+/// `*` stands for any characters, `?` for one.
+bool matches(std::string_view pattern, std::string_view text) {
+  std::size_t p = 0;
+  std::size_t t = 0;
+  std::size_t star = std::string_view::npos;
+  std::size_t after_star = 0;  // in the text: where the last star may end
+  while (t < text.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
+      ++p;
+      ++t;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      after_star = t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++after_star;
+    } else {
+      return false;
+    }
+  }
+  return pattern.substr(p).find_first_not_of('*') == std::string_view::npos;
+}
+
+}  // namespace
+
+std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern) {
+  return [pattern = std::move(pattern)](std::string_view name, const at::Tensor&) { return matches(pattern, name); };
+}
+
+OptimizerFactory adamw(AdamWOptions options) { return fused_adam("adamw", options, WeightDecay::decoupled); }
+
+OptimizerFactory adam(AdamOptions options) { return fused_adam("adam", options, WeightDecay::in_gradient); }
+
 OptimizerFactory sgd(SgdOptions options) {
   OptionCheck check("sgd");
-  check.expect("lr", options.lr, options.lr >= 0, "0 or more");
-  check.expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
+  check.expect_rates(options);
   check.expect("momentum", options.momentum, options.momentum >= 0, "0 or more");
   check.expect("momentum", options.momentum, !options.nesterov || options.momentum > 0, "more than 0 with nesterov");
+  check.expect("dampening", options.dampening, !options.nesterov || options.dampening == 0, "0 with nesterov");
   check.throw_problems();
   return [options](ParamGroups groups) -> OptimizerPtr {
     const auto defaults = torch::optim::SGDOptions(options.lr)
                               .weight_decay(options.weight_decay)
                               .momentum(options.momentum)
+                              .dampening(options.dampening)
                               .nesterov(options.nesterov);
     return std::make_unique<FusedSgd>(
         options.no_decay_vectors ? without_decay_of_vectors(groups, defaults) : std::move(groups), defaults);
+  };
+}
+
+OptimizerFactory rmsprop(RmspropOptions options) {
+  OptionCheck check("rmsprop");
+  check.expect_rates(options);
+  check.expect("alpha", options.alpha, options.alpha >= 0 && options.alpha <= 1, "0 to 1");
+  check.expect("momentum", options.momentum, options.momentum >= 0, "0 or more");
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, rmsprop_rule(options));
+}
+
+OptimizerFactory adagrad(AdagradOptions options) {
+  OptionCheck check("adagrad");
+  check.expect_rates(options);
+  check.expect("lr_decay", options.lr_decay, options.lr_decay >= 0, "0 or more");
+  check.expect("initial_accumulator", options.initial_accumulator, options.initial_accumulator >= 0, "0 or more");
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, adagrad_rule(options));
+}
+
+OptimizerFactory adadelta(AdadeltaOptions options) {
+  OptionCheck check("adadelta");
+  check.expect_rates(options);
+  check.expect("rho", options.rho, options.rho >= 0 && options.rho <= 1, "0 to 1");
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, adadelta_rule(options));
+}
+
+OptimizerFactory adamax(AdamaxOptions options) {
+  OptionCheck check("adamax");
+  check.expect_rates(options);
+  check.expect_betas(options);
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, adamax_rule(options));
+}
+
+OptimizerFactory nadam(NadamOptions options) {
+  OptionCheck check("nadam");
+  check.expect_rates(options);
+  check.expect_betas(options);
+  check.expect("momentum_decay", options.momentum_decay, options.momentum_decay >= 0, "0 or more");
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, nadam_rule(options));
+}
+
+OptimizerFactory radam(RadamOptions options) {
+  OptionCheck check("radam");
+  check.expect_rates(options);
+  check.expect_betas(options);
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, radam_rule(options));
+}
+
+OptimizerFactory asgd(AsgdOptions options) {
+  OptionCheck check("asgd");
+  check.expect_rates(options);
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, asgd_rule(options));
+}
+
+OptimizerFactory rprop(RpropOptions options) {
+  OptionCheck check("rprop");
+  check.expect_rates(options);
+  check.expect("eta_minus", options.eta_minus, options.eta_minus > 0 && options.eta_minus < 1,
+               "more than 0, less than 1");
+  check.expect("eta_plus", options.eta_plus, options.eta_plus > 1, "more than 1");
+  check.expect("max_step", options.max_step, options.max_step >= options.min_step, "min_step or more");
+  check.throw_problems();
+  return by_rule(options.lr, /*weight_decay=*/0, rprop_rule(options));
+}
+
+OptimizerFactory lion(LionOptions options) {
+  OptionCheck check("lion");
+  check.expect_rates(options);
+  check.expect_betas(options);
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, lion_rule(options));
+}
+
+OptimizerFactory adafactor(AdafactorOptions options) {
+  OptionCheck check("adafactor");
+  check.expect_rates(options);
+  check.expect("beta2_decay", options.beta2_decay, options.beta2_decay <= 0, "0 or less");
+  check.expect("eps1", options.eps1, options.eps1 >= 0, "0 or more");
+  check.expect("eps2", options.eps2, options.eps2 >= 0, "0 or more");
+  check.expect("d", options.d, options.d >= 1, "1 or more");
+  check.throw_problems();
+  return [options, make = by_rule(options.lr, options.weight_decay, adafactor_rule(options))](ParamGroups groups) {
+    for (const auto& group : groups) {
+      for (const at::Tensor& parameter : group.params()) {
+        if (parameter.is_complex()) {
+          throw ConfigError("adafactor: found a complex parameter, expected real ones", "use adamw()");
+        }
+      }
+    }
+    return make(std::move(groups));
   };
 }
 

@@ -19,6 +19,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/text.h"
+#include "optim/rule_optimizer.h"
 
 namespace lockstep {
 namespace {
@@ -34,6 +35,9 @@ double* find_weight_decay(OptimizerOptions& options) {
   found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdamOptions*>(&options));
   found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdagradOptions*>(&options));
   found = found != nullptr ? found : as(dynamic_cast<torch::optim::RMSpropOptions*>(&options));
+  if (auto* rule = dynamic_cast<RuleOptions*>(&options)) {
+    found = &rule->weight_decay;
+  }
   return found;
 }
 
@@ -266,7 +270,7 @@ GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {
 
 void set_rates(BuiltOptimizer& built, const ScheduleStep& step) {
   for (std::size_t i = 0; i < built.rates.size(); ++i) {
-    write_rate(built, i, current_rate(built, i), built.schedules[i].factor(step));
+    write_rate(built, i, current_rate(built, i), built.schedules[i].factor(step) * step.lr_scale);
   }
 }
 

@@ -174,8 +174,8 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
   }
 }
 
-Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world)
-    : SingleDevice(config, world), options_(options) {}
+Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision)
+    : SingleDevice(config, world, precision), options_(options) {}
 
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   SingleDevice::prepare(module, optimizers);
@@ -364,7 +364,7 @@ void DdpOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
     SingleDeviceOptimizer::backward(loss, weight);
     return;
   }
-  run_backward({loss}, {weight});
+  run_backward({loss}, {root_gradient(loss, weight)});
 }
 
 void DdpOptimizer::backward_nothing() {
@@ -409,6 +409,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
 
 void DdpOptimizer::finish() {
   check_all_used();
+  unscale_grads();
   ddp_.sums_->add(lane_.grad());
 }
 

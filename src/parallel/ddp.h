@@ -21,7 +21,7 @@ class DdpOptimizer;
 
 class Ddp final : public SingleDevice {
  public:
-  Ddp(const OptimConfig& config, const DistConfig& options, World& world);
+  Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision = Precision::fp32);
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;

@@ -48,6 +48,9 @@ Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
 SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy)
     : strategy_(strategy), spec_(std::move(spec)) {
   build();
+  if (strategy_.precision_ == Precision::fp16_mixed) {
+    scaler_.emplace(strategy_.world_.device());
+  }
 }
 
 void SingleDeviceOptimizer::build() {
@@ -74,7 +77,7 @@ void SingleDeviceOptimizer::begin_forward(bool) { strategy_.progress_.set_phase(
 
 void SingleDeviceOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
   strategy_.progress_.set_phase(Phase::backward);
-  torch::autograd::backward({loss}, {weight});
+  torch::autograd::backward({loss}, {root_gradient(loss, weight)});
 }
 
 void SingleDeviceOptimizer::add_count(const at::Tensor& count) {
@@ -82,7 +85,16 @@ void SingleDeviceOptimizer::add_count(const at::Tensor& count) {
   count_ = count_.defined() ? count_ + count.detach() : count.detach().to(at::kFloat);
 }
 
-void SingleDeviceOptimizer::finish() { strategy_.agreed_ = strategy_.agreed_ | strategy_.take_requests(); }
+void SingleDeviceOptimizer::finish() {
+  unscale_grads();
+  strategy_.agreed_ = strategy_.agreed_ | strategy_.take_requests();
+}
+
+void SingleDeviceOptimizer::unscale_grads() {
+  if (scaler_) {
+    scaler_->unscale(defined_grads());
+  }
+}
 
 /// Dense real tensors that share memory with the gradients, for the norm and for scaling.
 const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
@@ -107,9 +119,27 @@ at::Tensor SingleDeviceOptimizer::grad_norm() { return global_norm(defined_grads
 
 void SingleDeviceOptimizer::scale_grads(const at::Tensor& factor) { scale_(defined_grads(), factor); }
 
+void SingleDeviceOptimizer::clamp_grads(double limit) { clamp_(defined_grads(), limit); }
+
 void SingleDeviceOptimizer::step() {
   strategy_.progress_.set_phase(Phase::optimizer);
-  built_.optimizer->step();
+  if (scaler_) {
+    scaler_->step(*built_.optimizer);
+  } else {
+    built_.optimizer->step();
+  }
+}
+
+// Parameter names hold no colon.
+std::string SingleDeviceOptimizer::scaler_key() const { return fmt::format("loss_scaler:{}", spec_.name); }
+
+NamedTensors SingleDeviceOptimizer::state() const {
+  NamedTensors state = optimizer_state(built_);
+  if (scaler_) {
+    const NamedTensors scaler = scaler_->state(scaler_key());
+    state.insert(state.end(), scaler.begin(), scaler.end());
+  }
+  return state;
 }
 
 // "<parameter>.<state>": an entry belongs to the optimizer of that parameter.
@@ -124,6 +154,9 @@ void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
   std::copy_if(state.begin(), state.end(), std::back_inserter(part),
                [&](const auto& entry) { return mine.contains(entry.first.substr(0, entry.first.rfind('.'))); });
   load_optimizer_state(built_, part);
+  if (scaler_) {
+    scaler_->load_state(scaler_key(), state);
+  }
 }
 
 void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {

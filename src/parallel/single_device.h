@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,6 +11,7 @@
 
 #include <lockstep/parallel/strategy.h>
 
+#include "optim/loss_scaler.h"
 #include "optim/param_groups.h"
 #include "world/world_access.h"
 
@@ -30,36 +33,48 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void finish() override;
   at::Tensor grad_norm() override;
   void scale_grads(const at::Tensor& factor) override;
+  void clamp_grads(double limit) override;
   void set_lr(const ScheduleStep& step) override { set_rates(built_, step); }
   double lr() const override { return built_.optimizer->param_groups().front().options().get_lr(); }
   void step() override;
+  at::Tensor loss_scale() override { return scaler_ ? scaler_->scale() : at::Tensor(); }
+  at::Tensor skipped() override { return scaler_ ? scaler_->found_inf() : at::Tensor(); }
   torch::optim::Optimizer& torch_optimizer() override { return *built_.optimizer; }
 
   /// Call it after freezing or unfreezing parameters.
   virtual void build_again();
   bool has_parameters() const noexcept { return !parameters_.empty(); }
-  NamedTensors state() const { return optimizer_state(built_); }
+  NamedTensors state() const;
   /// Loads its part from the state of all optimizers.
   void load_state(const NamedTensors& state);
 
  protected:
+  /// The gradient with which a backward from `loss` begins.
+  at::Tensor root_gradient(const at::Tensor& loss, const at::Tensor& weight) const {
+    return scaler_ ? scaler_->scaled(weight, loss.scalar_type()) : weight;
+  }
+  /// Call it when the gradients are reduced.
+  void unscale_grads();
+
   SingleDevice& strategy_;
   NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
   at::Tensor count_{};         // sum of the counts of this step, if the task returns counts
 
  private:
   void build();
+  std::string scaler_key() const;
   const std::vector<at::Tensor>& defined_grads();
 
   OptimizerSpec spec_;
   BuiltOptimizer built_{};
-  std::vector<at::Tensor> grads_{};  // reused by defined_grads()
+  std::optional<LossScaler> scaler_{};  // with fp16_mixed
+  std::vector<at::Tensor> grads_{};     // reused by defined_grads()
 };
 
 class SingleDevice : public Strategy {
  public:
-  SingleDevice(const OptimConfig& config, World& world)
-      : world_(world), progress_(WorldAccess::progress(world)), config_(config) {}
+  SingleDevice(const OptimConfig& config, World& world, Precision precision = Precision::fp32)
+      : world_(world), progress_(WorldAccess::progress(world)), config_(config), precision_(precision) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
@@ -87,6 +102,7 @@ class SingleDevice : public Strategy {
   void check_that_something_trains() const;
 
   const OptimConfig config_;
+  const Precision precision_;
   StepRequests mine_{};  // requests that are not yet sent
   StepRequests agreed_{};
 };

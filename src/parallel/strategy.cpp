@@ -22,9 +22,9 @@ void StrategyOptimizer::backward(const at::Tensor& loss, double weight) {
 
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world) {
   if (world.size() == 1) {
-    return std::make_unique<SingleDevice>(plan.config.optim, world);
+    return std::make_unique<SingleDevice>(plan.config.optim, world, plan.config.precision);
   }
-  return std::make_unique<Ddp>(plan.config.optim, plan.config.dist, world);
+  return std::make_unique<Ddp>(plan.config.optim, plan.config.dist, world, plan.config.precision);
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <lockstep/plan/plan.h>
 
 #include "base/text.h"
+#include "config/field_value.h"
 
 namespace lockstep {
 namespace {
@@ -59,9 +60,31 @@ std::string time_limit_text(const Plan& plan) {
   return text;
 }
 
+std::string precision_text(const TrainConfig& config) {
+  std::string text = to_text(config.precision);
+  if (config.matmul_precision != MatmulPrecision::highest) {
+    text += fmt::format(", matrix products {}", to_text(config.matmul_precision));
+  }
+  if (config.deterministic != Determinism::off) {
+    text += fmt::format(", deterministic {}", to_text(config.deterministic));
+  }
+  return text;
+}
+
 std::string optimizer_text(const OptimConfig& optim) {
   const std::string lr = optim.lr > 0 ? fmt::format("learning rate {}", optim.lr) : "learning rate of the program";
-  return optim.max_grad_norm > 0 ? fmt::format("{}, gradient norm at most {}", lr, optim.max_grad_norm) : lr;
+  std::string text = lr;
+  if (optim.lr_scaling != LrScaling::none) {
+    text += fmt::format(", scaled by {}global batch / {}{}", optim.lr_scaling == LrScaling::sqrt ? "sqrt(" : "",
+                        optim.lr_batch_size, optim.lr_scaling == LrScaling::sqrt ? ")" : "");
+  }
+  if (optim.max_grad_norm > 0) {
+    text += fmt::format(", gradient norm at most {}", optim.max_grad_norm);
+  }
+  if (optim.max_grad_value > 0) {
+    text += fmt::format(", gradient elements at most {}", optim.max_grad_value);
+  }
+  return text;
 }
 
 std::string data_text(const LoaderPlan& loader) {
@@ -116,7 +139,7 @@ std::string describe(const Plan& plan) {
       {"backend", plan.world_size == 1              ? "none (one rank)"
                   : config.backend == Backend::nccl ? "nccl"
                                                     : "gloo"},
-      {"precision", config.precision == Precision::bf16_mixed ? "bf16_mixed" : "fp32"},
+      {"precision", precision_text(config)},
       {"seed", fmt::to_string(config.seed)},
       {"batch", plan.loader.batch.explanation},
       {"limits", limit_text(config) + time_limit_text(plan)},

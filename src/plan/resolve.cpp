@@ -8,6 +8,7 @@
 #include <lockstep/plan/plan.h>
 
 #include "base/text.h"
+#include "config/field_value.h"
 #include "environment/visible_devices.h"
 #include "plan/device_choice.h"
 
@@ -197,6 +198,16 @@ TrainConfig asked_config(const Plan& plan) {
   return config;
 }
 
+// It works, so that a program can be tried without a GPU.
+void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
+  const Precision precision = plan.config.precision;
+  if (!plan.gpu() && (precision == Precision::fp16 || precision == Precision::fp16_mixed)) {
+    findings.warnings.push_back(
+        fmt::format("--precision {} on the CPU is slow; use --precision {}", to_text(precision),
+                    to_text(precision == Precision::fp16 ? Precision::bf16 : Precision::bf16_mixed)));
+  }
+}
+
 Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
              LaunchFacts facts) {
   Findings findings{.problems = check_config(config)};
@@ -221,6 +232,7 @@ Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::opt
     check_shared_gpu(plan, hardware, findings);
     check_device_order(plan, hardware, findings);
     warn_about_silent_gpus(plan, hardware, findings);
+    warn_about_half_on_cpu(plan, findings);
   }
   if (!findings.problems.empty()) {
     throw ConfigError(std::move(findings.problems));

@@ -35,35 +35,35 @@ std::string_view to_string(Stage stage) noexcept {
   return "unknown stage";
 }
 
-void CallbackList::add(std::shared_ptr<Callback> callback, bool by_program) {
+void CallbackList::add(std::shared_ptr<Callback> callback) {
   std::string name(callback->name());
   for (const Entry& other : entries_) {
     if (other.name == name) {
       throw ConfigError(fmt::format("two callbacks have the name '{}'", name), "give each callback a different name");
     }
   }
-  entries_.push_back({.name = std::move(name), .callback = std::move(callback), .by_program = by_program});
+  entries_.push_back({.name = std::move(name), .callback = std::move(callback)});
 }
 
 // Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.
 void CallbackList::begin(const torch::nn::Module& module, World& world) {
-  program_stages_ = 0;
+  meeting_stages_ = 0;
   for (Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "stages()");
     entry.stages = entry.callback->stages();
-    program_stages_ |= entry.by_program ? entry.stages : 0;
+    meeting_stages_ |= entry.callback->is_light() ? 0 : entry.stages;
   }
   WorldAccess::meet(world, false);
-  for (const std::string& theirs : world.gather(std::to_string(program_stages_))) {
-    program_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
+  for (const std::string& theirs : world.gather(std::to_string(meeting_stages_))) {
+    meeting_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
   }
   parameters_ = module.parameters();
 }
 
 bool CallbackList::call(const StageContext& context) {
   const auto stage = static_cast<std::uint32_t>(context.stage);
-  const bool by_program = (program_stages_ & stage) != 0;
-  if (by_program) {
+  const bool meets = (meeting_stages_ & stage) != 0;
+  if (meets) {
     note_frozen(frozen_before_);
   }
   for (const Entry& entry : entries_) {
@@ -72,7 +72,7 @@ bool CallbackList::call(const StageContext& context) {
       entry.callback->on(context);
     }
   }
-  if (!by_program) {
+  if (!meets) {
     return false;
   }
   note_frozen(frozen_);
@@ -114,6 +114,15 @@ void CallbackList::load(const NamedTensors& state, World& world) const {
     }
   }
   WorldAccess::meet(world, false);
+}
+
+std::vector<std::shared_ptr<void>> CallbackList::validation_scopes(World& world) const {
+  std::vector<std::shared_ptr<void>> scopes;
+  for (const Entry& entry : entries_) {
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "validation_scope()");
+    scopes.push_back(entry.callback->validation_scope());
+  }
+  return scopes;
 }
 
 }  // namespace lockstep

@@ -16,9 +16,8 @@ namespace lockstep {
 
 class CallbackList {
  public:
-  /// by_program: false for callbacks of the library, which are short and freeze nothing. Throws: ConfigError if the
-  /// name is already used.
-  void add(std::shared_ptr<Callback> callback, bool by_program);
+  /// Throws: ConfigError if the name is already used.
+  void add(std::shared_ptr<Callback> callback);
 
   /// Collective. Begins a fit, with `module` on its device: reads the stages of every callback.
   void begin(const torch::nn::Module& module, World& world);
@@ -30,18 +29,20 @@ class CallbackList {
   NamedTensors save(World& world) const;
   void load(const NamedTensors& state, World& world) const;
 
+  /// What the callbacks keep during a validation; destroyed in reverse order.
+  std::vector<std::shared_ptr<void>> validation_scopes(World& world) const;
+
  private:
   struct Entry {
     std::string name{};
     std::shared_ptr<Callback> callback{};
-    bool by_program = true;
     std::uint32_t stages = 0;
   };
 
   void note_frozen(std::vector<bool>& frozen) const;
 
   std::vector<Entry> entries_{};
-  std::uint32_t program_stages_ = 0;  // stages for which any rank has a callback of the program
+  std::uint32_t meeting_stages_ = 0;  // stages for which any rank has a callback that is not light
   std::vector<at::Tensor> parameters_{};
   std::vector<bool> frozen_before_{};  // same order as parameters_
   std::vector<bool> frozen_{};

@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::int64_t kNever = std::int64_t{1} << 40;  // more than any run's number of steps
 constexpr std::size_t kMostPending = 256;
+// A scale of 65536 has become 0.002 then.
+constexpr std::int64_t kMostSkipped = 25;
 
 at::Tensor first_of(const at::Tensor& bad, std::int64_t begin) {
   const at::Tensor numbers = at::arange(begin, begin + bad.size(0), bad.options().dtype(at::kLong));
@@ -60,22 +62,38 @@ std::string NonFinite::text() const {
   if (grad_norm) {
     add(fmt::format("the gradient norm of step {} is not finite", grad_norm->step));
   }
+  if (skipped_steps > 0) {
+    add(fmt::format("the gradients of the last {} steps were not finite at any loss scale", skipped_steps));
+  }
   add(parameter.empty() ? std::string("all parameters are finite")
                         : fmt::format("the first parameter that is not finite is {}", parameter));
   return found;
 }
 
 void FiniteWatch::add(std::int64_t step, const StepResult& result) {
-  losses_.add(step, result.loss);
-  grad_norms_.add(step, result.grad_norm);
+  if (!result.skipped.defined()) {
+    losses_.add(step, result.loss);
+    grad_norms_.add(step, result.grad_norm);
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto unless_skipped = [&](const at::Tensor& value) {
+    return value.defined() ? at::where(result.skipped > 0, 0, value) : value;
+  };
+  losses_.add(step, unless_skipped(result.loss));
+  grad_norms_.add(step, unless_skipped(result.grad_norm));
+  skipped_in_a_row_ =
+      (skipped_in_a_row_.defined() ? skipped_in_a_row_ + result.skipped : result.skipped) * result.skipped;
 }
 
 std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, World& world) {
   const at::NoGradGuard no_grad;
   const NamedTensors parameters = trained_values(module);
   // One number encodes step and rank, so the minimum over ranks is the first.
+  const at::Tensor skipped = skipped_in_a_row_.defined() ? skipped_in_a_row_.to(at::kLong)
+                                                         : at::zeros({}, at::device(world.device()).dtype(at::kLong));
   const auto found = at::stack({losses_.take(world.device()), grad_norms_.take(world.device()),
-                                first_parameter(parameters, world.device())})
+                                first_parameter(parameters, world.device()), skipped})
                          .mul_(world.size())
                          .add_(world.rank());
   world.all_reduce(found, Reduce::min);
@@ -87,10 +105,14 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
   };
   NonFinite result{.loss = value(0), .grad_norm = value(1)};
   const auto parameter = value(2);
+  if (const std::int64_t in_a_row = value(3)->step; in_a_row >= kMostSkipped) {
+    result.skipped_steps = in_a_row;
+  }
   if (parameter) {
     result.parameter = parameters.at(static_cast<std::size_t>(parameter->step)).first;
   }
-  return result.loss || result.grad_norm || parameter ? std::optional(std::move(result)) : std::nullopt;
+  return result.loss || result.grad_norm || parameter || result.skipped_steps > 0 ? std::optional(std::move(result))
+                                                                                  : std::nullopt;
 }
 
 void FiniteWatch::Series::add(std::int64_t step, const at::Tensor& value) {

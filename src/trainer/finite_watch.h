@@ -23,14 +23,16 @@ struct NonFinite {
   };
   std::optional<Value> loss{};
   std::optional<Value> grad_norm{};
-  std::string parameter{};  ///< the first trained parameter that is not finite; empty: all are finite
+  std::int64_t skipped_steps = 0;  ///< fp16_mixed: steps in a row that changed nothing, if there are too many
+  std::string parameter{};         ///< the first trained parameter that is not finite; empty: all are finite
 
   std::string text() const;  ///< "the loss of step 12 is not finite on rank 1; ..."
 };
 
 class FiniteWatch {
  public:
-  /// Records the results of a step. Steps must be consecutive.
+  /// Records the results of a step. Steps must be consecutive. Values of a step that fp16_mixed skipped may be
+  /// infinite.
   void add(std::int64_t step, const StepResult& result);
   /// Collective. Checks the steps since the last call and the current parameters. nullopt: all values are finite. Waits
   /// for the device.
@@ -52,6 +54,7 @@ class FiniteWatch {
     at::Tensor first_{};
   };
 
+  at::Tensor skipped_in_a_row_{};  // 0-dim, on the device; undefined without fp16_mixed
   Series losses_{};
   Series grad_norms_{};
 };

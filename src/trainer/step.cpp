@@ -10,13 +10,13 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/precision.h>
 #include <lockstep/trainer/step.h>
 #include <lockstep/trainer/task.h>
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
 #include "optim/grad_norm.h"
+#include "trainer/in_precision.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
 
@@ -65,8 +65,7 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
   if (batch.samples == 0) {
     return {};
   }
-  const AutocastScope precision(step_.context_.config.precision, step_.context_.world.device().type());
-  StepOutput output = f(batch);
+  StepOutput output = in_precision(step_.context_.config.precision, step_.context_.world.device().type(), batch, f);
   if (output.loss.defined() && output.loss.dim() != 0) {
     throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
                 "reduce it over the batch, for example with mean()");
@@ -117,12 +116,19 @@ void OptimizerStep::update() {
   if (const double limit = step_.context_.config.optim.max_grad_norm; limit > 0) {
     step_.grad_norm_ = optimizer_.grad_norm();
     optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));
+  } else if (const double largest = step_.context_.config.optim.max_grad_value; largest > 0) {
+    optimizer_.clamp_grads(largest);
   }
   optimizer_.set_lr(step_.context_.at);
   optimizer_.step();
+  step_.skipped_ = optimizer_.skipped();
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
+  if (optimizer_.loss_scale().defined()) {
+    throw ConfigError("--precision fp16_mixed: an optimizer with a closure calculates losses that cannot be scaled",
+                      "use --precision bf16_mixed or fp32");
+  }
   MicroBatches first;
   optimizer_.set_lr(step_.context_.at);
   optimizer_.torch_optimizer().step([&] {
@@ -157,6 +163,7 @@ void Step::add(const StepOutput& output) {
 StepResult Step::result() const {
   return {.loss = added_.empty() ? at::Tensor() : added_.mean([](const StepOutput& out) { return out.loss; }),
           .grad_norm = grad_norm_,
+          .skipped = skipped_,
           .lr = context_.strategy.optimizer().lr()};
 }
 

@@ -1,6 +1,7 @@
 // The training loop is fit(); one step is Task::optimize in step.cpp.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
+#include <lockstep/optim/precision.h>
 #include <lockstep/session.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
@@ -30,6 +32,7 @@
 #include "trainer/agreed_stop.h"
 #include "trainer/callback_list.h"
 #include "trainer/finite_watch.h"
+#include "trainer/in_precision.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_files.h"
@@ -90,6 +93,7 @@ class Fit {
 
   FitResult run() {
     const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
+    const NumericsScope numerics(config_);
     try {
       return train();
     } catch (const CommError&) {
@@ -142,7 +146,7 @@ class Fit {
   void prepare() {
     record_.set_phase(Phase::prepare);
     torch::nn::Module& module = task_.module();
-    module.to(world_.device());
+    place_module(module, world_.device(), config_.precision);
     tell_about_evaluation_mode();
     const std::vector<OptimizerSpec> optimizers = task_.optimizers();
     const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
@@ -161,6 +165,7 @@ class Fit {
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
     resume(schedules);
+    lr_scale_ = lr_scale();
     record_.set_step(state_.step);
     files_.begin(state_.step);
     recorder_.open(state_.step);
@@ -208,7 +213,19 @@ class Fit {
   RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, total_steps_}; }
 
   ScheduleStep schedule_step() const {
-    return {.step = state_.step, .total_steps = total_steps_, .steps_per_epoch = steps_per_epoch_};
+    return {
+        .step = state_.step, .total_steps = total_steps_, .steps_per_epoch = steps_per_epoch_, .lr_scale = lr_scale_};
+  }
+
+  // Of optim.lr_scaling. A resumed run may keep the global batch of its checkpoint.
+  double lr_scale() const {
+    if (config_.optim.lr_scaling == LrScaling::none) {
+      return 1;
+    }
+    const std::int64_t position = train_.position().global_batch;
+    const auto batch = static_cast<double>(position > 0 ? position : plan_.loader.batch.global_batch_size);
+    const double ratio = batch / static_cast<double>(config_.optim.lr_batch_size);
+    return config_.optim.lr_scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
   }
 
   // 0: no limit.
@@ -337,6 +354,9 @@ class Fit {
     if (last_.grad_norm.defined()) {
       means.emplace_back("grad_norm", last_.grad_norm.item<double>());
     }
+    if (const at::Tensor scale = strategy_->optimizer().loss_scale(); scale.defined()) {
+      means.emplace_back("loss_scale", scale.item<double>());
+    }
     return means;
   }
 
@@ -378,12 +398,14 @@ class Fit {
   void validate() {
     const auto began = Clock::now();
     const auto batches = validation_->steps_per_epoch();
+    auto scopes = callbacks_.validation_scopes(world_);
     const Evaluation evaluation = evaluate(
         task_, *validation_, world_, config_, control_,
         {.max_batches = config_.validate.max_batches, .on_batch = [&](std::int64_t done) {
            progress_.update(
                {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
          }});
+    scopes.clear();
     report_time_ += Clock::now() - began;  // validation is not part of the training time
     agreed_.stop = agreed_.stop || evaluation.stopped;
     if (!evaluation.complete) {
@@ -597,8 +619,9 @@ class Fit {
   std::int64_t steps_here_ = 0;       // of this fit
   std::int64_t total_steps_ = 0;      // 0: no limit
   std::int64_t steps_per_epoch_ = 0;  // 0: not known
-  Metrics measured_{};                // since the last step
-  Metrics final_{};                   // the last value of each metric
+  double lr_scale_ = 1;
+  Metrics measured_{};  // since the last step
+  Metrics final_{};     // the last value of each metric
   bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};
@@ -622,14 +645,14 @@ Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
     deadline = std::min(asked_for, deadline.value_or(asked_for));
   }
   if (deadline) {
-    impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline), /*by_program=*/false);
+    impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline));
   }
 }
 
 Trainer::~Trainer() = default;
 
 Trainer& Trainer::add(std::shared_ptr<Callback> callback) {
-  impl_->callbacks.add(std::move(callback), /*by_program=*/true);
+  impl_->callbacks.add(std::move(callback));
   return *this;
 }
 
@@ -640,8 +663,11 @@ FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) 
 Metrics Trainer::validate(Task& task, BatchSource& data) {
   World& world = impl_->world;
   TrainControl& control = impl_->control;
-  task.module().to(world.device());
-  Evaluation evaluation = evaluate(task, data, world, impl_->plan.config, control);
+  const TrainConfig& config = impl_->plan.config;
+  place_module(task.module(), world.device(), config.precision);
+  const NumericsScope numerics(config);
+  const auto scopes = impl_->callbacks.validation_scopes(world);
+  Evaluation evaluation = evaluate(task, data, world, config, control);
   if (!evaluation.complete) {
     const StopReason stop = agree_on_reason(world, control);
     control.set_agreed(stop.kind);

@@ -8,11 +8,11 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/rng_state.h>
-#include <lockstep/optim/precision.h>
 #include <lockstep/world/world.h>
 
 #include "parallel/parameter_sync.h"
 #include "trainer/agreed_stop.h"
+#include "trainer/in_precision.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -72,8 +72,9 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   for (const StepBatches* step = data.next(); step != nullptr; step = data.next()) {
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
-        const AutocastScope precision(config.precision, world.device().type());
-        meter.add(task.validation_step(batch), batch.samples);
+        meter.add(in_precision(config.precision, world.device().type(), batch,
+                               [&task](const Batch& b) { return task.validation_step(b); }),
+                  batch.samples);
       }
     }
     options.on_batch(++done);

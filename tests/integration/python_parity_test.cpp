@@ -124,6 +124,8 @@ void expect_no_difference(const std::string& script, const std::string& program)
 
 TEST(PythonSchedules, HaveTheSameFactors) { expect_no_difference("lr_schedule_parity.py", LR_SCHEDULE_DUMP); }
 
+TEST(PythonTraining, GivesTheSameLossesAndWeights) { expect_no_difference("training_parity.py", TRAINING_DUMP); }
+
 TEST(PythonSampler, HasTheSameOrder) { expect_no_difference("sampler_parity.py", SAMPLER_DUMP); }
 
 }  // namespace

@@ -22,6 +22,7 @@ struct ScheduleStep {
   std::int64_t step = 0;             ///< 0-based: the update from `step` to `step + 1`
   std::int64_t total_steps = 0;      ///< of the run; 0: not known
   std::int64_t steps_per_epoch = 0;  ///< 0: not known
+  double lr_scale = 1;               ///< factor of all learning rates besides the schedule: optim.lr_scaling
 };
 
 /// A schedule: one phase, or several joined by '+', one after the other. A pure function of the step, so a resumed run

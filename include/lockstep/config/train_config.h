@@ -15,12 +15,16 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 enum class ComputeSetup { automatic, cpu, gpu };
 enum class Backend { automatic, nccl, gloo };
-enum class Precision { fp32, bf16_mixed };
+/// bf16_mixed and fp16_mixed: autocast, parameters stay fp32; the others: parameters and inputs have this dtype.
+enum class Precision { fp32, fp64, bf16, fp16, bf16_mixed, fp16_mixed };
+enum class MatmulPrecision { highest, high, medium };
+enum class Determinism { off, warn, on };
 enum class SampleOrder { keyed, pytorch };
 enum class GradCompression { none, fp16, bf16 };
 enum class MonitorMode { min, max };
 enum class SaveErrorPolicy { go_on, stop };
 enum class NonFinitePolicy { stop, warn };
+enum class LrScaling { none, linear, sqrt };
 
 struct DataConfig {
   int workers = 2;                   ///< threads per rank that build batches; 0: the training thread builds them
@@ -38,9 +42,13 @@ struct SamplerConfig {
 };
 
 struct OptimConfig {
-  double lr = 0;             ///< base learning rate; 0: the one of the program's optimizer
-  double max_grad_norm = 0;  ///< maximum of the global gradient norm (clipping); 0: no clipping
-  LrSchedule schedule{};     ///< of all optimizers, "warmup:500+cosine"; not set: those of the program, else constant
+  double lr = 0;  ///< base learning rate; 0: the one of the program's optimizer
+  /// Learning rate for another number of samples per step: lr x (global batch / lr_batch_size), or its square root.
+  LrScaling lr_scaling = LrScaling::none;
+  std::int64_t lr_batch_size = 1;  ///< with lr_scaling: samples per step for which the learning rate was chosen
+  double max_grad_norm = 0;        ///< maximum of the global gradient norm (clipping); 0: no clipping
+  double max_grad_value = 0;       ///< maximum of the absolute value of each gradient element; 0: no clipping
+  LrSchedule schedule{};  ///< of all optimizers, "warmup:500+cosine"; not set: those of the program, else constant
   NonFinitePolicy non_finite =
       NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in loss or parameters
 };
@@ -101,9 +109,14 @@ struct TrainConfig {
   int nprocs = 0;                        ///< ranks in total over all nodes; 0: one per device, on CPU one
   Backend backend = Backend::automatic;  ///< not used with one rank
   Precision precision = Precision::fp32;
-  std::uint64_t seed = 42;      ///< all random numbers derive from it
-  std::int64_t max_epochs = 1;  ///< 0: no limit
-  std::int64_t max_steps = 0;   ///< 0: no limit; whichever limit is reached first ends the run
+  /// Of fp32 matrix products; high and medium use TF32 or bf16 on hardware that has them.
+  MatmulPrecision matmul_precision = MatmulPrecision::highest;
+  Determinism deterministic = Determinism::off;  ///< operations without a deterministic algorithm: allow, warn, refuse
+  bool benchmark = false;                        ///< let cuDNN measure its convolution algorithms and use the fastest
+  bool detect_anomaly = false;                   ///< find the operation whose backward gives NaN; slow, for debugging
+  std::uint64_t seed = 42;                       ///< all random numbers derive from it
+  std::int64_t max_epochs = 1;                   ///< 0: no limit
+  std::int64_t max_steps = 0;                    ///< 0: no limit; whichever limit is reached first ends the run
   /// Samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), rounded up, else 32.
   std::int64_t batch_size = 0;
   std::int64_t accumulation = 0;       ///< micro-batches per step; 0: follows from global_batch_size, else 1

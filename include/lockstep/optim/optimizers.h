@@ -29,6 +29,17 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   bool no_decay_vectors = false;  ///< apply weight_decay to matrices only, not to biases, norms and other vectors
+  bool amsgrad = false;
+};
+/// Options of torch.optim.Adam, whose weight decay is added to the gradient.
+struct AdamOptions {
+  double lr = 1e-3;
+  double weight_decay = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool no_decay_vectors = false;  ///< as in AdamWOptions
+  bool amsgrad = false;
 };
 /// Options of torch.optim.SGD; `no_decay_vectors` is an addition.
 struct SgdOptions {
@@ -37,10 +48,111 @@ struct SgdOptions {
   double weight_decay = 0;
   bool nesterov = false;
   bool no_decay_vectors = false;  ///< as in AdamWOptions
+  double dampening = 0;
+};
+/// Options of torch.optim.RMSprop.
+struct RmspropOptions {
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+};
+/// Options of torch.optim.Adagrad.
+struct AdagradOptions {
+  double lr = 1e-2;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double initial_accumulator = 0;
+  double eps = 1e-10;
+};
+/// Options of torch.optim.Adadelta.
+struct AdadeltaOptions {
+  double lr = 1;
+  double rho = 0.9;
+  double eps = 1e-6;
+  double weight_decay = 0;
+};
+/// Options of torch.optim.Adamax.
+struct AdamaxOptions {
+  double lr = 2e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+};
+/// Options of torch.optim.NAdam.
+struct NadamOptions {
+  double lr = 2e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum_decay = 4e-3;
+  bool decoupled_weight_decay = false;
+};
+/// Options of torch.optim.RAdam.
+struct RadamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  bool decoupled_weight_decay = false;
+};
+/// Options of torch.optim.ASGD. The averaged parameters are the state "ax".
+struct AsgdOptions {
+  double lr = 1e-2;
+  double lambd = 1e-4;
+  double alpha = 0.75;
+  double t0 = 1e6;
+  double weight_decay = 0;
+};
+/// Options of torch.optim.Rprop. Only the first step uses the learning rate.
+struct RpropOptions {
+  double lr = 1e-2;
+  double eta_minus = 0.5;
+  double eta_plus = 1.2;
+  double min_step = 1e-6;
+  double max_step = 50;
+};
+/// Lion, Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2.
+struct LionOptions {
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0;
+};
+/// Options of torch.optim.Adafactor.
+struct AdafactorOptions {
+  double lr = 1e-2;
+  double beta2_decay = -0.8;
+  double eps1 = 0;  ///< 0: the machine precision of the parameter's dtype
+  double eps2 = 1e-3;
+  double d = 1;
+  double weight_decay = 0;
 };
 
 OptimizerFactory adamw(AdamWOptions options = {});  ///< at::_fused_adamw_: one kernel per device and dtype
+OptimizerFactory adam(AdamOptions options = {});    ///< at::_fused_adam_
 OptimizerFactory sgd(SgdOptions options = {});      ///< at::_fused_sgd_
+/// The following run a few kernels for all parameters of one device and dtype together, and give complex parameters the
+/// update of their real and imaginary parts. Adafactor takes its parameters one by one.
+OptimizerFactory rmsprop(RmspropOptions options = {});
+OptimizerFactory adagrad(AdagradOptions options = {});
+OptimizerFactory adadelta(AdadeltaOptions options = {});
+OptimizerFactory adamax(AdamaxOptions options = {});
+OptimizerFactory nadam(NadamOptions options = {});
+OptimizerFactory radam(RadamOptions options = {});
+OptimizerFactory asgd(AsgdOptions options = {});
+OptimizerFactory rprop(RpropOptions options = {});
+OptimizerFactory lion(LionOptions options = {});
+OptimizerFactory adafactor(AdafactorOptions options = {});
+
+/// Selects parameters by name for GroupSpec::select, freeze() and unfreeze(): `*` stands for any characters, also dots,
+/// `?` for one. "encoder.*" selects all parameters of encoder.
+std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern);
 
 /// Parameters with common options. A parameter belongs to the first group that selects it.
 struct GroupSpec {

@@ -3,7 +3,11 @@
 // Precision of the forward pass.
 #pragma once
 
+#include <memory>
+#include <optional>
+
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <lockstep/config/train_config.h>
 
@@ -24,6 +28,23 @@ class [[nodiscard]] AutocastScope {
   bool was_enabled_ = false;
   bool was_cached_ = false;
   int was_dtype_ = 0;
+};
+
+/// dtype of parameters and inputs in this precision; nullopt: they keep theirs.
+std::optional<c10::ScalarType> parameter_dtype(Precision precision) noexcept;
+
+/// The settings of LibTorch that a configuration asks for: matmul_precision, deterministic, benchmark, detect_anomaly.
+/// Restores the previous ones. They apply to the whole process.
+class [[nodiscard]] NumericsScope {
+ public:
+  explicit NumericsScope(const TrainConfig& config);
+  ~NumericsScope();
+  NumericsScope(const NumericsScope&) = delete;
+  NumericsScope& operator=(const NumericsScope&) = delete;
+
+ private:
+  struct Settings;
+  std::unique_ptr<Settings> before_;
 };
 
 }  // namespace lockstep

@@ -67,9 +67,16 @@ class StrategyOptimizer {
 
   virtual at::Tensor grad_norm() = 0;                      ///< 0-dim, on the device
   virtual void scale_grads(const at::Tensor& factor) = 0;  ///< 0-dim; clipping, unscaling, token weights
+  virtual void clamp_grads(double limit) = 0;              ///< each element to -limit ... limit
   virtual void set_lr(const ScheduleStep& step) = 0;       ///< learning rates = base x factor of their schedule
   virtual double lr() const = 0;                           ///< of the first group
-  virtual void step() = 0;                                 ///< updates the parameters
+  /// Updates the parameters. With fp16_mixed, a step with a gradient that is not finite changes nothing but the loss
+  /// scale, on all ranks alike.
+  virtual void step() = 0;
+  /// fp16_mixed: the factor of the loss in backward(); 0-dim, on the device. Otherwise undefined.
+  virtual at::Tensor loss_scale() = 0;
+  /// fp16_mixed: 1 if the last step() changed nothing, else 0; 0-dim, on the device. Otherwise undefined.
+  virtual at::Tensor skipped() = 0;
   virtual torch::optim::Optimizer& torch_optimizer() = 0;
 
  private:

@@ -4,11 +4,12 @@
 // may freeze and unfreeze parameters with requires_grad_(), in the same way on every rank; the next step trains the
 // parameters that are not frozen. The state of frozen parameters is kept and saved. At fit_start, `state` contains the
 // position of a resumed run; freeze there if freezing depends on the epoch. A learning rate that a callback writes into
-// the options of a parameter group becomes the base of the schedule. Each stage with a callback of the program costs
-// one small message between ranks; at step_end, that is one per step.
+// the options of a parameter group becomes the base of the schedule. Each stage with a callback that is
+// not light costs one small message between ranks; at step_end, that is one per step.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include <lockstep/base/control.h>
@@ -51,7 +52,11 @@ class Callback {
   virtual std::string_view name() const = 0;         ///< unique in a trainer; the key of its state in checkpoints
   virtual std::uint32_t stages() const = 0;          ///< a Stage, or several with |; called once per fit
   virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
-  virtual NamedTensors save() const { return {}; }   ///< written into every checkpoint, from rank 0
+  /// Is kept during each validation and destroyed after it, also after a failure. Example: other weights.
+  virtual std::shared_ptr<void> validation_scope() { return nullptr; }
+  /// True: it is as short as a step and freezes nothing, so no message between ranks is needed.
+  virtual bool is_light() const { return false; }
+  virtual NamedTensors save() const { return {}; }  ///< written into every checkpoint, from rank 0
   virtual void load(const NamedTensors&) {}  ///< on resume, with the result of save(); not called if that was empty
 };
 

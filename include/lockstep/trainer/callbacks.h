@@ -23,6 +23,7 @@ class TimeLimit final : public Callback {
 
   std::string_view name() const override { return "time_limit"; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::checkpoint_saved; }
+  bool is_light() const override { return true; }
   void on(const StageContext& context) override;
 
  private:
@@ -72,5 +73,78 @@ class ReduceOnPlateau final : public Callback {
   std::int64_t bad_ = 0;       // measurements since the best one
   std::int64_t cooldown_ = 0;  // measurements left
 };
+
+/// Settings of WeightAverage.
+struct WeightAverageOptions {
+  /// The average becomes decay x average + (1 - decay) x parameter (exponential moving average). 0: the mean of all
+  /// averaged steps, as stochastic weight averaging (SWA) does.
+  double decay = 0.999;
+  bool warmup = false;           ///< step t uses at most a decay of (1 + t) / (10 + t), so that early weights fade
+  std::int64_t every_steps = 1;  ///< steps between two updates of the average
+  std::int64_t first_step = 1;   ///< the first step that is averaged, from 1
+  std::int64_t first_epoch = 1;  ///< the first epoch of which steps are averaged, from 1
+  bool buffers = false;          ///< average floating-point buffers too, such as statistics of batch norm
+  bool on_cpu = false;           ///< keep the average in host memory; each update then waits for the device
+  bool in_validation = true;     ///< validate with the average
+  bool at_end = false;           ///< at the end of fit(), copy the average into the module; after the last save
+};
+
+/// Keeps an average of the trained parameters: an exponential moving average, or with decay 0 the mean of
+/// "Averaging Weights Leads to Wider Optima and Better Generalization" (Izmailov et al., 2018). It starts with the
+/// parameters after the first averaged step. Half precision is averaged in fp32. Every rank computes the same average.
+/// It is in the checkpoints; their model stays the trained one.
+class WeightAverage final : public Callback {
+ public:
+  /// Throws: ConfigError if an option is out of its range.
+  explicit WeightAverage(WeightAverageOptions options = {});
+
+  std::string_view name() const override { return "weight_average"; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::fit_end; }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+  std::shared_ptr<void> validation_scope() override;
+  NamedTensors save() const override;
+  void load(const NamedTensors& state) override;
+
+  /// By parameter name (and buffer name); empty before the first update. For example for a file with the final weights.
+  const NamedTensors& average() const noexcept { return average_; }
+  /// Copies the average into the module that was trained.
+  void copy_to_module() const;
+
+ private:
+  void begin(const StageContext& context);
+  void update(std::int64_t step);
+  double decay_at(std::int64_t step) const;
+
+  WeightAverageOptions options_;
+  NamedTensors values_{};  // parameters of the module, then its buffers; shared ones once
+  std::size_t parameter_count_ = 0;
+  NamedTensors average_{};    // of some of them, in the same order
+  std::int64_t updates_ = 0;  // of the average
+  std::int64_t epoch_ = 1;    // of the next step
+};
+
+/// Keeps the parameters that a pattern selects frozen until an epoch begins, such as a pretrained backbone. From then
+/// on they are trained; GroupSpec gives them a learning rate or a schedule of their own.
+class FreezeUntil final : public Callback {
+ public:
+  /// `pattern`: as for named(). `epoch`: the first epoch, from 1, that trains them. Throws: ConfigError (epoch < 2).
+  FreezeUntil(std::string pattern, std::int64_t epoch);
+
+  std::string_view name() const override { return name_; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::epoch_end; }
+  /// Throws: ConfigError if the pattern selects no parameter.
+  void on(const StageContext& context) override;
+
+ private:
+  std::string pattern_;
+  std::int64_t epoch_;
+  std::string name_;
+};
+
+/// Sets requires_grad of the parameters that the pattern selects; see named(). Returns how many. Call it before fit()
+/// or in a callback. Throws: ConfigError if it selects none.
+std::size_t freeze(torch::nn::Module& module, const std::string& pattern);
+std::size_t unfreeze(torch::nn::Module& module, const std::string& pattern);
 
 }  // namespace lockstep

@@ -100,7 +100,8 @@ class OptimizerStep {
   void backward(const StepOutput& output);
 
   /// Computes the mean of the gradients over the global batch, clips it, and updates the parameters with the scheduled
-  /// learning rate. If all counts of the step are 0, the gradients are zero, but momentum and weight decay still apply.
+  /// learning rate. With fp16_mixed, gradients that are not finite change no parameter. If all counts of the step are
+  /// 0, the gradients are zero, but momentum and weight decay still apply.
   void update();
 
   /// For optimizers with a closure (LBFGS). The closure calls zero_grad, then forward and backward for every
@@ -163,6 +164,7 @@ class Step {
   MicroBatches added_{};
   std::int64_t last_samples_ = 0;  // of the batch of the last forward
   at::Tensor grad_norm_{};
+  at::Tensor skipped_{};  // of the last update, with fp16_mixed
   bool with_loss_ = false;
   bool without_loss_ = false;
 };

@@ -52,7 +52,11 @@ INSTANTIATE_TEST_SUITE_P(
     All, OptimizerState,
     testing::Values(
         Case{"fused_adamw", adamw({.lr = 0.1})}, Case{"fused_sgd", sgd({.lr = 0.1, .momentum = 0.9})},
-        Case{"plain_sgd", sgd({.lr = 0.1})},
+        Case{"plain_sgd", sgd({.lr = 0.1})}, Case{"fused_adam", adam({.lr = 0.1, .amsgrad = true})},
+        Case{"rmsprop_rule", rmsprop({.momentum = 0.9, .centered = true})}, Case{"adagrad_rule", adagrad()},
+        Case{"adadelta_rule", adadelta()}, Case{"adamax_rule", adamax()}, Case{"nadam_rule", nadam()},
+        Case{"radam_rule", radam()}, Case{"asgd_rule", asgd({.t0 = 3})}, Case{"rprop_rule", rprop()},
+        Case{"lion_rule", lion()}, Case{"adafactor_rule", adafactor()},
         Case{"adamw", torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
         Case{"adam_amsgrad", torch_factory<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true))},
         Case{"sgd", torch_factory<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},

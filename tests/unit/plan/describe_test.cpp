@@ -39,6 +39,19 @@ TEST(Describe, IsTheStartUpTable) {
             "threads      8 per rank\n");
 }
 
+TEST(Describe, NamesTheSettingsOfNumbers) {
+  const TrainConfig config{.compute_setup = ComputeSetup::cpu,
+                           .precision = Precision::fp16_mixed,
+                           .matmul_precision = MatmulPrecision::high,
+                           .deterministic = Determinism::warn,
+                           .optim = {.lr_scaling = LrScaling::sqrt, .lr_batch_size = 256, .max_grad_value = 0.5}};
+  const std::string text = describe(resolve(config, no_gpu(), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("precision    fp16_mixed, matrix products high, deterministic warn\n"));
+  EXPECT_THAT(text, HasSubstr("optimizer    learning rate of the program, scaled by sqrt(global batch / 256), gradient "
+                              "elements at most 0.5\n"));
+  EXPECT_THAT(text, HasSubstr("warning: --precision fp16_mixed on the CPU is slow; use --precision bf16_mixed\n"));
+}
+
 TEST(Describe, SaysWarningsAndNotesLast) {
   const TrainConfig config{.compute_setup = ComputeSetup::cpu, .backend = Backend::gloo};
   const std::string text = describe(resolve(config, machine_with(2), std::nullopt));

@@ -1,4 +1,6 @@
-// --precision bf16_mixed through the Trainer: forward in bfloat16, everything that is kept in float.
+// --precision and the other settings of numbers, through the Trainer.
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 
@@ -7,7 +9,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
+#include <lockstep/base/error.h>
+
+#include "support/at_stage.h"
+#include "support/message_of.h"
+#include "support/thread_world.h"
 #include "support/watched_task.h"
 
 namespace lockstep {
@@ -79,6 +87,156 @@ TEST(TrainerPrecision, EndsWithTheTraining) {
   EXPECT_THROW(Trainer(session).fit(failing, data), std::runtime_error);
   EXPECT_EQ(product_type(), at::kFloat);
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+}
+
+TEST(TrainerPrecision, Fp16MixedLearnsTheSame) {
+  WatchedTask mixed;
+  WatchedTask full;
+  const auto rounded = train(Precision::fp16_mixed, mixed);
+  const auto exact = train(Precision::fp32, full);
+  EXPECT_THAT(mixed.training_outputs, ElementsAre(at::kHalf));
+  EXPECT_THAT(mixed.losses, ElementsAre(at::kFloat));
+  EXPECT_EQ(mixed.module().parameters().front().scalar_type(), at::kFloat);
+  EXPECT_NE(rounded.front(), exact.front());  // control: something was rounded
+  for (std::size_t step = 0; step < exact.size(); ++step) {
+    EXPECT_NEAR(rounded[step], exact[step], 0.01 * exact.front()) << "step " << step;
+  }
+}
+
+TEST(TrainerPrecision, TrueDtypesConvertParametersAndInputs) {
+  const std::pair<Precision, at::ScalarType> cases[] = {
+      {Precision::fp64, at::kDouble}, {Precision::bf16, at::kBFloat16}, {Precision::fp16, at::kHalf}};
+  WatchedTask full;
+  const auto exact = train(Precision::fp32, full);
+  for (const auto& [precision, dtype] : cases) {
+    WatchedTask task;
+    const auto losses = train(precision, task);
+    EXPECT_THAT(task.training_outputs, ElementsAre(dtype));
+    EXPECT_THAT(task.validation_outputs, ElementsAre(dtype));
+    EXPECT_EQ(task.module().parameters().front().scalar_type(), dtype);
+    EXPECT_NEAR(losses[20], exact[20], 0.05 * exact.front()) << c10::toString(dtype);
+  }
+}
+
+/// The first batch overflows in half precision.
+class Overflowing final : public TinyTask {
+ public:
+  using TinyTask::TinyTask;
+  StepOutput training_step(const Batch& batch) override {
+    StepOutput out = TinyTask::training_step(batch);
+    out.loss = overflows(calls++) ? out.loss * 1e38 * 1e38 : out.loss;
+    return out;
+  }
+  std::function<bool(int)> overflows = [](int call) { return call == 3; };
+  int calls = 0;
+};
+
+TEST(TrainerPrecision, Fp16MixedSkipsStepsOnAllRanksAlike) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      TrainConfig config = training_in(Precision::fp16_mixed);
+      config.max_epochs = 2;
+      config.batch_size = 8 / world.size();
+      config.optim.max_grad_norm = 1;
+      config.report.every_steps = 1;
+      const Plan plan = plan_for(world.size(), config);
+      Overflowing task(adamw({.lr = 0.01}));
+      if (world.rank() != world.size() - 1) {
+        task.overflows = [](int) { return false; };  // only one rank has it
+      }
+      std::vector<bool> changed;
+      std::vector<double> scales;
+      at::Tensor before = task.module().parameters().front().detach().clone();
+      DataLoader data(tiny_data(32), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.add(at_stage(Stage::report, [&](const StageContext& context) {
+        const at::Tensor now = task.module().parameters().front().detach().clone();
+        changed.push_back(!at::equal(now, before));
+        before = now;
+        const auto scale = std::ranges::find(*context.metrics, std::string("loss_scale"), &Metrics::value_type::first);
+        scales.push_back(scale->second);
+      }));
+      trainer.fit(task, data);
+      EXPECT_THAT(changed, ElementsAre(true, true, true, false, true, true, true, true));
+      EXPECT_THAT(scales, ElementsAre(65536, 65536, 65536, 32768, 32768, 32768, 32768, 32768));
+    });
+  }
+}
+
+TEST(TrainerPrecision, Fp16MixedEndsIfNoScaleHelps) {
+  TrainConfig config = training_in(Precision::fp16_mixed);
+  config.report.every_steps = 1;
+  Session session = Session::single(config);
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  Overflowing task;
+  task.overflows = [](int call) { return call > 3; };
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
+              testing::HasSubstr("the gradients of the last 25 steps were not finite at any loss scale"));
+  EXPECT_EQ(task.calls, 29);
+}
+
+TEST(TrainerPrecision, Fp16MixedRefusesClosures) {
+  class Closure final : public TinyTask {
+   public:
+    using TinyTask::TinyTask;
+    void optimize(Step& step) override {
+      step.optimizer().minimize([] { return StepOutput(); });
+    }
+  };
+  Session session = Session::single(training_in(Precision::fp16_mixed));
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  Closure task;
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
+              testing::HasSubstr("fp16_mixed: an optimizer with"));
+}
+
+TEST(Numerics, AreSetDuringTheFitAndRestored) {
+  TrainConfig config = training_in(Precision::fp32);
+  config.matmul_precision = MatmulPrecision::high;
+  config.deterministic = Determinism::on;
+  config.detect_anomaly = true;
+  Session session = Session::single(config);
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  TinyTask task;
+  bool seen = false;
+  Trainer trainer(session);
+  trainer.add(at_stage(Stage::step_end, [&](const StageContext&) {
+    seen = at::globalContext().deterministicAlgorithms() && !at::globalContext().deterministicAlgorithmsWarnOnly() &&
+           at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGH &&
+           torch::autograd::AnomalyMode::is_enabled();
+  }));
+  trainer.fit(task, data);
+  EXPECT_TRUE(seen);
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
+  EXPECT_EQ(at::globalContext().float32MatmulPrecision(), at::Float32MatmulPrecision::HIGHEST);
+  EXPECT_FALSE(torch::autograd::AnomalyMode::is_enabled());
+}
+
+TEST(LrScaling, FollowsTheGlobalBatch) {
+  const auto rate = [](LrScaling scaling, std::int64_t batch, std::int64_t reference) {
+    double lr = 0;
+    thread_world(2, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 1});
+      config.global_batch_size = batch;
+      config.optim.lr_scaling = scaling;
+      config.optim.lr_batch_size = reference;
+      const Plan plan = plan_for(world.size(), config);
+      DataLoader data(tiny_data(32), plan.loader, world);
+      TinyTask task(sgd({.lr = 0.01}));
+      Trainer trainer(plan, world);
+      trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+        if (world.is_main()) {
+          lr = context.step.lr;
+        }
+      }));
+      trainer.fit(task, data);
+    });
+    return lr;
+  };
+  EXPECT_DOUBLE_EQ(rate(LrScaling::none, 16, 4), 0.01);
+  EXPECT_DOUBLE_EQ(rate(LrScaling::linear, 16, 4), 0.04);
+  EXPECT_DOUBLE_EQ(rate(LrScaling::sqrt, 16, 4), 0.02);
+  EXPECT_DOUBLE_EQ(rate(LrScaling::sqrt, 16, 1), 0.04);
 }
 
 }  // namespace

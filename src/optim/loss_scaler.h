@@ -1,0 +1,59 @@
+// Dynamic loss scale for gradients in half precision.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/tensor/named_tensors.h>
+
+namespace lockstep {
+
+/// An optimizer whose update can be prevented by a number on the device.
+class SkipsOnDevice {
+ public:
+  virtual ~SkipsOnDevice() = default;
+  /// For the next step() only. `found_inf`: 0-dim float32 on the device of the parameters; 1: step() changes nothing.
+  virtual void skip_if(at::Tensor found_inf) = 0;
+};
+
+/// Settings and defaults of torch.amp.GradScaler.
+struct LossScalerOptions {
+  double initial = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;  ///< steps in a row without infinity, after which the scale grows
+};
+
+/// The algorithm of torch.amp.GradScaler for one optimizer, on the device. The gradients are equal on all ranks when
+/// they are looked at, so all ranks come to the same verdict.
+class LossScaler {
+ public:
+  explicit LossScaler(c10::Device device, LossScalerOptions options = {});
+
+  /// `gradient` x scale, the gradient of a loss of `dtype`.
+  at::Tensor scaled(const at::Tensor& gradient, at::ScalarType dtype) const;
+  /// Divides the gradients by the scale and notes whether one is not finite. They are dense and real.
+  void unscale(std::span<const at::Tensor> gradients);
+  /// Runs the optimizer, unless a gradient was not finite, and changes the scale. Waits for the device if the optimizer
+  /// is not a SkipsOnDevice.
+  void step(torch::optim::Optimizer& optimizer);
+
+  const at::Tensor& scale() const noexcept { return scale_; }
+  const at::Tensor& found_inf() const noexcept { return found_inf_; }  ///< of the last unscale()
+
+  NamedTensors state(const std::string& prefix) const;
+  /// Ignores tensors of other names. Throws: CheckpointError (another dtype or shape).
+  void load_state(const std::string& prefix, const NamedTensors& state);
+
+ private:
+  LossScalerOptions options_;
+  at::Tensor scale_;           // float32, 0-dim
+  at::Tensor growth_tracker_;  // int32, 0-dim: steps in a row without infinity
+  at::Tensor found_inf_;       // float32, 0-dim
+};
+
+}  // namespace lockstep

@@ -1,0 +1,93 @@
+// An optimizer whose update is a rule over lists of tensors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include "optim/gradient_lists.h"
+
+namespace lockstep {
+
+/// One tensor of a parameter's state.
+struct StateSlot {
+  enum class Shape {
+    parameter,  ///< that of the parameter, and its dtype
+    row_means,  ///< [..., rows, 1], of matrices only
+    col_means,  ///< [..., 1, columns], of matrices only
+    vector,     ///< that of the parameter, of those that are not matrices
+    number,     ///< 0-dim double on the host
+  };
+  std::string_view name{};  ///< as torch.optim names it
+  Shape shape = Shape::parameter;
+  double first = 0;  ///< its value before the first step
+};
+
+/// The parameters of one update: same group, device, dtype and step. Complex ones are pairs of real numbers.
+struct RuleLists {
+  std::int64_t step = 0;  ///< from 1
+  double lr = 0;
+  double weight_decay = 0;
+  std::vector<at::Tensor>& values;              ///< updated in place
+  const std::vector<at::Tensor>& gradients;     ///< not changed
+  std::vector<std::vector<at::Tensor>>& slots;  ///< per slot of the rule, in the order of `values`
+};
+
+/// What an optimizer calculates. Without state: the optimizer keeps it.
+class UpdateRule {
+ public:
+  virtual ~UpdateRule() = default;
+  virtual std::span<const StateSlot> slots() const = 0;  ///< they outlive every optimizer
+  /// `lr`: at the first step of a parameter. The value of a new slot that depends on it.
+  virtual double first_value(const StateSlot& slot, double) const { return slot.first; }
+  virtual void update(const RuleLists& lists) const = 0;
+};
+
+struct RuleOptions : public torch::optim::OptimizerCloneableOptions<RuleOptions> {
+  RuleOptions(double rate, double decay) : lr(rate), weight_decay(decay) {}
+  double get_lr() const override { return lr; }
+  void set_lr(const double rate) override { lr = rate; }
+
+  double lr;
+  double weight_decay;
+};
+
+struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> {
+  explicit RuleState(std::span<const StateSlot> rule_slots);
+  std::int64_t& count() { return *step.mutable_data_ptr<std::int64_t>(); }
+
+  std::span<const StateSlot> kinds;  ///< those of the rule
+  at::Tensor step;                   ///< int64, 0-dim, on the host
+  std::vector<at::Tensor> slots;     ///< in the order of `kinds`; undefined: the parameter has no such slot
+};
+
+/// Skips parameters without a gradient. Keeps no archive: save() and load() throw Error.
+class RuleOptimizer final : public torch::optim::Optimizer {
+ public:
+  RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults,
+                std::shared_ptr<const UpdateRule> rule);
+
+  /// Throws: Error naming a parameter with a sparse gradient.
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  const UpdateRule& rule() const noexcept { return *rule_; }
+
+ private:
+  void create_states(const GradientList& list);
+  void update(const GradientList& list);
+
+  std::shared_ptr<const UpdateRule> rule_;
+  GradientLists gradients_;
+};
+
+/// An empty tensor for a slot of a parameter; undefined if the parameter has no such slot.
+at::Tensor empty_slot(const StateSlot& slot, const at::Tensor& parameter);
+
+}  // namespace lockstep

@@ -1,0 +1,254 @@
+// Trains a small net as told and prints what came out. Reads lines "DTYPE OPTIMIZER name=value ...", writes one JSON
+// object for each: the loss of every step, the parameters, and the average or the loss scales if asked for.
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/at_stage.h"
+#include "support/tiny_task.h"
+
+namespace {
+
+using namespace lockstep;
+
+class Words {
+ public:
+  explicit Words(std::istringstream& in) {
+    for (std::string word; in >> word;) {
+      const auto equals = word.find('=');
+      values_[word.substr(0, equals)] = word.substr(equals + 1);
+    }
+  }
+  /// Replaces `value` if the name was given.
+  template <class T>
+  void take(const std::string& name, T& value) {
+    if (const auto found = values_.extract(name); !found.empty()) {
+      std::istringstream(found.mapped()) >> value;
+    }
+  }
+  bool has(const std::string& name) const { return values_.contains(name); }
+  void expect_empty() const {
+    if (!values_.empty()) {
+      throw std::runtime_error("unknown option " + values_.begin()->first);
+    }
+  }
+
+ private:
+  std::map<std::string, std::string> values_{};
+};
+
+template <class Options>
+Options common(Words& words) {
+  Options options;
+  words.take("lr", options.lr);
+  if constexpr (requires { options.weight_decay; }) {
+    words.take("weight_decay", options.weight_decay);
+  }
+  if constexpr (requires { options.eps; }) {
+    words.take("eps", options.eps);
+  }
+  if constexpr (requires { options.beta1; }) {
+    words.take("beta1", options.beta1);
+    words.take("beta2", options.beta2);
+  }
+  if constexpr (requires { options.amsgrad; }) {
+    words.take("amsgrad", options.amsgrad);
+  }
+  if constexpr (requires { options.momentum; }) {
+    words.take("momentum", options.momentum);
+  }
+  if constexpr (requires { options.decoupled_weight_decay; }) {
+    words.take("decoupled_weight_decay", options.decoupled_weight_decay);
+  }
+  return options;
+}
+
+OptimizerFactory make_optimizer(const std::string& name, Words& words) {
+  if (name == "sgd") {
+    auto options = common<SgdOptions>(words);
+    words.take("nesterov", options.nesterov);
+    words.take("dampening", options.dampening);
+    return sgd(options);
+  }
+  if (name == "adam") {
+    return adam(common<AdamOptions>(words));
+  }
+  if (name == "adamw") {
+    return adamw(common<AdamWOptions>(words));
+  }
+  if (name == "rmsprop") {
+    auto options = common<RmspropOptions>(words);
+    words.take("alpha", options.alpha);
+    words.take("centered", options.centered);
+    return rmsprop(options);
+  }
+  if (name == "adagrad") {
+    auto options = common<AdagradOptions>(words);
+    words.take("lr_decay", options.lr_decay);
+    words.take("initial_accumulator_value", options.initial_accumulator);
+    return adagrad(options);
+  }
+  if (name == "adadelta") {
+    auto options = common<AdadeltaOptions>(words);
+    words.take("rho", options.rho);
+    return adadelta(options);
+  }
+  if (name == "adamax") {
+    return adamax(common<AdamaxOptions>(words));
+  }
+  if (name == "nadam") {
+    auto options = common<NadamOptions>(words);
+    words.take("momentum_decay", options.momentum_decay);
+    return nadam(options);
+  }
+  if (name == "radam") {
+    return radam(common<RadamOptions>(words));
+  }
+  if (name == "asgd") {
+    auto options = common<AsgdOptions>(words);
+    words.take("lambd", options.lambd);
+    words.take("alpha", options.alpha);
+    words.take("t0", options.t0);
+    return asgd(options);
+  }
+  if (name == "rprop") {
+    auto options = common<RpropOptions>(words);
+    words.take("eta_minus", options.eta_minus);
+    words.take("eta_plus", options.eta_plus);
+    words.take("max_step", options.max_step);
+    return rprop(options);
+  }
+  if (name == "lion") {
+    return lion(common<LionOptions>(words));
+  }
+  if (name == "adafactor") {
+    auto options = common<AdafactorOptions>(words);
+    words.take("beta2_decay", options.beta2_decay);
+    words.take("eps2", options.eps2);
+    words.take("d", options.d);
+    return adafactor(options);
+  }
+  throw std::runtime_error("unknown optimizer " + name);
+}
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(6, 8));
+    second = register_module("second", torch::nn::Linear(8, 1));
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.set_data(
+          at::cos(at::arange(parameter.numel(), at::kDouble)).view(parameter.sizes()).mul(0.4).to(at::kFloat));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(at::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Net);
+
+void print_list(const char* name, const std::vector<double>& values, const char* end) {
+  std::printf("\"%s\": [", name);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::printf("%s%.17g", i == 0 ? "" : ", ", values[i]);
+  }
+  std::printf("]%s", end);
+}
+
+void append(std::vector<double>& values, const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().to(at::kDouble).contiguous();
+  values.insert(values.end(), flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel());
+}
+
+void train(const std::string& precision, const std::string& optimizer, Words& words) {
+  constexpr std::int64_t kSamples = 60;
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 100, .batch_size = 8});
+  config.sampler.shuffle = false;
+  config.precision = precision == "fp64"         ? Precision::fp64
+                     : precision == "fp16_mixed" ? Precision::fp16_mixed
+                     : precision == "bf16_mixed" ? Precision::bf16_mixed
+                                                 : Precision::fp32;
+  words.take("max_grad_norm", config.optim.max_grad_norm);
+  words.take("max_grad_value", config.optim.max_grad_value);
+  std::int64_t huge_sample = -1;  // its values overflow in half precision
+  words.take("huge_sample", huge_sample);
+  std::shared_ptr<WeightAverage> average;
+  if (words.has("decay")) {
+    WeightAverageOptions options;
+    words.take("decay", options.decay);
+    words.take("warmup", options.warmup);
+    words.take("every_steps", options.every_steps);
+    words.take("first_step", options.first_step);
+    average = std::make_shared<WeightAverage>(options);
+  }
+  Net net;
+  const auto task = make_task(
+      net, [](const at::Tensor& out, const at::Tensor& target) { return at::mse_loss(out, target); },
+      make_optimizer(optimizer, words));
+  words.expect_empty();
+
+  const auto x = at::sin(at::arange(kSamples * 6, at::kDouble) * 0.37).view({kSamples, 6});
+  auto inputs = x.clone();
+  if (huge_sample >= 0) {
+    inputs[huge_sample].fill_(1e9);
+  }
+  const auto y = x.sum(1, true) * 0.3 + at::cos(x.select(1, 0)).unsqueeze(1);
+  Session session = Session::single(config);
+  DataLoader data(tensor_dataset(inputs.to(at::kFloat), y.to(at::kFloat)), session.plan.loader, session.world);
+  std::vector<double> losses;
+  std::vector<double> scales;
+  Trainer trainer(session);
+  trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+    losses.push_back(context.step.loss.item<double>());
+    if (const auto scale = context.strategy.optimizer().loss_scale(); scale.defined()) {
+      scales.push_back(scale.item<double>());
+    }
+  }));
+  if (average) {
+    trainer.add(average);
+  }
+  trainer.fit(*task, data);
+
+  std::vector<double> parameters;
+  for (const auto& parameter : net->parameters()) {
+    append(parameters, parameter);
+  }
+  std::vector<double> averaged;
+  if (average) {
+    for (const auto& [name, tensor] : average->average()) {
+      append(averaged, tensor);
+    }
+  }
+  std::printf("{");
+  print_list("losses", losses, ", ");
+  print_list("scales", scales, ", ");
+  print_list("average", averaged, ", ");
+  print_list("parameters", parameters, "}\n");
+}
+
+}  // namespace
+
+int main() {
+  try {
+    for (std::string line; std::getline(std::cin, line);) {
+      std::istringstream in(line);
+      std::string precision;
+      std::string optimizer;
+      in >> precision >> optimizer;
+      Words words(in);
+      train(precision, optimizer, words);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Trains a small net with our optimizers, clipping, averages and loss scale and with those of PyTorch, 100 steps from
+the same weights with the same data, and compares losses and weights. Where PyTorch has no counterpart, the published
+formula is here.
+
+Usage: training_parity.py PATH/TO/training_dump [REPORT.md]
+"""
+import json
+import math
+import subprocess
+import sys
+
+import torch
+from torch import nn
+from torch.optim import swa_utils
+
+STEPS, SAMPLES, BATCH = 100, 60, 8
+# Relative to the largest value. fp32: the same operations, in places in another order.
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16_mixed": 1e-5, "bf16_mixed": 1e-5}
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                update = torch.sign(beta1 * m + (1 - beta1) * p.grad)
+                p.sub_(group["lr"] * (update + group["weight_decay"] * p))
+                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+# name -> (class, how our options become theirs)
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop,
+    "lion": Lion, "adafactor": torch.optim.Adafactor,
+}
+OF_THE_RUN = {"max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step"}
+
+CASES = [
+    "sgd lr=0.1", "sgd lr=0.05 momentum=0.9", "sgd lr=0.05 momentum=0.9 nesterov=1 weight_decay=0.01",
+    "sgd lr=0.05 momentum=0.8 dampening=0.3 weight_decay=0.02",
+    "adam lr=0.01", "adam lr=0.02 beta1=0.8 beta2=0.99 eps=1e-6 weight_decay=0.05", "adam lr=0.02 amsgrad=1",
+    "adamw lr=0.01", "adamw lr=0.02 beta1=0.8 beta2=0.99 eps=1e-6 weight_decay=0.1", "adamw lr=0.02 amsgrad=1",
+    "rmsprop lr=0.01", "rmsprop lr=0.01 alpha=0.9 weight_decay=0.05", "rmsprop lr=0.01 momentum=0.9 eps=1e-6",
+    "rmsprop lr=0.01 centered=1 eps=1e-4", "rmsprop lr=0.005 centered=1 momentum=0.5 eps=1e-4",
+    "adagrad lr=0.1", "adagrad lr=0.1 lr_decay=0.05 weight_decay=0.02 initial_accumulator_value=0.1 eps=1e-8",
+    "adadelta lr=1", "adadelta lr=0.7 rho=0.8 eps=1e-5 weight_decay=0.02",
+    "adamax lr=0.02", "adamax lr=0.02 beta1=0.8 beta2=0.99 eps=1e-6 weight_decay=0.05",
+    "nadam lr=0.01", "nadam lr=0.01 beta1=0.8 weight_decay=0.05 momentum_decay=0.01",
+    "nadam lr=0.01 weight_decay=0.05 decoupled_weight_decay=1",
+    "radam lr=0.01", "radam lr=0.01 beta2=0.9 weight_decay=0.05",
+    "radam lr=0.01 weight_decay=0.05 decoupled_weight_decay=1",
+    "asgd lr=0.05", "asgd lr=0.05 lambd=0.01 alpha=0.5 t0=20 weight_decay=0.02",
+    "rprop lr=0.01", "rprop lr=0.001 eta_minus=0.4 eta_plus=1.3 max_step=0.1",
+    "lion lr=0.003", "lion lr=0.003 beta1=0.8 beta2=0.95 weight_decay=0.1",
+    "adafactor lr=0.05", "adafactor lr=0.05 beta2_decay=-0.6 eps2=1e-2 d=2 weight_decay=0.05",
+    "sgd lr=0.5 max_grad_norm=0.1", "adamw lr=0.02 max_grad_norm=0.05", "sgd lr=0.5 max_grad_value=0.02",
+    "adamw lr=0.02 decay=0.9", "adamw lr=0.02 decay=0.99 warmup=1", "sgd lr=0.1 decay=0.8 every_steps=5 first_step=20",
+    "sgd lr=0.1 decay=0 first_step=41", "sgd lr=0.1 decay=0 first_step=41 every_steps=7",
+]
+MIXED = [
+    "fp16_mixed sgd lr=0.1", "fp16_mixed sgd lr=0.1 momentum=0.9 huge_sample=3",
+    "fp16_mixed sgd lr=0.1 momentum=0.9 dampening=0.2 huge_sample=3",
+    "fp16_mixed adamw lr=0.02 huge_sample=42", "fp16_mixed adam lr=0.02 huge_sample=3 max_grad_norm=0.5",
+    "fp16_mixed nadam lr=0.01 huge_sample=20", "bf16_mixed adamw lr=0.02",
+]
+
+
+def run_of_torch(case):
+    precision, name, *words = case.split()
+    given = {key: float(value) for key, value in (word.split("=") for word in words)}
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    torch.set_default_dtype(dtype)  # scalars of optimizers have this dtype
+    run = {key: given.pop(key) for key in list(given) if key in OF_THE_RUN}
+    if "beta1" in given or "beta2" in given:
+        defaults = OPTIMIZERS[name]([torch.zeros(1)]).defaults["betas"]
+        given["betas"] = (given.pop("beta1", defaults[0]), given.pop("beta2", defaults[1]))
+    if name == "rprop":
+        given["etas"] = (given.pop("eta_minus", 0.5), given.pop("eta_plus", 1.2))
+        given["step_sizes"] = (1e-6, given.pop("max_step", 50.0))
+    if name == "adafactor" and "eps2" in given:
+        given["eps"] = (None, given.pop("eps2"))
+    for flag in ("nesterov", "amsgrad", "centered", "decoupled_weight_decay"):
+        if flag in given:
+            given[flag] = bool(given[flag])
+
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_((torch.cos(torch.arange(p.numel(), dtype=torch.float64)).view_as(p) * 0.4).float())
+    x = torch.sin(torch.arange(SAMPLES * 6, dtype=torch.float64) * 0.37).view(SAMPLES, 6)
+    y = (x.sum(1, keepdim=True) * 0.3 + torch.cos(x[:, :1])).float().to(dtype)
+    if "huge_sample" in run:
+        x[int(run["huge_sample"])] = 1e9
+    x = x.float().to(dtype)
+    optimizer = OPTIMIZERS[name](net.parameters(), **given)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16_mixed")
+    half = {"fp16_mixed": torch.float16, "bf16_mixed": torch.bfloat16}.get(precision)
+    average, updates = None, 0
+    result = {"losses": [], "scales": [], "average": []}
+    for step in range(STEPS):
+        first = (step % math.ceil(SAMPLES / BATCH)) * BATCH
+        optimizer.zero_grad()
+        with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+            loss = nn.functional.mse_loss(net(x[first:first + BATCH]), y[first:first + BATCH])
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if "max_grad_norm" in run:
+            nn.utils.clip_grad_norm_(net.parameters(), run["max_grad_norm"])
+        if "max_grad_value" in run:
+            nn.utils.clip_grad_value_(net.parameters(), run["max_grad_value"])
+        scaler.step(optimizer)
+        scaler.update()
+        result["losses"].append(loss.item())
+        if half == torch.float16:
+            result["scales"].append(scaler.get_scale())
+        number = step + 1
+        start = int(run.get("first_step", 1))
+        if "decay" in run and number >= start and (number - start) % int(run.get("every_steps", 1)) == 0:
+            if average is None:
+                if run.get("warmup"):  # OneTrainer's EMAModule
+                    average = [p.detach().clone() for p in net.parameters()]
+                else:
+                    decay = run["decay"]
+                    average = swa_utils.AveragedModel(
+                        net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay) if decay else None)
+            if run.get("warmup"):
+                if updates:
+                    keep = min((1 + number) / (10 + number), run["decay"])
+                    for a, p in zip(average, net.parameters()):
+                        a.add_((1 - keep) * (p.detach() - a))
+                updates += 1
+            else:
+                average.update_parameters(net)
+
+    def flat(tensors):
+        return [float(v) for t in tensors for v in t.detach().flatten()]
+
+    if average is not None:
+        result["average"] = flat(average if isinstance(average, list) else average.module.parameters())
+    result["parameters"] = flat(net.parameters())
+    return result
+
+
+def ours(program, cases):
+    done = subprocess.run([program], input="\n".join(cases) + "\n", capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{program}: {done.stderr}")
+    return [json.loads(line.replace("nan", "NaN").replace("inf", "Infinity"))
+            for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def worst(a, b):
+    """The largest difference relative to the largest value; values that are not finite must be the same."""
+    if len(a) != len(b):
+        return math.inf
+    if any(math.isfinite(x) != math.isfinite(y) for x, y in zip(a, b)):
+        return math.inf
+    pairs = [(x, y) for x, y in zip(a, b) if math.isfinite(x)]
+    size = max((abs(y) for _, y in pairs), default=1) or 1
+    return max((abs(x - y) for x, y in pairs), default=0) / size
+
+
+def difference(found, expected):
+    return max(worst(found[key], expected[key]) for key in ("losses", "scales", "average", "parameters"))
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    cases = [f"{dtype} {case}" for case in CASES for dtype in ("fp64", "fp32")] + MIXED
+    rows, different = [], 0
+    for case, found in zip(cases, ours(sys.argv[1], cases), strict=True):
+        expected = run_of_torch(case)
+        if "huge_sample" in case and len(set(expected["scales"])) < 2:
+            sys.exit(f"{case}: no step was skipped: this comparison proves nothing")
+        off = difference(found, expected)
+        rows.append((case, off))
+        if not off <= TOLERANCE[case.split()[0]]:
+            different += 1
+            print(f"{case}: {off:.3g} apart, at most {TOLERANCE[case.split()[0]]:g} is allowed")
+
+    # Known-bad control: another setting must differ.
+    if difference(ours(sys.argv[1], ["fp64 nadam lr=0.01 momentum_decay=0.005"])[0],
+                  run_of_torch("fp64 nadam lr=0.01")) <= TOLERANCE["fp64"]:
+        sys.exit("the control with another setting was not told apart: this comparison proves nothing")
+
+    if len(sys.argv) == 3:
+        with open(sys.argv[2], "w", encoding="utf-8") as report:
+            for case, off in rows:
+                report.write(f"| `{case}` | {off:.1e} |\n")
+    print(f"torch {torch.__version__}: {len(rows)} trainings, {different} different")
+    sys.exit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()

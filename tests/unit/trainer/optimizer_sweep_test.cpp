@@ -1,0 +1,166 @@
+// Every optimizer, with clipping, accumulation, a schedule, an average, two groups and a ragged last step: ranks agree
+// with one rank, and a resumed run has the bytes of the undisturbed one in every precision.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/at_stage.h"
+#include "support/sweep.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+struct Named {
+  const char* name;
+  OptimizerFactory make;
+};
+
+std::vector<Named> optimizers() {
+  return {{"sgd", sgd({.lr = 0.1, .momentum = 0.9})},
+          {"adam", adam({.lr = 0.02, .amsgrad = true})},
+          {"adamw", adamw({.lr = 0.02})},
+          {"rmsprop", rmsprop({.lr = 0.01, .momentum = 0.5, .centered = true})},
+          {"adagrad", adagrad({.lr = 0.1, .lr_decay = 0.01})},
+          {"adadelta", adadelta({.lr = 1})},
+          {"adamax", adamax({.lr = 0.02})},
+          {"nadam", nadam({.lr = 0.01})},
+          {"radam", radam({.lr = 0.01, .beta2 = 0.9})},
+          {"asgd", asgd({.lr = 0.05, .t0 = 5})},
+          {"rprop", rprop({.lr = 0.01})},
+          {"lion", lion({.lr = 0.01, .weight_decay = 0.1})},
+          {"adafactor", adafactor({.lr = 0.05})}};
+}
+
+/// Parameters, average and optimizer state at the end.
+struct Result {
+  NamedTensors tensors{};
+
+  double distance(const Result& other) const {
+    double largest = tensors.size() == other.tensors.size() ? 0 : 1e9;
+    for (std::size_t i = 0; largest < 1e9 && i < tensors.size(); ++i) {
+      const at::Tensor difference = tensors[i].second.to(at::kDouble) - other.tensors[i].second.to(at::kDouble);
+      largest = std::max(largest, difference.abs().max().item<double>());
+    }
+    return largest;
+  }
+  bool operator==(const Result& other) const {
+    bool same = tensors.size() == other.tensors.size();
+    for (std::size_t i = 0; same && i < tensors.size(); ++i) {
+      same = tensors[i].first == other.tensors[i].first && at::equal(tensors[i].second, other.tensors[i].second);
+    }
+    return same;
+  }
+};
+
+Result train(const OptimizerFactory& make, World& world, TrainConfig config) {
+  config.global_batch_size = 4;
+  config.batch_size = world.size() == 4 ? 1 : 2;
+  config.optim.schedule = "warmup:3+cosine:until=40";
+  config.optim.max_grad_norm = 0.5;
+  OptimizerSpec spec(make);
+  spec.groups = {{.select = named("*weight")}, {.select = named("*"), .lr_scale = 0.5, .weight_decay = 0}};
+  if (config.run_name == "rprop") {
+    spec.groups.clear();
+  }
+  TinyTask task(spec);
+  const Plan plan = plan_for(world.size(), config);
+  DataLoader data(tiny_data(23), plan.loader, world);  // 5 full steps and one of 3 samples
+  const auto average = std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9, .every_steps = 2});
+  Result result;
+  Trainer trainer(plan, world);
+  trainer.add(average);
+  trainer.add(at_stage(Stage::fit_end, [&](const StageContext& context) {
+    for (auto& [name, tensor] : context.strategy.optimizer_state()) {
+      result.tensors.emplace_back(name, tensor.clone());
+    }
+  }));
+  trainer.fit(task, data);
+  for (const auto& item : task.module().named_parameters()) {
+    result.tensors.emplace_back(item.key(), item.value().detach().clone());
+  }
+  for (const auto& [name, tensor] : average->average()) {
+    result.tensors.emplace_back("average." + name, tensor.clone());
+  }
+  return result;
+}
+
+TrainConfig base(const Named& optimizer, Precision precision) {
+  TrainConfig config = in_memory({.max_epochs = 3});
+  config.run_name = optimizer.name;
+  config.precision = precision;
+  return config;
+}
+
+TEST(OptimizerSweep, RanksAgreeWithOneRank) {
+  Sweep sweep("optimizers on ranks");
+  for (const Named& optimizer : optimizers()) {
+    Result one;
+    thread_world(1, [&](World& world) { one = train(optimizer.make, world, base(optimizer, Precision::fp64)); });
+    for (const int ranks : {2, 4}) {
+      std::vector<Result> found(static_cast<std::size_t>(ranks));
+      thread_world(ranks, [&](World& world) {
+        found[static_cast<std::size_t>(world.rank())] = train(optimizer.make, world, base(optimizer, Precision::fp64));
+      });
+      const bool same = found.front().distance(one) < 1e-10;
+      EXPECT_TRUE(same) << optimizer.name << ", " << ranks << " ranks: " << found.front().distance(one);
+      EXPECT_TRUE(found.front() == found.back()) << optimizer.name << ": the ranks differ";
+      sweep.count(same);
+    }
+    // Control: another clipping is seen.
+    thread_world(1, [&](World& world) {
+      TrainConfig other = base(optimizer, Precision::fp64);
+      other.seed = 43;
+      EXPECT_GT(train(optimizer.make, world, other).distance(one), 1e-10) << optimizer.name;
+    });
+  }
+  EXPECT_EQ(sweep.points(), 26);
+}
+
+TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
+  Sweep sweep("resumed optimizers");
+  for (const Named& optimizer : optimizers()) {
+    for (const Precision precision : {Precision::fp32, Precision::fp64, Precision::bf16, Precision::fp16_mixed}) {
+      for (const int ranks : {1, 2}) {
+        const TempDir dir;
+        TrainConfig config = base(optimizer, precision);
+        Result straight;
+        Result resumed;
+        thread_world(ranks, [&](World& world) {
+          const Result found = train(optimizer.make, world, config);
+          if (world.is_main()) {
+            straight = found;
+          }
+        });
+        config.run_dir = (dir.path() / "run").string();
+        config.checkpoint.enabled = true;
+        for (const std::int64_t steps : {7, 0}) {  // in the middle of the second epoch
+          config.max_steps = steps;
+          thread_world(ranks, [&](World& world) {
+            const Result found = train(optimizer.make, world, config);
+            if (world.is_main()) {
+              resumed = found;
+            }
+          });
+        }
+        const bool same = resumed == straight;
+        EXPECT_TRUE(same) << optimizer.name << ", precision " << static_cast<int>(precision) << ", " << ranks
+                          << " ranks: " << resumed.distance(straight);
+        sweep.count(same);
+      }
+    }
+  }
+  EXPECT_EQ(sweep.points(), 13 * 4 * 2);
+}
+
+}  // namespace
+}  // namespace lockstep
