@@ -27,7 +27,7 @@ at::Tensor global_norm(std::span<const at::Tensor> gradients) {
   const bool has_double = std::any_of(gradients.begin(), gradients.end(),
                                       [](const at::Tensor& gradient) { return gradient.scalar_type() == at::kDouble; });
   const auto norms = at::_foreach_norm(as_list(gradients), 2, has_double ? at::kDouble : at::kFloat);
-  return at::linalg_vector_norm(at::stack(norms), 2).to(at::kFloat);
+  return at::linalg_vector_norm(at::stack(norms), 2);
 }
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {

@@ -7,7 +7,8 @@
 
 namespace lockstep {
 
-/// Global 2-norm of the given gradients. Shape: 0-dim, float32, on their device. Without gradients: 0.
+/// Global 2-norm of the given gradients. Shape: 0-dim, float64 if one of them is, else float32; on their device.
+/// Without gradients: 0.
 at::Tensor global_norm(std::span<const at::Tensor> gradients);
 
 /// min(1, max_norm / (norm + 1e-6)) as a 0-dim tensor, the factor of torch.nn.utils.clip_grad_norm_.

@@ -155,7 +155,7 @@ def ours(program, cases):
     done = subprocess.run([program], input="\n".join(cases) + "\n", capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{program}: {done.stderr}")
-    return [json.loads(line.replace("nan", "NaN").replace("inf", "Infinity"))
+    return [json.loads(line.replace("-nan", "NaN").replace("nan", "NaN").replace("inf", "Infinity"))
             for line in done.stdout.splitlines() if line.startswith("{")]
 
 

@@ -67,6 +67,13 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
        "--dist.find_unused_parameters true with --dist.static_graph true: a static graph does not change its unused "
        "parameters",
        "remove one of them"},
+      {{.optim = {.max_grad_norm = 1, .max_grad_value = 0.5}},
+       "--optim.max_grad_norm 1 with --optim.max_grad_value 0.5: gradients are clipped in one way",
+       "remove one of them"},
+      {{.optim = {.lr_batch_size = 0}}, "--optim.lr_batch_size 0: expected a whole number of 1 or more", ""},
+      {{.deterministic = Determinism::on, .benchmark = true},
+       "--benchmark true with --deterministic on: the fastest algorithm may be another one in each run",
+       "remove one of them"},
       {{.report = {.every_steps = -1}}, "--report.every_steps -1: expected a whole number of 0 or more", ""},
       {{.compute_setup = ComputeSetup::cpu, .backend = Backend::nccl},
        "--backend nccl with --compute_setup cpu: NCCL needs GPUs",

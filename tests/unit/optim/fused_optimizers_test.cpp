@@ -403,13 +403,6 @@ TEST(FusedAdamW, ReadsTheArchiveOfTorchAdamW) {
   EXPECT_LT(largest_difference(a, b), 1e-6);
 }
 
-TEST(FusedAdamW, RefusesAmsgrad) {
-  const Tensors a = make_parameters();
-  FusedAdamW optimizer({OptimizerParamGroup(a)}, torch::optim::AdamWOptions().amsgrad(true));
-  set_gradients(a, 0, kNone);
-  EXPECT_THAT([&] { optimizer.step(); }, testing::ThrowsMessage<Error>("parameter group 0: amsgrad is not supported"));
-}
-
 TEST(FusedAdamW, TakesHalfAndDoubleParameters) {
   const Tensors a{at::ones({4}, at::kDouble), at::ones({4}, at::kBFloat16), at::ones({4})};
   FusedAdamW optimizer({OptimizerParamGroup(a)}, torch::optim::AdamWOptions(0.25).weight_decay(0));
