@@ -3,10 +3,13 @@
 the same weights with the same data, and compares losses and weights. Where PyTorch has no counterpart, the published
 formula is here.
 
-Usage: training_parity.py PATH/TO/training_dump [REPORT.md]
+Usage: training_parity.py PATH/TO/training_dump DOCS/parity.md
+
+The document must list every training. With LOCKSTEP_UPDATE_DOCS=1 it is written.
 """
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -17,6 +20,21 @@ from torch.optim import swa_utils
 STEPS, SAMPLES, BATCH = 100, 60, 8
 # Relative to the largest value. fp32: the same operations, in places in another order.
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16_mixed": 1e-5, "bf16_mixed": 1e-5}
+
+
+HEADER = f"""# Parity with PyTorch
+
+Written by `tests/parity/training_parity.py`, which is a test. Each row is a training of 100 steps with the Trainer on one CPU rank and with a loop of
+PyTorch {torch.__version__.split("+")[0]}, from the same weights with the same data. The number is the largest difference of losses, final weights, average and loss scales,
+relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64, {TOLERANCE["fp32"]:g} in the others.
+
+The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel`; for
+Lion and for the average with warm-up it is the published formula. `huge_sample`: the values of this sample overflow in half precision, and so the steps
+with it are skipped. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
+
+| training | largest difference |
+|---|---|
+"""
 
 
 class Lion(torch.optim.Optimizer):
@@ -175,7 +193,7 @@ def difference(found, expected):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
     cases = [f"{dtype} {case}" for case in CASES for dtype in ("fp64", "fp32")] + MIXED
     rows, different = [], 0
@@ -194,10 +212,13 @@ def main():
                   run_of_torch("fp64 nadam lr=0.01")) <= TOLERANCE["fp64"]:
         sys.exit("the control with another setting was not told apart: this comparison proves nothing")
 
-    if len(sys.argv) == 3:
-        with open(sys.argv[2], "w", encoding="utf-8") as report:
-            for case, off in rows:
-                report.write(f"| `{case}` | {off:.1e} |\n")
+    if os.environ.get("LOCKSTEP_UPDATE_DOCS"):
+        with open(sys.argv[2], "w", encoding="utf-8") as document:
+            document.write(HEADER + "".join(f"| `{case}` | {off:.1e} |\n" for case, off in rows))
+    with open(sys.argv[2], encoding="utf-8") as document:
+        listed = [line.split("`")[1] for line in document if line.startswith("| `")]
+    if listed != cases:
+        sys.exit(f"{sys.argv[2]} lists other trainings; write it again with LOCKSTEP_UPDATE_DOCS=1")
     print(f"torch {torch.__version__}: {len(rows)} trainings, {different} different")
     sys.exit(1 if different else 0)
 
