@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -94,7 +95,7 @@ OptimizerFactory fused_adam(const char* name, const Options& options, WeightDeca
   };
 }
 
-OptimizerFactory by_rule(double lr, double weight_decay, std::shared_ptr<const UpdateRule> rule) {
+OptimizerFactory by_rule(double lr, std::optional<double> weight_decay, std::shared_ptr<const UpdateRule> rule) {
   return [=, rule = std::move(rule)](const ParamGroups& groups) -> OptimizerPtr {
     return std::make_unique<RuleOptimizer>(groups, RuleOptions(lr, weight_decay), rule);
   };
@@ -217,7 +218,7 @@ OptimizerFactory rprop(RpropOptions options) {
   check.expect("eta_plus", options.eta_plus, options.eta_plus > 1, "more than 1");
   check.expect("max_step", options.max_step, options.max_step >= options.min_step, "min_step or more");
   check.throw_problems();
-  return by_rule(options.lr, /*weight_decay=*/0, rprop_rule(options));
+  return by_rule(options.lr, /*weight_decay=*/std::nullopt, rprop_rule(options));
 }
 
 OptimizerFactory lion(LionOptions options) {

@@ -35,8 +35,8 @@ double* find_weight_decay(OptimizerOptions& options) {
   found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdamOptions*>(&options));
   found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdagradOptions*>(&options));
   found = found != nullptr ? found : as(dynamic_cast<torch::optim::RMSpropOptions*>(&options));
-  if (auto* rule = dynamic_cast<RuleOptions*>(&options)) {
-    found = &rule->weight_decay;
+  if (auto* rule = dynamic_cast<RuleOptions*>(&options); rule != nullptr && rule->weight_decay) {
+    found = &*rule->weight_decay;
   }
   return found;
 }

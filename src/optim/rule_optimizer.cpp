@@ -107,7 +107,7 @@ void RuleOptimizer::update(const GradientList& list) {
   for (auto& [step, part] : parts) {
     rule_->update({.step = step,
                    .lr = options.lr,
-                   .weight_decay = options.weight_decay,
+                   .weight_decay = options.weight_decay.value_or(0),
                    .values = part.values,
                    .gradients = part.gradients,
                    .slots = part.slots});

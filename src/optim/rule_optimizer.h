@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -49,12 +50,12 @@ class UpdateRule {
 };
 
 struct RuleOptions : public torch::optim::OptimizerCloneableOptions<RuleOptions> {
-  RuleOptions(double rate, double decay) : lr(rate), weight_decay(decay) {}
+  RuleOptions(double rate, std::optional<double> decay) : lr(rate), weight_decay(decay) {}
   double get_lr() const override { return lr; }
   void set_lr(const double rate) override { lr = rate; }
 
   double lr;
-  double weight_decay;
+  std::optional<double> weight_decay;  ///< nullopt: the rule has none
 };
 
 struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> {

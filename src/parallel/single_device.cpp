@@ -46,7 +46,7 @@ Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
 }  // namespace
 
 SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy)
-    : strategy_(strategy), spec_(std::move(spec)) {
+    : strategy_(strategy), index_(strategy.optimizers_.size()), spec_(std::move(spec)) {
   build();
   if (strategy_.precision_ == Precision::fp16_mixed) {
     scaler_.emplace(strategy_.world_.device());
@@ -130,8 +130,8 @@ void SingleDeviceOptimizer::step() {
   }
 }
 
-// Parameter names hold no colon.
-std::string SingleDeviceOptimizer::scaler_key() const { return fmt::format("loss_scaler:{}", spec_.name); }
+// Parameter names hold no colon. Optimizers may have the same name.
+std::string SingleDeviceOptimizer::scaler_key() const { return fmt::format("loss_scaler:{}", index_); }
 
 NamedTensors SingleDeviceOptimizer::state() const {
   NamedTensors state = optimizer_state(built_);

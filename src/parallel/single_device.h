@@ -65,6 +65,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   std::string scaler_key() const;
   const std::vector<at::Tensor>& defined_grads();
 
+  const std::size_t index_;  // among those of the strategy
   OptimizerSpec spec_;
   BuiltOptimizer built_{};
   std::optional<LossScaler> scaler_{};  // with fp16_mixed

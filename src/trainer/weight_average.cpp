@@ -156,14 +156,18 @@ void WeightAverage::update(std::int64_t step) {
 }
 
 std::shared_ptr<void> WeightAverage::validation_scope() {
-  return options_.in_validation && !average_.empty() ? std::make_shared<ReplacedValues>(values_, average_) : nullptr;
+  return options_.in_validation && !values_.empty() && !average_.empty()
+             ? std::make_shared<ReplacedValues>(values_, average_)
+             : nullptr;
 }
 
 void WeightAverage::copy_to_module() const {
   const at::NoGradGuard no_grad;
   for (const auto& [name, average] : average_) {
     const auto found = std::find_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == name; });
-    at::Tensor(found->second).copy_(average);
+    if (found != values_.end()) {
+      at::Tensor(found->second).copy_(average);
+    }
   }
 }
 

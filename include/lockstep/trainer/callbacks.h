@@ -108,7 +108,7 @@ class WeightAverage final : public Callback {
 
   /// By parameter name (and buffer name); empty before the first update. For example for a file with the final weights.
   const NamedTensors& average() const noexcept { return average_; }
-  /// Copies the average into the module that was trained.
+  /// Copies the average into the module of the last fit().
   void copy_to_module() const;
 
  private:

@@ -1,17 +1,20 @@
 // Every optimizer, with clipping, accumulation, a schedule, an average, two groups and a ragged last step: ranks agree
 // with one rank, and a resumed run has the bytes of the undisturbed one in every precision.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"
+#include "support/message_of.h"
 #include "support/sweep.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -70,7 +73,8 @@ Result train(const OptimizerFactory& make, World& world, TrainConfig config) {
   OptimizerSpec spec(make);
   spec.groups = {{.select = named("*weight")}, {.select = named("*"), .lr_scale = 0.5, .weight_decay = 0}};
   if (config.run_name == "rprop") {
-    spec.groups.clear();
+    spec.groups.front().weight_decay = -1;
+    spec.groups.back().weight_decay = -1;  // it has none
   }
   TinyTask task(spec);
   const Plan plan = plan_for(world.size(), config);
@@ -116,7 +120,7 @@ TEST(OptimizerSweep, RanksAgreeWithOneRank) {
       EXPECT_TRUE(found.front() == found.back()) << optimizer.name << ": the ranks differ";
       sweep.count(same);
     }
-    // Control: another clipping is seen.
+    // Control: another seed is seen.
     thread_world(1, [&](World& world) {
       TrainConfig other = base(optimizer, Precision::fp64);
       other.seed = 43;
@@ -160,6 +164,16 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
     }
   }
   EXPECT_EQ(sweep.points(), 13 * 4 * 2);
+}
+
+TEST(OptimizerSweep, AWeightDecayThatAnOptimizerHasNotIsRefused) {
+  OptimizerSpec spec(rprop());
+  spec.groups = {{.weight_decay = 0.1}};
+  TinyTask task(spec);
+  Session session = Session::single(in_memory({.max_epochs = 1}));
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
+              testing::HasSubstr("group 0 sets weight decay 0.1, which this optimizer does not support"));
 }
 
 }  // namespace

@@ -176,6 +176,37 @@ TEST(TrainerPrecision, Fp16MixedEndsIfNoScaleHelps) {
   EXPECT_EQ(task.calls, 29);
 }
 
+TEST(TrainerPrecision, Fp16MixedSavesTheScaleOfEveryOptimizer) {
+  TrainConfig config = training_in(Precision::fp16_mixed);
+  const Plan plan = plan_for(1, config);
+  World world = World::single(c10::kCPU);
+  torch::nn::Module both;
+  torch::nn::Linear first{2, 1};
+  torch::nn::Linear second{2, 1};
+  both.register_module("first", first);
+  both.register_module("second", second);
+  std::vector<OptimizerSpec> specs{sgd(), sgd()};  // with the same name
+  specs[0].module = first.get();
+  specs[1].module = second.get();
+  const auto strategy = make_strategy(plan, world);
+  strategy->prepare(both, specs);
+  StrategyOptimizer& optimizer = strategy->optimizer(1);
+  strategy->begin_step();
+  optimizer.zero_grad();
+  optimizer.begin_forward(true);
+  optimizer.backward(second(at::full({1, 2}, 1e38F)).sum() * 1e3);
+  optimizer.finish();
+  optimizer.step();
+  EXPECT_EQ(optimizer.skipped().item<float>(), 1);
+  const NamedTensors state = strategy->optimizer_state();
+
+  const auto other = make_strategy(plan, world);
+  other->prepare(both, specs);
+  other->load_optimizer_state(state);
+  EXPECT_EQ(other->optimizer(0).loss_scale().item<float>(), 65536);
+  EXPECT_EQ(other->optimizer(1).loss_scale().item<float>(), 32768);
+}
+
 TEST(TrainerPrecision, Fp16MixedRefusesClosures) {
   class Closure final : public TinyTask {
    public:
