@@ -284,7 +284,7 @@ stage_bench() {
     add benchmarks skipped 0 "there is no tests/benchmarks/gpu_*.py"
     return
   fi
-  if [ ! -d "$build/tests/benchmarks" ]; then
+  if ! grep -qiE "^LOCKSTEP_BUILD_BENCHMARKS:BOOL=(ON|1|TRUE|YES)$" "$build/CMakeCache.txt"; then
     add benchmarks "$([ -n "$dry" ] && echo skipped || echo missing)" 0 "$build was configured without LOCKSTEP_BUILD_BENCHMARKS"
     return
   fi
