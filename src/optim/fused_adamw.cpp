@@ -70,7 +70,8 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   if (gradients_.take(*this)) {
     collect_moments();
   }
-  const std::optional<at::Tensor> found_inf = found_inf_.defined() ? std::optional(found_inf_) : std::nullopt;
+  const at::Tensor skip = std::exchange(found_inf_, {});
+  const std::optional<at::Tensor> found_inf = skip.defined() ? std::optional(skip) : std::nullopt;
   if (!counters_.empty()) {
     at::_foreach_add_(counters_, 1);
   }
@@ -93,7 +94,6 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   if (found_inf.has_value() && !counters_.empty()) {
     at::_foreach_add_(counters_, *found_inf, -1);  // the counters of a skipped step stay
   }
-  found_inf_.reset();
   gradients_.release();
   return loss;
 }

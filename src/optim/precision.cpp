@@ -12,6 +12,18 @@ namespace {
 
 bool is_mixed(Precision precision) { return precision == Precision::bf16_mixed || precision == Precision::fp16_mixed; }
 
+const char* name_of(at::Float32MatmulPrecision precision) {
+  switch (precision) {
+    case at::Float32MatmulPrecision::HIGH:
+      return "high";
+    case at::Float32MatmulPrecision::MEDIUM:
+      return "medium";
+    case at::Float32MatmulPrecision::HIGHEST:
+      break;
+  }
+  return "highest";
+}
+
 // LibTorch refuses matrix products of cuBLAS without it if deterministic algorithms are on.
 constexpr const char* kWorkspaceVariable = "CUBLAS_WORKSPACE_CONFIG";
 constexpr const char* kWorkspace = ":4096:8";
@@ -70,22 +82,6 @@ struct NumericsScope::Settings {
   bool checks_nan = torch::autograd::AnomalyMode::should_check_nan();
   std::optional<ScopedVariable> workspace{};
 };
-
-namespace {
-
-const char* name_of(at::Float32MatmulPrecision precision) {
-  switch (precision) {
-    case at::Float32MatmulPrecision::HIGH:
-      return "high";
-    case at::Float32MatmulPrecision::MEDIUM:
-      return "medium";
-    case at::Float32MatmulPrecision::HIGHEST:
-      break;
-  }
-  return "highest";
-}
-
-}  // namespace
 
 // A default leaves the setting as the program has made it.
 NumericsScope::NumericsScope(const TrainConfig& config) {

@@ -58,12 +58,11 @@ at::Tensor RuleOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  gradients_.take(*this);
-  for (const GradientList& list : gradients_.lists()) {
-    if (list.is_new) {
-      create_states(list);
-    }
-    update(list);
+  if (gradients_.take(*this)) {
+    collect_parts();
+  }
+  for (Part& part : parts_) {
+    update(part);
   }
   gradients_.release();
   return loss;
@@ -84,34 +83,48 @@ void RuleOptimizer::create_states(const GradientList& list) {
   }
 }
 
-// The parameters of a list may have different step counts, if some of them had no gradient in an earlier step.
-void RuleOptimizer::update(const GradientList& list) {
-  struct Part {
-    std::vector<at::Tensor> values{};
-    std::vector<at::Tensor> gradients{};
-    std::vector<std::vector<at::Tensor>> slots{};
-  };
-  std::map<std::int64_t, Part> parts;
-  for (std::size_t i = 0; i < list.parameters.size(); ++i) {
-    auto& state = static_cast<RuleState&>(*state_.at(list.parameters[i].unsafeGetTensorImpl()));
-    Part& part = parts[++state.count()];
-    part.values.push_back(list.values[i]);
-    part.gradients.push_back(list.gradients[i]);
-    part.slots.resize(state.slots.size());
-    for (std::size_t slot = 0; slot < state.slots.size(); ++slot) {
-      const at::Tensor& tensor = state.slots[slot];
-      part.slots[slot].push_back(tensor.defined() ? as_real(tensor) : tensor);
+void RuleOptimizer::collect_parts() {
+  parts_.clear();
+  const auto lists = gradients_.lists();
+  for (std::size_t list = 0; list < lists.size(); ++list) {
+    if (lists[list].is_new) {
+      create_states(lists[list]);
+    }
+    std::map<std::int64_t, Part> by_count;
+    for (std::size_t i = 0; i < lists[list].parameters.size(); ++i) {
+      auto& state = static_cast<RuleState&>(*state_.at(lists[list].parameters[i].unsafeGetTensorImpl()));
+      Part& part = by_count[state.count()];
+      part.list = list;
+      part.members.push_back(i);
+      part.states.push_back(&state);
+      part.slots.resize(state.slots.size());
+      for (std::size_t slot = 0; slot < state.slots.size(); ++slot) {
+        const at::Tensor& tensor = state.slots[slot];
+        part.slots[slot].push_back(tensor.defined() ? as_real(tensor) : tensor);
+      }
+    }
+    for (auto& [count, part] : by_count) {
+      parts_.push_back(std::move(part));
     }
   }
-  const auto& options = static_cast<const RuleOptions&>(param_groups_[list.group].options());
-  for (auto& [step, part] : parts) {
-    rule_->update({.step = step,
-                   .lr = options.lr,
-                   .weight_decay = options.weight_decay.value_or(0),
-                   .values = part.values,
-                   .gradients = part.gradients,
-                   .slots = part.slots});
+}
+
+void RuleOptimizer::update(Part& part) {
+  const GradientList& list = gradients_.lists()[part.list];
+  for (std::size_t i = 0; i < part.members.size(); ++i) {
+    ++part.states[i]->count();
+    part.values.push_back(list.values[part.members[i]]);
+    part.gradients.push_back(list.gradients[part.members[i]]);
   }
+  const auto& options = static_cast<const RuleOptions&>(param_groups_[list.group].options());
+  rule_->update({.step = part.states.front()->count(),
+                 .lr = options.lr,
+                 .weight_decay = options.weight_decay.value_or(0),
+                 .values = part.values,
+                 .gradients = part.gradients,
+                 .slots = part.slots});
+  part.values.clear();
+  part.gradients.clear();  // so that zero_grad() frees their memory
 }
 
 void RuleOptimizer::save(torch::serialize::OutputArchive&) const { throw_no_archive(); }

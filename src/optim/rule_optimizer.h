@@ -34,7 +34,7 @@ struct RuleLists {
   std::int64_t step = 0;  ///< from 1
   double lr = 0;
   double weight_decay = 0;
-  std::vector<at::Tensor>& values;              ///< updated in place
+  const std::vector<at::Tensor>& values;        ///< updated in place
   const std::vector<at::Tensor>& gradients;     ///< not changed
   std::vector<std::vector<at::Tensor>>& slots;  ///< per slot of the rule, in the order of `values`
 };
@@ -44,8 +44,8 @@ class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
   virtual std::span<const StateSlot> slots() const = 0;  ///< they outlive every optimizer
-  /// `lr`: at the first step of a parameter. The value of a new slot that depends on it.
-  virtual double first_value(const StateSlot& slot, double) const { return slot.first; }
+  /// The value of a slot before the first step of a parameter. `lr`: the learning rate of that step.
+  virtual double first_value(const StateSlot& slot, [[maybe_unused]] double lr) const { return slot.first; }
   virtual void update(const RuleLists& lists) const = 0;
 };
 
@@ -67,7 +67,7 @@ struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> 
   std::vector<at::Tensor> slots;     ///< in the order of `kinds`; undefined: the parameter has no such slot
 };
 
-/// Skips parameters without a gradient. Keeps no archive: save() and load() throw Error.
+/// Skips parameters without a gradient. Archives of torch::save are not supported: save() and load() throw Error.
 class RuleOptimizer final : public torch::optim::Optimizer {
  public:
   RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults,
@@ -81,11 +81,24 @@ class RuleOptimizer final : public torch::optim::Optimizer {
   const UpdateRule& rule() const noexcept { return *rule_; }
 
  private:
+  /// The parameters of a list with the same number of steps. Their numbers differ if some of them had no gradient in an
+  /// earlier step.
+  struct Part {
+    std::size_t list = 0;
+    std::vector<std::size_t> members{};  // positions in the list
+    std::vector<RuleState*> states{};
+    std::vector<std::vector<at::Tensor>> slots{};
+    std::vector<at::Tensor> values{};  // of this step, and so the gradients
+    std::vector<at::Tensor> gradients{};
+  };
+
   void create_states(const GradientList& list);
-  void update(const GradientList& list);
+  void collect_parts();
+  void update(Part& part);
 
   std::shared_ptr<const UpdateRule> rule_;
   GradientLists gradients_;
+  std::vector<Part> parts_{};
 };
 
 /// An empty tensor for a slot of a parameter; undefined if the parameter has no such slot.

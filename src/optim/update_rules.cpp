@@ -14,7 +14,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Shape = StateSlot::Shape;
 
-/// With the weight decay that is added to the gradient.
+/// Gradients to which the weight decay was added.
 Tensors decayed_gradients(const RuleLists& lists) {
   return lists.weight_decay == 0 ? lists.gradients
                                  : at::_foreach_add(lists.gradients, lists.values, lists.weight_decay);
@@ -30,6 +30,18 @@ void decay_values(const RuleLists& lists) {
 void average_squares(Tensors& averages, const Tensors& gradients, double beta) {
   at::_foreach_mul_(averages, beta);
   at::_foreach_addcmul_(averages, gradients, gradients, 1 - beta);
+}
+
+/// Weight decay and the first two moments of NAdam and RAdam. Returns the gradients that were averaged.
+template <class Options>
+Tensors average_moments(const RuleLists& lists, const Options& options) {
+  if (options.decoupled_weight_decay) {
+    decay_values(lists);
+  }
+  Tensors gradients = options.decoupled_weight_decay ? lists.gradients : decayed_gradients(lists);
+  at::_foreach_lerp_(lists.slots[0], gradients, 1 - options.beta1);
+  average_squares(lists.slots[1], gradients, options.beta2);
+  return gradients;
 }
 
 Tensors root(const Tensors& squares, double eps) {
@@ -155,12 +167,7 @@ class Nadam final : public UpdateRule {
     return kSlots;
   }
   void update(const RuleLists& lists) const override {
-    if (options_.decoupled_weight_decay) {
-      decay_values(lists);
-    }
-    const Tensors gradients = options_.decoupled_weight_decay ? lists.gradients : decayed_gradients(lists);
-    at::_foreach_lerp_(lists.slots[0], gradients, 1 - options_.beta1);
-    average_squares(lists.slots[1], gradients, options_.beta2);
+    const Tensors gradients = average_moments(lists, options_);
     Tensors denominators = at::_foreach_sqrt(lists.slots[1]);
     at::_foreach_div_(denominators, std::sqrt(1 - power(options_.beta2, lists.step)));
     at::_foreach_add_(denominators, options_.eps);
@@ -191,13 +198,7 @@ class Radam final : public UpdateRule {
     return kSlots;
   }
   void update(const RuleLists& lists) const override {
-    if (options_.decoupled_weight_decay) {
-      decay_values(lists);
-    }
-    const Tensors gradients = options_.decoupled_weight_decay ? lists.gradients : decayed_gradients(lists);
-    at::_foreach_lerp_(lists.slots[0], gradients, 1 - options_.beta1);
-    average_squares(lists.slots[1], gradients, options_.beta2);
-
+    average_moments(lists, options_);
     const double beta2_power = power(options_.beta2, lists.step);
     const double rate = lists.lr / (1 - power(options_.beta1, lists.step));
     const double longest = 2 / (1 - options_.beta2) - 1;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -21,22 +23,14 @@ constexpr const char* kUpdates = ":updates";  // no parameter has a colon in its
 
 bool is_averaged(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
 
-// Sums in half precision would lose most of each update.
-at::ScalarType average_dtype(const at::Tensor& value) {
-  const auto dtype = value.scalar_type();
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-}
-
 /// The values as they were, put back at its end.
 class ReplacedValues {
  public:
-  ReplacedValues(const NamedTensors& values, const NamedTensors& replacements) {
+  explicit ReplacedValues(const std::vector<std::pair<at::Tensor, at::Tensor>>& values_and_averages) {
     const at::NoGradGuard no_grad;
-    for (const auto& [name, replacement] : replacements) {
-      const auto found = std::find_if(values.begin(), values.end(), [&](const auto& v) { return v.first == name; });
-      at::Tensor value = found->second;
+    for (auto [value, average] : values_and_averages) {
       before_.emplace_back(value, value.tensor_data());
-      value.set_data(replacement.to(value.options()));
+      value.set_data(average.to(value.options()));
     }
   }
   ~ReplacedValues() {
@@ -101,20 +95,49 @@ void WeightAverage::begin(const StageContext& context) {
   if (options_.buffers) {
     add(context.module.named_buffers());
   }
-  // From a checkpoint: on the host, and perhaps of another model.
+  restore();
+}
+
+// An average of a checkpoint is on the host, in any order, and perhaps of another model.
+void WeightAverage::restore() {
+  std::unordered_map<std::string, at::Tensor> saved(average_.begin(), average_.end());
+  average_.clear();
   Mismatch mismatch;
-  for (auto& [name, average] : average_) {
-    const auto found = std::find_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == name; });
-    if (found == values_.end()) {
-      mismatch.unexpected.push_back(name);
-    } else if (mismatch.compare(name, average, found->second.to(average_dtype(found->second)))) {
-      average = average.to(options_.on_cpu ? c10::Device(at::kCPU) : found->second.device());
+  for (const auto& [name, value] : values_) {
+    if (const auto found = saved.extract(name); !found.empty()) {
+      const auto options = options_of(value);
+      if (mismatch.compare(name, found.mapped(), at::empty_like(value, options.device(at::kMeta)))) {
+        average_.emplace_back(name, found.mapped().to(options));
+      }
     }
+  }
+  for (const auto& [name, tensor] : saved) {
+    mismatch.unexpected.push_back(name);
   }
   if (mismatch.any()) {
     throw CheckpointError("the averaged weights do not match the module: " + mismatch.text(),
                           "resume with the model of the checkpoint, or without WeightAverage");
   }
+}
+
+// Sums in half precision would lose most of each update.
+at::TensorOptions WeightAverage::options_of(const at::Tensor& value) const {
+  const auto dtype = value.scalar_type();
+  return value.options()
+      .requires_grad(false)
+      .dtype(dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype)
+      .device(options_.on_cpu ? c10::Device(at::kCPU) : value.device());
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> WeightAverage::pairs() const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> found;
+  auto next = average_.begin();
+  for (const auto& [name, value] : values_) {
+    if (next != average_.end() && next->first == name) {
+      found.emplace_back(value, (next++)->second);
+    }
+  }
+  return found;
 }
 
 double WeightAverage::decay_at(std::int64_t step) const {
@@ -138,12 +161,8 @@ void WeightAverage::update(std::int64_t step) {
       averages.push_back(average_[next].second);
       now.push_back(value.to(averages.back().options()));
     } else if (value.requires_grad() || i >= parameter_count_) {
-      const auto options = value.options()
-                               .requires_grad(false)
-                               .dtype(average_dtype(value))
-                               .device(options_.on_cpu ? c10::Device(at::kCPU) : value.device());
       average_.insert(average_.begin() + static_cast<std::ptrdiff_t>(next),
-                      {name, value.detach().to(options, /*non_blocking=*/false, /*copy=*/true)});
+                      {name, value.detach().to(options_of(value), /*non_blocking=*/false, /*copy=*/true)});
     } else {
       continue;
     }
@@ -156,18 +175,13 @@ void WeightAverage::update(std::int64_t step) {
 }
 
 std::shared_ptr<void> WeightAverage::validation_scope() {
-  return options_.in_validation && !values_.empty() && !average_.empty()
-             ? std::make_shared<ReplacedValues>(values_, average_)
-             : nullptr;
+  return options_.in_validation ? std::make_shared<ReplacedValues>(pairs()) : nullptr;
 }
 
 void WeightAverage::copy_to_module() const {
   const at::NoGradGuard no_grad;
-  for (const auto& [name, average] : average_) {
-    const auto found = std::find_if(values_.begin(), values_.end(), [&](const auto& v) { return v.first == name; });
-    if (found != values_.end()) {
-      at::Tensor(found->second).copy_(average);
-    }
+  for (auto [value, average] : pairs()) {
+    value.copy_(average);
   }
 }
 

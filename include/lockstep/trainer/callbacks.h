@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <lockstep/trainer/callback.h>
 
@@ -113,8 +115,11 @@ class WeightAverage final : public Callback {
 
  private:
   void begin(const StageContext& context);
+  void restore();
   void update(std::int64_t step);
   double decay_at(std::int64_t step) const;
+  at::TensorOptions options_of(const at::Tensor& value) const;
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs() const;  // values and their averages
 
   WeightAverageOptions options_;
   NamedTensors values_{};  // parameters of the module, then its buffers; shared ones once
