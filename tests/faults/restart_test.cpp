@@ -1,5 +1,6 @@
 // A rank dies; the run restarts automatically and ends with the same result as without the failure.
 #include <csignal>
+#include <regex>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,12 +30,19 @@ class Restart : public Undisturbed {
   const Process::Environment threads_{{"OMP_NUM_THREADS", "1"}};  // as our launcher sets for two ranks on two cores
 };
 
-int count_of(std::string_view text, std::string_view word) {
-  int count = 0;
-  for (auto at = text.find(word); at != std::string_view::npos; at = text.find(word, at + word.size())) {
-    ++count;
+/// The step in the last line of `text` that `line` matches (its first group), or -1.
+int last_step(const std::string& text, const char* line) {
+  int step = -1;
+  const std::regex pattern(line);
+  for (std::sregex_iterator at(text.begin(), text.end(), pattern), end; at != end; ++at) {
+    step = std::stoi((*at)[1]);
   }
-  return count;
+  return step;
+}
+
+/// True if the ranks that run now have validated at a later step than the one in which the last rank died.
+bool is_past_the_last_death(const std::string& text) {
+  return last_step(text, R"(step (\d+) [^\n]* val_loss )") > last_step(text, R"(died of signal [^\n]* at step (\d+))");
 }
 
 TEST_F(Restart, AfterRanksKilledAtRandomTimesEndsWithTheSameBytes) {
@@ -46,16 +54,12 @@ TEST_F(Restart, AfterRanksKilledAtRandomTimesEndsWithTheSameBytes) {
     Process process(two_ranks(run(), {"--dist.max_restarts", "100"}));
     ASSERT_TRUE(process.wait_for("checkpoints")) << process.err();
     int kills = 0;
-    // Two deaths at the same step count as a deterministic failure, so every attempt gets further than the previous
-    // one.
-    const auto validations = [&] { return count_of(process.err(), "val_loss"); };
-    int validated = -1;
     while (landed < wanted && !process.ended_within(milliseconds(sweep.between(500, 1500)))) {
       const auto ranks = Process::ranks_of(process.pid());
-      if (ranks.empty() || validations() == validated) {
-        continue;  // between two attempts, or before the next has reached the step
+      // Two deaths at the same step count as a deterministic failure.
+      if (ranks.empty() || noted(run(), "restart") < kills || (kills > 0 && !is_past_the_last_death(process.err()))) {
+        continue;
       }
-      validated = validations();
       kill(ranks[static_cast<std::size_t>(sweep.between(0, static_cast<int>(ranks.size()) - 1))], SIGKILL);
       ++kills;
       ++landed;
