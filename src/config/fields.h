@@ -407,6 +407,11 @@ void visit_fields(Config& c, Visit&& visit) {
         c.dist.broadcast_buffers);
   visit(Info{.name = "dist.compression", .help = "dtype in which gradients are sent; none: their own dtype"},
         c.dist.compression);
+  visit(Info{.name = "dist.sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
+        c.dist.sync_batch_norm);
+  visit(Info{.name = "dist.shard_optimizer",
+             .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
+        c.dist.shard_optimizer);
 
   visit(Info{.name = "report.every_steps",
              .help = "steps between reports (console line and metrics row), which wait for the device; 0: at the end",

@@ -105,6 +105,10 @@ constexpr ForeignName kRows[] = {
     {"bucket_cap_mb ddp_bucket_cap_mb", "use --dist.bucket_mib X"},
     {"ddp_find_unused_parameters", "use --dist.find_unused_parameters"},
     {"ddp_broadcast_buffers", "use --dist.broadcast_buffers"},
+    {"sync_batchnorm sync_batch_norm sync_bn use_sync_bn",
+     "declare lockstep::SyncBatchNorm in the module; --dist.sync_batch_norm refuses any other batch norm"},
+    {"zero_stage zero_optimization zero_redundancy_optimizer shard_optimizer_state sharded_ddp",
+     "use --dist.shard_optimizer, which is ZeRO stage 1"},
     {"gradient_as_bucket_view", "remove it: gradients are always views of the buckets"},
 };
 

@@ -144,17 +144,22 @@ void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
 }
 
 /// Calls work(name, parameter, options, is_frozen) for every parameter: first those of the groups in order, then the
-/// frozen ones, which have state if they were trained before.
+/// frozen ones, which have state if they were trained before. Leaves out those whose state another rank keeps.
 template <class Options, class Work>
 void for_each_parameter(const BuiltOptimizer& built, const Work& work) {
+  const auto visit = [&](const std::string& name, const at::Tensor& parameter, const auto& options, bool is_frozen) {
+    if (!built.elsewhere.contains(name)) {
+      work(name, parameter, static_cast<const Options&>(options), is_frozen);
+    }
+  };
   const auto& groups = built.optimizer->param_groups();
   for (std::size_t g = 0; g < built.names.size(); ++g) {
     for (std::size_t i = 0; i < built.names[g].size(); ++i) {
-      work(built.names[g][i], groups[g].params()[i], static_cast<const Options&>(groups[g].options()), false);
+      visit(built.names[g][i], groups[g].params()[i], groups[g].options(), false);
     }
   }
   for (const auto& [name, parameter] : built.frozen) {
-    work(name, parameter, static_cast<const Options&>(groups.front().options()), true);
+    visit(name, parameter, groups.front().options(), true);
   }
 }
 
@@ -256,9 +261,12 @@ class StateReader {
 };
 
 // By parameter, because groups change when parameters are frozen.
-std::string rate_key(const std::string& parameter) { return parameter + ".base_lr"; }
+constexpr std::string_view kRate = ".base_lr";
+std::string rate_key(const std::string& parameter) { return parameter + std::string(kRate); }
 
 }  // namespace
+
+bool is_rate(std::string_view name) { return name.ends_with(kRate); }
 
 NamedTensors optimizer_state(const BuiltOptimizer& built) {
   NamedTensors result;
@@ -278,7 +286,9 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
   for (std::size_t group = 0; group < built.names.size(); ++group) {
     if (const GroupRate rate = current_rate(built, group); !rate.is_given) {
       for (const std::string& name : built.names[group]) {
-        writer.write(rate_key(name), rate.base);
+        if (!built.elsewhere.contains(name)) {
+          writer.write(rate_key(name), rate.base);
+        }
       }
     }
   }

@@ -228,6 +228,15 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
   return built;
 }
 
+void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built) {
+  if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) != nullptr) {
+    throw ConfigError(fmt::format("--dist.shard_optimizer true: optimizer '{}' is LBFGS, which updates all parameters "
+                                  "together",
+                                  spec.name),
+                      "use another optimizer, or --dist.shard_optimizer false");
+  }
+}
+
 void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
   if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) ==
       nullptr) {  // its state belongs to all parameters together

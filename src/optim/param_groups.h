@@ -5,6 +5,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -28,6 +30,7 @@ struct BuiltOptimizer {
   OptimizerPtr optimizer{};
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
+  std::unordered_set<std::string> elsewhere{};    ///< parameters whose state another rank keeps
   std::vector<GroupRate> rates{};                 ///< per group
   std::vector<LrSchedule> schedules{};            ///< per group
 };
@@ -51,6 +54,9 @@ std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizer
 /// Throws: ConfigError naming all schedules that are invalid, or invalid in a run of this length.
 void check_schedules(std::span<const NamedSchedule> schedules, const std::optional<ScheduleStep>& run = {});
 
+/// Throws: ConfigError if the optimizer does not update each parameter by itself.
+void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built);
+
 /// Transfers state, options and learning rates of all parameters from `before` to `built`, which has the same spec.
 void take_over(BuiltOptimizer& built, BuiltOptimizer& before);
 
@@ -60,6 +66,9 @@ void set_rates(BuiltOptimizer& built, const ScheduleStep& step);
 
 /// The group's rate, with what a callback may have written since the last set_rates().
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group);
+
+/// True for the name of a base rate in the state.
+bool is_rate(std::string_view name);
 
 /// State as tensors "<parameter>.<state>" ("blocks.0.weight.exp_avg"); step counts are CPU scalars. A base rate that a
 /// callback wrote is "<parameter>.base_lr". Supports the fused optimizers and torch::optim's SGD, Adam, AdamW, Adagrad

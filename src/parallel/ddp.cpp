@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -20,6 +21,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "parallel/optimizer_shards.h"
 #include "parallel/parameter_sync.h"
 #include "world/world_access.h"
 
@@ -134,7 +136,13 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
 // The only class that uses the reducer.
 class DdpOptimizer final : public SingleDeviceOptimizer {
  public:
-  DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {}
+  DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {
+    if (ddp_.options_.shard_optimizer) {
+      check_that_it_can_be_sharded(spec_, built_);
+      shards_.emplace(all_parameters(), ddp_.world_);
+      built_.elsewhere = shards_->elsewhere();
+    }
+  }
   ~DdpOptimizer() override { remove_reducer(); }
   DdpOptimizer(const DdpOptimizer&) = delete;
   DdpOptimizer& operator=(const DdpOptimizer&) = delete;
@@ -145,6 +153,8 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void backward_nothing() override;
   at::Tensor mean_count() override;
   void finish() override;
+  void step() override;
+  NamedTensors state() const override;
   void build_again() override;
 
   /// Collective. `sparse`: parameters of the module with sparse gradients.
@@ -154,6 +164,9 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void remove_reducer();
   void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients);
   void check_all_used() const;
+  NamedTensors all_parameters() const;
+  /// Ends the forward or the backward of a micro-batch for SyncBatchNorm.
+  void end_pass();
 
   Ddp& ddp_;
   at::Tensor lane_{};  // the reducer's parameter 0
@@ -163,7 +176,9 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   std::vector<bool> sparse_{};              // same order as parameters_
   bool reduce_ = true;
   bool first_backward_ = true;
-  bool idle_ = true;  // no samples yet in this step
+  bool idle_ = true;                         // no samples yet in this step
+  bool has_loss_ = true;                     // of the current backward
+  std::optional<OptimizerShards> shards_{};  // with dist.shard_optimizer
 };
 
 void check_sparse_backend(std::span<const std::string> sparse, std::string_view backend) {
@@ -175,7 +190,7 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
 }
 
 Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision)
-    : SingleDevice(config, world, precision), options_(options) {}
+    : SingleDevice(config, options, world, precision) {}
 
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   SingleDevice::prepare(module, optimizers);
@@ -187,6 +202,7 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   if (!sums_) {  // those of the last step may not have been read yet
     sums_.emplace(kLaneSize, world_.device(), /*late=*/!world_.device().is_cpu());
   }
+  statistics_ = SyncStatistics::make(module, world_);
   make_reducers();
 }
 
@@ -258,6 +274,32 @@ StepRequests Ddp::agreed() {
 void DdpOptimizer::build_again() {
   remove_reducer();
   SingleDeviceOptimizer::build_again();
+  if (shards_) {
+    built_.elsewhere = shards_->elsewhere();
+  }
+}
+
+NamedTensors DdpOptimizer::all_parameters() const {
+  NamedTensors all = parameters_;
+  all.insert(all.end(), built_.frozen.begin(), built_.frozen.end());
+  return all;
+}
+
+void DdpOptimizer::step() {
+  if (!shards_) {
+    SingleDeviceOptimizer::step();
+    return;
+  }
+  {
+    const OptimizerShards::OwnGradients own(*shards_, parameters_);
+    SingleDeviceOptimizer::step();
+  }
+  shards_->send_updates(parameters_);
+}
+
+NamedTensors DdpOptimizer::state() const {
+  NamedTensors mine = SingleDeviceOptimizer::state();
+  return shards_ ? shards_->gather(std::move(mine), all_parameters()) : mine;
 }
 
 void DdpOptimizer::remove_reducer() {
@@ -360,15 +402,21 @@ void DdpOptimizer::begin_forward(bool reduce) {
 
 void DdpOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
   idle_ = false;
-  if (!reduce_) {
+  has_loss_ = true;
+  end_pass();
+  if (reduce_) {
+    run_backward({loss}, {root_gradient(loss, weight)});
+  } else {
     SingleDeviceOptimizer::backward(loss, weight);
-    return;
+    end_pass();
   }
-  run_backward({loss}, {root_gradient(loss, weight)});
 }
 
 void DdpOptimizer::backward_nothing() {
+  has_loss_ = false;
+  end_pass();
   if (!reduce_) {
+    end_pass();
     return;
   }
   std::vector<at::Tensor> roots;
@@ -393,6 +441,12 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   }
   // A view, because the search for unused parameters begins at graph nodes, and a leaf has none.
   const at::Tensor lane = lane_.view({Ddp::kLaneSize});
+  if (ddp_.statistics_ != nullptr) {
+    // Before the reducer waits for the other ranks, which may wait for this one's statistics.
+    lane.register_hook([this](const at::Tensor&) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { end_pass(); });
+    });
+  }
   roots.push_back(lane);
   gradients.push_back(ddp_.lane_values_);
   reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
@@ -405,6 +459,17 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   first_backward_ = false;
   with_peers(ddp_.world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
   ddp_.progress_.end();
+}
+
+void DdpOptimizer::end_pass() {
+  if (ddp_.statistics_ == nullptr) {
+    return;
+  }
+  if (has_loss_) {
+    ddp_.statistics_->end_pass();
+  } else {
+    ddp_.statistics_->take_part();
+  }
 }
 
 void DdpOptimizer::finish() {

@@ -11,6 +11,7 @@
 
 #include "parallel/lane_sums.h"
 #include "parallel/single_device.h"
+#include "parallel/sync_statistics.h"
 
 namespace lockstep {
 
@@ -37,7 +38,6 @@ class Ddp final : public SingleDevice {
   void write_requests(StepRequests mine);
   void write_count(const at::Tensor& count);
 
-  const DistConfig options_;
   bool buffers_due_ = true;  // true once per step, before its first forward
 
   // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small additional
@@ -50,6 +50,7 @@ class Ddp final : public SingleDevice {
   bool lane_has_count_ = false;
   StepRequests requests_in_lane_{};
   std::optional<LaneSums> sums_{};
+  std::shared_ptr<SyncStatistics> statistics_{};  // nullptr without SyncBatchNorm
 };
 
 }  // namespace lockstep

@@ -38,38 +38,6 @@ std::string description(const torch::nn::Module& module) {
   return text.str();
 }
 
-void broadcast(const std::vector<at::Tensor>& tensors, World& world) {
-  if (tensors.empty() || world.size() == 1) {
-    return;
-  }
-  // Sent as bytes, because not every backend supports every dtype.
-  std::vector<at::Tensor> bytes;
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged;  // a non-contiguous tensor and its contiguous copy
-  std::int64_t total = 0;
-  for (const auto& tensor : tensors) {
-    if (tensor.numel() == 0) {
-      continue;
-    }
-    const at::Tensor dense = tensor.contiguous();
-    if (!dense.is_same(tensor)) {
-      staged.emplace_back(tensor, dense);
-    }
-    bytes.push_back(dense.view({-1}).view(at::kByte));
-    total += bytes.back().numel();
-  }
-  if (bytes.empty()) {
-    return;
-  }
-  ProgressRecord& progress = WorldAccess::progress(world);
-  progress.begin(Operation::broadcast, total);
-  with_peers(world, "broadcast of parameters or buffers",
-             [&] { c10d::broadcast_coalesced(WorldAccess::group(world), bytes, kBroadcastBytes, 0); });
-  progress.end();
-  for (const auto& [tensor, dense] : staged) {
-    tensor.copy_(dense);
-  }
-}
-
 at::ScalarType integer_of(std::int64_t bytes) {
   return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : bytes == 2 ? at::kShort : at::kByte;
 }
@@ -98,6 +66,39 @@ void compare_frozen(const torch::nn::Module& module, World& world) {
   }
 }
 
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, World& world, int root) {
+  const at::NoGradGuard no_grad;
+  if (tensors.empty() || world.size() == 1) {
+    return;
+  }
+  // Sent as bytes, because not every backend supports every dtype.
+  std::vector<at::Tensor> bytes;
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged;  // a non-contiguous tensor and its contiguous copy
+  std::int64_t total = 0;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() == 0) {
+      continue;
+    }
+    const at::Tensor dense = tensor.contiguous();
+    if (!dense.is_same(tensor)) {
+      staged.emplace_back(tensor, dense);
+    }
+    bytes.push_back(dense.view({-1}).view(at::kByte));
+    total += bytes.back().numel();
+  }
+  if (bytes.empty()) {
+    return;
+  }
+  ProgressRecord& progress = WorldAccess::progress(world);
+  progress.begin(Operation::broadcast, total);
+  with_peers(world, "broadcast of parameters or buffers",
+             [&] { c10d::broadcast_coalesced(WorldAccess::group(world), bytes, kBroadcastBytes, root); });
+  progress.end();
+  for (const auto& [tensor, dense] : staged) {
+    tensor.copy_(dense);
+  }
+}
+
 void broadcast_module(const torch::nn::Module& module, World& world) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : module.parameters()) {
@@ -106,12 +107,11 @@ void broadcast_module(const torch::nn::Module& module, World& world) {
   for (const auto& buffer : module.buffers()) {
     tensors.push_back(buffer.detach());
   }
-  broadcast(tensors, world);
+  broadcast_tensors(tensors, world, /*root=*/0);
 }
 
 void broadcast_buffers(const torch::nn::Module& module, World& world) {
-  const at::NoGradGuard no_grad;
-  broadcast(module.buffers(), world);
+  broadcast_tensors(module.buffers(), world, /*root=*/0);
 }
 
 at::Tensor parameter_digests(const torch::nn::Module& module) {

@@ -1,6 +1,8 @@
 // Gives all ranks the same parameters and checks that they stay equal.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -15,6 +17,8 @@ void compare_parameters(const torch::nn::Module& module, World& world);
 void compare_frozen(const torch::nn::Module& module, World& world);
 /// Collective. Copies rank 0's parameters and buffers to all ranks.
 void broadcast_module(const torch::nn::Module& module, World& world);
+/// Collective. Copies the tensors of rank `root` to all ranks.
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, World& world, int root);
 /// Collective. Copies rank 0's buffers to all ranks. Looks up the buffers at every call, because modules may replace
 /// them.
 void broadcast_buffers(const torch::nn::Module& module, World& world);

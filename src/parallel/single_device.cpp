@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 
 #include "optim/grad_norm.h"
+#include "parallel/sync_statistics.h"
 
 namespace lockstep {
 
@@ -46,7 +47,7 @@ Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
 }  // namespace
 
 SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy)
-    : strategy_(strategy), index_(strategy.optimizers_.size()), spec_(std::move(spec)) {
+    : strategy_(strategy), spec_(std::move(spec)), index_(strategy.optimizers_.size()) {
   build();
   if (strategy_.precision_ == Precision::fp16_mixed) {
     scaler_.emplace(strategy_.world_.device());
@@ -142,7 +143,8 @@ NamedTensors SingleDeviceOptimizer::state() const {
   return state;
 }
 
-// "<parameter>.<state>": an entry belongs to the optimizer of that parameter.
+// "<parameter>.<state>": an entry belongs to the optimizer of that parameter. Rates belong to groups, so each rank
+// reads them for all parameters.
 void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
   std::unordered_set<std::string> mine;
   for (const NamedTensors* parameters : {&parameters_, &built_.frozen}) {
@@ -151,8 +153,10 @@ void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
     }
   }
   NamedTensors part;
-  std::copy_if(state.begin(), state.end(), std::back_inserter(part),
-               [&](const auto& entry) { return mine.contains(entry.first.substr(0, entry.first.rfind('.'))); });
+  std::copy_if(state.begin(), state.end(), std::back_inserter(part), [&](const auto& entry) {
+    const std::string parameter = entry.first.substr(0, entry.first.rfind('.'));
+    return mine.contains(parameter) && (!built_.elsewhere.contains(parameter) || is_rate(entry.first));
+  });
   load_optimizer_state(built_, part);
   if (scaler_) {
     scaler_->load_state(scaler_key(), state);
@@ -164,6 +168,9 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
     throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
   }
   check_schedules(schedules_of(optimizers, config_));
+  if (options_.sync_batch_norm) {
+    refuse_plain_batch_norm(module);
+  }
   module_ = &module;
   optimizers_.clear();
   for (const auto& spec : optimizers) {

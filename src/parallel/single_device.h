@@ -44,7 +44,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   /// Call it after freezing or unfreezing parameters.
   virtual void build_again();
   bool has_parameters() const noexcept { return !parameters_.empty(); }
-  NamedTensors state() const;
+  virtual NamedTensors state() const;
   /// Loads its part from the state of all optimizers.
   void load_state(const NamedTensors& state);
 
@@ -57,6 +57,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void unscale_grads();
 
   SingleDevice& strategy_;
+  OptimizerSpec spec_;
+  BuiltOptimizer built_{};
   NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
   at::Tensor count_{};         // sum of the counts of this step, if the task returns counts
 
@@ -65,17 +67,20 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   std::string scaler_key() const;
   const std::vector<at::Tensor>& defined_grads();
 
-  const std::size_t index_;  // among those of the strategy
-  OptimizerSpec spec_;
-  BuiltOptimizer built_{};
+  const std::size_t index_;             // among those of the strategy
   std::optional<LossScaler> scaler_{};  // with fp16_mixed
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
 };
 
 class SingleDevice : public Strategy {
  public:
-  SingleDevice(const OptimConfig& config, World& world, Precision precision = Precision::fp32)
-      : world_(world), progress_(WorldAccess::progress(world)), config_(config), precision_(precision) {}
+  SingleDevice(const OptimConfig& config, const DistConfig& options, World& world,
+               Precision precision = Precision::fp32)
+      : world_(world),
+        progress_(WorldAccess::progress(world)),
+        options_(options),
+        config_(config),
+        precision_(precision) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
@@ -96,6 +101,7 @@ class SingleDevice : public Strategy {
 
   World& world_;
   ProgressRecord& progress_;
+  const DistConfig options_;
   torch::nn::Module* module_ = nullptr;
   std::vector<std::unique_ptr<SingleDeviceOptimizer>> optimizers_{};
 

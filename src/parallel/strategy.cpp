@@ -21,10 +21,11 @@ void StrategyOptimizer::backward(const at::Tensor& loss, double weight) {
 }
 
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world) {
+  const TrainConfig& config = plan.config;
   if (world.size() == 1) {
-    return std::make_unique<SingleDevice>(plan.config.optim, world, plan.config.precision);
+    return std::make_unique<SingleDevice>(config.optim, config.dist, world, config.precision);
   }
-  return std::make_unique<Ddp>(plan.config.optim, plan.config.dist, world, plan.config.precision);
+  return std::make_unique<Ddp>(config.optim, config.dist, world, config.precision);
 }
 
 }  // namespace lockstep

@@ -46,9 +46,10 @@ bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 8> kFields{
-      "max_epochs", "max_steps",    "max_time_s",        "nprocs",
-      "batch_size", "accumulation", "global_batch_size", "optim.non_finite"};
+  constexpr std::array<std::string_view, 10> kFields{
+      "max_epochs",           "max_steps",           "max_time_s",        "nprocs",
+      "batch_size",           "accumulation",        "global_batch_size", "optim.non_finite",
+      "dist.shard_optimizer", "dist.sync_batch_norm"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 

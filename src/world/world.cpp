@@ -702,19 +702,28 @@ void World::one_by_one(std::string_view what, const std::function<void()>& work)
 }
 
 World World::channel(std::string_view purpose) {
-  if (impl_->alone()) {
-    return single(c10::Device(c10::kCPU));
-  }
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}/{}", purpose, ++impl_->channels),
-                                                            impl_->store->clone());
-  std::optional<World> world;
-  with_peers(*this, "connecting a channel", [&] {
-    world.emplace(WorldAccess::make(store, impl_->place, c10::Device(c10::kCPU), Backend::gloo, impl_->timeout));
-  });
+  return impl_->alone() ? single(c10::Device(c10::kCPU))
+                        : WorldAccess::connect_again(*this, purpose, c10::Device(c10::kCPU), Backend::gloo);
+}
+
+World WorldAccess::second(World& world, std::string_view purpose) {
+  const World::Impl& impl = *world.impl_;
+  World made = connect_again(world, purpose, impl.device, impl.nccl ? Backend::nccl : Backend::gloo);
+  made.impl_->progress = impl.progress;
+  return made;
+}
+
+World WorldAccess::connect_again(World& world, std::string_view purpose, c10::Device device, Backend backend) {
+  World::Impl& impl = *world.impl_;
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}/{}", purpose, ++impl.channels),
+                                                            impl.store->clone());
+  std::optional<World> made;
+  with_peers(world, "connecting a channel",
+             [&] { made.emplace(make(store, impl.place, device, backend, impl.timeout)); });
   // LibTorch's flight recorder registers a group at its first collective without taking its lock, so two threads must
   // not do it at the same time.
-  world->barrier("channel");
-  return std::move(*world);
+  made->barrier("channel");
+  return std::move(*made);
 }
 
 std::unique_ptr<Store> World::store(std::string_view prefix) const {

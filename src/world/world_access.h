@@ -44,6 +44,9 @@ struct WorldAccess {
   /// connection (ranks that are threads may share a HashStore).
   static World make(const c10::intrusive_ptr<c10d::Store>& store, const RankCoordinates& place, c10::Device device,
                     Backend backend, std::chrono::milliseconds timeout);
+  /// Collective. Another world of the same ranks and device, whose collectives may have another order on each rank than
+  /// those of `world`. It shows its progress in the same record.
+  static World second(World& world, std::string_view purpose);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
   /// Waits for an event of the device. Throws: CommError as soon as a collective on the device has failed: results that
@@ -59,6 +62,10 @@ struct WorldAccess {
   static ProgressRecord& progress(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
+
+ private:
+  friend class World;
+  static World connect_again(World& world, std::string_view purpose, c10::Device device, Backend backend);
 };
 
 /// Waits for an event of the device and calls `check` all the time, whose exceptions end the wait.

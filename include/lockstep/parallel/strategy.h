@@ -114,7 +114,8 @@ class Strategy {
   virtual StrategyOptimizer& optimizer(std::size_t index) = 0;
   StrategyOptimizer& optimizer() { return optimizer(0); }
 
-  /// The state of all optimizers by parameter name; load_state restores it.
+  /// The state of all optimizers by parameter name; load_optimizer_state restores it. With dist.shard_optimizer:
+  /// collective, complete on rank 0 and this rank's share on the others.
   virtual NamedTensors optimizer_state() const = 0;
   virtual void load_optimizer_state(const NamedTensors& state) = 0;
 };

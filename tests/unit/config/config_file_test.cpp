@@ -231,7 +231,9 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                .bucket_mib = 12.5,
                .find_unused_parameters = true,
                .broadcast_buffers = false,
-               .compression = GradCompression::bf16},
+               .compression = GradCompression::bf16,
+               .sync_batch_norm = true,
+               .shard_optimizer = true},
       .report = {.every_steps = 8, .progress = false, .jsonl = false, .csv = false, .record = 10, .log_dir = "logs"},
   };
   TrainConfig expected = config;

@@ -567,9 +567,9 @@ TEST(ComplexParameters, AreTrainedByEveryNumberOfRanks) {
         Wave whole;
         torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
         const DistConfig options{.compression = compressed ? GradCompression::fp16 : GradCompression::none};
-        const std::unique_ptr<SingleDevice> strategy = ranks == 1
-                                                           ? std::make_unique<SingleDevice>(OptimConfig{}, world)
-                                                           : std::make_unique<Ddp>(OptimConfig{}, options, world);
+        const std::unique_ptr<SingleDevice> strategy =
+            ranks == 1 ? std::make_unique<SingleDevice>(OptimConfig{}, DistConfig{}, world)
+                       : std::make_unique<Ddp>(OptimConfig{}, options, world);
         const OptimizerSpec spec(sgd({.lr = 0.01, .momentum = 0.9}));
         strategy->prepare(found, {&spec, 1});
         const std::int64_t mine = kBatch / ranks;
@@ -681,7 +681,7 @@ TEST(SingleDevice, IsPlainTraining) {
   Net net;
   Net whole;
   World world = World::single(c10::Device(c10::kCPU));
-  SingleDevice strategy({}, world);
+  SingleDevice strategy({}, {}, world);
   const OptimizerSpec spec(sgd({.lr = 0.1}));
   strategy.prepare(net, {&spec, 1});
   loss_of(whole.forward(inputs(0)), targets(0)).backward();
@@ -707,7 +707,7 @@ TEST(SingleDevice, IsPlainTraining) {
 TEST(SingleDevice, NeedsAnOptimizer) {
   Net net;
   World world = World::single(c10::Device(c10::kCPU));
-  SingleDevice strategy({}, world);
+  SingleDevice strategy({}, {}, world);
   EXPECT_THROW(strategy.prepare(net, {}), ConfigError);
 }
 

@@ -95,6 +95,26 @@ TEST(FreezeUntil, ContinuesAfterAResume) {
   }
 }
 
+TEST(FreezeUntil, WorksWithAShardedOptimizer) {
+  const TempDir dir;
+  std::vector<std::vector<bool>> found(2);
+  for (const std::int64_t stop : {3, 5, 0}) {
+    thread_world(2, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 4});
+      config.dist.shard_optimizer = true;
+      config.run_dir = (dir.path() / "run").string();
+      config.checkpoint.enabled = true;
+      config.max_steps = stop;
+      const auto part = changes(world, config);
+      auto& all = found[static_cast<std::size_t>(world.rank())];
+      all.insert(all.end(), part.begin(), part.end());
+    });
+  }
+  for (const auto& all : found) {
+    EXPECT_THAT(all, ElementsAre(false, false, false, false, true, true, true, true));
+  }
+}
+
 TEST(FreezeUntil, RefusesTheFirstEpoch) {
   EXPECT_THAT(message_of([] { FreezeUntil("weight", 1); }), HasSubstr("epoch is 1, expected 2 or more"));
 }

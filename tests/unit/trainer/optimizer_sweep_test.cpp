@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -164,6 +165,65 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
     }
   }
   EXPECT_EQ(sweep.points(), 13 * 4 * 2);
+}
+
+/// Trains in parts, each of which resumes the one before; the results of the last part, by rank.
+struct Part {
+  int ranks = 1;
+  bool shards = false;
+  std::int64_t steps = 0;  // 0: to the end
+};
+std::vector<Result> train_in_parts(const Named& optimizer, Precision precision, const std::vector<Part>& parts) {
+  const TempDir dir;
+  TrainConfig config = base(optimizer, precision);
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  std::vector<Result> found;
+  for (const Part& part : parts) {
+    config.max_steps = part.steps;
+    config.dist.shard_optimizer = part.shards;
+    found.assign(static_cast<std::size_t>(part.ranks), {});
+    thread_world(part.ranks, [&](World& world) {
+      Result mine = train(optimizer.make, world, config);
+      std::sort(mine.tensors.begin(), mine.tensors.end(),
+                [](const auto& a, const auto& b) { return a.first < b.first; });
+      found[static_cast<std::size_t>(world.rank())] = std::move(mine);
+    });
+  }
+  return found;
+}
+
+TEST(OptimizerSweep, AShardedStateGivesTheSameBytes) {
+  Sweep sweep("sharded optimizers");
+  for (const Named& optimizer : optimizers()) {
+    for (const auto& [precision, ranks] :
+         {std::pair(Precision::fp32, 4), std::pair(Precision::bf16, 2), std::pair(Precision::fp16_mixed, 2)}) {
+      const auto plain = train_in_parts(optimizer, precision, {{ranks, false}});
+      const auto sharded = train_in_parts(optimizer, precision, {{ranks, true}});
+      const bool same = sharded.front() == plain.front();
+      EXPECT_TRUE(same) << optimizer.name << ", " << ranks << " ranks: " << sharded.front().distance(plain.front());
+      EXPECT_LT(sharded.back().tensors.size(), plain.back().tensors.size()) << "a rank keeps its share only";
+      sweep.count(same);
+    }
+  }
+  EXPECT_EQ(sweep.points(), static_cast<int>(optimizers().size()) * 3);
+}
+
+TEST(OptimizerSweep, AShardedRunResumesWithAndWithoutShards) {
+  Sweep sweep("resumed sharded optimizers");
+  for (const Named& optimizer : optimizers()) {
+    const Result straight = train_in_parts(optimizer, Precision::fp64, {{2, false}}).front();
+    for (const auto& [before, after] : {std::pair(true, false), std::pair(false, true)}) {
+      const Result found = train_in_parts(optimizer, Precision::fp64, {{2, before, 7}, {2, after}}).front();
+      EXPECT_TRUE(found == straight) << optimizer.name << ": " << found.distance(straight);
+      sweep.count(found == straight);
+    }
+    const double distance =
+        train_in_parts(optimizer, Precision::fp64, {{4, true, 7}, {2, true}}).front().distance(straight);
+    EXPECT_LT(distance, 1e-10) << optimizer.name << ", other number of ranks";
+    sweep.count(distance < 1e-10);
+  }
+  EXPECT_EQ(sweep.points(), static_cast<int>(optimizers().size()) * 3);
 }
 
 TEST(OptimizerSweep, AWeightDecayThatAnOptimizerHasNotIsRefused) {

@@ -1,0 +1,110 @@
+#include "parallel/optimizer_shards.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/json.h"
+#include "parallel/parameter_sync.h"
+#include "tensor/dtype_names.h"
+
+namespace lockstep {
+namespace {
+
+std::string parameter_of(const std::string& state) { return state.substr(0, state.rfind('.')); }
+
+}  // namespace
+
+// The largest parameter goes first, each to the rank that has the fewest elements.
+OptimizerShards::OptimizerShards(const NamedTensors& parameters, World& world) : world_(world) {
+  NamedTensors sorted = parameters;
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
+    return std::pair(-a.second.numel(), a.first) < std::pair(-b.second.numel(), b.first);
+  });
+  std::vector<std::int64_t> elements(static_cast<std::size_t>(world.size()), 0);
+  for (const auto& [name, parameter] : sorted) {
+    const auto least = std::min_element(elements.begin(), elements.end());
+    *least += parameter.numel();
+    const int owner = static_cast<int>(least - elements.begin());
+    owners_[name] = owner;
+    if (owner != world.rank()) {
+      elsewhere_.insert(name);
+    }
+  }
+}
+
+OptimizerShards::OwnGradients::OwnGradients(const OptimizerShards& shards, NamedTensors& parameters) {
+  for (auto& [name, parameter] : parameters) {
+    if (shards.elsewhere_.contains(name)) {
+      hidden_.emplace_back(parameter, std::exchange(parameter.mutable_grad(), {}));
+    }
+  }
+}
+
+OptimizerShards::OwnGradients::~OwnGradients() {
+  for (auto& [parameter, gradient] : hidden_) {
+    parameter.mutable_grad() = std::move(gradient);
+  }
+}
+
+void OptimizerShards::send_updates(const NamedTensors& parameters) const {
+  std::vector<std::vector<at::Tensor>> of_rank(static_cast<std::size_t>(world_.size()));
+  for (const auto& [name, parameter] : parameters) {
+    of_rank[static_cast<std::size_t>(owners_.at(name))].push_back(parameter.detach());
+  }
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    broadcast_tensors(of_rank[static_cast<std::size_t>(rank)], world_, rank);
+  }
+}
+
+NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& parameters) const {
+  Json list = Json::array();
+  for (const auto& [name, tensor] : mine) {
+    list.push_back({{"name", name}, {"dtype", *dtype_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
+  }
+  const std::vector<std::string> all = world_.gather(dump_json(list));
+  std::unordered_map<std::string, NamedTensors> of_parameter;
+  NamedTensors others;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const Json entries = parse_json(all[static_cast<std::size_t>(rank)]);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const auto name = entries[i].at("name").get<std::string>();
+      const auto owner = owners_.find(parameter_of(name));
+      if (owner == owners_.end() && rank == 0) {
+        others.emplace_back(name, world_.is_main() ? mine[i].second : at::Tensor());
+      }
+      if (owner == owners_.end() || owner->second != rank) {
+        continue;
+      }
+      at::Tensor tensor;
+      if (world_.rank() == rank) {
+        tensor = mine[i].second.to(world_.device());
+      } else {
+        const auto dtype = dtype_of(entries[i].at("dtype").get<std::string>());
+        tensor = at::empty(entries[i].at("shape").get<std::vector<std::int64_t>>(),
+                           at::device(world_.device()).dtype(*dtype));
+      }
+      if (rank != 0) {
+        world_.broadcast(tensor, rank);
+      }
+      if (world_.is_main()) {
+        of_parameter[owner->first].emplace_back(name, tensor.cpu());
+      }
+    }
+  }
+  if (!world_.is_main()) {
+    return mine;
+  }
+  NamedTensors result;
+  for (const auto& [name, parameter] : parameters) {
+    NamedTensors& states = of_parameter[name];
+    std::move(states.begin(), states.end(), std::back_inserter(result));
+  }
+  std::move(others.begin(), others.end(), std::back_inserter(result));
+  return result;
+}
+
+}  // namespace lockstep
