@@ -70,7 +70,9 @@ struct alignas(64) ProgressRecord {
   std::atomic<Operation> operation{Operation::none};  ///< the current collective; none: outside of collectives
   /// Time in collectives on the steady clock; during a collective, minus its start time.
   std::atomic<std::int64_t> waited_ticks{0};
-  SharedText callback{};  ///< in Phase::callback: its name and stage; see set_callback
+  SharedText callback{};                            ///< in Phase::callback: its name and stage; see set_callback
+  std::atomic<std::int64_t> stall_warning_ms{-1};   ///< dist.stall_warn_s and ...
+  std::atomic<std::int64_t> stall_deadline_ms{-1};  ///< ... dist.stall_timeout_s of the program; -1: not known
 
   void set_phase(Phase now) noexcept {
     phase.store(now, std::memory_order_relaxed);
@@ -85,6 +87,10 @@ struct alignas(64) ProgressRecord {
     }
     step.store(done, std::memory_order_relaxed);
     beat();
+  }
+  void set_stall_limits(std::chrono::milliseconds warning, std::chrono::milliseconds deadline) noexcept {
+    stall_warning_ms.store(warning.count(), std::memory_order_relaxed);
+    stall_deadline_ms.store(deadline.count(), std::memory_order_relaxed);
   }
   void begin(Operation what, std::int64_t size) noexcept {
     bytes.store(size, std::memory_order_relaxed);
@@ -121,7 +127,7 @@ struct alignas(64) ProgressRecord {
   }
   void beat() noexcept { beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 };
-static_assert(sizeof(ProgressRecord) == 128);
+static_assert(sizeof(ProgressRecord) == 192);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Phase>::is_always_lock_free);
 
 /// Contents of a record, for tables and error texts.

@@ -184,6 +184,13 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
   }
 }
 
+void StallWatch::set_limits(std::int64_t warning_ms, std::int64_t deadline_ms) {
+  if (warning_ms >= 0 && deadline_ms >= 0) {
+    limits_.warning = std::chrono::milliseconds(warning_ms);
+    limits_.deadline = std::chrono::milliseconds(deadline_ms);
+  }
+}
+
 void StallWatch::stop_asked_for(Time now) {
   stop_at_ = stop_at_.value_or(now);
   warned_since_.reset();  // a new warning may be due earlier now

@@ -222,6 +222,8 @@ class Supervisor {
     for (int rank = 0; rank < size(); ++rank) {
       const bool runs = worker(rank).is_running();
       const pid_t pid = worker(rank).pid();
+      stall_watch_.set_limits(progress_[rank].stall_warning_ms.load(std::memory_order_relaxed),
+                              progress_[rank].stall_deadline_ms.load(std::memory_order_relaxed));
       samples.push_back({.view = view(progress_[rank]),
                          .process = runs ? read_process_state(pid) : ProcessState{},
                          .pid = pid,

@@ -508,6 +508,8 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   if (identity.progress_fd >= 0) {
     impl.board.emplace(identity.progress_fd, identity.local_rank);
     impl.progress = &(*impl.board)[identity.local_rank];
+    impl.progress->set_stall_limits(to_milliseconds(plan.config.dist.stall_warn_s),
+                                    to_milliseconds(plan.config.dist.stall_timeout_s));
   }
   impl.place = {.rank = identity.rank,
                 .size = identity.world_size,

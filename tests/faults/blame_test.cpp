@@ -111,6 +111,16 @@ TEST(Hang, InBackwardIsNotTakenForAWaitForOthers) {
   }
 }
 
+// `lockstep run` learns the limits from the program.
+TEST(Hang, UnderLockstepRunIsEndedAfterTheLimitOfTheProgram) {
+  const TempDir dir;
+  auto words = with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"},
+                    command(TRAIN_PROGRAM, dir.path() / "run", kShortPatience));
+  words = with(words, {"--fail_in", "forward", "--fail_rank", "1", "--fail", "sleep", "--fail_step", "3"});
+  const auto result = run_program(words);
+  EXPECT_EQ(problems(result, {.rank = 1, .code = 124, .text = "made no progress for 2 s at step 3 in forward"}), "");
+}
+
 TEST(Hang, AfterTheWorkIsEndedAndNamed) {
   const auto result = train(2, 1, "exit", "sleep", 0, kShortPatience);
   EXPECT_EQ(problems(result, {.rank = 1, .code = 124, .text = "made no progress for 2 s at step 39 in teardown"}), "");

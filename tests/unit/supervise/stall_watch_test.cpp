@@ -54,6 +54,7 @@ class Watched {
   }
   void sleep(milliseconds duration) { now_ += duration; }
   void ask_for_a_stop() { watch_.stop_asked_for(now_); }
+  void set_limits(std::int64_t warning_ms, std::int64_t deadline_ms) { watch_.set_limits(warning_ms, deadline_ms); }
 
  private:
   std::vector<RankSample> samples_;
@@ -75,6 +76,19 @@ TEST(StallWatch, NamesWhoIsBehindOnceAndThenEndsTheRun) {
   ASSERT_EQ(ends.size(), 1U);
   EXPECT_TRUE(ends[0].ends_the_run);
   EXPECT_THAT(ends[0].lines[0], HasSubstr("no progress for 300 s"));
+}
+
+TEST(StallWatch, TakesTheLimitsOfTheProgramWhenItKnowsThem) {
+  Watched ranks({in_phase(Phase::forward)});
+  ranks.set_limits(-1, -1);
+  EXPECT_THAT(ranks.pass(20s), IsEmpty());
+  ranks.set_limits(2'000, 25'000);
+  const auto findings = ranks.pass(10s);
+  ASSERT_EQ(findings.size(), 2U);
+  EXPECT_TRUE(findings[1].ends_the_run);
+  Watched never({in_phase(Phase::forward)});
+  never.set_limits(0, 0);
+  EXPECT_THAT(never.pass(1000s), IsEmpty());
 }
 
 TEST(StallWatch, SaysWhenTheRunGoesOn) {
