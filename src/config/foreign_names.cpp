@@ -69,6 +69,8 @@ constexpr ForeignName kRows[] = {
     {"gradient_clip_val gradient_clipping grad_clip clip_grad clip_grad_norm max_norm", "use --optim.max_grad_norm X"},
     {"optimizer optimizer_name weight_decay momentum betas",
      "the program creates its optimizer; --optim.lr changes the learning rate"},
+    {"early_stopping early_stopping_patience early_stop patience es_patience stop_training_on_plateau",
+     "add the callback lockstep::EarlyStopping({.patience = N}) to the trainer"},
     {"lr_scaling scale_learning_rate learning_rate_scaler scale_lr",
      "use --optim.lr_scaling linear or sqrt with --optim.lr_batch_size N"},
     {"gradient_clip_value clip_value clip_grad_value", "use --optim.max_grad_value X"},

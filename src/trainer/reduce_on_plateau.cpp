@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include <fmt/format.h>
 
@@ -13,14 +12,12 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
-#include "trainer/validate.h"
+#include "trainer/monitored_metric.h"
 
 namespace lockstep {
 
 ReduceOnPlateau::ReduceOnPlateau(PlateauOptions options)
-    : options_(std::move(options)),
-      best_(options_.mode == MonitorMode::min ? std::numeric_limits<double>::infinity()
-                                              : -std::numeric_limits<double>::infinity()) {
+    : options_(std::move(options)), best_(worst_value(options_.mode)) {
   std::vector<Problem> problems;
   const auto expect = [&](bool good, std::string_view option, auto value, std::string_view range) {
     if (!good) {
@@ -41,20 +38,12 @@ ReduceOnPlateau::ReduceOnPlateau(PlateauOptions options)
 
 // As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
 void ReduceOnPlateau::on(const StageContext& context) {
-  const auto found = std::ranges::find(*context.metrics, options_.metric, &Metrics::value_type::first);
-  if (found == context.metrics->end()) {
-    const bool in_validation = options_.metric.starts_with(kValidationPrefix);
-    if (is_known_ || in_validation != (context.stage == Stage::validation_end)) {
-      return;
-    }
-    std::vector<std::string> names;
-    std::ranges::transform(*context.metrics, std::back_inserter(names), &Metrics::value_type::first);
-    throw ConfigError(fmt::format("ReduceOnPlateau: found no metric {}", options_.metric),
-                      fmt::format("use one of {}", join(names, ", ")));
+  const auto value = find_metric(context, options_.metric, "ReduceOnPlateau", is_known_);
+  if (!value) {
+    return;
   }
-  is_known_ = true;
-  if (is_better(found->second)) {
-    best_ = found->second;
+  if (is_better(*value)) {
+    best_ = *value;
     bad_ = 0;
   } else {
     ++bad_;
@@ -88,8 +77,8 @@ void ReduceOnPlateau::reduce(const StageContext& context) const {
     }
   }
   if (context.world.is_main()) {
-    log_info(fmt::format("{} did not improve on {:.5g} in {} measurements: the learning rate is {:.3g} now",
-                         options_.metric, best_, bad_, context.strategy.optimizer().lr()));
+    log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric, best_,
+                         counted(bad_, "measurement"), context.strategy.optimizer().lr()));
   }
 }
 

@@ -10,12 +10,10 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
-namespace lockstep {
+namespace [[gnu::visibility("default")]] lockstep {
+
 class SyncStatistics;
 struct ChannelSums;
-}  // namespace lockstep
-
-namespace [[gnu::visibility("default")]] lockstep {
 
 /// Replaces torch::nn::BatchNorm1d, 2d and 3d, with their options and the names of their parameters and buffers. While
 /// a Strategy of several ranks is prepared for its module, training normalises with mean and variance over the batches

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -74,6 +75,48 @@ class ReduceOnPlateau final : public Callback {
   double best_;
   std::int64_t bad_ = 0;       // measurements since the best one
   std::int64_t cooldown_ = 0;  // measurements left
+};
+
+/// Settings of EarlyStopping, with the names and defaults of Lightning's EarlyStopping.
+struct EarlyStoppingOptions {
+  std::string metric = "val_loss";               ///< of the validation or of a report
+  MonitorMode mode = MonitorMode::min;           ///< whether a lower or a higher value is better
+  int patience = 3;                              ///< measurements in a row without an improvement that end the training
+  double min_delta = 0;                          ///< a smaller change is no improvement
+  bool check_finite = true;                      ///< stop if the metric is NaN or infinite
+  std::optional<double> stopping_threshold{};    ///< stop if the metric is better
+  std::optional<double> divergence_threshold{};  ///< stop if the metric is worse
+};
+
+/// Stops the training when a metric no longer improves. It looks at every value of the metric, which is the same on all
+/// ranks; all ranks stop and save after the next step. run() then returns 0. The same command started again says so and
+/// trains no further, unless the options have changed. Its state is in the checkpoints.
+class EarlyStopping final : public Callback {
+ public:
+  /// Throws: ConfigError if an option is out of its range.
+  explicit EarlyStopping(EarlyStoppingOptions options = {});
+
+  std::string_view name() const override { return "early_stopping"; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::validation_end | Stage::report; }
+  bool is_light() const override { return true; }
+  /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
+  void on(const StageContext& context) override;
+  NamedTensors save() const override;
+  void load(const NamedTensors& state) override;
+
+  /// Why it stopped the training: "val_loss did not improve on 0.25 in 3 measurements"; "": it did not.
+  const std::string& reason() const noexcept { return reason_; }
+
+ private:
+  bool is_better(double value, double than, double delta) const;
+  std::string find_reason() const;
+
+  EarlyStoppingOptions options_;
+  bool is_known_ = false;  // the metric has been measured
+  double best_;
+  double last_ = 0;
+  std::int64_t bad_ = 0;  // measurements since the best one
+  std::string reason_{};
 };
 
 /// Settings of WeightAverage.

@@ -1,0 +1,148 @@
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// The validation loss is scripted, by epoch.
+class Scripted final : public TinyTask {
+ public:
+  Scripted(std::vector<double> values, std::size_t first)
+      : TinyTask(sgd({.lr = 0.1})), values_(std::move(values)), next_(first) {}
+  StepOutput validation_step(const Batch& batch) override {
+    StepOutput out = TinyTask::validation_step(batch);
+    out.loss = at::full({}, values_.at(next_++));
+    return out;
+  }
+
+ private:
+  std::vector<double> values_;
+  std::size_t next_;
+};
+
+struct Ended {
+  FitResult result{};
+  std::string reason{};
+};
+
+/// Trains two steps per epoch. `first`: the epoch with which a resumed run continues.
+Ended train(TrainConfig config, World& world, std::vector<double> losses, EarlyStoppingOptions options,
+            std::size_t first = 0) {
+  config.batch_size = 4 / world.size();
+  const Plan plan = plan_for(world.size(), config);
+  Scripted task(std::move(losses), first);
+  const auto stopping = std::make_shared<EarlyStopping>(std::move(options));
+  Trainer trainer(plan, world);
+  trainer.add(stopping);
+  DataLoader data(tiny_data(8), plan.loader, world);
+  DataLoader validation(tiny_data(4), plan.eval_loader, world);
+  Ended ended{.result = trainer.fit(task, data, &validation)};
+  ended.reason = stopping->reason();
+  return ended;
+}
+
+TEST(EarlyStopping, StopsAllRanksAfterTheNextStep) {
+  for (const int ranks : {1, 2, 4}) {
+    thread_world(ranks, [](World& world) {
+      const Ended ended = train(in_memory({.max_epochs = 10}), world, {5, 4, 4.5, 4, 3, 3}, {.patience = 2});
+      EXPECT_EQ(ended.reason, "val_loss did not improve on 4 in 2 measurements");
+      EXPECT_EQ(ended.result.stop, StopKind::program);
+      EXPECT_EQ(ended.result.state.step, 9);  // four epochs and a step
+      EXPECT_THAT(ended.result.why, HasSubstr(ended.reason));
+    });
+  }
+}
+
+TEST(EarlyStopping, KnowsEveryReason) {
+  struct Case {
+    std::vector<double> losses;
+    EarlyStoppingOptions options;
+    std::string reason;
+  };
+  const std::vector<Case> cases{
+      {{5, 4, 3, 2}, {.patience = 1}, ""},
+      {{5, 4.95, 4.9, 4.85}, {.patience = 2, .min_delta = 0.1}, "val_loss did not improve on 5 in 2 measurements"},
+      {{5, 5.1, 5.2, 5.3}, {.mode = MonitorMode::max, .patience = 1}, ""},
+      {{5, 5, 5.2, 5.3}, {.mode = MonitorMode::max, .patience = 1}, "val_loss did not improve on 5 in 1 measurement"},
+      {{5, kNan, 4, 3}, {.patience = 5}, "val_loss is nan"},
+      {{5, kNan, 4, 3}, {.patience = 5, .check_finite = false}, ""},
+      {{5, 0.5, 0.4, 3}, {.stopping_threshold = 0.5}, "val_loss 0.4 is better than 0.5"},
+      {{5, 9.5, 4, 3}, {.divergence_threshold = 9}, "val_loss 9.5 is worse than 9"},
+      {{5, 4, 3, 2},
+       {.mode = MonitorMode::max, .patience = 9, .divergence_threshold = 3.5},
+       "val_loss 3 is worse than 3.5"},
+  };
+  World world = World::single(c10::kCPU);
+  for (const Case& c : cases) {
+    const Ended ended = train(in_memory({.max_epochs = 4}), world, c.losses, c.options);
+    EXPECT_EQ(ended.reason, c.reason);
+    EXPECT_EQ(ended.result.stop, c.reason.empty() ? StopKind::none : StopKind::program);
+  }
+}
+
+TEST(EarlyStopping, ContinuesAfterAResume) {
+  const std::vector<double> losses{5, 4, 4, 4, 4, 4, 4, 4};
+  for (const int ranks : {1, 2}) {
+    for (const std::int64_t stop : {3, 4, 5, 6, 7}) {  // in the middle of an epoch too
+      const TempDir dir;
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config = in_memory({.max_epochs = 8});
+        config.run_dir = (dir.path() / "run").string();
+        config.checkpoint.enabled = true;
+        config.max_steps = stop;
+        train(config, world, losses, {.patience = 2});
+        config.max_steps = 0;
+        const Ended ended = train(config, world, losses, {.patience = 2}, static_cast<std::size_t>(stop) / 2);
+        EXPECT_EQ(ended.result.state.step, 9) << stop;
+      });
+    }
+  }
+}
+
+TEST(EarlyStopping, StaysStoppedUntilItsOptionsChange) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 8});
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  const std::vector<double> losses{5, 4, 4, 4, 4, 4, 4, 4};
+  EXPECT_EQ(train(config, world, losses, {.patience = 2}).result.state.step, 9);
+  const Ended again = train(config, world, losses, {.patience = 2}, 4);
+  EXPECT_EQ(again.result.state.step, 9);
+  EXPECT_EQ(again.reason, "val_loss did not improve on 4 in 2 measurements");
+  EXPECT_EQ(again.result.stop, StopKind::program);
+  EXPECT_EQ(train(config, world, losses, {.patience = 4}, 4).result.state.step, 13);
+}
+
+TEST(EarlyStopping, NamesWhatIsWrong) {
+  EXPECT_THAT(message_of([] { EarlyStopping({.metric = "", .patience = 0, .min_delta = -1}); }),
+              AllOf(HasSubstr("metric is empty"), HasSubstr("patience is 0, expected 1 or more"),
+                    HasSubstr("min_delta is -1, expected 0 or more")));
+  World world = World::single(c10::kCPU);
+  EXPECT_THAT(message_of([&] { train(in_memory({.max_epochs = 1}), world, {1}, {.metric = "val_acuracy"}); }),
+              AllOf(HasSubstr("EarlyStopping: found no metric val_acuracy"), HasSubstr("use one of val_loss")));
+}
+
+}  // namespace
+}  // namespace lockstep
