@@ -75,6 +75,17 @@ TEST_F(Restart, AfterRanksKilledAtRandomTimesEndsWithTheSameBytes) {
   EXPECT_GE(sweep.points(), wanted);
 }
 
+// The straight run is not sharded.
+TEST_F(Restart, OfAShardedRunEndsWithTheSameBytes) {
+  Process process(two_ranks(run(), {"--dist.max_restarts", "3", "--dist.shard_optimizer"}));
+  ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
+  kill(Process::ranks_of(process.pid()).at(0), SIGKILL);
+  const auto result = process.wait();
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(noted(run(), "restart"), 1);
+  EXPECT_TRUE(ends_like_the_straight_run());
+}
+
 // Control: without restarts, the same kill ends the run.
 TEST_F(Restart, IsAskedFor) {
   Process process(two_ranks(run()));

@@ -14,6 +14,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/thread_world.h"
@@ -30,9 +31,12 @@ enum Feature : unsigned {
   kIdleRanks = 16,      // the last step of an epoch has fewer samples than ranks
   kTwoOptimizers = 32,  // only the first one's outputs have counts
   kSparse = 64,         // gradients of an embedding
+  kSharded = 128,       // optimizer state
+  kNorm = 256,          // SyncBatchNorm
 };
-constexpr unsigned kFeatures = 7;
-constexpr const char* kNames[kFeatures] = {"counts", "fp16", "clipping", "accumulation", "idle", "two", "sparse"};
+constexpr unsigned kFeatures = 9;
+constexpr const char* kNames[kFeatures] = {"counts", "fp16",   "clipping", "accumulation", "idle",
+                                           "two",    "sparse", "sharded",  "norm"};
 
 std::string name_of(unsigned features) {
   std::string name = "plain";
@@ -48,24 +52,32 @@ constexpr std::int64_t kRows = 7;
 constexpr std::int64_t kWidth = 4;
 
 struct PartImpl : torch::nn::Module {
-  explicit PartImpl(bool sparse) {
+  explicit PartImpl(unsigned features) {
+    const bool sparse = (features & kSparse) != 0;
     rows = register_module("rows", torch::nn::Embedding(torch::nn::EmbeddingOptions(kRows, kWidth).sparse(sparse)));
+    if ((features & kNorm) != 0) {
+      norm = register_module("norm", SyncBatchNorm(kWidth));
+    }
     out = register_module("out", torch::nn::Linear(kWidth, 1));
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters()) {
       parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.4);
     }
   }
-  at::Tensor forward(const at::Tensor& ids) { return out(rows(ids)).squeeze(-1); }
+  at::Tensor forward(const at::Tensor& ids) {
+    const at::Tensor found = rows(ids);
+    return out(norm.is_empty() ? found : norm(found)).squeeze(-1);
+  }
   torch::nn::Embedding rows{nullptr};
+  SyncBatchNorm norm{nullptr};
   torch::nn::Linear out{nullptr};
 };
 TORCH_MODULE(Part);
 
 struct PairImpl : torch::nn::Module {
-  explicit PairImpl(bool sparse) {
-    first = register_module("first", Part(sparse));
-    second = register_module("second", Part(sparse));
+  explicit PairImpl(unsigned features) {
+    first = register_module("first", Part(features));
+    second = register_module("second", Part(features));
   }
   Part first{nullptr}, second{nullptr};
 };
@@ -75,7 +87,7 @@ TORCH_MODULE(Pair);
 class SweepTask final : public Task {
  public:
   SweepTask(unsigned features, bool wrong_weights)
-      : features_(features), wrong_weights_(wrong_weights), net_((features & kSparse) != 0) {}
+      : features_(features), wrong_weights_(wrong_weights), net_(features) {}
   torch::nn::Module& module() override { return *net_; }
   std::vector<OptimizerSpec> optimizers() override {
     std::vector<OptimizerSpec> specs;
@@ -141,7 +153,8 @@ class SweepTask final : public Task {
 
 std::shared_ptr<Dataset> sweep_data(unsigned features) {
   constexpr std::int64_t kGlobalBatch = 6;
-  const std::int64_t size = (features & kIdleRanks) != 0 ? 2 * kGlobalBatch + 1 : 2 * kGlobalBatch;
+  const std::int64_t rest = (features & kNorm) != 0 ? 2 : 1;  // batch norm needs two samples
+  const std::int64_t size = (features & kIdleRanks) != 0 ? 2 * kGlobalBatch + rest : 2 * kGlobalBatch;
   return tensor_dataset(at::arange(size).remainder(kRows), at::sin(at::arange(size, at::kFloat)));
 }
 
@@ -153,6 +166,7 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
   config.report.every_steps = 1;
   config.optim.max_grad_norm = (features & kClipping) != 0 ? 0.3 : 0;
   config.dist.compression = (features & kFp16) != 0 ? GradCompression::fp16 : GradCompression::none;
+  config.dist.shard_optimizer = (features & kSharded) != 0;
   const Plan plan = plan_for(ranks, config);
   std::vector<at::Tensor> weights;
   thread_world(ranks, [&](World& world) {
@@ -183,7 +197,8 @@ std::vector<unsigned> combinations() {
   const int most = 2 + std::max(0, rounds == nullptr ? 0 : std::atoi(rounds) - 1);
   std::vector<unsigned> all;
   for (unsigned features = 0; features < (1U << kFeatures); ++features) {
-    if (std::popcount(features) <= most) {
+    // Batch norm depends on the micro-batches.
+    if (std::popcount(features) <= most && !((features & kNorm) != 0 && (features & kAccumulation) != 0)) {
       all.push_back(features);
     }
   }
@@ -212,6 +227,7 @@ TEST(SplitSweepControl, SeesWrongWeights) {
   }
   EXPECT_GT(difference(trained(kFp16, 2), trained(0, 2)), 0);
   EXPECT_EQ(difference(trained(kSparse, 1), trained(0, 1)), 0);
+  EXPECT_GT(difference(trained(kNorm | kAccumulation, 3), trained(kNorm, 1)), 1e-3);  // smaller micro-batches
 }
 
 }  // namespace
