@@ -23,6 +23,11 @@ constexpr const char* kUpdates = ":updates";  // no parameter has a colon in its
 
 bool is_averaged(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
 
+// Tensor::to() would find that too, but slower.
+bool is_alike(const at::Tensor& value, const at::Tensor& average) {
+  return value.scalar_type() == average.scalar_type() && value.device() == average.device();
+}
+
 /// The values as they were, put back at its end.
 class ReplacedValues {
  public:
@@ -159,7 +164,7 @@ void WeightAverage::update(std::int64_t step) {
     const auto& [name, value] = values_[i];
     if (next < average_.size() && average_[next].first == name) {
       averages.push_back(average_[next].second);
-      now.push_back(value.to(averages.back().options()));
+      now.push_back(is_alike(value, averages.back()) ? value : value.to(averages.back().options()));
     } else if (value.requires_grad() || i >= parameter_count_) {
       average_.insert(average_.begin() + static_cast<std::ptrdiff_t>(next),
                       {name, value.detach().to(options_of(value), /*non_blocking=*/false, /*copy=*/true)});
