@@ -10,17 +10,19 @@
 namespace lockstep {
 namespace {
 
-constexpr std::uint32_t kPolynomial = 0x82f63b78;  // 0x1edc6f41 reflected
+// Reflected.
+constexpr std::uint32_t kCastagnoli = 0x82f63b78;  // 0x1edc6f41
+constexpr std::uint32_t kIeee = 0xedb88320;        // 0x04c11db7
 
 using Table = std::array<std::array<std::uint32_t, 256>, 8>;
 
 /// table[k][b]: the effect of byte b when k more bytes follow it.
-constexpr Table make_table() {
+constexpr Table make_table(std::uint32_t polynomial) {
   Table table{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
     std::uint32_t crc = byte;
     for (int bit = 0; bit < 8; ++bit) {
-      crc = (crc >> 1) ^ ((crc & 1) != 0 ? kPolynomial : 0);
+      crc = (crc >> 1) ^ ((crc & 1) != 0 ? polynomial : 0);
     }
     table[0][byte] = crc;
   }
@@ -32,17 +34,18 @@ constexpr Table make_table() {
   return table;
 }
 
-constexpr Table kTable = make_table();
+constexpr Table kCastagnoliTable = make_table(kCastagnoli);
+constexpr Table kIeeeTable = make_table(kIeee);
 
-std::uint32_t extend_portable(std::uint32_t crc, const std::byte* data, std::size_t size) noexcept {
+std::uint32_t extend_portable(const Table& table, std::uint32_t crc, const std::byte* data, std::size_t size) noexcept {
   for (; size >= 8; data += 8, size -= 8) {
     const auto at = [data](std::size_t i) { return std::to_integer<std::uint32_t>(data[i]); };
     crc ^= at(0) | at(1) << 8 | at(2) << 16 | at(3) << 24;
-    crc = kTable[7][crc & 0xff] ^ kTable[6][crc >> 8 & 0xff] ^ kTable[5][crc >> 16 & 0xff] ^ kTable[4][crc >> 24] ^
-          kTable[3][at(4)] ^ kTable[2][at(5)] ^ kTable[1][at(6)] ^ kTable[0][at(7)];
+    crc = table[7][crc & 0xff] ^ table[6][crc >> 8 & 0xff] ^ table[5][crc >> 16 & 0xff] ^ table[4][crc >> 24] ^
+          table[3][at(4)] ^ table[2][at(5)] ^ table[1][at(6)] ^ table[0][at(7)];
   }
   for (; size > 0; ++data, --size) {
-    crc = (crc >> 8) ^ kTable[0][(crc ^ std::to_integer<std::uint32_t>(*data)) & 0xff];
+    crc = (crc >> 8) ^ table[0][(crc ^ std::to_integer<std::uint32_t>(*data)) & 0xff];
   }
   return crc;
 }
@@ -60,7 +63,7 @@ struct LaneShift {
     const std::array<std::byte, kLane> zeros{};
     std::array<std::uint32_t, 32> of_bit{};
     for (std::size_t bit = 0; bit < 32; ++bit) {
-      of_bit[bit] = extend_portable(std::uint32_t{1} << bit, zeros.data(), kLane);
+      of_bit[bit] = extend_portable(kCastagnoliTable, std::uint32_t{1} << bit, zeros.data(), kLane);
     }
     for (std::size_t place = 0; place < 4; ++place) {
       for (std::size_t byte = 0; byte < 256; ++byte) {
@@ -125,7 +128,11 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc) noexce
 }
 
 std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
-  return ~extend_portable(~crc, bytes.data(), bytes.size());
+  return ~extend_portable(kCastagnoliTable, ~crc, bytes.data(), bytes.size());
+}
+
+std::uint32_t crc32_of_zip(std::span<const std::byte> bytes) noexcept {
+  return ~extend_portable(kIeeeTable, ~std::uint32_t{0}, bytes.data(), bytes.size());
 }
 
 }  // namespace lockstep

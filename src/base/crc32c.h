@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), hardware when the CPU has it. Torch-free.
+// CRC-32C (Castagnoli), hardware when the CPU has it; and the CRC-32 of ZIP archives. Torch-free.
 #pragma once
 
 #include <cstddef>
@@ -12,5 +12,8 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t crc = 0) no
 
 /// The same without special instructions.
 std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept;
+
+/// The checksum in ZIP archives: the IEEE polynomial, reflected 0xedb88320; of "123456789" it is cbf43926.
+std::uint32_t crc32_of_zip(std::span<const std::byte> bytes) noexcept;
 
 }  // namespace lockstep

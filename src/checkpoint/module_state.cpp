@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,7 +21,8 @@
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kPythonDdpPrefix = "module.";
+// Of modules that Python wraps around a model: DistributedDataParallel, torch.compile.
+constexpr std::array<std::string_view, 2> kWrapperPrefixes = {"module.", "_orig_mod."};
 
 struct ModuleNames {
   NamedTensors tensors{};                                // each storage once, under its first name
@@ -51,16 +55,28 @@ ModuleNames names_of(const torch::nn::Module& module) {
   return result;
 }
 
-/// The tensor to copy into each entry of `own`; undefined: none. Throws: CheckpointError.
-std::vector<at::Tensor> match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial) {
+struct Match {
+  std::vector<at::Tensor> sources{};  // for each entry of ModuleNames::tensors; undefined: none
+  LoadReport report{};
+};
+
+/// Throws: CheckpointError.
+Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial) {
   const auto find = [&](const std::string& name) {
-    const auto found = own.index.find(name);
-    return found == own.index.end() && name.starts_with(kPythonDdpPrefix)
-               ? own.index.find(name.substr(kPythonDdpPrefix.size()))
-               : found;
+    auto found = own.index.find(name);
+    std::string_view rest = name;
+    while (found == own.index.end()) {
+      const auto prefix = std::ranges::find_if(kWrapperPrefixes, [&](auto each) { return rest.starts_with(each); });
+      if (prefix == kWrapperPrefixes.end()) {
+        break;
+      }
+      rest.remove_prefix(prefix->size());
+      found = own.index.find(std::string(rest));
+    }
+    return found;
   };
   Mismatch mismatch;
-  std::vector<at::Tensor> sources(own.tensors.size());
+  Match result{.sources = std::vector<at::Tensor>(own.tensors.size())};
   std::vector<bool> given(own.tensors.size(), false);
   for (const auto& [name, tensor] : tensors) {
     const auto found = find(name);
@@ -70,12 +86,15 @@ std::vector<at::Tensor> match(const ModuleNames& own, const NamedTensors& tensor
     }
     given[found->second] = true;
     if (mismatch.compare(found->first, tensor, own.tensors[found->second].second)) {
-      sources[found->second] = tensor;
+      result.sources[found->second] = tensor;
     }
   }
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (!given[i]) {
       mismatch.missing.push_back(own.tensors[i].first);
+    }
+    if (result.sources[i].defined()) {
+      result.report.loaded.push_back(own.tensors[i].first);
     }
   }
   if (mismatch.any() && !allow_partial) {
@@ -86,7 +105,10 @@ std::vector<at::Tensor> match(const ModuleNames& own, const NamedTensors& tensor
   if (mismatch.any() && log_rank() == 0) {  // every rank finds the same mismatch
     log_warning("the checkpoint matches only a part of the model: " + mismatch.text());
   }
-  return sources;
+  result.report.missing = std::move(mismatch.missing);
+  result.report.unexpected = std::move(mismatch.unexpected);
+  result.report.different = std::move(mismatch.different);
+  return result;
 }
 
 }  // namespace
@@ -97,15 +119,39 @@ void check_module(const torch::nn::Module& module, const NamedTensors& tensors) 
   match(names_of(module), tensors, /*allow_partial=*/false);
 }
 
-void load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
+LoadReport load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
   const ModuleNames own = names_of(module);
-  const std::vector<at::Tensor> sources = match(own, tensors, allow_partial);
+  Match matched = match(own, tensors, allow_partial);
   const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i].defined()) {
-      own.tensors[i].second.copy_(sources[i]);
+  for (std::size_t i = 0; i < matched.sources.size(); ++i) {
+    if (matched.sources[i].defined()) {
+      own.tensors[i].second.copy_(matched.sources[i]);
     }
   }
+  return std::move(matched.report);
+}
+
+NamedTensors rename(const NamedTensors& tensors, const std::function<std::string(const std::string&)>& name) {
+  NamedTensors renamed;
+  std::unordered_set<std::string> used;
+  for (const auto& [old_name, tensor] : tensors) {
+    std::string new_name = name(old_name);
+    if (new_name.empty()) {
+      continue;
+    }
+    if (!used.insert(new_name).second) {
+      throw CheckpointError("rename: found the new name " + new_name + " twice",
+                            "return \"\" for tensors that shall be left out");
+    }
+    renamed.emplace_back(std::move(new_name), tensor);
+  }
+  return renamed;
+}
+
+std::function<std::string(const std::string&)> without_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](const std::string& name) {
+    return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+  };
 }
 
 }  // namespace lockstep

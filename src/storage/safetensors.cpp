@@ -274,13 +274,19 @@ std::string header_text(std::span<const TensorView> tensors, std::span<const std
   return text;
 }
 
-// Recognized by the first bytes: a zip archive (torch.save), or a pickle (before PyTorch 1.6).
-bool is_pytorch_file(std::span<const std::byte, kLengthBytes> begin) {
+// Throws if the first bytes are those of a file of torch.save.
+void refuse_pytorch_file(std::span<const std::byte, kLengthBytes> begin, const std::string& name) {
   const auto has = [&](std::initializer_list<int> bytes) {
     return std::equal(bytes.begin(), bytes.end(), begin.begin(),
                       [](int expected, std::byte found) { return std::to_integer<int>(found) == expected; });
   };
-  return has({'P', 'K', 3, 4}) || has({0x80, 2});
+  if (has({'P', 'K', 3, 4})) {
+    throw CheckpointError(name + ": this is a PyTorch file (.pt), not a safetensors file", "load_tensors() reads it");
+  }
+  if (has({0x80, 2})) {
+    throw CheckpointError(name + ": this is a PyTorch file (.pt) in the format before PyTorch 1.6",
+                          "save it again in Python: torch.save(torch.load(old), new)");
+  }
 }
 
 std::array<std::byte, kLengthBytes> length_bytes(std::uint64_t length) {
@@ -381,11 +387,8 @@ SafetensorsReader::SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std
     length |= std::to_integer<std::uint64_t>(prefix[i]) << (8 * i);
   }
   const auto limit = static_cast<std::uint64_t>(std::min(rest, kMaxHeaderBytes));
-  if (length > limit && is_pytorch_file(prefix)) {
-    throw CheckpointError(fmt::format("{}: this is a PyTorch file (.pt), not a safetensors file", name_),
-                          "convert it with Python: lockstep-convert weights.pt weights.safetensors");
-  }
   if (length > limit) {
+    refuse_pytorch_file(prefix, name_);
     throw CheckpointError(fmt::format("{}: found a header of {} bytes, expected at most {}", name_, length, limit));
   }
   std::string header(static_cast<std::size_t>(length), '\0');

@@ -1,6 +1,8 @@
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -13,6 +15,8 @@
 #include <lockstep/tensor/tensor_file.h>
 
 #include "base/mapped_file.h"
+#include "storage/torch_pickle.h"
+#include "storage/zip_reader.h"
 #include "tensor/byte_views.h"
 #include "tensor/dtype_names.h"
 #include "tensor/tensor_views.h"
@@ -38,14 +42,75 @@ class Memory final : public RandomAccessFile {
   at::Tensor bytes_;
 };
 
-// Links are followed, because the user named the path.
-path resolved(const path& file) {
+std::span<std::byte> writable_bytes(const at::Tensor& bytes) {
+  return {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()};
+}
+
+bool is_zip(const RandomAccessFile& file) {
+  std::string begin(4, '\0');
+  if (file.size() < static_cast<std::int64_t>(begin.size())) {
+    return false;
+  }
+  file.read(0, std::as_writable_bytes(std::span(begin)));
+  return begin == "PK\3\4";
+}
+
+NamedTensors load_torch_file(std::unique_ptr<RandomAccessFile> opened, const std::string& file,
+                             const std::string& key) {
+  const ZipReader zip(std::move(opened), file);
+  if (zip.find("constants.pkl") != nullptr) {
+    throw CheckpointError(file + ": found a TorchScript model, expected a file of weights",
+                          "load it as a module: lockstep::script_module(file)");
+  }
+  const auto read = [&](const std::string& record) {
+    const ZipRecord* found = zip.find(record);
+    if (found == nullptr) {
+      throw CheckpointError(fmt::format("{}: found no record {}, expected a file of torch.save", file, record));
+    }
+    at::Tensor bytes = at::empty({found->size}, at::kByte);
+    zip.read(*found, writable_bytes(bytes));
+    return bytes;
+  };
+  const auto text = [&](const std::string& record) {
+    const at::Tensor bytes = read(record);
+    return std::string(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+  };
+  if (zip.find("byteorder") != nullptr && text("byteorder") != "little") {
+    throw CheckpointError(file + ": found the byte order of another kind of machine, expected little-endian numbers",
+                          "save it again on a machine with x86 or Arm processors");
+  }
+  const std::string pickle = text("data.pkl");
+  std::vector<PickledTensor> described;
+  try {
+    described = parse_torch_pickle(pickle, key);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(file + ": " + error.what(), error.hint());
+  }
+  std::map<std::string, at::Tensor> storages;
+  NamedTensors tensors;
+  for (const PickledTensor& tensor : described) {
+    at::Tensor& bytes = storages[tensor.storage];
+    if (!bytes.defined()) {
+      bytes = read("data/" + tensor.storage);
+    }
+    if (bytes.numel() < tensor.storage_bytes) {
+      throw CheckpointError(fmt::format("{}: {}: found a storage of {} bytes, expected {}", file, tensor.name,
+                                        bytes.numel(), tensor.storage_bytes));
+    }
+    const c10::ScalarType dtype = c10::getStringToDtypeMap().at(std::string(tensor.dtype));
+    tensors.emplace_back(tensor.name,
+                         at::empty({0}, dtype).set_(bytes.storage(), tensor.offset, tensor.shape, tensor.strides));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+path follow_links(const path& file) {
   std::error_code error;
   path target = std::filesystem::canonical(file, error);
   return error ? file : target;
 }
-
-}  // namespace
 
 std::string saved_dtype(const at::Tensor& tensor, const std::string& file, const std::string& name) {
   const auto dtype = dtype_name(tensor.scalar_type());
@@ -94,15 +159,23 @@ NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
   return tensors;
 }
 
-NamedTensors load_tensors(const path& file) {
-  const auto opened = real_file_system().open(resolved(file));
+NamedTensors load_tensors(const path& file, const std::string& key) {
+  auto opened = real_file_system().open(follow_links(file));
+  if (is_zip(*opened)) {
+    return load_torch_file(std::move(opened), file.string(), key);
+  }
+  if (!key.empty()) {
+    throw CheckpointError(
+        fmt::format("{}: found no file of torch.save, expected one with the key {}", file.string(), key),
+        "a safetensors file has no dictionaries: leave the key out");
+  }
   const at::Tensor bytes = at::empty({opened->size()}, at::kByte);
-  opened->read(0, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()});
+  opened->read(0, writable_bytes(bytes));
   return view_tensors(bytes, file.string());
 }
 
 NamedTensors map_tensors(const path& file) {
-  return view_tensors(mapped_bytes(MappedFile::open(resolved(file))), file.string());
+  return view_tensors(mapped_bytes(MappedFile::open(follow_links(file))), file.string());
 }
 
 void save_tensors(const path& file, const NamedTensors& tensors) {

@@ -91,5 +91,9 @@ TEST(Crc32c, SeesEveryFlippedBit) {
   }
 }
 
+TEST(Crc32OfZip, IsTheStandardOne) {
+  EXPECT_EQ(crc32_of_zip(std::as_bytes(std::span(std::string_view("123456789")))), 0xcbf43926U);
+}
+
 }  // namespace
 }  // namespace lockstep

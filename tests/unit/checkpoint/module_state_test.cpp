@@ -78,14 +78,12 @@ TEST(LoadModule, AcceptsEitherNameOfATiedWeight) {
   expect_all(net, 3);
 }
 
-TEST(LoadModule, RemovesThePrefixOfPythonDdp) {
-  NamedTensors tensors = copies(module_tensors(Net(2)));
-  for (auto& [name, tensor] : tensors) {
-    name = "module." + name;
+TEST(LoadModule, RemovesThePrefixesOfPythonsWrappers) {
+  for (const std::string prefix : {"module.", "_orig_mod.", "module._orig_mod."}) {
+    Net net(1);
+    load_module(net, rename(copies(module_tensors(Net(2))), [&](const std::string& name) { return prefix + name; }));
+    expect_all(net, 2);
   }
-  Net net(1);
-  load_module(net, tensors);
-  expect_all(net, 2);
 }
 
 TEST(LoadModule, ReportsMismatchesAndChangesNothing) {
@@ -107,9 +105,30 @@ TEST(LoadModule, LoadsWhatMatchesWhenAllowed) {
   NamedTensors tensors = copies(module_tensors(Net(2)));
   tensors[0].second = at::zeros({3, 2});
   tensors[1].first = "middle";
-  load_module(net, tensors, /*allow_partial=*/true);
+  const LoadReport report = load_module(net, tensors, /*allow_partial=*/true);
   EXPECT_EQ(net.embed.sum().item<float>(), 6);
   EXPECT_EQ(net.weight.sum().item<float>(), 4);
+  EXPECT_THAT(report.loaded, ElementsAre("right", "module.weight", "count"));
+  EXPECT_THAT(report.missing, ElementsAre("left"));
+  EXPECT_THAT(report.unexpected, ElementsAre("middle"));
+  EXPECT_THAT(report.different, ElementsAre("embed is Float [3, 2], expected Float [2, 3]"));
+}
+
+TEST(LoadModule, ReportsWhatItLoaded) {
+  Net net(1);
+  const LoadReport report = load_module(net, copies(module_tensors(Net(2))));
+  EXPECT_EQ(report.loaded, names(module_tensors(net)));
+  EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.different.empty());
+}
+
+TEST(Rename, MapsNamesAndLeavesTensorsOut) {
+  const NamedTensors tensors{{"model.a", at::ones({1})}, {"b", at::ones({2})}, {"model.c", at::ones({3})}};
+  EXPECT_THAT(names(rename(tensors, without_prefix("model."))), ElementsAre("a", "b", "c"));
+  const NamedTensors kept = rename(tensors, [](const std::string& name) { return name == "b" ? "" : name; });
+  EXPECT_THAT(names(kept), ElementsAre("model.a", "model.c"));
+  EXPECT_TRUE(kept[1].second.is_same(tensors[2].second));
+  EXPECT_THAT([&] { rename(tensors, [](const std::string&) { return "same"; }); },
+              ThrowsMessage<CheckpointError>(HasSubstr("found the new name same twice")));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/tensor/tensor_file.h>
 
+#include "support/message_of.h"
 #include "support/named_tensors.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
@@ -81,19 +82,64 @@ TEST(TensorFile, OfOtherProgramsMayHaveAnyAlignment) {
   }
 }
 
-TEST(TensorFile, NamesTheConverterOfAPyTorchFile) {
+const std::filesystem::path kStateDict = std::filesystem::path(TORCH_SAVE_DIR) / "state_dict.pt";
+
+TEST(TorchFile, LoadsAStateDict) {
+  const NamedTensors tensors = load_tensors(kStateDict);
+  EXPECT_THAT(names(tensors), testing::ElementsAre("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean",
+                                                   "1.running_var", "1.num_batches_tracked"));
+  EXPECT_EQ(tensors[0].second.sizes(), at::IntArrayRef({2, 3}));
+  EXPECT_FLOAT_EQ(tensors[0].second[0][0].item<float>(), -0.0043225177F);
+  EXPECT_TRUE(at::equal(tensors[5].second, at::ones({2})));
+  EXPECT_TRUE(at::equal(tensors[6].second, at::zeros({}, at::kLong)));
+}
+
+TEST(TorchFile, IsRefusedWhenItIsCutOff) {
   const TempDir dir;
   const auto file = dir.path() / "weights.pt";
-  for (const std::string& begin : {std::string("PK\3\4\0\0\b\b", 8), std::string("\x80\2\x8a\nl\xfc\x9c\x46", 8)}) {
-    std::ofstream(file, std::ios::binary) << begin << "data.pkl";
+  const std::string whole = read_text(kStateDict);
+  for (std::size_t size = 0; size < whole.size(); size += 7) {
+    std::ofstream(file, std::ios::binary) << whole.substr(0, size);
+    EXPECT_THROW(load_tensors(file), CheckpointError) << size;
+  }
+}
+
+// A flipped bit is refused, or it is in a part of the archive that nothing reads.
+TEST(TorchFile, NeverLoadsOtherValues) {
+  const TempDir dir;
+  const auto file = dir.path() / "weights.pt";
+  const std::string whole = read_text(kStateDict);
+  const NamedTensors expected = load_tensors(kStateDict);
+  int refused = 0;
+  for (std::size_t i = 0; i < whole.size(); i += 3) {
+    std::string damaged = whole;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << i % 8));
+    std::ofstream(file, std::ios::binary) << damaged;
     try {
-      load_tensors(file);
-      FAIL();
+      expect_equal(load_tensors(file), expected);
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), testing::EndsWith("weights.pt: this is a PyTorch file (.pt), not a safetensors file"));
-      EXPECT_THAT(error.hint(), HasSubstr("lockstep-convert weights.pt weights.safetensors"));
+      EXPECT_THAT(error.what(), HasSubstr("weights.pt: "));
+      ++refused;
     }
   }
+  EXPECT_GT(refused, 300);
+}
+
+TEST(TorchFile, OfTheOldFormatIsNamed) {
+  const TempDir dir;
+  const auto file = dir.path() / "weights.pt";
+  std::ofstream(file, std::ios::binary) << std::string("\x80\2\x8a\nl\xfc\x9c\x46", 8) << "more";
+  EXPECT_THAT(message_of([&] { load_tensors(file); }),
+              testing::AllOf(HasSubstr("in the format before PyTorch 1.6"), HasSubstr("save it again in Python")));
+}
+
+TEST(TorchFile, HasKeysAndIsNotMapped) {
+  const TempDir dir;
+  save_tensors(dir.path() / "weights.safetensors", some_tensors());
+  EXPECT_THAT(message_of([&] { load_tensors(dir.path() / "weights.safetensors", "model"); }),
+              testing::AllOf(HasSubstr("found no file of torch.save"), HasSubstr("leave the key out")));
+  EXPECT_THAT(message_of([&] { load_tensors(kStateDict, "model"); }), HasSubstr("found no key model"));
+  EXPECT_THAT(message_of([&] { map_tensors(kStateDict); }), HasSubstr("load_tensors() reads it"));
 }
 
 TEST(TensorFile, LeavesOtherDirectoriesUnchanged) {

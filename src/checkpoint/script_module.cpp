@@ -1,0 +1,61 @@
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/checkpoint/script_module.h>
+
+#include "base/text.h"
+#include "storage/zip_reader.h"
+#include "tensor/tensor_views.h"
+
+namespace lockstep {
+
+ScriptModule::ScriptModule(const torch::jit::Module& script) : script_(std::make_unique<torch::jit::Module>(script)) {
+  torch::nn::Module::train(script.is_training());  // before there are submodules, which have modes of their own
+  for (const auto& parameter : script.named_parameters(/*recurse=*/false)) {
+    register_parameter(parameter.name, parameter.value, parameter.value.requires_grad());
+  }
+  for (const auto& buffer : script.named_buffers(/*recurse=*/false)) {
+    register_buffer(buffer.name, buffer.value);
+  }
+  for (const auto& child : script.named_children()) {
+    register_module(child.name, std::make_shared<ScriptModule>(child.value));
+  }
+}
+
+ScriptModule::~ScriptModule() = default;
+
+at::Tensor ScriptModule::forward(const at::Tensor& input) { return script_->forward({input}).toTensor(); }
+
+c10::IValue ScriptModule::forward(std::vector<c10::IValue> inputs) { return script_->forward(std::move(inputs)); }
+
+void ScriptModule::train(bool on) {
+  torch::nn::Module::train(on);  // and the submodules
+  script_->setattr("training", on);
+}
+
+void ScriptModule::save(const std::filesystem::path& file) const {
+  std::ostringstream bytes;
+  script_->save(bytes);
+  write_file(real_file_system(), file, bytes.view());
+}
+
+std::shared_ptr<ScriptModule> script_module(const std::filesystem::path& file) {
+  const ZipReader zip(real_file_system().open(follow_links(file)), file.string());
+  if (zip.find("constants.pkl") == nullptr) {
+    throw CheckpointError(
+        file.string() + ": found no TorchScript model",
+        "save it in Python: torch.jit.script(model).save(\"model.pt\"); load_tensors() reads weights");
+  }
+  try {
+    return std::make_shared<ScriptModule>(torch::jit::load(file.string(), at::kCPU));
+  } catch (const c10::Error& error) {
+    throw CheckpointError(file.string() + ": " + std::string(without_frames(error.what())));
+  }
+}
+
+}  // namespace lockstep
