@@ -129,6 +129,8 @@ TEST(PythonTraining, GivesTheSameLossesAndWeights) {
   expect_no_difference("training_parity.py", TRAINING_DUMP, {PARITY_DOCUMENT});
 }
 
+TEST(PythonModels, TrainHereAsThere) { expect_no_difference("script_parity.py", SCRIPT_PROGRAM); }
+
 TEST(PythonSampler, HasTheSameOrder) { expect_no_difference("sampler_parity.py", SAMPLER_DUMP); }
 
 }  // namespace

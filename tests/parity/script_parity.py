@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Scripts a small residual net, trains it with lockstep on 1 and 2 ranks and with PyTorch on the same samples, and
+compares losses, weights and statistics. Batch norm learns on one rank; on two it is in evaluation mode, because its
+statistics are those of a rank.
+
+Usage: script_parity.py PATH/TO/script_program
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from torch import nn
+
+SAMPLES, BATCH, EPOCHS, TOLERANCE = 40, 8, 4, 1e-5
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        return torch.relu(x + self.bn(self.conv(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.blocks = nn.Sequential(Block(8), Block(8))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def net_in_mode(ranks):
+    torch.manual_seed(1)
+    net = Net()
+    if ranks > 1:
+        for part in net.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.eval()
+    return net
+
+
+def ours(program, folder, ranks, x, y):
+    torch.jit.script(net_in_mode(ranks)).save(folder / "model.pt")
+    torch.save({"epoch": 3, "samples": {"x": x, "y": y}}, folder / "data.pt")
+    run = folder / f"run_{ranks}"
+    subprocess.run([program, folder / "model.pt", folder / "data.pt", folder / "result.pt", "--nprocs", str(ranks),
+                    "--compute_setup", "cpu", "--global_batch_size", str(BATCH), "--max_epochs", str(EPOCHS),
+                    "--run_dir", run], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows], torch.jit.load(folder / "result.pt").state_dict()
+
+
+def theirs(ranks, x, y, lr=0.05):
+    net = net_in_mode(ranks)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    losses = []
+    for _ in range(EPOCHS):
+        for first in range(0, SAMPLES, BATCH):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(x[first:first + BATCH]), y[first:first + BATCH])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, net.state_dict()
+
+
+def difference(found, expected):
+    if len(found[0]) != len(expected[0]) or found[1].keys() != expected[1].keys():
+        sys.exit(f"other shapes: {len(found[0])} losses, expected {len(expected[0])}; names {list(found[1])}")
+    worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(*(pair[0] for pair in (found, expected))))
+    for name, tensor in expected[1].items():
+        if tensor.is_floating_point():
+            worst = max(worst, (found[1][name] - tensor).abs().max().item())
+    return worst
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x, y = torch.randn(SAMPLES, 3, 8, 8), torch.randn(SAMPLES, 2)
+    different = 0
+    with tempfile.TemporaryDirectory() as name:
+        for ranks in (1, 2):
+            found = ours(sys.argv[1], pathlib.Path(name), ranks, x, y)
+            off = difference(found, theirs(ranks, x, y))
+            different += not off <= TOLERANCE
+            print(f"{ranks} ranks: {len(found[0])} losses, weights and statistics differ by at most {off:.2g}")
+            if difference(found, theirs(ranks, x, y, lr=0.0505)) <= TOLERANCE:  # the control
+                sys.exit("another learning rate was not told apart: this comparison proves nothing")
+    print(f"torch {torch.__version__}: 2 trainings, {different} different")
+    sys.exit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()
