@@ -131,6 +131,20 @@ std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Mo
   return sparse;
 }
 
+// The reducer's own text names settings of Python.
+void explain_second_gradient(const c10::Error& error) {
+  const std::string_view text = error.what_without_backtrace();
+  if (text.find("ready only once") == std::string_view::npos) {
+    return;
+  }
+  constexpr std::string_view kBefore = "with name ";
+  const auto begin = std::min(text.find(kBefore), text.size() - kBefore.size()) + kBefore.size();
+  const std::string_view name = text.substr(begin, text.find(" has been", begin) - begin);
+  throw Error(fmt::format("{} got a second gradient in one backward, expected one", printable(name)),
+              "without --dist.find_unused_parameters a part in recompute() may be used once, and all others any number "
+              "of times; run one backward per forward");
+}
+
 }  // namespace
 
 // The only class that uses the reducer.
@@ -457,7 +471,12 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     });
   }
   first_backward_ = false;
-  with_peers(ddp_.world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
+  try {
+    with_peers(ddp_.world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
+  } catch (const c10::Error& error) {
+    explain_second_gradient(error);
+    throw;
+  }
   ddp_.progress_.end();
 }
 

@@ -17,58 +17,73 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Part = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+/// Autocast without its cache: a cast that it kept would have no gradient after the first run, and would be that of an
+/// old weight after the second.
 struct Autocast {
-  static Autocast current(c10::DeviceType device) {
-    return {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)};
-  }
-  void set() const {
-    at::autocast::set_autocast_enabled(device, enabled);
-    at::autocast::set_autocast_dtype(device, dtype);
-  }
+  explicit Autocast(c10::DeviceType type)
+      : device(type),
+        is_enabled(at::autocast::is_autocast_enabled(type)),
+        dtype(at::autocast::get_autocast_dtype(type)) {}
 
   c10::DeviceType device;
-  bool enabled;
+  bool is_enabled;
   at::ScalarType dtype;
+};
+
+/// At its end, the settings are those of before.
+class WithAutocast {
+ public:
+  explicit WithAutocast(const Autocast& wanted)
+      : before_(wanted.device), was_cached_(at::autocast::is_autocast_cache_enabled()) {
+    set(wanted, /*caches=*/false);
+  }
+  ~WithAutocast() { set(before_, was_cached_); }
+  WithAutocast(const WithAutocast&) = delete;
+  WithAutocast& operator=(const WithAutocast&) = delete;
+
+ private:
+  static void set(const Autocast& autocast, bool caches) {
+    at::autocast::set_autocast_enabled(autocast.device, autocast.is_enabled);
+    at::autocast::set_autocast_dtype(autocast.device, autocast.dtype);
+    at::autocast::set_autocast_cache_enabled(caches);
+  }
+
+  Autocast before_;
+  bool was_cached_;
+};
+
+/// At its end, the random numbers go on as before.
+class WithRandomNumbers {
+ public:
+  WithRandomNumbers(const at::Tensor& state, c10::Device device) : device_(device), before_(rng_state(device)) {
+    set_rng_state(state, device_);
+  }
+  ~WithRandomNumbers() { set_rng_state(before_, device_); }
+  WithRandomNumbers(const WithRandomNumbers&) = delete;
+  WithRandomNumbers& operator=(const WithRandomNumbers&) = delete;
+
+ private:
+  c10::Device device_;
+  at::Tensor before_;
 };
 
 /// What the first run depends on besides its inputs.
 struct FirstRun : torch::CustomClassHolder {
-  FirstRun(Part part, c10::Device on)
-      : f(std::move(part)), device(on), rng(rng_state(on)), autocast(Autocast::current(on.type())) {}
+  FirstRun(Part part, c10::Device on) : f(std::move(part)), device(on), rng(rng_state(on)), autocast(on.type()) {}
   Part f;
   c10::Device device;
   at::Tensor rng;
   Autocast autocast;
 };
 
-/// Restores the random numbers and the autocast of the first run; at its end those of before.
-class SecondRunScope {
- public:
-  explicit SecondRunScope(const FirstRun& first)
-      : device_(first.device), rng_(rng_state(device_)), autocast_(Autocast::current(device_.type())) {
-    set_rng_state(first.rng, device_);
-    first.autocast.set();
-  }
-  ~SecondRunScope() {
-    autocast_.set();
-    set_rng_state(rng_, device_);
-  }
-  SecondRunScope(const SecondRunScope&) = delete;
-  SecondRunScope& operator=(const SecondRunScope&) = delete;
-
- private:
-  c10::Device device_;
-  at::Tensor rng_;
-  Autocast autocast_;
-};
-
 struct Recompute : torch::autograd::Function<Recompute> {
-  // `anchor` requires gradients: without such an input there would be no backward, also if only parameters need one.
+  // The first tensor requires gradients. Without it there would be no backward if only parameters need one.
   static variable_list forward(AutogradContext* context, const at::Tensor&, at::TensorList inputs,
                                const c10::intrusive_ptr<FirstRun>& first) {
     const variable_list kept = inputs.vec();
     context->save_for_backward(kept);
     context->saved_data["first"] = c10::IValue::make_capsule(first);
+    const WithAutocast autocast(first->autocast);
     return first->f(kept);
   }
 
@@ -84,7 +99,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     variable_list outputs;
     {
-      const SecondRunScope scope(first);
+      const WithRandomNumbers rng(first.rng, first.device);
+      const WithAutocast autocast(first.autocast);
       const at::AutoGradMode with_gradients(true);
       outputs = first.f(inputs);
     }

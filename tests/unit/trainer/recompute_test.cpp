@@ -124,6 +124,52 @@ TEST(Recompute, RepeatsTheAutocastOfTheFirstRun) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(c10::kCPU));
 }
 
+// A cast that is kept from a run without gradients, or from the step before, would be wrong.
+TEST(Recompute, KeepsNoCastOfAutocast) {
+  const auto train = [](bool recomputes) {
+    Block block;
+    block.eval();
+    std::vector<at::Tensor> found;
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor y;
+      {
+        const AutocastScope autocast(Precision::bf16_mixed, c10::kCPU);
+        const auto run = [&](const at::Tensor& t) { return block.forward(t); };
+        y = recomputes ? recompute(run, input()) : run(input());
+        y = block.forward(y);  // the same weights outside of it
+      }
+      y.to(at::kFloat).square().sum().backward();
+      for (auto& parameter : block.parameters()) {
+        found.push_back(parameter.grad().clone());
+        const at::NoGradGuard no_grad;
+        parameter.sub_(parameter.grad(), 0.1);
+        parameter.mutable_grad().reset();
+      }
+    }
+    return found;
+  };
+  const auto expected = train(false);
+  const auto found = train(true);
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(at::allclose(found[i], expected[i], 0.02, 0.02)) << i;
+  }
+}
+
+TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
+  thread_world(2, [](World& world) {
+    Block block;
+    Ddp strategy({}, {.find_unused_parameters = true}, world);
+    const OptimizerSpec spec(adamw({.lr = 0.01}));
+    strategy.prepare(block, {&spec, 1});
+    strategy.optimizer().zero_grad();
+    strategy.optimizer().begin_forward(/*reduce=*/true);
+    const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t); }, input());
+    const std::string text = message_of([&] { strategy.optimizer().backward(y.sum()); });
+    EXPECT_THAT(text, testing::ContainsRegex("(first|second)\\.(weight|bias) got a second gradient in one backward"));
+  });
+}
+
 TEST(Recompute, TakesSeveralInputsAndOutputs) {
   const auto f = [](const std::vector<at::Tensor>& in) {
     return std::vector<at::Tensor>{in[0] * in[1], in[0].detach(), in[1].exp().index_select(0, in[2])};
