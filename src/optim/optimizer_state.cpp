@@ -97,10 +97,10 @@ bool has_field(const Field&, const at::Tensor&) {
 }
 bool has_field(const Slot& slot, const at::Tensor& parameter) { return empty_slot(slot.kind, parameter).defined(); }
 
-template <class State>
-std::unique_ptr<State> new_state(const torch::optim::Optimizer& optimizer) {
+template <class State, class Options>
+std::unique_ptr<State> new_state(const Options& options) {
   if constexpr (std::is_same_v<State, RuleState>) {
-    return std::make_unique<State>(static_cast<const RuleOptimizer&>(optimizer).rule().slots());
+    return std::make_unique<State>(options.rule->slots());
   } else {
     return std::make_unique<State>();
   }
@@ -260,6 +260,24 @@ class StateReader {
   Mismatch mismatch_{};
 };
 
+/// The options with which a parameter that is frozen now was trained. It is in no group: the names of its fields tell
+/// which of two rules it had.
+const RuleOptions& saved_options(const RuleOptimizer& optimizer, const StateReader& reader, const std::string& name) {
+  const RuleOptions& defaults = optimizer.rule_defaults();
+  if (defaults.other != nullptr) {
+    for (const StateSlot& slot : defaults.other->rule->slots()) {
+      if (reader.has(fmt::format("{}.{}", name, slot.name))) {
+        return *defaults.other;
+      }
+    }
+  }
+  return defaults;
+}
+
+std::string common_key(const BuiltOptimizer& built, const CommonNumber& number) {
+  return fmt::format("{}.{}", built.key, number.name);
+}
+
 // By parameter, because groups change when parameters are frozen.
 constexpr std::string_view kRate = ".base_lr";
 std::string rate_key(const std::string& parameter) { return parameter + std::string(kRate); }
@@ -283,6 +301,12 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
           });
         });
   });
+  if (auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get()); rule != nullptr && !rule->common().empty()) {
+    const auto numbers = rule->rule_defaults().rule->common();
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      writer.write(common_key(built, numbers[i]), rule->common()[i]);
+    }
+  }
   for (std::size_t group = 0; group < built.names.size(); ++group) {
     if (const GroupRate rate = current_rate(built, group); !rate.is_given) {
       for (const std::string& name : built.names[group]) {
@@ -303,7 +327,13 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
     for_each_parameter<Options>(
         built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool is_frozen) {
-          auto fresh = new_state<State>(*built.optimizer);
+          auto fresh = new_state<State>(options);
+          if constexpr (std::is_same_v<State, RuleState>) {
+            if (is_frozen) {
+              const auto& optimizer = static_cast<const RuleOptimizer&>(*built.optimizer);
+              fresh = new_state<State>(saved_options(optimizer, reader, name));
+            }
+          }
           // Adagrad's states exist from the start, those of the others from the first gradient.
           bool exists = !is_frozen && std::is_same_v<State, torch::optim::AdagradParamState>;
           visit_fields(*fresh, options, [&](auto field, auto&&, bool) {
@@ -323,6 +353,17 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
           loaded.emplace_back(parameter.unsafeGetTensorImpl(), exists ? std::move(fresh) : nullptr);
         });
   });
+  auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get());
+  std::vector<at::Tensor> common;
+  for (const auto& number : rule != nullptr ? rule->rule_defaults().rule->common() : std::vector<CommonNumber>()) {
+    if (const std::string key = common_key(built, number); reader.has(key)) {
+      double value = 0;
+      reader.read(key, value);
+      common.push_back(at::scalar_tensor(value, at::kDouble));
+    } else if (!state.empty()) {
+      reader.note_missing(key);
+    }
+  }
   std::vector<GroupRate> rates = built.rates;
   for (std::size_t group = 0; group < built.names.size(); ++group) {
     for (const std::string& name : built.names[group]) {
@@ -345,6 +386,9 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
     } else {
       states[parameter] = std::move(fresh);
     }
+  }
+  if (rule != nullptr) {
+    rule->common() = std::move(common);
   }
   if (auto* fused = dynamic_cast<FusedAdamW*>(built.optimizer.get())) {
     fused->share_steps();

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,24 +57,33 @@ class OptionCheck {
   std::vector<Problem> problems_{};
 };
 
-/// Divides each group into its matrices and the rest; the rest gets `options` without weight decay.
-template <class Options>
-ParamGroups without_decay_of_vectors(const ParamGroups& groups, const Options& options) {
-  ParamGroups divided;
+/// Divides each group into the parameters that stay in it and the rest, which gets `options`.
+ParamGroups divided(const ParamGroups& groups, bool (*stays)(const at::Tensor&),
+                    const torch::optim::OptimizerOptions& options) {
+  ParamGroups result;
   for (const auto& group : groups) {
-    std::vector<at::Tensor> matrices;
+    std::vector<at::Tensor> staying;
     std::vector<at::Tensor> rest;
     for (const at::Tensor& parameter : group.params()) {
-      (parameter.dim() >= 2 ? matrices : rest).push_back(parameter);
+      (stays(parameter) ? staying : rest).push_back(parameter);
     }
-    if (!matrices.empty()) {
-      divided.emplace_back(std::move(matrices));
+    if (!staying.empty()) {
+      result.emplace_back(std::move(staying), group.has_options() ? group.options().clone() : nullptr);
     }
     if (!rest.empty()) {
-      divided.emplace_back(std::move(rest), std::make_unique<Options>(Options(options).weight_decay(0)));
+      result.emplace_back(std::move(rest), options.clone());
     }
   }
-  return divided;
+  return result;
+}
+
+bool is_no_vector(const at::Tensor& parameter) { return parameter.dim() >= 2; }
+bool is_real_matrix(const at::Tensor& parameter) { return parameter.dim() == 2 && !parameter.is_complex(); }
+
+/// The vectors get `options` without weight decay.
+template <class Options>
+ParamGroups without_decay_of_vectors(const ParamGroups& groups, const Options& options) {
+  return divided(groups, is_no_vector, Options(options).weight_decay(0));
 }
 
 /// adamw() and adam() differ only in the weight decay.
@@ -96,8 +106,8 @@ OptimizerFactory fused_adam(const char* name, const Options& options, WeightDeca
 }
 
 OptimizerFactory by_rule(double lr, std::optional<double> weight_decay, std::shared_ptr<const UpdateRule> rule) {
-  return [=, rule = std::move(rule)](const ParamGroups& groups) -> OptimizerPtr {
-    return std::make_unique<RuleOptimizer>(groups, RuleOptions(lr, weight_decay), rule);
+  return [options = RuleOptions(lr, weight_decay, std::move(rule))](const ParamGroups& groups) -> OptimizerPtr {
+    return std::make_unique<RuleOptimizer>(groups, options);
   };
 }
 
@@ -247,6 +257,54 @@ OptimizerFactory adafactor(AdafactorOptions options) {
     }
     return make(std::move(groups));
   };
+}
+
+OptimizerFactory muon(MuonOptions options) {
+  OptionCheck check("muon");
+  check.expect_rates(options);
+  check.expect_share("momentum", options.momentum);
+  check.expect("ns_steps", options.ns_steps, options.ns_steps >= 1 && options.ns_steps < 100, "1 to 99");
+  check.throw_problems();
+  OptionCheck check_adamw("muon: adamw");
+  check_adamw.expect_rates(options.adamw);
+  check_adamw.expect_betas(options.adamw);
+  check_adamw.throw_problems();
+  RuleOptions defaults(options.lr, options.weight_decay, muon_rule(options));
+  defaults.other =
+      std::make_shared<RuleOptions>(options.adamw.lr, options.adamw.weight_decay, adamw_rule(options.adamw));
+  return [=](const ParamGroups& given) -> OptimizerPtr {
+    ParamGroups groups = divided(given, is_real_matrix, *defaults.other);
+    if (options.adamw.no_decay_vectors) {
+      RuleOptions vectors = *defaults.other;
+      vectors.weight_decay = 0;
+      groups = divided(groups, is_no_vector, vectors);
+    }
+    return std::make_unique<RuleOptimizer>(groups, defaults);
+  };
+}
+
+OptimizerFactory prodigy(ProdigyOptions options) {
+  OptionCheck check("prodigy");
+  check.expect_rates(options);
+  check.expect_betas(options);
+  check.expect("d0", options.d0, options.d0 > 0, "more than 0");
+  check.expect("d_coef", options.d_coef, options.d_coef > 0, "more than 0");
+  check.expect("growth_rate", options.growth_rate, options.growth_rate > 1, "more than 1");
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, prodigy_rule(options));
+}
+
+std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay) {
+  OptionCheck check("layerwise_groups");
+  check.expect("decay", decay, decay > 0 && decay <= 1, "more than 0 and at most 1");
+  check.expect("the number of patterns", static_cast<double>(layers.size()), !layers.empty(), "1 or more");
+  check.throw_problems();
+  std::vector<GroupSpec> groups;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    groups.push_back(
+        {.select = named(layers[i]), .lr_scale = std::pow(decay, static_cast<double>(layers.size() - 1 - i))});
+  }
+  return groups;
 }
 
 }  // namespace lockstep

@@ -149,6 +149,29 @@ void write_rate(BuiltOptimizer& built, std::size_t group, GroupRate rate, double
   built.rates[group] = rate;
 }
 
+/// `optim.lr` replaces the rate of the factory. A group to which the factory gave another rate keeps its ratio to it.
+double base_rate(const OptimConfig& config, const torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
+  const double given = options.get_lr();
+  if (config.lr <= 0) {
+    return given;
+  }
+  const double usual = optimizer.defaults().get_lr();
+  return usual > 0 ? config.lr * (given / usual) : config.lr;
+}
+
+/// For GroupSpec::muon = false.
+void use_other_rule(const OptimizerSpec& spec, std::size_t given, OptimizerParamGroup& group,
+                    const torch::optim::Optimizer& optimizer) {
+  const auto* defaults = dynamic_cast<const RuleOptions*>(&optimizer.defaults());
+  if (defaults == nullptr || defaults->other == nullptr) {
+    throw ConfigError(
+        fmt::format("optimizer '{}': group {} sets muon to false, which only muon() supports", spec.name, given));
+  }
+  if (static_cast<const RuleOptions&>(group.options()).rule == defaults->rule) {
+    group.set_options(std::make_unique<RuleOptions>(*defaults->other));
+  }
+}
+
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
   const double wanted = spec.groups[group].weight_decay;
   if (wanted < 0) {
@@ -218,9 +241,12 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
       if (group.schedule.is_set()) {
         built.schedules.back() = group.schedule;
       }
+      if (!group.muon) {
+        use_other_rule(spec, origins[i].given, groups[i], *built.optimizer);
+      }
       set_weight_decay(spec, origins[i].given, groups[i].options());
     }
-    const double lr = config.lr > 0 ? config.lr : groups[i].options().get_lr();
+    const double lr = base_rate(config, *built.optimizer, groups[i].options());
     built.rates.emplace_back();
     write_rate(built, i, {.base = lr * scale}, /*factor=*/1);
     built.names.push_back(std::move(origins[i].names));
@@ -229,10 +255,12 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
 }
 
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built) {
-  if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) != nullptr) {
-    throw ConfigError(fmt::format("--dist.shard_optimizer true: optimizer '{}' is LBFGS, which updates all parameters "
+  const auto* rule = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());
+  const bool has_common = rule != nullptr && !rule->rule_defaults().rule->common().empty();
+  if (has_common || dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) != nullptr) {
+    throw ConfigError(fmt::format("--dist.shard_optimizer true: optimizer '{}' is {}, which updates all parameters "
                                   "together",
-                                  spec.name),
+                                  spec.name, has_common ? "Prodigy" : "LBFGS"),
                       "use another optimizer, or --dist.shard_optimizer false");
   }
 }
@@ -244,6 +272,9 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
     for (auto& [parameter, state] : before.optimizer->state()) {
       states[parameter] = std::move(state);
     }
+  }
+  if (auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get())) {
+    rule->common() = dynamic_cast<RuleOptimizer&>(*before.optimizer).common();
   }
   auto& groups = built.optimizer->param_groups();
   const auto& groups_before = before.optimizer->param_groups();

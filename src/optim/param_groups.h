@@ -28,6 +28,7 @@ struct GroupRate {
 /// An optimizer over named parameters, with the data to update and save it.
 struct BuiltOptimizer {
   OptimizerPtr optimizer{};
+  std::string key = "optimizer:0";                ///< of numbers of all parameters together, in the state
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
   std::unordered_set<std::string> elsewhere{};    ///< parameters whose state another rank keeps
@@ -71,8 +72,9 @@ GroupRate current_rate(const BuiltOptimizer& built, std::size_t group);
 bool is_rate(std::string_view name);
 
 /// State as tensors "<parameter>.<state>" ("blocks.0.weight.exp_avg"); step counts are CPU scalars. A base rate that a
-/// callback wrote is "<parameter>.base_lr". Supports the fused optimizers and torch::optim's SGD, Adam, AdamW, Adagrad
-/// and RMSprop. Throws: CheckpointError naming another type.
+/// callback wrote is "<parameter>.base_lr"; a number of all parameters together is "<key>.<number>". Supports the
+/// optimizers of optimizers.h and torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop. Throws: CheckpointError naming
+/// another type.
 NamedTensors optimizer_state(const BuiltOptimizer& built);
 /// The inverse; copies to the device of each parameter. Throws: CheckpointError naming missing or unexpected tensors
 /// and different shapes.

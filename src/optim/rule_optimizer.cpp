@@ -47,9 +47,8 @@ at::Tensor empty_slot(const StateSlot& slot, const at::Tensor& parameter) {
 RuleState::RuleState(std::span<const StateSlot> rule_slots)
     : kinds(rule_slots), step(at::zeros({}, at::kLong)), slots(rule_slots.size()) {}
 
-RuleOptimizer::RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults,
-                             std::shared_ptr<const UpdateRule> rule)
-    : Optimizer(groups, std::make_unique<RuleOptions>(defaults)), rule_(std::move(rule)), gradients_(identity_of) {}
+RuleOptimizer::RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults)
+    : Optimizer(groups, std::make_unique<RuleOptions>(defaults)), gradients_(identity_of) {}
 
 at::Tensor RuleOptimizer::step(LossClosure closure) {
   at::Tensor loss;
@@ -61,22 +60,26 @@ at::Tensor RuleOptimizer::step(LossClosure closure) {
   if (gradients_.take(*this)) {
     collect_parts();
   }
-  for (Part& part : parts_) {
-    update(part);
+  if (!parts_.empty()) {
+    prepare_common();
+    for (Part& part : parts_) {
+      update(part);
+    }
+    rule_defaults().rule->finish_step(common_);
   }
   gradients_.release();
   return loss;
 }
 
 void RuleOptimizer::create_states(const GradientList& list) {
-  const double lr = param_groups_[list.group].options().get_lr();
+  const auto& options = static_cast<const RuleOptions&>(param_groups_[list.group].options());
   for (const at::Tensor& parameter : list.parameters) {
-    auto state = std::make_unique<RuleState>(rule_->slots());
+    auto state = std::make_unique<RuleState>(options.rule->slots());
     for (std::size_t i = 0; i < state->slots.size(); ++i) {
       at::Tensor& tensor = state->slots[i];
       tensor = empty_slot(state->kinds[i], parameter);
       if (tensor.defined()) {
-        tensor.fill_(rule_->first_value(state->kinds[i], lr));
+        tensor.fill_(options.rule->first_value(state->kinds[i], options.lr));
       }
     }
     state_[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -109,6 +112,19 @@ void RuleOptimizer::collect_parts() {
   }
 }
 
+// Those of a checkpoint are on the host.
+void RuleOptimizer::prepare_common() {
+  const auto options = gradients_.lists().front().parameters.front().options().dtype(at::kDouble).requires_grad(false);
+  if (common_.empty()) {
+    for (const CommonNumber& number : rule_defaults().rule->common()) {
+      common_.push_back(at::full({}, number.first, options));
+    }
+  }
+  for (at::Tensor& number : common_) {
+    number = number.to(options);
+  }
+}
+
 void RuleOptimizer::update(Part& part) {
   const GradientList& list = gradients_.lists()[part.list];
   for (std::size_t i = 0; i < part.members.size(); ++i) {
@@ -117,12 +133,13 @@ void RuleOptimizer::update(Part& part) {
     part.gradients.push_back(list.gradients[part.members[i]]);
   }
   const auto& options = static_cast<const RuleOptions&>(param_groups_[list.group].options());
-  rule_->update({.step = part.states.front()->count(),
-                 .lr = options.lr,
-                 .weight_decay = options.weight_decay.value_or(0),
-                 .values = part.values,
-                 .gradients = part.gradients,
-                 .slots = part.slots});
+  options.rule->update({.step = part.states.front()->count(),
+                        .lr = options.lr,
+                        .weight_decay = options.weight_decay.value_or(0),
+                        .values = part.values,
+                        .gradients = part.gradients,
+                        .slots = part.slots,
+                        .common = common_});
   part.values.clear();
   part.gradients.clear();  // so that zero_grad() frees their memory
 }

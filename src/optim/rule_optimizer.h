@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,12 @@ struct StateSlot {
   double first = 0;  ///< its value before the first step
 };
 
+/// A number of all parameters together: a 0-dim double on their device, so that the host never waits for it.
+struct CommonNumber {
+  std::string_view name{};
+  double first = 0;  ///< its value before the first step
+};
+
 /// The parameters of one update: same group, device, dtype and step. Complex ones are pairs of real numbers.
 struct RuleLists {
   std::int64_t step = 0;  ///< from 1
@@ -37,6 +44,7 @@ struct RuleLists {
   const std::vector<at::Tensor>& values;        ///< updated in place
   const std::vector<at::Tensor>& gradients;     ///< not changed
   std::vector<std::vector<at::Tensor>>& slots;  ///< per slot of the rule, in the order of `values`
+  const std::vector<at::Tensor>& common;        ///< the common numbers of the rule
 };
 
 /// What an optimizer calculates. Without state: the optimizer keeps it.
@@ -47,15 +55,21 @@ class UpdateRule {
   /// The value of a slot before the first step of a parameter. `lr`: the learning rate of that step.
   virtual double first_value(const StateSlot& slot, [[maybe_unused]] double lr) const { return slot.first; }
   virtual void update(const RuleLists& lists) const = 0;
+  virtual std::vector<CommonNumber> common() const { return {}; }
+  /// After all updates of a step. Changes the common numbers in place.
+  virtual void finish_step([[maybe_unused]] const std::vector<at::Tensor>& common) const {}
 };
 
 struct RuleOptions : public torch::optim::OptimizerCloneableOptions<RuleOptions> {
-  RuleOptions(double rate, std::optional<double> decay) : lr(rate), weight_decay(decay) {}
+  RuleOptions(double rate, std::optional<double> decay, std::shared_ptr<const UpdateRule> update)
+      : lr(rate), weight_decay(decay), rule(std::move(update)) {}
   double get_lr() const override { return lr; }
   void set_lr(const double rate) override { lr = rate; }
 
   double lr;
   std::optional<double> weight_decay;  ///< nullopt: the rule has none
+  std::shared_ptr<const UpdateRule> rule;
+  std::shared_ptr<const RuleOptions> other{};  ///< for parameters that the rule does not suit; nullptr: it suits all
 };
 
 struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> {
@@ -70,15 +84,17 @@ struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> 
 /// Skips parameters without a gradient. Archives of torch::save are not supported: save() and load() throw Error.
 class RuleOptimizer final : public torch::optim::Optimizer {
  public:
-  RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults,
-                std::shared_ptr<const UpdateRule> rule);
+  /// A group may have a rule of its own. Common numbers are those of the rule of `defaults`.
+  RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults);
 
   /// Throws: Error naming a parameter with a sparse gradient.
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  const UpdateRule& rule() const noexcept { return *rule_; }
+  const RuleOptions& rule_defaults() const { return static_cast<const RuleOptions&>(defaults()); }
+  /// In the order of UpdateRule::common(), on any device; empty before the first step.
+  std::vector<at::Tensor>& common() noexcept { return common_; }
 
  private:
   /// The parameters of a list with the same number of steps. Their numbers differ if some of them had no gradient in an
@@ -94,11 +110,12 @@ class RuleOptimizer final : public torch::optim::Optimizer {
 
   void create_states(const GradientList& list);
   void collect_parts();
+  void prepare_common();
   void update(Part& part);
 
-  std::shared_ptr<const UpdateRule> rule_;
   GradientLists gradients_;
   std::vector<Part> parts_{};
+  std::vector<at::Tensor> common_{};
 };
 
 /// An empty tensor for a slot of a parameter; undefined if the parameter has no such slot.

@@ -1,10 +1,11 @@
 // The formulas and the names are those of torch.optim, in the order of its foreach implementations; Lion is algorithm 2
-// of Chen et al. 2023.
+// of Chen et al. 2023, Prodigy algorithm 4 of Mishchenko and Defazio 2023.
 #include "optim/update_rules.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include <ATen/ATen.h>
 
@@ -358,6 +359,138 @@ class Adafactor final : public UpdateRule {
   AdafactorOptions options_;
 };
 
+class AdamW final : public UpdateRule {
+ public:
+  explicit AdamW(const AdamWOptions& options) : options_(options) {}
+  std::span<const StateSlot> slots() const override {
+    static constexpr StateSlot kSlots[] = {{"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}};
+    return std::span<const StateSlot>(kSlots).first(options_.amsgrad ? 3 : 2);
+  }
+  void update(const RuleLists& lists) const override {
+    decay_values(lists);
+    at::_foreach_lerp_(lists.slots[0], lists.gradients, 1 - options_.beta1);
+    average_squares(lists.slots[1], lists.gradients, options_.beta2);
+    if (options_.amsgrad) {
+      at::_foreach_maximum_(lists.slots[2], lists.slots[1]);
+    }
+    Tensors denominators = at::_foreach_sqrt(lists.slots.back());
+    at::_foreach_div_(denominators, std::sqrt(1 - power(options_.beta2, lists.step)));
+    at::_foreach_add_(denominators, options_.eps);
+    at::_foreach_addcdiv_(lists.values, lists.slots[0], denominators,
+                          -lists.lr / (1 - power(options_.beta1, lists.step)));
+  }
+
+ private:
+  AdamWOptions options_;
+};
+
+class Muon final : public UpdateRule {
+ public:
+  explicit Muon(const MuonOptions& options) : options_(options) {}
+  std::span<const StateSlot> slots() const override {
+    static constexpr StateSlot kSlots[] = {{"momentum_buffer"}};
+    return kSlots;
+  }
+  void update(const RuleLists& lists) const override {
+    decay_values(lists);
+    const Tensors& momentum = lists.slots[0];
+    at::_foreach_lerp_(momentum, lists.gradients, 1 - options_.momentum);
+    const Tensors directions =
+        options_.nesterov ? at::_foreach_lerp(lists.gradients, momentum, options_.momentum) : momentum;
+    for (std::size_t i = 0; i < lists.values.size(); ++i) {
+      lists.values[i].add_(orthogonal(directions[i]), -lists.lr * rate_factor(lists.values[i]));
+    }
+  }
+
+ private:
+  /// Nearly the orthogonal matrix next to `matrix`, by a Newton-Schulz iteration of degree 5.
+  at::Tensor orthogonal(const at::Tensor& matrix) const {
+    const bool is_tall = matrix.size(0) > matrix.size(1);
+    at::Tensor x = matrix.to(at::kBFloat16);
+    x = is_tall ? x.t() : x;
+    x = x / at::linalg_vector_norm(x).clamp_min_(options_.eps);  // so that no singular value is more than 1
+    const auto& [a, b, c] = options_.ns_coefficients;
+    for (int step = 0; step < options_.ns_steps; ++step) {
+      const at::Tensor gram = at::matmul(x, x.t());
+      x = at::addmm(x, at::addmm(gram, gram, gram, b, c), x, a);
+    }
+    return is_tall ? x.t() : x;
+  }
+  double rate_factor(const at::Tensor& matrix) const {
+    const auto rows = static_cast<double>(matrix.size(0));
+    const auto columns = static_cast<double>(matrix.size(1));
+    return options_.adjust_lr == MuonRate::original ? std::sqrt(std::max(1.0, rows / columns))
+                                                    : 0.2 * std::sqrt(std::max(rows, columns));
+  }
+
+  MuonOptions options_;
+};
+
+/// The sums over gradients that estimate d are divided by d0, so that they are not too small for half precision.
+class Prodigy final : public UpdateRule {
+ public:
+  explicit Prodigy(const ProdigyOptions& options) : options_(options), beta3_(std::sqrt(options.beta2)) {}
+  std::span<const StateSlot> slots() const override {
+    static constexpr StateSlot kSlots[] = {{"exp_avg"}, {"exp_avg_sq"}, {"s"}, {"p0"}};
+    return kSlots;
+  }
+  std::vector<CommonNumber> common() const override {
+    return {{"d", options_.d0}, {"d_max", options_.d0}, {"d_numerator"}, {"d_denominator"}};
+  }
+  void update(const RuleLists& lists) const override {
+    const at::Tensor& d = lists.common[0];
+    double rate = lists.lr;
+    if (options_.use_bias_correction) {
+      rate *= std::sqrt(1 - power(options_.beta2, lists.step)) / (1 - power(options_.beta1, lists.step));
+    }
+    if (lists.step == 1) {
+      at::_foreach_copy_(lists.slots[3], lists.values);
+    }
+    Tensors scaled = at::_foreach_mul(lists.gradients, d);
+    at::_foreach_lerp_(lists.slots[0], scaled, 1 - options_.beta1);
+    average_squares(lists.slots[1], scaled, options_.beta2);
+
+    Tensors ways = at::_foreach_sub(lists.slots[3], lists.values);
+    at::_foreach_mul_(ways, scaled);
+    lists.common[2].add_(total(ways).mul_(d).mul_(rate / options_.d0));
+    at::_foreach_mul_(scaled, d * ((options_.safeguard_warmup ? 1 : rate) / options_.d0));
+    at::_foreach_mul_(lists.slots[2], beta3_);
+    at::_foreach_add_(lists.slots[2], scaled);
+    lists.common[3].add_(total(at::_foreach_abs(lists.slots[2])));
+
+    if (lists.weight_decay != 0) {
+      at::_foreach_mul_(lists.values, 1 - d * (rate * lists.weight_decay));
+    }
+    Tensors denominators = at::_foreach_sqrt(lists.slots[1]);
+    at::_foreach_add_(denominators, d * options_.eps);
+    Tensors directions = at::_foreach_div(lists.slots[0], denominators);
+    at::_foreach_mul_(directions, d);
+    at::_foreach_add_(lists.values, directions, -rate);
+  }
+  void finish_step(const Tensors& common) const override {
+    const auto& [d, d_max, numerator, denominator] = std::tie(common[0], common[1], common[2], common[3]);
+    const at::Tensor estimate =
+        at::where(denominator > 0, numerator * options_.d_coef / denominator, d);  // 0 while the learning rate is 0
+    const at::Tensor base = at::where(d == options_.d0, at::maximum(d, estimate), d);
+    d_max.copy_(at::maximum(d_max, estimate));
+    d.copy_(at::minimum(d_max, base * options_.growth_rate));
+    numerator.mul_(beta3_);
+    denominator.zero_();
+  }
+
+ private:
+  static at::Tensor total(const Tensors& tensors) {
+    Tensors sums;
+    for (const at::Tensor& tensor : tensors) {
+      sums.push_back(tensor.sum(at::kDouble));
+    }
+    return at::stack(sums).sum();
+  }
+
+  ProdigyOptions options_;
+  double beta3_;
+};
+
 }  // namespace
 
 std::shared_ptr<const UpdateRule> rmsprop_rule(const RmspropOptions& o) { return std::make_shared<Rmsprop>(o); }
@@ -370,5 +503,8 @@ std::shared_ptr<const UpdateRule> asgd_rule(const AsgdOptions& o) { return std::
 std::shared_ptr<const UpdateRule> rprop_rule(const RpropOptions& o) { return std::make_shared<Rprop>(o); }
 std::shared_ptr<const UpdateRule> lion_rule(const LionOptions& o) { return std::make_shared<Lion>(o); }
 std::shared_ptr<const UpdateRule> adafactor_rule(const AdafactorOptions& o) { return std::make_shared<Adafactor>(o); }
+std::shared_ptr<const UpdateRule> adamw_rule(const AdamWOptions& o) { return std::make_shared<AdamW>(o); }
+std::shared_ptr<const UpdateRule> muon_rule(const MuonOptions& o) { return std::make_shared<Muon>(o); }
+std::shared_ptr<const UpdateRule> prodigy_rule(const ProdigyOptions& o) { return std::make_shared<Prodigy>(o); }
 
 }  // namespace lockstep

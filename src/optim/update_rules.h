@@ -19,5 +19,8 @@ std::shared_ptr<const UpdateRule> asgd_rule(const AsgdOptions& options);
 std::shared_ptr<const UpdateRule> rprop_rule(const RpropOptions& options);
 std::shared_ptr<const UpdateRule> lion_rule(const LionOptions& options);
 std::shared_ptr<const UpdateRule> adafactor_rule(const AdafactorOptions& options);
+std::shared_ptr<const UpdateRule> adamw_rule(const AdamWOptions& options);  ///< beside a rule that needs another one
+std::shared_ptr<const UpdateRule> muon_rule(const MuonOptions& options);    ///< of real matrices
+std::shared_ptr<const UpdateRule> prodigy_rule(const ProdigyOptions& options);
 
 }  // namespace lockstep

@@ -58,6 +58,7 @@ void SingleDeviceOptimizer::build() {
   Parameters parameters = parameters_of(*strategy_.module_, spec_);
   parameters_ = std::move(parameters.trained);
   built_ = build_optimizer(spec_, parameters_, strategy_.config_, std::move(parameters.frozen));
+  built_.key = fmt::format("optimizer:{}", index_);
 }
 
 void SingleDeviceOptimizer::build_again() {
@@ -146,7 +147,7 @@ NamedTensors SingleDeviceOptimizer::state() const {
 // "<parameter>.<state>": an entry belongs to the optimizer of that parameter. Rates belong to groups, so each rank
 // reads them for all parameters.
 void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
-  std::unordered_set<std::string> mine;
+  std::unordered_set<std::string> mine{built_.key};
   for (const NamedTensors* parameters : {&parameters_, &built_.frozen}) {
     for (const auto& [name, parameter] : *parameters) {
       mine.insert(name);

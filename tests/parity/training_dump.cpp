@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <torch/nn/modules/linear.h>
 
 #include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/lora.h>
 
 #include "support/at_stage.h"
 #include "support/tiny_task.h"
@@ -138,21 +138,45 @@ OptimizerFactory make_optimizer(const std::string& name, Words& words) {
     words.take("d", options.d);
     return adafactor(options);
   }
+  if (name == "muon") {
+    auto options = common<MuonOptions>(words);
+    words.take("nesterov", options.nesterov);
+    words.take("ns_steps", options.ns_steps);
+    bool match = false;
+    words.take("match_rms_adamw", match);
+    options.adjust_lr = match ? MuonRate::match_rms_adamw : MuonRate::original;
+    words.take("adamw_lr", options.adamw.lr);
+    words.take("adamw_weight_decay", options.adamw.weight_decay);
+    words.take("adamw_amsgrad", options.adamw.amsgrad);
+    return muon(options);
+  }
+  if (name == "prodigy") {
+    auto options = common<ProdigyOptions>(words);
+    words.take("d0", options.d0);
+    words.take("d_coef", options.d_coef);
+    words.take("growth_rate", options.growth_rate);
+    words.take("use_bias_correction", options.use_bias_correction);
+    words.take("safeguard_warmup", options.safeguard_warmup);
+    return prodigy(options);
+  }
   throw std::runtime_error("unknown optimizer " + name);
+}
+
+at::Tensor first_values(const at::Tensor& parameter) {
+  return at::cos(at::arange(parameter.numel(), at::kDouble)).view(parameter.sizes()).mul(0.4).to(at::kFloat);
 }
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    first = register_module("first", torch::nn::Linear(6, 8));
-    second = register_module("second", torch::nn::Linear(8, 1));
+    first = register_module("first", LoraLinear(6, 8));
+    second = register_module("second", LoraLinear(8, 1));
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters()) {
-      parameter.set_data(
-          at::cos(at::arange(parameter.numel(), at::kDouble)).view(parameter.sizes()).mul(0.4).to(at::kFloat));
+      parameter.set_data(first_values(parameter));
     }
   }
   at::Tensor forward(const at::Tensor& x) { return second(at::tanh(first(x))); }
-  torch::nn::Linear first{nullptr}, second{nullptr};
+  LoraLinear first{nullptr}, second{nullptr};
 };
 TORCH_MODULE(Net);
 
@@ -191,6 +215,14 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
     average = std::make_shared<WeightAverage>(options);
   }
   Net net;
+  if (words.has("lora_rank")) {
+    LoraOptions options;
+    words.take("lora_rank", options.rank);
+    words.take("lora_alpha", options.alpha);
+    add_lora(*net, options);
+    net->first->lora_a.set_data(first_values(net->first->lora_a));
+    net->second->lora_a.set_data(first_values(net->second->lora_a));
+  }
   const auto task = make_task(
       net, [](const at::Tensor& out, const at::Tensor& target) { return at::mse_loss(out, target); },
       make_optimizer(optimizer, words));

@@ -29,8 +29,8 @@ PyTorch {torch.__version__.split("+")[0]}, from the same weights with the same d
 relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64, {TOLERANCE["fp32"]:g} in the others.
 
 The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel`; for
-Lion and for the average with warm-up it is the published formula. `huge_sample`: the values of this sample overflow in half precision, and so the steps
-with it are skipped. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
+Lion, Prodigy, LoRA and the average with warm-up it is the published formula; the second half of Muon is `torch.optim.AdamW`. `huge_sample`: the values of
+this sample overflow in half precision, and so the steps with it are skipped. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
 
 | training | largest difference |
 |---|---|
@@ -54,14 +54,85 @@ class Lion(torch.optim.Optimizer):
                 m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
+class MuonAndAdamW(torch.optim.Optimizer):
+    """torch.optim.Muon for the matrices, torch.optim.AdamW for the rest."""
+
+    def __init__(self, params, adamw_lr=1e-3, adamw_weight_decay=0.01, adamw_amsgrad=False, **muon):
+        super().__init__(params, {})
+        params = self.param_groups[0]["params"]
+        self.parts = [
+            torch.optim.Muon([p for p in params if p.ndim == 2], **muon),
+            torch.optim.AdamW([p for p in params if p.ndim != 2], lr=adamw_lr, weight_decay=adamw_weight_decay,
+                              amsgrad=adamw_amsgrad)]
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+
+
+class Prodigy(torch.optim.Optimizer):
+    """Mishchenko and Defazio 2023, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", algorithm 4."""
+
+    def __init__(self, params, lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, d0=1e-6, d_coef=1.0,
+                 growth_rate=math.inf, use_bias_correction=False, safeguard_warmup=False):
+        super().__init__(params, {"betas": betas})
+        self.params = self.param_groups[0]["params"]
+        self.first = [p.detach().clone() for p in self.params]
+        self.m, self.v, self.s = ([torch.zeros_like(p) for p in self.params] for _ in range(3))
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.d0, self.d, self.d_max, self.d_coef, self.growth_rate = d0, d0, d0, d_coef, growth_rate
+        self.correct, self.safeguard = use_bias_correction, safeguard_warmup
+        self.r, self.steps = 0.0, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.steps += 1
+        beta1, beta2 = self.betas
+        beta3, d, rate = math.sqrt(beta2), self.d, self.lr
+        if self.correct:
+            rate *= math.sqrt(1 - beta2**self.steps) / (1 - beta1**self.steps)
+        self.r *= beta3
+        norm = 0.0
+        for p, first, m, v, s in zip(self.params, self.first, self.m, self.v, self.s):
+            g = p.grad
+            m.mul_(beta1).add_((1 - beta1) * d * g)
+            v.mul_(beta2).add_((1 - beta2) * d**2 * g**2)
+            self.r += (1 - beta3) * rate * d**2 * (g * (first - p)).sum().item()
+            s.mul_(beta3).add_((1 - beta3) * (1 if self.safeguard else rate) * d**2 * g)
+            norm += s.abs().sum().item()
+            p.sub_(self.weight_decay * rate * d * p)
+            p.sub_(rate * d * m / (v.sqrt() + d * self.eps))
+        estimate = self.d_coef * self.r / norm
+        if d == self.d0:
+            d = max(d, estimate)
+        self.d_max = max(self.d_max, estimate)
+        self.d = min(self.d_max, d * self.growth_rate)
+
+
+class LoraLinear(nn.Linear):
+    """Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", equation 3."""
+
+    def __init__(self, inputs, outputs, rank, alpha):
+        super().__init__(inputs, outputs)
+        self.weight.requires_grad_(False)
+        self.bias.requires_grad_(False)
+        self.a = nn.Parameter(torch.empty(rank, inputs))
+        self.b = nn.Parameter(torch.zeros(outputs, rank))
+        self.scale = alpha / rank
+
+    def forward(self, x):
+        return super().forward(x) + self.scale * (x @ self.a.T @ self.b.T)
+
+
 # name -> (class, how our options become theirs)
 OPTIMIZERS = {
     "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax,
     "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop,
-    "lion": Lion, "adafactor": torch.optim.Adafactor,
+    "lion": Lion, "adafactor": torch.optim.Adafactor, "muon": MuonAndAdamW, "prodigy": Prodigy,
 }
-OF_THE_RUN = {"max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step"}
+OF_THE_RUN = {"max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
+              "lora_alpha"}
 
 CASES = [
     "sgd lr=0.1", "sgd lr=0.05 momentum=0.9", "sgd lr=0.05 momentum=0.9 nesterov=1 weight_decay=0.01",
@@ -81,6 +152,11 @@ CASES = [
     "rprop lr=0.01", "rprop lr=0.001 eta_minus=0.4 eta_plus=1.3 max_step=0.1",
     "lion lr=0.003", "lion lr=0.003 beta1=0.8 beta2=0.95 weight_decay=0.1",
     "adafactor lr=0.05", "adafactor lr=0.05 beta2_decay=-0.6 eps2=1e-2 d=2 weight_decay=0.05",
+    "muon lr=0.02", "muon lr=0.01 momentum=0.9 nesterov=0 weight_decay=0.05 ns_steps=3 match_rms_adamw=1",
+    "muon lr=0.02 adamw_lr=0.01 adamw_weight_decay=0.1 adamw_amsgrad=1",
+    "prodigy", "prodigy lr=0.5 beta1=0.8 beta2=0.99 eps=1e-6 weight_decay=0.05 d0=1e-4 d_coef=2",
+    "prodigy d0=1e-3 growth_rate=1.2 use_bias_correction=1 safeguard_warmup=1",
+    "adamw lr=0.02 lora_rank=2 lora_alpha=3", "sgd lr=0.1 momentum=0.9 lora_rank=4 lora_alpha=4",
     "sgd lr=0.5 max_grad_norm=0.1", "adamw lr=0.02 max_grad_norm=0.05", "sgd lr=0.5 max_grad_value=0.02",
     "adamw lr=0.02 decay=0.9", "adamw lr=0.02 decay=0.99 warmup=1", "sgd lr=0.1 decay=0.8 every_steps=5 first_step=20",
     "sgd lr=0.1 decay=0 first_step=41", "sgd lr=0.1 decay=0 first_step=41 every_steps=7",
@@ -107,14 +183,21 @@ def run_of_torch(case):
         given["step_sizes"] = (1e-6, given.pop("max_step", 50.0))
     if name == "adafactor" and "eps2" in given:
         given["eps"] = (None, given.pop("eps2"))
-    for flag in ("nesterov", "amsgrad", "centered", "decoupled_weight_decay"):
+    if name == "muon":
+        given["adjust_lr_fn"] = "match_rms_adamw" if given.pop("match_rms_adamw", 0) else "original"
+        given["ns_steps"] = int(given.pop("ns_steps", 5))
+    for flag in ("nesterov", "amsgrad", "adamw_amsgrad", "centered", "decoupled_weight_decay"):
         if flag in given:
             given[flag] = bool(given[flag])
 
-    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    if "lora_rank" in run:
+        rank, alpha = int(run["lora_rank"]), run["lora_alpha"]
+        net = nn.Sequential(LoraLinear(6, 8, rank, alpha), nn.Tanh(), LoraLinear(8, 1, rank, alpha))
+    else:
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     with torch.no_grad():
-        for p in net.parameters():
-            p.copy_((torch.cos(torch.arange(p.numel(), dtype=torch.float64)).view_as(p) * 0.4).float())
+        for key, p in net.named_parameters():
+            p.zero_() if key.endswith(".b") else p.copy_((torch.cos(torch.arange(p.numel(), dtype=torch.float64)).view_as(p) * 0.4).float())
     x = torch.sin(torch.arange(SAMPLES * 6, dtype=torch.float64) * 0.37).view(SAMPLES, 6)
     y = (x.sum(1, keepdim=True) * 0.3 + torch.cos(x[:, :1])).float().to(dtype)
     if "huge_sample" in run:

@@ -3,7 +3,9 @@
 // Factories that build optimizers for given tensors. The fused updates are ordinary torch::optim::Optimizer classes.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -134,6 +136,39 @@ struct AdafactorOptions {
   double weight_decay = 0;
 };
 
+/// How Muon adapts its learning rate to the shape of a matrix [rows, columns].
+enum class MuonRate {
+  original,         ///< lr x sqrt(max(1, rows / columns)), of Jordan's Muon
+  match_rms_adamw,  ///< lr x 0.2 sqrt(max(rows, columns)): suits learning rates and weight decays of AdamW
+};
+/// Options of torch.optim.Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"), which
+/// updates matrices. `adamw` is an addition: what is no matrix gets AdamW with these options.
+struct MuonOptions {
+  double lr = 1e-3;
+  double weight_decay = 0.1;
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< of the Newton-Schulz iteration, in bfloat16
+  double eps = 1e-7;
+  int ns_steps = 5;
+  MuonRate adjust_lr = MuonRate::original;
+  AdamWOptions adamw{};  ///< of biases, norms, convolutions and complex parameters, and of groups with `muon = false`
+};
+/// Mishchenko and Defazio 2023, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", algorithm 4. It estimates
+/// the learning rate: d, one number for all parameters.
+struct ProdigyOptions {
+  double lr = 1;  ///< a factor of d; schedules multiply it
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;                                       ///< decoupled; multiplied by d x lr
+  double d0 = 1e-6;                                              ///< first value of d
+  double d_coef = 1;                                             ///< factor of each estimate
+  double growth_rate = std::numeric_limits<double>::infinity();  ///< d grows by at most this factor per step
+  bool use_bias_correction = false;                              ///< as Adam has it
+  bool safeguard_warmup = false;  ///< estimate d without the learning rate, for schedules that begin with a warm-up
+};
+
 OptimizerFactory adamw(AdamWOptions options = {});  ///< at::_fused_adamw_: one kernel per device and dtype
 OptimizerFactory adam(AdamOptions options = {});    ///< at::_fused_adam_
 OptimizerFactory sgd(SgdOptions options = {});      ///< at::_fused_sgd_
@@ -149,6 +184,8 @@ OptimizerFactory asgd(AsgdOptions options = {});
 OptimizerFactory rprop(RpropOptions options = {});
 OptimizerFactory lion(LionOptions options = {});
 OptimizerFactory adafactor(AdafactorOptions options = {});
+OptimizerFactory muon(MuonOptions options = {});  ///< matrices one by one, the rest as above
+OptimizerFactory prodigy(ProdigyOptions options = {});
 
 /// Selects parameters by name for GroupSpec::select, freeze() and unfreeze(): `*` stands for any characters, also dots,
 /// `?` for one. "encoder.*" selects all parameters of encoder.
@@ -161,7 +198,14 @@ struct GroupSpec {
   double lr_scale = 1;
   double weight_decay = -1;  ///< for all of them, vectors included; -1: the factory's value
   LrSchedule schedule{};     ///< of its learning rate; not set: the optimizer's
+  bool muon = true;          ///< false: muon() gives its matrices AdamW too, as embeddings and output layers need it
 };
+
+/// Groups for fine-tuning, in which layers near the input learn more slowly (Howard and Ruder 2018, "Universal Language
+/// Model Fine-tuning for Text Classification"). `layers`: patterns as for named(), from the input to the output. The
+/// last one has lr_scale 1, each other one `decay` times that of the next. Append {} for the parameters that none
+/// selects. Throws: ConfigError (no pattern; `decay` not more than 0 and at most 1).
+std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay);
 
 struct OptimizerSpec {
   OptimizerFactory make{};

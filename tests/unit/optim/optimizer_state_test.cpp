@@ -57,6 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"adadelta_rule", adadelta()}, Case{"adamax_rule", adamax()}, Case{"nadam_rule", nadam()},
         Case{"radam_rule", radam()}, Case{"asgd_rule", asgd({.t0 = 3})}, Case{"rprop_rule", rprop()},
         Case{"lion_rule", lion()}, Case{"adafactor_rule", adafactor()},
+        Case{"muon_rules", muon({.adamw = {.amsgrad = true}})}, Case{"prodigy_rule", prodigy({.d0 = 0.01})},
         Case{"adamw", torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
         Case{"adam_amsgrad", torch_factory<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true))},
         Case{"sgd", torch_factory<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
@@ -84,6 +85,16 @@ TEST_P(OptimizerState, ContinuesBitwiseAfterARoundTrip) {
   for (std::size_t i = 0; i < straight.size(); ++i) {
     EXPECT_TRUE(at::equal(straight[i].second, resumed[i].second)) << straight[i].first;
   }
+}
+
+TEST(LoadOptimizerState, KnowsTheRuleOfAFrozenParameter) {
+  const NamedTensors parameters = make_parameters();
+  BuiltOptimizer trained = build_optimizer(muon(), parameters);
+  train(trained, parameters, 0, 3);
+  const NamedTensors saved = copies(optimizer_state(trained));
+  BuiltOptimizer resumed = build_optimizer(muon(), {parameters[2]}, {}, {parameters[0], parameters[1]});
+  load_optimizer_state(resumed, saved);
+  expect_equal(optimizer_state(resumed), saved);
 }
 
 TEST(OptimizerStateNames, AreParameterAndField) {

@@ -12,6 +12,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/named_tensors.h"
+
 namespace lockstep {
 namespace {
 
@@ -103,6 +105,57 @@ TEST(BuildOptimizer, GivesParametersToTheFirstGroupThatSelectsThem) {
 TEST(BuildOptimizer, PrefersTheGivenLearningRate) {
   BuiltOptimizer built = build_optimizer(adamw({.lr = 0.1, .no_decay_vectors = true}), parameters(), {.lr = 0.4});
   EXPECT_THAT(base_rates(built), ElementsAre(0.4, 0.4));
+}
+
+TEST(BuildOptimizer, GivesMuonTheMatricesAndAdamWTheRest) {
+  OptimizerSpec spec = muon({.lr = 0.1, .weight_decay = 0.3, .adamw = {.lr = 0.01, .weight_decay = 0.2}});
+  BuiltOptimizer built = build_optimizer(spec, parameters());
+  EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight", "fc.weight"}, Names{"fc.bias", "scale"}));
+  EXPECT_THAT(base_rates(built), ElementsAre(0.1, 0.01));
+
+  spec.groups = {{.select = named("embed.*"), .muon = false}, {.lr_scale = 0.5}};
+  const NamedTensors trained = parameters();
+  built = build_optimizer(spec, trained);
+  EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight"}, Names{"fc.weight"}, Names{"fc.bias", "scale"}));
+  EXPECT_THAT(base_rates(built), ElementsAre(0.01, 0.05, 0.005));
+  for (const auto& [name, parameter] : trained) {
+    parameter.mutable_grad() = at::ones_like(parameter);
+  }
+  built.optimizer->step();
+  EXPECT_THAT(names(optimizer_state(built)),
+              testing::IsSupersetOf({"embed.weight.exp_avg", "fc.weight.momentum_buffer", "scale.exp_avg_sq"}));
+
+  spec.make = lion();
+  EXPECT_THAT([&] { build_optimizer(spec, parameters()); },
+              ThrowsMessage<ConfigError>(HasSubstr("group 0 sets muon to false, which only muon() supports")));
+}
+
+TEST(BuildOptimizer, KeepsTheRatioOfAGroupToAGivenLearningRate) {
+  const BuiltOptimizer built =
+      build_optimizer(muon({.lr = 0.1, .adamw = {.lr = 0.01, .no_decay_vectors = true}}), parameters(), {.lr = 0.4});
+  EXPECT_THAT(base_rates(built), ElementsAre(0.4, testing::DoubleEq(0.04)));
+}
+
+TEST(BuildOptimizer, RefusesOptionsOfMuonAndProdigy) {
+  EXPECT_THAT([] { muon({.momentum = 1, .ns_steps = 0}); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("muon: momentum is 1, expected 0 or more and less than 1"),
+                                               HasSubstr("muon: ns_steps is 0, expected 1 to 99"))));
+  EXPECT_THAT([] { muon({.adamw = {.beta1 = 2}}); }, ThrowsMessage<ConfigError>(HasSubstr("muon: adamw: beta1 is 2")));
+  EXPECT_THAT([] { prodigy({.d0 = 0, .growth_rate = 1}); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("prodigy: d0 is 0, expected more than 0"),
+                                               HasSubstr("prodigy: growth_rate is 1, expected more than 1"))));
+}
+
+TEST(LayerwiseGroups, LetLayersNearTheInputLearnMoreSlowly) {
+  OptimizerSpec spec = adamw({.lr = 0.1});
+  spec.groups = layerwise_groups({"embed.*", "scale", "fc.weight"}, 0.5);
+  spec.groups.push_back({});  // the rest
+  const BuiltOptimizer built = build_optimizer(spec, parameters());
+  EXPECT_THAT(built.names, ElementsAre(Names{"embed.weight"}, Names{"scale"}, Names{"fc.weight"}, Names{"fc.bias"}));
+  EXPECT_THAT(base_rates(built), ElementsAre(0.025, 0.05, 0.1, 0.1));
+  EXPECT_THAT([] { layerwise_groups({}, 1.5); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("decay is 1.5, expected more than 0 and at most 1"),
+                                               HasSubstr("number of patterns is 0, expected 1 or more"))));
 }
 
 TEST(SetRates, FollowsTheScheduleOfEachGroup) {
