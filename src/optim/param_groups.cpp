@@ -172,6 +172,26 @@ void use_other_rule(const OptimizerSpec& spec, std::size_t given, OptimizerParam
   }
 }
 
+/// For each group, the one of `before` that it continues. nullopt: its parameters were frozen.
+std::vector<std::optional<std::size_t>> continued_groups(const BuiltOptimizer& built, const BuiltOptimizer& before) {
+  std::unordered_map<std::string_view, std::size_t> group_of;
+  for (std::size_t i = 0; i < before.names.size(); ++i) {
+    for (const std::string& name : before.names[i]) {
+      group_of.emplace(name, i);
+    }
+  }
+  std::vector<std::optional<std::size_t>> continued(built.names.size());
+  for (std::size_t i = 0; i < built.names.size(); ++i) {
+    for (const std::string& name : built.names[i]) {
+      if (const auto found = group_of.find(name); found != group_of.end()) {
+        continued[i] = found->second;
+        break;
+      }
+    }
+  }
+  return continued;
+}
+
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
   const double wanted = spec.groups[group].weight_decay;
   if (wanted < 0) {
@@ -248,8 +268,9 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
     }
     const double lr = base_rate(config, *built.optimizer, groups[i].options());
     built.rates.emplace_back();
-    write_rate(built, i, {.base = lr * scale}, /*factor=*/1);
+    write_rate(built, i, {.base = lr * scale, .first = lr * scale}, /*factor=*/1);
     built.names.push_back(std::move(origins[i].names));
+    built.given.push_back(origins[i].given);
   }
   return built;
 }
@@ -277,25 +298,19 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
     rule->common() = dynamic_cast<RuleOptimizer&>(*before.optimizer).common();
   }
   auto& groups = built.optimizer->param_groups();
-  const auto& groups_before = before.optimizer->param_groups();
-  if (groups.size() !=
-      groups_before.size()) {  // the factory splits groups, and one of them lost its last parameter or got its first
-    std::vector<GroupRate> rates;
-    for (std::size_t i = 0; i < groups_before.size(); ++i) {
-      rates.push_back(current_rate(before, i));
-    }
-    const GroupRate& first = rates.front();
-    const bool alike =
-        std::all_of(rates.begin(), rates.end(), [&](const auto& rate) { return rate.base == first.base; });
-    for (std::size_t i = 0; i < groups.size(); ++i) {
-      write_rate(built, i, alike ? first : built.rates[i], first.factor);
-    }
-    return;
-  }
+  const auto continued = continued_groups(built, before);
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    groups[i].set_options(groups_before[i].options().clone());
+    if (continued[i]) {
+      groups[i].set_options(before.optimizer->param_groups()[*continued[i]].options().clone());
+      built.rates[i] = before.rates[*continued[i]];
+    } else if (const auto sibling = std::ranges::find(before.given, built.given[i]); sibling != before.given.end()) {
+      const GroupRate rate = current_rate(before, static_cast<std::size_t>(sibling - before.given.begin()));
+      const double change = rate.first > 0 ? rate.base / rate.first : 1;
+      write_rate(built, i,
+                 {.base = built.rates[i].base * change, .first = built.rates[i].first, .is_given = rate.is_given},
+                 rate.factor);
+    }
   }
-  built.rates = before.rates;
 }
 
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {

@@ -20,6 +20,7 @@ namespace lockstep {
 /// The learning rate of a parameter group.
 struct GroupRate {
   double base = 0;       ///< at schedule factor 1
+  double first = 0;      ///< the base that the specification or the configuration gave
   double factor = 1;     ///< of the schedule, at the last step
   double written = 0;    ///< into the options, the last time: base x factor
   bool is_given = true;  ///< by the specification or the configuration; else a callback wrote it
@@ -30,6 +31,7 @@ struct BuiltOptimizer {
   OptimizerPtr optimizer{};
   std::string key = "optimizer:0";                ///< of numbers of all parameters together, in the state
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
+  std::vector<std::size_t> given{};               ///< per group: the GroupSpec that it belongs to; 0 without one
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
   std::unordered_set<std::string> elsewhere{};    ///< parameters whose state another rank keeps
   std::vector<GroupRate> rates{};                 ///< per group
@@ -58,7 +60,9 @@ void check_schedules(std::span<const NamedSchedule> schedules, const std::option
 /// Throws: ConfigError if the optimizer does not update each parameter by itself.
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built);
 
-/// Transfers state, options and learning rates of all parameters from `before` to `built`, which has the same spec.
+/// Transfers state, options and learning rates of all parameters from `before` to `built`, which has the same spec. A
+/// group without a parameter before gets the rate of its spec, changed by the ratio by which the rate of another group
+/// of that spec was changed.
 void take_over(BuiltOptimizer& built, BuiltOptimizer& before);
 
 /// Sets the learning rate of every group to its base x the factor of its schedule. If a callback has written a rate

@@ -67,15 +67,11 @@ NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& para
   }
   const std::vector<std::string> all = world_.gather(dump_json(list));
   std::unordered_map<std::string, NamedTensors> of_parameter;
-  NamedTensors others;
   for (int rank = 0; rank < world_.size(); ++rank) {
     const Json entries = parse_json(all[static_cast<std::size_t>(rank)]);
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const auto name = entries[i].at("name").get<std::string>();
       const auto owner = owners_.find(parameter_of(name));
-      if (owner == owners_.end() && rank == 0) {
-        others.emplace_back(name, world_.is_main() ? mine[i].second : at::Tensor());
-      }
       if (owner == owners_.end() || owner->second != rank) {
         continue;
       }
@@ -103,7 +99,8 @@ NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& para
     NamedTensors& states = of_parameter[name];
     std::move(states.begin(), states.end(), std::back_inserter(result));
   }
-  std::move(others.begin(), others.end(), std::back_inserter(result));
+  std::copy_if(mine.begin(), mine.end(), std::back_inserter(result),
+               [&](const auto& entry) { return !owners_.contains(parameter_of(entry.first)); });
   return result;
 }
 

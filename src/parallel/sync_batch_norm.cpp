@@ -22,9 +22,9 @@ using torch::autograd::variable_list;
 
 /// What a backward needs besides tensors.
 struct NormContext : torch::CustomClassHolder {
-  NormContext(std::shared_ptr<SyncStatistics> statistics, std::size_t module, double epsilon)
-      : ranks(std::move(statistics)), index(module), eps(epsilon) {}
-  std::shared_ptr<SyncStatistics> ranks;
+  NormContext(std::shared_ptr<SyncStatistics> of_strategy, std::size_t module, double epsilon)
+      : statistics(std::move(of_strategy)), index(module), eps(epsilon) {}
+  std::shared_ptr<SyncStatistics> statistics;
   std::size_t index;
   double eps;
 };
@@ -56,8 +56,8 @@ struct Normalise : torch::autograd::Function<Normalise> {
         at::native_batch_norm_backward(gradients[0], input, scale, mean, variance, /*save_mean=*/{},
                                        /*save_invstd=*/{}, /*train=*/false, norm.eps, {true, true, true});
     const ChannelSums sums =
-        norm.ranks->add_up(SyncStatistics::Pass::backward, norm.index,
-                           {at::zeros_like(count), dbias.to(at::kDouble), dweight.to(at::kDouble)});
+        norm.statistics->add_up(SyncStatistics::Pass::backward, norm.index,
+                                {at::zeros_like(count), dbias.to(at::kDouble), dweight.to(at::kDouble)});
     const at::Tensor mean_dy = (sums.first / count).to(mean.dtype());
     const at::Tensor mean_product = (sums.second / count).to(mean.dtype());
     const at::Tensor inverse = (variance + norm.eps).rsqrt();
@@ -84,8 +84,8 @@ Moments moments_of(const ChannelSums& sums) {
 }  // namespace
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
-  const auto ranks = ranks_.lock();
-  if (ranks == nullptr || !is_training()) {
+  const auto statistics = statistics_.lock();
+  if (statistics == nullptr || !is_training()) {
     return BatchNormImplBase::forward(input);
   }
   _check_input_dim(input);
@@ -101,15 +101,15 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     variance = variance.to(at::kDouble);
     mean = mean.to(at::kDouble);
     const double count = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
-    sums = ranks->add_up(SyncStatistics::Pass::forward, index_,
-                         {at::full({}, count, mean.options()), mean * count, (variance + mean * mean) * count});
+    sums = statistics->add_up(SyncStatistics::Pass::forward, index_,
+                              {at::full({}, count, mean.options()), mean * count, (variance + mean * mean) * count});
     track(sums);
   }
   const Moments moments = moments_of(sums);
   const at::Tensor mean = moments.mean.to(dtype);
   return Normalise::apply(input, weight.defined() ? weight : at::ones_like(mean),
                           bias.defined() ? bias : at::zeros_like(mean), mean, moments.variance.to(dtype), sums.count,
-                          c10::make_intrusive<NormContext>(ranks, index_, options.eps()));
+                          c10::make_intrusive<NormContext>(statistics, index_, options.eps()));
 }
 
 /// Updates the running statistics, as torch::nn does with those of its batch.

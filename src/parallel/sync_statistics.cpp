@@ -38,7 +38,7 @@ std::shared_ptr<SyncStatistics> SyncStatistics::make(const torch::nn::Module& mo
   std::shared_ptr<SyncStatistics> made(
       new SyncStatistics(std::move(names), std::move(modules), WorldAccess::second(world, "sync batch norm")));
   for (std::size_t i = 0; i < made->modules_.size(); ++i) {
-    made->modules_[i]->ranks_ = made;
+    made->modules_[i]->statistics_ = made;
     made->modules_[i]->index_ = i;
   }
   return made;

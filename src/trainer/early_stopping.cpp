@@ -50,18 +50,17 @@ void EarlyStopping::on(const StageContext& context) {
 }
 
 std::string EarlyStopping::find_reason() const {
-  const auto& [metric, mode, patience, min_delta, check_finite, stopping, divergence] = options_;
-  if (check_finite && !std::isfinite(last_)) {
-    return fmt::format("{} is {}", metric, last_);
+  if (options_.check_finite && !std::isfinite(last_)) {
+    return fmt::format("{} is {}", options_.metric, last_);
   }
-  if (stopping && is_better(last_, *stopping, 0)) {
-    return fmt::format("{} {:.5g} is better than {:.5g}", metric, last_, *stopping);
+  if (const auto& good = options_.stopping_threshold; good && is_better(last_, *good, 0)) {
+    return fmt::format("{} {:.5g} is better than {:.5g}", options_.metric, last_, *good);
   }
-  if (divergence && is_better(*divergence, last_, 0)) {
-    return fmt::format("{} {:.5g} is worse than {:.5g}", metric, last_, *divergence);
+  if (const auto& bad = options_.divergence_threshold; bad && is_better(*bad, last_, 0)) {
+    return fmt::format("{} {:.5g} is worse than {:.5g}", options_.metric, last_, *bad);
   }
-  if (bad_ >= patience) {
-    return fmt::format("{} did not improve on {:.5g} in {}", metric, best_, counted(bad_, "measurement"));
+  if (bad_ >= options_.patience) {
+    return fmt::format("{} did not improve on {:.5g} in {}", options_.metric, best_, counted(bad_, "measurement"));
   }
   return {};
 }

@@ -16,6 +16,10 @@ namespace lockstep {
 
 std::optional<double> find_metric(const StageContext& context, const std::string& metric, const char* callback,
                                   bool& is_known) {
+  const std::int64_t window = context.plan.config.report.every_steps;
+  if (context.stage == Stage::report && (window == 0 || context.state.step % window != 0)) {
+    return std::nullopt;  // at the end of a run, which may be continued
+  }
   const auto found = std::ranges::find(*context.metrics, metric, &Metrics::value_type::first);
   if (found != context.metrics->end()) {
     is_known = true;

@@ -139,6 +139,9 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
     contents.tensors["callbacks"] = std::move(callbacks);
   }
+  if (NamedTensors sums = run.meter.save(run.world); !sums.empty()) {
+    contents.tensors["report"] = std::move(sums);
+  }
   const LoaderPosition position = run.train.position();
   auto& values = contents.values;
   values["step"] = std::to_string(run.state.step);
@@ -208,6 +211,9 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
   if (const auto saved = contents.tensors.find("callbacks"); saved != contents.tensors.end()) {
     run.callbacks.load(saved->second, run.world);
+  }
+  if (const auto sums = contents.tensors.find("report"); sums != contents.tensors.end()) {
+    run.meter.load(sums->second, run.world);
   }
   run.state = state;
   if (fits_rng_state(contents.per_rank, run.world.device())) {

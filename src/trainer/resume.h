@@ -9,6 +9,7 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/callback.h>
+#include <lockstep/trainer/step.h>
 
 #include "optim/param_groups.h"
 #include "trainer/callback_list.h"
@@ -24,6 +25,7 @@ struct RunParts {
   BatchSource& train;
   const CallbackList& callbacks;
   TrainState& state;
+  Meter& meter;
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 

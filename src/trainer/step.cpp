@@ -246,6 +246,10 @@ at::Tensor MicroBatches::mean_over_ranks(World& world) const {
   return at::where(weight > 0, totals.select(0, 0) / weight, 0);
 }
 
+constexpr std::string_view kSum = "sum.";
+constexpr std::string_view kCounts = "counts";
+constexpr std::string_view kSamples = "samples";
+
 void Meter::add(const StepOutput& output, std::int64_t samples) {
   const at::NoGradGuard no_grad;
   if (sums_.empty()) {
@@ -260,6 +264,7 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
       sums_.push_back(zero.clone());
     }
     counts_ = zero.clone();
+    continue_restored();
   }
   if (names_.size() != output.metrics.size() + 1) {
     throw Error(fmt::format("a step returned {} metrics, the first one {}", output.metrics.size(), names_.size() - 1),
@@ -309,8 +314,23 @@ void Meter::agree_on_names(World& world) {
   }
   if (known < all.size()) {
     names_ = split(all[known], '\n');
-    agreed_ = true;
+  } else {
+    names_ = restored_.names;  // no rank added anything since
   }
+  agreed_ = !names_.empty();
+  if (sums_.empty()) {
+    continue_restored();
+  }
+}
+
+at::Tensor Meter::own_sums(const World& world) const {
+  if (sums_.empty()) {
+    return at::zeros({static_cast<std::int64_t>(names_.size()) + 2}, at::device(world.device()).dtype(at::kDouble));
+  }
+  std::vector<at::Tensor> values = sums_;
+  values.push_back(counts_);
+  values.push_back(at::full({}, samples_, counts_.options()));
+  return at::stack(values).to(at::kDouble);
 }
 
 std::vector<std::pair<std::string, double>> Meter::means(World& world) {
@@ -321,17 +341,11 @@ std::vector<std::pair<std::string, double>> Meter::means(World& world) {
   if (!agreed_) {
     return {};
   }
-  const auto options = at::TensorOptions().device(world.device()).dtype(at::kDouble);
-  auto totals = at::zeros({static_cast<std::int64_t>(names_.size()) + 1}, options);
-  if (!sums_.empty()) {
-    auto values = sums_;
-    values.push_back(counts_ + samples_);
-    totals = at::stack(values).to(at::kDouble);
-  }
+  at::Tensor totals = own_sums(world);
   world.all_reduce(totals, Reduce::sum);
   const auto host = WorldAccess::on_host(world, totals);
   const double* value = host.const_data_ptr<double>();
-  const double weight = value[names_.size()];
+  const double weight = value[names_.size()] + value[names_.size() + 1];
   std::vector<std::pair<std::string, double>> means;
   for (std::size_t i = 0; i < names_.size() && weight > 0; ++i) {
     means.emplace_back(names_[i], value[i] / weight);
@@ -344,6 +358,52 @@ std::vector<std::pair<std::string, double>> Meter::take(World& world) {
   sums_.clear();
   samples_ = 0;
   return means;
+}
+
+NamedTensors Meter::save(World& world) {
+  const at::NoGradGuard no_grad;
+  if (!agreed_) {
+    agree_on_names(world);
+  }
+  if (!agreed_ || !world.any(!sums_.empty())) {
+    return {};
+  }
+  const at::Tensor all = WorldAccess::on_host(world, world.all_gather(own_sums(world).view({1, -1})));
+  NamedTensors saved;
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    saved.emplace_back(fmt::format("{}{}", kSum, names_[i]), all.select(1, static_cast<std::int64_t>(i)).contiguous());
+  }
+  saved.emplace_back(kCounts, all.select(1, -2).contiguous());
+  saved.emplace_back(kSamples, all.select(1, -1).contiguous());
+  return saved;
+}
+
+void Meter::load(const NamedTensors& sums, const World& world) {
+  restored_ = {};
+  for (const auto& [name, of_ranks] : sums) {
+    at::Tensor mine = at::zeros({}, at::kDouble);
+    for (std::int64_t rank = world.rank(); rank < of_ranks.size(0); rank += world.size()) {
+      mine += of_ranks[rank];
+    }
+    if (name == kCounts) {
+      restored_.counts = mine.to(world.device());
+    } else if (name == kSamples) {
+      restored_.samples = mine.item<double>();
+    } else {
+      restored_.names.push_back(name.substr(kSum.size()));
+      restored_.sums.push_back(mine.to(world.device()));
+    }
+  }
+}
+
+// The program may have other metrics now.
+void Meter::continue_restored() {
+  if (restored_.names == names_) {
+    sums_ = std::move(restored_.sums);
+    counts_ = restored_.counts;
+    samples_ = restored_.samples;
+  }
+  restored_ = {};
 }
 
 }  // namespace lockstep

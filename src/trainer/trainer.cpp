@@ -210,7 +210,9 @@ class Fit {
     files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
   }
 
-  RunParts run_parts() { return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, total_steps_}; }
+  RunParts run_parts() {
+    return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, meter_, total_steps_};
+  }
 
   ScheduleStep schedule_step() const {
     return {
@@ -326,7 +328,8 @@ class Fit {
 
   void report() {
     record_.set_phase(Phase::report);
-    Metrics metrics = with_optimizer(meter_.take(world_));
+    const bool ends_window = due(config_.report.every_steps);  // a continued run completes the one of an early end
+    Metrics metrics = with_optimizer(ends_window ? meter_.take(world_) : meter_.means(world_));
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - report_time_).count();
     if (seconds > 0 && state_.samples > report_samples_) {

@@ -74,12 +74,14 @@ def theirs(ranks, x, y, lr=0.05):
 
 
 def difference(found, expected):
-    if len(found[0]) != len(expected[0]) or found[1].keys() != expected[1].keys():
-        sys.exit(f"other shapes: {len(found[0])} losses, expected {len(expected[0])}; names {list(found[1])}")
-    worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(*(pair[0] for pair in (found, expected))))
-    for name, tensor in expected[1].items():
+    losses, state = found
+    expected_losses, expected_state = expected
+    if len(losses) != len(expected_losses) or state.keys() != expected_state.keys():
+        sys.exit(f"{len(losses)} losses, expected {len(expected_losses)}; names {list(state)}")
+    worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(losses, expected_losses))
+    for name, tensor in expected_state.items():
         if tensor.is_floating_point():
-            worst = max(worst, (found[1][name] - tensor).abs().max().item())
+            worst = max(worst, (state[name] - tensor).abs().max().item())
     return worst
 
 

@@ -36,8 +36,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<1, SyncBatchNormIm
   void _check_input_dim(const at::Tensor& input) override;  // of torch::nn
   void track(const ChannelSums& sums);
 
-  std::weak_ptr<SyncStatistics> ranks_{};  // of the strategy, if it has several ranks
-  std::size_t index_ = 0;                  // among its modules
+  std::weak_ptr<SyncStatistics> statistics_{};  // of the strategy, if it has several ranks
+  std::size_t index_ = 0;                       // among its modules
 };
 TORCH_MODULE(SyncBatchNorm);
 

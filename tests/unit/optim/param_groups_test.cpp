@@ -179,6 +179,27 @@ TEST(SetRates, FollowsTheScheduleOfEachGroup) {
   EXPECT_THAT(rates(2), ElementsAre(0.1 * 0.1, 0.05));
 }
 
+// A callback halved all rates, then parameters were unfrozen: the factory makes a group that was not there before.
+TEST(TakeOver, GivesANewGroupTheChangeOfItsRate) {
+  OptimizerSpec spec = muon({.lr = 0.1, .adamw = {.lr = 0.01}});
+  spec.groups = {{.select = named("embed.*"), .muon = false}, {.lr_scale = 0.5}};
+  const NamedTensors all = parameters();
+  BuiltOptimizer before = build_optimizer(spec, {all[0], all[1]}, {}, {all[2], all[3]});
+  EXPECT_THAT(base_rates(before), ElementsAre(0.01, 0.05));
+  set_rates(before, {});
+  for (auto& group : before.optimizer->param_groups()) {
+    group.options().set_lr(group.options().get_lr() / 2);
+  }
+  BuiltOptimizer built = build_optimizer(spec, all);
+  take_over(built, before);
+  set_rates(built, {});
+  EXPECT_THAT(base_rates(built), ElementsAre(0.005, 0.025, testing::DoubleEq(0.0025)));
+
+  BuiltOptimizer again = build_optimizer(spec, {all[0], all[2]}, {}, {all[1], all[3]});
+  take_over(again, built);
+  EXPECT_THAT(base_rates(again), ElementsAre(0.005, testing::DoubleEq(0.0025)));
+}
+
 TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
   std::vector<OptimizerSpec> specs{{adamw(), "cosin"}, {adamw(), "cosine"}};
   specs[1].name = "critic";

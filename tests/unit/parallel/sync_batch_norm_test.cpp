@@ -67,6 +67,18 @@ TORCH_MODULE(AnyBatchNorm);
 using SyncNet = Net<SyncBatchNorm>;
 using PlainNet = Net<AnyBatchNorm>;
 
+/// A strategy for a net.
+struct Prepared {
+  Prepared(torch::nn::Module& net, World& world, const DistConfig& options = {.broadcast_buffers = false})
+      : strategy({}, options, world) {
+    const OptimizerSpec spec(sgd({.lr = 0.1}));
+    strategy.prepare(net, {&spec, 1});
+    optimizer.zero_grad();
+  }
+  Ddp strategy;
+  StrategyOptimizer& optimizer = prepared.optimizer;
+};
+
 at::Tensor inputs(std::int64_t step, std::int64_t samples) {
   return wave({samples, 2, 5, 5}, 3.1 * static_cast<double>(step));
 }
@@ -102,9 +114,8 @@ template <class Trained>
 double difference_after_training(const Case& c, World& world, const torch::nn::BatchNormOptions& options) {
   Trained net(options);
   PlainNet whole(options);
-  Ddp strategy({}, c.options, world);
-  const OptimizerSpec spec(sgd({.lr = 0.1}));
-  strategy.prepare(net, {&spec, 1});
+  Prepared prepared(net, world, c.options);
+  StrategyOptimizer& optimizer = prepared.optimizer;
   torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.1));
   const auto rank = static_cast<std::size_t>(world.rank());
   std::int64_t all = 0;
@@ -114,8 +125,7 @@ double difference_after_training(const Case& c, World& world, const torch::nn::B
   double largest = 0;
   for (std::int64_t step = 0; step < 4; ++step) {
     reference.zero_grad();
-    strategy.begin_step({});
-    StrategyOptimizer& optimizer = strategy.optimizer();
+    prepared.strategy.begin_step({});
     optimizer.zero_grad();
     for (std::size_t m = 0; m < c.samples.size(); ++m) {
       const std::vector<std::int64_t>& counts = c.samples[m];
@@ -204,22 +214,19 @@ TEST(SyncBatchNorm, DiffersFromBatchNormOfEachRank) {
 TEST(SyncBatchNorm, MayRunWithoutABackwardBesideAnIdleRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
-    Ddp strategy({}, kOwnBuffers, world);
-    const OptimizerSpec spec(sgd({.lr = 0.1}));
-    strategy.prepare(net, {&spec, 1});
-    strategy.optimizer().zero_grad();
-    strategy.optimizer().begin_forward(/*reduce=*/true);
+    Prepared prepared(net, world);
+    prepared.optimizer.begin_forward(/*reduce=*/true);
     if (world.rank() == 0) {
       const at::Tensor unused = net.forward(inputs(0, 4)).detach();
       {
         const at::NoGradGuard no_grad;
         net.forward(inputs(2, 4));
       }
-      strategy.optimizer().backward(at::mse_loss(net.forward(inputs(1, 4)), targets(1, 4)), 2);
+      prepared.optimizer.backward(at::mse_loss(net.forward(inputs(1, 4)), targets(1, 4)), 2);
     } else {
-      strategy.optimizer().backward_nothing();
+      prepared.optimizer.backward_nothing();
     }
-    strategy.optimizer().finish();
+    prepared.optimizer.finish();
     EXPECT_EQ(net.norm->num_batches_tracked.item<std::int64_t>(), 3);
     const auto means = world.all_gather(net.norm->running_mean.view({1, -1}));
     EXPECT_TRUE(means[0].equal(means[1]));
@@ -230,18 +237,15 @@ TEST(SyncBatchNorm, MayRunWithoutABackwardBesideAnIdleRank) {
 TEST(SyncBatchNorm, NeedsNoLossOnEveryRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
-    Ddp strategy({}, kOwnBuffers, world);
-    const OptimizerSpec spec(sgd({.lr = 0.1}));
-    strategy.prepare(net, {&spec, 1});
-    strategy.optimizer().zero_grad();
-    strategy.optimizer().begin_forward(/*reduce=*/true);
+    Prepared prepared(net, world);
+    prepared.optimizer.begin_forward(/*reduce=*/true);
     const at::Tensor y = net.forward(inputs(world.rank(), 3));
     if (world.rank() == 0) {
-      strategy.optimizer().backward(at::mse_loss(y, targets(1, 3)), 2);
+      prepared.optimizer.backward(at::mse_loss(y, targets(1, 3)), 2);
     } else {
-      strategy.optimizer().backward_nothing();
+      prepared.optimizer.backward_nothing();
     }
-    strategy.optimizer().finish();
+    prepared.optimizer.finish();
     EXPECT_EQ(net.norm->num_batches_tracked.item<std::int64_t>(), 1);
     const auto gradients = world.all_gather(net.first->weight.grad().view({1, -1}));
     EXPECT_TRUE(gradients[0].equal(gradients[1]));
@@ -256,9 +260,7 @@ TEST(SyncBatchNorm, NormalisesHalfPrecisionInFloat) {
     torch::nn::Sequential both;
     both->push_back(norm);
     both->push_back(exact);
-    Ddp strategy({}, kOwnBuffers, world);
-    const OptimizerSpec spec(sgd({.lr = 0.1}));
-    strategy.prepare(*both, {&spec, 1});
+    Prepared prepared(*both, world);
     const at::Tensor x = wave({5, 6}, world.rank()).to(at::kFloat);
     const at::Tensor y = norm(x.to(at::kBFloat16));
     const at::Tensor expected = exact(x);
@@ -284,11 +286,7 @@ TEST(SyncBatchNorm, IsPlainBatchNormAlone) {
 TEST(SyncBatchNorm, OfAStrategyThatHasEndedIsPlainBatchNorm) {
   thread_world(2, [](World& world) {
     SyncNet net;
-    {
-      Ddp strategy({}, {}, world);
-      const OptimizerSpec spec(sgd({.lr = 0.1}));
-      strategy.prepare(net, {&spec, 1});
-    }
+    { Prepared prepared(net, world); }
     if (world.rank() == 0) {
       net.forward(inputs(0, 4));  // would wait for the other rank
     }
@@ -299,10 +297,8 @@ TEST(SyncBatchNorm, NamesModulesThatRanksCallInAnotherOrder) {
   std::vector<std::string> texts(2);
   thread_world(2, [&](World& world) {
     SyncNet net;
-    Ddp strategy({}, kOwnBuffers, world);
-    const OptimizerSpec spec(sgd({.lr = 0.1}));
-    strategy.prepare(net, {&spec, 1});
-    strategy.optimizer().begin_forward(/*reduce=*/true);
+    Prepared prepared(net, world);
+    prepared.optimizer.begin_forward(/*reduce=*/true);
     const at::Tensor x = wave({4, 6}, world.rank());
     try {
       (world.rank() == 0 ? net.norm : net.flat)(x);
@@ -318,9 +314,7 @@ TEST(SyncBatchNorm, NamesModulesThatRanksCallInAnotherOrder) {
 TEST(SyncBatchNorm, RefusesOtherShapes) {
   thread_world(2, [](World& world) {
     SyncNet net;
-    Ddp strategy({}, kOwnBuffers, world);
-    const OptimizerSpec spec(sgd({.lr = 0.1}));
-    strategy.prepare(net, {&spec, 1});
+    Prepared prepared(net, world);
     try {
       net.norm(wave({4, 5}, 0));
       FAIL() << "expected an error";

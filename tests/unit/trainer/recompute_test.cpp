@@ -142,7 +142,7 @@ TEST(Recompute, KeepsNoCastOfAutocast) {
       for (auto& parameter : block.parameters()) {
         found.push_back(parameter.grad().clone());
         const at::NoGradGuard no_grad;
-        parameter.sub_(parameter.grad(), 0.1);
+        parameter.sub_(parameter.grad(), 0.02);
         parameter.mutable_grad().reset();
       }
     }
@@ -152,7 +152,7 @@ TEST(Recompute, KeepsNoCastOfAutocast) {
   const auto found = train(true);
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(at::allclose(found[i], expected[i], 0.02, 0.02)) << i;
+    EXPECT_LE((found[i] - expected[i]).norm().item<double>(), 0.03 * expected[i].norm().item<double>()) << i;
   }
 }
 
