@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/tensor/tensor_file.h>
+#include <lockstep/trainer/callbacks.h>
 
 #include "report/console.h"
 #include "support/recording_console.h"
@@ -91,6 +93,54 @@ TEST(Reports, HaveARateInTheLastTrainRow) {
   EXPECT_EQ(rows.back()["step"], 8) << "the last step is that of a validation, too";
   ASSERT_TRUE(rows.back().contains("samples_per_s")) << rows.back();
   EXPECT_GT(rows.back()["samples_per_s"].get<double>(), 0);
+}
+
+// Also with callbacks that decide by it.
+TEST(Reports, AreTheSameIfTheRunContinuesBetweenTwoOfThem) {
+  struct Run {
+    std::vector<double> losses{};  // of the reports at steps 4, 8 and 12
+    NamedTensors callbacks{};
+  };
+  for (const int ranks : {1, 2, 3}) {
+    const auto train = [&](const std::vector<std::int64_t>& stops) {
+      const TempDir dir;
+      Run run;
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config{
+            .compute_setup = ComputeSetup::cpu, .max_epochs = 0, .batch_size = 1, .run_dir = dir.path() / "run"};
+        config.report.every_steps = 4;
+        for (const std::int64_t stop : stops) {
+          config.max_steps = stop;
+          const Plan plan = plan_for(world.size(), config);
+          Trainer trainer(plan, world);
+          trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = "loss", .patience = 9}));
+          trainer.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.metric = "loss", .patience = 0}));
+          TinyTask task(sgd({.lr = 0.01}));
+          DataLoader data(tiny_data(18), plan.loader, world);
+          trainer.fit(task, data);
+        }
+        if (world.is_main()) {
+          for (const auto& row : rows_of(dir.path() / "run")) {
+            if (row["step"].get<int>() % 4 == 0) {
+              run.losses.push_back(row["loss"].get<double>());
+            }
+          }
+          run.callbacks = load_tensors((dir.path() / "run/checkpoints/step-0000000012/callbacks.safetensors").string());
+        }
+      });
+      return run;
+    };
+    const Run straight = train({12});
+    ASSERT_EQ(straight.losses.size(), 3U);
+    for (const std::int64_t stop : {2, 3, 4, 5, 9}) {
+      const Run continued = train({stop, 12});
+      EXPECT_EQ(continued.losses, straight.losses) << ranks << " ranks, stopped at step " << stop;
+      ASSERT_EQ(continued.callbacks.size(), straight.callbacks.size());
+      for (std::size_t i = 0; i < straight.callbacks.size(); ++i) {
+        EXPECT_TRUE(continued.callbacks[i].second.equal(straight.callbacks[i].second)) << straight.callbacks[i].first;
+      }
+    }
+  }
 }
 
 TEST(Reports, OfATerminalLeaveALineForEveryEpochAndValidation) {
