@@ -200,6 +200,14 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
   return std::nullopt;
 }
 
+std::string with_commas(double value) {
+  std::string digits = fmt::format("{:.0f}", value);
+  for (std::size_t i = digits.size(); i > 3; i -= 3) {
+    digits.insert(i - 3, 1, ',');
+  }
+  return digits;
+}
+
 std::string human_bytes(std::int64_t bytes) {
   constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   auto value = static_cast<double>(bytes);

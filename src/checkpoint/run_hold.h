@@ -22,6 +22,9 @@ class RunHold {
   /// in use or belongs to another program's run; IoError.
   static std::shared_ptr<RunHold> take(const Plan& plan, World& world);
 
+  /// The run directory if this rank writes there, else empty.
+  std::string written_directory() const { return held_ == nullptr ? std::string() : directory_; }
+
   /// The id of this launch in this run, the same over its restarts. Its checkpoints carry it.
   std::string launch() const;
   /// True if this launch has trained here before: in an earlier attempt, or earlier in this process.

@@ -14,6 +14,7 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/compare_command.h"
+#include "cli/ctl_command.h"
 #include "cli/run_command.h"
 #include "cli/verify_command.h"
 
@@ -25,6 +26,7 @@ constexpr std::string_view kUsage =
     "  run [flags] -- program   start and watch one process per rank; see lockstep run --help\n"
     "  verify DIR               read every byte of a run's checkpoints; see lockstep verify --help\n"
     "  compare A B              find the first difference of two runs; see lockstep compare --help\n"
+    "  ctl RUN COMMAND          stop, save, validate or report a running training; see lockstep ctl --help\n"
     "  --version\n";
 
 int command(std::span<const std::string> args, const Variables& variables) {
@@ -38,6 +40,9 @@ int command(std::span<const std::string> args, const Variables& variables) {
   if (first == "compare") {
     return compare_command(args.subspan(1));
   }
+  if (first == "ctl") {
+    return ctl_command(args.subspan(1));
+  }
   if (first == "--help" || first == "-h") {
     fmt::print("{}", kUsage);
     return 0;
@@ -47,7 +52,7 @@ int command(std::span<const std::string> args, const Variables& variables) {
     return 0;
   }
   throw ConfigError(fmt::format("{}: unknown command", printable(first)),
-                    "expected run, verify or compare; see lockstep --help");
+                    "expected run, verify, compare or ctl; see lockstep --help");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "config/check_config.h"
 
+#include <cmath>
+
 #include <fmt/format.h>
 
 #include <lockstep/config/config_io.h>
@@ -124,6 +126,21 @@ class Checker {
       refuse(fmt::format("{} with {}: the run would never end", label("max_epochs", c.max_epochs),
                          label("max_steps", c.max_steps)),
              "set a limit, for example --max_epochs 1");
+    }
+    if (c.max_steps > 0 && c.min_steps > c.max_steps) {
+      refuse(fmt::format("{} with {}: the run ends earlier", label("min_steps", c.min_steps),
+                         label("max_steps", c.max_steps)),
+             "the minimum is at most the maximum");
+    }
+    if (c.max_epochs > 0 && c.min_epochs > c.max_epochs) {
+      refuse(fmt::format("{} with {}: the run ends earlier", label("min_epochs", c.min_epochs),
+                         label("max_epochs", c.max_epochs)),
+             "the minimum is at most the maximum");
+    }
+    if (const double epochs = c.validate.every_epochs; epochs > 1 && epochs != std::floor(epochs)) {
+      refuse(fmt::format("{}: expected a whole number, or a part of an epoch such as 0.25",
+                         label("validate.every_epochs", epochs)),
+             "--validate.every_steps takes any number of steps");
     }
     if (c.fresh && (c.resume == "last" || c.resume == "best")) {
       refuse(fmt::format("{} with {}: a fresh run cannot resume", label("fresh", c.fresh), label("resume", c.resume)),

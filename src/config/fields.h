@@ -132,7 +132,8 @@ struct EnumText<MonitorMode> {
 
 template <>
 struct EnumText<NonFinitePolicy> {
-  static constexpr Spelling kSpellings[] = {spell("stop", NonFinitePolicy::stop), spell("warn", NonFinitePolicy::warn)};
+  static constexpr Spelling kSpellings[] = {spell("stop", NonFinitePolicy::stop), spell("warn", NonFinitePolicy::warn),
+                                            spell("skip", NonFinitePolicy::skip)};
   static constexpr ForeignSpelling kForeign[] = {{"error", "use stop"}, {"ignore", "use warn"}};
 };
 
@@ -229,6 +230,15 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false,
              .flag_only = true},
         c.fresh);
+  visit(Info{.name = "min_epochs", .help = "the program cannot end the run earlier; a signal can", .minimum = 0},
+        c.min_epochs);
+  visit(Info{.name = "min_steps", .help = "the program cannot end the run earlier; a signal can", .minimum = 0},
+        c.min_steps);
+  visit(Info{.name = "fast_dev_run",
+             .help = "try the program: so many steps of training and validation, no files; 0: off",
+             .minimum = 0,
+             .maximum = 1e6},
+        c.fast_dev_run);
   visit(Info{.name = "max_time_s",
              .help = "stop and save before this many seconds have passed, exit code 75; 0: no limit",
              .minimum = 0,
@@ -291,18 +301,29 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "schedule of the learning rates of all optimizers, such as cosine, warmup:500+cosine:to=0.1 or "
                      "step:30ep,factor=0.1; empty: those of the program, else constant"},
         c.optim.schedule);
-  visit(Info{.name = "optim.non_finite",
-             .help = "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), or warn"},
-        c.optim.non_finite);
-
   visit(
       Info{
-          .name = "validate.every_epochs", .help = "validate after this many epochs; 0: never by epochs", .minimum = 0},
-      c.validate.every_epochs);
+          .name = "optim.non_finite",
+          .help =
+              "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), warn, or skip the steps "
+              "with such gradients"},
+      c.optim.non_finite);
+
+  visit(Info{.name = "validate.every_epochs",
+             .help = "validate after this many epochs; 0.25: four times per epoch; 0: never by epochs",
+             .minimum = 0},
+        c.validate.every_epochs);
   visit(Info{.name = "validate.every_steps", .help = "validate after this many steps; 0: never by steps", .minimum = 0},
         c.validate.every_steps);
+  visit(Info{.name = "validate.every_s", .help = "validate after this many seconds; 0: never by time", .minimum = 0},
+        c.validate.every_s);
   visit(Info{.name = "validate.max_batches", .help = "steps of the validation set to evaluate; 0: all", .minimum = 0},
         c.validate.max_batches);
+  visit(Info{.name = "validate.at_start", .help = "validate before the first step of a run too"}, c.validate.at_start);
+  visit(Info{.name = "validate.sanity_steps",
+             .help = "steps of the validation set to try before the training, without a report",
+             .minimum = 0},
+        c.validate.sanity_steps);
 
   visit(Info{.name = "checkpoint.enabled", .help = "write checkpoints"}, c.checkpoint.enabled);
   visit(
@@ -422,6 +443,10 @@ void visit_fields(Config& c, Visit&& visit) {
         c.report.jsonl);
   visit(Info{.name = "report.csv", .help = "write metrics.csv in the run directory", .ranks_agree = false},
         c.report.csv);
+  visit(Info{.name = "report.tensorboard",
+             .help = "write event files for TensorBoard in the run directory",
+             .ranks_agree = false},
+        c.report.tensorboard);
   visit(Info{.name = "report.record",
              .help = "steps between digests of samples, loss and weights (records-<rank>.bin, for lockstep "
                      "compare); 0: none",

@@ -40,7 +40,6 @@ constexpr ForeignName kRows[] = {
     {"steps num_steps n_steps total_steps max_train_steps num_train_steps iters train_iters iterations",
      "use --max_steps N"},
     {"max_time time_limit", "use --max_time_s SECONDS"},
-    {"fast_dev_run", "use --max_steps N --validate.max_batches N"},
     {"limit_train_batches train_steps_per_epoch min_train_steps_per_epoch", "use --data.steps_per_epoch N"},
     // batches and data
     {"per_device_train_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
@@ -81,7 +80,10 @@ constexpr ForeignName kRows[] = {
     {"mixed_precision dtype train_dtype amp use_amp bf16 fp16", "use --precision fp32, bf16_mixed or fp16_mixed"},
     // validation, checkpoints, reports
     {"val_every check_val_every_n_epoch eval_epochs eval_strategy", "use --validate.every_epochs N"},
-    {"val_check_interval eval_steps eval_interval eval_every validation_steps", "use --validate.every_steps N"},
+    {"num_sanity_val_steps", "use --validate.sanity_steps N"},
+    {"overfit_batches", "train on lockstep::take(data, N) with --sampler.shuffle false"},
+    {"val_check_interval eval_steps eval_interval eval_every validation_steps",
+     "use --validate.every_steps N, or --validate.every_epochs 0.25 for a part of an epoch"},
     {"limit_val_batches eval_iters max_eval_steps", "use --validate.max_batches N"},
     {"checkpoint_every save_every every_n_epochs save_strategy",
      "use --checkpoint.every_epochs N or --checkpoint.every_steps N"},
@@ -101,6 +103,7 @@ constexpr ForeignName kRows[] = {
     {"config_path config_file config_name cfg", "use --config FILE"},
     {"log_every_n_steps logging_steps log_interval log_every print_every print_freq write_every",
      "use --report.every_steps N"},
+    {"tensorboard use_tensorboard log_with_tensorboard", "use --report.tensorboard"},
     {"enable_progress_bar progress_bar disable_tqdm", "use --report.progress or --no-report.progress"},
     // communication
     {"ddp_timeout dist_timeout", "use --dist.timeout_s SECONDS"},

@@ -273,6 +273,8 @@ void Ddp::write_requests(StepRequests mine) {
   lane_values_.select(0, kStop).fill_(mine.stop ? 1 : 0);
   lane_values_.select(0, kSave).fill_(mine.save ? 1 : 0);
   lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
+  lane_values_.select(0, kValidate).fill_(mine.validate ? 1 : 0);
+  lane_values_.select(0, kReport).fill_(mine.report ? 1 : 0);
 }
 
 StepRequests Ddp::agreed() {
@@ -282,7 +284,11 @@ StepRequests Ddp::agreed() {
     progress_.end_waiting();
   }
   const std::vector<float>& sums = sums_->read();
-  return {.stop = sums[kStop] > 0, .save = sums[kSave] > 0, .save_ended = sums[kSaveEnded] > 0};
+  return {.stop = sums[kStop] > 0,
+          .save = sums[kSave] > 0,
+          .save_ended = sums[kSaveEnded] > 0,
+          .validate = sums[kValidate] > 0,
+          .report = sums[kReport] > 0};
 }
 
 void DdpOptimizer::build_again() {

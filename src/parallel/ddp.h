@@ -40,12 +40,12 @@ class Ddp final : public SingleDevice {
 
   bool buffers_due_ = true;  // true once per step, before its first forward
 
-  // Note [Control lane]: requests to stop or save, and the token count, are the gradient of a small additional
+  // Note [Control lane]: requests such as stop or save, and the token count, are the gradient of a small additional
   // parameter of the reducer that is not part of the module. backward() starts from the loss and from this lane, with
   // the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and every rank
   // reads the same numbers after the same step. A request is sent in one reduction and read in one step. On a GPU no
   // step waits for the copy to the host: it is read one step later.
-  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kCount, kCounted, kLaneSize };
+  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kValidate, kReport, kCount, kCounted, kLaneSize };
   at::Tensor lane_values_{};  // [kLaneSize] on the device: values of this rank
   bool lane_has_count_ = false;
   StepRequests requests_in_lane_{};

@@ -51,6 +51,9 @@ SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& s
   build();
   if (strategy_.precision_ == Precision::fp16_mixed) {
     scaler_.emplace(strategy_.world_.device());
+  } else if (strategy_.config_.non_finite == NonFinitePolicy::skip) {
+    scaler_.emplace(strategy_.world_.device(),
+                    LossScalerOptions{.initial = 1, .growth_factor = 1, .backoff_factor = 1});
   }
 }
 
@@ -132,12 +135,14 @@ void SingleDeviceOptimizer::step() {
   }
 }
 
+bool SingleDeviceOptimizer::scales_loss() const { return strategy_.precision_ == Precision::fp16_mixed; }
+
 // Parameter names hold no colon. Optimizers may have the same name.
 std::string SingleDeviceOptimizer::scaler_key() const { return fmt::format("loss_scaler:{}", index_); }
 
 NamedTensors SingleDeviceOptimizer::state() const {
   NamedTensors state = optimizer_state(built_);
-  if (scaler_) {
+  if (scales_loss()) {
     const NamedTensors scaler = scaler_->state(scaler_key());
     state.insert(state.end(), scaler.begin(), scaler.end());
   }
@@ -159,7 +164,7 @@ void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
     return mine.contains(parameter) && (!built_.elsewhere.contains(parameter) || is_rate(entry.first));
   });
   load_optimizer_state(built_, part);
-  if (scaler_) {
+  if (scales_loss()) {
     scaler_->load_state(scaler_key(), state);
   }
 }

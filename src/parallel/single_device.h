@@ -37,7 +37,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void set_lr(const ScheduleStep& step) override { set_rates(built_, step); }
   double lr() const override { return built_.optimizer->param_groups().front().options().get_lr(); }
   void step() override;
-  at::Tensor loss_scale() override { return scaler_ ? scaler_->scale() : at::Tensor(); }
+  at::Tensor loss_scale() override { return scales_loss() ? scaler_->scale() : at::Tensor(); }
   at::Tensor skipped() override { return scaler_ ? scaler_->found_inf() : at::Tensor(); }
   torch::optim::Optimizer& torch_optimizer() override { return *built_.optimizer; }
 
@@ -51,7 +51,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
  protected:
   /// The gradient with which a backward from `loss` begins.
   at::Tensor root_gradient(const at::Tensor& loss, const at::Tensor& weight) const {
-    return scaler_ ? scaler_->scaled(weight, loss.scalar_type()) : weight;
+    return scales_loss() ? scaler_->scaled(weight, loss.scalar_type()) : weight;
   }
   /// Call it when the gradients are reduced.
   void unscale_grads();
@@ -65,10 +65,11 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
  private:
   void build();
   std::string scaler_key() const;
+  bool scales_loss() const;
   const std::vector<at::Tensor>& defined_grads();
 
   const std::size_t index_;             // among those of the strategy
-  std::optional<LossScaler> scaler_{};  // with fp16_mixed
+  std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
 };
 

@@ -97,20 +97,26 @@ std::string data_text(const LoaderPlan& loader) {
 }
 
 /// "every epoch and every 500 steps"
-std::string interval_text(std::int64_t every_epochs, std::int64_t every_steps) {
+std::string interval_text(double every_epochs, std::int64_t every_steps, double every_s) {
   std::vector<std::string> parts;
   const auto add = [&](std::int64_t every, const char* noun) {
     if (every > 0) {
       parts.push_back(every == 1 ? fmt::format("every {}", noun) : fmt::format("every {}", counted(every, noun)));
     }
   };
-  add(every_epochs, "epoch");
+  if (every_epochs > 0 && every_epochs < 1) {
+    parts.push_back(fmt::format("every {} epochs", every_epochs));
+  }
+  add(static_cast<std::int64_t>(every_epochs), "epoch");
   add(every_steps, "step");
+  if (every_s > 0) {
+    parts.push_back("every " + human_duration(every_s));
+  }
   return join(parts, " and ");
 }
 
 std::string validation_text(const ValidateConfig& validate) {
-  const std::string when = interval_text(validate.every_epochs, validate.every_steps);
+  const std::string when = interval_text(validate.every_epochs, validate.every_steps, validate.every_s);
   if (when.empty()) {
     return "never";
   }
@@ -123,7 +129,8 @@ std::string checkpoint_text(const TrainConfig& config) {
   if (!checkpoint.enabled) {
     return "off";
   }
-  const std::string when = interval_text(checkpoint.every_epochs, checkpoint.every_steps);
+  const std::string when =
+      interval_text(static_cast<double>(checkpoint.every_epochs), checkpoint.every_steps, checkpoint.every_s);
   return fmt::format("{}at the end, last {} kept; {}", when.empty() ? "" : when + " and ", checkpoint.keep_last,
                      config.fresh ? "starting over" : "resume " + config.resume);
 }

@@ -198,6 +198,8 @@ TrainConfig asked_config(const Plan& plan) {
   return config;
 }
 
+namespace {
+
 // It works, so that a program can be tried without a GPU.
 void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
   const Precision precision = plan.config.precision;
@@ -208,14 +210,33 @@ void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
   }
 }
 
-Plan resolve(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
+// The limits of a trial. Nothing is written, so the real run starts without a trace of it.
+TrainConfig with_fast_dev_run(TrainConfig config) {
+  const std::int64_t steps = config.fast_dev_run;
+  if (steps > 0) {
+    config.max_epochs = config.min_epochs = config.min_steps = 0;
+    config.max_steps = steps;
+    config.validate = {.every_epochs = 0, .every_steps = steps, .max_batches = steps};
+    config.checkpoint.enabled = config.report.jsonl = config.report.csv = config.report.tensorboard = false;
+    config.report.every_steps = 1;
+    config.report.record = 0;
+    config.resume = "never";
+    config.fresh = false;
+  }
+  return config;
+}
+
+}  // namespace
+
+Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::optional<Identity>& identity,
              LaunchFacts facts) {
-  Findings findings{.problems = check_config(config)};
+  const TrainConfig config = with_fast_dev_run(asked);
+  Findings findings{.problems = check_config(asked)};
   if (identity) {
     check_nprocs(config.nprocs, *identity, findings);
     findings.warnings = identity->hints;
   }
-  Plan plan{.config = config, .asked = config, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
+  Plan plan{.config = config, .asked = asked, .nodes = identity ? identity->nodes : 1, .host = hardware.host};
   plan.restart = identity ? identity->restart : 0;
   if (!identity || identity->launcher != "Slurm") {  // whose count of restarts contains them
     plan.restart += facts.launch_name.requeues;

@@ -22,15 +22,6 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-/// "12,345"
-std::string with_commas(double value) {
-  std::string digits = fmt::format("{:.0f}", value);
-  for (std::size_t i = digits.size(); i > 3; i -= 3) {
-    digits.insert(i - 3, ",");
-  }
-  return digits;
-}
-
 /// "850", "1.2k", "3.4M"
 std::string compact(double value) {
   if (value < 999.5) {

@@ -1,5 +1,6 @@
 #include "trainer/callback_list.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "trainer/validate.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -31,8 +33,39 @@ std::string_view to_string(Stage stage) noexcept {
       return "checkpoint_saved";
     case Stage::fit_end:
       return "fit_end";
+    case Stage::validation_start:
+      return "validation_start";
+    case Stage::step_start:
+      return "step_start";
+    case Stage::backward_end:
+      return "backward_end";
+    case Stage::exception:
+      return "exception";
   }
   return "unknown stage";
+}
+
+namespace {
+
+// Inside a step ranks need not be at the same point, and after an exception no collective works.
+constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::backward_end | Stage::exception;
+
+}  // namespace
+
+void StageContext::log(std::string_view name, double value) const {
+  if (log_to == nullptr) {
+    throw Error(fmt::format("metric {}: nothing can be logged at {}", name, to_string(stage)), "log at another stage");
+  }
+  const bool needs_prefix = stage == Stage::validation_end && !name.starts_with(kValidationPrefix);
+  const std::string full = fmt::format("{}{}", needs_prefix ? kValidationPrefix : "", name);
+  const auto known = std::ranges::find(*log_to, full, &Metrics::value_type::first);
+  if (known == log_to->end()) {
+    log_to->emplace_back(full, value);
+  } else if (log_to == metrics) {
+    throw Error(fmt::format("metric {} is logged, but this report has one of that name", name), "use another name");
+  } else {
+    known->second = value;
+  }
 }
 
 void CallbackList::add(std::shared_ptr<Callback> callback) {
@@ -47,16 +80,19 @@ void CallbackList::add(std::shared_ptr<Callback> callback) {
 
 // Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.
 void CallbackList::begin(const torch::nn::Module& module, World& world) {
-  meeting_stages_ = 0;
+  meeting_stages_ = stages_ = 0;
   for (Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "stages()");
     entry.stages = entry.callback->stages();
-    meeting_stages_ |= entry.callback->is_light() ? 0 : entry.stages;
+    stages_ |= entry.stages;
+    meeting_stages_ |= entry.callback->is_light() ? 0 : entry.stages & ~kWithoutMeeting;
   }
+  has_any_ = !entries_.empty();
   WorldAccess::meet(world, false);
   for (const std::string& theirs : world.gather(std::to_string(meeting_stages_))) {
     meeting_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
   }
+  has_any_ = world.any(has_any_);
   parameters_ = module.parameters();
 }
 
@@ -85,6 +121,23 @@ void CallbackList::note_frozen(std::vector<bool>& frozen) const {
   for (const at::Tensor& parameter : parameters_) {
     frozen.push_back(!parameter.requires_grad());
   }
+}
+
+std::string CallbackList::free_name(std::uint32_t stages) const {
+  std::string base = "on";
+  for (std::uint32_t bit = 1; bit != 0; bit <<= 1) {
+    if ((stages & bit) != 0) {
+      base += fmt::format("_{}", to_string(static_cast<Stage>(bit)));
+    }
+  }
+  const auto is_used = [&](const std::string& name) {
+    return std::ranges::any_of(entries_, [&](const Entry& entry) { return entry.name == name; });
+  };
+  std::string name = base;
+  for (int number = 2; is_used(name); ++number) {
+    name = fmt::format("{}_{}", base, number);
+  }
+  return name;
 }
 
 NamedTensors CallbackList::save(World& world) const {

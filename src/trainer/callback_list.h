@@ -24,6 +24,14 @@ class CallbackList {
   /// Collective. Calls the callbacks of the stage. True: one of them froze or unfroze parameters on any rank.
   bool call(const StageContext& context);
 
+  /// A name for a callback that has none: "on_step_end", "on_step_end_2".
+  std::string free_name(std::uint32_t stages) const;
+
+  /// True if a callback of this rank has the stage.
+  bool has(Stage stage) const noexcept { return (stages_ & stage) != 0; }
+  /// True if any rank has a callback.
+  bool has_any() const noexcept { return has_any_; }
+
   /// Collective. All tensors of the callbacks as "<callback>.<name>"; load restores them. A callback that saved nothing
   /// is not loaded.
   NamedTensors save(World& world) const;
@@ -42,6 +50,8 @@ class CallbackList {
   void note_frozen(std::vector<bool>& frozen) const;
 
   std::vector<Entry> entries_{};
+  bool has_any_ = false;              // on any rank
+  std::uint32_t stages_ = 0;          // for which this rank has a callback
   std::uint32_t meeting_stages_ = 0;  // stages for which any rank has a callback that is not light
   std::vector<at::Tensor> parameters_{};
   std::vector<bool> frozen_before_{};  // same order as parameters_

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kNever = std::int64_t{1} << 40;  // more than any run's number of steps
 constexpr std::size_t kMostPending = 256;
-// A scale of 65536 has become 0.002 then.
+// The loss scale of fp16_mixed has gone from 65536 to 0.002 then.
 constexpr std::int64_t kMostSkipped = 25;
 
 at::Tensor first_of(const at::Tensor& bad, std::int64_t begin) {
@@ -63,7 +64,7 @@ std::string NonFinite::text() const {
     add(fmt::format("the gradient norm of step {} is not finite", grad_norm->step));
   }
   if (skipped_steps > 0) {
-    add(fmt::format("the gradients of the last {} steps were not finite at any loss scale", skipped_steps));
+    add(fmt::format("the gradients of the last {} steps were not finite", skipped_steps));
   }
   add(parameter.empty() ? std::string("all parameters are finite")
                         : fmt::format("the first parameter that is not finite is {}", parameter));
@@ -82,6 +83,7 @@ void FiniteWatch::add(std::int64_t step, const StepResult& result) {
   };
   losses_.add(step, unless_skipped(result.loss));
   grad_norms_.add(step, unless_skipped(result.grad_norm));
+  skipped_since_look_ = skipped_since_look_.defined() ? skipped_since_look_ + result.skipped : result.skipped.clone();
   skipped_in_a_row_ =
       (skipped_in_a_row_.defined() ? skipped_in_a_row_ + result.skipped : result.skipped) * result.skipped;
 }
@@ -90,10 +92,12 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
   const at::NoGradGuard no_grad;
   const NamedTensors parameters = trained_values(module);
   // One number encodes step and rank, so the minimum over ranks is the first.
-  const at::Tensor skipped = skipped_in_a_row_.defined() ? skipped_in_a_row_.to(at::kLong)
-                                                         : at::zeros({}, at::device(world.device()).dtype(at::kLong));
+  const auto number_of = [&](const at::Tensor& steps) {
+    return steps.defined() ? steps.to(at::kLong) : at::zeros({}, at::device(world.device()).dtype(at::kLong));
+  };
   const auto found = at::stack({losses_.take(world.device()), grad_norms_.take(world.device()),
-                                first_parameter(parameters, world.device()), skipped})
+                                first_parameter(parameters, world.device()), number_of(skipped_in_a_row_),
+                                number_of(std::exchange(skipped_since_look_, {}))})
                          .mul_(world.size())
                          .add_(world.rank());
   world.all_reduce(found, Reduce::min);
@@ -108,6 +112,7 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
   if (const std::int64_t in_a_row = value(3)->step; in_a_row >= kMostSkipped) {
     result.skipped_steps = in_a_row;
   }
+  skipped_ = value(4)->step;
   if (parameter) {
     result.parameter = parameters.at(static_cast<std::size_t>(parameter->step)).first;
   }

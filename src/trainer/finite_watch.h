@@ -23,7 +23,7 @@ struct NonFinite {
   };
   std::optional<Value> loss{};
   std::optional<Value> grad_norm{};
-  std::int64_t skipped_steps = 0;  ///< fp16_mixed: steps in a row that changed nothing, if there are too many
+  std::int64_t skipped_steps = 0;  ///< steps in a row that changed nothing, if there are too many
   std::string parameter{};         ///< the first trained parameter that is not finite; empty: all are finite
 
   std::string text() const;  ///< "the loss of step 12 is not finite on rank 1; ..."
@@ -31,12 +31,14 @@ struct NonFinite {
 
 class FiniteWatch {
  public:
-  /// Records the results of a step. Steps must be consecutive. Values of a step that fp16_mixed skipped may be
+  /// Records the results of a step. Steps must be consecutive. Values of a skipped step may be
   /// infinite.
   void add(std::int64_t step, const StepResult& result);
   /// Collective. Checks the steps since the last call and the current parameters. nullopt: all values are finite. Waits
   /// for the device.
   std::optional<NonFinite> look(const torch::nn::Module& module, World& world);
+  /// The number of steps that were skipped between the last two calls of look().
+  std::int64_t skipped() const noexcept { return skipped_; }
 
  private:
   /// One number per step, on the device.
@@ -54,7 +56,9 @@ class FiniteWatch {
     at::Tensor first_{};
   };
 
-  at::Tensor skipped_in_a_row_{};  // 0-dim, on the device; undefined without fp16_mixed
+  at::Tensor skipped_in_a_row_{};    // 0-dim, on the device; undefined if no step can be skipped
+  at::Tensor skipped_since_look_{};  // likewise
+  std::int64_t skipped_ = 0;
   Series losses_{};
   Series grad_norms_{};
 };

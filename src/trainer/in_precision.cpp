@@ -1,11 +1,7 @@
 #include "trainer/in_precision.h"
 
-#include <optional>
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
-
-#include <lockstep/optim/precision.h>
 
 #include "data/for_each_tensor.h"
 
@@ -38,15 +34,12 @@ void place_module(torch::nn::Module& module, c10::Device device, Precision preci
   }
 }
 
-StepOutput in_precision(Precision precision, c10::DeviceType device, const Batch& batch,
-                        const std::function<StepOutput(const Batch&)>& f) {
+Batch in_parameter_dtype(Precision precision, const Batch& batch) {
+  Batch converted = batch;
   if (const auto dtype = parameter_dtype(precision)) {
-    Batch converted = batch;
     for_each_tensor(converted, [&](at::Tensor& tensor) { tensor = tensor.to(target_dtype(tensor, *dtype)); });
-    return f(converted);
   }
-  const AutocastScope autocast(precision, device);
-  return f(batch);
+  return converted;
 }
 
 }  // namespace lockstep

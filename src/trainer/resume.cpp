@@ -39,6 +39,7 @@ std::string shown(const std::string& value) { return value.empty() ? "empty" : p
 
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
+constexpr std::string_view kLogged = "logged.";    // metrics that callbacks logged for the next report
 
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
 // it learns. The loader compares the global batch.
@@ -46,10 +47,10 @@ bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 10> kFields{
-      "max_epochs",           "max_steps",           "max_time_s",        "nprocs",
-      "batch_size",           "accumulation",        "global_batch_size", "optim.non_finite",
-      "dist.shard_optimizer", "dist.sync_batch_norm"};
+  constexpr std::array<std::string_view, 12> kFields{
+      "min_epochs",        "min_steps",        "max_epochs",           "max_steps",
+      "max_time_s",        "nprocs",           "batch_size",           "accumulation",
+      "global_batch_size", "optim.non_finite", "dist.shard_optimizer", "dist.sync_batch_norm"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
@@ -139,8 +140,12 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
     contents.tensors["callbacks"] = std::move(callbacks);
   }
-  if (NamedTensors sums = run.meter.save(run.world); !sums.empty()) {
-    contents.tensors["report"] = std::move(sums);
+  NamedTensors report = run.meter.save(run.world);
+  for (const auto& [name, value] : run.logged) {
+    report.emplace_back(fmt::format("{}{}", kLogged, name), at::scalar_tensor(value, at::kDouble));
+  }
+  if (!report.empty()) {
+    contents.tensors["report"] = std::move(report);
   }
   const LoaderPosition position = run.train.position();
   auto& values = contents.values;
@@ -212,8 +217,16 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (const auto saved = contents.tensors.find("callbacks"); saved != contents.tensors.end()) {
     run.callbacks.load(saved->second, run.world);
   }
-  if (const auto sums = contents.tensors.find("report"); sums != contents.tensors.end()) {
-    run.meter.load(sums->second, run.world);
+  if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
+    NamedTensors sums;
+    for (const auto& [name, value] : report->second) {
+      if (name.starts_with(kLogged)) {
+        run.logged.emplace_back(name.substr(kLogged.size()), value.item<double>());
+      } else {
+        sums.emplace_back(name, value);
+      }
+    }
+    run.meter.load(sums, run.world);
   }
   run.state = state;
   if (fits_rng_state(contents.per_rank, run.world.device())) {

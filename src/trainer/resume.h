@@ -26,6 +26,7 @@ struct RunParts {
   const CallbackList& callbacks;
   TrainState& state;
   Meter& meter;
+  Metrics& logged;           ///< by callbacks, for the next report
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 

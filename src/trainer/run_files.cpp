@@ -27,7 +27,8 @@ std::string program_comment(const Plan& plan) {
 
 RunFiles::RunFiles(const Plan& plan, bool on_main)
     : plan_(plan),
-      active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv)) {
+      active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv ||
+                          plan.config.report.tensorboard)) {
   if (!active_) {
     return;
   }
@@ -45,9 +46,10 @@ void RunFiles::begin(std::int64_t resume_step) {
   }
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan_.config);
+  const std::string config = config_toml(asked_config(plan_)) + program_comment(plan_);
   try {
     remove_leftovers(fs, directory / "config.toml");
-    write_file(fs, directory / "config.toml", config_toml(asked_config(plan_)) + program_comment(plan_));
+    write_file(fs, directory / "config.toml", config);
   } catch (const IoError& error) {  // a missing report does not end the run
     log_warning(fmt::format("{}; the run goes on without it", error.what()));
   }
@@ -56,6 +58,9 @@ void RunFiles::begin(std::int64_t resume_step) {
   }
   if (plan_.config.report.csv) {
     sinks_.push_back(csv_sink(fs, directory / "metrics.csv", resume_step));
+  }
+  if (plan_.config.report.tensorboard) {
+    sinks_.push_back(tensorboard_sink(fs, directory, resume_step, fmt::format("```\n{}```\n", config)));
   }
 }
 

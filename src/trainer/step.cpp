@@ -27,6 +27,10 @@ StepOutput Task::training_step(const Batch&) {
                     "override it, or override optimize(), and validation_step() where there is validation data");
 }
 
+NamedTensors Task::predict_step(const Batch&) {
+  throw ConfigError("the task has no predict_step()", "override it: it returns the tensors to keep, by name");
+}
+
 namespace {
 
 // If the count is zero, the mean may be NaN.
@@ -113,6 +117,9 @@ void OptimizerStep::finish() {
 void OptimizerStep::update() {
   const at::NoGradGuard no_grad;
   finish();
+  if (step_.context_.after_backward != nullptr) {
+    (*step_.context_.after_backward)();
+  }
   if (const double limit = step_.context_.config.optim.max_grad_norm; limit > 0) {
     step_.grad_norm_ = optimizer_.grad_norm();
     optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));

@@ -28,17 +28,22 @@
 #include "report/console.h"
 #include "report/metric_file.h"
 #include "report/progress_bar.h"
+#include "storage/run_commands.h"
 #include "tensor/dtype_names.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/callback_list.h"
 #include "trainer/finite_watch.h"
+#include "trainer/function_callback.h"
 #include "trainer/in_precision.h"
+#include "trainer/prediction.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_files.h"
 #include "trainer/step_recorder.h"
 #include "trainer/straggler_watch.h"
 #include "trainer/validate.h"
+#include "trainer/validation_times.h"
+#include "world/agreement.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -84,6 +89,7 @@ class Fit {
         hold_(RunHold::take(plan_, world_)),
         files_(plan_, world_.is_main()),
         checkpoints_(plan_, world_, *hold_, files_),
+        commands_(real_file_system(), world_.is_main() ? hold_->written_directory() : std::string()),
         recorder_(config_, world_),
         stragglers_(world_, plan_.host),
         progress_(trainer.console, config_.report.progress) {}
@@ -96,10 +102,16 @@ class Fit {
     const NumericsScope numerics(config_);
     try {
       return train();
-    } catch (const CommError&) {
-      throw;  // the rank that caused it reports the last save
-    } catch (const IoError&) {
-      throw;  // saving failed, or would fail
+    } catch (const CommError& error) {  // the rank that caused it reports the last save
+      tell_callbacks(error);
+      throw;
+    } catch (const IoError& error) {  // saving failed, or would fail
+      tell_callbacks(error);
+      throw;
+    } catch (const std::exception& error) {
+      save_after_failure();
+      tell_callbacks(error);
+      throw;
     } catch (...) {
       save_after_failure();
       throw;
@@ -111,7 +123,8 @@ class Fit {
     prepare();
     notify(Stage::fit_start);
     // For example SIGTERM before this fit. Only the loop checks for requests repeatedly: see SignalScope.
-    agreed_.stop = world_.any(!control_.stop_reason().empty());
+    agreed_.stop = world_.any(must_stop_after(state_));
+    validate_at_start();
     while (!finished()) {  // limits and agreed stop: the same result on every rank
       const StepBatches* batches = next_batches();
       if (batches == nullptr) {
@@ -123,14 +136,14 @@ class Fit {
         notify(Stage::epoch_end);
       }
       look_for_straggler();
-      if (due(config_.report.every_steps)) {
+      if (due(config_.report.every_steps) || agreed_.report) {
         report();  // the only place that waits for the device
       }
       if (batches->ends_epoch) {
         progress_.finish_epoch(now_);
       }
       if (validation_ != nullptr &&
-          (due(config_.validate.every_steps) || epoch_due(config_.validate.every_epochs, *batches))) {
+          (agreed_.validate || validation_times_.is_due(state_, now_.done, batches->ends_epoch))) {
         validate();
       }
       if (agreed_.save_ended) {
@@ -153,6 +166,7 @@ class Fit {
     steps_per_epoch_ = train_.steps_per_epoch().value_or(0);
     total_steps_ = limit_in_steps();
     check_schedules(schedules, schedule_step());
+    validation_times_.begin(steps_per_epoch_);
     strategy_->prepare(module, optimizers);
     if (monitors_validation() && validation_ == nullptr) {
       throw ConfigError(fmt::format("--checkpoint.monitor {}: found no validation data", config_.checkpoint.monitor),
@@ -169,6 +183,21 @@ class Fit {
     record_.set_step(state_.step);
     files_.begin(state_.step);
     recorder_.open(state_.step);
+  }
+
+  // An error in the validation shows before the training, not after its first epoch.
+  void validate_at_start() {
+    if (validation_ == nullptr || finished()) {
+      return;
+    }
+    if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
+      const LoaderPosition start = validation_->position();
+      evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
+      validation_->seek(start);
+    }
+    if (config_.validate.at_start && !resumed_) {
+      validate();
+    }
   }
 
   // Frozen parts often stay in evaluation mode on purpose, but a whole module seldom does.
@@ -211,7 +240,7 @@ class Fit {
   }
 
   RunParts run_parts() {
-    return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, meter_, total_steps_};
+    return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, meter_, logged_, total_steps_};
   }
 
   ScheduleStep schedule_step() const {
@@ -246,8 +275,13 @@ class Fit {
 
   bool due(std::int64_t every_steps) const { return every_steps > 0 && state_.step % every_steps == 0; }
 
-  bool epoch_due(std::int64_t every_epochs, const StepBatches& batches) const {
-    return every_epochs > 0 && batches.ends_epoch && state_.epoch % every_epochs == 0;
+  // The program itself cannot end a run before its minimum.
+  bool must_stop_after(const TrainState& state) const {
+    const StopKind kind = control_.stop_requested();
+    return kind > StopKind::program || (kind == StopKind::program && !is_below_minimum(state));
+  }
+  bool is_below_minimum(const TrainState& state) const {
+    return state.step < config_.min_steps || state.epoch < config_.min_epochs;
   }
 
   // Starts at the resume position and continues with the next epoch automatically.
@@ -262,16 +296,18 @@ class Fit {
   void step(const StepBatches& batches) {
     is_between_steps_ = false;
     measured_.clear();
-    strategy_->begin_step({.stop = control_.stop_requested() != StopKind::none,
-                           .save = control_.take_checkpoint_request() || checkpoints_.asks_by_time(),
-                           .save_ended = checkpoints_.tells_end()});
+    strategy_->begin_step(requests(batches));
+    if (callbacks_.has(Stage::step_start)) {
+      notify({.stage = Stage::step_start, .batches = &batches});
+    }
     record_.set_phase(Phase::task);
     Step step({.strategy = *strategy_,
                .world = world_,
                .config = config_,
                .batches = batches,
                .meter = meter_,
-               .at = schedule_step()});
+               .at = schedule_step(),
+               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr});
     task_.optimize(step);
     if (steps_here_++ == 0) {
       check_that_it_trains(step);
@@ -291,6 +327,20 @@ class Fit {
       report_samples_ = state_.samples;
     }
     show_progress(batches);
+  }
+
+  // What this rank asks for; all ranks agree on it at the end of the step.
+  StepRequests requests(const StepBatches& batches) {
+    const CommandsTaken commands = commands_.take();
+    if (commands.stop) {
+      control_.request_stop("lockstep ctl", StopKind::terminate);
+    }
+    const TrainState after{.step = state_.step + 1, .epoch = state_.epoch + (batches.ends_epoch ? 1 : 0), .samples = 0};
+    return {.stop = must_stop_after(after),
+            .save = control_.take_checkpoint_request() || commands.save || checkpoints_.asks_by_time(),
+            .save_ended = checkpoints_.tells_end(),
+            .validate = commands.validate || (world_.is_main() && validation_times_.asks_by_time()),
+            .report = commands.report};
   }
 
   // Once per fit: without a loss on any rank, nothing is trained.
@@ -336,9 +386,13 @@ class Fit {
       metrics.emplace_back("samples_per_s", static_cast<double>(state_.samples - report_samples_) / seconds);
     }
     metrics.emplace_back("epoch", static_cast<double>(epoch_));
+    metrics.insert(metrics.end(), logged_.begin(), logged_.end());
+    if (ends_window) {
+      logged_.clear();
+    }
     report_time_ = now;
     report_samples_ = state_.samples;
-    publish(Stage::report, metrics);
+    metrics = publish(Stage::report, std::move(metrics));
     check_finite();
     if (!monitors_validation()) {
       check_monitor(metrics);
@@ -363,7 +417,10 @@ class Fit {
     return means;
   }
 
-  void publish(Stage stage, const Metrics& metrics) {
+  // Callbacks may add metrics, so they come before the row is written.
+  Metrics publish(Stage stage, Metrics metrics) {
+    notify({.stage = stage, .metrics = &metrics, .log_to = &metrics});
+    check_logged(metrics);
     std::vector<Metric> row;
     std::vector<Metric> line;  // the console shows epoch and rate separately
     for (const auto& [name, value] : metrics) {
@@ -384,7 +441,27 @@ class Fit {
       progress_.report(now_, line);
     }
     files_.metrics(state_.step, row);
-    notify(stage, &metrics);
+    return metrics;
+  }
+
+  // Decisions depend on metrics, so all ranks must have the same.
+  void check_logged(const Metrics& metrics) {
+    if (!callbacks_.has_any()) {
+      return;
+    }
+    std::string text;
+    for (const auto& [name, value] : metrics) {
+      if (name != "samples_per_s") {  // measured by each rank
+        text += fmt::format("{} {:.17g}\n", printable(name), value);
+      }
+    }
+    if (const auto found = find_disagreement(world_.gather(text))) {
+      throw_about_rank(found->rank, world_,
+                       CommError(fmt::format("rank {} logs other metrics than the others: '{}', {} '{}'", found->rank,
+                                             found->found, found->others, found->expected),
+                                 "log the same value on every rank; World::all_reduce makes one value of several",
+                                 ExitCode::disagree));
+    }
   }
 
   // The last value of each metric, for the result of the fit.
@@ -401,14 +478,19 @@ class Fit {
   void validate() {
     const auto began = Clock::now();
     const auto batches = validation_->steps_per_epoch();
+    notify(Stage::validation_start);
     auto scopes = callbacks_.validation_scopes(world_);
-    const Evaluation evaluation = evaluate(
-        task_, *validation_, world_, config_, control_,
-        {.max_batches = config_.validate.max_batches, .on_batch = [&](std::int64_t done) {
-           progress_.update(
-               {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
-         }});
+    const auto show = [&](std::int64_t done) {
+      progress_.update(
+          {.phase = "validation", .done = done, .total = batches, .step = state_.step, .samples = state_.samples});
+    };
+    const Evaluation evaluation =
+        evaluate(task_, *validation_, world_, config_, control_,
+                 {.max_batches = config_.validate.max_batches,
+                  .least_stop = is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
+                  .on_batch = show});
     scopes.clear();
+    validation_times_.note_validation();
     report_time_ += Clock::now() - began;  // validation is not part of the training time
     agreed_.stop = agreed_.stop || evaluation.stopped;
     if (!evaluation.complete) {
@@ -420,7 +502,7 @@ class Fit {
     for (auto& [name, value] : metrics) {
       name = fmt::format("{}{}", kValidationPrefix, name);
     }
-    publish(Stage::validation_end, metrics);
+    metrics = publish(Stage::validation_end, std::move(metrics));
     if (monitors_validation()) {
       check_monitor(metrics);
     }
@@ -442,15 +524,22 @@ class Fit {
   void check_finite() {
     const auto found = finite_.look(task_.module(), world_);
     parameters_finite_ = !found || found->parameter.empty();
+    if (const auto skipped = finite_.skipped(); skipped > 0 && config_.optim.non_finite == NonFinitePolicy::skip) {
+      files_.event("skipped", {{"step", state_.step}, {"steps", skipped}});
+      if (world_.is_main()) {
+        log_warning(fmt::format("step {}: {} skipped since the last report: gradients were not finite", state_.step,
+                                skipped == 1 ? "a step was" : counted(skipped, "step") + " were"));
+      }
+    }
     if (!found) {
       told_non_finite_ = false;
       return;
     }
-    if (config_.optim.non_finite == NonFinitePolicy::stop) {
+    if (config_.optim.non_finite != NonFinitePolicy::warn) {
       is_between_steps_ = false;  // this step must not be saved
       throw Error(found->text(),
-                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite warn "
-                  "continues despite it",
+                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite skip "
+                  "skips steps with such gradients, --optim.non_finite warn continues despite it",
                   ExitCode::bad_data);
     }
     if (!std::exchange(told_non_finite_, true)) {
@@ -496,7 +585,15 @@ class Fit {
 
   void tell_saved(const RunCheckpoints::Saves& saves) {
     for (const BackgroundSave& saved : saves) {
-      notify(Stage::checkpoint_saved, nullptr, saved.seconds);
+      notify({.stage = Stage::checkpoint_saved, .seconds = saved.seconds});
+    }
+  }
+
+  void tell_callbacks(const std::exception& error) noexcept {
+    try {
+      notify({.stage = Stage::exception, .error = error.what()});
+    } catch (const std::exception& another) {
+      log_warning(fmt::format("a callback failed after the failure: {}", without_frames(another.what())));
     }
   }
 
@@ -580,10 +677,23 @@ class Fit {
     return fmt::format("finished at {}{}", where, saved);
   }
 
-  void notify(Stage stage, const Metrics* metrics = nullptr, double seconds = 0) {
+  // What a stage has besides the state of the run.
+  struct Event {
+    Stage stage;
+    const Metrics* metrics = nullptr;
+    double seconds = 0;
+    const StepBatches* batches = nullptr;
+    std::string_view error{};
+    Metrics* log_to = nullptr;  // nullptr: the metrics of the next report
+  };
+
+  void notify(Stage stage) { notify(Event{.stage = stage}); }
+
+  void notify(const Event& event) {
     const bool froze =
-        callbacks_.call({stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, metrics, seconds});
-    if (froze && stage != Stage::fit_end) {
+        callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, event.metrics,
+                         event.seconds, event.batches, event.error, event.log_to != nullptr ? event.log_to : &logged_});
+    if (froze && event.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
     }
@@ -603,6 +713,7 @@ class Fit {
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
   RunCheckpoints checkpoints_;
+  RunCommands commands_;
   StepRecorder recorder_;
   StragglerWatch stragglers_;
   ProgressBar progress_;
@@ -623,6 +734,9 @@ class Fit {
   std::int64_t total_steps_ = 0;      // 0: no limit
   std::int64_t steps_per_epoch_ = 0;  // 0: not known
   double lr_scale_ = 1;
+  ValidationTimes validation_times_{config_.validate};
+  const std::function<void()> after_backward_ = [this] { notify(Stage::backward_end); };
+  Metrics logged_{};    // by callbacks, for the next report
   Metrics measured_{};  // since the last step
   Metrics final_{};     // the last value of each metric
   bool is_between_steps_ = true;
@@ -659,25 +773,62 @@ Trainer& Trainer::add(std::shared_ptr<Callback> callback) {
   return *this;
 }
 
+Trainer& Trainer::on(std::uint32_t stages, std::function<void(const StageContext&)> f, OnOptions options) {
+  if (!f || options.every < 1) {
+    throw ConfigError(f ? fmt::format("Trainer::on: every is {}, expected 1 or more", options.every)
+                        : "Trainer::on: the function is missing");
+  }
+  const std::string name = options.name.empty() ? impl_->callbacks.free_name(stages) : options.name;
+  return add(std::make_shared<FunctionCallback>(name, stages, std::move(f), std::move(options)));
+}
+
 FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) {
   return Fit(*impl_, task, train, validation).run();
 }
 
-Metrics Trainer::validate(Task& task, BatchSource& data) {
-  World& world = impl_->world;
-  TrainControl& control = impl_->control;
-  const TrainConfig& config = impl_->plan.config;
-  place_module(task.module(), world.device(), config.precision);
+namespace {
+
+/// Collective. Why all ranks stop, at the end of something other than a fit.
+std::string end_by_request(World& world, TrainControl& control) {
+  const StopReason stop = agree_on_reason(world, control);
+  control.set_agreed(stop.kind);
+  control.end_fit();
+  return stop.text;
+}
+
+Metrics evaluate_alone(Parts& trainer, Task& task, BatchSource& data, const EvaluationOptions& options) {
+  const TrainConfig& config = trainer.plan.config;
+  place_module(task.module(), trainer.world.device(), config.precision);
   const NumericsScope numerics(config);
-  const auto scopes = impl_->callbacks.validation_scopes(world);
-  Evaluation evaluation = evaluate(task, data, world, config, control);
+  const auto scopes = trainer.callbacks.validation_scopes(trainer.world);
+  Evaluation evaluation = evaluate(task, data, trainer.world, config, trainer.control, options);
   if (!evaluation.complete) {
-    const StopReason stop = agree_on_reason(world, control);
-    control.set_agreed(stop.kind);
-    control.end_fit();
-    throw ValidationStopped(stop.text);
+    throw ValidationStopped(end_by_request(trainer.world, trainer.control));
   }
   return std::move(evaluation.means);
+}
+
+}  // namespace
+
+Metrics Trainer::validate(Task& task, BatchSource& data) { return evaluate_alone(*impl_, task, data, {}); }
+
+Metrics Trainer::test(Task& task, BatchSource& data) {
+  return evaluate_alone(*impl_, task, data, {.step = &Task::test_step});
+}
+
+NamedTensors Trainer::predict(Task& task, BatchSource& data) {
+  Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
+  if (!prediction.run()) {
+    throw PredictionStopped(end_by_request(impl_->world, impl_->control));
+  }
+  return prediction.gather();
+}
+
+void Trainer::predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps) {
+  Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
+  if (!prediction.run_into(directory, every_steps)) {
+    throw PredictionStopped(end_by_request(impl_->world, impl_->control));
+  }
 }
 
 TrainControl Trainer::control() const { return impl_->control; }

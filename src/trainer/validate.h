@@ -18,7 +18,9 @@ struct Evaluation {
 };
 
 struct EvaluationOptions {
-  std::int64_t max_batches = 0;  ///< maximum number of steps; 0: no limit
+  StepOutput (Task::*step)(const Batch&) = &Task::validation_step;
+  std::int64_t max_batches = 0;             ///< maximum number of steps; 0: no limit
+  StopKind least_stop = StopKind::program;  ///< weaker stops do not end the validation
   std::function<void(std::int64_t done)> on_batch = [](std::int64_t) {};
 };
 

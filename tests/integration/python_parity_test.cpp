@@ -50,6 +50,22 @@ TEST_P(PythonDdp, HasTheSameLosses) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, PythonDdp, testing::Values("sgd", "adamw"),
                          [](const auto& test) { return test.param; });
 
+TEST(PythonTensorboard, ReadsTheEventFilesOfAResumedRun) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!python.empty() && run_program({python, "-c", "import tensorboard"}).code == 0,
+                                       "no Python with the package tensorboard beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  for (const char* steps : {"20", "50"}) {  // the first attempt reports a step that the second one reports again
+    const auto trained = run_program(
+        command(TRAIN_PROGRAM, dir.path() / "run",
+                {"--max_epochs", "0", "--max_steps", steps, "--report.every_steps", "3", "--report.tensorboard"}));
+    ASSERT_EQ(trained.code, 0) << trained.err;
+  }
+  const auto read =
+      run_program({python, std::string(PARITY_DIR) + "/tensorboard_parity.py", (dir.path() / "run").string()});
+  EXPECT_EQ(read.code, 0) << read.out << read.err;
+}
+
 TEST(PythonSafetensors, OpensACheckpoint) {
   const std::string python = find_python(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Scripts a small residual net, trains it with lockstep on 1 and 2 ranks and with PyTorch on the same samples, and
-compares losses, weights and statistics. Batch norm learns on one rank; on two it is in evaluation mode, because its
+"""Scripts a small residual net, and torchvision's ResNet-18 if torchvision is installed, trains them with lockstep on 1
+and 2 ranks and with PyTorch on the same samples, and compares losses, weights and statistics. Batch norm learns on one rank; on two it is in evaluation mode, because its
 statistics are those of a rank.
 
 Usage: script_parity.py PATH/TO/script_program
@@ -38,9 +38,19 @@ class Net(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-def net_in_mode(ranks):
+def nets():
+    found = {"residual net": Net}
+    try:
+        from torchvision.models import resnet18
+        found["torchvision's ResNet-18"] = lambda: resnet18(num_classes=2)
+    except ImportError:
+        print("torchvision is not installed: its ResNet-18 is not trained")
+    return found
+
+
+def net_in_mode(make, ranks):
     torch.manual_seed(1)
-    net = Net()
+    net = make()
     if ranks > 1:
         for part in net.modules():
             if isinstance(part, nn.BatchNorm2d):
@@ -48,8 +58,8 @@ def net_in_mode(ranks):
     return net
 
 
-def ours(program, folder, ranks, x, y):
-    torch.jit.script(net_in_mode(ranks)).save(folder / "model.pt")
+def ours(make, program, folder, ranks, x, y):
+    torch.jit.script(net_in_mode(make, ranks)).save(folder / "model.pt")
     torch.save({"epoch": 3, "samples": {"x": x, "y": y}}, folder / "data.pt")
     run = folder / f"run_{ranks}"
     subprocess.run([program, folder / "model.pt", folder / "data.pt", folder / "result.pt", "--nprocs", str(ranks),
@@ -59,8 +69,8 @@ def ours(program, folder, ranks, x, y):
     return [row["loss"] for row in rows], torch.jit.load(folder / "result.pt").state_dict()
 
 
-def theirs(ranks, x, y, lr=0.05):
-    net = net_in_mode(ranks)
+def theirs(make, ranks, x, y, lr=0.05):
+    net = net_in_mode(make, ranks)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     losses = []
     for _ in range(EPOCHS):
@@ -92,15 +102,16 @@ def main():
     torch.manual_seed(0)
     x, y = torch.randn(SAMPLES, 3, 8, 8), torch.randn(SAMPLES, 2)
     different = 0
-    with tempfile.TemporaryDirectory() as name:
-        for ranks in (1, 2):
-            found = ours(sys.argv[1], pathlib.Path(name), ranks, x, y)
-            off = difference(found, theirs(ranks, x, y))
-            different += not off <= TOLERANCE
-            print(f"{ranks} ranks: {len(found[0])} losses, weights and statistics differ by at most {off:.2g}")
-            if difference(found, theirs(ranks, x, y, lr=0.0505)) <= TOLERANCE:  # the control
-                sys.exit("another learning rate was not told apart: this comparison proves nothing")
-    print(f"torch {torch.__version__}: 2 trainings, {different} different")
+    cases = [(name, make, ranks) for name, make in nets().items() for ranks in (1, 2)]
+    for name, make, ranks in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            found = ours(make, sys.argv[1], pathlib.Path(folder), ranks, x, y)
+        off = difference(found, theirs(make, ranks, x, y))
+        different += not off <= TOLERANCE
+        print(f"{name}, {ranks} ranks: {len(found[0])} losses, weights and statistics differ by at most {off:.2g}")
+        if difference(found, theirs(make, ranks, x, y, lr=0.0505)) <= TOLERANCE:  # the control
+            sys.exit("another learning rate was not told apart: this comparison proves nothing")
+    print(f"torch {torch.__version__}: {len(cases)} trainings, {different} different")
     sys.exit(1 if different else 0)
 
 

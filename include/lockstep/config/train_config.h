@@ -23,7 +23,7 @@ enum class SampleOrder { keyed, pytorch };
 enum class GradCompression { none, fp16, bf16 };
 enum class MonitorMode { min, max };
 enum class SaveErrorPolicy { go_on, stop };
-enum class NonFinitePolicy { stop, warn };
+enum class NonFinitePolicy { stop, warn, skip };
 enum class LrScaling { none, linear, sqrt };
 
 struct DataConfig {
@@ -49,14 +49,17 @@ struct OptimConfig {
   double max_grad_norm = 0;        ///< maximum of the global gradient norm (clipping); 0: no clipping
   double max_grad_value = 0;       ///< maximum of the absolute value of each gradient element; 0: no clipping
   LrSchedule schedule{};  ///< of all optimizers, "warmup:500+cosine"; not set: those of the program, else constant
-  NonFinitePolicy non_finite =
-      NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in loss or parameters
+  NonFinitePolicy non_finite = NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in loss or
+                                                       ///< parameters; skip: a step with such gradients changes nothing
 };
 
 struct ValidateConfig {
-  std::int64_t every_epochs = 1;  ///< 0: never by epochs
+  double every_epochs = 1;        ///< 0.25: four times per epoch; 0: never by epochs
   std::int64_t every_steps = 0;   ///< 0: never by steps
+  double every_s = 0;             ///< 0: never by time
   std::int64_t max_batches = 0;   ///< steps of the validation set to evaluate; 0: all
+  bool at_start = false;          ///< also before the first step of a run
+  std::int64_t sanity_steps = 0;  ///< steps of the validation set to try before the training; nothing is reported
 };
 
 struct CheckpointConfig {
@@ -100,6 +103,7 @@ struct ReportConfig {
   bool progress = true;           ///< progress bar on a terminal
   bool jsonl = true;              ///< metrics.jsonl in the run directory
   bool csv = true;                ///< metrics.csv in the run directory
+  bool tensorboard = false;       ///< event files for TensorBoard in the run directory
   std::int64_t record =
       0;  ///< number of steps between digests of samples, loss and weights, for `lockstep compare`; 0: none
   std::string log_dir{};  ///< own launcher: directory for one output file per rank; empty: none
@@ -119,6 +123,9 @@ struct TrainConfig {
   std::uint64_t seed = 42;                       ///< all random numbers derive from it
   std::int64_t max_epochs = 1;                   ///< 0: no limit
   std::int64_t max_steps = 0;                    ///< 0: no limit; whichever limit is reached first ends the run
+  std::int64_t min_epochs = 0;                   ///< the program, such as EarlyStopping, cannot end the run earlier
+  std::int64_t min_steps = 0;                    ///< likewise
+  std::int64_t fast_dev_run = 0;                 ///< try so many steps of training and validation, write no files
   /// Samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), rounded up, else 32.
   std::int64_t batch_size = 0;
   std::int64_t accumulation = 0;       ///< micro-batches per step; 0: follows from global_batch_size, else 1

@@ -26,9 +26,12 @@ struct StepRequests {
   bool stop = false;
   bool save = false;
   bool save_ended = false;  ///< a background save has ended
+  bool validate = false;
+  bool report = false;
   bool operator==(const StepRequests&) const = default;
   StepRequests operator|(const StepRequests& other) const noexcept {
-    return {stop || other.stop, save || other.save, save_ended || other.save_ended};
+    return {stop || other.stop, save || other.save, save_ended || other.save_ended, validate || other.validate,
+            report || other.report};
   }
 };
 

@@ -32,5 +32,9 @@ class MetricSink {
 std::unique_ptr<MetricSink> jsonl_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step);
 /// A header row, then step and values. If a new column appears, the file is rewritten with all columns.
 std::unique_ptr<MetricSink> csv_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step);
+/// An event file for TensorBoard in `directory`: scalars, and `description` (Markdown) as the text "config". Each sink
+/// is a new file; TensorBoard drops the rows after `resume_step` of earlier ones.
+std::unique_ptr<MetricSink> tensorboard_sink(FileSystem& fs, const std::filesystem::path& directory,
+                                             std::int64_t resume_step, std::string_view description);
 
 }  // namespace lockstep

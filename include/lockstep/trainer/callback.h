@@ -9,8 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <lockstep/base/control.h>
 #include <lockstep/trainer/task.h>
@@ -26,6 +30,11 @@ struct Stages {
     report = 16,            ///< `metrics` holds what goes to the console and the metric files
     checkpoint_saved = 32,  ///< durable
     fit_end = 64,
+    validation_start = 128,  ///< before the first batch of the validation
+    // Inside a step. A callback there must be as short as a step and freeze nothing.
+    step_start = 256,    ///< `batches` holds this rank's part of the step; before the first forward
+    backward_end = 512,  ///< of each optimizer that has no closure: the gradients are the mean over the global batch
+    exception = 1024,    ///< on the rank that an exception ends; no collective works any more
   };
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
@@ -41,9 +50,17 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;            ///< of the last step
-  const Metrics* metrics = nullptr;  ///< the same on all ranks
-  double seconds = 0;                ///< checkpoint_saved: duration of the save, also in the background
+  const StepResult& step;                ///< of the last step
+  const Metrics* metrics = nullptr;      ///< the same on all ranks
+  double seconds = 0;                    ///< checkpoint_saved: duration of the save, also in the background
+  const StepBatches* batches = nullptr;  ///< step_start
+  std::string_view error{};              ///< exception: its text
+  Metrics* log_to = nullptr;             ///< see log()
+
+  /// Adds a metric to the report of this stage, or, with the prefix val_, to its validation; at other stages to the
+  /// next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and of other
+  /// callbacks. Give the same value on every rank.
+  void log(std::string_view name, double value) const;
 };
 
 class Callback {
@@ -58,6 +75,14 @@ class Callback {
   virtual bool is_light() const { return false; }
   virtual NamedTensors save() const { return {}; }  ///< written into every checkpoint, from rank 0
   virtual void load(const NamedTensors&) {}  ///< on resume, with the result of save(); not called if that was empty
+};
+
+/// For Trainer::on.
+struct OnOptions {
+  std::int64_t every = 1;  ///< only at multiples of it: of completed epochs at epoch_end, else of completed steps
+  std::function<bool(const StageContext&)> when{};  ///< only if it returns true; empty: always
+  bool is_light = false;                            ///< see Callback::is_light
+  std::string name{};                               ///< unique in a trainer; "": made from the stages
 };
 
 }  // namespace lockstep

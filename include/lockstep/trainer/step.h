@@ -144,7 +144,8 @@ class Step {
     const TrainConfig& config;
     const StepBatches& batches;
     Meter& meter;
-    ScheduleStep at{};  ///< its place in the run
+    ScheduleStep at{};                                      ///< its place in the run
+    const std::function<void()>* after_backward = nullptr;  ///< before gradients are clipped; nullptr: nothing
   };
   explicit Step(const Context& context);
   Step(const Step&) = delete;
@@ -178,7 +179,7 @@ class Step {
   MicroBatches added_{};
   std::int64_t last_samples_ = 0;  // of the batch of the last forward
   at::Tensor grad_norm_{};
-  at::Tensor skipped_{};  // of the last update, with fp16_mixed
+  at::Tensor skipped_{};  // of the last update, if it could be skipped
   bool with_loss_ = false;
   bool without_loss_ = false;
 };

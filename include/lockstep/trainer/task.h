@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include <lockstep/trainer/step.h>
@@ -22,12 +23,18 @@ class Task {
   virtual StepOutput training_step(const Batch& batch);
   /// Forward and loss in evaluation mode, without gradients.
   virtual StepOutput validation_step(const Batch& batch) { return training_step(batch); }
+  /// The same for Trainer::test.
+  virtual StepOutput test_step(const Batch& batch) { return validation_step(batch); }
+  /// The results for the samples of a batch, for Trainer::predict: tensors of shape [samples, ...]. In evaluation mode,
+  /// without gradients.
+  virtual NamedTensors predict_step(const Batch& batch);
   /// One training step. The default handles one optimizer; override it for several optimizers or closures.
   virtual void optimize(Step& step);
 };
 
 /// Makes a task without a class of your own. `net` is a module holder (TORCH_MODULE) or a shared_ptr to a module whose
-/// forward takes batch.input. `loss(output, target)` returns the mean loss or a StepOutput.
+/// forward takes batch.input. `loss(output, target)` returns the mean loss or a StepOutput. Its prediction "output" is
+/// what the forward returns, if that is a tensor.
 template <class Net, class Loss>
 std::unique_ptr<Task> make_task(Net net, Loss loss, OptimizerSpec optimizer) {
   constexpr bool kIsHandle = requires { net.operator->(); };
@@ -40,6 +47,13 @@ std::unique_ptr<Task> make_task(Net net, Loss loss, OptimizerSpec optimizer) {
       torch::nn::Module& module() override { return *net_; }
       std::vector<OptimizerSpec> optimizers() override { return {optimizer_}; }
       StepOutput training_step(const Batch& batch) override { return loss_(net_->forward(batch.input), batch.target); }
+      NamedTensors predict_step(const Batch& batch) override {
+        if constexpr (std::is_convertible_v<decltype(net_->forward(batch.input)), at::Tensor>) {
+          return {{"output", net_->forward(batch.input)}};
+        } else {
+          return Task::predict_step(batch);
+        }
+      }
 
      private:
       Net net_;

@@ -3,6 +3,9 @@
 // The training loop: steps, reports, validation, checkpoints, resume, agreed stops.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,6 +24,17 @@ class ValidationStopped final : public Error {
       : Error("the validation was stopped before its end: " + reason, {}, ExitCode::stopped) {}
 };
 
+/// Trainer::predict was stopped on request before its end, on every rank; else as ValidationStopped.
+class PredictionStopped final : public Error {
+ public:
+  explicit PredictionStopped(const std::string& reason)
+      : Error("the prediction was stopped before its end: " + reason, {}, ExitCode::stopped) {}
+};
+
+/// Collects the files of Trainer::predict(task, data, directory) from any number of ranks. Returns what the other
+/// predict() returns. Throws: CheckpointError (no complete prediction in the directory, a damaged file), IoError.
+NamedTensors load_predictions(const std::filesystem::path& directory);
+
 class Trainer {
  public:
   /// For a worker function of run(), or a program that creates its own session.
@@ -31,6 +45,9 @@ class Trainer {
   ~Trainer();
 
   Trainer& add(std::shared_ptr<Callback> callback);
+  /// Adds a callback without a class: `trainer.on(Stage::epoch_end, [](const StageContext& at) { ... })`. `stages`: a
+  /// Stage, or several with |. Throws: ConfigError (no function; options.every < 1; a name that is in use).
+  Trainer& on(std::uint32_t stages, std::function<void(const StageContext&)> f, OnOptions options = {});
 
   /// Collective. Trains until a limit of the plan or an agreed stop, and saves. Resumes from the run directory as
   /// plan.config.resume requests; if the run is already finished, logs that and returns at once. Every submodule keeps
@@ -43,6 +60,21 @@ class Trainer {
   /// any world size and equal on all ranks. validate.max_batches does not apply. The module runs in evaluation mode
   /// without gradients. Throws: ValidationStopped; DataError if `data` has no samples.
   Metrics validate(Task& task, BatchSource& data);
+
+  /// The same with Task::test_step, for data that no decision of the training has used.
+  Metrics test(Task& task, BatchSource& data);
+
+  /// Collective. Calls Task::predict_step for every sample of one epoch of `data`, each once, in evaluation mode
+  /// without gradients. The main rank gets the results of all samples, on the CPU: "ids" [N] and the tensors of
+  /// predict_step, [N, ...], in the order of the ids; a stream has no ids, and its order is that of the steps. The
+  /// other ranks get {}. Throws: PredictionStopped, Error (a result without a row for each sample; ranks with different
+  /// results), DataError if `data` has no samples.
+  NamedTensors predict(Task& task, BatchSource& data);
+  /// Collective. The same into files, for results that do not fit into memory: each rank writes one file per
+  /// `every_steps` steps into `directory`, which every rank must see. Read them with load_predictions(). Called again
+  /// after an interruption, also with another number of ranks, it continues; a complete prediction is left as it is.
+  /// Throws: as above; IoError.
+  void predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps = 100);
 
   /// For requests from any thread.
   TrainControl control() const;

@@ -73,10 +73,10 @@ struct Prepared {
       : strategy({}, options, world) {
     const OptimizerSpec spec(sgd({.lr = 0.1}));
     strategy.prepare(net, {&spec, 1});
-    optimizer.zero_grad();
+    optimizer().zero_grad();
   }
+  StrategyOptimizer& optimizer() { return strategy.optimizer(); }
   Ddp strategy;
-  StrategyOptimizer& optimizer = strategy.optimizer();
 };
 
 at::Tensor inputs(std::int64_t step, std::int64_t samples) {
@@ -115,7 +115,7 @@ double difference_after_training(const Case& c, World& world, const torch::nn::B
   Trained net(options);
   PlainNet whole(options);
   Prepared prepared(net, world, c.options);
-  StrategyOptimizer& optimizer = prepared.optimizer;
+  StrategyOptimizer& optimizer = prepared.optimizer();
   torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.1));
   const auto rank = static_cast<std::size_t>(world.rank());
   std::int64_t all = 0;
@@ -215,18 +215,18 @@ TEST(SyncBatchNorm, MayRunWithoutABackwardBesideAnIdleRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
     Prepared prepared(net, world);
-    prepared.optimizer.begin_forward(/*reduce=*/true);
+    prepared.optimizer().begin_forward(/*reduce=*/true);
     if (world.rank() == 0) {
       const at::Tensor unused = net.forward(inputs(0, 4)).detach();
       {
         const at::NoGradGuard no_grad;
         net.forward(inputs(2, 4));
       }
-      prepared.optimizer.backward(at::mse_loss(net.forward(inputs(1, 4)), targets(1, 4)), 2);
+      prepared.optimizer().backward(at::mse_loss(net.forward(inputs(1, 4)), targets(1, 4)), 2);
     } else {
-      prepared.optimizer.backward_nothing();
+      prepared.optimizer().backward_nothing();
     }
-    prepared.optimizer.finish();
+    prepared.optimizer().finish();
     EXPECT_EQ(net.norm->num_batches_tracked.item<std::int64_t>(), 3);
     const auto means = world.all_gather(net.norm->running_mean.view({1, -1}));
     EXPECT_TRUE(means[0].equal(means[1]));
@@ -238,14 +238,14 @@ TEST(SyncBatchNorm, NeedsNoLossOnEveryRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
     Prepared prepared(net, world);
-    prepared.optimizer.begin_forward(/*reduce=*/true);
+    prepared.optimizer().begin_forward(/*reduce=*/true);
     const at::Tensor y = net.forward(inputs(world.rank(), 3));
     if (world.rank() == 0) {
-      prepared.optimizer.backward(at::mse_loss(y, targets(1, 3)), 2);
+      prepared.optimizer().backward(at::mse_loss(y, targets(1, 3)), 2);
     } else {
-      prepared.optimizer.backward_nothing();
+      prepared.optimizer().backward_nothing();
     }
-    prepared.optimizer.finish();
+    prepared.optimizer().finish();
     EXPECT_EQ(net.norm->num_batches_tracked.item<std::int64_t>(), 1);
     const auto gradients = world.all_gather(net.first->weight.grad().view({1, -1}));
     EXPECT_TRUE(gradients[0].equal(gradients[1]));
@@ -298,7 +298,7 @@ TEST(SyncBatchNorm, NamesModulesThatRanksCallInAnotherOrder) {
   thread_world(2, [&](World& world) {
     SyncNet net;
     Prepared prepared(net, world);
-    prepared.optimizer.begin_forward(/*reduce=*/true);
+    prepared.optimizer().begin_forward(/*reduce=*/true);
     const at::Tensor x = wave({4, 6}, world.rank());
     try {
       (world.rank() == 0 ? net.norm : net.flat)(x);

@@ -14,6 +14,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/runs.h"
@@ -240,6 +241,112 @@ TEST(NonFinitePolicy, WarnGoesOnAndKeepsTheLastFiniteCheckpoint) {
                   ElementsAre("step-0000000004", "step-0000000016", "step-0000000018"));
     }
   }
+}
+
+/// The model and the optimizer state.
+NamedTensors state_of(const StageContext& at) {
+  NamedTensors all = module_tensors(at.module);
+  for (auto& entry : at.strategy.optimizer_state()) {
+    all.push_back(std::move(entry));
+  }
+  for (auto& [name, tensor] : all) {
+    tensor = tensor.clone();
+  }
+  return all;
+}
+
+bool same(const NamedTensors& a, const NamedTensors& b) {
+  bool equal = a.size() == b.size();
+  for (std::size_t i = 0; equal && i < a.size(); ++i) {
+    equal = a[i].first == b[i].first && a[i].second.equal(b[i].second);
+  }
+  return equal;
+}
+
+TEST(NonFinitePolicy, SkipLeavesModelAndOptimizerAsTheyWereOnAllRanks) {
+  const std::vector<std::pair<std::string, OptimizerFactory>> optimizers{
+      {"adamw", adamw({.lr = 0.01})}, {"sgd", sgd({.lr = 0.01, .momentum = 0.9})}, {"lion", lion({.lr = 0.01})}};
+  for (const int ranks : {1, 2, 4}) {
+    for (const auto& [name, factory] : optimizers) {
+      for (const bool sharded : {false, true}) {
+        const TempDir dir;
+        TrainConfig config = config_in(dir.path() / "run");
+        config.optim.non_finite = NonFinitePolicy::skip;
+        config.optim.max_grad_norm = 1;
+        config.dist.shard_optimizer = sharded;
+        const Plan plan = plan_for(ranks, config);
+        thread_world(ranks, [&](World& world) {
+          class Task final : public Spoiled {
+           public:
+            Task(World& world, OptimizerFactory factory)
+                : Spoiled(world, /*when=*/4, world.size() - 1), factory_(std::move(factory)) {}
+            std::vector<OptimizerSpec> optimizers() override { return {factory_}; }
+
+           private:
+            OptimizerFactory factory_;
+          } task(world, factory);
+          DataLoader data(tiny_data(24), plan.loader, world);
+          std::vector<std::int64_t> unchanged;
+          NamedTensors before;
+          Trainer(plan, world)
+              .on(Stage::step_end,
+                  [&](const StageContext& at) {
+                    NamedTensors now = state_of(at);
+                    if (same(now, before)) {
+                      unchanged.push_back(at.state.step);
+                    }
+                    before = std::move(now);
+                  })
+              .fit(task, data);
+          EXPECT_THAT(unchanged, ElementsAre(5)) << name << ", " << ranks << " ranks, sharded " << sharded;
+        });
+        EXPECT_THAT(read_text(dir.path() / "run/events.jsonl"), HasSubstr("\"skipped\""));
+        EXPECT_THAT(checkpoints(dir.path() / "run"), ElementsAre("step-0000000010", "step-0000000012"));
+      }
+    }
+  }
+}
+
+TEST(NonFinitePolicy, SkipContinuesTheSameAfterAResume) {
+  const auto train_to = [](const std::filesystem::path& run, const std::vector<std::int64_t>& stops) {
+    NamedTensors last;
+    for (const std::int64_t stop : stops) {
+      TrainConfig config = config_in(run);
+      config.optim.non_finite = NonFinitePolicy::skip;
+      config.max_steps = stop;
+      const Plan plan = plan_for(2, config);
+      thread_world(2, [&](World& world) {
+        Spoiled task(world, /*when=*/4, /*where=*/1);
+        DataLoader data(tiny_data(24), plan.loader, world);
+        Trainer(plan, world)
+            .on(Stage::step_end,
+                [&](const StageContext& at) {
+                  if (world.is_main()) {
+                    last = state_of(at);
+                  }
+                })
+            .fit(task, data);
+      });
+    }
+    return last;
+  };
+  const TempDir dir;
+  const NamedTensors straight = train_to(dir.path() / "straight", {12});
+  for (const std::int64_t stop : {4, 5, 6}) {
+    EXPECT_TRUE(same(train_to(dir.path() / std::to_string(stop), {stop, 12}), straight)) << stop;
+  }
+}
+
+TEST(NonFinitePolicy, SkipEndsARunInWhichNoStepIsGood) {
+  const TempDir dir;
+  TrainConfig config = config_in(dir.path() / "run");
+  config.optim.non_finite = NonFinitePolicy::skip;
+  config.max_epochs = 20;
+  EXPECT_THAT(train(config, 2,
+                    [](World& world) {
+                      return std::make_unique<Spoiled>(world, /*when=*/4, 1, Spoiled::What::later_gradients);
+                    }),
+              HasSubstr("the gradients of the last 26 steps were not finite"));
 }
 
 TEST(FiniteWatch, ForgetsWhatItTold) {

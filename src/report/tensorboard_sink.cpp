@@ -1,0 +1,142 @@
+// The format: records of TFRecord files with protocol buffers of type tensorflow.Event
+// (tensorflow/core/util/event.proto, framework/summary.proto). Only the fields that are written here are encoded.
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/report/metric_sink.h>
+
+#include "base/crc32c.h"
+#include "base/report_file.h"
+#include "environment/process_name.h"
+#include "report/metric_file.h"
+
+namespace lockstep {
+namespace {
+
+/// Little-endian.
+std::string fixed(std::uint64_t value, int size) {
+  std::string bytes;
+  for (int i = 0; i < size; ++i) {
+    bytes += static_cast<char>(value >> (8 * i) & 0xff);
+  }
+  return bytes;
+}
+
+/// A message of the protocol buffers format.
+class Message {
+ public:
+  Message& integer(int field, std::int64_t value) {
+    varint(key(field, 0));
+    varint(static_cast<std::uint64_t>(value));
+    return *this;
+  }
+  Message& number(int field, double value) {
+    varint(key(field, 1));
+    bytes_ += fixed(std::bit_cast<std::uint64_t>(value), 8);
+    return *this;
+  }
+  Message& number(int field, float value) {
+    varint(key(field, 5));
+    bytes_ += fixed(std::bit_cast<std::uint32_t>(value), 4);
+    return *this;
+  }
+  Message& text(int field, std::string_view value) {
+    varint(key(field, 2));
+    varint(value.size());
+    bytes_ += value;
+    return *this;
+  }
+  Message& message(int field, const Message& value) { return text(field, value.bytes_); }
+  const std::string& bytes() const noexcept { return bytes_; }
+
+ private:
+  static std::uint64_t key(int field, unsigned wire_type) { return static_cast<std::uint64_t>(field) << 3 | wire_type; }
+  void varint(std::uint64_t value) {
+    for (; value >= 0x80; value >>= 7) {
+      bytes_ += static_cast<char>(value | 0x80);
+    }
+    bytes_ += static_cast<char>(value);
+  }
+  std::string bytes_{};
+};
+
+/// The checksum of TFRecord files: CRC-32C, rotated by 15 bits plus a constant.
+std::string masked_checksum(std::string_view bytes) {
+  const std::uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
+  return fixed(std::rotr(crc, 15) + 0xa282ead8U, 4);
+}
+
+std::string record(const Message& event) {
+  const std::string length = fixed(event.bytes().size(), 8);
+  return length + masked_checksum(length) + event.bytes() + masked_checksum(event.bytes());
+}
+
+Message event() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return Message().number(1, std::chrono::duration<double>(now).count());
+}
+
+class TensorboardSink final : public MetricSink {
+ public:
+  TensorboardSink(FileSystem& fs, const std::filesystem::path& directory, std::int64_t resume_step,
+                  std::string_view description)
+      : file_(fs, directory / file_name(fs, directory), "rows", [this](WritableFile& file, const RandomAccessFile&) {
+          file.truncate(written_);  // a failed write may have left a part of a record
+          return true;
+        }) {
+    append(record(event().text(3, "brain.Event:2")));
+    constexpr int kStart = 1;  // of tensorflow.SessionLog: TensorBoard drops rows of earlier files from this step on
+    append(record(event().integer(2, resume_step + 1).message(7, Message().integer(1, kStart))));
+    constexpr int kString = 7;  // of tensorflow.DataType
+    const Message plugin = Message().message(1, Message().text(1, "text"));
+    const Message tensor = Message().integer(1, kString).message(2, Message()).text(8, description);
+    const Message value = Message().text(1, "config").message(8, tensor).message(9, plugin);
+    append(record(event().integer(2, resume_step).message(5, Message().message(1, value))));
+  }
+
+  void write(std::int64_t step, std::span<const Metric> metrics) override {
+    require_distinct(metrics);
+    Message summary;
+    for (const Metric& metric : metrics) {
+      summary.message(1, Message().text(1, metric.name).number(2, static_cast<float>(metric.value)));
+    }
+    append(record(event().integer(2, step).message(5, summary)));
+  }
+
+ private:
+  // TensorBoard reads the files of a directory in the order of their names.
+  static std::string file_name(FileSystem& fs, const std::filesystem::path& directory) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+    for (int number = 0;; ++number) {
+      std::string name = fmt::format("events.out.tfevents.{:010}.{}.{}.{}", seconds, host_name(), ::getpid(), number);
+      if (!fs.exists(directory / name)) {
+        return name;
+      }
+    }
+  }
+
+  void append(const std::string& bytes) {
+    if (file_.write(1, [&](WritableFile& file) { append_text(file, bytes); })) {
+      written_ += static_cast<std::int64_t>(bytes.size());
+    }
+  }
+
+  std::int64_t written_ = 0;  // bytes of complete records
+  ReportFile file_;
+};
+
+}  // namespace
+
+std::unique_ptr<MetricSink> tensorboard_sink(FileSystem& fs, const std::filesystem::path& directory,
+                                             std::int64_t resume_step, std::string_view description) {
+  return std::make_unique<TensorboardSink>(fs, directory, resume_step, description);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,313 @@
+#include "trainer/prediction.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/tensor/tensor_file.h>
+#include <lockstep/trainer/trainer.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "parallel/parameter_sync.h"
+#include "tensor/dtype_names.h"
+#include "trainer/agreed_stop.h"
+#include "trainer/evaluation_scope.h"
+#include "trainer/in_precision.h"
+#include "world/agreement.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+using Path = std::filesystem::path;
+
+// The sort key of each row. Samples of a stream have no ids; they are in the order of the steps.
+constexpr const char* kIds = "ids";
+constexpr const char* kSteps = "steps";
+
+/// Rows of all parts in the order of their keys. `parts`: in the order of time and rank.
+NamedTensors in_order(const std::vector<NamedTensors>& parts) {
+  if (parts.empty()) {
+    return {};
+  }
+  NamedTensors all;
+  for (std::size_t i = 0; i < parts.front().size(); ++i) {
+    std::vector<at::Tensor> rows;
+    for (const NamedTensors& part : parts) {
+      rows.push_back(part.at(i).second);
+    }
+    all.emplace_back(parts.front()[i].first, at::cat(rows));
+  }
+  const at::Tensor order = std::get<1>(at::sort(all.front().second, /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  for (auto& [name, tensor] : all) {
+    tensor = tensor.index_select(0, order);
+  }
+  if (all.front().first == kSteps) {
+    all.erase(all.begin());
+  }
+  return all;
+}
+
+/// The state of a prediction in files: which ones count, and where it continues.
+struct PartList {
+  std::int64_t step = 0;
+  bool complete = false;
+  LoaderPosition position{};
+  std::vector<std::string> parts{};
+};
+
+Path part_list_file(const Path& directory) { return directory / "predictions.json"; }
+
+std::string to_text(const PartList& progress) {
+  const LoaderPosition& at = progress.position;
+  return dump_json({{"format", 1},
+                    {"step", progress.step},
+                    {"complete", progress.complete},
+                    {"epoch", at.epoch},
+                    {"consumed", at.consumed},
+                    {"dataset_size", at.dataset_size},
+                    {"global_batch", at.global_batch},
+                    {"source_state", at.state},
+                    {"parts", progress.parts}});
+}
+
+PartList parse_part_list(const std::string& text, const Path& directory) {
+  try {
+    const Json json = parse_json(text);
+    return {.step = json.at("step").get<std::int64_t>(),
+            .complete = json.at("complete").get<bool>(),
+            .position = {.epoch = json.at("epoch").get<std::int64_t>(),
+                         .consumed = json.at("consumed").get<std::int64_t>(),
+                         .dataset_size = json.at("dataset_size").get<std::int64_t>(),
+                         .global_batch = json.at("global_batch").get<std::int64_t>(),
+                         .state = json.at("source_state").get<std::string>()},
+            .parts = json.at("parts").get<std::vector<std::string>>()};
+  } catch (const std::exception& error) {
+    throw CheckpointError(fmt::format("{} is damaged: {}", part_list_file(directory).string(), error.what()),
+                          "remove the directory, and predict again");
+  }
+}
+
+/// Name, dtype and shape of a row of each result; "": this rank has none.
+std::string layout_of(const NamedTensors& results) {
+  Json list = Json::array();
+  for (const auto& [name, tensor] : results) {
+    list.push_back({name, *dtype_name(tensor.scalar_type()), tensor.sizes().slice(1).vec()});
+  }
+  return results.empty() ? std::string() : dump_json(list);
+}
+
+NamedTensors without_rows(const std::string& layout) {
+  NamedTensors results;
+  for (const Json& entry : parse_json(layout)) {
+    auto shape = entry[2].get<std::vector<std::int64_t>>();
+    shape.insert(shape.begin(), 0);
+    results.emplace_back(entry[0].get<std::string>(), at::empty(shape, *dtype_of(entry[1].get<std::string>())));
+  }
+  return results;
+}
+
+/// Collective. The layout that all ranks with results have; "" if none has any.
+std::string agree_on_layout(const NamedTensors& mine, World& world) {
+  const std::vector<std::string> all = world.gather(layout_of(mine));
+  std::string common;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (common.empty()) {
+      common = all[rank];
+    } else if (!all[rank].empty() && all[rank] != common) {
+      throw_about_rank(
+          rank, world,
+          CommError(fmt::format("rank {} predicts {}, the ranks before it {}", rank, all[rank], common),
+                    "return results with the same names, dtypes and shapes on every rank", ExitCode::disagree));
+    }
+  }
+  return common;
+}
+
+}  // namespace
+
+Prediction::Prediction(Task& task, BatchSource& data, World& world, const TrainConfig& config,
+                       const TrainControl& control)
+    : task_(task), data_(data), world_(world), config_(config), control_(control) {
+  place_module(task.module(), world.device(), config.precision);
+}
+
+void Prediction::add(const Batch& batch) {
+  NamedTensors results = in_precision(config_.precision, world_.device().type(), batch,
+                                      [this](const Batch& b) { return task_.predict_step(b); });
+  for (auto& [name, tensor] : results) {
+    if (name == kIds || name == kSteps) {
+      throw Error(fmt::format("predict_step() returned a tensor '{}', which is a name of lockstep", name),
+                  "use another name");
+    }
+    if (tensor.dim() == 0 || tensor.size(0) != batch.samples) {
+      throw Error(fmt::format("predict_step() returned '{}' of shape [{}] for {}", printable(name),
+                              fmt::join(tensor.sizes(), ", "), counted(batch.samples, "sample")),
+                  "return one row for each sample");
+    }
+    if (!dtype_name(tensor.scalar_type())) {
+      throw Error(fmt::format("predict_step() returned '{}' with dtype {}, which cannot be stored", printable(name),
+                              c10::toString(tensor.scalar_type())),
+                  "use another dtype (of the complex ones complex64)");
+    }
+    tensor = tensor.to(at::kCPU).contiguous();
+  }
+  if (results.empty()) {
+    throw Error("predict_step() returned nothing", "return the tensors to keep, by name");
+  }
+  has_ids_ = !batch.ids.empty();
+  for (std::int64_t row = 0; row < batch.samples; ++row) {
+    keys_.push_back(has_ids_ ? batch.ids[static_cast<std::size_t>(row)] : step_);
+  }
+  results_.push_back(std::move(results));
+}
+
+Prediction::End Prediction::run_steps(std::int64_t most) {
+  const PhaseScope phase(WorldAccess::progress(world_), Phase::validation);
+  const EvaluationScope scope(task_.module(), world_.device());
+  const at::NoGradGuard no_grad;
+  AgreedStop stop(world_, control_);
+  for (std::int64_t done = 0; most == 0 || done < most; ++done) {
+    const StepBatches* step = data_.next();
+    if (step == nullptr) {
+      return End::epoch;
+    }
+    for (const Batch& batch : step->micro) {
+      if (batch.samples > 0) {
+        add(batch);
+      }
+    }
+    ++step_;
+    if (step->ends_epoch) {
+      return End::epoch;
+    }
+    if (stop.look()) {
+      return End::stop;
+    }
+  }
+  return End::flush;
+}
+
+NamedTensors Prediction::take() {
+  NamedTensors rows;
+  if (!results_.empty()) {
+    rows.emplace_back(has_ids_ ? kIds : kSteps, at::tensor(std::exchange(keys_, {}), at::kLong));
+    for (std::size_t i = 0; i < results_.front().size(); ++i) {
+      std::vector<at::Tensor> parts;
+      for (const NamedTensors& results : results_) {
+        parts.push_back(results.at(i).second);
+      }
+      rows.emplace_back(results_.front()[i].first, at::cat(parts));
+    }
+    results_.clear();
+  }
+  return rows;
+}
+
+bool Prediction::run() {
+  const LoaderPosition start = data_.position();
+  if (run_steps(0) == End::stop) {
+    data_.seek(start);
+    return false;
+  }
+  return true;
+}
+
+NamedTensors Prediction::gather() {
+  NamedTensors mine = take();
+  const std::string layout = agree_on_layout(mine, world_);
+  if (layout.empty()) {
+    throw DataError("the data gave no samples", "give it at least one");
+  }
+  if (mine.empty()) {
+    mine = without_rows(layout);
+  }
+  for (auto& [name, tensor] : mine) {
+    const at::Tensor all = world_.all_gather(tensor.to(world_.device()));
+    tensor = world_.is_main() ? WorldAccess::on_host(world_, all) : at::Tensor();
+  }
+  return world_.is_main() ? in_order({mine}) : NamedTensors();
+}
+
+bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
+  if (every_steps < 1) {
+    throw ConfigError(fmt::format("predict: every_steps is {}, expected 1 or more", every_steps));
+  }
+  FileSystem& fs = real_file_system();
+  PartList progress;
+  std::string text;
+  if (world_.is_main()) {
+    fs.create_directories(directory);
+    text = fs.exists(part_list_file(directory)) ? read_file(fs, part_list_file(directory)) : std::string();
+  }
+  text = world_.broadcast_bytes(text);
+  if (!text.empty()) {
+    progress = parse_part_list(text, directory);
+    data_.seek(progress.position);
+    step_ = progress.step;
+  }
+  while (!progress.complete) {
+    const std::int64_t first = step_;
+    const End end = run_steps(every_steps);
+    const NamedTensors mine = take();
+    agree_on_layout(mine, world_);
+    const auto name = [&](int rank) { return fmt::format("part-{:010}-rank-{}.safetensors", first, rank); };
+    if (!mine.empty()) {
+      save_tensors(directory / name(world_.rank()), mine);
+    }
+    // Every rank has written its file before the main rank counts them.
+    const std::vector<std::string> wrote = world_.gather(mine.empty() ? "" : "yes");
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      if (!wrote[static_cast<std::size_t>(rank)].empty()) {
+        progress.parts.push_back(name(rank));
+      }
+    }
+    progress.step = step_;
+    progress.complete = end == End::epoch;
+    progress.position = data_.position();
+    if (world_.is_main()) {
+      write_file(fs, part_list_file(directory), to_text(progress));
+    }
+    if (end == End::stop) {
+      return false;
+    }
+  }
+  if (progress.parts.empty()) {
+    throw DataError("the data gave no samples", "give it at least one");
+  }
+  world_.any(false);  // no rank reads the files before they are complete
+  return true;
+}
+
+NamedTensors load_predictions(const Path& directory) {
+  FileSystem& fs = real_file_system();
+  if (!fs.exists(part_list_file(directory))) {
+    throw CheckpointError(fmt::format("{} contains no predictions", directory.string()),
+                          "give the directory of Trainer::predict");
+  }
+  const PartList progress = parse_part_list(read_file(fs, part_list_file(directory)), directory);
+  if (!progress.complete) {
+    throw CheckpointError(fmt::format("the prediction in {} is not complete", directory.string()),
+                          "run it again: it continues");
+  }
+  std::vector<NamedTensors> parts;
+  for (const std::string& part : progress.parts) {
+    parts.push_back(load_tensors(directory / part));
+    if (!parts.back().empty() && layout_of(parts.back()) != layout_of(parts.front())) {
+      throw CheckpointError(fmt::format("{} has other tensors than the files before it", (directory / part).string()),
+                            "remove the directory, and predict again");
+    }
+  }
+  return in_order(parts);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// Trainer::predict: the results of every sample of a source, over all ranks.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/control.h>
+#include <lockstep/trainer/task.h>
+#include <lockstep/world/world.h>
+
+namespace lockstep {
+
+class Prediction {
+ public:
+  /// Moves the module to the device.
+  Prediction(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control);
+
+  /// Collective. Predicts to the end of the epoch, or continues the files in `directory`. False: all ranks agreed on a
+  /// stop.
+  bool run();
+  bool run_into(const std::filesystem::path& directory, std::int64_t every_steps);
+
+  /// Collective, after run(). All results in order, on the main rank; {} on the others.
+  NamedTensors gather();
+
+ private:
+  enum class End { flush, stop, epoch };
+
+  /// Collective. Predicts until the epoch ends, a stop is agreed, or so many steps are done; 0: no such limit.
+  End run_steps(std::int64_t most);
+  void add(const Batch& batch);
+  /// What this rank has predicted since the last call: the sort key, then the results.
+  NamedTensors take();
+
+  Task& task_;
+  BatchSource& data_;
+  World& world_;
+  const TrainConfig& config_;
+  const TrainControl& control_;
+  std::int64_t step_ = 0;  // of the prediction
+  std::vector<std::int64_t> keys_{};
+  bool has_ids_ = true;
+  std::vector<NamedTensors> results_{};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+// `lockstep ctl` and a training that runs.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+class Ctl : public testing::Test {
+ protected:
+  std::filesystem::path run() const { return dir_.path() / "run"; }
+  std::vector<std::string> train(const std::string& ranks) const {
+    return command(TRAIN_PROGRAM, run(),
+                   {"--nprocs", ranks, "--max_epochs", "100000", "--work_ms", "20", "--report.every_steps", "7",
+                    "--validate.every_epochs", "0", "--checkpoint.every_epochs", "0", "--data.workers", "0"});
+  }
+  Process::Result ctl(const std::string& what) const {
+    return run_program({LOCKSTEP_CLI, "ctl", run().string(), what});
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(Ctl, SavesReportsValidatesAndStopsARunningTraining) {
+  for (const std::string ranks : {"1", "2"}) {
+    Process training(train(ranks));
+    ASSERT_TRUE(training.wait_for("step 7 ")) << training.err();
+    for (const std::string what : {"report", "validate", "save", "stop"}) {  // each in a later step than the one before
+      const auto told = ctl(what);
+      EXPECT_EQ(told.code, 0) << told.err;
+      EXPECT_EQ(told.out, what + ": taken\n");
+      if (what == "save") {
+        const auto losses = metric(run(), "loss");
+        EXPECT_TRUE(std::ranges::any_of(losses, [](const auto& row) { return row.first % 7 != 0; }));
+        EXPECT_EQ(metric(run(), "val_loss").size(), 1U);
+      }
+    }
+    const auto ended = training.wait();
+    EXPECT_EQ(ended.code, 75) << ended.err;
+    EXPECT_THAT(ended.out + ended.err, HasSubstr("lockstep ctl; run the same command again to continue"));
+    int checkpoints = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(run() / "checkpoints")) {
+      checkpoints += entry.is_directory() ? 1 : 0;
+    }
+    EXPECT_EQ(checkpoints, 2) << "the one that was asked for, and that of the end";
+
+    const auto nobody = ctl("stop");
+    EXPECT_EQ(nobody.code, 65);
+    EXPECT_THAT(nobody.err, HasSubstr("no training runs in"));
+    std::filesystem::remove_all(run());
+  }
+}
+
+TEST_F(Ctl, NamesWhatIsWrong) {
+  EXPECT_THAT(ctl("stop").err, HasSubstr("contains no run"));
+  const auto unknown = ctl("pause");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("ctl: pause: unknown command"));
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "ctl"}).code, 2);
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "ctl", "--help"}).out, HasSubstr("usage: lockstep ctl RUN"));
+}
+
+}  // namespace
+}  // namespace lockstep

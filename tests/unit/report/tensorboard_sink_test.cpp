@@ -1,0 +1,140 @@
+// The bytes of an event file, decoded independently of the writer; tests/parity/tensorboard_parity.py reads them with
+// TensorBoard's own reader.
+#include <bit>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/report/metric_sink.h>
+
+#include "base/crc32c.h"
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+template <class T>
+T number(std::string_view bytes) {
+  T value{};
+  std::memcpy(&value, bytes.data(), sizeof value);  // this machine is little-endian
+  return value;
+}
+
+std::uint32_t masked(std::string_view bytes) {
+  const std::uint32_t crc = crc32c_portable(std::as_bytes(std::span(bytes)));
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
+}
+
+/// Field number -> values: bytes of a length-delimited field, else 4 or 8 bytes, or the decimal digits of a varint.
+std::multimap<int, std::string> fields(std::string_view bytes) {
+  std::multimap<int, std::string> found;
+  const auto varint = [&] {
+    std::uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+      const auto byte = static_cast<unsigned char>(bytes.at(0));
+      bytes.remove_prefix(1);
+      value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
+      if (byte < 0x80) {
+        return value;
+      }
+    }
+  };
+  while (!bytes.empty()) {
+    const std::uint64_t key = varint();
+    const std::uint64_t type = key & 7;
+    if (type == 0) {
+      found.emplace(key >> 3, std::to_string(varint()));
+      continue;
+    }
+    const std::size_t size = type == 2 ? varint() : type == 1 ? 8 : 4;
+    found.emplace(key >> 3, bytes.substr(0, size));
+    bytes.remove_prefix(size);
+  }
+  return found;
+}
+
+std::string field(std::string_view bytes, int number) {
+  const auto all = fields(bytes);
+  const auto found = all.find(number);
+  return found == all.end() ? std::string() : found->second;
+}
+
+class TensorboardFiles : public testing::Test {
+ protected:
+  std::vector<std::filesystem::path> files() const {
+    std::vector<std::filesystem::path> found;
+    for (const std::string& name : real_file_system().list(dir_.path())) {
+      EXPECT_THAT(name, StartsWith("events.out.tfevents."));
+      found.push_back(dir_.path() / name);
+    }
+    return found;
+  }
+
+  /// The events of a file, with all checksums checked.
+  static std::vector<std::string> events(const std::filesystem::path& file) {
+    const std::string bytes = read_file(real_file_system(), file);
+    std::vector<std::string> found;
+    for (std::string_view rest = bytes; !rest.empty();) {
+      const auto size = number<std::uint64_t>(rest);
+      EXPECT_EQ(number<std::uint32_t>(rest.substr(8)), masked(rest.substr(0, 8)));
+      found.emplace_back(rest.substr(12, size));
+      EXPECT_EQ(number<std::uint32_t>(rest.substr(12 + size)), masked(found.back()));
+      rest.remove_prefix(16 + size);
+    }
+    return found;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(TensorboardFiles, HoldVersionStartConfigurationAndScalars) {
+  const auto sink = tensorboard_sink(real_file_system(), dir_.path(), /*resume_step=*/300, "lr = 1");
+  const std::vector<Metric> metrics{{"loss", 0.5}, {"lr", 1e-3}};
+  sink->write(320, metrics);
+  ASSERT_EQ(files().size(), 1U);
+  const auto found = events(files()[0]);
+  ASSERT_EQ(found.size(), 4U);
+  EXPECT_EQ(field(found[0], 3), "brain.Event:2");
+  EXPECT_GT(number<double>(field(found[0], 1)), 1.7e9) << "seconds since 1970";
+  EXPECT_EQ(field(found[1], 2), "301");
+  EXPECT_EQ(field(field(found[1], 7), 1), "1");
+  const std::string config = field(field(found[2], 5), 1);
+  EXPECT_EQ(field(config, 1), "config");
+  EXPECT_EQ(field(field(config, 8), 8), "lr = 1");
+  EXPECT_EQ(field(found[3], 2), "320");
+  std::vector<std::string> row;
+  for (const auto& [key, value] : fields(field(found[3], 5))) {
+    row.push_back(field(value, 1) + " " + std::to_string(number<float>(field(value, 2))));
+  }
+  EXPECT_THAT(row, ElementsAre("loss 0.500000", "lr 0.001000"));
+}
+
+TEST_F(TensorboardFiles, AreNewForEachAttempt) {
+  const std::vector<Metric> metrics{{"loss", 0.5}};
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    tensorboard_sink(real_file_system(), dir_.path(), attempt, "")->write(attempt + 1, metrics);
+  }
+  ASSERT_EQ(files().size(), 3U);
+  for (const auto& file : files()) {
+    EXPECT_EQ(events(file).size(), 4U);
+  }
+}
+
+TEST_F(TensorboardFiles, RefuseTwoMetricsOfOneName) {
+  const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
+  const std::vector<Metric> metrics{{"loss", 0.5}, {"loss", 0.5}};
+  EXPECT_THAT(message_of([&] { sink->write(1, metrics); }), HasSubstr("two metrics of a report are called 'loss'"));
+}
+
+}  // namespace
+}  // namespace lockstep

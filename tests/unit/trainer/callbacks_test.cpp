@@ -1,0 +1,245 @@
+// Functions as callbacks, their stages, and the metrics that they log.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Key;
+using testing::Not;
+using testing::Pair;
+
+struct Fitted {
+  FitResult result{};
+  std::string error{};
+};
+
+/// Two epochs of four steps, a report every 2 steps; `prepare` adds callbacks.
+Fitted fit(World& world, const std::function<void(Trainer&)>& prepare, TrainConfig config = in_memory({})) {
+  config.max_epochs = 2;
+  config.batch_size = std::max(1, 4 / world.size());
+  config.report.every_steps = 2;
+  const Plan plan = plan_for(world.size(), config);
+  TinyTask task;
+  DataLoader data(tiny_data(plan.config.global_batch_size * 4), plan.loader, world);
+  DataLoader validation(tiny_data(6), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  prepare(trainer);
+  return {.result = trainer.fit(task, data, &validation)};
+}
+
+TEST(On, CallsAFunctionAtItsStages) {
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [](World& world) {
+      std::string stages;
+      const auto note = [&](const char* letter) {
+        return [&stages, letter](const StageContext&) { stages += letter; };
+      };
+      fit(world, [&](Trainer& trainer) {
+        trainer.on(Stage::fit_start, note("F"))
+            .on(Stage::step_start, note("("))
+            .on(Stage::backward_end, note("b"))
+            .on(Stage::step_end, note(")"))
+            .on(Stage::epoch_end, note("e"))
+            .on(Stage::report, note("r"))
+            .on(Stage::validation_start, note("<"))
+            .on(Stage::validation_end, note(">"))
+            .on(Stage::fit_end, note("."));
+      });
+      EXPECT_EQ(stages, "F(b)(b)r(b)(b)er<>(b)(b)r(b)(b)er<>.");
+    });
+  }
+}
+
+TEST(On, CallsItEverySoManyStepsOrEpochsAndOnConditions) {
+  World world = World::single(c10::kCPU);
+  std::vector<std::int64_t> third;
+  std::vector<std::int64_t> odd;
+  int epochs = 0;
+  fit(world, [&](Trainer& trainer) {
+    trainer.on(Stage::step_end, [&](const StageContext& at) { third.push_back(at.state.step); }, {.every = 3});
+    trainer.on(Stage::step_end, [&](const StageContext& at) { odd.push_back(at.state.step); },
+               {.when = [](const StageContext& at) { return at.state.step % 2 == 1; }});
+    trainer.on(Stage::epoch_end, [&](const StageContext&) { ++epochs; }, {.every = 2});
+  });
+  EXPECT_THAT(third, ElementsAre(3, 6));
+  EXPECT_THAT(odd, ElementsAre(1, 3, 5, 7));
+  EXPECT_EQ(epochs, 1);
+}
+
+TEST(On, SeesTheBatchAndTheGradientsOfTheGlobalBatch) {
+  std::vector<double> norms;
+  for (const int ranks : {1, 2, 4}) {
+    thread_world(ranks, [&](World& world) {
+      double norm = 0;
+      std::int64_t samples = 0;
+      fit(
+          world,
+          [&](Trainer& trainer) {
+            trainer.on(Stage::step_start, [&](const StageContext& at) { samples += at.batches->local_samples; });
+            trainer.on(Stage::backward_end, [&](const StageContext& at) {
+              for (const auto& parameter : at.module.parameters()) {
+                norm += parameter.grad().norm().item<double>();
+              }
+            });
+          },
+          in_memory({.optim = {.max_grad_norm = 1e-3}}));
+      EXPECT_EQ(samples, 32 / ranks);
+      if (world.is_main()) {
+        norms.push_back(norm);
+      }
+    });
+  }
+  EXPECT_GT(norms[0], 1) << "before clipping";
+  EXPECT_NEAR(norms[1], norms[0], 1e-4 * norms[0]);
+  EXPECT_NEAR(norms[2], norms[0], 1e-4 * norms[0]);
+}
+
+TEST(On, RefusesWhatCannotBeCalled) {
+  World world = World::single(c10::kCPU);
+  Trainer trainer(plan_for(1, in_memory({})), world);
+  const auto nothing = [](const StageContext&) {};
+  EXPECT_THAT(message_of([&] { trainer.on(Stage::step_end, {}); }), HasSubstr("the function is missing"));
+  EXPECT_THAT(message_of([&] { trainer.on(Stage::step_end, nothing, {.every = 0}); }), HasSubstr("every is 0"));
+  trainer.on(Stage::step_end, nothing, {.name = "mine"});
+  EXPECT_THAT(message_of([&] { trainer.on(Stage::step_end, nothing, {.name = "mine"}); }),
+              HasSubstr("two callbacks have the name 'mine'"));
+}
+
+TEST(ExceptionStage, GetsTheTextAndDoesNotHideTheFailure) {
+  World world = World::single(c10::kCPU);
+  std::string seen;
+  const auto train = [&](bool fails_too) {
+    return message_of([&] {
+      fit(world, [&](Trainer& trainer) {
+        trainer.on(Stage::step_end, [](const StageContext& at) {
+          if (at.state.step == 3) {
+            throw Error("the first failure");
+          }
+        });
+        trainer.on(Stage::exception, [&](const StageContext& at) {
+          seen = std::string(at.error) + " after step " + std::to_string(at.state.step);
+          if (fails_too) {
+            throw Error("the second failure");
+          }
+        });
+      });
+    });
+  };
+  EXPECT_THAT(train(false), HasSubstr("the first failure"));
+  EXPECT_THAT(seen, AllOf(HasSubstr("the first failure"), HasSubstr("after step 3")));
+  EXPECT_THAT(train(true), AllOf(HasSubstr("the first failure"), Not(HasSubstr("the second failure"))));
+}
+
+TEST(Log, AddsMetricsToReportsAndValidations) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      std::vector<double> steps;
+      const Fitted fitted = fit(world, [&](Trainer& trainer) {
+        trainer.on(Stage::step_end, [](const StageContext& at) { at.log("last_step", double(at.state.step)); });
+        trainer.on(Stage::validation_end, [](const StageContext& at) { at.log("perplexity", 7.5); });
+        trainer.on(Stage::report, [&](const StageContext& at) {
+          const auto found = std::ranges::find(*at.metrics, "last_step", &Metrics::value_type::first);
+          steps.push_back(found == at.metrics->end() ? -1 : found->second);
+        });
+      });
+      EXPECT_THAT(steps, ElementsAre(2, 4, 6, 8));
+      EXPECT_THAT(fitted.result.metrics, Contains(Pair("val_perplexity", 7.5)));
+    });
+  }
+}
+
+// The names in a callback are as good as others for decisions.
+TEST(Log, GivesAMonitorForCheckpointsAndOtherCallbacks) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  TrainConfig config{.compute_setup = ComputeSetup::cpu, .run_dir = dir.path() / "run"};
+  config.checkpoint.monitor = "val_score";
+  config.checkpoint.mode = MonitorMode::max;
+  config.checkpoint.every_steps = 4;
+  const auto stopping = std::make_shared<EarlyStopping>(
+      EarlyStoppingOptions{.metric = "val_score", .mode = MonitorMode::max, .patience = 1});
+  const Fitted fitted = fit(
+      world,
+      [&](Trainer& trainer) {
+        trainer.on(Stage::validation_end,
+                   [](const StageContext& at) { at.log("val_score", 12.0 - double(at.state.step)); });
+        trainer.add(stopping);
+      },
+      config);
+  ASSERT_TRUE(fitted.result.best);
+  EXPECT_EQ(fitted.result.best->step, 4);
+  EXPECT_EQ(fitted.result.best->value, 8);
+  EXPECT_EQ(stopping->reason(), "val_score did not improve on 8 in 1 measurement");
+}
+
+TEST(Log, KeepsAMetricOfANextReportThroughAResume) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  const auto values = [&](std::int64_t stop, bool logs) {
+    std::vector<double> seen;
+    fit(world,
+        [&](Trainer& trainer) {
+          trainer.on(Stage::step_end, [&](const StageContext& at) {
+            if (logs && at.state.step == 3) {
+              at.log("third", 33);
+            }
+          });
+          trainer.on(Stage::report, [&](const StageContext& at) {
+            for (const auto& [name, value] : *at.metrics) {
+              if (name == "third" && at.state.step % 2 == 0) {
+                seen.push_back(value);
+              }
+            }
+          });
+        },
+        {.compute_setup = ComputeSetup::cpu, .max_steps = stop, .run_dir = dir.path() / "run"});
+    return seen;
+  };
+  EXPECT_THAT(values(3, true), ElementsAre());
+  EXPECT_THAT(values(0, false), ElementsAre(33)) << "of the checkpoint";
+}
+
+TEST(Log, NamesARankWithAnotherValue) {
+  EXPECT_THAT(message_of([] {
+                thread_world(2, [](World& world) {
+                  fit(world, [](Trainer& trainer) {
+                    trainer.on(Stage::step_end, [](const StageContext& at) { at.log("mine", at.world.rank()); });
+                  });
+                });
+              }),
+              HasSubstr("logs other metrics than the others: 'mine "));
+}
+
+TEST(Log, RefusesNamesThatAReportHas) {
+  World world = World::single(c10::kCPU);
+  const auto text = [&](Stage stage) {
+    return message_of([&] {
+      fit(world, [&](Trainer& trainer) { trainer.on(stage, [](const StageContext& at) { at.log("loss", 1); }); });
+    });
+  };
+  EXPECT_THAT(text(Stage::report), HasSubstr("metric loss is logged, but this report has one of that name"));
+  EXPECT_THAT(text(Stage::step_end), HasSubstr("two metrics of a report are called 'loss'"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,235 @@
+// When a run validates, how long it is, and evaluations outside of a fit.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+/// The steps after which a run of 12 steps, 4 per epoch, validates.
+std::vector<std::int64_t> validations(TrainConfig config, World& world, std::vector<std::int64_t> stops = {12}) {
+  std::vector<std::int64_t> steps;
+  config.batch_size = 4 / world.size();
+  for (const std::int64_t stop : stops) {
+    config.max_epochs = 0;
+    config.max_steps = stop;
+    const Plan plan = plan_for(world.size(), config);
+    TinyTask task;
+    DataLoader data(tiny_data(16), plan.loader, world);
+    DataLoader validation(tiny_data(6), plan.eval_loader, world);
+    Trainer(plan, world)
+        .on(Stage::validation_end, [&](const StageContext& at) { steps.push_back(at.state.step); })
+        .fit(task, data, &validation);
+  }
+  return steps;
+}
+
+TEST(ValidationTimes, AreInEpochsPartsOfThemAndSteps) {
+  for (const int ranks : {1, 2, 4}) {
+    thread_world(ranks, [](World& world) {
+      const auto with = [&](const ValidateConfig& validate) {
+        return validations(in_memory({.validate = validate}), world);
+      };
+      EXPECT_THAT(with({}), ElementsAre(4, 8, 12));
+      EXPECT_THAT(with({.every_epochs = 2}), ElementsAre(8));
+      EXPECT_THAT(with({.every_epochs = 0}), IsEmpty());
+      EXPECT_THAT(with({.every_epochs = 0.5}), ElementsAre(2, 4, 6, 8, 10, 12));
+      EXPECT_THAT(with({.every_epochs = 0.3}), ElementsAre(2, 3, 4, 6, 7, 8, 10, 11, 12));
+      EXPECT_THAT(with({.every_epochs = 0, .every_steps = 5}), ElementsAre(5, 10));
+      EXPECT_THAT(with({.every_epochs = 0, .every_steps = 8, .at_start = true}), ElementsAre(0, 8));
+      EXPECT_THAT(with({.every_epochs = 0, .every_s = 1e-9}), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12));
+      EXPECT_THAT(with({.every_epochs = 0, .every_s = 1e9}), IsEmpty());
+    });
+  }
+}
+
+TEST(ValidationTimes, AreTheSameAfterAResumeInAnEpoch) {
+  for (const std::int64_t stop : {1, 2, 3, 5, 6, 7, 11}) {
+    const TempDir dir;
+    World world = World::single(c10::kCPU);
+    const TrainConfig config{.compute_setup = ComputeSetup::cpu,
+                             .run_dir = dir.path() / "run",
+                             .validate = {.every_epochs = 0.5, .at_start = true}};
+    EXPECT_THAT(validations(config, world, {stop, 12}), ElementsAre(0, 2, 4, 6, 8, 10, 12)) << stop;
+  }
+}
+
+TEST(ValidationTimes, NeedTheLengthOfAnEpochForPartsOfIt) {
+  class Endless final : public BatchSource {
+   public:
+    const StepBatches* next() override { return nullptr; }
+    std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
+    LoaderPosition position() const override { return {}; }
+    void seek(const LoaderPosition&) override {}
+  };
+  Session session = Session::single(in_memory({.validate = {.every_epochs = 0.25}}));
+  Endless data;
+  TinyTask task;
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
+              HasSubstr("--validate.every_epochs 0.25: the number of steps per epoch is not known"));
+  EXPECT_THAT(message_of([] { Session::single(in_memory({.validate = {.every_epochs = 1.5}})); }),
+              HasSubstr("validate.every_epochs 1.5: expected a whole number, or a part of an epoch"));
+}
+
+/// Its validation fails.
+class Broken final : public TinyTask {
+ public:
+  StepOutput validation_step(const Batch&) override { throw Error("the validation is broken"); }
+};
+
+TEST(SanitySteps, ShowAnErrorOfTheValidationBeforeTheTraining) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      const auto steps_before_the_error = [&](std::int64_t sanity_steps) {
+        const Plan plan =
+            plan_for(world.size(), in_memory({.batch_size = 2, .validate = {.sanity_steps = sanity_steps}}));
+        Broken task;
+        DataLoader data(tiny_data(16), plan.loader, world);
+        DataLoader validation(tiny_data(8), plan.eval_loader, world);
+        std::int64_t steps = 0;
+        Trainer trainer(plan, world);
+        trainer.on(Stage::step_end, [&](const StageContext& at) { steps = at.state.step; });
+        EXPECT_THAT(message_of([&] { trainer.fit(task, data, &validation); }), HasSubstr("the validation is broken"));
+        return steps;
+      };
+      EXPECT_EQ(steps_before_the_error(1), 0);
+      EXPECT_GT(steps_before_the_error(0), 0);  // control
+    });
+  }
+}
+
+TEST(SanitySteps, ChangeNothing) {
+  const auto train = [](std::int64_t sanity_steps) {
+    Session session = Session::single(in_memory({.batch_size = 4, .validate = {.sanity_steps = sanity_steps}}));
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    DataLoader validation(tiny_data(24), session.plan.eval_loader, session.world);
+    return Trainer(session).fit(task, data, &validation).metrics;
+  };
+  EXPECT_EQ(train(2).front(), train(0).front());
+}
+
+TEST(Minimum, KeepsTheProgramFromEndingARun) {
+  struct Case {
+    std::int64_t min_steps, min_epochs, ends_at;
+  };
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      for (const auto& [min_steps, min_epochs, ends_at] :
+           {Case{0, 0, 3}, Case{3, 0, 3}, Case{7, 0, 7}, Case{0, 2, 8}, Case{9, 2, 9}}) {
+        const Plan plan = plan_for(
+            world.size(),
+            in_memory(
+                {.max_epochs = 5, .min_epochs = min_epochs, .min_steps = min_steps, .batch_size = 4 / world.size()}));
+        TinyTask task;
+        DataLoader data(tiny_data(16), plan.loader, world);
+        DataLoader validation(tiny_data(8), plan.eval_loader, world);
+        std::vector<std::int64_t> validated;
+        Trainer trainer(plan, world);
+        trainer.on(Stage::step_end, [&](const StageContext& at) {
+          if (at.state.step == 2 && world.is_main()) {
+            at.control.request_stop("good enough");
+          }
+        });
+        trainer.on(Stage::validation_end, [&](const StageContext& at) { validated.push_back(at.state.step); });
+        const FitResult result = trainer.fit(task, data, &validation);
+        EXPECT_EQ(result.state.step, ends_at);
+        EXPECT_EQ(result.stop, StopKind::program);
+        EXPECT_EQ(validated.empty(), ends_at < 4) << "a stop that waits must not end a validation";
+      }
+    });
+  }
+}
+
+TEST(Minimum, DoesNotHoldASignalBack) {
+  Session session = Session::single(in_memory({.max_steps = 9, .min_steps = 9, .batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(64), session.plan.loader, session.world);
+  Trainer trainer(session);
+  trainer.on(Stage::step_end, [](const StageContext& at) {
+    if (at.state.step == 2) {
+      at.control.request_stop_from_signal(StopKind::terminate);
+    }
+  });
+  EXPECT_EQ(trainer.fit(task, data).state.step, 3);
+}
+
+TEST(Minimum, IsAtMostTheMaximum) {
+  const std::string text = message_of(
+      [] { Session::single(in_memory({.max_epochs = 2, .max_steps = 5, .min_epochs = 3, .min_steps = 6})); });
+  EXPECT_THAT(text, HasSubstr("min_steps 6 with config.max_steps 5: the run ends earlier"));
+  EXPECT_THAT(text, HasSubstr("min_epochs 3 with config.max_epochs 2: the run ends earlier"));
+}
+
+TEST(FastDevRun, TriesEverythingAndWritesNothing) {
+  const TempDir dir;
+  Session session = Session::single({.compute_setup = ComputeSetup::cpu,
+                                     .max_epochs = 100,
+                                     .min_steps = 50,
+                                     .fast_dev_run = 3,
+                                     .batch_size = 4,
+                                     .run_dir = dir.path() / "run"});
+  TinyTask task;
+  DataLoader data(tiny_data(64), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(64), session.plan.eval_loader, session.world);
+  const FitResult result = Trainer(session).fit(task, data, &validation);
+  EXPECT_EQ(result.state.step, 3);
+  EXPECT_THAT(result.metrics, testing::Contains(testing::Key("val_loss")));
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "run"));
+}
+
+/// A test step that differs from the validation step.
+class Tested final : public TinyTask {
+ public:
+  StepOutput test_step(const Batch& batch) override {
+    StepOutput out = validation_step(batch);
+    out.metrics = {{"absolute", at::l1_loss(net_(batch.input), batch.target)}};
+    return out;
+  }
+};
+
+TEST(TrainerTest, UsesTestStep) {
+  std::vector<Metrics> all;
+  for (const int ranks : {1, 2, 3, 4}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.batch_size = 4}));
+      Tested task;
+      DataLoader data(tiny_data(7), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      const Metrics tested = trainer.test(task, data);
+      EXPECT_TRUE(task.module().is_training());
+      EXPECT_EQ(trainer.validate(task, data).size(), 1U);
+      ASSERT_EQ(tested.size(), 2U);
+      EXPECT_EQ(tested[1].first, "absolute");
+      if (world.is_main()) {
+        all.push_back(tested);
+      }
+    });
+  }
+  for (const Metrics& metrics : all) {
+    EXPECT_NEAR(metrics[0].second, all[0][0].second, 1e-6);
+    EXPECT_NEAR(metrics[1].second, all[0][1].second, 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,236 @@
+// Results of every sample, in order, for any number of ranks, in memory and in files.
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+class Predictor : public TinyTask {
+ public:
+  NamedTensors predict_step(const Batch& batch) override {
+    EXPECT_FALSE(torch::autograd::GradMode::is_enabled());
+    EXPECT_FALSE(net_->is_training());
+    if (++calls == fails_at) {
+      throw Error("the power is gone");
+    }
+    const at::Tensor y = net_(batch.input);
+    return {{"y", y}, {"class", y.squeeze(1) > 0}};
+  }
+  int calls = 0;
+  int fails_at = 0;
+};
+
+Plan prediction_plan(int ranks) { return plan_for(ranks, in_memory({.batch_size = 3})); }
+
+NamedTensors expected(std::int64_t samples) {
+  Predictor task;
+  const at::NoGradGuard no_grad;
+  task.module().eval();
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(samples));
+  std::iota(ids.begin(), ids.end(), 0);
+  NamedTensors all = task.predict_step(tiny_data(samples)->get(ids, {}));
+  all.insert(all.begin(), {"ids", at::arange(samples)});
+  return all;
+}
+
+void expect_same(const NamedTensors& found, const NamedTensors& wanted) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].first, wanted[i].first);
+    ASSERT_EQ(found[i].second.sizes(), wanted[i].second.sizes());
+    EXPECT_TRUE(at::allclose(found[i].second.to(at::kDouble), wanted[i].second.to(at::kDouble), 0, 1e-6));
+  }
+}
+
+TEST(Predict, GivesTheResultsInTheOrderOfTheDataForAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const std::int64_t samples : {1, 7, 29}) {  // some ranks have nothing
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = prediction_plan(ranks);
+        Predictor task;
+        DataLoader data(tiny_data(samples), plan.eval_loader, world);
+        Trainer trainer(plan, world);
+        const NamedTensors found = trainer.predict(task, data);
+        EXPECT_TRUE(task.module().is_training());
+        if (world.is_main()) {
+          expect_same(found, expected(samples));
+        } else {
+          EXPECT_TRUE(found.empty());
+        }
+        EXPECT_EQ(trainer.predict(task, data).size(), found.size()) << "the next epoch";
+      });
+    }
+  }
+}
+
+TEST(Predict, IntoFilesContinuesAfterAFailureWithAnotherNumberOfRanks) {
+  for (const auto& [first, second] : {std::pair{1, 1}, {2, 2}, {1, 3}, {3, 1}, {4, 2}}) {
+    const TempDir dir;
+    const auto predict = [&](int ranks, int fails_at, int* calls) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = prediction_plan(ranks);
+        Predictor task;
+        task.fails_at = fails_at;
+        DataLoader data(tiny_data(53), plan.eval_loader, world);
+        Trainer(plan, world).predict(task, data, dir.path() / "out", /*every_steps=*/2);
+        if (world.is_main() && calls != nullptr) {
+          *calls = task.calls;
+        }
+      });
+    };
+    EXPECT_THAT(message_of([&] { predict(first, 4, nullptr); }), HasSubstr("the power is gone"));
+    EXPECT_THAT(message_of([&] { load_predictions(dir.path() / "out"); }), HasSubstr("is not complete"));
+    int calls = 0;
+    predict(second, 0, &calls);
+    EXPECT_LT(calls, (53 + 3 * second - 1) / (3 * second)) << "it began again";
+    expect_same(load_predictions(dir.path() / "out"), expected(53));
+    predict(first, 1, nullptr);  // complete: nothing is called
+  }
+}
+
+TEST(Predict, StopsOnRequestAndContinues) {
+  const TempDir dir;
+  for (const bool asks : {true, false}) {
+    thread_world(2, [&](World& world) {
+      const Plan plan = prediction_plan(2);
+      TrainControl control;
+      Trainer trainer(plan, world, control);
+      Predictor task;
+      DataLoader data(tiny_data(29), plan.eval_loader, world);
+      if (asks) {
+        control.request_stop("enough", StopKind::terminate);
+        EXPECT_THROW(trainer.predict(task, data), PredictionStopped);
+        EXPECT_THROW(trainer.predict(task, data, dir.path() / "out", 1), PredictionStopped);
+        EXPECT_EQ(control.agreed(), StopKind::terminate);
+      } else {
+        trainer.predict(task, data, dir.path() / "out", 1);
+      }
+    });
+  }
+  expect_same(load_predictions(dir.path() / "out"), expected(29));
+}
+
+TEST(Predict, OfAStreamIsInTheOrderOfItsSteps) {
+  class Echo final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override { return {{"x", batch.input}}; }
+  };
+  const std::vector<std::vector<std::int64_t>> orders{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, {0, 2, 4, 1, 3, 5, 6, 8, 7, 9}};
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    thread_world(ranks, [&](World& world) {
+      const auto numbers = [](std::int64_t, int rank, int world_size) -> SampleSource {
+        return [n = static_cast<std::int64_t>(rank), world_size]() mutable {
+          const std::int64_t now = std::exchange(n, n + world_size);
+          return now < 10 ? std::optional<Batch>(Batch{.input = at::full({1}, now)}) : std::nullopt;
+        };
+      };
+      const Plan plan = prediction_plan(ranks);
+      Echo task;
+      DataLoader data(sample_stream(numbers), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      const NamedTensors found = trainer.predict(task, data);
+      trainer.predict(task, data, dir.path() / "out", 1);
+      if (world.is_main()) {
+        const at::Tensor order = at::tensor(orders[static_cast<std::size_t>(ranks) - 1]).view({10, 1});
+        ASSERT_EQ(found.size(), 1U);
+        EXPECT_TRUE(found[0].second.equal(order)) << found[0].second;
+        EXPECT_TRUE(load_predictions(dir.path() / "out").at(0).second.equal(order));
+      }
+    });
+  }
+}
+
+TEST(Predict, NamesWhatIsWrong) {
+  class Wrong final : public TinyTask {
+   public:
+    explicit Wrong(NamedTensors results) : results_(std::move(results)) {}
+    NamedTensors predict_step(const Batch&) override { return results_; }
+
+   private:
+    NamedTensors results_;
+  };
+  World world = World::single(c10::kCPU);
+  const Plan plan = prediction_plan(1);
+  const auto text = [&](Task& task) {
+    return message_of([&] {
+      DataLoader data(tiny_data(6), plan.eval_loader, world);
+      Trainer(plan, world).predict(task, data);
+    });
+  };
+  TinyTask without;
+  EXPECT_THAT(text(without), HasSubstr("the task has no predict_step()"));
+  Wrong nothing({});
+  EXPECT_THAT(text(nothing), HasSubstr("predict_step() returned nothing"));
+  Wrong scalar({{"y", at::ones({})}});
+  EXPECT_THAT(text(scalar), HasSubstr("returned 'y' of shape [] for 3 samples"));
+  Wrong rows({{"y", at::ones({2, 5})}});
+  EXPECT_THAT(text(rows), HasSubstr("returned 'y' of shape [2, 5] for 3 samples"));
+  Wrong reserved({{"ids", at::ones({3})}});
+  EXPECT_THAT(text(reserved), HasSubstr("'ids', which is a name of lockstep"));
+  Wrong dtype({{"y", at::ones({3}, at::kComplexDouble)}});
+  EXPECT_THAT(text(dtype), HasSubstr("which cannot be stored"));
+}
+
+TEST(Predict, NamesRanksWithOtherResults) {
+  EXPECT_THAT(message_of([] {
+                thread_world(2, [](World& world) {
+                  class Odd final : public TinyTask {
+                   public:
+                    explicit Odd(bool odd) : odd_(odd) {}
+                    NamedTensors predict_step(const Batch& batch) override {
+                      return {{odd_ ? "z" : "y", net_(batch.input)}};
+                    }
+
+                   private:
+                    bool odd_;
+                  };
+                  const Plan plan = prediction_plan(2);
+                  Odd task(world.rank() == 1);
+                  DataLoader data(tiny_data(12), plan.eval_loader, world);
+                  Trainer(plan, world).predict(task, data);
+                });
+              }),
+              HasSubstr("rank 1 predicts"));
+}
+
+TEST(Predict, RefusesDamagedFiles) {
+  const TempDir dir;
+  EXPECT_THAT(message_of([&] { load_predictions(dir.path()); }), HasSubstr("contains no predictions"));
+  std::ofstream(dir.path() / "predictions.json") << R"({"format": 1})";
+  EXPECT_THAT(message_of([&] { load_predictions(dir.path()); }), HasSubstr("is damaged"));
+}
+
+TEST(MakeTask, PredictsWhatItsModuleReturns) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = prediction_plan(1);
+  const auto task = make_task(
+      torch::nn::Linear(4, 2), [](const at::Tensor& y, const at::Tensor& t) { return at::mse_loss(y, t); },
+      sgd({.lr = 0.1}));
+  DataLoader data(tiny_data(5), plan.eval_loader, world);
+  const NamedTensors found = Trainer(plan, world).predict(*task, data);
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[1].first, "output");
+  EXPECT_EQ(found[1].second.sizes(), (std::vector<std::int64_t>{5, 2}));
+}
+
+}  // namespace
+}  // namespace lockstep
