@@ -1,19 +1,17 @@
 // The format: records of TFRecord files with protocol buffers of type tensorflow.Event
 // (tensorflow/core/util/event.proto, framework/summary.proto). Only the fields that are written here are encoded.
 #include <bit>
-#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <lockstep/report/metric_sink.h>
 
 #include "base/crc32c.h"
 #include "base/report_file.h"
-#include "environment/process_name.h"
+#include "base/wall_clock.h"
 #include "report/metric_file.h"
 
 namespace lockstep {
@@ -77,10 +75,7 @@ std::string record(const Message& event) {
   return length + masked_checksum(length) + event.bytes() + masked_checksum(event.bytes());
 }
 
-Message event() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return Message().number(1, std::chrono::duration<double>(now).count());
-}
+Message event() { return Message().number(1, unix_time()); }
 
 class TensorboardSink final : public MetricSink {
  public:
@@ -112,10 +107,9 @@ class TensorboardSink final : public MetricSink {
  private:
   // TensorBoard reads the files of a directory in the order of their names.
   static std::string file_name(FileSystem& fs, const std::filesystem::path& directory) {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+    const auto seconds = static_cast<std::int64_t>(unix_time());
     for (int number = 0;; ++number) {
-      std::string name = fmt::format("events.out.tfevents.{:010}.{}.{}.{}", seconds, host_name(), ::getpid(), number);
+      std::string name = fmt::format("events.out.tfevents.{:010}.lockstep.{:03}", seconds, number);
       if (!fs.exists(directory / name)) {
         return name;
       }

@@ -252,6 +252,7 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
   text = world_.broadcast_bytes(text);
   if (!text.empty()) {
     progress = parse_part_list(text, directory);
+    progress.position.global_batch = data_.position().global_batch;  // only the place counts, not the steps
     data_.seek(progress.position);
     step_ = progress.step;
   }

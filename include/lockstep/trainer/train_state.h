@@ -25,7 +25,7 @@ struct TrainState {
 struct StepResult {
   at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
   at::Tensor grad_norm{};  ///< 0-dim, before clipping; undefined without optim.max_grad_norm
-  at::Tensor skipped{};    ///< 0-dim: 1 if the step changed no parameter; undefined without fp16_mixed and optim.non_finite skip
+  at::Tensor skipped{};    ///< 0-dim: 1 if nothing was changed; undefined without fp16_mixed and optim.non_finite skip
   double lr = 0;
 };
 
