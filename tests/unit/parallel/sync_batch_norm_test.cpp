@@ -76,7 +76,7 @@ struct Prepared {
     optimizer.zero_grad();
   }
   Ddp strategy;
-  StrategyOptimizer& optimizer = prepared.optimizer;
+  StrategyOptimizer& optimizer = strategy.optimizer();
 };
 
 at::Tensor inputs(std::int64_t step, std::int64_t samples) {
