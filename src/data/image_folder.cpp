@@ -40,6 +40,8 @@ at::Tensor read_image(const std::filesystem::path& file, const ImageFolderOption
     });
   } catch (const Error& error) {
     throw DataError(fmt::format("{}: {}", file.string(), error.what()), error.hint());
+  } catch (const std::exception& error) {  // no memory for an image of this size
+    throw sample_error(file.string(), error);
   }
   at::Tensor image = pixels.permute({0, 3, 1, 2});
   if (options.gray) {

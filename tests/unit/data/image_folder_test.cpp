@@ -270,6 +270,33 @@ TEST(ImageFolder, NamesBrokenFiles) {
   }
 }
 
+// A damaged file either is decoded or is an error that names it.
+TEST(ImageFolder, SurvivesEveryDamagedByte) {
+  const TempDir dir;
+  const fs::path path = dir.path() / "class" / "image.png";
+  write(path, "");
+  const auto data = image_folder(dir.path()).data;
+  const at::Tensor image = picture(9, 9);
+  int errors = 0;
+  int images = 0;
+  for (const std::string& file : {png_of_picture(image), jpeg_of(image.permute({1, 2, 0}), TJPF_RGB, TJSAMP_420)}) {
+    for (std::size_t at = 0; at < file.size(); ++at) {
+      std::string damaged = file;
+      damaged[at] = static_cast<char>(damaged[at] ^ 0x55);
+      write(path, damaged);
+      try {
+        data->get(Ids{0}, {});
+        ++images;
+      } catch (const DataError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("class/image.png: "));
+        ++errors;
+      }
+    }
+  }
+  EXPECT_GT(errors, 100);
+  EXPECT_GT(images, 100);
+}
+
 TEST(ImageFolder, HasItsBrokenFilesReplaced) {
   const TempDir dir;
   for (int i = 0; i < 4; ++i) {
