@@ -80,7 +80,7 @@ lockstep_install_packages() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
 }
 
-# Programs that only some tests need, named by $lockstep_optional_packages. Where they cannot be installed those tests are skipped, and
+# Packages that only some tests need, named by $lockstep_optional_packages. Where they cannot be installed those tests are skipped, and
 # say so. Their services are not started: the tests start daemons of their own.
 lockstep_install_optional() {
   local missing=() package policy=/usr/sbin/policy-rc.d own_policy=

@@ -18,20 +18,13 @@ namespace lockstep {
 
 namespace {
 
-/// "7, 2, 9, ... (32 samples)"
-std::string list_ids(std::span<const std::int64_t> ids) {
-  constexpr std::size_t kShown = 8;
-  const auto shown = ids.first(std::min(ids.size(), kShown));
-  return fmt::format("{}{} ({} samples)", fmt::join(shown, ", "), ids.size() > kShown ? ", ..." : "", ids.size());
-}
-
 Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
   try {
     return data.get(ids, seed);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw sample_error("samples " + list_ids(ids), error);
+    throw sample_error(sample_names(ids), error);
   }
 }
 

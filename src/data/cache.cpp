@@ -21,6 +21,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "data/columns.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "formats/array_file.h"
@@ -32,21 +33,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The tensors of a batch by name; "input", "target" and "weight" are the members.
-NamedTensors columns_of(const Batch& batch) {
+/// The tensors of a batch as they are stored.
+NamedTensors cached_columns(const Batch& batch) {
   if (batch.extra.has_value()) {
     throw DataError("cache: samples with `extra` cannot be cached, only tensors");
   }
-  NamedTensors columns;
-  for (const auto& [name, tensor] :
-       {std::pair<const char*, at::Tensor>{"input", batch.input}, {"target", batch.target}, {"weight", batch.weight}}) {
-    if (tensor.defined()) {
-      columns.emplace_back(name, tensor);
-    }
-  }
-  for (const auto& [name, tensor] : batch.fields) {
-    columns.emplace_back("fields." + name, tensor);
-  }
+  NamedTensors columns = columns_of(batch);
   for (auto& [name, tensor] : columns) {
     tensor = tensor.detach().cpu().contiguous();
   }
@@ -64,20 +56,11 @@ class Cached final : public Dataset {
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
     check_ids("cache", ids, size_);
-    Batch batch;
+    NamedTensors picked;
     for (const auto& [name, rows] : columns_) {
-      const at::Tensor picked = gather_rows(rows, ids, memory_);
-      if (name == "input") {
-        batch.input = picked;
-      } else if (name == "target") {
-        batch.target = picked;
-      } else if (name == "weight") {
-        batch.weight = picked;
-      } else {
-        batch.fields.emplace_back(name.substr(std::string_view("fields.").size()), picked);
-      }
+      picked.emplace_back(name, gather_rows(rows, ids, memory_));
     }
-    return batch;
+    return batch_of(std::move(picked));
   }
 
  private:
@@ -100,7 +83,7 @@ void for_all_samples(const Dataset& data, const NamedTensors& first,
   for (std::int64_t begin = 0; begin < data.size(); begin += kMost) {
     std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMost, data.size() - begin)));
     std::iota(ids.begin(), ids.end(), begin);
-    const NamedTensors columns = columns_of(data.get(ids, {}));
+    const NamedTensors columns = cached_columns(data.get(ids, {}));
     if (!like_first(columns)) {
       throw DataError(
           fmt::format("cache: samples {} to {} do not have the same tensors as sample 0", ids.front(), ids.back()));
@@ -114,7 +97,7 @@ NamedTensors first_sample(const Dataset& data) {
     throw DataError("cache: the data set is empty");
   }
   const std::int64_t id = 0;
-  return columns_of(data.get({&id, 1}, {}));
+  return cached_columns(data.get({&id, 1}, {}));
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {

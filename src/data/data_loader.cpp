@@ -30,24 +30,6 @@ void release(Batch& batch) {
   batch = Batch{.ids = std::move(ids)};
 }
 
-void check_plan(const LoaderPlan& plan) {
-  std::vector<Problem> problems;
-  const auto at_least = [&](const char* name, std::int64_t found, std::int64_t smallest) {
-    if (found < smallest) {
-      problems.push_back({fmt::format("{}: found {}, expected {} or more", name, found, smallest)});
-    }
-  };
-  at_least("batch_size", plan.batch.batch_size, 1);
-  at_least("global_batch_size", plan.batch.global_batch_size, 1);
-  at_least("data.workers", plan.data.workers, 0);
-  at_least("data.prefetch", plan.data.prefetch, 0);
-  at_least("data.steps_per_epoch", plan.data.steps_per_epoch, 0);
-  at_least("data.max_bad_samples", plan.data.max_bad_samples, 0);
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
-}
-
 void check_given(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
     throw DataError("data loader: the data set is null", "for a model without data use DataLoader::none");
@@ -201,7 +183,7 @@ struct DataLoader::Impl {
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
                        std::shared_ptr<const EpochOrder> order) {
-  check_plan(plan);
+  check_loader_plan(plan);
   check_given(data);
   if (order && order->samples().value_or(data->size()) != data->size()) {
     throw DataError(
@@ -220,7 +202,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
 }
 
 DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world) {
-  check_plan(plan);
+  check_loader_plan(plan);
   if (!stream) {
     throw DataError("data loader: the stream is null");
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,22 +81,12 @@ class SampleDataset final : public Dataset {
     check_ids("sample data set", ids, size_);
     Stacker stacker(ids.size());
     for (const std::int64_t id : ids) {
-      stacker.add(id, sample(id, seed(id)));
+      stacker.add(id, with_sample_names({&id, 1}, [&] { return get_(id, seed(id)); }));
     }
     return stacker.stacked();
   }
 
  private:
-  Batch sample(std::int64_t id, std::uint64_t seed) const {
-    try {
-      return get_(id, seed);
-    } catch (const Error& error) {
-      throw DataError(fmt::format("sample {}: {}", id, error.what()), error.hint());
-    } catch (const std::exception& error) {
-      throw sample_error(fmt::format("sample {}", id), error);
-    }
-  }
-
   std::int64_t size_;
   std::function<Batch(std::int64_t, std::uint64_t)> get_;
 };
@@ -127,6 +118,76 @@ class Subset final : public Dataset {
  private:
   std::shared_ptr<const Dataset> data_;
   std::vector<std::int64_t> ids_;
+};
+
+class Concat final : public Dataset {
+ public:
+  explicit Concat(std::vector<std::shared_ptr<const Dataset>> parts) : parts_(std::move(parts)) {
+    for (const auto& part : parts_) {
+      begins_.push_back(begins_.back() + part->size());
+    }
+  }
+
+  std::int64_t size() const override { return begins_.back(); }
+
+  Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
+    check_ids("concat", ids, size());
+    std::vector<std::vector<std::int64_t>> of_parts(parts_.size());
+    for (const std::int64_t id : ids) {
+      const std::size_t part = part_of(id);
+      of_parts[part].push_back(id - begins_[part]);
+    }
+    std::vector<Batch> batches(parts_.size());
+    for (std::size_t part = 0; part < parts_.size(); ++part) {
+      if (!of_parts[part].empty()) {
+        batches[part] = parts_[part]->get(of_parts[part], seed_of(part, seed));
+        batches[part].ids.clear();  // numbers in the part; the loader sets those of the whole
+      }
+    }
+    const std::size_t first = part_of(ids.front());
+    if (of_parts[first].size() == ids.size()) {
+      return std::move(batches[first]);
+    }
+    return merge(ids, batches, of_parts);
+  }
+
+  std::string fingerprint() const override {
+    std::string parts;
+    for (const auto& part : parts_) {
+      parts += (parts.empty() ? "" : " + ") + part->fingerprint();
+    }
+    return fmt::format("{} of ({})", Dataset::fingerprint(), parts);
+  }
+
+ private:
+  std::size_t part_of(std::int64_t id) const {
+    return static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), id) - begins_.begin() - 1);
+  }
+
+  static SampleSeed seed_of(std::size_t part, const SampleSeed& seed) {
+    return part == 0 ? seed : SampleSeed{.seed = splitmix(seed.seed ^ splitmix(part)), .epoch = seed.epoch};
+  }
+
+  /// The samples of all parts in the order of `ids`.
+  Batch merge(std::span<const std::int64_t> ids, const std::vector<Batch>& batches,
+              const std::vector<std::vector<std::int64_t>>& of_parts) const {
+    Stacker stacker(ids.size());
+    std::vector<std::int64_t> next(parts_.size());
+    try {
+      for (const std::int64_t id : ids) {
+        const std::size_t part = part_of(id);
+        stacker.add(id, sample_of(batches[part], next[part]++, std::ssize(of_parts[part])));
+      }
+    } catch (const DataError& error) {
+      throw DataError(fmt::format("concat: {}", error.what()),
+                      fmt::format("the parts begin at the samples {}; make their samples alike with map()",
+                                  fmt::join(begins_.begin(), begins_.end() - 1, ", ")));
+    }
+    return stacker.stacked();
+  }
+
+  std::vector<std::shared_ptr<const Dataset>> parts_;
+  std::vector<std::int64_t> begins_{0};  // of each part, and the end
 };
 
 void check_has_rows(std::string_view name, const at::Tensor& tensor) {
@@ -192,6 +253,28 @@ std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector
     throw DataError("subset: the data set is null");
   }
   return std::make_shared<Subset>(std::move(data), std::move(ids));
+}
+
+std::shared_ptr<Dataset> take(std::shared_ptr<const Dataset> data, std::int64_t count) {
+  if (!data) {
+    throw DataError("take: the data set is null");
+  }
+  if (count < 0) {
+    throw DataError(fmt::format("take: count is {}, expected 0 or more", count));
+  }
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(count, data->size())));
+  std::iota(ids.begin(), ids.end(), std::int64_t{0});
+  return subset(std::move(data), std::move(ids));
+}
+
+std::shared_ptr<Dataset> concat(std::vector<std::shared_ptr<const Dataset>> parts) {
+  if (parts.empty()) {
+    throw DataError("concat: found no data set, expected one or more");
+  }
+  if (const auto null = std::ranges::find(parts, nullptr); null != parts.end()) {
+    throw DataError(fmt::format("concat: data set {} is null", null - parts.begin()));
+  }
+  return std::make_shared<Concat>(std::move(parts));
 }
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 // Errors about samples.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <span>
@@ -9,6 +11,7 @@
 #include <typeinfo>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 
@@ -21,6 +24,29 @@ namespace lockstep {
 inline DataError sample_error(const std::string& samples, const std::exception& error) {
   return DataError(samples + ": " + type_name(typeid(error)) + ": " + std::string(without_frames(error.what())), {},
                    ExitCode::failed);
+}
+
+/// "sample 7", or "samples 7, 2, 9, ... (32 samples)".
+inline std::string sample_names(std::span<const std::int64_t> ids) {
+  if (ids.size() == 1) {
+    return fmt::format("sample {}", ids.front());
+  }
+  constexpr std::size_t kShown = 8;
+  const auto shown = ids.first(std::min(ids.size(), kShown));
+  return fmt::format("samples {}{} ({} samples)", fmt::join(shown, ", "), ids.size() > kShown ? ", ..." : "",
+                     ids.size());
+}
+
+/// Returns build(); its exceptions become DataErrors that name the samples.
+template <class Build>
+auto with_sample_names(std::span<const std::int64_t> ids, const Build& build) {
+  try {
+    return build();
+  } catch (const Error& error) {
+    throw DataError(fmt::format("{}: {}", sample_names(ids), error.what()), error.hint());
+  } catch (const std::exception& error) {
+    throw sample_error(sample_names(ids), error);
+  }
 }
 
 /// Throws DataError: "subset: found sample id 7, expected 0 to 4".

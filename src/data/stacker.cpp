@@ -1,5 +1,6 @@
 #include "data/stacker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,12 +10,52 @@
 
 #include <lockstep/base/error.h>
 
+#include "data/for_each_tensor.h"
+
 namespace lockstep {
 
 namespace {
 
-at::Tensor stack(const std::vector<at::Tensor>& tensors) {
-  return tensors.front().defined() ? at::stack(tensors) : at::Tensor();
+/// The shapes are equal except for `dimension` (-1: no exception).
+bool same_shape(at::IntArrayRef a, at::IntArrayRef b, std::int64_t dimension) {
+  if (a.size() != b.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i] && static_cast<std::int64_t>(i) != dimension) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::int64_t padded_length(const std::vector<at::Tensor>& tensors, const Padding& padding, std::int64_t dimension) {
+  std::int64_t longest = 0;
+  for (const at::Tensor& tensor : tensors) {
+    longest = std::max(longest, tensor.size(dimension));
+  }
+  return (longest + padding.multiple_of - 1) / padding.multiple_of * padding.multiple_of;
+}
+
+at::Tensor stack_padded(const std::vector<at::Tensor>& tensors, const Padding& padding, std::int64_t dimension) {
+  std::vector<std::int64_t> sizes = tensors.front().sizes().vec();
+  sizes[static_cast<std::size_t>(dimension)] = padded_length(tensors, padding, dimension);
+  sizes.insert(sizes.begin(), static_cast<std::int64_t>(tensors.size()));
+  const at::Tensor stacked = at::full(sizes, padding.value, tensors.front().options());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    stacked.select(0, static_cast<std::int64_t>(i)).narrow(dimension, 0, tensors[i].size(dimension)).copy_(tensors[i]);
+  }
+  return stacked;
+}
+
+at::Tensor mask_of(const std::vector<at::Tensor>& tensors, const Padding& padding, std::int64_t dimension) {
+  const at::Tensor mask =
+      at::zeros({static_cast<std::int64_t>(tensors.size()), padded_length(tensors, padding, dimension)},
+                at::TensorOptions(at::kBool));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    mask.select(0, static_cast<std::int64_t>(i)).narrow(0, 0, tensors[i].size(dimension)).fill_(true);
+  }
+  return mask;
 }
 
 }  // namespace
@@ -32,17 +73,31 @@ void Stacker::add(std::int64_t id, Batch sample) {
     throw DataError(
         fmt::format("sample {}: no field '{}', but sample {} has it", id, columns_[column].name, ids_.front()));
   }
+  if (ids_.size() == 1) {
+    check_paddings_are_used();
+  }
   has_extra_ = has_extra_ || sample.extra.has_value();
   extras_.push_back(std::move(sample.extra));
 }
 
 Batch Stacker::stacked() {
+  const auto stack = [](const Column& column) {
+    if (!column.tensors.front().defined()) {
+      return at::Tensor();
+    }
+    return column.padding ? stack_padded(column.tensors, *column.padding, column.dimension) : at::stack(column.tensors);
+  };
   Batch batch;
-  batch.input = stack(columns_[0].tensors);
-  batch.target = stack(columns_[1].tensors);
-  batch.weight = stack(columns_[2].tensors);
+  batch.input = stack(columns_[0]);
+  batch.target = stack(columns_[1]);
+  batch.weight = stack(columns_[2]);
   for (std::size_t column = 3; column < columns_.size(); ++column) {
-    batch.fields.emplace_back(columns_[column].name, stack(columns_[column].tensors));
+    batch.fields.emplace_back(columns_[column].name, stack(columns_[column]));
+  }
+  for (const Column& column : columns_) {
+    if (column.padding && !column.padding->mask.empty()) {
+      batch.fields.emplace_back(column.padding->mask, mask_of(column.tensors, *column.padding, column.dimension));
+    }
   }
   if (has_extra_) {
     batch.extra = std::move(extras_);
@@ -50,25 +105,53 @@ Batch Stacker::stacked() {
   return batch;
 }
 
-void Stacker::add_tensor(std::size_t position, const std::string& name, at::Tensor tensor) {
-  const std::int64_t id = ids_.back();
-  const bool first_sample = ids_.size() == 1;
-  if (first_sample) {
-    columns_.emplace_back().name = name;
-    columns_.back().tensors.reserve(samples_);
-  } else if (position >= columns_.size() || columns_[position].name != name) {
-    throw DataError(fmt::format("sample {}: field '{}' is not at the same place in sample {}", id, name, ids_.front()),
-                    "all samples of a batch must have the same fields in the same order");
+void Stacker::add_column(const std::string& name, const at::Tensor& first) {
+  Column& column = columns_.emplace_back();
+  column.name = name;
+  column.tensors.reserve(samples_);
+  const auto padding = std::ranges::find(paddings_, name, &Padding::field);
+  if (padding == paddings_.end() || !first.defined()) {
+    return;
   }
-  Column& column = columns_[position];
-  if (!first_sample) {
-    check_same(id, name, tensor, column.tensors.front());
+  column.padding = &*padding;
+  column.dimension = padding->dimension < 0 ? padding->dimension + first.dim() : padding->dimension;
+  if (column.dimension < 0 || column.dimension >= first.dim()) {
+    throw DataError(fmt::format("sample {}: found {} of shape [{}], expected dimension {} to pad", ids_.front(), name,
+                                fmt::join(first.sizes(), ", "), padding->dimension));
   }
-  column.tensors.push_back(std::move(tensor));
 }
 
-void Stacker::check_same(std::int64_t id, const std::string& name, const at::Tensor& found,
-                         const at::Tensor& expected) const {
+void Stacker::add_tensor(std::size_t position, const std::string& name, at::Tensor tensor) {
+  if (ids_.size() == 1) {
+    add_column(name, tensor);
+  } else if (position >= columns_.size() || columns_[position].name != name) {
+    throw DataError(
+        fmt::format("sample {}: field '{}' is not at the same place in sample {}", ids_.back(), name, ids_.front()),
+        "all samples of a batch must have the same fields in the same order");
+  } else {
+    check_same(ids_.back(), columns_[position], tensor);
+  }
+  columns_[position].tensors.push_back(std::move(tensor));
+}
+
+void Stacker::check_paddings_are_used() const {
+  const auto find = [&](const std::string& name) { return std::ranges::find(columns_, name, &Column::name); };
+  for (const Padding& padding : paddings_) {
+    if (const auto column = find(padding.field); column == columns_.end() || !column->tensors.front().defined()) {
+      throw DataError(fmt::format("sample {}: found no '{}' to pad", ids_.front(), padding.field),
+                      "Padding::field is input, target, weight, or a field of the samples");
+    }
+    if (find(padding.mask) != columns_.end()) {
+      throw DataError(fmt::format("sample {}: found a field '{}', which is the name of the mask of '{}'", ids_.front(),
+                                  padding.mask, padding.field),
+                      "set Padding::mask to another name");
+    }
+  }
+}
+
+void Stacker::check_same(std::int64_t id, const Column& column, const at::Tensor& found) const {
+  const std::string& name = column.name;
+  const at::Tensor& expected = column.tensors.front();
   if (found.defined() != expected.defined()) {
     throw DataError(fmt::format("sample {}: found {} {}, expected {} as in sample {}", id,
                                 found.defined() ? "a tensor" : "no tensor", name, expected.defined() ? "one" : "none",
@@ -77,16 +160,70 @@ void Stacker::check_same(std::int64_t id, const std::string& name, const at::Ten
   if (!found.defined()) {
     return;
   }
-  if (found.sizes() != expected.sizes()) {
-    throw DataError(
-        fmt::format("sample {}: found {} of shape [{}], expected [{}] as in sample {}", id, name,
-                    fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "), ids_.front()),
-        "the samples of a batch are stacked: pad them to one shape, or write a Dataset whose get() pads them");
+  if (!same_shape(found.sizes(), expected.sizes(), column.padding ? column.dimension : -1)) {
+    throw DataError(fmt::format("sample {}: found {} of shape [{}], expected [{}]{} as in sample {}", id, name,
+                                fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "),
+                                column.padding ? fmt::format(" with any size of dimension {}", column.dimension) : "",
+                                ids_.front()),
+                    column.padding
+                        ? "only one dimension of a tensor is padded"
+                        : "the samples of a batch are stacked: give them one shape, or pad them with padded()");
   }
   if (found.scalar_type() != expected.scalar_type()) {
     throw DataError(fmt::format("sample {}: found {} of type {}, expected {} as in sample {}", id, name,
                                 c10::toString(found.scalar_type()), c10::toString(expected.scalar_type()),
                                 ids_.front()));
+  }
+}
+
+Batch sample_of(const Batch& batch, std::int64_t index, std::int64_t samples) {
+  Batch sample = batch;
+  for_each_tensor(sample, [&](at::Tensor& tensor) {
+    if (tensor.dim() == 0 || tensor.size(0) != samples) {
+      throw DataError(fmt::format("found a tensor of shape [{}] in a batch of {} samples, expected [{}, ...]",
+                                  fmt::join(tensor.sizes(), ", "), samples, samples),
+                      "dimension 0 must be the samples");
+    }
+    tensor = tensor.select(0, index);
+  });
+  const auto position = static_cast<std::size_t>(index);
+  if (const auto* extras = std::any_cast<std::vector<std::any>>(&batch.extra)) {
+    if (std::ssize(*extras) != samples) {
+      throw DataError(
+          fmt::format("found {} values in `extra`, expected {}, one for each sample", extras->size(), samples));
+    }
+    sample.extra = std::any((*extras)[position]);
+  } else if (batch.extra.has_value() && samples > 1) {
+    throw DataError(
+        fmt::format("found one `extra` of a batch of {} samples, expected a std::vector<std::any>", samples));
+  }
+  if (!batch.ids.empty()) {
+    sample.ids = {batch.ids.at(position)};
+  }
+  sample.samples = 1;
+  return sample;
+}
+
+void check_paddings(std::span<const Padding> paddings) {
+  std::vector<Problem> problems;
+  for (auto padding = paddings.begin(); padding != paddings.end(); ++padding) {
+    const std::span before(paddings.begin(), padding);
+    if (padding->multiple_of < 1) {
+      problems.push_back({fmt::format("padding of '{}': multiple_of is {}, expected 1 or more", padding->field,
+                                      padding->multiple_of)});
+    }
+    if (std::ranges::find(before, padding->field, &Padding::field) != before.end()) {
+      problems.push_back(
+          {fmt::format("padding of '{}': found two paddings of this field, expected one", padding->field)});
+    }
+    if (!padding->mask.empty() && std::ranges::find(before, padding->mask, &Padding::mask) != before.end()) {
+      problems.push_back(
+          {fmt::format("padding of '{}': another mask is called '{}' too", padding->field, padding->mask),
+           "set Padding::mask to another name"});
+    }
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "data/step_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -147,6 +148,24 @@ std::string describe_order(const DistributedSampler::Options& options) {
   std::vector<std::int64_t> first(static_cast<std::size_t>(std::min<std::int64_t>(options.order->length(), 1024)));
   options.order->fill({options.seed, /*epoch=*/0, options.global_batch}, 0, first);
   return fmt::format("order of {} samples {:08x}", options.order->length(), crc32c(std::as_bytes(std::span(first))));
+}
+
+void check_loader_plan(const LoaderPlan& plan) {
+  std::vector<Problem> problems;
+  const auto at_least = [&](const char* name, std::int64_t found, std::int64_t smallest) {
+    if (found < smallest) {
+      problems.push_back({fmt::format("{}: found {}, expected {} or more", name, found, smallest)});
+    }
+  };
+  at_least("batch_size", plan.batch.batch_size, 1);
+  at_least("global_batch_size", plan.batch.global_batch_size, 1);
+  at_least("data.workers", plan.data.workers, 0);
+  at_least("data.prefetch", plan.data.prefetch, 0);
+  at_least("data.steps_per_epoch", plan.data.steps_per_epoch, 0);
+  at_least("data.max_bad_samples", plan.data.max_bad_samples, 0);
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
 }
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {

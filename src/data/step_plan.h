@@ -72,6 +72,9 @@ class StepPlanner {
 /// A short text that identifies an order: its length and its first samples. Empty for null.
 std::string describe_order(const DistributedSampler::Options& options);
 
+/// Throws: ConfigError with all numbers below their minimum.
+void check_loader_plan(const LoaderPlan& plan);
+
 /// Throws: CheckpointError, also if `position` was saved with another size (0: unknown, accepted).
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed);
 

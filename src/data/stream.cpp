@@ -12,7 +12,8 @@ namespace {
 
 class SampleStream final : public Stream {
  public:
-  explicit SampleStream(std::function<SampleSource(std::int64_t, int, int)> start) : start_(std::move(start)) {}
+  SampleStream(std::function<SampleSource(std::int64_t, int, int)> start, std::vector<Padding> paddings)
+      : start_(std::move(start)), paddings_(std::move(paddings)) {}
 
   void start_epoch(std::int64_t epoch, int rank, int world_size) override {
     source_ = start_(epoch, rank, world_size);
@@ -20,7 +21,7 @@ class SampleStream final : public Stream {
   }
 
   std::optional<Batch> next(std::int64_t most) override {
-    Stacker stacker(static_cast<std::size_t>(most));
+    Stacker stacker(static_cast<std::size_t>(most), paddings_);
     Batch batch;
     for (; batch.samples < most; ++batch.samples) {
       auto sample = source_();
@@ -46,6 +47,7 @@ class SampleStream final : public Stream {
 
  private:
   std::function<SampleSource(std::int64_t, int, int)> start_;
+  std::vector<Padding> paddings_;
   SampleSource source_{};
   std::int64_t given_ = 0;
 };
@@ -63,11 +65,13 @@ void Stream::skip(std::int64_t samples) {
   }
 }
 
-std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start) {
+std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
+                                      std::vector<Padding> paddings) {
   if (!start) {
     throw DataError("sample stream: the function is empty");
   }
-  return std::make_unique<SampleStream>(std::move(start));
+  check_paddings(paddings);
+  return std::make_unique<SampleStream>(std::move(start), std::move(paddings));
 }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <lockstep/data/batch.h>
 
@@ -50,5 +51,15 @@ std::shared_ptr<Dataset> sample_dataset(std::int64_t size,
 /// The samples `ids` of another data set, renumbered from 0; each keeps its seed. Keeps a copy of `ids`. Throws:
 /// DataError (an id out of range).
 std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector<std::int64_t> ids);
+
+/// The first `count` samples of `data`, or all if there are fewer. Throws: DataError (`count` is negative).
+std::shared_ptr<Dataset> take(std::shared_ptr<const Dataset> data, std::int64_t count);
+
+/// Several data sets, one after another: sample i of part k has the number i + the sizes of the parts before it, and
+/// `ids` of the batches are these numbers. The first part keeps the seeds of its samples. Every later part has a seed
+/// of its own, derived from the run's seed and its index k: a data set that is given twice is augmented differently.
+/// Throws: DataError (no part; a part is null). get() throws DataError if the samples of a batch come from several
+/// parts and have different fields, dtypes or shapes.
+std::shared_ptr<Dataset> concat(std::vector<std::shared_ptr<const Dataset>> parts);
 
 }  // namespace lockstep

@@ -7,8 +7,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <lockstep/data/batch.h>
+#include <lockstep/data/padding.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 
@@ -29,9 +31,11 @@ class Stream {
   virtual void skip(std::int64_t samples);
 };
 
-/// A stream that is read one sample at a time; the library stacks the samples as in sample_dataset. `start` returns the
-/// source of an epoch, which returns nullopt at its end.
+/// A stream that is read one sample at a time; the library stacks the samples as in sample_dataset, with `paddings`.
+/// `start` returns the source of an epoch, which returns nullopt at its end. Throws: DataError (`start` is empty);
+/// ConfigError with all invalid paddings.
 using SampleSource = std::function<std::optional<Batch>()>;
-std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start);
+std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
+                                      std::vector<Padding> paddings = {});
 
 }  // namespace lockstep

@@ -1,0 +1,29 @@
+// lockstep/data/transforms.h
+//
+// Changes of the samples of a data set: augmentation, normalisation, other fields. docs/data.md has examples.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include <lockstep/data/dataset.h>
+
+namespace [[gnu::visibility("default")]] lockstep {
+
+/// Each sample of `data` changed by `f`. The tensors of `sample` have no batch dimension: the input of an image is
+/// [C, H, W]; `extra` is its own one, not a vector. The results are stacked as in sample_dataset; images may have
+/// different sizes before `f`, but not after it. `f` is called by several threads at once. It takes its random numbers
+/// from `seed`, which is SampleSeed of the sample, so they do not depend on workers, ranks or batches. `data` is read
+/// with a seed derived from the run's seed, so that two maps, one after the other, have independent random numbers.
+/// size(), fingerprint() and ids are those of `data`: a disk_cache of the result does not notice another `f`.
+/// Throws: DataError (`data` or `f` is empty). get() throws DataError, naming the sample, for an exception of `f`.
+std::shared_ptr<Dataset> map(std::shared_ptr<const Dataset> data,
+                             std::function<Batch(Batch sample, std::uint64_t seed)> f);
+
+/// Each batch of `data` changed by `f`: cheaper for operations that treat all samples alike and have no random
+/// numbers. Everything else is as in `map`; exceptions of `f` name the samples of the batch. `ids`, and `samples` if it
+/// is 0, are restored after `f`.
+std::shared_ptr<Dataset> map_batches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch batch)> f);
+
+}  // namespace lockstep

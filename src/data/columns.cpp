@@ -1,0 +1,38 @@
+#include "data/columns.h"
+
+#include <string_view>
+#include <utility>
+
+namespace lockstep {
+
+NamedTensors columns_of(const Batch& batch) {
+  NamedTensors columns;
+  for (const auto& [name, tensor] :
+       {std::pair<const char*, at::Tensor>{"input", batch.input}, {"target", batch.target}, {"weight", batch.weight}}) {
+    if (tensor.defined()) {
+      columns.emplace_back(name, tensor);
+    }
+  }
+  for (const auto& [name, tensor] : batch.fields) {
+    columns.emplace_back("fields." + name, tensor);
+  }
+  return columns;
+}
+
+Batch batch_of(NamedTensors columns) {
+  Batch batch;
+  for (auto& [name, tensor] : columns) {
+    if (name == "input") {
+      batch.input = std::move(tensor);
+    } else if (name == "target") {
+      batch.target = std::move(tensor);
+    } else if (name == "weight") {
+      batch.weight = std::move(tensor);
+    } else {
+      batch.fields.emplace_back(name.substr(std::string_view("fields.").size()), std::move(tensor));
+    }
+  }
+  return batch;
+}
+
+}  // namespace lockstep

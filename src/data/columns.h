@@ -1,0 +1,14 @@
+// data/columns.h
+#pragma once
+
+#include <lockstep/data/batch.h>
+
+namespace lockstep {
+
+/// The tensors of a batch by name: "input", "target" and "weight" if they are defined, and "fields.NAME".
+NamedTensors columns_of(const Batch& batch);
+
+/// The batch of such columns.
+Batch batch_of(NamedTensors columns);
+
+}  // namespace lockstep
