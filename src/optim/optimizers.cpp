@@ -294,6 +294,17 @@ OptimizerFactory prodigy(ProdigyOptions options) {
   return by_rule(options.lr, options.weight_decay, prodigy_rule(options));
 }
 
+OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options) {
+  OptionCheck check("schedule_free_adamw");
+  check.expect_rates(options);
+  check.expect("beta1", options.beta1, options.beta1 > 0 && options.beta1 < 1, "more than 0 and less than 1");
+  check.expect_share("beta2", options.beta2);
+  check.expect("r", options.r, options.r >= 0, "0 or more");
+  check.expect("weight_lr_power", options.weight_lr_power, options.weight_lr_power >= 0, "0 or more");
+  check.throw_problems();
+  return by_rule(options.lr, options.weight_decay, schedule_free_adamw_rule(options));
+}
+
 std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay) {
   OptionCheck check("layerwise_groups");
   check.expect("decay", decay, decay > 0 && decay <= 1, "more than 0 and at most 1");

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -321,6 +322,31 @@ GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {
     rate.is_given = false;
   }
   return rate;
+}
+
+NamedTensors evaluation_values(const BuiltOptimizer& built) {
+  const auto* optimizer = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());
+  if (optimizer == nullptr || !optimizer->rule_defaults().rule->has_evaluation_values()) {
+    return {};
+  }
+  const at::NoGradGuard no_grad;
+  NamedTensors values;
+  const auto add = [&](const std::string& name, const at::Tensor& parameter) {
+    const auto found = optimizer->state().find(parameter.unsafeGetTensorImpl());
+    values.emplace_back(name, found == optimizer->state().end()
+                                  ? parameter.detach().clone()
+                                  : optimizer->rule_defaults().rule->evaluation_value(
+                                        parameter, static_cast<const RuleState&>(*found->second).slots));
+  };
+  for (std::size_t group = 0; group < built.names.size(); ++group) {
+    for (std::size_t i = 0; i < built.names[group].size(); ++i) {
+      add(built.names[group][i], optimizer->param_groups()[group].params()[i]);
+    }
+  }
+  for (const auto& [name, parameter] : built.frozen) {
+    add(name, parameter);
+  }
+  return values;
 }
 
 void set_rates(BuiltOptimizer& built, const ScheduleStep& step) {

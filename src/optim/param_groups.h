@@ -72,6 +72,10 @@ void set_rates(BuiltOptimizer& built, const ScheduleStep& step);
 /// The group's rate, with what a callback may have written since the last set_rates().
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group);
 
+/// For an optimizer that evaluates other values than it trains: those of all its parameters, frozen ones too, as new
+/// tensors. A parameter without state here has its trained value. {}: the trained values are evaluated.
+NamedTensors evaluation_values(const BuiltOptimizer& built);
+
 /// True for the name of a base rate in the state.
 bool is_rate(std::string_view name);
 

@@ -58,6 +58,13 @@ class UpdateRule {
   virtual std::vector<CommonNumber> common() const { return {}; }
   /// After all updates of a step. Changes the common numbers in place.
   virtual void finish_step([[maybe_unused]] const std::vector<at::Tensor>& common) const {}
+  /// True: a model is evaluated with other values than the trained ones.
+  virtual bool has_evaluation_values() const { return false; }
+  /// A new tensor. `slots`: those of the parameter.
+  virtual at::Tensor evaluation_value(const at::Tensor& value,
+                                      [[maybe_unused]] const std::vector<at::Tensor>& slots) const {
+    return value.clone();
+  }
 };
 
 struct RuleOptions : public torch::optim::OptimizerCloneableOptions<RuleOptions> {

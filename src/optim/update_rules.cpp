@@ -1,5 +1,6 @@
 // The formulas and the names are those of torch.optim, in the order of its foreach implementations; Lion is algorithm 2
-// of Chen et al. 2023, Prodigy algorithm 4 of Mishchenko and Defazio 2023.
+// of Chen et al. 2023, Prodigy algorithm 4 of Mishchenko and Defazio 2023, ScheduleFreeAdamW the AdamWScheduleFree of
+// Defazio et al. 2024.
 #include "optim/update_rules.h"
 
 #include <algorithm>
@@ -491,6 +492,57 @@ class Prodigy final : public UpdateRule {
   double beta3_;
 };
 
+/// The parameters are y. x is not kept: x = y + (1 - 1 / beta1) (z - y).
+class ScheduleFreeAdamW final : public UpdateRule {
+ public:
+  explicit ScheduleFreeAdamW(const ScheduleFreeAdamWOptions& options) : options_(options) {}
+  std::span<const StateSlot> slots() const override {
+    static constexpr StateSlot kSlots[] = {{"z"},
+                                           {"exp_avg_sq"},
+                                           {.name = "lr_max", .shape = Shape::number},
+                                           {.name = "weight_sum", .shape = Shape::number}};
+    return kSlots;
+  }
+  void update(const RuleLists& lists) const override {
+    const Tensors& z = lists.slots[0];
+    if (lists.step == 1) {
+      at::_foreach_copy_(z, lists.values);
+    }
+    average_squares(lists.slots[1], lists.gradients, options_.beta2);
+    Tensors denominators = at::_foreach_div(lists.slots[1], 1 - power(options_.beta2, lists.step));
+    at::_foreach_sqrt_(denominators);
+    at::_foreach_add_(denominators, options_.eps);
+    Tensors directions = at::_foreach_div(lists.gradients, denominators);
+    if (lists.weight_decay != 0) {
+      at::_foreach_add_(directions, lists.values, lists.weight_decay);
+    }
+    std::vector<at::Scalar> shares;  // of z in the average; parameters may have been frozen in different steps
+    std::vector<at::Scalar> rates;
+    for (std::size_t i = 0; i < z.size(); ++i) {
+      double& lr_max = *lists.slots[2][i].mutable_data_ptr<double>();
+      double& weight_sum = *lists.slots[3][i].mutable_data_ptr<double>();
+      lr_max = std::max(lr_max, lists.lr);
+      const double weight =
+          std::pow(static_cast<double>(lists.step), options_.r) * std::pow(lr_max, options_.weight_lr_power);
+      weight_sum += weight;
+      const double share = weight_sum > 0 ? weight / weight_sum : 0;
+      shares.emplace_back(share);
+      rates.emplace_back(lists.lr * (options_.beta1 * (1 - share) - 1));
+    }
+    at::_foreach_lerp_(lists.values, z, shares);
+    at::_foreach_add_(z, directions, -lists.lr);
+    at::_foreach_mul_(directions, rates);
+    at::_foreach_add_(lists.values, directions);
+  }
+  bool has_evaluation_values() const override { return true; }
+  at::Tensor evaluation_value(const at::Tensor& value, const Tensors& slots) const override {
+    return at::lerp(value, slots[0], 1 - 1 / options_.beta1);
+  }
+
+ private:
+  ScheduleFreeAdamWOptions options_;
+};
+
 }  // namespace
 
 std::shared_ptr<const UpdateRule> rmsprop_rule(const RmspropOptions& o) { return std::make_shared<Rmsprop>(o); }
@@ -506,5 +558,8 @@ std::shared_ptr<const UpdateRule> adafactor_rule(const AdafactorOptions& o) { re
 std::shared_ptr<const UpdateRule> adamw_rule(const AdamWOptions& o) { return std::make_shared<AdamW>(o); }
 std::shared_ptr<const UpdateRule> muon_rule(const MuonOptions& o) { return std::make_shared<Muon>(o); }
 std::shared_ptr<const UpdateRule> prodigy_rule(const ProdigyOptions& o) { return std::make_shared<Prodigy>(o); }
+std::shared_ptr<const UpdateRule> schedule_free_adamw_rule(const ScheduleFreeAdamWOptions& o) {
+  return std::make_shared<ScheduleFreeAdamW>(o);
+}
 
 }  // namespace lockstep

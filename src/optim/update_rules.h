@@ -22,5 +22,6 @@ std::shared_ptr<const UpdateRule> adafactor_rule(const AdafactorOptions& options
 std::shared_ptr<const UpdateRule> adamw_rule(const AdamWOptions& options);  ///< beside a rule that needs another one
 std::shared_ptr<const UpdateRule> muon_rule(const MuonOptions& options);    ///< of real matrices
 std::shared_ptr<const UpdateRule> prodigy_rule(const ProdigyOptions& options);
+std::shared_ptr<const UpdateRule> schedule_free_adamw_rule(const ScheduleFreeAdamWOptions& options);
 
 }  // namespace lockstep

@@ -169,6 +169,7 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void finish() override;
   void step() override;
   NamedTensors state() const override;
+  NamedTensors evaluation_values() const override;
   void build_again() override;
 
   /// Collective. `sparse`: parameters of the module with sparse gradients.
@@ -320,6 +321,14 @@ void DdpOptimizer::step() {
 NamedTensors DdpOptimizer::state() const {
   NamedTensors mine = SingleDeviceOptimizer::state();
   return shards_ ? shards_->gather(std::move(mine), all_parameters()) : mine;
+}
+
+NamedTensors DdpOptimizer::evaluation_values() const {
+  NamedTensors values = SingleDeviceOptimizer::evaluation_values();
+  if (shards_ && !values.empty()) {
+    shards_->send_updates(values);
+  }
+  return values;
 }
 
 void DdpOptimizer::remove_reducer() {

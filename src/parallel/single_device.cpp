@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 
 #include "optim/grad_norm.h"
 #include "parallel/sync_statistics.h"
+#include "tensor/replaced_values.h"
 
 namespace lockstep {
 
@@ -221,6 +223,34 @@ NamedTensors SingleDevice::optimizer_state() const {
 void SingleDevice::load_optimizer_state(const NamedTensors& state) {
   for (const auto& optimizer : optimizers_) {
     optimizer->load_state(state);
+  }
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> SingleDevice::evaluated_parameters() const {
+  std::unordered_map<std::string, at::Tensor> values;
+  for (const auto& optimizer : optimizers_) {
+    for (auto& [name, value] : optimizer->evaluation_values()) {
+      values.emplace(name, std::move(value));
+    }
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> found;
+  for (const auto& item : module_->named_parameters()) {
+    if (const auto value = values.find(item.key()); value != values.end()) {
+      found.emplace_back(item.value(), value->second);
+    }
+  }
+  return found;
+}
+
+std::shared_ptr<void> SingleDevice::evaluation_scope() {
+  const auto others = evaluated_parameters();
+  return others.empty() ? nullptr : std::make_shared<ReplacedValues>(others);
+}
+
+void SingleDevice::keep_evaluation_values() {
+  const at::NoGradGuard no_grad;
+  for (const auto& [parameter, value] : evaluated_parameters()) {
+    parameter.copy_(value);
   }
 }
 

@@ -45,6 +45,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   virtual void build_again();
   bool has_parameters() const noexcept { return !parameters_.empty(); }
   virtual NamedTensors state() const;
+  /// See lockstep::evaluation_values.
+  virtual NamedTensors evaluation_values() const { return lockstep::evaluation_values(built_); }
   /// Loads its part from the state of all optimizers.
   void load_state(const NamedTensors& state);
 
@@ -92,6 +94,8 @@ class SingleDevice : public Strategy {
   StrategyOptimizer& optimizer(std::size_t index) override { return *optimizers_.at(index); }
   NamedTensors optimizer_state() const override;
   void load_optimizer_state(const NamedTensors& state) override;
+  std::shared_ptr<void> evaluation_scope() override;
+  void keep_evaluation_values() override;
 
  protected:
   friend class SingleDeviceOptimizer;
@@ -108,6 +112,8 @@ class SingleDevice : public Strategy {
 
  private:
   void check_that_something_trains() const;
+  /// Parameters and the values with which they are evaluated, if these are others.
+  std::vector<std::pair<at::Tensor, at::Tensor>> evaluated_parameters() const;
 
   const OptimConfig config_;
   const Precision precision_;

@@ -479,6 +479,7 @@ class Fit {
     const auto began = Clock::now();
     const auto batches = validation_->steps_per_epoch();
     notify(Stage::validation_start);
+    auto evaluated = strategy_->evaluation_scope();
     auto scopes = callbacks_.validation_scopes(world_);
     const auto show = [&](std::int64_t done) {
       progress_.update(
@@ -490,6 +491,7 @@ class Fit {
                   .least_stop = is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
                   .on_batch = show});
     scopes.clear();
+    evaluated.reset();
     validation_times_.note_validation();
     report_time_ += Clock::now() - began;  // validation is not part of the training time
     agreed_.stop = agreed_.stop || evaluation.stopped;
@@ -635,6 +637,7 @@ class Fit {
     files_.event("end", {{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}});
     console_.line(result.why);
     console_.line(summary(result));
+    strategy_->keep_evaluation_values();
     notify(Stage::fit_end);
     return result;
   }

@@ -15,6 +15,7 @@
 #include <lockstep/trainer/callbacks.h>
 
 #include "tensor/mismatch.h"
+#include "tensor/replaced_values.h"
 
 namespace lockstep {
 namespace {
@@ -27,28 +28,6 @@ bool is_averaged(const at::Tensor& tensor) { return tensor.is_floating_point() |
 bool is_alike(const at::Tensor& value, const at::Tensor& average) {
   return value.scalar_type() == average.scalar_type() && value.device() == average.device();
 }
-
-/// The values as they were, put back at its end.
-class ReplacedValues {
- public:
-  explicit ReplacedValues(const std::vector<std::pair<at::Tensor, at::Tensor>>& values_and_averages) {
-    const at::NoGradGuard no_grad;
-    for (auto [value, average] : values_and_averages) {
-      before_.emplace_back(value, value.tensor_data());
-      value.set_data(average.to(value.options()));
-    }
-  }
-  ~ReplacedValues() {
-    for (auto& [value, data] : before_) {
-      value.set_data(data);
-    }
-  }
-  ReplacedValues(const ReplacedValues&) = delete;
-  ReplacedValues& operator=(const ReplacedValues&) = delete;
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> before_{};
-};
 
 }  // namespace
 
@@ -76,6 +55,7 @@ void WeightAverage::on(const StageContext& context) {
     const auto step = context.state.step;
     if (step >= options_.first_step && (step - options_.first_step) % options_.every_steps == 0 &&
         epoch_ >= options_.first_epoch) {
+      const auto evaluated = context.strategy.evaluation_scope();
       update(step);
     }
     epoch_ = context.state.epoch + 1;

@@ -159,6 +159,12 @@ OptimizerFactory make_optimizer(const std::string& name, Words& words) {
     words.take("safeguard_warmup", options.safeguard_warmup);
     return prodigy(options);
   }
+  if (name == "schedule_free_adamw") {
+    auto options = common<ScheduleFreeAdamWOptions>(words);
+    words.take("r", options.r);
+    words.take("weight_lr_power", options.weight_lr_power);
+    return schedule_free_adamw(options);
+  }
   throw std::runtime_error("unknown optimizer " + name);
 }
 
@@ -203,6 +209,10 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
                                                  : Precision::fp32;
   words.take("max_grad_norm", config.optim.max_grad_norm);
   words.take("max_grad_value", config.optim.max_grad_value);
+  if (std::string steps; words.has("warmup_steps")) {
+    words.take("warmup_steps", steps);
+    config.optim.schedule = "warmup:" + steps;
+  }
   std::int64_t huge_sample = -1;  // its values overflow in half precision
   words.take("huge_sample", huge_sample);
   std::shared_ptr<WeightAverage> average;

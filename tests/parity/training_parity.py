@@ -29,7 +29,7 @@ PyTorch {torch.__version__.split("+")[0]}, from the same weights with the same d
 relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64, {TOLERANCE["fp32"]:g} in the others.
 
 The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel`; for
-Lion, Prodigy, LoRA and the average with warm-up it is the published formula; the second half of Muon is `torch.optim.AdamW`. `huge_sample`: the values of
+Lion, Prodigy, schedule-free AdamW, LoRA and the average with warm-up it is the published formula; the second half of Muon is `torch.optim.AdamW`. `huge_sample`: the values of
 this sample overflow in half precision, and so the steps with it are skipped. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
 
 | training | largest difference |
@@ -109,6 +109,45 @@ class Prodigy(torch.optim.Optimizer):
         self.d = min(self.d_max, d * self.growth_rate)
 
 
+class ScheduleFreeAdamW(torch.optim.Optimizer):
+    """Defazio et al. 2024, "The Road Less Scheduled": AdamWScheduleFree, with x, y and z."""
+
+    def __init__(self, params, lr=0.0025, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, warmup_steps=0, r=0.0,
+                 weight_lr_power=2.0):
+        super().__init__(params, {"betas": betas})
+        self.params = self.param_groups[0]["params"]
+        self.x, self.z = ([p.detach().clone() for p in self.params] for _ in range(2))
+        self.v = [torch.zeros_like(p) for p in self.params]
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.warmup_steps, self.r, self.power = warmup_steps, r, weight_lr_power
+        self.t, self.lr_max, self.weights = 0, 0.0, 0.0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.t += 1
+        beta1, beta2 = self.betas
+        lr = self.lr * min(1, self.t / self.warmup_steps if self.warmup_steps else 1)
+        self.lr_max = max(self.lr_max, lr)
+        weight = self.t**self.r * self.lr_max**self.power
+        self.weights += weight
+        c = weight / self.weights
+        for y, x, z, v in zip(self.params, self.x, self.z, self.v):
+            v.mul_(beta2).add_((1 - beta2) * y.grad**2)
+            z.sub_(lr * (y.grad / ((v / (1 - beta2**self.t)).sqrt() + self.eps) + self.weight_decay * y))
+            x.mul_(1 - c).add_(c * z)
+            y.copy_((1 - beta1) * z + beta1 * x)
+
+    @torch.no_grad()
+    def eval(self):
+        for p, x in zip(self.params, self.x):
+            p.copy_(x)
+
+    @torch.no_grad()
+    def train(self):
+        for p, x, z in zip(self.params, self.x, self.z):
+            p.copy_((1 - self.betas[0]) * z + self.betas[0] * x)
+
+
 class LoraLinear(nn.Linear):
     """Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", equation 3."""
 
@@ -130,6 +169,7 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax,
     "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop,
     "lion": Lion, "adafactor": torch.optim.Adafactor, "muon": MuonAndAdamW, "prodigy": Prodigy,
+    "schedule_free_adamw": ScheduleFreeAdamW,
 }
 OF_THE_RUN = {"max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
               "lora_alpha"}
@@ -156,6 +196,9 @@ CASES = [
     "muon lr=0.02 adamw_lr=0.01 adamw_weight_decay=0.1 adamw_amsgrad=1",
     "prodigy", "prodigy lr=0.5 beta1=0.8 beta2=0.99 eps=1e-6 weight_decay=0.05 d0=1e-4 d_coef=2",
     "prodigy d0=1e-3 growth_rate=1.2 use_bias_correction=1 safeguard_warmup=1",
+    "schedule_free_adamw lr=0.02",
+    "schedule_free_adamw lr=0.02 beta1=0.8 beta2=0.99 eps=1e-6 weight_decay=0.05 warmup_steps=20",
+    "schedule_free_adamw lr=0.02 beta1=0.95 warmup_steps=30 r=1 weight_lr_power=1 decay=0.9 max_grad_norm=0.5",
     "adamw lr=0.02 lora_rank=2 lora_alpha=3", "sgd lr=0.1 momentum=0.9 lora_rank=4 lora_alpha=4",
     "sgd lr=0.5 max_grad_norm=0.1", "adamw lr=0.02 max_grad_norm=0.05", "sgd lr=0.5 max_grad_value=0.02",
     "adamw lr=0.02 decay=0.9", "adamw lr=0.02 decay=0.99 warmup=1", "sgd lr=0.1 decay=0.8 every_steps=5 first_step=20",
@@ -225,6 +268,8 @@ def run_of_torch(case):
         if half == torch.float16:
             result["scales"].append(scaler.get_scale())
         number = step + 1
+        if name == "schedule_free_adamw":
+            optimizer.eval()  # the averages and the final weights are those of x
         start = int(run.get("first_step", 1))
         if "decay" in run and number >= start and (number - start) % int(run.get("every_steps", 1)) == 0:
             if average is None:
@@ -242,6 +287,8 @@ def run_of_torch(case):
                 updates += 1
             else:
                 average.update_parameters(net)
+        if name == "schedule_free_adamw" and number < STEPS:
+            optimizer.train()
 
     def flat(tensors):
         return [float(v) for t in tensors for v in t.detach().flatten()]

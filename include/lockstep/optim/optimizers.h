@@ -168,6 +168,18 @@ struct ProdigyOptions {
   bool use_bias_correction = false;                              ///< as Adam has it
   bool safeguard_warmup = false;  ///< estimate d without the learning rate, for schedules that begin with a warm-up
 };
+/// AdamWScheduleFree of Defazio et al. 2024, "The Road Less Scheduled". It trains at y, between the iterate z and the
+/// average x of all z, and evaluates x. Its only schedule should be a warm-up.
+struct ScheduleFreeAdamWOptions {
+  double lr = 2.5e-3;
+  double beta1 = 0.9;  ///< y = beta1 x + (1 - beta1) z
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;  ///< of y
+  /// Step t has the weight t^r x (largest learning rate so far)^weight_lr_power in the average.
+  double r = 0;
+  double weight_lr_power = 2;
+};
 
 OptimizerFactory adamw(AdamWOptions options = {});  ///< at::_fused_adamw_: one kernel per device and dtype
 OptimizerFactory adam(AdamOptions options = {});    ///< at::_fused_adam_
@@ -186,6 +198,9 @@ OptimizerFactory lion(LionOptions options = {});
 OptimizerFactory adafactor(AdafactorOptions options = {});
 OptimizerFactory muon(MuonOptions options = {});  ///< matrices one by one, the rest as above
 OptimizerFactory prodigy(ProdigyOptions options = {});
+/// In fit() the parameters are y, and x during validations and from Stage::fit_end on. At other places
+/// Strategy::evaluation_scope() gives x.
+OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options = {});
 
 /// Selects parameters by name for GroupSpec::select, freeze() and unfreeze(): `*` stands for any characters, also dots,
 /// `?` for one. "encoder.*" selects all parameters of encoder.

@@ -121,6 +121,14 @@ class Strategy {
   /// collective, complete on rank 0 and this rank's share on the others.
   virtual NamedTensors optimizer_state() const = 0;
   virtual void load_optimizer_state(const NamedTensors& state) = 0;
+
+  /// Call it between two steps. While the result exists, the parameters have the values with which the model is
+  /// evaluated; nullptr: they always have them. Only schedule_free_adamw() trains other values. With
+  /// dist.shard_optimizer: collective.
+  virtual std::shared_ptr<void> evaluation_scope() = 0;
+  /// Gives the parameters these values for good. Call it after the last step, as the Trainer does. With
+  /// dist.shard_optimizer: collective.
+  virtual void keep_evaluation_values() = 0;
 };
 
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world);

@@ -58,6 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"radam_rule", radam()}, Case{"asgd_rule", asgd({.t0 = 3})}, Case{"rprop_rule", rprop()},
         Case{"lion_rule", lion()}, Case{"adafactor_rule", adafactor()},
         Case{"muon_rules", muon({.adamw = {.amsgrad = true}})}, Case{"prodigy_rule", prodigy({.d0 = 0.01})},
+        Case{"schedule_free_adamw_rule", schedule_free_adamw()},
         Case{"adamw", torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
         Case{"adam_amsgrad", torch_factory<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true))},
         Case{"sgd", torch_factory<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},

@@ -45,7 +45,8 @@ std::vector<Named> optimizers() {
           {"lion", lion({.lr = 0.01, .weight_decay = 0.1})},
           {"adafactor", adafactor({.lr = 0.05})},
           {"muon", muon({.lr = 0.02, .adamw = {.lr = 0.02}})},
-          {"prodigy", prodigy({.weight_decay = 0.1, .d0 = 1e-3})}};
+          {"prodigy", prodigy({.weight_decay = 0.1, .d0 = 1e-3})},
+          {"schedule_free_adamw", schedule_free_adamw({.lr = 0.02, .weight_decay = 0.1, .r = 1})}};
 }
 
 /// Prodigy looks at all parameters together.
@@ -138,7 +139,7 @@ TEST(OptimizerSweep, RanksAgreeWithOneRank) {
       EXPECT_GT(train(optimizer.make, world, other).distance(one), 1e-10) << optimizer.name;
     });
   }
-  EXPECT_EQ(sweep.points(), 15 * 2);
+  EXPECT_EQ(sweep.points(), 16 * 2);
 }
 
 TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
@@ -174,7 +175,7 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
       }
     }
   }
-  EXPECT_EQ(sweep.points(), 15 * 4 * 2);
+  EXPECT_EQ(sweep.points(), 16 * 4 * 2);
 }
 
 /// Trains in parts, each of which resumes the one before; the results of the last part, by rank.
