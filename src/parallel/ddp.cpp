@@ -252,6 +252,17 @@ void Ddp::send_buffers() {
   }
 }
 
+void Ddp::end_forward(bool ran) {
+  if (statistics_ == nullptr) {
+    return;
+  }
+  if (ran) {
+    statistics_->end_pass();
+  } else {
+    statistics_->take_part();
+  }
+}
+
 // The optimizers share the lane, so the count of one optimizer is removed before the next.
 void Ddp::write_count(const at::Tensor& count) {
   if (count.defined()) {
@@ -495,16 +506,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   ddp_.progress_.end();
 }
 
-void DdpOptimizer::end_pass() {
-  if (ddp_.statistics_ == nullptr) {
-    return;
-  }
-  if (has_loss_) {
-    ddp_.statistics_->end_pass();
-  } else {
-    ddp_.statistics_->take_part();
-  }
-}
+void DdpOptimizer::end_pass() { ddp_.end_forward(has_loss_); }
 
 void DdpOptimizer::finish() {
   check_all_used();

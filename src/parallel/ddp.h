@@ -28,6 +28,7 @@ class Ddp final : public SingleDevice {
   void prepare_again() override;
   void begin_step(StepRequests mine) override;
   StepRequests agreed() override;
+  void end_forward(bool ran) override;
 
  private:
   friend class DdpOptimizer;

@@ -89,6 +89,7 @@ class SingleDevice : public Strategy {
   void prepare_again() override;
   void begin_step(StepRequests mine) override;
   StepRequests agreed() override { return agreed_; }
+  void end_forward(bool) override {}
   std::size_t optimizer_count() const noexcept override { return optimizers_.size(); }
   using Strategy::optimizer;
   StrategyOptimizer& optimizer(std::size_t index) override { return *optimizers_.at(index); }

@@ -693,9 +693,9 @@ class Fit {
   void notify(Stage stage) { notify(Event{.stage = stage}); }
 
   void notify(const Event& event) {
-    const bool froze =
-        callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, event.metrics,
-                         event.seconds, event.batches, event.error, event.log_to != nullptr ? event.log_to : &logged_});
+    const bool froze = callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_,
+                                        event.metrics, event.seconds, event.batches, event.error,
+                                        event.log_to != nullptr ? event.log_to : &logged_, &task_, &train_});
     if (froze && event.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();

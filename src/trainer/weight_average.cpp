@@ -16,6 +16,7 @@
 
 #include "tensor/mismatch.h"
 #include "tensor/replaced_values.h"
+#include "trainer/batch_norm_update.h"
 
 namespace lockstep {
 namespace {
@@ -43,6 +44,9 @@ WeightAverage::WeightAverage(WeightAverageOptions options) : options_(options) {
   expect(options_.every_steps >= 1, "every_steps", options_.every_steps, "1 or more");
   expect(options_.first_step >= 1, "first_step", options_.first_step, "1 or more");
   expect(options_.first_epoch >= 1, "first_epoch", options_.first_epoch, "1 or more");
+  expect(options_.batch_norm_steps >= 0, "batch_norm_steps", options_.batch_norm_steps, "0 or more");
+  expect(options_.batch_norm_steps <= 0 || options_.at_end, "batch_norm_steps", options_.batch_norm_steps,
+         "0 without at_end");
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
   }
@@ -61,6 +65,9 @@ void WeightAverage::on(const StageContext& context) {
     epoch_ = context.state.epoch + 1;
   } else if (options_.at_end) {
     copy_to_module();
+    if (options_.batch_norm_steps > 0) {
+      update_batch_norm(context, options_.batch_norm_steps);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/lora.h>
@@ -173,16 +174,23 @@ at::Tensor first_values(const at::Tensor& parameter) {
 }
 
 struct NetImpl : torch::nn::Module {
-  NetImpl() {
+  explicit NetImpl(bool with_norm) {
     first = register_module("first", LoraLinear(6, 8));
+    if (with_norm) {
+      norm = register_module("norm", torch::nn::BatchNorm1d(8));
+    }
     second = register_module("second", LoraLinear(8, 1));
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters()) {
       parameter.set_data(first_values(parameter));
     }
   }
-  at::Tensor forward(const at::Tensor& x) { return second(at::tanh(first(x))); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = first(x);
+    return second(at::tanh(norm.is_empty() ? hidden : norm(hidden)));
+  }
   LoraLinear first{nullptr}, second{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
 };
 TORCH_MODULE(Net);
 
@@ -216,15 +224,18 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
   std::int64_t huge_sample = -1;  // its values overflow in half precision
   words.take("huge_sample", huge_sample);
   std::shared_ptr<WeightAverage> average;
+  const bool with_norm = words.has("batch_norm_steps");
   if (words.has("decay")) {
     WeightAverageOptions options;
     words.take("decay", options.decay);
     words.take("warmup", options.warmup);
     words.take("every_steps", options.every_steps);
     words.take("first_step", options.first_step);
+    words.take("batch_norm_steps", options.batch_norm_steps);
+    options.at_end = options.batch_norm_steps > 0;
     average = std::make_shared<WeightAverage>(options);
   }
-  Net net;
+  Net net(with_norm);
   if (words.has("lora_rank")) {
     LoraOptions options;
     words.take("lora_rank", options.rank);
@@ -270,10 +281,15 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
       append(averaged, tensor);
     }
   }
+  std::vector<double> statistics;
+  for (const auto& buffer : net->buffers()) {
+    append(statistics, buffer);
+  }
   std::printf("{");
   print_list("losses", losses, ", ");
   print_list("scales", scales, ", ");
   print_list("average", averaged, ", ");
+  print_list("statistics", statistics, ", ");
   print_list("parameters", parameters, "}\n");
 }
 

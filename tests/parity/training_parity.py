@@ -25,10 +25,10 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16_mixed": 1e-5, "bf16_mixed": 1e-5
 HEADER = f"""# Parity with PyTorch
 
 Written by `tests/parity/training_parity.py`, which is a test. Each row is a training of 100 steps with the Trainer on one CPU rank and with a loop of
-PyTorch {torch.__version__.split("+")[0]}, from the same weights with the same data. The number is the largest difference of losses, final weights, average and loss scales,
+PyTorch {torch.__version__.split("+")[0]}, from the same weights with the same data. The number is the largest difference of losses, final weights, average, statistics of batch norm and loss scales,
 relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64, {TOLERANCE["fp32"]:g} in the others.
 
-The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel`; for
+The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel` and `update_bn`; for
 Lion, Prodigy, schedule-free AdamW, LoRA and the average with warm-up it is the published formula; the second half of Muon is `torch.optim.AdamW`. `huge_sample`: the values of
 this sample overflow in half precision, and so the steps with it are skipped. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
 
@@ -172,7 +172,7 @@ OPTIMIZERS = {
     "schedule_free_adamw": ScheduleFreeAdamW,
 }
 OF_THE_RUN = {"max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
-              "lora_alpha"}
+              "lora_alpha", "batch_norm_steps"}
 
 CASES = [
     "sgd lr=0.1", "sgd lr=0.05 momentum=0.9", "sgd lr=0.05 momentum=0.9 nesterov=1 weight_decay=0.01",
@@ -202,7 +202,9 @@ CASES = [
     "adamw lr=0.02 lora_rank=2 lora_alpha=3", "sgd lr=0.1 momentum=0.9 lora_rank=4 lora_alpha=4",
     "sgd lr=0.5 max_grad_norm=0.1", "adamw lr=0.02 max_grad_norm=0.05", "sgd lr=0.5 max_grad_value=0.02",
     "adamw lr=0.02 decay=0.9", "adamw lr=0.02 decay=0.99 warmup=1", "sgd lr=0.1 decay=0.8 every_steps=5 first_step=20",
-    "sgd lr=0.1 decay=0 first_step=41", "sgd lr=0.1 decay=0 first_step=41 every_steps=7",
+    "sgd lr=0.1 decay=0 first_step=41", "sgd lr=0.1 decay=0 first_step=41 batch_norm_steps=5",
+    "sgd lr=0.05 momentum=0.9 decay=0.9 batch_norm_steps=8",
+    "sgd lr=0.1 decay=0 first_step=41 every_steps=7",
 ]
 MIXED = [
     "fp16_mixed sgd lr=0.1", "fp16_mixed sgd lr=0.1 momentum=0.9 huge_sample=3",
@@ -237,7 +239,8 @@ def run_of_torch(case):
         rank, alpha = int(run["lora_rank"]), run["lora_alpha"]
         net = nn.Sequential(LoraLinear(6, 8, rank, alpha), nn.Tanh(), LoraLinear(8, 1, rank, alpha))
     else:
-        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        norm = [nn.BatchNorm1d(8)] if "batch_norm_steps" in run else []
+        net = nn.Sequential(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 1))
     with torch.no_grad():
         for key, p in net.named_parameters():
             p.zero_() if key.endswith(".b") else p.copy_((torch.cos(torch.arange(p.numel(), dtype=torch.float64)).view_as(p) * 0.4).float())
@@ -250,7 +253,7 @@ def run_of_torch(case):
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16_mixed")
     half = {"fp16_mixed": torch.float16, "bf16_mixed": torch.bfloat16}.get(precision)
     average, updates = None, 0
-    result = {"losses": [], "scales": [], "average": []}
+    result = {"losses": [], "scales": [], "average": [], "statistics": []}
     for step in range(STEPS):
         first = (step % math.ceil(SAMPLES / BATCH)) * BATCH
         optimizer.zero_grad()
@@ -295,6 +298,10 @@ def run_of_torch(case):
 
     if average is not None:
         result["average"] = flat(average if isinstance(average, list) else average.module.parameters())
+    if "batch_norm_steps" in run:
+        net.load_state_dict(average.module.state_dict())
+        swa_utils.update_bn([x[i * BATCH:(i + 1) * BATCH] for i in range(int(run["batch_norm_steps"]))], net)
+        result["statistics"] = flat(net.buffers())
     result["parameters"] = flat(net.parameters())
     return result
 
@@ -319,7 +326,7 @@ def worst(a, b):
 
 
 def difference(found, expected):
-    return max(worst(found[key], expected[key]) for key in ("losses", "scales", "average", "parameters"))
+    return max(worst(found[key], expected[key]) for key in ("losses", "scales", "average", "statistics", "parameters"))
 
 
 def main():

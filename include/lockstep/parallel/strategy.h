@@ -117,6 +117,10 @@ class Strategy {
   virtual StrategyOptimizer& optimizer(std::size_t index) = 0;
   StrategyOptimizer& optimizer() { return optimizer(0); }
 
+  /// Ends a forward in training mode that has no backward, for SyncBatchNorm: a step has another way. Every rank calls
+  /// it once per micro-batch. `ran`: false if this rank had no samples. With SyncBatchNorm: collective.
+  virtual void end_forward(bool ran) = 0;
+
   /// The state of all optimizers by parameter name; load_optimizer_state restores it. With dist.shard_optimizer:
   /// collective, complete on rank 0 and this rank's share on the others.
   virtual NamedTensors optimizer_state() const = 0;

@@ -56,6 +56,8 @@ struct StageContext {
   const StepBatches* batches = nullptr;  ///< step_start
   std::string_view error{};              ///< exception: its text
   Metrics* log_to = nullptr;             ///< see log()
+  Task* task = nullptr;                  ///< inside fit()
+  BatchSource* train = nullptr;          ///< inside fit(); a callback that reads from it seeks back to its position
 
   /// Adds a metric to the report of this stage, or, with the prefix val_, to its validation; at other stages to the
   /// next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and of other

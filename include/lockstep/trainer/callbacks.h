@@ -132,6 +132,10 @@ struct WeightAverageOptions {
   bool on_cpu = false;           ///< keep the average in host memory; each update then waits for the device
   bool in_validation = true;     ///< validate with the average
   bool at_end = false;           ///< at the end of fit(), copy the average into the module; after the last save
+  /// With at_end: then calculate the running statistics of batch norm for the average, as
+  /// torch.optim.swa_utils.update_bn does, with Task::training_step of so many training steps, at most one epoch. They
+  /// are means over the micro-batches of all ranks. Layers in evaluation mode keep theirs. 0: keep all.
+  std::int64_t batch_norm_steps = 0;
 };
 
 /// Keeps an average of the trained parameters: an exponential moving average, or with decay 0 the mean of
