@@ -1,6 +1,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/text.h"
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
 #include "optim/update_rules.h"
@@ -138,6 +140,19 @@ bool matches(std::string_view pattern, std::string_view text) {
 
 std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern) {
   return [pattern = std::move(pattern)](std::string_view name, const at::Tensor&) { return matches(pattern, name); };
+}
+
+std::function<bool(std::string_view name, const at::Tensor& parameter)> matching(const std::string& expression) {
+  std::regex regex;
+  try {
+    regex.assign(expression);
+  } catch (const std::regex_error& error) {
+    throw ConfigError(fmt::format("matching(): '{}' is no regular expression: {}", printable(expression), error.what()),
+                      "use the syntax of ECMAScript, or named() with * and ?");
+  }
+  return [regex = std::move(regex)](std::string_view name, const at::Tensor&) {
+    return std::regex_match(name.begin(), name.end(), regex);
+  };
 }
 
 OptimizerFactory adamw(AdamWOptions options) { return fused_adam("adamw", options, WeightDecay::decoupled); }

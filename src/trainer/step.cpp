@@ -118,7 +118,7 @@ void OptimizerStep::update() {
   const at::NoGradGuard no_grad;
   finish();
   if (step_.context_.after_backward != nullptr) {
-    (*step_.context_.after_backward)();
+    (*step_.context_.after_backward)(optimizer_);
   }
   if (const double limit = step_.context_.config.optim.max_grad_norm; limit > 0) {
     step_.grad_norm_ = optimizer_.grad_norm();

@@ -417,6 +417,9 @@ class Fit {
     return means;
   }
 
+  // Of metrics such as "grad_norm/encoder" there can be hundreds.
+  static bool is_for_console(std::string_view name) { return name.find('/') == std::string_view::npos; }
+
   // Callbacks may add metrics, so they come before the row is written.
   Metrics publish(Stage stage, Metrics metrics) {
     notify({.stage = stage, .metrics = &metrics, .log_to = &metrics});
@@ -427,7 +430,9 @@ class Fit {
       row.push_back({.name = name, .value = value});
       measured_.emplace_back(name, value);
       if (name != "epoch" && name != "samples_per_s") {
-        line.push_back(row.back());
+        if (is_for_console(name)) {
+          line.push_back(row.back());
+        }
         remember(name, value);
       }
     }
@@ -646,7 +651,9 @@ class Fit {
   std::string summary(const FitResult& result) const {
     std::vector<std::string> parts;
     for (const auto& [name, value] : result.metrics) {
-      parts.push_back(fmt::format("{} {:.5g}", name, value));
+      if (is_for_console(name)) {
+        parts.push_back(fmt::format("{} {:.5g}", name, value));
+      }
     }
     std::vector<std::string> text{join(parts, ", ")};
     if (result.best) {
@@ -688,14 +695,16 @@ class Fit {
     const StepBatches* batches = nullptr;
     std::string_view error{};
     Metrics* log_to = nullptr;  // nullptr: the metrics of the next report
+    StrategyOptimizer* optimizer = nullptr;
   };
 
   void notify(Stage stage) { notify(Event{.stage = stage}); }
 
   void notify(const Event& event) {
-    const bool froze = callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_,
-                                        event.metrics, event.seconds, event.batches, event.error,
-                                        event.log_to != nullptr ? event.log_to : &logged_, &task_, &train_});
+    const bool froze =
+        callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, event.metrics,
+                         event.seconds, event.batches, event.error, event.log_to != nullptr ? event.log_to : &logged_,
+                         &task_, &train_, event.optimizer});
     if (froze && event.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
@@ -738,7 +747,9 @@ class Fit {
   std::int64_t steps_per_epoch_ = 0;  // 0: not known
   double lr_scale_ = 1;
   ValidationTimes validation_times_{config_.validate};
-  const std::function<void()> after_backward_ = [this] { notify(Stage::backward_end); };
+  const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
+    notify({.stage = Stage::backward_end, .optimizer = &optimizer});
+  };
   Metrics logged_{};    // by callbacks, for the next report
   Metrics measured_{};  // since the last step
   Metrics final_{};     // the last value of each metric

@@ -205,6 +205,8 @@ OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options = {});
 /// Selects parameters by name for GroupSpec::select, freeze() and unfreeze(): `*` stands for any characters, also dots,
 /// `?` for one. "encoder.*" selects all parameters of encoder.
 std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern);
+/// The same with a regular expression (ECMAScript) that the whole name must match. Throws: ConfigError (no valid one).
+std::function<bool(std::string_view name, const at::Tensor& parameter)> matching(const std::string& expression);
 
 /// Parameters with common options. A parameter belongs to the first group that selects it.
 struct GroupSpec {

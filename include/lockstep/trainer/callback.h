@@ -50,14 +50,15 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;                ///< of the last step
-  const Metrics* metrics = nullptr;      ///< the same on all ranks
-  double seconds = 0;                    ///< checkpoint_saved: duration of the save, also in the background
-  const StepBatches* batches = nullptr;  ///< step_start
-  std::string_view error{};              ///< exception: its text
-  Metrics* log_to = nullptr;             ///< see log()
-  Task* task = nullptr;                  ///< inside fit()
-  BatchSource* train = nullptr;          ///< inside fit(); a callback that reads from it seeks back to its position
+  const StepResult& step;                  ///< of the last step
+  const Metrics* metrics = nullptr;        ///< the same on all ranks
+  double seconds = 0;                      ///< checkpoint_saved: duration of the save, also in the background
+  const StepBatches* batches = nullptr;    ///< step_start
+  std::string_view error{};                ///< exception: its text
+  Metrics* log_to = nullptr;               ///< see log()
+  Task* task = nullptr;                    ///< inside fit()
+  BatchSource* train = nullptr;            ///< inside fit(); a callback that reads from it seeks back to its position
+  StrategyOptimizer* optimizer = nullptr;  ///< backward_end
 
   /// Adds a metric to the report of this stage, or, with the prefix val_, to its validation; at other stages to the
   /// next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and of other

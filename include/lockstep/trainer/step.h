@@ -144,8 +144,9 @@ class Step {
     const TrainConfig& config;
     const StepBatches& batches;
     Meter& meter;
-    ScheduleStep at{};                                      ///< its place in the run
-    const std::function<void()>* after_backward = nullptr;  ///< before gradients are clipped; nullptr: nothing
+    ScheduleStep at{};  ///< its place in the run
+    /// Before the gradients of an optimizer are clipped; nullptr: nothing.
+    const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
   };
   explicit Step(const Context& context);
   Step(const Step&) = delete;
