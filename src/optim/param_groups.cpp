@@ -93,6 +93,12 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
                           .hint = "a parameter belongs to the first group that selects it"});
     }
   }
+  for (std::size_t i = 0; i < spec.groups.size(); ++i) {
+    if (const double limit = spec.groups[i].max_grad_norm; !(limit >= 0)) {
+      problems.push_back({.what = fmt::format("optimizer '{}': group {} has max_grad_norm {}, expected 0 or more",
+                                              spec.name, i, limit)});
+    }
+  }
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
   }

@@ -107,19 +107,42 @@ void SingleDeviceOptimizer::unscale_grads() {
 const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
   grads_.clear();
   for (auto& [name, parameter] : parameters_) {
-    at::Tensor& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) {
-      continue;
-    }
-    if (gradient.is_sparse()) {
-      gradient = gradient.coalesce();  // adds duplicate rows, as the norm requires
-    } else if (gradient.is_conj()) {
-      gradient = gradient.resolve_conj();
-    }
-    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-    grads_.push_back(values.is_complex() ? at::view_as_real(values) : values);
+    add_grad(parameter.mutable_grad());
   }
   return grads_;
+}
+
+void SingleDeviceOptimizer::add_grad(at::Tensor& gradient) {
+  if (!gradient.defined()) {
+    return;
+  }
+  if (gradient.is_sparse()) {
+    gradient = gradient.coalesce();  // adds duplicate rows, as the norm requires
+  } else if (gradient.is_conj()) {
+    gradient = gradient.resolve_conj();
+  }
+  const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+  grads_.push_back(values.is_complex() ? at::view_as_real(values) : values);
+}
+
+// The factory may have divided a group; its parts have one norm.
+void SingleDeviceOptimizer::clip_groups() {
+  for (std::size_t given = 0; given < spec_.groups.size(); ++given) {
+    const double limit = spec_.groups[given].max_grad_norm;
+    if (limit <= 0) {
+      continue;
+    }
+    grads_.clear();
+    auto& groups = built_.optimizer->param_groups();
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      if (built_.given[i] == given) {
+        for (at::Tensor& parameter : groups[i].params()) {
+          add_grad(parameter.mutable_grad());
+        }
+      }
+    }
+    scale_(grads_, clip_factor(global_norm(grads_), limit));
+  }
 }
 
 at::Tensor SingleDeviceOptimizer::grad_norm() { return global_norm(defined_grads()); }

@@ -31,6 +31,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void add_count(const at::Tensor& count) override;
   at::Tensor mean_count() override { return count_; }
   void finish() override;
+  void clip_groups() override;
   at::Tensor grad_norm() override;
   void scale_grads(const at::Tensor& factor) override;
   void clamp_grads(double limit) override;
@@ -69,6 +70,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   std::string scaler_key() const;
   bool scales_loss() const;
   const std::vector<at::Tensor>& defined_grads();
+  void add_grad(at::Tensor& gradient);
 
   const std::size_t index_;             // among those of the strategy
   std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1

@@ -120,6 +120,7 @@ void OptimizerStep::update() {
   if (step_.context_.after_backward != nullptr) {
     (*step_.context_.after_backward)(optimizer_);
   }
+  optimizer_.clip_groups();
   if (const double limit = step_.context_.config.optim.max_grad_norm; limit > 0) {
     step_.grad_norm_ = optimizer_.grad_norm();
     optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));

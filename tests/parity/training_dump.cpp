@@ -244,9 +244,15 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
     net->first->lora_a.set_data(first_values(net->first->lora_a));
     net->second->lora_a.set_data(first_values(net->second->lora_a));
   }
+  std::vector<GroupSpec> groups{{.select = named("*.weight")}, {}};
+  words.take("weights_norm", groups[0].max_grad_norm);
+  words.take("rest_norm", groups[1].max_grad_norm);
+  OptimizerSpec spec(make_optimizer(optimizer, words));
+  if (groups[0].max_grad_norm > 0 || groups[1].max_grad_norm > 0) {
+    spec.groups = groups;
+  }
   const auto task = make_task(
-      net, [](const at::Tensor& out, const at::Tensor& target) { return at::mse_loss(out, target); },
-      make_optimizer(optimizer, words));
+      net, [](const at::Tensor& out, const at::Tensor& target) { return at::mse_loss(out, target); }, spec);
   words.expect_empty();
 
   const auto x = at::sin(at::arange(kSamples * 6, at::kDouble) * 0.37).view({kSamples, 6});

@@ -30,7 +30,7 @@ relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64,
 
 The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel` and `update_bn`; for
 Lion, Prodigy, schedule-free AdamW, LoRA and the average with warm-up it is the published formula; the second half of Muon is `torch.optim.AdamW`. `huge_sample`: the values of
-this sample overflow in half precision, and so the steps with it are skipped. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
+this sample overflow in half precision, and so the steps with it are skipped. `weights_norm`, `rest_norm`: limits of two parameter groups, the first one with all weights. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
 
 | training | largest difference |
 |---|---|
@@ -171,7 +171,7 @@ OPTIMIZERS = {
     "lion": Lion, "adafactor": torch.optim.Adafactor, "muon": MuonAndAdamW, "prodigy": Prodigy,
     "schedule_free_adamw": ScheduleFreeAdamW,
 }
-OF_THE_RUN = {"max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
+OF_THE_RUN = {"weights_norm", "rest_norm", "max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
               "lora_alpha", "batch_norm_steps"}
 
 CASES = [
@@ -201,6 +201,7 @@ CASES = [
     "schedule_free_adamw lr=0.02 beta1=0.95 warmup_steps=30 r=1 weight_lr_power=1 decay=0.9 max_grad_norm=0.5",
     "adamw lr=0.02 lora_rank=2 lora_alpha=3", "sgd lr=0.1 momentum=0.9 lora_rank=4 lora_alpha=4",
     "sgd lr=0.5 max_grad_norm=0.1", "adamw lr=0.02 max_grad_norm=0.05", "sgd lr=0.5 max_grad_value=0.02",
+    "sgd lr=0.5 weights_norm=0.1", "adamw lr=0.02 weights_norm=0.05 rest_norm=0.01", "sgd lr=0.5 weights_norm=0.1 rest_norm=0.05 max_grad_norm=0.08",
     "adamw lr=0.02 decay=0.9", "adamw lr=0.02 decay=0.99 warmup=1", "sgd lr=0.1 decay=0.8 every_steps=5 first_step=20",
     "sgd lr=0.1 decay=0 first_step=41", "sgd lr=0.1 decay=0 first_step=41 batch_norm_steps=5",
     "sgd lr=0.05 momentum=0.9 decay=0.9 batch_norm_steps=8",
@@ -210,7 +211,7 @@ MIXED = [
     "fp16_mixed sgd lr=0.1", "fp16_mixed sgd lr=0.1 momentum=0.9 huge_sample=3",
     "fp16_mixed sgd lr=0.1 momentum=0.9 dampening=0.2 huge_sample=3",
     "fp16_mixed adamw lr=0.02 huge_sample=42", "fp16_mixed adam lr=0.02 huge_sample=3 max_grad_norm=0.5",
-    "fp16_mixed nadam lr=0.01 huge_sample=20", "bf16_mixed adamw lr=0.02",
+    "fp16_mixed sgd lr=0.1 huge_sample=3 weights_norm=0.1 rest_norm=0.05", "fp16_mixed nadam lr=0.01 huge_sample=20", "bf16_mixed adamw lr=0.02",
 ]
 
 
@@ -261,6 +262,10 @@ def run_of_torch(case):
             loss = nn.functional.mse_loss(net(x[first:first + BATCH]), y[first:first + BATCH])
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
+        for limit, is_weight in (("weights_norm", True), ("rest_norm", False)):
+            if limit in run:
+                nn.utils.clip_grad_norm_([p for key, p in net.named_parameters() if key.endswith(".weight") == is_weight],
+                                         run[limit])
         if "max_grad_norm" in run:
             nn.utils.clip_grad_norm_(net.parameters(), run["max_grad_norm"])
         if "max_grad_value" in run:

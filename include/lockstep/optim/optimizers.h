@@ -215,6 +215,7 @@ struct GroupSpec {
   double lr_scale = 1;
   double weight_decay = -1;  ///< for all of them, vectors included; -1: the factory's value
   LrSchedule schedule{};     ///< of its learning rate; not set: the optimizer's
+  double max_grad_norm = 0;  ///< of its gradients together, before optim.max_grad_norm of the run; 0: no limit
   bool muon = true;          ///< false: muon() gives its matrices AdamW too, as embeddings and output layers need it
 };
 

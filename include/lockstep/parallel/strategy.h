@@ -68,6 +68,7 @@ class StrategyOptimizer {
   /// parameters without a gradient, before any update.
   virtual void finish() = 0;
 
+  virtual void clip_groups() = 0;                          ///< to GroupSpec::max_grad_norm
   virtual at::Tensor grad_norm() = 0;                      ///< 0-dim, on the device
   virtual void scale_grads(const at::Tensor& factor) = 0;  ///< 0-dim; clipping, unscaling, token weights
   virtual void clamp_grads(double limit) = 0;              ///< each element to -limit ... limit

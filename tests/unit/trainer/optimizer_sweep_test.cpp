@@ -1,5 +1,6 @@
-// Every optimizer, with clipping, accumulation, a schedule, an average, two groups and a ragged last step: ranks agree
-// with one rank, and a resumed run has the bytes of the undisturbed one in every precision.
+// Every optimizer, with clipping, accumulation, a schedule, an average, two groups, one of them with a gradient norm of
+// its own, and a ragged last step: ranks agree with one rank, and a resumed run has the bytes of the undisturbed one in
+// every precision.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -83,7 +84,8 @@ Result train(const OptimizerFactory& make, World& world, TrainConfig config) {
   config.optim.schedule = "warmup:3+cosine:until=40";
   config.optim.max_grad_norm = 0.5;
   OptimizerSpec spec(make);
-  spec.groups = {{.select = named("*weight")}, {.select = named("*"), .lr_scale = 0.5, .weight_decay = 0}};
+  spec.groups = {{.select = named("*weight"), .max_grad_norm = 0.3},
+                 {.select = named("*"), .lr_scale = 0.5, .weight_decay = 0}};
   if (config.run_name == "rprop") {
     spec.groups.front().weight_decay = -1;
     spec.groups.back().weight_decay = -1;  // it has none

@@ -33,10 +33,11 @@ enum Feature : unsigned {
   kSparse = 64,         // gradients of an embedding
   kSharded = 128,       // optimizer state
   kNorm = 256,          // SyncBatchNorm
+  kGroups = 512,        // two groups, one of them with a gradient norm of its own
 };
-constexpr unsigned kFeatures = 9;
+constexpr unsigned kFeatures = 10;
 constexpr const char* kNames[kFeatures] = {"counts", "fp16",   "clipping", "accumulation", "idle",
-                                           "two",    "sparse", "sharded",  "norm"};
+                                           "two",    "sparse", "sharded",  "norm",         "groups"};
 
 std::string name_of(unsigned features) {
   std::string name = "plain";
@@ -96,6 +97,9 @@ class SweepTask final : public Task {
         return std::make_unique<torch::optim::SGD>(std::move(groups), torch::optim::SGDOptions(0.2));
       }));
       spec.module = two() ? part : nullptr;
+      if ((features_ & kGroups) != 0) {
+        spec.groups = {{.select = named("*out.weight"), .max_grad_norm = 0.1}, {}};
+      }
     }
     specs.resize(two() ? 2 : 1);
     return specs;
@@ -222,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Pairs, SplitSweep, testing::ValuesIn(combinations()),
 // The control: the sweep sees weights that are wrong, and every feature changes what is computed.
 TEST(SplitSweepControl, SeesWrongWeights) {
   EXPECT_GT(difference(trained(kCounts, 3, /*wrong_weights=*/true), trained(kCounts, 1)), 1e-3);
-  for (const Feature feature : {kCounts, kClipping, kIdleRanks, kTwoOptimizers}) {
+  for (const Feature feature : {kCounts, kClipping, kIdleRanks, kTwoOptimizers, kGroups}) {
     EXPECT_GT(difference(trained(feature, 1), trained(0, 1)), 1e-3) << name_of(feature);
   }
   EXPECT_GT(difference(trained(kFp16, 2), trained(0, 2)), 0);
