@@ -38,6 +38,8 @@ void MeanMetric::update(const at::Tensor& values, const at::Tensor& weights) {
   }
 }
 
+at::Tensor MeanMetric::compute() const { return sum_ / weight_; }
+
 MinMetric::MinMetric() : smallest_(add_state("smallest", infinite(1), StateReduction::min)) {}
 
 void MinMetric::update(const at::Tensor& values) {

@@ -404,4 +404,6 @@ void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
   tokens_ += counted.sum();
 }
 
+at::Tensor Perplexity::compute() const { return (nats_ / tokens_).exp(); }
+
 }  // namespace lockstep::metrics

@@ -36,11 +36,15 @@ void MeanSquaredError::update(const at::Tensor& predictions, const at::Tensor& t
   count_ += targets.numel();
 }
 
+at::Tensor MeanSquaredError::compute() const { return squared_ ? sum_ / count_ : (sum_ / count_).sqrt(); }
+
 void MeanAbsoluteError::update(const at::Tensor& predictions, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
   sum_ += error_of("MeanAbsoluteError", predictions, targets).abs().sum();
   count_ += targets.numel();
 }
+
+at::Tensor MeanAbsoluteError::compute() const { return sum_ / count_; }
 
 R2Score::R2Score(std::int64_t outputs)
     : sum_(add_sum("sum", {checked_outputs(outputs)})),

@@ -126,8 +126,9 @@ class Fit {
     prepare();
     notify(Stage::fit_start);
     anomalies_.begin(snapshot_parts(), state_.step);
-    // For example SIGTERM before this fit. Only the loop checks for requests repeatedly: see SignalScope.
-    agreed_.stop = world_.any(must_stop_after(state_));
+    // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
+    // stop_requested() must not be called here without a request.
+    agreed_.stop = world_.any(!control_.stop_reason().empty() && must_stop_after(state_));
     validate_at_start();
     while (!finished()) {  // limits and agreed stop: the same result on every rank
       const StepBatches* batches = next_batches();

@@ -25,7 +25,7 @@ class MeanMetric final : public Metric {
  public:
   /// `values`: any shape. `weights`: a shape that can be expanded to it; undefined: 1.
   void update(const at::Tensor& values, const at::Tensor& weights = {});
-  at::Tensor compute() const override { return sum_ / weight_; }
+  at::Tensor compute() const override;
 
  private:
   at::Tensor& sum_ = add_sum("sum");

@@ -142,7 +142,7 @@ class Perplexity final : public Metric {
   explicit Perplexity(std::optional<std::int64_t> ignore_index = {}) : ignore_index_(ignore_index) {}
   /// `logits`: [..., V]. `targets`: [...], integers.
   void update(const at::Tensor& logits, const at::Tensor& targets);
-  at::Tensor compute() const override { return (nats_ / tokens_).exp(); }
+  at::Tensor compute() const override;
 
  private:
   std::optional<std::int64_t> ignore_index_;

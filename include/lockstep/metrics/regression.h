@@ -16,7 +16,7 @@ class MeanSquaredError final : public Metric {
   /// `squared`: false gives the root of it.
   explicit MeanSquaredError(bool squared = true) : squared_(squared) {}
   void update(const at::Tensor& predictions, const at::Tensor& targets);
-  at::Tensor compute() const override { return squared_ ? sum_ / count_ : (sum_ / count_).sqrt(); }
+  at::Tensor compute() const override;
 
  private:
   bool squared_;
@@ -27,7 +27,7 @@ class MeanSquaredError final : public Metric {
 class MeanAbsoluteError final : public Metric {
  public:
   void update(const at::Tensor& predictions, const at::Tensor& targets);
-  at::Tensor compute() const override { return sum_ / count_; }
+  at::Tensor compute() const override;
 
  private:
   at::Tensor& sum_ = add_sum("sum");
