@@ -214,6 +214,9 @@ struct CheckpointStore::Impl {
 
   /// The new checkpoint is durable even if old ones cannot be removed.
   void retain(std::int64_t saved) {
+    if (config.keep_all) {
+      return;
+    }
     try {
       directory.retain(config.keep_last, saved, kept_steps(saved));
       const auto left = directory.steps();

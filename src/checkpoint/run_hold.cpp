@@ -20,7 +20,7 @@ namespace {
 
 bool writes_files(const TrainConfig& config) {
   return config.fresh || config.checkpoint.enabled || config.report.jsonl || config.report.csv ||
-         config.report.tensorboard || config.report.record > 0;
+         config.report.tensorboard || config.report.prometheus || config.report.record > 0;
 }
 
 std::string encode(const RunFound& found) {

@@ -131,9 +131,17 @@ struct EnumText<MonitorMode> {
 };
 
 template <>
+struct EnumText<SpikePolicy> {
+  static constexpr Spelling kSpellings[] = {spell("warn", SpikePolicy::warn), spell("rollback", SpikePolicy::rollback),
+                                            spell("stop", SpikePolicy::stop)};
+  static constexpr ForeignSpelling kForeign[] = {{"error", "use stop"}};
+};
+
+template <>
 struct EnumText<NonFinitePolicy> {
   static constexpr Spelling kSpellings[] = {spell("stop", NonFinitePolicy::stop), spell("warn", NonFinitePolicy::warn),
-                                            spell("skip", NonFinitePolicy::skip)};
+                                            spell("skip", NonFinitePolicy::skip),
+                                            spell("rollback", NonFinitePolicy::rollback)};
   static constexpr ForeignSpelling kForeign[] = {{"error", "use stop"}, {"ignore", "use warn"}};
 };
 
@@ -301,13 +309,26 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "schedule of the learning rates of all optimizers, such as cosine, warmup:500+cosine:to=0.1 or "
                      "step:30ep,factor=0.1; empty: those of the program, else constant"},
         c.optim.schedule);
-  visit(
-      Info{
-          .name = "optim.non_finite",
-          .help =
-              "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), warn, or skip the steps "
-              "with such gradients"},
-      c.optim.non_finite);
+  visit(Info{.name = "optim.non_finite",
+             .help =
+                 "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), warn, skip the steps "
+                 "with such gradients, or rollback to the weights of the last report"},
+        c.optim.non_finite);
+
+  visit(Info{.name = "spike.z_score",
+             .help = "look for losses and gradient norms that are so many standard deviations above the mean of the "
+                     "steps before; 0: no",
+             .minimum = 0},
+        c.spike.z_score);
+  visit(Info{.name = "spike.window",
+             .help = "number of steps of which mean and deviation are taken",
+             .minimum = 2,
+             .maximum = 100000},
+        c.spike.window);
+  visit(Info{.name = "spike.policy",
+             .help = "warn, rollback to the weights of the last report and leave out the samples since then, or stop "
+                     "(exit 65)"},
+        c.spike.policy);
 
   visit(Info{.name = "validate.every_epochs",
              .help = "validate after this many epochs; 0.25: four times per epoch; 0: never by epochs",
@@ -346,6 +367,8 @@ void visit_fields(Config& c, Visit&& visit) {
                  "number of newest checkpoints to keep; at least 2: a new one is durable before an old one is deleted",
              .minimum = 2},
         c.checkpoint.keep_last);
+  visit(Info{.name = "checkpoint.keep_all", .help = "delete no checkpoint, whatever keep_last says"},
+        c.checkpoint.keep_all);
   visit(Info{.name = "checkpoint.monitor",
              .help = "metric by which checkpoints are compared, for example val_loss; empty: none"},
         c.checkpoint.monitor);
@@ -430,6 +453,10 @@ void visit_fields(Config& c, Visit&& visit) {
         c.dist.compression);
   visit(Info{.name = "dist.sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
         c.dist.sync_batch_norm);
+  visit(Info{.name = "dist.check_replicas",
+             .help = "check at each report that parameters and optimizer state are equal on all ranks, and name the "
+                     "rank that differs; saves check the parameters anyway"},
+        c.dist.check_replicas);
   visit(Info{.name = "dist.shard_optimizer",
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);
@@ -447,6 +474,15 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "write event files for TensorBoard in the run directory",
              .ranks_agree = false},
         c.report.tensorboard);
+  visit(Info{.name = "report.prometheus",
+             .help = "write metrics.prom in the run directory: the last values in the text format of Prometheus",
+             .ranks_agree = false},
+        c.report.prometheus);
+  visit(Info{.name = "report.command",
+             .help = "a shell command that gets each row of metrics as a line of JSON on its standard input; empty: "
+                     "none",
+             .ranks_agree = false},
+        c.report.command);
   visit(Info{.name = "report.record",
              .help = "steps between digests of samples, loss and weights (records-<rank>.bin, for lockstep "
                      "compare); 0: none",

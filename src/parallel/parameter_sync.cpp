@@ -114,40 +114,57 @@ void broadcast_buffers(const torch::nn::Module& module, World& world) {
   broadcast_tensors(module.buffers(), world, /*root=*/0);
 }
 
-at::Tensor parameter_digests(const torch::nn::Module& module) {
+namespace {
+
+/// Shape [tensors], int64, on the device of the first one.
+at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> sums;
-  for (const auto& parameter : module.parameters()) {
-    const at::Tensor bits = parameter.is_complex() ? at::view_as_real(parameter) : parameter.detach();
-    sums.push_back(bits.view(integer_of(bits.element_size())).sum(at::kLong));
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor bits = tensor.is_complex() ? at::view_as_real(tensor) : tensor.detach();
+    sums.push_back(bits.view(integer_of(bits.element_size())).sum(at::kLong).to(tensors.front().device()));
   }
   return sums.empty() ? at::empty({0}, at::kLong) : at::stack(sums);
 }
 
-void check_replicas(const torch::nn::Module& module, World& world) {
+}  // namespace
+
+at::Tensor parameter_digests(const torch::nn::Module& module) { return digests_of(module.parameters()); }
+
+void check_replicas(const torch::nn::Module& module, World& world, const NamedTensors& more) {
   if (world.size() == 1) {
     return;
   }
-  const at::Tensor digests = parameter_digests(module).cpu();
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : module.named_parameters()) {
+    names.push_back(parameter.key());
+    tensors.push_back(parameter.value());
+  }
+  for (const auto& [name, tensor] : more) {
+    names.push_back(name);
+    tensors.push_back(tensor);
+  }
+  const at::Tensor digests = digests_of(tensors).cpu();
   const std::string_view bytes(static_cast<const char*>(digests.const_data_ptr()), digests.nbytes());
   const std::vector<std::string> all = world.gather(bytes);
   if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) == all.end()) {
     return;
   }
   std::string lines;
-  for (std::int64_t i = 0; const auto& parameter : module.named_parameters()) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
     lines +=
-        fmt::format("{} {:016x}\n", parameter.key(), static_cast<std::uint64_t>(digests[i++].item<std::int64_t>()));
+        fmt::format("{} {:016x}\n", names[i], static_cast<std::uint64_t>(digests.const_data_ptr<std::int64_t>()[i]));
   }
   const auto difference = find_disagreement(world.gather(lines));
   LOCKSTEP_ASSERT(difference.has_value(), "the digests differ");
   throw_about_rank(
       difference->rank, world,
       CommError(
-          fmt::format("parameters have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
+          fmt::format("the replicas have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
                       printable(difference->found), difference->others, printable(difference->expected)),
-          "nothing was saved; the previous checkpoint is valid. Look for code that changes parameters on one rank "
-          "only, and for hardware errors on that rank's machine",
+          "the previous checkpoint is valid. Look for code that changes parameters or the optimizer on one rank only, "
+          "and for hardware errors on that rank's machine",
           ExitCode::disagree));
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <lockstep/tensor/named_tensors.h>
 #include <lockstep/world/world.h>
 
 namespace lockstep {
@@ -26,8 +27,8 @@ void broadcast_buffers(const torch::nn::Module& module, World& world);
 /// One number for each parameter: the sum of its elements' bits, read as integers, modulo 2^64; the same on every kind
 /// of device. Shape: [parameters], int64, on their device; does not wait for it.
 at::Tensor parameter_digests(const torch::nn::Module& module);
-/// Collective. Checks that the parameters are equal on all ranks. Throws: CommError (exit 78) naming the first
-/// different parameter and its rank. Waits for the device.
-void check_replicas(const torch::nn::Module& module, World& world);
+/// Collective. Checks that the parameters, and the tensors of `more`, are equal on all ranks. Throws: CommError (exit
+/// 78) naming the first different tensor and its rank. Waits for the device.
+void check_replicas(const torch::nn::Module& module, World& world, const NamedTensors& more = {});
 
 }  // namespace lockstep

@@ -131,7 +131,8 @@ std::string checkpoint_text(const TrainConfig& config) {
   }
   const std::string when =
       interval_text(static_cast<double>(checkpoint.every_epochs), checkpoint.every_steps, checkpoint.every_s);
-  return fmt::format("{}at the end, last {} kept; {}", when.empty() ? "" : when + " and ", checkpoint.keep_last,
+  const std::string kept = checkpoint.keep_all ? "all" : fmt::format("last {}", checkpoint.keep_last);
+  return fmt::format("{}at the end, {} kept; {}", when.empty() ? "" : when + " and ", kept,
                      config.fresh ? "starting over" : "resume " + config.resume);
 }
 

@@ -218,6 +218,8 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
     config.max_steps = steps;
     config.validate = {.every_epochs = 0, .every_steps = steps, .max_batches = steps};
     config.checkpoint.enabled = config.report.jsonl = config.report.csv = config.report.tensorboard = false;
+    config.report.prometheus = false;
+    config.report.command.clear();
     config.report.every_steps = 1;
     config.report.record = 0;
     config.resume = "never";

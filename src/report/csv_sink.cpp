@@ -64,14 +64,14 @@ class CsvSink final : public MetricSink {
   CsvSink(FileSystem& fs, std::filesystem::path file, std::int64_t resume_step)
       : fs_(fs), path_(std::move(file)), file_(metric_file(fs_, path_, resume_step, is_ours, step_of)) {}
 
-  void write(std::int64_t step, std::span<const Metric> metrics) override {
+  void write(std::int64_t step, std::span<const MetricValue> metrics) override {
     require_distinct(metrics);
     file_.write(1, [&](WritableFile& file) {
       const std::vector<std::string> known = read_columns();
       std::vector<std::string> columns = known.empty() ? std::vector{std::string(kFirstColumn)} : known;
       std::vector<std::string> cells(columns.size());
       cells.front() = std::to_string(step);
-      for (const Metric& metric : metrics) {
+      for (const MetricValue& metric : metrics) {
         const std::string name = printable(metric.name);
         const auto found = std::find(columns.begin() + 1, columns.end(), name);
         const auto index = static_cast<std::size_t>(found - columns.begin());

@@ -17,13 +17,10 @@ class JsonlSink final : public MetricSink {
   JsonlSink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step)
       : file_(metric_file(fs, file, resume_step, is_ours, step_of)) {}
 
-  void write(std::int64_t step, std::span<const Metric> metrics) override {
+  void write(std::int64_t step, std::span<const MetricValue> metrics) override {
     require_distinct(metrics);
-    Json row{{"step", step}, {"time", utc_time()}};
-    for (const Metric& metric : metrics) {
-      row[std::string(metric.name)] = metric.value;
-    }
-    file_.write(1, [&](WritableFile& file) { append_text(file, dump_json(row) + "\n"); });
+    const std::string row = dump_json(metric_row(step, metrics)) + "\n";
+    file_.write(1, [&](WritableFile& file) { append_text(file, row); });
   }
 
  private:

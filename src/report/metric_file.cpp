@@ -66,9 +66,17 @@ ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::i
 
 void append_text(WritableFile& file, std::string_view text) { file.append(std::as_bytes(std::span(text))); }
 
-void require_distinct(std::span<const Metric> metrics) {
+Json metric_row(std::int64_t step, std::span<const MetricValue> metrics) {
+  Json row{{"step", step}, {"time", utc_time()}};
+  for (const MetricValue& metric : metrics) {
+    row[std::string(metric.name)] = metric.value;
+  }
+  return row;
+}
+
+void require_distinct(std::span<const MetricValue> metrics) {
   std::set<std::string_view> names{"step", "time"};
-  for (const Metric& metric : metrics) {
+  for (const MetricValue& metric : metrics) {
     if (!names.insert(metric.name).second) {
       throw Error(fmt::format("two metrics of a report are called '{}'", printable(metric.name)),
                   "give every metric a unique name; loss, lr, grad_norm, samples_per_s, epoch, step and time are "

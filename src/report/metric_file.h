@@ -10,6 +10,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/report/metric_sink.h>
 
+#include "base/json.h"
 #include "base/report_file.h"
 
 namespace lockstep {
@@ -25,7 +26,10 @@ ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::i
 /// Appends with one write, so that a row is complete or missing.
 void append_text(WritableFile& file, std::string_view text);
 
+/// {"step":20,"time":"...","loss":2.1,...}
+Json metric_row(std::int64_t step, std::span<const MetricValue> metrics);
+
 /// Throws: Error if two metrics have the same name, or one has a name that every row contains.
-void require_distinct(std::span<const Metric> metrics);
+void require_distinct(std::span<const MetricValue> metrics);
 
 }  // namespace lockstep

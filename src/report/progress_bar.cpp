@@ -30,7 +30,7 @@ std::string compact(double value) {
   return value < 999'500 ? fmt::format("{:.3g}k", value / 1e3) : fmt::format("{:.3g}M", value / 1e6);
 }
 
-std::string metric_text(const Metric& metric) { return fmt::format("{} {:.5g}", metric.name, metric.value); }
+std::string metric_text(const MetricValue& metric) { return fmt::format("{} {:.5g}", metric.name, metric.value); }
 
 }  // namespace
 
@@ -81,7 +81,7 @@ void ProgressBar::update(const Progress& progress) {
   }
 }
 
-void ProgressBar::report(const Progress& progress, std::span<const Metric> metrics) {
+void ProgressBar::report(const Progress& progress, std::span<const MetricValue> metrics) {
   const auto now = Clock::now();
   enter_phase(progress, now);
   measure_rate(progress, now);
@@ -97,7 +97,7 @@ void ProgressBar::report(const Progress& progress, std::span<const Metric> metri
   draw(progress, now);
 }
 
-void ProgressBar::keep(const Progress& progress, std::span<const Metric> metrics) {
+void ProgressBar::keep(const Progress& progress, std::span<const MetricValue> metrics) {
   console_->line(line_of(progress, metrics));
 }
 
@@ -108,7 +108,7 @@ void ProgressBar::finish_epoch(const Progress& progress) {
   }
 }
 
-std::string ProgressBar::line_of(const Progress& progress, std::span<const Metric> metrics) const {
+std::string ProgressBar::line_of(const Progress& progress, std::span<const MetricValue> metrics) const {
   std::vector<std::string> texts{fmt::format("step {}", progress.step), progress.phase};
   std::transform(metrics.begin(), metrics.end(), std::back_inserter(texts), metric_text);
   if (samples_per_s_ > 0 && phase_ == progress.phase) {

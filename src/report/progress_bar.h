@@ -30,8 +30,9 @@ class ProgressBar {
   ProgressBar(std::shared_ptr<Console> console, bool show_bar);
   ~ProgressBar();                         ///< removes the status line
   void update(const Progress& progress);  ///< cheap: reads only a clock if no redraw is due
-  void report(const Progress& progress, std::span<const Metric> metrics);  ///< in the bar if interactive, else a line
-  void keep(const Progress& progress, std::span<const Metric> metrics);    ///< always a line: for a validation
+  void report(const Progress& progress,
+              std::span<const MetricValue> metrics);  ///< in the bar if interactive, else a line
+  void keep(const Progress& progress, std::span<const MetricValue> metrics);  ///< always a line: for a validation
   void finish_epoch(const Progress& progress);  ///< interactive: makes the last report of the epoch a line that stays
   void finish_phase();                          ///< removes the bar
 
@@ -41,7 +42,7 @@ class ProgressBar {
   void enter_phase(const Progress& progress, std::chrono::steady_clock::time_point now);
   void measure_rate(const Progress& progress, std::chrono::steady_clock::time_point now);
   void draw(const Progress& progress, std::chrono::steady_clock::time_point now);
-  std::string line_of(const Progress& progress, std::span<const Metric> metrics) const;
+  std::string line_of(const Progress& progress, std::span<const MetricValue> metrics) const;
 
   std::optional<std::string> phase_{};  // nullopt between phases
   std::chrono::steady_clock::time_point phase_since_{};

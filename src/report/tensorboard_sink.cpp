@@ -95,10 +95,10 @@ class TensorboardSink final : public MetricSink {
     append(record(event().integer(2, resume_step).message(5, Message().message(1, value))));
   }
 
-  void write(std::int64_t step, std::span<const Metric> metrics) override {
+  void write(std::int64_t step, std::span<const MetricValue> metrics) override {
     require_distinct(metrics);
     Message summary;
-    for (const Metric& metric : metrics) {
+    for (const MetricValue& metric : metrics) {
       summary.message(1, Message().text(1, metric.name).number(2, static_cast<float>(metric.value)));
     }
     append(record(event().integer(2, step).message(5, summary)));

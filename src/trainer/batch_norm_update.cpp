@@ -12,6 +12,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/world/world.h>
 
+#include "metrics/metric_set.h"
 #include "trainer/in_precision.h"
 
 namespace lockstep {
@@ -118,6 +119,8 @@ void update_batch_norm(const StageContext& context, std::int64_t steps) {
   if (layers.plain.empty() && layers.synchronised.empty()) {
     return;
   }
+  const std::vector<metrics::NamedMetric> metered = context.task->metrics();
+  const metrics::StatesKept of_training(metered);
   const LoaderPosition before = context.train->position();
   context.train->seek({.epoch = before.epoch, .global_batch = before.global_batch});
   for (std::int64_t done = 0; done < steps; ++done) {

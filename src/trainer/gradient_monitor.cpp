@@ -12,7 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/monitors.h>
 
 #include "world/world_access.h"
 

@@ -39,18 +39,21 @@ std::string shown(const std::string& value) { return value.empty() ? "empty" : p
 
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
+constexpr std::string_view kMetric = "metric.";    // states of Task::metrics
+constexpr std::string_view kSpike = "spike.";      // windows of SpikeWatch
 constexpr std::string_view kLogged = "logged.";    // metrics that callbacks logged for the next report
 
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
 // it learns. The loader compares the global batch.
 bool may_change(std::string_view field) {
-  if (field.starts_with("checkpoint.") || field.starts_with("report.")) {
+  if (field.starts_with("checkpoint.") || field.starts_with("report.") || field.starts_with("spike.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 12> kFields{
-      "min_epochs",        "min_steps",        "max_epochs",           "max_steps",
-      "max_time_s",        "nprocs",           "batch_size",           "accumulation",
-      "global_batch_size", "optim.non_finite", "dist.shard_optimizer", "dist.sync_batch_norm"};
+  constexpr std::array<std::string_view, 13> kFields{
+      "min_epochs",          "min_steps",        "max_epochs",          "max_steps",
+      "max_time_s",          "nprocs",           "batch_size",          "accumulation",
+      "global_batch_size",   "optim.non_finite", "dist.check_replicas", "dist.shard_optimizer",
+      "dist.sync_batch_norm"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
@@ -141,6 +144,12 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
     contents.tensors["callbacks"] = std::move(callbacks);
   }
   NamedTensors report = run.meter.save(run.world);
+  for (auto& [name, state] : run.metrics.save(run.world)) {
+    report.emplace_back(fmt::format("{}{}", kMetric, name), std::move(state));
+  }
+  for (auto& [name, window] : run.spikes.save()) {
+    report.emplace_back(fmt::format("{}{}", kSpike, name), std::move(window));
+  }
   for (const auto& [name, value] : run.logged) {
     report.emplace_back(fmt::format("{}{}", kLogged, name), at::scalar_tensor(value, at::kDouble));
   }
@@ -219,14 +228,22 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
     NamedTensors sums;
+    NamedTensors states;
+    NamedTensors windows;
     for (const auto& [name, value] : report->second) {
       if (name.starts_with(kLogged)) {
         run.logged.emplace_back(name.substr(kLogged.size()), value.item<double>());
+      } else if (name.starts_with(kMetric)) {
+        states.emplace_back(name.substr(kMetric.size()), value);
+      } else if (name.starts_with(kSpike)) {
+        windows.emplace_back(name.substr(kSpike.size()), value);
       } else {
         sums.emplace_back(name, value);
       }
     }
     run.meter.load(sums, run.world);
+    run.metrics.load(states, run.world);
+    run.spikes.load(windows);
   }
   run.state = state;
   if (fits_rng_state(contents.per_rank, run.world.device())) {

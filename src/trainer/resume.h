@@ -11,8 +11,10 @@
 #include <lockstep/trainer/callback.h>
 #include <lockstep/trainer/step.h>
 
+#include "metrics/metric_set.h"
 #include "optim/param_groups.h"
 #include "trainer/callback_list.h"
+#include "trainer/spike_watch.h"
 
 namespace lockstep {
 
@@ -26,6 +28,8 @@ struct RunParts {
   const CallbackList& callbacks;
   TrainState& state;
   Meter& meter;
+  metrics::MetricSet& metrics;
+  SpikeWatch& spikes;
   Metrics& logged;           ///< by callbacks, for the next report
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };

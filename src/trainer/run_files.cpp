@@ -28,7 +28,8 @@ std::string program_comment(const Plan& plan) {
 RunFiles::RunFiles(const Plan& plan, bool on_main)
     : plan_(plan),
       active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv ||
-                          plan.config.report.tensorboard)) {
+                          plan.config.report.tensorboard || plan.config.report.prometheus ||
+                          !plan.config.report.command.empty())) {
   if (!active_) {
     return;
   }
@@ -62,6 +63,12 @@ void RunFiles::begin(std::int64_t resume_step) {
   if (plan_.config.report.tensorboard) {
     sinks_.push_back(tensorboard_sink(fs, directory, resume_step, fmt::format("```\n{}```\n", config)));
   }
+  if (plan_.config.report.prometheus) {
+    sinks_.push_back(prometheus_sink(fs, directory / "metrics.prom", directory.filename().string()));
+  }
+  if (const std::string& command = plan_.config.report.command; !command.empty()) {
+    sinks_.push_back(command_sink(command, read_environment(), directory, resume_step));
+  }
 }
 
 void RunFiles::event(std::string_view name, const EventFields& fields) {
@@ -70,7 +77,7 @@ void RunFiles::event(std::string_view name, const EventFields& fields) {
   }
 }
 
-void RunFiles::metrics(std::int64_t step, std::span<const Metric> metrics) {
+void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) {
   for (const auto& sink : sinks_) {
     sink->write(step, metrics);
   }

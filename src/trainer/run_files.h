@@ -20,7 +20,7 @@ class RunFiles {
   /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`.
   void begin(std::int64_t resume_step);
   void event(std::string_view name, const EventFields& fields);
-  void metrics(std::int64_t step, std::span<const Metric> metrics);
+  void metrics(std::int64_t step, std::span<const MetricValue> metrics);
 
  private:
   const Plan& plan_;

@@ -23,6 +23,7 @@
 #include "base/duration.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
+#include "metrics/metric_set.h"
 #include "optim/param_groups.h"
 #include "parallel/parameter_sync.h"
 #include "report/console.h"
@@ -31,16 +32,18 @@
 #include "storage/run_commands.h"
 #include "tensor/dtype_names.h"
 #include "trainer/agreed_stop.h"
+#include "trainer/anomalies.h"
 #include "trainer/callback_list.h"
-#include "trainer/finite_watch.h"
 #include "trainer/function_callback.h"
 #include "trainer/in_precision.h"
 #include "trainer/prediction.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_files.h"
+#include "trainer/run_snapshot.h"
 #include "trainer/step_recorder.h"
 #include "trainer/straggler_watch.h"
+#include "trainer/time_shares.h"
 #include "trainer/validate.h"
 #include "trainer/validation_times.h"
 #include "world/agreement.h"
@@ -122,8 +125,10 @@ class Fit {
   FitResult train() {
     prepare();
     notify(Stage::fit_start);
-    // For example SIGTERM before this fit. Only the loop checks for requests repeatedly: see SignalScope.
-    agreed_.stop = world_.any(must_stop_after(state_));
+    anomalies_.begin(snapshot_parts(), state_.step);
+    // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
+    // stop_requested() must not be called here without a request.
+    agreed_.stop = world_.any(!control_.stop_reason().empty() && must_stop_after(state_));
     validate_at_start();
     while (!finished()) {  // limits and agreed stop: the same result on every rank
       const StepBatches* batches = next_batches();
@@ -161,6 +166,8 @@ class Fit {
     torch::nn::Module& module = task_.module();
     place_module(module, world_.device(), config_.precision);
     tell_about_evaluation_mode();
+    metrics_ = {task_.metrics(), world_};
+    metrics_.reset();
     const std::vector<OptimizerSpec> optimizers = task_.optimizers();
     const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
     steps_per_epoch_ = train_.steps_per_epoch().value_or(0);
@@ -240,7 +247,8 @@ class Fit {
   }
 
   RunParts run_parts() {
-    return {plan_, world_, task_.module(), *strategy_, train_, callbacks_, state_, meter_, logged_, total_steps_};
+    return {plan_,  world_, task_.module(), *strategy_,          train_,  callbacks_,
+            state_, meter_, metrics_,       anomalies_.spikes(), logged_, total_steps_};
   }
 
   ScheduleStep schedule_step() const {
@@ -286,6 +294,7 @@ class Fit {
 
   // Starts at the resume position and continues with the next epoch automatically.
   const StepBatches* next_batches() {
+    const Timed timed(times_.data);
     record_.set_phase(Phase::data);
     stragglers_.begin_step();
     const StepBatches* batches = train_.next();
@@ -319,7 +328,7 @@ class Fit {
     state_.samples += batches.global_samples;
     agreed_ = strategy_->agreed();
     last_ = step.result();
-    finite_.add(state_.step - 1, last_);
+    anomalies_.add(state_.step - 1, last_, batches);
     recorder_.add(state_, batches, last_, task_.module());
     is_between_steps_ = true;
     if (steps_here_ == 1) {  // the first step warms up caches, memory and data loading
@@ -379,7 +388,7 @@ class Fit {
   void report() {
     record_.set_phase(Phase::report);
     const bool ends_window = due(config_.report.every_steps);  // a continued run completes the one of an early end
-    Metrics metrics = with_optimizer(ends_window ? meter_.take(world_) : meter_.means(world_));
+    Metrics metrics = window_metrics(ends_window);
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - report_time_).count();
     if (seconds > 0 && state_.samples > report_samples_) {
@@ -393,28 +402,48 @@ class Fit {
     report_time_ = now;
     report_samples_ = state_.samples;
     metrics = publish(Stage::report, std::move(metrics));
-    check_finite();
+    check_values();
+    if (config_.dist.check_replicas) {
+      check_replicas(task_.module(), world_,
+                     config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state());
+    }
     if (!monitors_validation()) {
       check_monitor(metrics);
     }
   }
 
-  Metrics with_optimizer(Metrics means) const {
-    for (const auto& [name, value] : means) {
+  // Of the steps since the last report.
+  Metrics window_metrics(bool ends_window) {
+    Metrics metrics = ends_window ? meter_.take(world_) : meter_.means(world_);
+    for (auto& metric : metrics_.values(world_)) {
+      metrics.push_back(std::move(metric));
+    }
+    if (ends_window) {
+      metrics_.reset();
+    }
+    check_names(metrics);
+    append_optimizer(metrics);
+    return metrics;
+  }
+
+  void check_names(const Metrics& metrics) const {
+    for (const auto& [name, value] : metrics) {
       if (validation_ != nullptr && name.starts_with(kValidationPrefix)) {
         throw Error(
             fmt::format("the training reports a metric '{}', but this prefix is reserved for validation metrics", name),
             fmt::format("give it a name that does not begin with {}", kValidationPrefix));
       }
     }
-    means.emplace_back("lr", last_.lr);
+  }
+
+  void append_optimizer(Metrics& metrics) const {
+    metrics.emplace_back("lr", last_.lr);
     if (last_.grad_norm.defined()) {
-      means.emplace_back("grad_norm", last_.grad_norm.item<double>());
+      metrics.emplace_back("grad_norm", last_.grad_norm.item<double>());
     }
     if (const at::Tensor scale = strategy_->optimizer().loss_scale(); scale.defined()) {
-      means.emplace_back("loss_scale", scale.item<double>());
+      metrics.emplace_back("loss_scale", scale.item<double>());
     }
-    return means;
   }
 
   // Of metrics such as "grad_norm/encoder" there can be hundreds.
@@ -424,8 +453,8 @@ class Fit {
   Metrics publish(Stage stage, Metrics metrics) {
     notify({.stage = stage, .metrics = &metrics, .log_to = &metrics});
     check_logged(metrics);
-    std::vector<Metric> row;
-    std::vector<Metric> line;  // the console shows epoch and rate separately
+    std::vector<MetricValue> row;
+    std::vector<MetricValue> line;  // the console shows epoch and rate separately
     for (const auto& [name, value] : metrics) {
       row.push_back({.name = name, .value = value});
       measured_.emplace_back(name, value);
@@ -481,6 +510,7 @@ class Fit {
   }
 
   void validate() {
+    const Timed timed(times_.validation);
     const auto began = Clock::now();
     const auto batches = validation_->steps_per_epoch();
     notify(Stage::validation_start);
@@ -518,44 +548,23 @@ class Fit {
   CheckpointContents contents() {
     WorldAccess::settle_device(world_);
     check_replicas(task_.module(), world_);
-    check_finite();
+    check_values();
     recorder_.flush();
     measure_monitored();
     CheckpointContents contents = checkpoint_contents(run_parts(), measured_);
     contents.values[kLaunchKey] = hold_->launch();
-    contents.values[kParametersFinite] = parameters_finite_ ? "true" : "false";
+    contents.values[kParametersFinite] = anomalies_.parameters_finite() ? "true" : "false";
     return contents;
   }
 
   // At reports and before saves, which wait for the device anyway.
-  void check_finite() {
-    const auto found = finite_.look(task_.module(), world_);
-    parameters_finite_ = !found || found->parameter.empty();
-    if (const auto skipped = finite_.skipped(); skipped > 0 && config_.optim.non_finite == NonFinitePolicy::skip) {
-      files_.event("skipped", {{"step", state_.step}, {"steps", skipped}});
-      if (world_.is_main()) {
-        log_warning(fmt::format("step {}: {} skipped since the last report: gradients were not finite", state_.step,
-                                skipped == 1 ? "a step was" : counted(skipped, "step") + " were"));
-      }
-    }
-    if (!found) {
-      told_non_finite_ = false;
-      return;
-    }
-    if (config_.optim.non_finite != NonFinitePolicy::warn) {
-      is_between_steps_ = false;  // this step must not be saved
-      throw Error(found->text(),
-                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite skip "
-                  "skips steps with such gradients, --optim.non_finite warn continues despite it",
-                  ExitCode::bad_data);
-    }
-    if (!std::exchange(told_non_finite_, true)) {
-      files_.event("non_finite", {{"step", state_.step}, {"what", found->text()}});
-      if (world_.is_main()) {
-        log_warning(found->text());
-      }
-    }
+  void check_values() {
+    is_between_steps_ = false;  // a step with bad values must not be saved
+    anomalies_.check(snapshot_parts(), state_.step);
+    is_between_steps_ = true;
   }
+
+  RunSnapshot::Parts snapshot_parts() { return {task_.module(), *strategy_, callbacks_, world_}; }
 
   // The metrics of a checkpoint between two reports are the means since the last report.
   void measure_monitored() {
@@ -564,7 +573,7 @@ class Fit {
         std::ranges::any_of(measured_, [&](const auto& metric) { return metric.first == monitor; })) {
       return;
     }
-    for (auto& metric : with_optimizer(meter_.means(world_))) {
+    for (auto& metric : window_metrics(/*ends_window=*/false)) {
       measured_.push_back(std::move(metric));
     }
   }
@@ -586,6 +595,7 @@ class Fit {
   }
 
   void save() {
+    const Timed timed(times_.saves);
     record_.set_phase(Phase::save);
     tell_saved(checkpoints_.save(state_.step, [this] { return contents(); }));
   }
@@ -639,12 +649,25 @@ class Fit {
                      .best = checkpoints_.best(),
                      .seconds = seconds_since(began_)};
     control_.set_agreed(result.stop);
-    files_.event("end", {{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}});
+    tell_end(result);
     console_.line(result.why);
     console_.line(summary(result));
     strategy_->keep_evaluation_values();
     notify(Stage::fit_end);
     return result;
+  }
+
+  void tell_end(const FitResult& result) {
+    times_.total = result.seconds;
+    EventFields fields{{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}};
+    for (auto& field : times_.fields()) {
+      fields.push_back(std::move(field));
+    }
+    files_.event("end", fields);
+    const auto advice = times_.advice(config_.data.workers);
+    if (advice && world_.is_main()) {
+      log_info(*advice);
+    }
   }
 
   // "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
@@ -730,11 +753,10 @@ class Fit {
   StragglerWatch stragglers_;
   ProgressBar progress_;
   Meter meter_{};
+  metrics::MetricSet metrics_{};
   TrainState state_{};
   StepResult last_{};
-  FiniteWatch finite_{};
-  bool parameters_finite_ = true;
-  bool told_non_finite_ = false;
+  Anomalies anomalies_{config_, world_, files_};
   Progress now_{};
   std::int64_t epoch_ = 0;  // of the last step, from 1
   std::int64_t shown_epoch_ = 0;
@@ -753,6 +775,7 @@ class Fit {
   Metrics logged_{};    // by callbacks, for the next report
   Metrics measured_{};  // since the last step
   Metrics final_{};     // the last value of each metric
+  TimeShares times_{};
   bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};

@@ -5,6 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "metrics/metric_set.h"
 #include "parallel/parameter_sync.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/evaluation_scope.h"
@@ -21,6 +22,10 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   }
   const EvaluationScope scope(task.module(), world.device());
   const at::NoGradGuard no_grad;
+  const std::vector<metrics::NamedMetric> metered = task.metrics();
+  metrics::MetricSet metrics(metered, world);
+  const metrics::StatesKept of_training(metered);
+  metrics.reset();
   const LoaderPosition start = data.position();
   Meter meter;
   AgreedStop stop(world, control, options.least_stop);
@@ -51,6 +56,9 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   result.means = meter.take(world);
   if (result.means.empty()) {
     throw DataError("the validation data gave no samples", "give it at least one, or pass no validation data");
+  }
+  for (auto& metric : metrics.values(world)) {
+    result.means.push_back(std::move(metric));
   }
   result.complete = true;
   return result;

@@ -39,8 +39,9 @@ TEST(Example, TheLoopByHandEndsWithTheTrainersWeights) {
   by_hand.erase(by_hand.begin() + 4, by_hand.begin() + 6);
   const auto loop = run_program(command(example("07_custom_loop"), dir.path() / "loop", by_hand));
   ASSERT_EQ(loop.code, 0) << loop.err;
-  const auto expected = final_state(dir.path() / "trainer");
+  auto expected = final_state(dir.path() / "trainer");
   EXPECT_EQ(expected.at("name"), "step-0000000060");
+  expected.erase("report.safetensors");  // the loop by hand reports nothing
   EXPECT_EQ(final_state(dir.path() / "loop"), expected);
 }
 

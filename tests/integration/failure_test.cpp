@@ -277,9 +277,9 @@ TEST(SeveralRanks, NameTheOneWhoseParametersDiffer) {
         command(TRAIN_PROGRAM, dir.path() / "run",
                 {"--nprocs", "3", "--fail", "change", "--fail_step", "5", "--fail_rank", std::to_string(rank)}));
     EXPECT_EQ(result.code, 78) << result.err;
-    EXPECT_THAT(result.err,
-                testing::ContainsRegex("error: rank " + std::to_string(named) + " .* parameters have diverged: rank " +
-                                       std::to_string(named) + " has [a-z.]+ [0-9a-f]{16} \\(name and digest\\)"));
+    EXPECT_THAT(result.err, testing::ContainsRegex("error: rank " + std::to_string(named) +
+                                                   " .* the replicas have diverged: rank " + std::to_string(named) +
+                                                   " has [a-z.]+ [0-9a-f]{16} \\(name and digest\\)"));
   }
 }
 

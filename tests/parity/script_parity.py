@@ -14,7 +14,8 @@ import tempfile
 import torch
 from torch import nn
 
-SAMPLES, BATCH, EPOCHS, TOLERANCE = 40, 8, 4, 1e-5
+SAMPLES, BATCH, EPOCHS = 40, 8, 4
+TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}
 
 
 class Block(nn.Module):
@@ -39,10 +40,11 @@ class Net(nn.Module):
 
 
 def nets():
-    found = {"residual net": Net}
+    """Each net with its image size, learning rate and precision."""
+    found = {"residual net": (Net, 8, 0.05, "fp32")}
     try:
         from torchvision.models import resnet18
-        found["torchvision's ResNet-18"] = lambda: resnet18(num_classes=2)
+        found["torchvision's ResNet-18"] = (lambda: resnet18(num_classes=2).double(), 32, 1e-3, "fp64")  # deep: it enlarges rounding
     except ImportError:
         print("torchvision is not installed: its ResNet-18 is not trained")
     return found
@@ -58,18 +60,18 @@ def net_in_mode(make, ranks):
     return net
 
 
-def ours(make, program, folder, ranks, x, y):
+def ours(make, program, folder, ranks, x, y, lr, precision):
     torch.jit.script(net_in_mode(make, ranks)).save(folder / "model.pt")
     torch.save({"epoch": 3, "samples": {"x": x, "y": y}}, folder / "data.pt")
     run = folder / f"run_{ranks}"
     subprocess.run([program, folder / "model.pt", folder / "data.pt", folder / "result.pt", "--nprocs", str(ranks),
                     "--compute_setup", "cpu", "--global_batch_size", str(BATCH), "--max_epochs", str(EPOCHS),
-                    "--run_dir", run], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                    "--optim.lr", str(lr), "--precision", precision, "--run_dir", run], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows], torch.jit.load(folder / "result.pt").state_dict()
 
 
-def theirs(make, ranks, x, y, lr=0.05):
+def theirs(make, ranks, x, y, lr):
     net = net_in_mode(make, ranks)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     losses = []
@@ -100,16 +102,17 @@ def main():
         sys.exit(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    x, y = torch.randn(SAMPLES, 3, 8, 8), torch.randn(SAMPLES, 2)
     different = 0
-    cases = [(name, make, ranks) for name, make in nets().items() for ranks in (1, 2)]
-    for name, make, ranks in cases:
+    cases = [(name, *net, ranks) for name, net in nets().items() for ranks in (1, 2)]
+    for name, make, size, lr, precision, ranks in cases:
+        dtype = torch.float64 if precision == "fp64" else torch.float32
+        x, y = torch.randn(SAMPLES, 3, size, size, dtype=dtype), torch.randn(SAMPLES, 2, dtype=dtype)
         with tempfile.TemporaryDirectory() as folder:
-            found = ours(make, sys.argv[1], pathlib.Path(folder), ranks, x, y)
-        off = difference(found, theirs(make, ranks, x, y))
-        different += not off <= TOLERANCE
-        print(f"{name}, {ranks} ranks: {len(found[0])} losses, weights and statistics differ by at most {off:.2g}")
-        if difference(found, theirs(make, ranks, x, y, lr=0.0505)) <= TOLERANCE:  # the control
+            found = ours(make, sys.argv[1], pathlib.Path(folder), ranks, x, y, lr, precision)
+        off = difference(found, theirs(make, ranks, x, y, lr))
+        different += not off <= TOLERANCE[precision]
+        print(f"{name}, {ranks} ranks, {precision}: {len(found[0])} losses, weights and statistics differ by at most {off:.2g}")
+        if difference(found, theirs(make, ranks, x, y, 1.01 * lr)) <= TOLERANCE[precision]:  # the control
             sys.exit("another learning rate was not told apart: this comparison proves nothing")
     print(f"torch {torch.__version__}: {len(cases)} trainings, {different} different")
     sys.exit(1 if different else 0)

@@ -18,7 +18,11 @@ def main():
     run = pathlib.Path(sys.argv[1])
     events = event_accumulator.EventAccumulator(str(run), size_guidance={event_accumulator.SCALARS: 0})
     events.Reload()
-    found = {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    found = {}  # by name and step; a report and a validation of one step both have an epoch
+    for name in events.Tags()["scalars"]:
+        steps = found.setdefault(name, {})
+        for event in events.Scalars(name):
+            steps.setdefault(event.step, []).append(event.value)
     rows = 0
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -26,11 +30,14 @@ def main():
             if name in ("step", "time"):
                 continue
             single = struct.unpack("f", struct.pack("f", float(value)))[0]
-            seen = found[name].pop(row["step"], math.nan)
+            values = found.get(name, {}).get(row["step"])
+            if not values:
+                sys.exit(f"step {row['step']}: TensorBoard has no {name}")
+            seen = values.pop(0)
             if seen != single and not (math.isnan(seen) and math.isnan(single)):
                 sys.exit(f"step {row['step']}: {name} is {seen} in TensorBoard, expected {single}")
             rows += 1
-    left = {name: steps for name, steps in found.items() if steps}
+    left = {name: steps for name, steps in found.items() if any(steps.values())}
     if left:
         sys.exit(f"TensorBoard has more than metrics.jsonl: {left}")
     if "config" not in events.Tags()["tensors"]:

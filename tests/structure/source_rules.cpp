@@ -29,7 +29,7 @@ const std::map<std::string_view, Names>& layers() {
   static const Names optim = above(world, {"world"});
   static const Names peers = above(optim, {"optim"});
   static const Names session = optim;
-  static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "session"});
+  static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "metrics", "session"});
   static const Names worker = above(trainer, {"trainer"});
   static const Names run = above(worker, {"worker"});
   static const std::map<std::string_view, Names> table = {
@@ -52,6 +52,7 @@ const std::map<std::string_view, Names>& layers() {
       {"tensor", {"version", "base", "storage"}},
       {"world", world},
       {"optim", optim},
+      {"metrics", optim},
       {"parallel", peers},
       {"data", peers},
       {"checkpoint", peers},

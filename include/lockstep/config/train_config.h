@@ -23,7 +23,8 @@ enum class SampleOrder { keyed, pytorch };
 enum class GradCompression { none, fp16, bf16 };
 enum class MonitorMode { min, max };
 enum class SaveErrorPolicy { go_on, stop };
-enum class NonFinitePolicy { stop, warn, skip };
+enum class NonFinitePolicy { stop, warn, skip, rollback };
+enum class SpikePolicy { warn, rollback, stop };
 enum class LrScaling { none, linear, sqrt };
 
 struct DataConfig {
@@ -53,6 +54,13 @@ struct OptimConfig {
                                                        ///< parameters; skip: a step with such gradients changes nothing
 };
 
+/// A loss or gradient norm that is far above those of the steps before.
+struct SpikeConfig {
+  double z_score = 0;         ///< a spike is so many standard deviations above the mean; 0: spikes are not looked for
+  std::int64_t window = 100;  ///< number of steps before, of which mean and deviation are taken
+  SpikePolicy policy = SpikePolicy::warn;  ///< rollback: weights and optimizer go back to those of the last report
+};
+
 struct ValidateConfig {
   double every_epochs = 1;        ///< 0.25: four times per epoch; 0: never by epochs
   std::int64_t every_steps = 0;   ///< 0: never by steps
@@ -69,6 +77,7 @@ struct CheckpointConfig {
   double every_s = 0;                   ///< 0: never by time
   bool async = false;                   ///< write in the background from a copy; one save at a time
   int keep_last = 2;                    ///< at least 2: a new one is durable before an old one is deleted
+  bool keep_all = false;                ///< delete no checkpoint, whatever keep_last says
   std::string monitor{};                ///< metric by which checkpoints are compared ("val_loss"); empty: none
   MonitorMode mode = MonitorMode::min;  ///< whether a lower or a higher value is better
   int keep_best = 1;                    ///< with monitor: number of best checkpoints to keep besides the last ones
@@ -95,6 +104,7 @@ struct DistConfig {
   bool broadcast_buffers = true;  ///< copy the buffers of rank 0 (batch norm statistics) to all ranks once per step
   GradCompression compression = GradCompression::none;  ///< dtype in which gradients are sent
   bool sync_batch_norm = false;                         ///< refuse batch norm that is not SyncBatchNorm
+  bool check_replicas = false;   ///< at each report: parameters and optimizer state are equal on all ranks
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
 };
 
@@ -104,6 +114,8 @@ struct ReportConfig {
   bool jsonl = true;              ///< metrics.jsonl in the run directory
   bool csv = true;                ///< metrics.csv in the run directory
   bool tensorboard = false;       ///< event files for TensorBoard in the run directory
+  bool prometheus = false;        ///< metrics.prom in the run directory: the last values, for Prometheus
+  std::string command{};          ///< a shell command that gets each row as a line of JSON; empty: none
   std::int64_t record =
       0;  ///< number of steps between digests of samples, loss and weights, for `lockstep compare`; 0: none
   std::string log_dir{};  ///< own launcher: directory for one output file per rank; empty: none
@@ -139,6 +151,7 @@ struct TrainConfig {
   DataConfig data{};
   SamplerConfig sampler{};
   OptimConfig optim{};
+  SpikeConfig spike{};
   ValidateConfig validate{};
   CheckpointConfig checkpoint{};
   DistConfig dist{};

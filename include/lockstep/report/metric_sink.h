@@ -3,17 +3,20 @@
 // Destinations of metrics. Torch-free. Only the main rank creates sinks, so callers need not test the rank.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/variables.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-struct Metric {
+struct MetricValue {
   std::string_view name;
   double value = 0;
 };
@@ -23,7 +26,7 @@ class MetricSink {
  public:
   virtual ~MetricSink() = default;
   /// Throws: IoError. Not thread-safe.
-  virtual void write(std::int64_t step, std::span<const Metric> metrics) = 0;
+  virtual void write(std::int64_t step, std::span<const MetricValue> metrics) = 0;
 };
 
 /// One line per row: {"step":20,"time":"...","loss":2.1,...}; a non-finite value is the string "NaN", "Infinity" or
@@ -36,5 +39,17 @@ std::unique_ptr<MetricSink> csv_sink(FileSystem& fs, const std::filesystem::path
 /// is a new file; TensorBoard drops the rows after `resume_step` of earlier ones.
 std::unique_ptr<MetricSink> tensorboard_sink(FileSystem& fs, const std::filesystem::path& directory,
                                              std::int64_t resume_step, std::string_view description);
+
+/// The last values in the text format of Prometheus, which a textfile collector reads: each write replaces the file.
+/// Names get the prefix "lockstep_", and '_' for characters that Prometheus does not allow; the label is run="`run`".
+std::unique_ptr<MetricSink> prometheus_sink(FileSystem& fs, const std::filesystem::path& file, std::string_view run);
+/// Starts `/bin/sh -c command` with this environment and sends it lines of JSON: first
+/// {"run_dir":...,"resume_step":...}, then each row as in jsonl_sink. A write never waits: what the program has not
+/// read yet is kept in memory, up to 64 MiB. The program should end at the end of its input. The destructor waits for
+/// it up to `patience`, then ends it; after an exception it does not wait. A program that ends earlier, or with another
+/// code than 0, causes one warning.
+std::unique_ptr<MetricSink> command_sink(const std::string& command, const Variables& environment,
+                                         const std::filesystem::path& run_dir, std::int64_t resume_step,
+                                         std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 }  // namespace lockstep

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -175,52 +174,6 @@ class WeightAverage final : public Callback {
   NamedTensors average_{};    // of some of them, in the same order
   std::int64_t updates_ = 0;  // of the average
   std::int64_t epoch_ = 1;    // of the next step
-};
-
-/// Parameters whose gradients are measured together.
-struct GradientGroup {
-  std::string name{};                                                                ///< in the names of the metrics
-  std::function<bool(std::string_view name, const at::Tensor& parameter)> select{};  ///< as in GroupSpec; empty: all
-};
-
-/// Settings of GradientMonitor.
-struct GradientMonitorOptions {
-  std::int64_t every_steps = 100;       ///< steps between two measurements
-  std::vector<GradientGroup> groups{};  ///< a parameter may be in several; empty: each parameter alone, by its name
-};
-
-/// Measures gradients: the mean over the global batch, before it is clipped, in the same way on all ranks. Every report
-/// has the numbers of the last measured step: "grad_mean/<group>", and so grad_std (of all elements: the mean squared
-/// distance from their mean is divided by their number), grad_min, grad_max and grad_norm (2-norm). Until then they are
-/// on the device. A complex number counts as two. Optimizers with a closure are not measured.
-class GradientMonitor final : public Callback {
- public:
-  /// Throws: ConfigError (every_steps < 1; groups without a name or with the same one).
-  explicit GradientMonitor(GradientMonitorOptions options = {});
-
-  std::string_view name() const override { return "gradient_monitor"; }
-  std::uint32_t stages() const override { return Stage::fit_start | Stage::backward_end | Stage::report; }
-  bool is_light() const override { return true; }
-  /// Throws: ConfigError if a group selects no parameter.
-  void on(const StageContext& context) override;
-  NamedTensors save() const override;
-  void load(const NamedTensors& state) override { loaded_ = state; }
-
- private:
-  struct Group {
-    std::string name{};
-    std::vector<at::Tensor> parameters{};
-  };
-
-  void begin(const StageContext& context);
-  void measure(const StageContext& context);
-  void log(const StageContext& context) const;
-
-  GradientMonitorOptions options_;
-  std::vector<Group> groups_{};
-  std::int64_t step_ = 0;    // of the last measurement
-  NamedTensors measured_{};  // by group: [5], float64, on the device
-  NamedTensors loaded_{};    // from a checkpoint, for the next fit
 };
 
 /// Keeps the parameters that a pattern selects frozen until an epoch begins, such as a pretrained backbone. From then

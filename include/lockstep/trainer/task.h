@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <lockstep/metrics/metric.h>
 #include <lockstep/trainer/step.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
@@ -28,6 +29,9 @@ class Task {
   /// The results for the samples of a batch, for Trainer::predict: tensors of shape [samples, ...]. In evaluation mode,
   /// without gradients.
   virtual NamedTensors predict_step(const Batch& batch);
+  /// Metrics that the steps above update; docs/metrics.md. The Trainer reports their values over all ranks since the
+  /// last report, or of a whole validation or test, and resets them. Called once per fit, validation and test.
+  virtual std::vector<metrics::NamedMetric> metrics() { return {}; }
   /// One training step. The default handles one optimizer; override it for several optimizers or closures.
   virtual void optimize(Step& step);
 };

@@ -53,7 +53,8 @@ std::set<std::int64_t> csv_steps(const std::vector<std::string>& lines) {
 
 void write_metrics(MetricSink& sink) {
   for (std::int64_t step = 1; step <= kSteps; ++step) {
-    const Metric metrics[] = {{"loss", 1.0 / static_cast<double>(step)}, {step > kSteps / 2 ? "late" : "early", 0.5}};
+    const MetricValue metrics[] = {{"loss", 1.0 / static_cast<double>(step)},
+                                   {step > kSteps / 2 ? "late" : "early", 0.5}};
     sink.write(step, metrics);
   }
 }

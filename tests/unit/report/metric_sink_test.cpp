@@ -53,7 +53,7 @@ using CsvSink = MetricSinkTest;
 TEST_F(JsonlSink, WritesARowAtOnceWithEveryDigit) {
   const auto sink = jsonl_sink(fs_, file_, 0);
   const double third = 1.0 / 3;
-  const Metric metrics[] = {
+  const MetricValue metrics[] = {
       {"loss", third}, {"lr", 1e-300}, {"bad", std::nan("")}, {"up", HUGE_VAL}, {"down", -HUGE_VAL}};
   sink->write(20, metrics);
   ASSERT_EQ(rows().size(), 1U);  // the sink still lives: nothing waits in a buffer
@@ -88,9 +88,9 @@ TEST_F(JsonlSink, TruncatesAnIncompleteRowAndKeepsUnknownRows) {
 
 TEST_F(CsvSink, WidensTheFileForNewColumns) {
   const auto sink = csv_sink(fs_, file_, 0);
-  const Metric first[] = {{"loss", 0.5}};
-  const Metric second[] = {{"val_loss", 0.1 + 0.2}, {"loss", std::nan("")}, {"a,\"b\"", 2}};
-  const Metric third[] = {{"lr", -HUGE_VAL}};
+  const MetricValue first[] = {{"loss", 0.5}};
+  const MetricValue second[] = {{"val_loss", 0.1 + 0.2}, {"loss", std::nan("")}, {"a,\"b\"", 2}};
+  const MetricValue third[] = {{"lr", -HUGE_VAL}};
   sink->write(1, first);
   EXPECT_EQ(text(), "step,loss\n1,0.5\n");
   sink->write(2, second);
@@ -102,7 +102,7 @@ TEST_F(CsvSink, WidensTheFileForNewColumns) {
 TEST_F(CsvSink, ContinuesAFileWithItsColumns) {
   put("step,loss,\"a,\"\"b\"\"\"\n10,0.5,1\n20,0.25,2\n30,0.125,3\n40,0.1");
   const auto sink = csv_sink(fs_, file_, 20);
-  const Metric metrics[] = {{"a,\"b\"", 4}, {"loss", 1}};
+  const MetricValue metrics[] = {{"a,\"b\"", 4}, {"loss", 1}};
   sink->write(30, metrics);
   EXPECT_EQ(text(), "step,loss,\"a,\"\"b\"\"\"\n10,0.5,1\n20,0.25,2\n30,1,4\n");
 }
@@ -163,7 +163,7 @@ TEST_F(JsonlSink, RejectsTwoMetricsWithOneName) {
   const auto sink = jsonl_sink(fs_, file_, 0);
   const auto csv = csv_sink(fs_, directory_.path() / "csv", 0);
   for (const char* name : {"loss", "step", "time"}) {
-    const Metric metrics[] = {{"loss", 1}, {name, 2}};
+    const MetricValue metrics[] = {{"loss", 1}, {name, 2}};
     for (MetricSink* each : {sink.get(), csv.get()}) {
       EXPECT_THAT(
           [&] { each->write(1, metrics); },

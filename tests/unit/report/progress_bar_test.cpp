@@ -73,7 +73,7 @@ TEST(ProgressBar, ReportsPlainLinesWithoutATerminal) {
   const auto console = std::make_shared<RecordingConsole>(false);
   {
     ProgressBar bar(console, /*show_bar=*/true);
-    const Metric metrics[] = {{"loss", 2.12344}, {"lr", 3e-4}};
+    const MetricValue metrics[] = {{"loss", 2.12344}, {"lr", 3e-4}};
     bar.update({.phase = "epoch 2", .done = 10, .total = 50, .step = 190, .samples = 1000});
     bar.report({.phase = "epoch 2", .done = 20, .total = 50, .step = 200, .samples = 26000}, metrics);
     bar.report({.phase = "epoch 2", .done = 20, .total = 50, .step = 200, .samples = 26000}, {});
@@ -102,7 +102,7 @@ TEST(ProgressBar, ShowsMetricsInTheBarAndLeavesNothingBehind) {
   const auto console = std::make_shared<RecordingConsole>(true);
   {
     ProgressBar bar(console, /*show_bar=*/true);
-    const Metric metrics[] = {{"loss", 0.5}};
+    const MetricValue metrics[] = {{"loss", 0.5}};
     bar.report({.phase = "epoch 0", .done = 1, .total = 10}, metrics);
     EXPECT_THAT(console->statuses.back(), HasSubstr("loss 0.5]"));
     bar.finish_phase();

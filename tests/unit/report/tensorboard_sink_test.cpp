@@ -99,7 +99,7 @@ class TensorboardFiles : public testing::Test {
 
 TEST_F(TensorboardFiles, HoldVersionStartConfigurationAndScalars) {
   const auto sink = tensorboard_sink(real_file_system(), dir_.path(), /*resume_step=*/300, "lr = 1");
-  const std::vector<Metric> metrics{{"loss", 0.5}, {"lr", 1e-3}};
+  const std::vector<MetricValue> metrics{{"loss", 0.5}, {"lr", 1e-3}};
   sink->write(320, metrics);
   ASSERT_EQ(files().size(), 1U);
   const auto found = events(files()[0]);
@@ -120,7 +120,7 @@ TEST_F(TensorboardFiles, HoldVersionStartConfigurationAndScalars) {
 }
 
 TEST_F(TensorboardFiles, AreNewForEachAttempt) {
-  const std::vector<Metric> metrics{{"loss", 0.5}};
+  const std::vector<MetricValue> metrics{{"loss", 0.5}};
   for (int attempt = 0; attempt < 3; ++attempt) {
     tensorboard_sink(real_file_system(), dir_.path(), attempt, "")->write(attempt + 1, metrics);
   }
@@ -132,7 +132,7 @@ TEST_F(TensorboardFiles, AreNewForEachAttempt) {
 
 TEST_F(TensorboardFiles, RefuseTwoMetricsOfOneName) {
   const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
-  const std::vector<Metric> metrics{{"loss", 0.5}, {"loss", 0.5}};
+  const std::vector<MetricValue> metrics{{"loss", 0.5}, {"loss", 0.5}};
   EXPECT_THAT(message_of([&] { sink->write(1, metrics); }), HasSubstr("two metrics of a report are called 'loss'"));
 }
 

@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/monitors.h>
 
 #include "support/at_stage.h"
 #include "support/message_of.h"

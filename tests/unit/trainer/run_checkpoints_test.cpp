@@ -455,9 +455,50 @@ TEST(RunCheckpoints, NeverHoldRanksThatDiverged) {
       });
     };
     EXPECT_THAT(meddling, ThrowsMessage<CommError>(
-                              AllOf(HasSubstr("parameters have diverged: rank " + std::to_string(odd) + " has bias"),
+                              AllOf(HasSubstr("the replicas have diverged: rank " + std::to_string(odd) + " has bias"),
                                     HasSubstr("2 of 3 ranks have"))));
     EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{2}));
+  }
+}
+
+TEST(RunCheckpoints, AreAllKeptOnRequest) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.every_steps = 4;
+  config.checkpoint.keep_all = true;
+  train(config, std::make_shared<Probe>());
+  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{4, 8, 12, 15}));
+}
+
+TEST(CheckReplicas, FindsAnOptimizerThatDivergedAtAReport) {
+  const auto train_on = [](int odd, bool checks) {
+    thread_world(3, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 4, .batch_size = 4});
+      config.report.every_steps = 2;
+      config.dist.check_replicas = checks;
+      const Plan plan = plan_for(3, config);
+      TinyTask task(adamw({.lr = 0.1}));
+      DataLoader data(tiny_data(20), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.add(std::make_shared<Probe>(0U | Stage::report, [&](const StageContext& context) {
+        if (context.state.step == 2 && context.world.rank() == odd) {
+          const at::NoGradGuard no_grad;
+          for (auto& [name, tensor] : context.strategy.optimizer_state()) {
+            if (name == "bias.exp_avg") {
+              tensor.view(at::kInt).bitwise_xor_(1);
+            }
+          }
+        }
+      }));
+      trainer.fit(task, data);
+    });
+  };
+  EXPECT_NO_THROW(train_on(-1, true));
+  EXPECT_NO_THROW(train_on(1, false));
+  for (const int odd : {0, 1, 2}) {
+    EXPECT_THAT([&] { train_on(odd, true); },
+                ThrowsMessage<CommError>(
+                    HasSubstr("the replicas have diverged: rank " + std::to_string(odd) + " has bias.exp_avg")));
   }
 }
 

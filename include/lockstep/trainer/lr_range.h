@@ -1,0 +1,44 @@
+// lockstep/trainer/lr_range.h
+//
+// Learning-rate range test: which learning rates train, before the real training.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include <lockstep/data/data_loader.h>
+#include <lockstep/plan/plan.h>
+#include <lockstep/trainer/task.h>
+#include <lockstep/world/world.h>
+
+namespace [[gnu::visibility("default")]] lockstep {
+
+struct LrRangeOptions {
+  double min_lr = 1e-8;  ///< of the first step
+  double max_lr = 1;     ///< of the last step; the steps between grow by a constant factor
+  std::int64_t steps = 100;
+  double smoothing = 0.98;  ///< decay of the average of the losses, 0: none
+  double stop_factor = 4;   ///< ends when the average exceeds the smallest one by this factor; 0: never
+};
+
+/// The learning rate and the loss of each step.
+struct LrRange {
+  std::vector<double> lrs{};
+  std::vector<double> losses{};  ///< averages (see LrRangeOptions::smoothing) of the means over all ranks
+  /// Where the average falls fastest over the logarithm of the rate, without the first and the last ten steps; nullopt:
+  /// it falls nowhere, or too few steps were made.
+  std::optional<double> suggestion{};
+};
+
+/// Collective. Trains with a learning rate that grows in every step (Smith 2017, "Cyclical learning rates for training
+/// neural networks"), then restores the weights and the position of `train`. Writes no files. All optimizers and
+/// groups have the same rate relation as in a training: the rate is that of the first group. Waits for the device in
+/// every step. A stop request takes effect after it. Throws: ConfigError (options), and what Trainer::fit throws.
+LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, const LrRangeOptions& options = {});
+
+/// "lr,loss" and one line for each step, for a plot. Throws: IoError.
+void write_csv(const LrRange& range, const std::filesystem::path& file);
+
+}  // namespace lockstep

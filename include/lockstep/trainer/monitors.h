@@ -1,0 +1,161 @@
+// lockstep/trainer/monitors.h
+//
+// Callbacks that measure a training and change nothing in it. Their metrics are in the reports.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/trainer/callback.h>
+
+namespace [[gnu::visibility("default")]] lockstep {
+
+/// Learning rate of every parameter group: "lr_0_1" is that of group 1 of optimizer 0.
+class LearningRateMonitor final : public Callback {
+ public:
+  std::string_view name() const override { return "learning_rate_monitor"; }
+  std::uint32_t stages() const override { return Stage::report; }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+};
+
+/// Exponential moving average of a metric of reports, such as the loss: "loss_smoothed". It is in the checkpoints.
+class SmoothedMetric final : public Callback {
+ public:
+  /// `decay`: weight of the average so far, from 0 to below 1. The first values are corrected for the zero at which the
+  /// average begins (Kingma and Ba, 2015, section 3). Throws: ConfigError.
+  explicit SmoothedMetric(std::string metric, double decay = 0.9);
+
+  std::string_view name() const override { return name_; }
+  std::uint32_t stages() const override { return Stage::report; }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+  NamedTensors save() const override;
+  void load(const NamedTensors& state) override;
+
+ private:
+  std::string metric_;
+  std::string name_;
+  double decay_;
+  double sum_ = 0;
+  double weight_ = 0;
+};
+
+struct ThroughputOptions {
+  double flops_per_sample = 0;       ///< of forward and backward of one sample; 0: not known
+  double peak_flops_per_second = 0;  ///< of one device in the precision of the training; 0: not known
+};
+
+/// Since the last report, as rank 0 measures it: "tflops_per_s" of one rank, "mfu" (model FLOPs utilization, Chowdhery
+/// et al. 2022: the share of the peak) and "step_ms". Time in validations and saves counts.
+class ThroughputMonitor final : public Callback {
+ public:
+  explicit ThroughputMonitor(ThroughputOptions options = {}) : options_(options) {}
+
+  std::string_view name() const override { return "throughput_monitor"; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  ThroughputOptions options_;
+  Clock::time_point last_{};
+  TrainState state_{};
+};
+
+/// Memory in MiB, the largest of all ranks: "memory_mib" of the process, and with a GPU "gpu_memory_mib" and
+/// "gpu_memory_peak_mib" of LibTorch's tensors.
+class MemoryMonitor final : public Callback {
+ public:
+  std::string_view name() const override { return "memory_monitor"; }
+  std::uint32_t stages() const override { return Stage::report; }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+};
+
+struct ProfilerOptions {
+  std::int64_t first_step = 10;       ///< of this fit, from 0; the first steps warm up
+  std::int64_t steps = 5;             ///< number of steps that are recorded
+  std::filesystem::path directory{};  ///< "": the run directory
+  bool shapes = false;                ///< record the shapes of the operations' inputs
+  bool memory = false;                ///< record allocations
+};
+
+/// Records the operations of some steps with LibTorch's profiler, on the CPU and on a GPU, in one file per rank:
+/// trace-rank-0.json, for chrome://tracing or Perfetto. Costs nothing in other steps.
+class Profiler final : public Callback {
+ public:
+  /// Throws: ConfigError.
+  explicit Profiler(ProfilerOptions options = {});
+  ~Profiler() override;
+
+  std::string_view name() const override { return "profiler"; }
+  std::uint32_t stages() const override {
+    return Stage::fit_start | Stage::step_start | Stage::step_end | Stage::exception | Stage::fit_end;
+  }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+
+ private:
+  void start(const StageContext& context);
+  void finish();
+
+  ProfilerOptions options_;
+  std::filesystem::path file_{};  // of this rank while it records
+  std::int64_t first_ = 0;        // step at which it begins
+  bool is_recording_ = false;
+};
+
+/// Parameters whose gradients are measured together.
+struct GradientGroup {
+  std::string name{};                                                                ///< in the names of the metrics
+  std::function<bool(std::string_view name, const at::Tensor& parameter)> select{};  ///< as in GroupSpec; empty: all
+};
+
+/// Settings of GradientMonitor.
+struct GradientMonitorOptions {
+  std::int64_t every_steps = 100;       ///< steps between two measurements
+  std::vector<GradientGroup> groups{};  ///< a parameter may be in several; empty: each parameter alone, by its name
+};
+
+/// Measures gradients: the mean over the global batch, before it is clipped, in the same way on all ranks. Every report
+/// has the numbers of the last measured step: "grad_mean/<group>", and so grad_std (of all elements: the mean squared
+/// distance from their mean is divided by their number), grad_min, grad_max and grad_norm (2-norm). Until then they are
+/// on the device. A complex number counts as two. Optimizers with a closure are not measured.
+class GradientMonitor final : public Callback {
+ public:
+  /// Throws: ConfigError (every_steps < 1; groups without a name or with the same one).
+  explicit GradientMonitor(GradientMonitorOptions options = {});
+
+  std::string_view name() const override { return "gradient_monitor"; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::backward_end | Stage::report; }
+  bool is_light() const override { return true; }
+  /// Throws: ConfigError if a group selects no parameter.
+  void on(const StageContext& context) override;
+  NamedTensors save() const override;
+  void load(const NamedTensors& state) override { loaded_ = state; }
+
+ private:
+  struct Group {
+    std::string name{};
+    std::vector<at::Tensor> parameters{};
+  };
+
+  void begin(const StageContext& context);
+  void measure(const StageContext& context);
+  void log(const StageContext& context) const;
+
+  GradientMonitorOptions options_;
+  std::vector<Group> groups_{};
+  std::int64_t step_ = 0;    // of the last measurement
+  NamedTensors measured_{};  // by group: [5], float64, on the device
+  NamedTensors loaded_{};    // from a checkpoint, for the next fit
+};
+
+}  // namespace lockstep

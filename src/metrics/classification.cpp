@@ -1,0 +1,409 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/metrics/classification.h>
+
+namespace lockstep::metrics {
+namespace {
+
+struct Checked {
+  Classification task;
+  std::int64_t classes;
+  double threshold = 0.5;
+  std::int64_t top_k = 1;
+};
+
+/// Number of classes or labels; 1 for binary. Throws: ConfigError.
+std::int64_t columns_of(const char* metric, const Checked& options) {
+  std::vector<Problem> problems;
+  const bool is_multiclass = options.task == Classification::multiclass;
+  const std::int64_t least = is_multiclass ? 2 : 1;
+  if (options.task != Classification::binary && options.classes < least) {
+    problems.push_back({fmt::format("{}: classes is {}, expected {} or more", metric, options.classes, least)});
+  }
+  if (options.top_k < 1 || (options.top_k > 1 && (!is_multiclass || options.top_k > options.classes))) {
+    problems.push_back({fmt::format("{}: top_k is {}, expected {}", metric, options.top_k,
+                                    is_multiclass ? "1 to the number of classes" : "1, because it is not multiclass")});
+  }
+  if (!(options.threshold >= 0 && options.threshold <= 1)) {
+    problems.push_back({fmt::format("{}: threshold is {}, expected 0 to 1", metric, options.threshold)});
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  return options.task == Classification::binary ? 1 : options.classes;
+}
+
+[[noreturn]] void throw_shapes(const at::Tensor& predictions, const at::Tensor& targets, const std::string& expected) {
+  throw Error(fmt::format("metric: found predictions of shape [{}] and targets of shape [{}], expected {}",
+                          fmt::join(predictions.sizes(), ", "), fmt::join(targets.sizes(), ", "), expected));
+}
+
+/// On a device it would cost a wait, and the device checks it itself.
+void check_range(const char* what, const at::Tensor& values, const at::Tensor& counted, std::int64_t end) {
+  if (!values.is_cpu() || values.numel() == 0) {
+    return;
+  }
+  const at::Tensor checked = at::where(counted, values, 0);
+  const auto smallest = checked.min().item<std::int64_t>();
+  const auto largest = checked.max().item<std::int64_t>();
+  if (smallest < 0 || largest >= end) {
+    throw Error(
+        fmt::format("metric: found the {} {}, expected 0 to {}", what, smallest < 0 ? smallest : largest, end - 1),
+        "set the number of classes, or ignore_index");
+  }
+}
+
+at::Tensor counted_targets(const at::Tensor& targets, std::optional<std::int64_t> ignore_index) {
+  return ignore_index ? targets != *ignore_index : at::ones_like(targets, at::kBool);
+}
+
+/// Values outside of 0 to 1 say that all are logits. Does not wait for the device.
+at::Tensor probabilities(const at::Tensor& scores, const at::Tensor& of_logits) {
+  const at::Tensor are_probabilities = ((scores >= 0).logical_and(scores <= 1)).all();
+  return at::where(are_probabilities, scores, of_logits);
+}
+
+/// Predictions and targets of labels, int64 [N, L] with 0 and 1; and which targets count.
+struct LabelBatch {
+  at::Tensor predictions{};
+  at::Tensor targets{};
+  at::Tensor counted{};
+};
+
+/// [N, L, ...] -> [N * ..., L]; binary: [...] -> [N, 1]
+at::Tensor in_columns(const at::Tensor& tensor, std::int64_t labels, bool is_binary) {
+  return is_binary ? tensor.reshape({-1, 1}) : tensor.movedim(1, -1).reshape({-1, labels});
+}
+
+void check_label_shapes(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t labels, bool is_binary) {
+  if (predictions.sizes() != targets.sizes() || (!is_binary && (targets.dim() < 2 || targets.size(1) != labels))) {
+    throw_shapes(predictions, targets, is_binary ? "equal shapes" : fmt::format("[N, {}, ...] for both", labels));
+  }
+}
+
+LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t labels, bool is_binary,
+                       double threshold, std::optional<std::int64_t> ignore_index) {
+  check_label_shapes(predictions, targets, labels, is_binary);
+  LabelBatch batch{.predictions = in_columns(predictions, labels, is_binary),
+                   .targets = in_columns(targets, labels, is_binary).to(at::kLong)};
+  batch.counted = counted_targets(batch.targets, ignore_index);
+  check_range("target", batch.targets, batch.counted, 2);
+  if (batch.predictions.is_floating_point()) {
+    batch.predictions = probabilities(batch.predictions, batch.predictions.sigmoid()) > threshold;
+  }
+  batch.predictions = batch.predictions.to(at::kLong);
+  check_range("prediction", batch.predictions, batch.counted, 2);
+  return batch;
+}
+
+/// Predicted classes and targets, int64 [N], and which targets count.
+LabelBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t classes,
+                       std::int64_t top_k, std::optional<std::int64_t> ignore_index) {
+  LabelBatch batch{.targets = targets.reshape({-1}).to(at::kLong)};
+  batch.counted = counted_targets(batch.targets, ignore_index);
+  if (predictions.dim() == targets.dim() + 1 && predictions.size(1) == classes &&
+      predictions.numel() == targets.numel() * classes) {
+    const at::Tensor scores = predictions.movedim(1, -1).reshape({-1, classes});
+    if (top_k == 1) {
+      batch.predictions = scores.argmax(1);
+    } else {
+      const at::Tensor best = std::get<1>(scores.topk(top_k, 1));
+      const at::Tensor found = (best == batch.targets.unsqueeze(1)).any(1);
+      batch.predictions = at::where(found, batch.targets, best.select(1, 0));
+    }
+  } else if (predictions.sizes() == targets.sizes() && top_k == 1 && !predictions.is_floating_point()) {
+    batch.predictions = predictions.reshape({-1}).to(at::kLong);
+  } else {
+    throw_shapes(predictions, targets,
+                 fmt::format("scores [N, {}, ...]{} and targets [N, ...]", classes,
+                             top_k == 1 ? " or classes [N, ...] of an integer type" : ""));
+  }
+  check_range("target", batch.targets, batch.counted, classes);
+  check_range("prediction", batch.predictions, batch.counted, classes);
+  return batch;
+}
+
+at::Tensor safe_divide(const at::Tensor& numerator, const at::Tensor& denominator) {
+  return at::where(denominator == 0, at::zeros_like(denominator), numerator / denominator);
+}
+
+}  // namespace
+
+StatScores::StatScores(const ClassificationOptions& options)
+    : options_(options),
+      true_positives_(add_sum(
+          "true_positives",
+          {columns_of("classification metric", {options.task, options.classes, options.threshold, options.top_k})})),
+      predicted_(add_sum("predicted", true_positives_.sizes())),
+      targets_(add_sum("targets", true_positives_.sizes())),
+      total_(add_sum("total", true_positives_.sizes())) {}
+
+void StatScores::update(const at::Tensor& predictions, const at::Tensor& targets) {
+  const c10::NoGradGuard no_grad;
+  if (options_.task == Classification::multiclass) {
+    count_classes(predictions, targets);
+  } else {
+    count_labels(predictions, targets);
+  }
+}
+
+void StatScores::count_classes(const at::Tensor& predictions, const at::Tensor& targets) {
+  const LabelBatch batch = class_batch(predictions, targets, options_.classes, options_.top_k, options_.ignore_index);
+  const at::Tensor counted = batch.counted.to(at::kDouble);
+  const at::Tensor target = at::where(batch.counted, batch.targets, 0);
+  const at::Tensor right = (batch.predictions == batch.targets).to(at::kDouble) * counted;
+  true_positives_.scatter_add_(0, target, right);
+  predicted_.scatter_add_(0, at::where(batch.counted, batch.predictions, 0), counted);
+  targets_.scatter_add_(0, target, counted);
+  total_ += counted.sum();
+}
+
+void StatScores::count_labels(const at::Tensor& predictions, const at::Tensor& targets) {
+  const LabelBatch batch =
+      label_batch(predictions, targets, true_positives_.size(0), options_.task == Classification::binary,
+                  options_.threshold, options_.ignore_index);
+  const at::Tensor counted = batch.counted.to(at::kDouble);
+  const at::Tensor predicted = batch.predictions * counted;
+  const at::Tensor positive = at::where(batch.counted, batch.targets, 0).to(at::kDouble);
+  true_positives_ += (predicted * positive).sum(0);
+  predicted_ += predicted.sum(0);
+  targets_ += positive.sum(0);
+  total_ += counted.sum(0);
+}
+
+StatScores::Counts StatScores::counts() const {
+  Counts counts{.tp = true_positives_,
+                .fp = predicted_ - true_positives_,
+                .tn = total_ - predicted_ - targets_ + true_positives_,
+                .fn = targets_ - true_positives_};
+  if (options_.task == Classification::binary || options_.average == Average::micro) {
+    for (at::Tensor* count : {&counts.tp, &counts.fp, &counts.tn, &counts.fn}) {
+      *count = count->sum();
+    }
+  }
+  return counts;
+}
+
+at::Tensor StatScores::averaged(const at::Tensor& scores, const Counts& counts, const at::Tensor& occurs) const {
+  if (scores.dim() == 0 || options_.average == Average::none) {
+    return scores;
+  }
+  at::Tensor weights = options_.average == Average::weighted ? counts.tp + counts.fn : at::ones_like(scores);
+  if (options_.average == Average::macro && options_.task == Classification::multiclass) {
+    weights = occurs.to(at::kDouble);
+  }
+  return safe_divide((weights * scores).sum(), weights.sum());
+}
+
+namespace {
+
+/// The classes that a macro average of torchmetrics counts.
+at::Tensor occurring(const at::Tensor& tp, const at::Tensor& fp, const at::Tensor& fn, std::int64_t top_k) {
+  return top_k == 1 ? tp + fp + fn != 0 : tp + fn != 0;
+}
+
+}  // namespace
+
+at::Tensor Accuracy::compute() const {
+  const auto [tp, fp, tn, fn] = counts();
+  const at::Tensor scores =
+      options().task == Classification::multiclass ? safe_divide(tp, tp + fn) : safe_divide(tp + tn, tp + tn + fp + fn);
+  return averaged(scores, {tp, fp, tn, fn}, occurring(tp, fp, fn, options().top_k));
+}
+
+at::Tensor Precision::compute() const {
+  const auto [tp, fp, tn, fn] = counts();
+  return averaged(safe_divide(tp, tp + fp), {tp, fp, tn, fn}, occurring(tp, fp, fn, options().top_k));
+}
+
+at::Tensor Recall::compute() const {
+  const auto [tp, fp, tn, fn] = counts();
+  return averaged(safe_divide(tp, tp + fn), {tp, fp, tn, fn}, occurring(tp, fp, fn, options().top_k));
+}
+
+at::Tensor F1Score::compute() const {
+  const auto [tp, fp, tn, fn] = counts();
+  return averaged(safe_divide(2 * tp, 2 * tp + fn + fp), {tp, fp, tn, fn}, occurring(tp, fp, fn, 1));
+}
+
+namespace {
+
+std::vector<std::int64_t> confusion_shape(const ConfusionMatrixOptions& options) {
+  const std::int64_t columns = columns_of("ConfusionMatrix", {options.task, options.classes, options.threshold});
+  if (options.task == Classification::multiclass) {
+    return {columns, columns};
+  }
+  return options.task == Classification::binary ? std::vector<std::int64_t>{2, 2}
+                                                : std::vector<std::int64_t>{columns, 2, 2};
+}
+
+}  // namespace
+
+ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
+    : options_(options), counts_(add_sum("counts", confusion_shape(options))) {}
+
+void ConfusionMatrix::update(const at::Tensor& predictions, const at::Tensor& targets) {
+  const c10::NoGradGuard no_grad;
+  const bool is_multiclass = options_.task == Classification::multiclass;
+  const bool is_binary = options_.task == Classification::binary;
+  const std::int64_t side = counts_.size(-1);
+  const std::int64_t labels = is_multiclass || is_binary ? 1 : options_.classes;
+  const LabelBatch batch =
+      is_multiclass ? class_batch(predictions, targets, side, /*top_k=*/1, options_.ignore_index)
+                    : label_batch(predictions, targets, labels, is_binary, options_.threshold, options_.ignore_index);
+  at::Tensor cell = batch.targets * side + batch.predictions;
+  if (!is_multiclass) {
+    cell = cell + at::arange(labels, cell.options()) * (side * side);
+  }
+  const at::Tensor counted = batch.counted.flatten();
+  counts_.view({-1}).scatter_add_(0, at::where(counted, cell.flatten(), 0), counted.to(at::kDouble));
+}
+
+at::Tensor ConfusionMatrix::compute() const {
+  using Normalize = ConfusionMatrixOptions::Normalize;
+  switch (options_.normalize) {
+    case Normalize::targets:
+      return safe_divide(counts_, counts_.sum(-1, /*keepdim=*/true).expand_as(counts_));
+    case Normalize::predictions:
+      return safe_divide(counts_, counts_.sum(-2, /*keepdim=*/true).expand_as(counts_));
+    case Normalize::all:
+      return safe_divide(counts_, counts_.sum({-2, -1}, /*keepdim=*/true).expand_as(counts_));
+    default:
+      return counts_;
+  }
+}
+
+namespace {
+
+std::int64_t auroc_columns(const AUROCOptions& options) {
+  if (options.task != Classification::binary && options.average == Average::micro) {
+    throw ConfigError("AUROC: average is micro, expected macro, weighted or none");
+  }
+  return columns_of("AUROC", {options.task, options.classes});
+}
+
+/// From the ranks of the positives (Mann and Whitney, 1947); equal scores have their mean rank. [N] float64 and int64.
+double area(const at::Tensor& scores, const at::Tensor& positive) {
+  const auto [sorted, order] = scores.sort();
+  const at::Tensor is_positive = positive.index_select(0, order).contiguous();
+  const double* score = sorted.const_data_ptr<double>();
+  const bool* flag = is_positive.const_data_ptr<bool>();
+  const std::int64_t size = sorted.size(0);
+  double ranks = 0;
+  double positives = 0;
+  for (std::int64_t begin = 0; begin < size;) {
+    std::int64_t end = begin;
+    double in_group = 0;
+    for (; end < size && score[end] == score[begin]; ++end) {
+      in_group += flag[end] ? 1 : 0;
+    }
+    end = std::max(end, begin + 1);  // NaN is equal to nothing
+    ranks += in_group * 0.5 * static_cast<double>(begin + 1 + end);
+    positives += in_group;
+    begin = end;
+  }
+  const double negatives = static_cast<double>(size) - positives;
+  if (positives == 0 || negatives == 0) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return (ranks - positives * (positives + 1) / 2) / (positives * negatives);
+}
+
+at::Tensor empty_rows(at::ScalarType dtype, std::optional<std::int64_t> columns) {
+  return columns ? at::empty({0, *columns}, dtype) : at::empty({0}, dtype);
+}
+
+}  // namespace
+
+AUROC::AUROC(const AUROCOptions& options)
+    : options_(options),
+      scores_(add_state("scores", empty_rows(at::kDouble, auroc_columns(options)), StateReduction::cat)),
+      targets_(
+          add_state("targets",
+                    empty_rows(at::kLong, options.task == Classification::multiclass ? std::nullopt
+                                                                                     : std::optional(scores_.size(1))),
+                    StateReduction::cat)) {}
+
+void AUROC::update(const at::Tensor& predictions, const at::Tensor& targets) {
+  const c10::NoGradGuard no_grad;
+  const std::int64_t columns = scores_.size(1);
+  const bool is_binary = options_.task == Classification::binary;
+  at::Tensor rows;
+  at::Tensor target;
+  at::Tensor of_logits;
+  if (options_.task == Classification::multiclass) {
+    if (predictions.dim() != targets.dim() + 1 || predictions.size(1) != columns) {
+      throw_shapes(predictions, targets, fmt::format("scores [N, {}, ...] and targets [N, ...]", columns));
+    }
+    rows = in_columns(predictions, columns, /*is_binary=*/false).to(at::kDouble);
+    target = targets.reshape({-1}).to(at::kLong);
+    of_logits = rows.softmax(1);
+  } else {
+    check_label_shapes(predictions, targets, columns, is_binary);
+    rows = in_columns(predictions, columns, is_binary).to(at::kDouble);
+    target = in_columns(targets, columns, is_binary).to(at::kLong);
+    of_logits = rows.sigmoid();
+  }
+  const at::Tensor counted = counted_targets(target, options_.ignore_index);
+  check_range("target", target, counted, options_.task == Classification::multiclass ? columns : 2);
+  scores_ = at::cat({scores_, probabilities(rows, of_logits)});
+  targets_ = at::cat({targets_, at::where(counted, target, -1)});
+}
+
+at::Tensor AUROC::compute() const {
+  const bool is_multiclass = options_.task == Classification::multiclass;
+  const at::Tensor scores = scores_.cpu();
+  const at::Tensor targets = targets_.cpu();
+  const std::int64_t columns = scores.size(1);
+  at::Tensor areas = at::empty({columns}, at::kDouble);
+  at::Tensor positives = at::empty({columns}, at::kDouble);
+  for (std::int64_t column = 0; column < columns; ++column) {
+    const at::Tensor target = is_multiclass ? targets : targets.select(1, column);
+    const at::Tensor rows = (target >= 0).nonzero().flatten();
+    const at::Tensor positive = target.index_select(0, rows) == (is_multiclass ? column : 1);
+    areas[column] = area(scores.select(1, column).index_select(0, rows), positive);
+    positives[column] = positive.sum();
+  }
+  if (options_.task == Classification::binary) {
+    return areas[0];
+  }
+  if (options_.average == Average::none) {
+    return areas;
+  }
+  const at::Tensor known = areas.isnan().logical_not().to(at::kDouble);
+  const at::Tensor weights = options_.average == Average::weighted ? positives * known : known;
+  return (areas.nan_to_num(0) * weights).sum() / weights.sum();
+}
+
+void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
+  const c10::NoGradGuard no_grad;
+  if (logits.dim() != targets.dim() + 1 ||
+      logits.sizes().slice(0, static_cast<std::size_t>(targets.dim())) != targets.sizes()) {
+    throw_shapes(logits, targets, "logits [..., V] and targets [...]");
+  }
+  const at::Tensor target = targets.reshape({-1}).to(at::kLong);
+  const at::Tensor counted = counted_targets(target, ignore_index_);
+  check_range("target", target, counted, logits.size(-1));
+  const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;  // large: tokens x V
+  const at::Tensor rows = logits.reshape({-1, logits.size(-1)}).log_softmax(1, dtype);
+  const at::Tensor of_targets = rows.gather(1, at::where(counted, target, 0).unsqueeze(1)).squeeze(1);
+  nats_ -= at::where(counted, of_targets, 0.0).sum(at::kDouble);
+  tokens_ += counted.sum();
+}
+
+at::Tensor Perplexity::compute() const { return (nats_ / tokens_).exp(); }
+
+}  // namespace lockstep::metrics

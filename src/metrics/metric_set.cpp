@@ -1,0 +1,296 @@
+#include "metrics/metric_set.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "world/agreement.h"
+#include "world/world_access.h"
+
+namespace lockstep::metrics {
+namespace {
+
+constexpr std::int64_t kMostElements = 1000;  // of one metric in a report
+
+struct NamedState {
+  std::string name;  // "accuracy.total"
+  StateReduction reduction;
+  at::Tensor& initial;
+  at::Tensor& value;
+};
+
+std::vector<NamedState> states_of(std::span<const NamedMetric> metrics) {
+  std::vector<NamedState> states;
+  for (const NamedMetric& metric : metrics) {
+    for (auto& state : MetricAccess::states(metric.metric)) {
+      states.push_back({metric.name + "." + state.name, state.reduction, state.initial, state.value});
+    }
+  }
+  return states;
+}
+
+void check_no_graph(const NamedState& state) {
+  if (state.value.requires_grad()) {
+    throw Error(fmt::format("the metric state '{}' keeps an autograd graph", state.name),
+                "detach the values that update() adds, or use torch::NoGradGuard in it");
+  }
+}
+
+/// Collective. The states of a program that is the same on all ranks can differ only by what the program asks its rank.
+void agree_on_states(const std::vector<NamedState>& states, World& world) {
+  std::string mine;
+  for (const NamedState& state : states) {
+    mine += fmt::format("{} {} [{}] {}\n", state.name, c10::toString(state.initial.scalar_type()),
+                        fmt::join(state.initial.sizes(), ", "), static_cast<int>(state.reduction));
+  }
+  if (const auto difference = find_disagreement(world.gather(mine))) {
+    throw_about_rank(
+        difference->rank, world,
+        CommError(fmt::format("rank {} has the metric state {}, {} {}", difference->rank, printable(difference->found),
+                              difference->others, printable(difference->expected)),
+                  "return the same metrics from Task::metrics on every rank", ExitCode::disagree));
+  }
+}
+
+/// Float64, [1, elements of all states with a fixed size]
+at::Tensor flat(const std::vector<const NamedState*>& states) {
+  std::vector<at::Tensor> parts;
+  for (const NamedState* state : states) {
+    parts.push_back(state->value.to(at::kDouble).reshape({1, -1}));
+  }
+  return at::cat(parts, 1);
+}
+
+/// Calls `use(state, rows)` for each part of what flat() has put together; `rows`: [N, ...] like the state.
+template <class Use>
+void for_each_part(const at::Tensor& all, const std::vector<const NamedState*>& states, const Use& use) {
+  std::int64_t column = 0;
+  for (const NamedState* state : states) {
+    std::vector<std::int64_t> shape = state->initial.sizes().vec();
+    shape.insert(shape.begin(), all.size(0));
+    use(*state, all.narrow(1, column, state->initial.numel()).to(state->initial.scalar_type()).reshape(shape));
+    column += state->initial.numel();
+  }
+}
+
+template <class Choose>
+std::vector<const NamedState*> choose(const std::vector<NamedState>& states, const Choose& chosen) {
+  std::vector<const NamedState*> result;
+  for (const NamedState& state : states) {
+    if (chosen(state.reduction)) {
+      result.push_back(&state);
+    }
+  }
+  return result;
+}
+
+/// Collective. Replaces the states by those of all ranks together, on the CPU.
+void reduce_states(const std::vector<NamedState>& states, World& world) {
+  for (const auto& [reduction, op] : {std::pair{StateReduction::sum, Reduce::sum},
+                                      {StateReduction::min, Reduce::min},
+                                      {StateReduction::max, Reduce::max}}) {
+    const auto chosen = choose(states, [&](StateReduction r) { return r == reduction; });
+    if (chosen.empty()) {
+      continue;
+    }
+    const at::Tensor all = flat(chosen);
+    world.all_reduce(all, op);
+    for_each_part(WorldAccess::on_host(world, all), chosen,
+                  [](const NamedState& state, const at::Tensor& rows) { state.value = rows[0]; });
+  }
+  for (const NamedState* state : choose(states, [](StateReduction r) { return r == StateReduction::cat; })) {
+    state->value = WorldAccess::on_host(world, world.all_gather(state->value));
+  }
+}
+
+bool is_updated(const std::vector<NamedState>& states) {
+  return std::ranges::any_of(
+      states, [](const NamedState& state) { return !at::equal(state.value.cpu(), state.initial.cpu()); });
+}
+
+void append_values(const NamedMetric& metric, std::vector<std::pair<std::string, double>>& values) {
+  const at::Tensor value = metric.metric.compute().to(at::device(at::kCPU).dtype(at::kDouble)).contiguous();
+  if (value.dim() == 0) {
+    values.emplace_back(metric.name, value.item<double>());
+    return;
+  }
+  if (value.numel() > kMostElements) {
+    throw Error(fmt::format("the metric '{}' has {} values, a report has at most {} of one metric", metric.name,
+                            value.numel(), kMostElements),
+                "remove it from Task::metrics, and call its value() and reset() in a callback");
+  }
+  const std::vector<std::string> names = metric.metric.element_names();
+  std::vector<std::int64_t> index(static_cast<std::size_t>(value.dim()));
+  for (std::int64_t i = 0; i < value.numel(); ++i) {
+    std::int64_t rest = i;
+    for (std::int64_t dimension = value.dim() - 1; dimension >= 0; --dimension) {
+      index[static_cast<std::size_t>(dimension)] = rest % value.size(dimension);
+      rest /= value.size(dimension);
+    }
+    const auto position = static_cast<std::size_t>(i);
+    values.emplace_back(position < names.size() ? fmt::format("{}_{}", metric.name, names[position])
+                                                : fmt::format("{}_{}", metric.name, fmt::join(index, "_")),
+                        value.const_data_ptr<double>()[i]);
+  }
+}
+
+/// What rank `rank` of `world_size` takes of the rows of a number of ranks.
+at::Tensor share(const at::Tensor& rows, StateReduction reduction, const World& world) {
+  const at::Tensor mine = rows.slice(0, world.rank(), std::nullopt, world.size());
+  switch (reduction) {
+    case StateReduction::min:
+      return mine.amin(0);
+    case StateReduction::max:
+      return mine.amax(0);
+    default:
+      return mine.sum(0);
+  }
+}
+
+// Of a state with reduction cat: the number of rows of each rank.
+std::string lengths_name(const std::string& state) { return state + ".lengths"; }
+
+}  // namespace
+
+StatesKept::StatesKept(std::span<const NamedMetric> metrics) {
+  for (const NamedMetric& metric : metrics) {
+    auto& [kept, values] = kept_.emplace_back(&metric.metric, std::vector<at::Tensor>());
+    for (const auto& state : MetricAccess::states(*kept)) {
+      values.push_back(state.value);
+    }
+  }
+}
+
+StatesKept::~StatesKept() {
+  for (auto& [metric, values] : kept_) {
+    auto value = values.begin();
+    for (auto& state : MetricAccess::states(*metric)) {
+      state.value = std::move(*value++);
+    }
+  }
+}
+
+at::Tensor Metric::value(World& world) {
+  const c10::NoGradGuard no_grad;
+  const std::vector<NamedMetric> self{{"this metric", *this}};
+  const std::vector<NamedState> states = states_of(self);
+  std::ranges::for_each(states, check_no_graph);
+  agree_on_states(states, world);
+  const StatesKept kept(self);
+  reduce_states(states, world);
+  return compute();
+}
+
+MetricSet::MetricSet(std::vector<NamedMetric> metrics, const World& world) : metrics_(std::move(metrics)) {
+  for (auto metric = metrics_.begin(); metric != metrics_.end(); ++metric) {
+    const std::span before(metrics_.begin(), metric);
+    if (metric->name.empty() || std::ranges::find(before, metric->name, &NamedMetric::name) != before.end()) {
+      throw ConfigError(fmt::format("Task::metrics: found the name '{}' {}", metric->name,
+                                    metric->name.empty() ? "for a metric" : "for two metrics"),
+                        "give each metric a name of its own");
+    }
+    metric->metric.to(world.device());
+  }
+}
+
+std::vector<std::pair<std::string, double>> MetricSet::values(World& world) {
+  std::vector<std::pair<std::string, double>> values;
+  if (metrics_.empty()) {
+    return values;
+  }
+  const c10::NoGradGuard no_grad;
+  const std::vector<NamedState> states = states_of(metrics_);
+  std::ranges::for_each(states, check_no_graph);
+  if (!agreed_) {
+    agree_on_states(states, world);
+    agreed_ = true;
+  }
+  const StatesKept kept(metrics_);
+  reduce_states(states, world);
+  for (const NamedMetric& metric : metrics_) {
+    if (is_updated(states_of({&metric, 1}))) {
+      append_values(metric, values);
+    }
+  }
+  return values;
+}
+
+void MetricSet::reset() {
+  for (const NamedMetric& metric : metrics_) {
+    metric.metric.reset();
+  }
+}
+
+NamedTensors MetricSet::save(World& world) {
+  NamedTensors saved;
+  if (metrics_.empty()) {
+    return saved;
+  }
+  const c10::NoGradGuard no_grad;
+  const std::vector<NamedState> states = states_of(metrics_);
+  std::ranges::for_each(states, check_no_graph);
+  if (!agreed_) {
+    agree_on_states(states, world);
+    agreed_ = true;
+  }
+  if (const auto fixed = choose(states, [](StateReduction r) { return r != StateReduction::cat; }); !fixed.empty()) {
+    for_each_part(
+        WorldAccess::on_host(world, world.all_gather(flat(fixed))), fixed,
+        [&](const NamedState& state, const at::Tensor& rows) { saved.emplace_back(state.name, rows.contiguous()); });
+  }
+  for (const NamedState* state : choose(states, [](StateReduction r) { return r == StateReduction::cat; })) {
+    const at::Tensor length = at::full({1}, state->value.size(0), state->value.options().dtype(at::kLong));
+    saved.emplace_back(state->name, WorldAccess::on_host(world, world.all_gather(state->value)));
+    saved.emplace_back(lengths_name(state->name), WorldAccess::on_host(world, world.all_gather(length)));
+  }
+  return saved;
+}
+
+void MetricSet::load(const NamedTensors& saved, const World& world) {
+  const auto find = [&](const std::string& name) -> const at::Tensor* {
+    const auto entry = std::ranges::find(saved, name, [](const auto& tensor) { return tensor.first; });
+    return entry == saved.end() ? nullptr : &entry->second;
+  };
+  const auto fits = [](const at::Tensor& rows, const NamedState& state) {
+    return rows.scalar_type() == state.initial.scalar_type() && rows.dim() > 0 &&
+           (state.reduction == StateReduction::cat ? rows.sizes().slice(1) == state.initial.sizes().slice(1)
+                                                   : rows.sizes().slice(1) == state.initial.sizes());
+  };
+  for (const NamedState& state : states_of(metrics_)) {
+    const at::Tensor* rows = find(state.name);
+    if (rows == nullptr || !fits(*rows, state)) {
+      continue;
+    }
+    if (state.reduction != StateReduction::cat) {
+      if (world.rank() < rows->size(0)) {
+        state.value = share(*rows, state.reduction, world).to(state.initial.device());
+      }
+      continue;
+    }
+    const at::Tensor* lengths = find(lengths_name(state.name));
+    if (lengths == nullptr || lengths->sum().item<std::int64_t>() != rows->size(0)) {
+      continue;
+    }
+    std::vector<at::Tensor> mine{state.initial.cpu()};
+    std::int64_t begin = 0;
+    for (std::int64_t rank = 0; rank < lengths->size(0); ++rank) {
+      const auto length = (*lengths)[rank].item<std::int64_t>();
+      if (rank % world.size() == world.rank()) {
+        mine.push_back(rows->narrow(0, begin, length));
+      }
+      begin += length;
+    }
+    state.value = at::cat(mine).to(state.initial.device());
+  }
+}
+
+}  // namespace lockstep::metrics

@@ -1,0 +1,51 @@
+// The metrics of a task: their values over all ranks, and their states in a checkpoint.
+#pragma once
+
+#include <list>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <lockstep/metrics/metric.h>
+#include <lockstep/tensor/named_tensors.h>
+#include <lockstep/world/world.h>
+
+namespace lockstep::metrics {
+
+struct MetricAccess {
+  static std::list<Metric::State>& states(Metric& metric) { return metric.states_; }
+};
+
+/// At its end, the metrics have the states that they had at its beginning.
+class StatesKept {
+ public:
+  explicit StatesKept(std::span<const NamedMetric> metrics);
+  ~StatesKept();
+  StatesKept(const StatesKept&) = delete;
+  StatesKept& operator=(const StatesKept&) = delete;
+
+ private:
+  std::vector<std::pair<Metric*, std::vector<at::Tensor>>> kept_{};
+};
+
+class MetricSet {
+ public:
+  MetricSet() = default;
+  /// Moves the states to the device of `world`. Throws: ConfigError (a name is empty or used twice).
+  MetricSet(std::vector<NamedMetric> metrics, const World& world);
+
+  /// Collective. Names and values over all ranks of the metrics that were updated since reset(). Waits for the device.
+  std::vector<std::pair<std::string, double>> values(World& world);
+  void reset();
+  /// Collective. The states of each rank, by name.
+  NamedTensors save(World& world);
+  /// Continues with the states of save(), on any number of ranks. Ignores states that the metrics do not have now.
+  void load(const NamedTensors& saved, const World& world);
+
+ private:
+  std::vector<NamedMetric> metrics_{};
+  bool agreed_ = false;  // all ranks have the same states
+};
+
+}  // namespace lockstep::metrics

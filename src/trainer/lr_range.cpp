@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/trainer/lr_range.h>
+#include <lockstep/trainer/trainer.h>
+
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+void check_range_options(const LrRangeOptions& options) {
+  std::vector<Problem> problems;
+  const auto expect = [&](bool valid, const char* name, double found, const char* expected) {
+    if (!valid) {
+      problems.push_back({fmt::format("find_lr: {} is {}, expected {}", name, found, expected)});
+    }
+  };
+  expect(options.min_lr > 0, "min_lr", options.min_lr, "a number above 0");
+  expect(options.max_lr > options.min_lr, "max_lr", options.max_lr, "more than min_lr");
+  expect(options.steps >= 2, "steps", static_cast<double>(options.steps), "2 or more");
+  expect(options.smoothing >= 0 && options.smoothing < 1, "smoothing", options.smoothing, "0 or more, less than 1");
+  expect(options.stop_factor == 0 || options.stop_factor > 1, "stop_factor", options.stop_factor, "0, or more than 1");
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+/// A short training whose rate grows, and which leaves no files.
+Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
+  TrainConfig& config = plan.config;
+  config.max_epochs = config.min_epochs = config.min_steps = 0;
+  config.max_steps = options.steps;
+  config.optim.lr = options.max_lr;
+  config.optim.lr_scaling = LrScaling::none;
+  config.optim.non_finite = NonFinitePolicy::warn;
+  config.spike = {};
+  config.checkpoint.enabled = config.report.jsonl = config.report.csv = config.report.tensorboard = false;
+  config.report.prometheus = false;
+  config.report.command.clear();
+  config.report.every_steps = 0;
+  config.report.record = 0;
+  config.resume = "never";
+  config.fresh = false;
+  const double ratio = options.min_lr / options.max_lr;
+  const auto last = static_cast<double>(options.steps - 1);
+  config.optim.schedule = LrSchedule("range test", [ratio, last](const ScheduleStep& at) {
+    return std::pow(ratio, 1 - static_cast<double>(at.step) / last);
+  });
+  return plan;
+}
+
+class RangeRecorder final : public Callback {
+ public:
+  RangeRecorder(const LrRangeOptions& options, LrRange& range) : options_(options), range_(range) {}
+
+  std::string_view name() const override { return "lr_range"; }
+  std::uint32_t stages() const override { return Stage::step_start | Stage::step_end; }
+  bool is_light() const override { return true; }
+
+  void on(const StageContext& context) override {
+    if (context.stage == Stage::step_start) {
+      samples_ = context.batches->local_samples;
+      return;
+    }
+    const double loss = mean_loss(context);
+    sum_ = options_.smoothing * sum_ + (1 - options_.smoothing) * loss;
+    weight_ = options_.smoothing * weight_ + (1 - options_.smoothing);
+    range_.lrs.push_back(context.step.lr);
+    range_.losses.push_back(sum_ / weight_);
+    smallest_ = std::min(smallest_, range_.losses.back());
+    const bool diverges =
+        options_.stop_factor > 0 && range_.losses.size() > 1 && range_.losses.back() > options_.stop_factor * smallest_;
+    if (!std::isfinite(loss) || diverges) {
+      context.control.request_stop("the loss grows");
+    }
+  }
+
+ private:
+  /// Over all ranks, weighted by their samples.
+  double mean_loss(const StageContext& context) const {
+    const c10::NoGradGuard no_grad;
+    const at::Tensor sums = at::zeros({2}, at::device(context.world.device()).dtype(at::kDouble));
+    if (context.step.loss.defined()) {
+      sums[0] = context.step.loss.detach().to(at::kDouble) * samples_;
+      sums[1] = samples_;
+    }
+    context.world.all_reduce(sums, Reduce::sum);
+    const at::Tensor host = WorldAccess::on_host(context.world, sums);
+    return host[0].item<double>() / host[1].item<double>();
+  }
+
+  const LrRangeOptions options_;
+  LrRange& range_;
+  std::int64_t samples_ = 0;  // of this rank in this step
+  double sum_ = 0;
+  double weight_ = 0;
+  double smallest_ = std::numeric_limits<double>::infinity();
+};
+
+std::optional<double> steepest(const LrRange& range) {
+  constexpr std::size_t kIgnored = 10;  // at each end: the average has just begun, the training diverges
+  const std::size_t size = range.losses.size();
+  double fastest = 0;
+  std::optional<double> lr;
+  for (std::size_t i = kIgnored; i + kIgnored < size; ++i) {
+    const double slope = (range.losses[i + 1] - range.losses[i - 1]) / 2;  // per step: the logarithm grows evenly
+    if (slope < fastest) {
+      fastest = slope;
+      lr = range.lrs[i];
+    }
+  }
+  return lr;
+}
+
+}  // namespace
+
+LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, const LrRangeOptions& options) {
+  check_range_options(options);
+  NamedTensors weights;
+  {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : module_tensors(task.module())) {
+      weights.emplace_back(name, tensor.clone());
+    }
+  }
+  const LoaderPosition position = train.position();
+  LrRange range;
+  Trainer trainer(plan_of_range(plan, options), world);
+  trainer.add(std::make_shared<RangeRecorder>(options, range));
+  trainer.fit(task, train);
+  load_module(task.module(), weights);
+  train.seek(position);
+  range.suggestion = steepest(range);
+  return range;
+}
+
+void write_csv(const LrRange& range, const std::filesystem::path& file) {
+  std::string text = "lr,loss\n";
+  for (std::size_t i = 0; i < range.lrs.size(); ++i) {
+    text += fmt::format("{},{}\n", range.lrs[i], range.losses[i]);
+  }
+  write_file(real_file_system(), file, text);
+}
+
+}  // namespace lockstep

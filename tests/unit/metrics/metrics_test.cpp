@@ -1,0 +1,264 @@
+// Each metric against values of torchmetrics (tests/parity/metrics_reference.py), on several ranks and in batches.
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/metrics/aggregation.h>
+#include <lockstep/metrics/classification.h>
+#include <lockstep/metrics/regression.h>
+
+#include "base/json.h"
+#include "support/message_of.h"
+#include "support/thread_world.h"
+
+namespace lockstep::metrics {
+namespace {
+
+using testing::HasSubstr;
+
+Json reference() {
+  std::ifstream file(LOCKSTEP_TEST_DATA "/metrics/torchmetrics.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  return parse_json(text.str());
+}
+
+at::Tensor input(const Json& reference, const std::string& name) {
+  const Json& entry = reference.at("inputs").at(name);
+  const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
+  return at::tensor(entry.at("values").get<std::vector<double>>(), at::kDouble)
+      .view(shape)
+      .to(entry.at("integers").get<bool>() ? at::kLong : at::kFloat);
+}
+
+template <class T>
+T option(const Json& options, const char* name, T otherwise) {
+  return options.contains(name) ? options.at(name).get<T>() : otherwise;
+}
+
+std::optional<std::int64_t> ignore_index(const Json& options) {
+  return options.contains("ignore_index") ? std::optional(options.at("ignore_index").get<std::int64_t>())
+                                          : std::nullopt;
+}
+
+Classification task(const Json& options) {
+  const std::string name = options.at("task").get<std::string>();
+  return name == "binary"       ? Classification::binary
+         : name == "multiclass" ? Classification::multiclass
+                                : Classification::multilabel;
+}
+
+Average average(const Json& options) {
+  const auto name = option<std::string>(options, "average", "macro");
+  return name == "micro"      ? Average::micro
+         : name == "macro"    ? Average::macro
+         : name == "weighted" ? Average::weighted
+                              : Average::none;
+}
+
+ClassificationOptions classification(const Json& options) {
+  return {.task = task(options),
+          .classes = option<std::int64_t>(options, "classes", 0),
+          .average = average(options),
+          .top_k = option<std::int64_t>(options, "top_k", 1),
+          .threshold = option(options, "threshold", 0.5),
+          .ignore_index = ignore_index(options)};
+}
+
+/// A metric, and how it is given predictions and targets.
+struct Metered {
+  std::shared_ptr<Metric> metric;
+  std::function<void(const at::Tensor&, const at::Tensor&)> update;
+};
+
+template <class AMetric, class... Arguments>
+Metered of_pairs(Arguments&&... arguments) {
+  auto metric = std::make_shared<AMetric>(std::forward<Arguments>(arguments)...);
+  return {metric, [metric](const at::Tensor& a, const at::Tensor& b) { metric->update(a, b); }};
+}
+
+template <class AMetric>
+Metered of_values() {
+  auto metric = std::make_shared<AMetric>();
+  return {metric, [metric](const at::Tensor& values, const at::Tensor&) { metric->update(values); }};
+}
+
+Metered make(const Json& options) {
+  using Normalize = ConfusionMatrixOptions::Normalize;
+  const std::string name = options.at("metric").get<std::string>();
+  const std::map<std::string, std::function<Metered()>> makers = {
+      {"Accuracy", [&] { return of_pairs<Accuracy>(classification(options)); }},
+      {"Precision", [&] { return of_pairs<Precision>(classification(options)); }},
+      {"Recall", [&] { return of_pairs<Recall>(classification(options)); }},
+      {"F1Score", [&] { return of_pairs<F1Score>(classification(options)); }},
+      {"ConfusionMatrix",
+       [&] {
+         const std::map<std::string, Normalize> names = {{"none", Normalize::none},
+                                                         {"targets", Normalize::targets},
+                                                         {"predictions", Normalize::predictions},
+                                                         {"all", Normalize::all}};
+         return of_pairs<ConfusionMatrix>(
+             ConfusionMatrixOptions{.task = task(options),
+                                    .classes = option<std::int64_t>(options, "classes", 0),
+                                    .normalize = names.at(options.at("normalize").get<std::string>()),
+                                    .ignore_index = ignore_index(options)});
+       }},
+      {"AUROC",
+       [&] {
+         return of_pairs<AUROC>(AUROCOptions{.task = task(options),
+                                             .classes = option<std::int64_t>(options, "classes", 0),
+                                             .average = average(options)});
+       }},
+      {"Perplexity", [&] { return of_pairs<Perplexity>(ignore_index(options)); }},
+      {"MeanSquaredError", [] { return of_pairs<MeanSquaredError>(); }},
+      {"RootMeanSquaredError", [] { return of_pairs<MeanSquaredError>(/*squared=*/false); }},
+      {"MeanAbsoluteError", [] { return of_pairs<MeanAbsoluteError>(); }},
+      {"R2Score", [&] { return of_pairs<R2Score>(option<std::int64_t>(options, "classes", 1)); }},
+      {"PeakSignalNoiseRatio", [] { return of_pairs<PeakSignalNoiseRatio>(6.0); }},
+      {"MeanMetric", [] { return of_pairs<MeanMetric>(); }},
+      {"SumMetric", [] { return of_values<SumMetric>(); }},
+      {"MinMetric", [] { return of_values<MinMetric>(); }},
+      {"MaxMetric", [] { return of_values<MaxMetric>(); }},
+  };
+  return makers.at(name)();
+}
+
+TEST(Metrics, AreThoseOfTorchmetricsOnAnyNumberOfRanks) {
+  const Json data = reference();
+  ASSERT_GT(data.at("cases").size(), 100U);
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [&](World& world) {
+      for (const Json& options : data.at("cases")) {
+        const Metered metered = make(options);
+        const at::Tensor predictions = input(data, options.at("predictions").get<std::string>());
+        const at::Tensor targets = input(data, options.at("targets").get<std::string>());
+        // Batches of two; the last rank of three has nothing.
+        const int busy = std::max(1, ranks - (ranks == 3 ? 1 : 0));
+        for (std::int64_t begin = 2 * world.rank(); begin < predictions.size(0) && world.rank() < busy;
+             begin += 2 * busy) {
+          const std::int64_t end = std::min(begin + 2, predictions.size(0));
+          metered.update(predictions.slice(0, begin, end), targets.slice(0, begin, end));
+        }
+        const at::Tensor value = metered.metric->value(world);
+        const auto expected = at::tensor(options.at("value").get<std::vector<double>>(), at::kDouble);
+        EXPECT_TRUE(at::allclose(value.flatten(), expected, 1e-6, 1e-6))
+            << ranks << " ranks: " << dump_json(options) << "\nfound " << value.flatten();
+      }
+    });
+  }
+}
+
+TEST(Metrics, NoticeAWrongValue) {  // the control of the test above
+  const Json data = reference();
+  Accuracy accuracy({.classes = 5, .average = Average::macro});
+  accuracy.update(input(data, "scores"), input(data, "classes"));
+  const double right = accuracy.compute().item<double>();
+  accuracy.update(input(data, "scores").narrow(0, 0, 1), input(data, "classes").narrow(0, 0, 1));
+  EXPECT_GT(std::abs(accuracy.compute().item<double>() - right), 1e-4);
+}
+
+TEST(Metrics, BeginAgainAfterReset) {
+  MeanMetric mean;
+  mean.update(at::full({3}, 4.0));
+  EXPECT_EQ(mean.compute().item<double>(), 4.0);
+  mean.reset();
+  mean.update(at::full({2}, 1.0));
+  EXPECT_EQ(mean.compute().item<double>(), 1.0);
+}
+
+TEST(Metrics, KeepNoGraph) {
+  const at::Tensor values = at::ones({4}).requires_grad_();
+  MeanMetric mean;
+  mean.update(values * 2);
+  EXPECT_FALSE(mean.compute().requires_grad());
+
+  class Careless final : public Metric {
+   public:
+    void update(const at::Tensor& values) { sum_ += values.sum(); }
+    at::Tensor compute() const override { return sum_; }
+
+   private:
+    at::Tensor& sum_ = add_sum("sum");
+  } careless;
+  careless.update(values * 2);
+  thread_world(1, [&](World& world) {
+    EXPECT_THAT(message_of([&] { careless.value(world); }), HasSubstr("keeps an autograd graph"));
+  });
+}
+
+TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
+  EXPECT_THAT(message_of([] { Accuracy({.classes = 1, .threshold = 2}); }), HasSubstr("classes is 1, expected 2"));
+  EXPECT_THAT(message_of([] { Accuracy({.classes = 1, .threshold = 2}); }), HasSubstr("threshold is 2"));
+  EXPECT_THAT(message_of([] { Recall({.classes = 3, .top_k = 4}); }), HasSubstr("top_k is 4"));
+  EXPECT_THAT(message_of([] { AUROC({.task = Classification::multiclass, .classes = 3, .average = Average::micro}); }),
+              HasSubstr("average is micro"));
+  EXPECT_THAT(message_of([] { Quantile({0.5, 2}, 1); }), HasSubstr("the quantile 2"));
+  EXPECT_THAT(message_of([] { PeakSignalNoiseRatio(0); }), HasSubstr("data_range is 0"));
+  EXPECT_THAT(message_of([] { R2Score(0); }), HasSubstr("outputs is 0"));
+  Accuracy accuracy({.classes = 3});
+  EXPECT_THAT(message_of([&] {
+                accuracy.update(at::rand({4, 2}), at::zeros({4}, at::kLong));
+              }),
+              HasSubstr("found predictions of shape [4, 2] and targets of shape [4], expected scores [N, 3, ...]"));
+  EXPECT_THAT(message_of([&] {
+                accuracy.update(at::rand({4, 3}), at::full({4}, 3, at::kLong));
+              }),
+              HasSubstr("found the target 3, expected 0 to 2"));
+  EXPECT_THAT(message_of([&] { accuracy.update(at::full({4}, -1, at::kLong), at::zeros({4}, at::kLong)); }),
+              HasSubstr("found the prediction -1"));
+  MeanSquaredError error;
+  EXPECT_THAT(message_of([&] { error.update(at::ones({2}), at::ones({2, 1})); }), HasSubstr("expected equal shapes"));
+}
+
+TEST(Metrics, OfAClassWithoutTargetsHaveNoArea) {
+  AUROC area({.task = Classification::multiclass, .classes = 3, .average = Average::none});
+  AUROC mean({.task = Classification::multiclass, .classes = 3});
+  const at::Tensor scores = at::tensor({0.7, 0.2, 0.1, 0.1, 0.8, 0.1}).view({2, 3});
+  const at::Tensor targets = at::tensor({0, 1}, at::kLong);
+  area.update(scores, targets);
+  mean.update(scores, targets);
+  const at::Tensor areas = area.compute();
+  EXPECT_EQ(areas[0].item<double>(), 1.0);
+  EXPECT_TRUE(std::isnan(areas[2].item<double>()));
+  EXPECT_EQ(mean.compute().item<double>(), 1.0);
+}
+
+TEST(Quantile, HasTheRelativeErrorThatItPromises) {
+  const at::Tensor values = at::cat({at::randn({5000}, at::kDouble).exp(), -at::rand({3000}, at::kDouble),
+                                     at::zeros({500}, at::kDouble), at::tensor({1e30, -1e30, 1e-30})});
+  const std::vector<double> asked{0, 0.001, 0.25, 0.36, 0.5, 0.9, 0.999, 1};
+  const at::Tensor sorted = std::get<0>(values.sort());
+  thread_world(3, [&](World& world) {
+    Quantile quantile(asked, 0.02);
+    quantile.update(values.slice(0, world.rank(), std::nullopt, world.size()));
+    quantile.update(at::full({7}, std::numeric_limits<double>::quiet_NaN()));
+    const at::Tensor found = quantile.value(world);
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      const auto rank = static_cast<std::int64_t>(asked[i] * static_cast<double>(values.numel() - 1));
+      const double exact = std::clamp(sorted[rank].item<double>(), -1e9, 1e9);
+      EXPECT_NEAR(found[static_cast<std::int64_t>(i)].item<double>(), exact, 0.02 * std::abs(exact) + 1e-9) << asked[i];
+    }
+  });
+  EXPECT_THAT(Quantile({0.5, 0.999}).element_names(), testing::ElementsAre("p50", "p99.9"));
+  EXPECT_TRUE(std::isnan(Quantile({0.5}).compute().item<double>()));
+}
+
+TEST(Metrics, OnRanksWithOtherStatesAreRefused) {
+  const auto compare = [] {
+    thread_world(3, [](World& world) {
+      Accuracy accuracy({.classes = world.rank() == 1 ? 4 : 3});
+      accuracy.value(world);
+    });
+  };
+  EXPECT_THAT(message_of(compare), HasSubstr("rank 1 has the metric state"));
+}
+
+}  // namespace
+}  // namespace lockstep::metrics

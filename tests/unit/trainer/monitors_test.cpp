@@ -1,0 +1,184 @@
+// Callbacks that measure, and the learning-rate range test.
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/lr_range.h>
+#include <lockstep/trainer/monitors.h>
+
+#include "base/json.h"
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+using Rows = std::vector<std::map<std::string, double>>;
+
+TrainConfig monitored(std::int64_t steps) {
+  TrainConfig config = in_memory({.max_steps = steps, .global_batch_size = 12});
+  config.max_epochs = 0;
+  config.report.every_steps = 4;
+  return config;
+}
+
+/// The reports of rank 0.
+Rows reports(int ranks, const TrainConfig& config, const std::function<void(Trainer&)>& add) {
+  Rows rows;
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, config);
+    TinyTask task;
+    DataLoader data(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    add(trainer);
+    trainer.on(Stage::report, [&](const StageContext& at) {
+      if (world.is_main()) {
+        rows.emplace_back(at.metrics->begin(), at.metrics->end());
+      }
+    });
+    trainer.fit(task, data);
+  });
+  return rows;
+}
+
+TEST(LearningRateMonitor, ReportsEveryGroup) {
+  TrainConfig config = monitored(8);
+  config.optim.schedule = "linear:for=16";
+  const Rows rows = reports(2, config, [](Trainer& trainer) { trainer.add(std::make_shared<LearningRateMonitor>()); });
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(rows[0].at("lr_0_0"), rows[0].at("lr"));
+  EXPECT_LT(rows[1].at("lr_0_0"), rows[0].at("lr_0_0"));
+}
+
+TEST(SmoothedMetric, IsAnAverageThatContinuesInAResumedRun) {
+  const auto add = [](Trainer& trainer) { trainer.add(std::make_shared<SmoothedMetric>("loss", 0.5)); };
+  const Rows rows = reports(1, monitored(12), add);
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_DOUBLE_EQ(rows[0].at("loss_smoothed"), rows[0].at("loss"));
+  EXPECT_NEAR(rows[1].at("loss_smoothed"), (rows[0].at("loss") + 2 * rows[1].at("loss")) / 3, 1e-12);
+
+  const TempDir dir;
+  TrainConfig config = monitored(8);
+  config.checkpoint.enabled = true;
+  config.run_dir = (dir.path() / "run").string();
+  reports(1, config, add);
+  config.max_steps = 12;
+  EXPECT_DOUBLE_EQ(reports(1, config, add).back().at("loss_smoothed"), rows[2].at("loss_smoothed"));
+  EXPECT_THAT(message_of([] { SmoothedMetric("loss", 1); }), HasSubstr("decay is 1"));
+}
+
+TEST(ThroughputMonitor, ComputesUtilizationFromTheSamples) {
+  const auto add = [](Trainer& trainer) {
+    trainer.add(
+        std::make_shared<ThroughputMonitor>(ThroughputOptions{.flops_per_sample = 1e6, .peak_flops_per_second = 1e12}));
+  };
+  for (const auto& row : reports(2, monitored(8), add)) {
+    // 12 samples per step, half of them on each rank
+    const double flops = 6 * 1e6 / (row.at("step_ms") / 1000);
+    EXPECT_NEAR(row.at("tflops_per_s"), flops / 1e12, 1e-9 * flops);
+    EXPECT_NEAR(row.at("mfu"), row.at("tflops_per_s"), 1e-12);
+  }
+}
+
+TEST(MemoryMonitor, ReportsTheMemoryOfTheProcess) {
+  const Rows rows = reports(2, monitored(4), [](Trainer& trainer) { trainer.add(std::make_shared<MemoryMonitor>()); });
+  EXPECT_GT(rows.at(0).at("memory_mib"), 20);
+  EXPECT_LT(rows.at(0).at("memory_mib"), 100000);
+  EXPECT_FALSE(rows.at(0).contains("gpu_memory_mib"));
+}
+
+TEST(Profiler, WritesATraceOfTheStepsThatItIsToldTo) {
+  for (const std::int64_t steps : {2, 100}) {  // 100: the run ends first
+    const TempDir dir;
+    reports(1, monitored(8), [&](Trainer& trainer) {
+      trainer.add(std::make_shared<Profiler>(
+          ProfilerOptions{.first_step = 3, .steps = steps, .directory = dir.path() / "traces", .shapes = true}));
+    });
+    std::ifstream file(dir.path() / "traces" / "trace-rank-0.json");
+    std::stringstream text;
+    text << file.rdbuf();
+    const Json trace = parse_json(text.str());
+    const auto& events = trace.at("traceEvents");
+    const auto forwards = std::ranges::count_if(
+        events, [](const Json& event) { return event.contains("name") && event.at("name") == "aten::mse_loss"; });
+    EXPECT_EQ(forwards, std::min<std::int64_t>(steps, 5));
+  }
+  EXPECT_THAT(message_of([] { Profiler({.steps = 0}); }), HasSubstr("steps is 0"));
+}
+
+LrRange range_on(int ranks, const LrRangeOptions& options, bool* unchanged = nullptr) {
+  LrRange range;
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, monitored(8));
+    TinyTask task;
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& parameter : task.module().parameters()) {
+      before.push_back(parameter.detach().clone());
+    }
+    DataLoader data(tiny_data(60), plan.loader, world);
+    LrRange found = find_lr(plan, world, task, data, options);
+    if (world.is_main()) {
+      range = std::move(found);
+      if (unchanged != nullptr) {
+        *unchanged = data.position().consumed == 0 && data.position().epoch == 0;
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          *unchanged = *unchanged && at::equal(before[i], task.module().parameters()[i]);
+        }
+      }
+    }
+  });
+  return range;
+}
+
+TEST(LrRange, GrowsFromTheSmallestToTheLargestRateAndRestoresTheWeights) {
+  bool unchanged = false;
+  const LrRange one = range_on(1, {.min_lr = 1e-5, .max_lr = 10, .steps = 80}, &unchanged);
+  EXPECT_TRUE(unchanged);
+  ASSERT_GT(one.lrs.size(), 40U);
+  EXPECT_LT(one.lrs.size(), 80U) << "it diverges before";
+  EXPECT_NEAR(one.lrs.front(), 1e-5, 1e-12);
+  EXPECT_NEAR(one.lrs[1] / one.lrs[0], std::pow(1e6, 1.0 / 79), 1e-6);
+  ASSERT_TRUE(one.suggestion);
+  EXPECT_GT(*one.suggestion, 1e-4);
+  EXPECT_LT(*one.suggestion, 1);
+  const LrRange three = range_on(3, {.min_lr = 1e-5, .max_lr = 10, .steps = 80});
+  ASSERT_EQ(three.lrs.size(), one.lrs.size());
+  for (std::size_t i = 0; i < one.losses.size(); ++i) {
+    EXPECT_NEAR(three.losses[i], one.losses[i], 1e-4 * std::max(1.0, one.losses[i]));
+  }
+}
+
+TEST(LrRange, SuggestsNothingWhereTheLossDoesNotFall) {
+  EXPECT_FALSE(range_on(1, {.min_lr = 1e-12, .max_lr = 1e-11, .steps = 15}).suggestion);
+}
+
+TEST(LrRange, IsWrittenAsATable) {
+  const TempDir dir;
+  write_csv({.lrs = {0.5, 1}, .losses = {3, 2.25}}, dir.path() / "range.csv");
+  std::ifstream file(dir.path() / "range.csv");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), "lr,loss\n0.5,3\n1,2.25\n");
+}
+
+TEST(LrRange, RefusesARangeThatIsNone) {
+  const std::string message = message_of([] { range_on(1, {.min_lr = 0, .max_lr = -1, .steps = 1}); });
+  EXPECT_THAT(message, HasSubstr("min_lr is 0"));
+  EXPECT_THAT(message, HasSubstr("max_lr is -1"));
+  EXPECT_THAT(message, HasSubstr("steps is 1"));
+}
+
+}  // namespace
+}  // namespace lockstep
