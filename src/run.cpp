@@ -45,10 +45,12 @@ namespace {
 // `identity`: of this node, if a launcher started this process once per node.
 int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
               const Variables& environment) {
-  if (plan.nodes > 1 && plan.config.dist.max_restarts > 0) {
+  if (plan.nodes > 1 && (plan.config.dist.max_restarts > 0 || plan.config.memory.halve_batch)) {
     throw ConfigError(
-        fmt::format("--dist.max_restarts {}: found {} nodes, but our launcher restarts ranks on one node only",
-                    plan.config.dist.max_restarts, plan.nodes),
+        fmt::format("--{}: found {} nodes, but our launcher restarts ranks on one node only",
+                    plan.config.memory.halve_batch ? "memory.halve_batch"
+                                                   : fmt::format("dist.max_restarts {}", plan.config.dist.max_restarts),
+                    plan.nodes),
         fmt::format("leave it out, and let {} restart the program", identity.launcher));
   }
   LaunchRequest request;
@@ -147,6 +149,10 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
                           .program = program,
                           .program_values = program_values(flags),
                           .job_end = job_end(environment)};
+  if (const LogLevel level = invocation.config.report.log_level;
+      level != LogLevel::info) {  // the program may have set one
+    set_log_level(level);
+  }
   const auto make_plan = [&] { return resolve(invocation.config, hardware, identity, facts); };
   Plan plan = make_plan();
   if (plan.config.dist.requeue && requeue_command(environment).empty()) {
@@ -163,7 +169,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     }
     plan = make_plan();
   }
-  if (starts_ranks(identity) && plan.world_size > plan.nodes) {
+  if (starts_ranks(identity) && (plan.world_size > plan.nodes || plan.config.memory.halve_batch)) {
     // A user who reads the table may request a stop. The launcher handles signals that arrived before its start.
     const SignalInbox held;
     show(plan, identity);

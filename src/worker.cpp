@@ -69,7 +69,7 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
     return nullptr;
   }
   for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
-                           "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
+                           "LOCKSTEP_HALVINGS", "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
     unsetenv(name);
   }
   for (const int fd : {identity.control_fd, identity.progress_fd, identity.store_fd}) {
@@ -174,9 +174,10 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   std::shared_ptr<RunHold> run_hold;
   // Ends one of several ranks at once: a normal exit joins threads of collectives that may never end. The other ranks
   // are told first, because writing to standard error may block.
-  const auto fail = [&](const std::string& advice) {
+  const auto fail = [&](const std::string& advice, bool halves_batch = false) {
     Failure failure = current_failure();
     failure.text += advice;
+    failure.code = halves_batch ? code_of(ExitCode::out_of_memory) : failure.code;
     failure.where = place_of_failure(progress[identity.local_rank]);
     const Parting parting = monitor.fail(failure);
     const auto say_it = [&] {
@@ -195,6 +196,9 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
         plan, identity, [&](const World& met) { watch_peers(monitor, met, plan, identity, environment); });
     session.emplace(plan, std::move(connected), control, make_console(channel, environment));
     World& world = session->world;
+    if (identity.halvings > 0) {
+      log_info(fmt::format("batch after memory ran out: {}", plan.loader.batch.explanation));
+    }
     monitor.watch_nodes({.count = world.nodes(),
                          .mine = world.node(),
                          .watches_next = world.local_rank() == 0,
@@ -231,7 +235,8 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     if (environment.has("TORCH_SHOW_CPP_STACKTRACES")) {
       write_line(std::string(frames_of(error.what())));
     }
-    return fail(out_of_memory_hint(error, plan, identity.local_rank));
+    return fail(out_of_memory_hint(error, plan, identity.local_rank),
+                plan.config.memory.halve_batch && plan.loader.batch.batch_size > 1 && is_out_of_memory(error));
   } catch (...) {
     return fail({});
   }

@@ -152,6 +152,15 @@ struct EnumText<SaveErrorPolicy> {
   static constexpr ForeignSpelling kForeign[] = {{"ignore", "use continue"}, {"raise", "use stop"}};
 };
 
+template <>
+struct EnumText<LogLevel> {
+  static constexpr Spelling kSpellings[] = {spell("debug", LogLevel::debug), spell("info", LogLevel::info),
+                                            spell("warning", LogLevel::warning), spell("error", LogLevel::error),
+                                            spell("off", LogLevel::off)};
+  static constexpr ForeignSpelling kForeign[] = {
+      {"warn", "use warning"}, {"critical", "use error"}, {"none", "use off"}};
+};
+
 /// The properties of a field besides its value.
 struct FieldInfo {
   std::string_view name{};  ///< "batch_size", "optim.lr"
@@ -461,6 +470,16 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);
 
+  visit(Info{.name = "memory.keep",
+             .help = "while it trains, the process keeps freed memory instead of returning it to the kernel "
+                     "(allocator of glibc); the steps need it again",
+             .ranks_agree = false},
+        c.memory.keep);
+  visit(Info{.name = "memory.halve_batch",
+             .help = "own launcher: if a rank runs out of memory, all start again with half the batch_size and more "
+                     "accumulation, from the newest checkpoint; global_batch_size stays"},
+        c.memory.halve_batch);
+
   visit(Info{.name = "report.every_steps",
              .help = "steps between reports (console line and metrics row), which wait for the device; 0: at the end",
              .minimum = 0},
@@ -483,6 +502,10 @@ void visit_fields(Config& c, Visit&& visit) {
                      "none",
              .ranks_agree = false},
         c.report.command);
+  visit(Info{.name = "report.step_times",
+             .help = "write step_times.csv in the run directory: where the time of each rank goes, a row per rank and "
+                     "report"},
+        c.report.step_times);
   visit(Info{.name = "report.record",
              .help = "steps between digests of samples, loss and weights (records-<rank>.bin, for lockstep "
                      "compare); 0: none",
@@ -494,6 +517,10 @@ void visit_fields(Config& c, Visit&& visit) {
                "own launcher: write the output of each rank to <log_dir>/<run id>/attempt_<n>/rank_<r>.log; empty: no",
            .ranks_agree = false},
       c.report.log_dir);
+  visit(Info{.name = "report.log_level",
+             .help = "least level of the log lines that are shown; off: only the error with which the program ends",
+             .ranks_agree = false},
+        c.report.log_level);
 }
 
 }  // namespace lockstep

@@ -31,6 +31,7 @@ enum class Phase : std::uint8_t {
   finish,
   teardown,  ///< the work is done and announced; destructors and exit handlers remain
 };
+inline constexpr std::size_t kPhaseCount = static_cast<std::size_t>(Phase::teardown) + 1;
 std::string_view to_string(Phase phase) noexcept;  ///< "rendezvous"
 
 enum class Operation : std::uint8_t { none, all_reduce, broadcast, all_gather, barrier, any, all, gather, bytes, turn };
@@ -42,6 +43,16 @@ inline constexpr const char* kSameOrderHint =
 struct TrainingStart {
   std::int64_t step = 0;
   std::chrono::steady_clock::time_point time{};
+};
+
+/// Where the time of a rank went until `now`, on the steady clock.
+struct PhaseTimes {
+  using Duration = std::chrono::steady_clock::duration;
+  std::array<Duration, kPhaseCount> own{};  ///< by phase, without waiting for other ranks
+  Duration waited{};                        ///< in collectives
+  std::chrono::steady_clock::time_point now{};
+
+  Duration of(Phase phase) const noexcept { return own[static_cast<std::size_t>(phase)]; }
 };
 
 /// A short text that one thread writes and any process may read at any time; a reader may see a partly written text.
@@ -73,8 +84,11 @@ struct alignas(64) ProgressRecord {
   SharedText callback{};                            ///< in Phase::callback: its name and stage; see set_callback
   std::atomic<std::int64_t> stall_warning_ms{-1};   ///< dist.stall_warn_s and ...
   std::atomic<std::int64_t> stall_deadline_ms{-1};  ///< ... dist.stall_timeout_s of the program; -1: not known
+  std::array<std::atomic<std::int64_t>, kPhaseCount> phase_ticks{};  ///< time in each phase, outside of collectives
+  std::atomic<std::int64_t> changed_ticks{0};                        ///< until then it is counted; 0: from now on
 
   void set_phase(Phase now) noexcept {
+    count_time();
     phase.store(now, std::memory_order_relaxed);
     beat();
   }
@@ -105,11 +119,21 @@ struct alignas(64) ProgressRecord {
     beat();
   }
   /// Adds waiting time that is not visible as a collective of this thread.
-  void begin_waiting() noexcept { add_waited(-ticks_now()); }
-  void end_waiting() noexcept { add_waited(ticks_now()); }
-  /// Total time in collectives; call it only between collectives.
-  std::chrono::steady_clock::duration waited() const noexcept {
-    return std::chrono::steady_clock::duration(waited_ticks.load(std::memory_order_relaxed));
+  void begin_waiting() noexcept { add_waited(-count_time()); }
+  void end_waiting() noexcept {
+    const std::int64_t now = ticks_now();
+    add_waited(now);
+    changed_ticks.store(now, std::memory_order_relaxed);
+  }
+  /// The times until now; call it only between collectives.
+  PhaseTimes times() noexcept {
+    using Duration = PhaseTimes::Duration;
+    PhaseTimes times{.now = std::chrono::steady_clock::time_point(Duration(count_time()))};
+    for (std::size_t i = 0; i < kPhaseCount; ++i) {
+      times.own[i] = Duration(phase_ticks[i].load(std::memory_order_relaxed));
+    }
+    times.waited = Duration(waited_ticks.load(std::memory_order_relaxed));
+    return times;
   }
   std::optional<TrainingStart> training_start() const noexcept {
     const std::int64_t step_then = first_step.load(std::memory_order_acquire);
@@ -122,12 +146,23 @@ struct alignas(64) ProgressRecord {
 
  private:
   static std::int64_t ticks_now() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-  void add_waited(std::int64_t ticks) noexcept {
-    waited_ticks.store(waited_ticks.load(std::memory_order_relaxed) + ticks, std::memory_order_relaxed);
+  static void add(std::atomic<std::int64_t>& sum, std::int64_t ticks) noexcept {
+    sum.store(sum.load(std::memory_order_relaxed) + ticks, std::memory_order_relaxed);
+  }
+  void add_waited(std::int64_t ticks) noexcept { add(waited_ticks, ticks); }
+  /// Adds the time since the last change to the current phase. Returns the time.
+  std::int64_t count_time() noexcept {
+    const std::int64_t now = ticks_now();
+    const std::int64_t before = changed_ticks.load(std::memory_order_relaxed);
+    if (before != 0) {
+      add(phase_ticks[static_cast<std::size_t>(phase.load(std::memory_order_relaxed))], now - before);
+    }
+    changed_ticks.store(now, std::memory_order_relaxed);
+    return now;
   }
   void beat() noexcept { beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 };
-static_assert(sizeof(ProgressRecord) == 192);
+static_assert(sizeof(ProgressRecord) == 320);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Phase>::is_always_lock_free);
 
 /// Contents of a record, for tables and error texts.

@@ -55,7 +55,7 @@ class Launch {
         run_id_(request.run_id.empty() ? launch_id_ : request.run_id),
         own_program_(request.program.empty() ? open_own_program() : Descriptor()),
         descendants_(launch_id_),
-        policy_(request.max_restarts) {}
+        policy_(request.max_restarts, /*can_halve=*/request.ranks_per_node.size() == 1 && !request.any_program) {}
 
   LaunchReport run() {
     const auto start = Clock::now();
@@ -92,6 +92,7 @@ class Launch {
       const Attempt attempt{
           .number = number,
           .master_port = store.port,
+          .halvings = policy_.halvings(),
           .run_id = run_id_,
           .launch_id = launch_id_,
           .terminal_width = request_.terminal_status ? probe_terminal(STDERR_FILENO, request_.environment).width : 0};
@@ -153,8 +154,10 @@ class Launch {
   /// Exit code for the signal that ended the wait.
   std::optional<ExitCode> wait_for_restart(int attempt, const RestartDecision& decision, const LaunchReport& report) {
     const std::int64_t wait_s = decision.wait.count();
-    log_info(fmt::format("restart {} in {} s ({} left without progress): {}", attempt, wait_s, policy_.left(),
-                         first_line(report.failure)));
+    const std::string when = decision.halves
+                                 ? "now, with half the micro-batch"
+                                 : fmt::format("in {} s ({} left without progress)", wait_s, policy_.left());
+    log_info(fmt::format("restart {} {}: {}", attempt, when, first_line(report.failure)));
     const auto until = Clock::now() + decision.wait;
     while (true) {
       if (const std::optional<int> signal = signals_.take()) {
@@ -163,7 +166,9 @@ class Launch {
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
       if (left.count() <= 0) {
-        write_event("restart", {{"attempt", std::int64_t{attempt}}, {"wait_s", wait_s}});
+        write_event(
+            "restart",
+            {{"attempt", std::int64_t{attempt}}, {"wait_s", wait_s}, {"halvings", std::int64_t{policy_.halvings()}}});
         return std::nullopt;
       }
       pollfd entry{.fd = signals_.fd(), .events = POLLIN, .revents = 0};

@@ -44,7 +44,15 @@ std::string without_numbers(std::string_view text) {
 }  // namespace
 
 RestartDecision RestartPolicy::after(const LaunchReport& report) {
-  if (report.failed_rank < 0 || report.stop_requested || max_ == 0) {
+  if (report.failed_rank < 0 || report.stop_requested) {
+    return {};
+  }
+  constexpr int kMostHalvings = 30;  // of the largest batch_size
+  if (can_halve_ && halvings_ < kMostHalvings && report.exit_code == static_cast<int>(ExitCode::out_of_memory)) {
+    ++halvings_;
+    return {.restart = true, .halves = true};
+  }
+  if (max_ == 0) {
     return {};
   }
   if (is_hopeless(report.exit_code)) {

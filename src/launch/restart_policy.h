@@ -12,19 +12,23 @@ namespace lockstep {
 
 struct RestartDecision {
   bool restart = false;
+  bool halves = false;  ///< the micro-batch
   std::chrono::seconds wait{0};
   std::string reason{};  ///< why there is no restart although restarts were requested; "": nothing failed
 };
 
 /// Allows at most `max_restarts` consecutive restarts without progress. Progress resets their number and the waits,
 /// which grow as 1, 2, 4 ... 30 s. There is no restart after a requested stop, after errors of settings, data or
-/// disagreeing ranks, and after the same failure twice in a row at the same step.
+/// disagreeing ranks, and after the same failure twice in a row at the same step. After ExitCode::out_of_memory there
+/// always is one, at once, if this launch can halve the micro-batch.
 class RestartPolicy {
  public:
-  explicit RestartPolicy(int max_restarts) : max_(max_restarts), left_(max_restarts) {}
+  explicit RestartPolicy(int max_restarts, bool can_halve = false)
+      : max_(max_restarts), left_(max_restarts), can_halve_(can_halve) {}
 
   RestartDecision after(const LaunchReport& report);
   int left() const noexcept { return left_; }
+  int halvings() const noexcept { return halvings_; }
 
  private:
   struct Signature {
@@ -35,6 +39,8 @@ class RestartPolicy {
 
   int max_;
   int left_;
+  bool can_halve_;
+  int halvings_ = 0;
   int fruitless_ = 0;  // restarts since the last progress
   std::int64_t furthest_ = -1;
   std::optional<Signature> last_{};

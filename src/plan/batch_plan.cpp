@@ -87,4 +87,15 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
   return plan;
 }
 
+BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size) {
+  BatchPlan halved = plan;
+  for (; times > 0; --times) {
+    halved.batch_size = ceil_div(halved.batch_size, 2);
+  }
+  const std::int64_t at_once = halved.batch_size * world_size;
+  halved.accumulation = ceil_div(halved.global_batch_size, at_once);
+  halved.explanation = explain(halved, at_once * halved.accumulation, world_size);
+  return halved;
+}
+
 }  // namespace lockstep

@@ -17,7 +17,8 @@ std::string smaller_batch(const Plan& plan) {
   const std::int64_t at_once = smaller * plan.world_size;
   const std::int64_t accumulation = (batch.global_batch_size + at_once - 1) / at_once;
   return fmt::format(
-      "use --batch_size {} --accumulation {} --global_batch_size {}: the same training with smaller micro-batches",
+      "use --batch_size {} --accumulation {} --global_batch_size {}: the same training with smaller micro-batches "
+      "(--memory.halve_batch restarts with them)",
       smaller, accumulation, batch.global_batch_size);
 }
 

@@ -210,6 +210,15 @@ void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
   }
 }
 
+void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
+  if (plan.config.memory.halve_batch && !starts_ranks(identity) && identity->control_fd < 0) {
+    findings.warnings.push_back(fmt::format(
+        "--memory.halve_batch has no effect: {} started the ranks, and only our launcher starts them again with half "
+        "the batch_size",
+        identity->launcher));
+  }
+}
+
 // The limits of a trial. Nothing is written, so the real run starts without a trace of it.
 TrainConfig with_fast_dev_run(TrainConfig config) {
   const std::int64_t steps = config.fast_dev_run;
@@ -218,7 +227,7 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
     config.max_steps = steps;
     config.validate = {.every_epochs = 0, .every_steps = steps, .max_batches = steps};
     config.checkpoint.enabled = config.report.jsonl = config.report.csv = config.report.tensorboard = false;
-    config.report.prometheus = false;
+    config.report.prometheus = config.report.step_times = false;
     config.report.command.clear();
     config.report.every_steps = 1;
     config.report.record = 0;
@@ -247,7 +256,8 @@ Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::opti
   plan.world_size = expected_world_size(config, identity, devices);
   if (plan.world_size > 0) {
     const BatchPlan batch = plan_batch(config, plan.world_size, findings.problems);
-    set_loaders(plan, batch);
+    set_loaders(plan,
+                identity && identity->halvings > 0 ? halve_batch(batch, identity->halvings, plan.world_size) : batch);
   }
   if (devices) {
     set_devices(plan, hardware, *devices);
@@ -257,6 +267,7 @@ Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::opti
     warn_about_silent_gpus(plan, hardware, findings);
     warn_about_half_on_cpu(plan, findings);
   }
+  warn_about_other_launchers(plan, identity, findings);
   if (!findings.problems.empty()) {
     throw ConfigError(std::move(findings.problems));
   }

@@ -29,7 +29,7 @@ RunFiles::RunFiles(const Plan& plan, bool on_main)
     : plan_(plan),
       active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv ||
                           plan.config.report.tensorboard || plan.config.report.prometheus ||
-                          !plan.config.report.command.empty())) {
+                          plan.config.report.step_times || !plan.config.report.command.empty())) {
   if (!active_) {
     return;
   }
@@ -69,6 +69,9 @@ void RunFiles::begin(std::int64_t resume_step) {
   if (const std::string& command = plan_.config.report.command; !command.empty()) {
     sinks_.push_back(command_sink(command, read_environment(), directory, resume_step));
   }
+  if (plan_.config.report.step_times) {
+    step_times_ = csv_sink(fs, directory / "step_times.csv", resume_step);
+  }
 }
 
 void RunFiles::event(std::string_view name, const EventFields& fields) {
@@ -80,6 +83,12 @@ void RunFiles::event(std::string_view name, const EventFields& fields) {
 void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) {
   for (const auto& sink : sinks_) {
     sink->write(step, metrics);
+  }
+}
+
+void RunFiles::step_times(std::int64_t step, std::span<const MetricValue> row) {
+  if (step_times_) {
+    step_times_->write(step, row);
   }
 }
 

@@ -21,12 +21,15 @@ class RunFiles {
   void begin(std::int64_t resume_step);
   void event(std::string_view name, const EventFields& fields);
   void metrics(std::int64_t step, std::span<const MetricValue> metrics);
+  /// A row of step_times.csv.
+  void step_times(std::int64_t step, std::span<const MetricValue> row);
 
  private:
   const Plan& plan_;
   bool active_;
   std::unique_ptr<EventLog> events_{};
   std::vector<std::unique_ptr<MetricSink>> sinks_{};
+  std::unique_ptr<MetricSink> step_times_{};
 };
 
 }  // namespace lockstep

@@ -38,6 +38,11 @@ at::Tensor times_count(const at::Tensor& value, const at::Tensor& count) {
   return at::where(count > 0, value.detach().to(at::kDouble) * count, 0);
 }
 
+// Its value can be read at once, which takes a hundredth of the time of an operation on tensors.
+bool is_float_on_host(const at::Tensor& value) {
+  return value.is_cpu() && value.scalar_type() == at::kFloat && value.numel() == 1 && !value.is_neg();
+}
+
 }  // namespace
 
 void Task::optimize(Step& step) {
@@ -281,6 +286,8 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
   const auto add_weighted = [&](at::Tensor& sum, const at::Tensor& value) {
     if (output.count.defined()) {
       sum.add_(times_count(value, output.count));
+    } else if (is_float_on_host(value) && sum.is_cpu()) {
+      *sum.mutable_data_ptr<double>() += static_cast<double>(samples) * double{*value.const_data_ptr<float>()};
     } else {
       sum.add_(value, samples);
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -49,45 +50,57 @@ std::string duration_text(double seconds) {
 
 }  // namespace
 
+double StepCost::step() const noexcept { return std::accumulate(by_phase.begin(), by_phase.end(), 0.0); }
+
+Phase Lag::phase() const noexcept {
+  std::size_t largest = 0;
+  for (std::size_t i = 1; i < kPhaseCount; ++i) {
+    const auto longer_in = [this](std::size_t phase) { return mine.by_phase[phase] - others.by_phase[phase]; };
+    largest = longer_in(i) > longer_in(largest) ? i : largest;
+  }
+  return static_cast<Phase>(largest);
+}
+
 Lag lag_of(int rank, std::span<const StepCost> costs) {
   LOCKSTEP_ASSERT(costs.size() > 1, "a rank is compared to others");
-  std::vector<double> steps;
-  std::vector<double> data;
-  for (std::size_t other = 0; other < costs.size(); ++other) {
-    if (other != static_cast<std::size_t>(rank)) {
-      steps.push_back(costs[other].step);
-      data.push_back(costs[other].data);
+  const auto median_of_others = [&](const auto& seconds) {
+    std::vector<double> values;
+    for (std::size_t other = 0; other < costs.size(); ++other) {
+      if (other != static_cast<std::size_t>(rank)) {
+        values.push_back(seconds(costs[other]));
+      }
     }
+    return median(std::move(values));
+  };
+  Lag lag{.rank = rank, .mine = costs[static_cast<std::size_t>(rank)]};
+  lag.others_step = median_of_others([](const StepCost& cost) { return cost.step(); });
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    lag.others.by_phase[i] = median_of_others([i](const StepCost& cost) { return cost.by_phase[i]; });
   }
-  Lag lag{.rank = rank,
-          .mine = costs[static_cast<std::size_t>(rank)],
-          .others = {.step = median(std::move(steps)), .data = median(std::move(data))}};
-  lag.factor = lag.mine.step / std::max(lag.others.step, 1e-9);
+  lag.factor = lag.mine.step() / std::max(lag.others_step, 1e-9);
   return lag;
 }
 
 Lag largest_lag(std::span<const StepCost> costs) {
   const auto slowest = std::max_element(costs.begin(), costs.end(),
-                                        [](const StepCost& a, const StepCost& b) { return a.step < b.step; });
+                                        [](const StepCost& a, const StepCost& b) { return a.step() < b.step(); });
   return lag_of(static_cast<int>(slowest - costs.begin()), costs);
 }
 
 StragglerWatch::StragglerWatch(World& world, std::string host)
     : world_(world), record_(WorldAccess::progress(world)), host_(std::move(host)) {}
 
-void StragglerWatch::begin_step() {
-  began_ = Clock::now();
-  waited_before_ = record_.waited();
-}
-
-void StragglerWatch::have_data() { now_.data = own_time(); }
+void StragglerWatch::begin_step() { began_ = record_.times(); }
 
 std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
-  now_.step = own_time();
-  steps_time_ += Clock::now() - began_;
-  sum_.step += now_.step;
-  sum_.data += now_.data;
-  slowest_ = now_.step > slowest_.step ? now_ : slowest_;
+  const PhaseTimes now = record_.times();
+  StepCost cost;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    cost.by_phase[i] = Seconds(now.own[i] - began_.own[i]).count();
+    sum_.by_phase[i] += cost.by_phase[i];
+  }
+  steps_time_ += now.now - began_.now;
+  slowest_ = cost.step() > slowest_.step() ? cost : slowest_;
   if (++steps_ < due_ || world_.size() == 1) {
     return {};
   }
@@ -112,23 +125,21 @@ std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wal
     return fmt::format("rank {} ({})", rank, hosts[static_cast<std::size_t>(rank)]);
   };
   if (const Lag lag = largest_lag(costs);
-      lag.rank != named_ && lag.factor >= kFactor && lag.mine.step - lag.others.step >= kShare * wall) {
+      lag.rank != named_ && lag.factor >= kFactor && lag.longer() >= kShare * wall) {
     named_ = lag.rank;
-    const bool in_data = lag.mine.data - lag.others.data > (lag.mine.step - lag.others.step) / 2;
     return StragglerNews{
         .text = fmt::format("{} takes {:.1f} times as long for a step as the others, who wait for it: {} and {}; most "
-                            "of the difference is {}",
-                            name_of(lag.rank), lag.factor, duration_text(lag.mine.step), duration_text(lag.others.step),
-                            in_data ? "waiting for data" : "outside of the data loader"),
+                            "of the difference is in phase '{}'",
+                            name_of(lag.rank), lag.factor, duration_text(lag.mine.step()),
+                            duration_text(lag.others_step), to_string(lag.phase())),
         .event = "straggler",
         .fields = {{"step", step},
                    {"rank", std::int64_t{lag.rank}},
                    {"host", hosts[static_cast<std::size_t>(lag.rank)]},
                    {"factor", lag.factor},
-                   {"step_s", lag.mine.step},
-                   {"data_s", lag.mine.data},
-                   {"others_step_s", lag.others.step},
-                   {"others_data_s", lag.others.data}}};
+                   {"step_s", lag.mine.step()},
+                   {"others_step_s", lag.others_step},
+                   {"phase", std::string(to_string(lag.phase()))}}};
   }
   if (named_ && lag_of(*named_, costs).factor < kEnded) {
     const int rank = *std::exchange(named_, std::nullopt);
@@ -139,15 +150,12 @@ std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wal
   return {};
 }
 
-StragglerWatch::Clock::duration StragglerWatch::own_time() const {
-  return Clock::now() - began_ - (record_.waited() - waited_before_);
-}
-
 StepCost StragglerWatch::mean_without_slowest() const {
-  const auto mean = [this](Clock::duration sum, Clock::duration slowest) {
-    return Seconds(sum - slowest).count() / static_cast<double>(steps_ - 1);
-  };
-  return {.step = mean(sum_.step, slowest_.step), .data = mean(sum_.data, slowest_.data)};
+  StepCost mean;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    mean.by_phase[i] = (sum_.by_phase[i] - slowest_.by_phase[i]) / static_cast<double>(steps_ - 1);
+  }
+  return mean;
 }
 
 void StragglerWatch::begin_window(std::int64_t steps) {

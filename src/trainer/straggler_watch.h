@@ -1,7 +1,9 @@
 // Finds the rank for which the others wait.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,15 +18,21 @@ namespace lockstep {
 
 /// Time that one rank needs for a step, without waiting for other ranks: seconds, means over the same steps.
 struct StepCost {
-  double step = 0;
-  double data = 0;  ///< part of it: waiting for batches
+  std::array<double, kPhaseCount> by_phase{};
+
+  double step() const noexcept;
+  double of(Phase phase) const noexcept { return by_phase[static_cast<std::size_t>(phase)]; }
 };
 
 struct Lag {
   int rank = 0;
   double factor = 1;  ///< the rank's step cost divided by that of the others
   StepCost mine{};
-  StepCost others{};  ///< their medians
+  StepCost others{};       ///< their medians
+  double others_step = 0;  ///< median of their steps
+
+  double longer() const noexcept { return mine.step() - others_step; }  ///< seconds
+  Phase phase() const noexcept;                                         ///< with the largest part of the difference
 };
 
 /// Compares one rank to the others. costs: one entry per rank, at least two.
@@ -39,7 +47,7 @@ struct StragglerNews {
 };
 
 /// Synchronous ranks all take as long as the slowest one. They differ in the time that they do not spend in
-/// collectives. Every rank reads a clock three times per step to measure this time. About every two seconds, and after
+/// collectives; their progress records count it. About every two seconds, and after
 /// at least 20 steps, all ranks exchange their means on the control plane. The slowest step of that interval is
 /// ignored, so that a single delay does not make a rank a straggler. Differences that are a small part of a step are
 /// ignored as well: ranks that share few cores wait during most of a step, and which rank takes longest for the rest is
@@ -53,18 +61,12 @@ class StragglerWatch {
   StragglerWatch(World& world, std::string host);
 
   void begin_step();
-  void have_data();
   /// step: number of completed steps. Collective if an exchange is due, after the same step on every rank. Returns news
   /// if a rank became or no longer is a straggler.
   std::optional<StragglerNews> end_step(std::int64_t step);
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Taken {
-    Clock::duration step{};
-    Clock::duration data{};
-  };
-  Clock::duration own_time() const;
   StepCost mean_without_slowest() const;
   /// wall: seconds per step, including waiting.
   std::optional<StragglerNews> judge(std::int64_t step, double wall, std::span<const StepCost> costs,
@@ -74,11 +76,9 @@ class StragglerWatch {
   World& world_;
   ProgressRecord& record_;
   std::string host_;
-  Clock::time_point began_{};        // of this step
-  Clock::duration waited_before_{};  // time in all collectives before this step
-  Taken now_{};
-  Taken sum_{};
-  Taken slowest_{};
+  PhaseTimes began_{};  // of this step
+  StepCost sum_{};
+  StepCost slowest_{};
   Clock::duration steps_time_{};  // including waiting: about equal on all ranks
   std::int64_t steps_ = 0;
   std::int64_t due_ = kSteps;

@@ -1,38 +1,38 @@
-// Where the time of a fit goes, by this rank's clock. Torch-free.
+// Where the time of a rank went. Torch-free.
 #pragma once
 
-#include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include "base/duration.h"
 #include "base/event_log.h"
+#include "ipc/progress_record.h"
 
 namespace lockstep {
 
-/// In seconds.
-struct TimeShares {
-  double total = 0;
-  double data = 0;  ///< waiting for batches
-  double validation = 0;
-  double saves = 0;
-
-  EventFields fields() const;
-  /// What to do if much of a long run was not training. `workers`: data.workers.
-  std::optional<std::string> advice(int workers) const;
-};
-
-/// Adds its lifetime to a number of seconds.
-class Timed {
+/// Time between two moments, in seconds. On a GPU the host's time: kernels run later.
+class TimeShares {
  public:
-  explicit Timed(double& seconds) : seconds_(seconds) {}
-  ~Timed() { seconds_ += seconds_since(start_); }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
+  TimeShares(const PhaseTimes& begin, const PhaseTimes& end);
+
+  double total() const noexcept { return total_; }
+  /// Without waiting for other ranks.
+  double of(Phase phase) const noexcept;
+  /// "data", "forward", "backward", "optimizer", "task" (the rest of Task::optimize), "callback", "report",
+  /// "validation", "save" and "communication" (waiting for other ranks).
+  std::vector<std::pair<std::string_view, double>> parts() const;
+
+  EventFields fields() const;  ///< "seconds", "data_seconds" and so on
+  /// "backward 43 %, forward 31 %, data 9 %": the largest parts; "": a short time
+  std::string text() const;
+  /// What to do if much of a long time was not training. `workers`: data.workers.
+  std::optional<std::string> advice(int workers) const;
 
  private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  PhaseTimes spent_{};
+  double total_ = 0;
 };
 
 }  // namespace lockstep

@@ -21,6 +21,7 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/duration.h"
+#include "base/kept_memory.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
 #include "metrics/metric_set.h"
@@ -88,6 +89,7 @@ class Fit {
         task_(task),
         train_(train),
         validation_(validation),
+        memory_(config_.memory.keep),
         strategy_(make_strategy(plan_, world_)),
         hold_(RunHold::take(plan_, world_)),
         files_(plan_, world_.is_main()),
@@ -190,6 +192,8 @@ class Fit {
     record_.set_step(state_.step);
     files_.begin(state_.step);
     recorder_.open(state_.step);
+    times_at_report_ = record_.times();
+    step_at_report_ = state_.step;
   }
 
   // An error in the validation shows before the training, not after its first epoch.
@@ -294,12 +298,9 @@ class Fit {
 
   // Starts at the resume position and continues with the next epoch automatically.
   const StepBatches* next_batches() {
-    const Timed timed(times_.data);
     record_.set_phase(Phase::data);
     stragglers_.begin_step();
-    const StepBatches* batches = train_.next();
-    stragglers_.have_data();
-    return batches;
+    return train_.next();
   }
 
   void step(const StepBatches& batches) {
@@ -403,12 +404,39 @@ class Fit {
     report_samples_ = state_.samples;
     metrics = publish(Stage::report, std::move(metrics));
     check_values();
+    if (config_.report.step_times) {
+      report_step_times();
+    }
     if (config_.dist.check_replicas) {
       check_replicas(task_.module(), world_,
                      config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state());
     }
     if (!monitors_validation()) {
       check_monitor(metrics);
+    }
+  }
+
+  // Of each rank, per step since the last report.
+  void report_step_times() {
+    const PhaseTimes now = record_.times();
+    const auto steps = static_cast<double>(state_.step - std::exchange(step_at_report_, state_.step));
+    const TimeShares times(std::exchange(times_at_report_, now), now);
+    const auto milliseconds = [steps](double seconds) { return 1000 * seconds / std::max(steps, 1.0); };
+    std::string mine = fmt::format("{:.4g}", milliseconds(times.total()));
+    std::vector<std::string> names{"step_ms"};
+    for (const auto& [name, seconds] : times.parts()) {
+      names.push_back(fmt::format("{}_ms", name));
+      mine += fmt::format(" {:.4g}", milliseconds(seconds));
+    }
+    const auto number = [](const std::string& text) { return parse_double(text).value_or(0); };
+    const auto all = world_.gather(mine);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const std::vector<std::string> values = split(all[rank], ' ');
+      std::vector<MetricValue> row{{.name = "rank", .value = static_cast<double>(rank)}};
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        row.push_back({.name = names[i], .value = number(values.at(i))});
+      }
+      files_.step_times(state_.step, row);
     }
   }
 
@@ -510,7 +538,6 @@ class Fit {
   }
 
   void validate() {
-    const Timed timed(times_.validation);
     const auto began = Clock::now();
     const auto batches = validation_->steps_per_epoch();
     notify(Stage::validation_start);
@@ -595,7 +622,6 @@ class Fit {
   }
 
   void save() {
-    const Timed timed(times_.saves);
     record_.set_phase(Phase::save);
     tell_saved(checkpoints_.save(state_.step, [this] { return contents(); }));
   }
@@ -658,13 +684,16 @@ class Fit {
   }
 
   void tell_end(const FitResult& result) {
-    times_.total = result.seconds;
+    const TimeShares times(times_at_start_, record_.times());
     EventFields fields{{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}};
-    for (auto& field : times_.fields()) {
+    for (auto& field : times.fields()) {
       fields.push_back(std::move(field));
     }
     files_.event("end", fields);
-    const auto advice = times_.advice(config_.data.workers);
+    if (const std::string text = times.text(); !text.empty()) {
+      console_.line(fmt::format("time{}: {}", world_.device().is_cpu() ? "" : " of the host", text));
+    }
+    const auto advice = times.advice(config_.data.workers);
     if (advice && world_.is_main()) {
       log_info(*advice);
     }
@@ -744,6 +773,7 @@ class Fit {
   Task& task_;
   BatchSource& train_;
   BatchSource* validation_;
+  const KeptMemory memory_;
   std::unique_ptr<Strategy> strategy_;
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
@@ -775,7 +805,9 @@ class Fit {
   Metrics logged_{};    // by callbacks, for the next report
   Metrics measured_{};  // since the last step
   Metrics final_{};     // the last value of each metric
-  TimeShares times_{};
+  const PhaseTimes times_at_start_ = record_.times();
+  PhaseTimes times_at_report_ = times_at_start_;
+  std::int64_t step_at_report_ = 0;
   bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};

@@ -17,13 +17,6 @@
 namespace lockstep {
 namespace {
 
-// LibTorch's host allocator throws a plain c10::Error, with this name in it.
-bool is_out_of_memory(const std::exception& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
-         std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
-}
-
 OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
   OutOfMemory facts;
   if (local >= plan.local_devices.size() || !plan.local_devices[local].id.gpu) {
@@ -46,6 +39,13 @@ OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
 }
 
 }  // namespace
+
+// LibTorch's host allocator throws a plain c10::Error, with this name in it.
+bool is_out_of_memory(const std::exception& error) noexcept {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+         std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
+}
 
 std::string out_of_memory_hint(const std::exception& error, const Plan& plan, int local_rank) noexcept try {
   const auto* system = dynamic_cast<const std::system_error*>(&error);

@@ -1,4 +1,5 @@
 // A rank dies; the run restarts automatically and ends with the same result as without the failure.
+#include <cmath>
 #include <csignal>
 #include <regex>
 
@@ -84,6 +85,49 @@ TEST_F(Restart, OfAShardedRunEndsWithTheSameBytes) {
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(noted(run(), "restart"), 1);
   EXPECT_TRUE(ends_like_the_straight_run());
+}
+
+// The batch of 8 does not fit after some steps, nor does that of 4. The data and the losses stay; the last checkpoint
+// has the batch size that fitted.
+TEST_F(Restart, WithHalfTheMicroBatchGoesOnWhenMemoryRunsOut) {
+  const std::vector<std::string> same{
+      "--max_epochs", "4", "--checkpoint.every_steps", "3", "--report.every_steps", "1", "--fp64", "--dropout", "0",
+      "--batch_size", "8", "--checkpoint.keep_last",   "3"};
+  const auto train = [&](const std::string& name, const std::vector<std::string>& more) {
+    return run_program(command(TRAIN_PROGRAM, dir_.path() / name, with(same, more)));
+  };
+  for (const char* ranks : {"1", "2"}) {
+    const std::string straight = std::string("straight") + ranks;
+    const std::string halved = std::string("halved") + ranks;
+    const std::vector<std::string> short_of_memory{
+        "--nprocs", ranks, "--fits", "2", "--fail_step", "7", "--fail_rank", std::string(ranks) == "1" ? "0" : "1"};
+    ASSERT_EQ(train(straight, {"--nprocs", ranks}).code, 0);
+    const auto result = train(halved, with(short_of_memory, {"--memory.halve_batch"}));
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(noted(dir_.path() / halved, "restart"), 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("restart 1 now, with half the micro-batch: rank "));
+    EXPECT_THAT(result.err, HasSubstr("= 2 per rank x 4 micro-batches")) << "the table of the last start";
+    const auto wanted = metric(dir_.path() / straight, "loss");
+    const auto got = metric(dir_.path() / halved, "loss");
+    ASSERT_EQ(got.size(), wanted.size());
+    for (const auto& [step, loss] : wanted) {
+      EXPECT_NEAR(got.at(step), loss, 1e-10 * std::abs(loss)) << ranks << " ranks, step " << step;
+    }
+    // Control: nobody asked for it.
+    const auto refused = train(std::string("refused") + ranks, short_of_memory);
+    EXPECT_EQ(refused.code, 1);
+    EXPECT_THAT(refused.err, HasSubstr("--memory.halve_batch"));
+  }
+}
+
+// One sample that does not fit ends the run.
+TEST_F(Restart, WithHalfTheMicroBatchEndsAtASingleSample) {
+  const auto result = run_program(command(TRAIN_PROGRAM, run(),
+                                          {"--nprocs", "2", "--batch_size", "4", "--fail", "memory", "--fail_in",
+                                           "forward", "--fail_step", "0", "--memory.halve_batch"}));
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_EQ(noted(run(), "restart"), 2);
+  EXPECT_THAT(result.err, HasSubstr("a single sample needs too much memory"));
 }
 
 // Control: without restarts, the same kill ends the run.

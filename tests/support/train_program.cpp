@@ -47,6 +47,7 @@ struct Options {
   std::int64_t stride = 1;
   std::int64_t fail_step = -1;
   std::int64_t fail_rank = 0;
+  std::int64_t fits = 0;     // samples that fit into the memory of `fail_rank`, from step `fail_step` on; 0: all
   std::int64_t work_ms = 0;  // sleep of every rank in a step
   std::int64_t slow_ms = 0;  // additional sleep of `fail_rank` each time it passes `fail_in`
   // one of kFailures; change: in the optimizer, a parameter that the other ranks do not change
@@ -165,6 +166,10 @@ struct Regression final : lockstep::Task {
   }
   lockstep::StepOutput training_step(const lockstep::Batch& batch) override {
     failure.reach("forward");
+    if (options.fits > 0 && batch.samples > options.fits && world.rank() == options.fail_rank &&
+        ++forwards > options.fail_step) {
+      kFailures.at("memory")();
+    }
     auto loss = at::mse_loss(net->forward(batch.input), batch.target);
     if (loss.requires_grad() && failure.is_due("backward")) {
       loss.register_hook([how = options.fail](const at::Tensor&) { kFailures.at(how)(); });
@@ -203,6 +208,7 @@ struct Regression final : lockstep::Task {
   Failure& failure;
   Net net;
   std::ofstream ledger;
+  std::int64_t forwards = 0;
 };
 
 class AfterSave final : public lockstep::Callback {
@@ -298,6 +304,7 @@ int main(int argc, char** argv) {
       .add("fail_step", &options.fail_step, "how often the phase is passed before it fails")
       .add("fail_rank", &options.fail_rank, "rank that fails")
       .add("fail", &options.fail, "how")
+      .add("fits", &options.fits, "samples that fit into the memory of fail_rank, after fail_step forwards; 0: all")
       .add("work_ms", &options.work_ms, "sleep of every rank in a step")
       .add("slow_ms", &options.slow_ms, "more, of that rank in that phase, every time");
   const lockstep::TrainConfig defaults{.max_epochs = 3, .batch_size = 4, .report = {.every_steps = 1}};

@@ -13,18 +13,19 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// A process killed by signal N counts as 128 + N.
 enum class ExitCode : int {
   ok = 0,
-  failed = 1,         ///< the user's code or a worker threw
-  usage = 2,          ///< bad flag, configuration or environment; no process was started
-  bad_data = 65,      ///< no valid checkpoint, or a checkpoint that does not match the model or the data
-  internal = 70,      ///< a failed assertion: a bug in lockstep
-  io = 74,            ///< disk full, permission, I/O error
-  stopped = 75,       ///< stopped on request after saving; run again to resume
-  peer_lost = 76,     ///< the connection to another rank was lost
-  disagree = 78,      ///< ranks disagree about configuration, build, parameters or collectives
-  timeout = 124,      ///< a deadline passed: start-up, rendezvous, collective or stall
-  cannot_run = 126,   ///< the launcher found the program but cannot execute it
-  not_found = 127,    ///< the launcher cannot find the program
-  interrupted = 130,  ///< Ctrl-C, after saving
+  failed = 1,          ///< the user's code or a worker threw
+  usage = 2,           ///< bad flag, configuration or environment; no process was started
+  bad_data = 65,       ///< no valid checkpoint, or a checkpoint that does not match the model or the data
+  internal = 70,       ///< a failed assertion: a bug in lockstep
+  io = 74,             ///< disk full, permission, I/O error
+  stopped = 75,        ///< stopped on request after saving; run again to resume
+  peer_lost = 76,      ///< the connection to another rank was lost
+  out_of_memory = 77,  ///< memory ran out, and memory.halve_batch asks for another start with half the micro-batch
+  disagree = 78,       ///< ranks disagree about configuration, build, parameters or collectives
+  timeout = 124,       ///< a deadline passed: start-up, rendezvous, collective or stall
+  cannot_run = 126,    ///< the launcher found the program but cannot execute it
+  not_found = 127,     ///< the launcher cannot find the program
+  interrupted = 130,   ///< Ctrl-C, after saving
 };
 
 /// Base of all lockstep exceptions. `what()` says what was found and what was expected (lower case, no full stop);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include <lockstep/base/log.h>
 #include <lockstep/config/device_spec.h>
 #include <lockstep/config/lr_schedule.h>
 
@@ -108,6 +109,11 @@ struct DistConfig {
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
 };
 
+struct MemoryConfig {
+  bool keep = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
+  bool halve_batch = false;  ///< own launcher: if memory runs out, start again with half the micro-batch
+};
+
 struct ReportConfig {
   std::int64_t every_steps = 20;  ///< console line and metrics row; only reports wait for the device
   bool progress = true;           ///< progress bar on a terminal
@@ -116,9 +122,11 @@ struct ReportConfig {
   bool tensorboard = false;       ///< event files for TensorBoard in the run directory
   bool prometheus = false;        ///< metrics.prom in the run directory: the last values, for Prometheus
   std::string command{};          ///< a shell command that gets each row as a line of JSON; empty: none
+  bool step_times = false;        ///< step_times.csv in the run directory: where the time of each rank goes
   std::int64_t record =
       0;  ///< number of steps between digests of samples, loss and weights, for `lockstep compare`; 0: none
-  std::string log_dir{};  ///< own launcher: directory for one output file per rank; empty: none
+  std::string log_dir{};                ///< own launcher: directory for one output file per rank; empty: none
+  LogLevel log_level = LogLevel::info;  ///< the least level of log lines that run() shows
 };
 
 struct TrainConfig {
@@ -155,6 +163,7 @@ struct TrainConfig {
   ValidateConfig validate{};
   CheckpointConfig checkpoint{};
   DistConfig dist{};
+  MemoryConfig memory{};
   ReportConfig report{};
 };
 

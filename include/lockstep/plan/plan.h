@@ -96,6 +96,9 @@ std::string describe(const Plan& plan);
 /// fields.
 BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Problem>& problems);
 
+/// The same steps in micro-batches of half the size, `times` times halved and rounded up.
+BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size);
+
 /// The configuration for config.toml: `plan.config`, but fields that resolve() derived for this machine keep the
 /// requested value.
 TrainConfig asked_config(const Plan& plan);

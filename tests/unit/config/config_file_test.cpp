@@ -245,6 +245,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                .sync_batch_norm = true,
                .check_replicas = true,
                .shard_optimizer = true},
+      .memory = {.keep = false, .halve_batch = true},
       .report = {.every_steps = 8,
                  .progress = false,
                  .jsonl = false,
@@ -252,8 +253,10 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                  .tensorboard = true,
                  .prometheus = true,
                  .command = "cat > rows",
+                 .step_times = true,
                  .record = 10,
-                 .log_dir = "logs"},
+                 .log_dir = "logs",
+                 .log_level = LogLevel::warning},
   };
   TrainConfig expected = config;
   expected.run_name = "größe";

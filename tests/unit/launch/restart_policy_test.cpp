@@ -5,6 +5,8 @@
 
 #include <gmock/gmock.h>
 
+#include <lockstep/base/error.h>
+
 #include "launch/goodput.h"
 
 namespace lockstep {
@@ -29,6 +31,20 @@ TEST(RestartPolicy, RestartsSoOftenWithoutProgressAndWaitsLonger) {
   const RestartDecision last = policy.after(failure("another", 7));
   EXPECT_FALSE(last.restart);
   EXPECT_EQ(last.reason, "no progress in 8 restarts");
+}
+
+TEST(RestartPolicy, HalvesTheBatchOfRanksThatAskForItWithoutWaiting) {
+  const LaunchReport report = failure("rank 1 failed: out of memory", 0, static_cast<int>(ExitCode::out_of_memory));
+  RestartPolicy policy(0, /*can_halve=*/true);
+  for (int i = 1; i <= 30; ++i) {
+    const RestartDecision decision = policy.after(report);
+    EXPECT_TRUE(decision.restart && decision.halves);
+    EXPECT_EQ(decision.wait.count(), 0);
+    EXPECT_EQ(policy.halvings(), i);
+  }
+  EXPECT_FALSE(policy.after(report).restart) << "no batch is that large";
+  EXPECT_FALSE(RestartPolicy(0, /*can_halve=*/false).after(report).restart);
+  EXPECT_FALSE(policy.after(failure("rank 1 failed", 0, 1)).restart) << "no other failure";
 }
 
 TEST(RestartPolicy, RefillsByProgress) {

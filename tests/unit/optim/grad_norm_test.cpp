@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/nn/utils/clip_grad.h>
 
 namespace lockstep {
@@ -43,6 +44,35 @@ TEST(GlobalNorm, SumsHalfTypesInFloat) {
   EXPECT_NEAR(global_norm(std::vector{at::full({4}, 300, at::kHalf)}).item<double>(), 600, 1e-3);
   EXPECT_NEAR(global_norm(std::vector{at::ones({4097}, at::kBFloat16)}).item<double>(), std::sqrt(4097.0), 1e-4);
   EXPECT_NEAR(global_norm(std::vector{at::ones({4}, at::kDouble), at::ones({5}, at::kHalf)}).item<double>(), 3, 1e-6);
+}
+
+// Long enough for several chunks; a channels-last gradient lies differently in memory.
+TEST(GlobalNorm, OfAnyLayoutAndThreadsIsThatOfDoubles) {
+  at::manual_seed(3);
+  const std::vector<at::Tensor> gradients{
+      at::randn({70001}), at::randn({33, 7, 20, 30}).contiguous(at::MemoryFormat::ChannelsLast), at::randn({5, 3})};
+  double squares = 0;
+  for (const at::Tensor& gradient : gradients) {
+    squares += gradient.to(at::kDouble).square().sum().item<double>();
+  }
+  const int threads = at::get_num_threads();
+  const at::Tensor norm = global_norm(gradients);
+  at::set_num_threads(threads == 1 ? 2 : 1);
+  EXPECT_TRUE(at::equal(global_norm(gradients), norm)) << "the sum does not depend on the number of threads";
+  EXPECT_NEAR(norm.item<double>(), std::sqrt(squares), 1e-4);
+  const at::Tensor before = gradients[1].clone();
+  scale_(gradients, at::full({}, 0.5f));
+  EXPECT_NEAR(global_norm(gradients).item<double>(), std::sqrt(squares) / 2, 1e-4);
+  EXPECT_TRUE(at::equal(gradients[1], before / 2));
+  at::set_num_threads(threads);
+}
+
+TEST(GlobalNorm, OfAViewWithGapsReadsNothingBetweenThem) {
+  const at::Tensor all = at::full({4, 3}, 5.0F);
+  const std::vector<at::Tensor> column{all.select(1, 1)};
+  EXPECT_FLOAT_EQ(global_norm(column).item<float>(), 10);
+  scale_(column, at::full({}, 0.5F));
+  EXPECT_EQ(all.sum().item<float>(), 50);
 }
 
 TEST(ClipFactor, ClipsAsTorchDoes) {

@@ -48,6 +48,48 @@ TEST(BatchPlan, DerivesWhatIsNotSet) {
   }
 }
 
+TEST(BatchPlan, KeepsTheGlobalBatchWhenItsMicroBatchesAreHalved) {
+  struct Halved {
+    BatchPlan from;
+    int times, ranks;
+    std::int64_t batch_size, accumulation;
+    const char* explanation;
+  };
+  const Halved cases[] = {
+      {{.batch_size = 16, .accumulation = 1, .global_batch_size = 64},
+       1,
+       4,
+       8,
+       2,
+       "64 = 8 per rank x 2 micro-batches x 4 ranks"},
+      {{.batch_size = 16, .accumulation = 3, .global_batch_size = 48},
+       2,
+       1,
+       4,
+       12,
+       "48 = 4 per rank x 12 micro-batches x 1 rank"},
+      {{.batch_size = 5, .accumulation = 1, .global_batch_size = 10},
+       1,
+       2,
+       3,
+       2,
+       "10 over 2 ranks (5 each), in 2 micro-batches of at most 3"},
+      {{.batch_size = 2, .accumulation = 1, .global_batch_size = 2},
+       30,
+       1,
+       1,
+       2,
+       "2 = 1 per rank x 2 micro-batches x 1 rank"},
+  };
+  for (const Halved& c : cases) {
+    const BatchPlan plan = halve_batch(c.from, c.times, c.ranks);
+    EXPECT_EQ(plan.global_batch_size, c.from.global_batch_size) << c.explanation;
+    EXPECT_EQ(plan.batch_size, c.batch_size) << c.explanation;
+    EXPECT_EQ(plan.accumulation, c.accumulation) << c.explanation;
+    EXPECT_EQ(plan.explanation, c.explanation);
+  }
+}
+
 TEST(BatchPlan, GivesEachRankItsShareInOneMicroBatchWhenOnlyTheGlobalBatchIsSet) {
   struct {
     std::int64_t global, accumulation;

@@ -1,4 +1,8 @@
 // What a run reports: on the console, in its files, and in its result.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +14,7 @@
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/text.h"
 #include "report/console.h"
 #include "support/recording_console.h"
 #include "support/temp_dir.h"
@@ -69,6 +74,57 @@ TEST(Reports, CountEpochsFromOneEverywhere) {
   EXPECT_THAT(ran.lines, Contains(StartsWith("step 3 | epoch 1 | loss")));
   EXPECT_THAT(ran.lines, Contains(StartsWith("step 4 | epoch 1 | val_loss")));
   EXPECT_THAT(ran.lines, Contains(StartsWith("step 6 | epoch 2 | loss")));
+}
+
+std::vector<std::map<std::string, double>> step_times_of(const std::filesystem::path& run) {
+  std::vector<std::map<std::string, double>> rows;
+  std::vector<std::string> names;
+  for (const std::string& line : read_lines(run / "step_times.csv")) {
+    const std::vector<std::string> cells = split(line, ',');
+    if (names.empty()) {
+      names = cells;
+      continue;
+    }
+    auto& row = rows.emplace_back();
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      row[names.at(i)] = parse_double(cells[i]).value();
+    }
+  }
+  return rows;
+}
+
+TEST(Reports, SayWhereTheTimeOfEachRankWent) {
+  constexpr int kRanks = 2;
+  const TempDir dir;
+  const auto train_until = [&](std::int64_t steps) {
+    TrainConfig config{.max_epochs = 0, .max_steps = steps, .batch_size = 4, .run_dir = dir.path() / "run"};
+    config.compute_setup = ComputeSetup::cpu;
+    config.report.every_steps = 3;
+    config.report.step_times = true;
+    const Plan plan = plan_for(kRanks, config);
+    thread_world(kRanks, [&](World& world) {
+      TinyTask task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+    });
+  };
+  train_until(7);
+  train_until(12);
+  const auto rows = step_times_of(dir.path() / "run");
+  std::vector<std::pair<int, int>> steps_and_ranks;
+  for (const auto& row : rows) {
+    steps_and_ranks.emplace_back(row.at("step"), row.at("rank"));
+    double sum = 0;
+    for (const auto& [name, value] : row) {
+      sum += name.ends_with("_ms") && name != "step_ms" ? value : 0;
+    }
+    EXPECT_GT(row.at("forward_ms"), 0);
+    EXPECT_GT(row.at("communication_ms"), 0);
+    EXPECT_NEAR(sum, row.at("step_ms"), 0.01 * row.at("step_ms") + 0.01) << row.at("step");
+  }
+  using Row = std::pair<int, int>;
+  EXPECT_THAT(steps_and_ranks, ElementsAre(Row{3, 0}, Row{3, 1}, Row{6, 0}, Row{6, 1}, Row{7, 0}, Row{7, 1}, Row{9, 0},
+                                           Row{9, 1}, Row{12, 0}, Row{12, 1}));
 }
 
 TEST(Reports, OfAUsedLoaderCountTheEpochsOfTheRun) {

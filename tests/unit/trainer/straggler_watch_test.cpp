@@ -18,20 +18,28 @@ using std::chrono::milliseconds;
 
 using testing::HasSubstr;
 
+StepCost cost(double forward, double data = 0) {
+  StepCost cost;
+  cost.by_phase[static_cast<std::size_t>(Phase::forward)] = forward;
+  cost.by_phase[static_cast<std::size_t>(Phase::data)] = data;
+  return cost;
+}
+
 TEST(Lag, IsMeasuredAgainstTheMedianOfTheOthers) {
-  const std::vector<StepCost> costs{{.step = 1}, {.step = 9, .data = 4}, {.step = 2, .data = 1}, {.step = 3}};
+  const std::vector<StepCost> costs{cost(1), cost(6, 3), cost(1, 1), cost(3)};
   const Lag lag = largest_lag(costs);
   EXPECT_EQ(lag.rank, 1);
   EXPECT_DOUBLE_EQ(lag.factor, 4.5);
-  EXPECT_DOUBLE_EQ(lag.mine.data, 4);
-  EXPECT_DOUBLE_EQ(lag.others.step, 2);
-  EXPECT_DOUBLE_EQ(lag.others.data, 0);
+  EXPECT_DOUBLE_EQ(lag.mine.of(Phase::data), 3);
+  EXPECT_DOUBLE_EQ(lag.others_step, 2);
+  EXPECT_DOUBLE_EQ(lag.others.of(Phase::data), 0);
+  EXPECT_DOUBLE_EQ(lag.longer(), 7);
+  EXPECT_EQ(lag.phase(), Phase::forward);
+  EXPECT_EQ(largest_lag(std::vector<StepCost>{cost(2, 4), cost(1)}).phase(), Phase::data);
   EXPECT_DOUBLE_EQ(lag_of(0, costs).factor, 1.0 / 3);
 }
 
-TEST(Lag, OfTwoRanksIsTheRatio) {
-  EXPECT_DOUBLE_EQ(largest_lag(std::vector<StepCost>{{.step = 3}, {.step = 2}}).factor, 1.5);
-}
+TEST(Lag, OfTwoRanksIsTheRatio) { EXPECT_DOUBLE_EQ(largest_lag(std::vector<StepCost>{cost(3), cost(2)}).factor, 1.5); }
 
 /// What rank 0 hears in as many steps. `work`: of a rank in a step.
 std::vector<StragglerNews> news_of(int ranks, std::int64_t steps,
@@ -40,8 +48,8 @@ std::vector<StragglerNews> news_of(int ranks, std::int64_t steps,
   thread_world(ranks, [&](World& world) {
     StragglerWatch watch(world, "host-" + std::to_string(world.rank()));
     for (std::int64_t step = 0; step < steps; ++step) {
+      WorldAccess::progress(world).set_phase(Phase::forward);
       watch.begin_step();
-      watch.have_data();
       work(world, step);
       world.barrier("the end of a step");
       if (auto news = watch.end_step(step + 1); news && world.is_main()) {
@@ -60,7 +68,7 @@ TEST(StragglerWatch, NamesWhoIsSlowAndSaysWhenThatIsOver) {
       news_of(3, 254, [](World& world, std::int64_t step) { wait(10 + (world.rank() == 2 && step < 20 ? 50 : 0)); });
   ASSERT_EQ(heard.size(), 2U);
   EXPECT_THAT(heard[0].text, HasSubstr("rank 2 (host-2) takes "));
-  EXPECT_THAT(heard[0].text, HasSubstr("outside of the data loader"));
+  EXPECT_THAT(heard[0].text, HasSubstr("most of the difference is in phase 'forward'"));
   EXPECT_EQ(heard[0].event, "straggler");
   EXPECT_EQ(heard[1].text, "rank 2 (host-2) keeps up with the others again");
   EXPECT_EQ(heard[1].event, "straggler_ended");

@@ -1,27 +1,60 @@
 #include "trainer/time_shares.h"
 
+#include <chrono>
+#include <map>
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace lockstep {
 namespace {
 
+using std::chrono::seconds;
+
 using testing::HasSubstr;
 using testing::Optional;
 
-TEST(TimeShares, AdviseWhereMuchOfALongRunWasNotTraining) {
-  EXPECT_THAT((TimeShares{.total = 100, .data = 31}).advice(2),
-              Optional(HasSubstr("waiting for data took 31 % of the time: raise --data.workers (now 2)")));
-  EXPECT_THAT((TimeShares{.total = 100, .saves = 25}).advice(2), Optional(HasSubstr("saving took 25 % of the time")));
-  EXPECT_EQ((TimeShares{.total = 100, .data = 15, .validation = 60, .saves = 15}).advice(2), std::nullopt);
-  EXPECT_EQ((TimeShares{.total = 5, .data = 4}).advice(2), std::nullopt) << "too short";
+/// After `total` seconds, so many of them in phases.
+TimeShares after(int total, const std::map<Phase, int>& in_phases, int waited = 0) {
+  PhaseTimes end{.waited = seconds(waited), .now = std::chrono::steady_clock::time_point(seconds(total))};
+  for (const auto& [phase, time] : in_phases) {
+    end.own[static_cast<std::size_t>(phase)] = seconds(time);
+  }
+  return {PhaseTimes{}, end};
 }
 
-TEST(TimeShares, AreSums) {
-  double seconds = 1;
-  { const Timed timed(seconds); }
-  EXPECT_GE(seconds, 1);
-  EXPECT_LT(seconds, 1.5);
+TEST(TimeShares, AdviseWhereMuchOfALongRunWasNotTraining) {
+  EXPECT_THAT(after(100, {{Phase::data, 31}}).advice(2),
+              Optional(HasSubstr("waiting for data took 31 % of the time: raise --data.workers (now 2)")));
+  EXPECT_THAT(after(100, {{Phase::save, 25}}).advice(2), Optional(HasSubstr("saving took 25 % of the time")));
+  EXPECT_EQ(after(100, {{Phase::data, 15}, {Phase::validation, 60}, {Phase::save, 15}}).advice(2), std::nullopt);
+  EXPECT_EQ(after(5, {{Phase::data, 4}}).advice(2), std::nullopt) << "too short";
+}
+
+TEST(TimeShares, NameTheLargestParts) {
+  EXPECT_EQ(after(1000, {{Phase::forward, 300}, {Phase::backward, 450}, {Phase::data, 9}}, /*waited=*/120).text(),
+            "backward 45 %, forward 30 %, communication 12 %");
+  EXPECT_EQ(after(5, {{Phase::forward, 5}}).text(), "") << "too short";
+}
+
+TEST(TimeShares, AreThoseBetweenTwoMoments) {
+  ProgressRecord record;
+  record.set_phase(Phase::data);
+  const PhaseTimes begin = record.times();
+  record.set_phase(Phase::backward);
+  record.begin(Operation::all_reduce, 0);
+  record.end();
+  record.set_phase(Phase::optimizer);
+  const PhaseTimes end = record.times();
+  const TimeShares shares(begin, end);
+  double sum = 0;
+  for (const auto& [name, part] : shares.parts()) {
+    EXPECT_GE(part, 0) << name;
+    sum += part;
+  }
+  EXPECT_GT(shares.of(Phase::backward), 0);
+  EXPECT_NEAR(sum, shares.total(), 1e-9) << "each moment belongs to one part";
 }
 
 }  // namespace
