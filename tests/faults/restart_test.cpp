@@ -100,7 +100,8 @@ TEST_F(Restart, WithHalfTheMicroBatchGoesOnWhenMemoryRunsOut) {
     const std::string straight = std::string("straight") + ranks;
     const std::string halved = std::string("halved") + ranks;
     const std::vector<std::string> short_of_memory{
-        "--nprocs", ranks, "--fits", "2", "--fail_step", "7", "--fail_rank", std::string(ranks) == "1" ? "0" : "1"};
+        "--nprocs", ranks,       "--fits",  "2",           "--fail_step",
+        "7",        "--fail_in", "nowhere", "--fail_rank", std::string(ranks) == "1" ? "0" : "1"};
     ASSERT_EQ(train(straight, {"--nprocs", ranks}).code, 0);
     const auto result = train(halved, with(short_of_memory, {"--memory.halve_batch"}));
     ASSERT_EQ(result.code, 0) << result.err;
