@@ -10,8 +10,6 @@
 namespace lockstep {
 namespace {
 
-#ifdef __GLIBC__
-
 // jemalloc and others define malloc, but not always mallopt.
 bool is_glibc_malloc() {
   Dl_info allocator{};
@@ -30,14 +28,10 @@ bool is_set_by_user() {
   return environment.get("GLIBC_TUNABLES").value_or("").find("glibc.malloc") != std::string::npos;
 }
 
-#endif
-
 }  // namespace
 
-// Values: M_TRIM_THRESHOLD -1 never returns the top of the heap; without mappings of their own (M_MMAP_MAX 0) large
-// blocks lie in the heap too; M_TOP_PAD lets it grow in few calls.
-#ifdef __GLIBC__
-
+// M_TRIM_THRESHOLD -1: the top of the heap is never returned. M_MMAP_MAX 0: large blocks lie in the heap too.
+// M_TOP_PAD: the heap grows in few calls.
 KeptMemory::KeptMemory(bool wanted) : active_(wanted && is_glibc_malloc() && !is_set_by_user()) {
   if (active_) {
     mallopt(M_TRIM_THRESHOLD, -1);
@@ -54,12 +48,5 @@ KeptMemory::~KeptMemory() {
     malloc_trim(0);
   }
 }
-
-#else
-
-KeptMemory::KeptMemory(bool) : active_(false) {}
-KeptMemory::~KeptMemory() = default;
-
-#endif
 
 }  // namespace lockstep

@@ -93,6 +93,9 @@ StragglerWatch::StragglerWatch(World& world, std::string host)
 void StragglerWatch::begin_step() { began_ = record_.times(); }
 
 std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
+  if (world_.size() == 1) {
+    return {};
+  }
   const PhaseTimes now = record_.times();
   StepCost cost;
   for (std::size_t i = 0; i < kPhaseCount; ++i) {
@@ -101,7 +104,7 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
   }
   steps_time_ += now.now - began_.now;
   slowest_ = cost.step() > slowest_.step() ? cost : slowest_;
-  if (++steps_ < due_ || world_.size() == 1) {
+  if (++steps_ < due_) {
     return {};
   }
   const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count()};

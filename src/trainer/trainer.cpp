@@ -43,6 +43,7 @@
 #include "trainer/run_files.h"
 #include "trainer/run_snapshot.h"
 #include "trainer/step_recorder.h"
+#include "trainer/step_times.h"
 #include "trainer/straggler_watch.h"
 #include "trainer/time_shares.h"
 #include "trainer/validate.h"
@@ -89,7 +90,7 @@ class Fit {
         task_(task),
         train_(train),
         validation_(validation),
-        memory_(config_.memory.keep),
+        memory_(config_.memory.keep_freed),
         strategy_(make_strategy(plan_, world_)),
         hold_(RunHold::take(plan_, world_)),
         files_(plan_, world_.is_main()),
@@ -192,8 +193,7 @@ class Fit {
     record_.set_step(state_.step);
     files_.begin(state_.step);
     recorder_.open(state_.step);
-    times_at_report_ = record_.times();
-    step_at_report_ = state_.step;
+    step_times_.begin(state_.step);
   }
 
   // An error in the validation shows before the training, not after its first epoch.
@@ -405,7 +405,7 @@ class Fit {
     metrics = publish(Stage::report, std::move(metrics));
     check_values();
     if (config_.report.step_times) {
-      report_step_times();
+      step_times_.report(state_.step);
     }
     if (config_.dist.check_replicas) {
       check_replicas(task_.module(), world_,
@@ -413,30 +413,6 @@ class Fit {
     }
     if (!monitors_validation()) {
       check_monitor(metrics);
-    }
-  }
-
-  // Of each rank, per step since the last report.
-  void report_step_times() {
-    const PhaseTimes now = record_.times();
-    const auto steps = static_cast<double>(state_.step - std::exchange(step_at_report_, state_.step));
-    const TimeShares times(std::exchange(times_at_report_, now), now);
-    const auto milliseconds = [steps](double seconds) { return 1000 * seconds / std::max(steps, 1.0); };
-    std::string mine = fmt::format("{:.4g}", milliseconds(times.total()));
-    std::vector<std::string> names{"step_ms"};
-    for (const auto& [name, seconds] : times.parts()) {
-      names.push_back(fmt::format("{}_ms", name));
-      mine += fmt::format(" {:.4g}", milliseconds(seconds));
-    }
-    const auto number = [](const std::string& text) { return parse_double(text).value_or(0); };
-    const auto all = world_.gather(mine);
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      const std::vector<std::string> values = split(all[rank], ' ');
-      std::vector<MetricValue> row{{.name = "rank", .value = static_cast<double>(rank)}};
-      for (std::size_t i = 0; i < names.size(); ++i) {
-        row.push_back({.name = names[i], .value = number(values.at(i))});
-      }
-      files_.step_times(state_.step, row);
     }
   }
 
@@ -806,8 +782,7 @@ class Fit {
   Metrics measured_{};  // since the last step
   Metrics final_{};     // the last value of each metric
   const PhaseTimes times_at_start_ = record_.times();
-  PhaseTimes times_at_report_ = times_at_start_;
-  std::int64_t step_at_report_ = 0;
+  StepTimes step_times_{world_, files_};
   bool is_between_steps_ = true;
   std::int64_t report_samples_ = 0;
   Clock::time_point report_time_{};

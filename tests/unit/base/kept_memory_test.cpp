@@ -7,8 +7,16 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include "support/requirements.h"
+
 namespace lockstep {
 namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kHasSanitizer = true;
+#else
+constexpr bool kHasSanitizer = false;
+#endif
 
 long page_faults() {
   rusage usage{};
@@ -35,9 +43,7 @@ long faults_of_steps() {
 }
 
 TEST(KeptMemory, IsUsedAgainWithoutPageFaults) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer has an allocator of its own";
-#endif
+  LOCKSTEP_REQUIRE(Requirements().that(!kHasSanitizer, "a sanitizer has an allocator of its own"));
   long kept = 0;
   {
     const KeptMemory memory(true);
