@@ -61,6 +61,17 @@ void agree_on_states(const std::vector<NamedState>& states, World& world) {
   }
 }
 
+/// Collective if `agreed` is false. The states, which no autograd graph keeps and which are the same on all ranks.
+std::vector<NamedState> agreed_states(std::span<const NamedMetric> metrics, bool& agreed, World& world) {
+  std::vector<NamedState> states = states_of(metrics);
+  std::ranges::for_each(states, check_no_graph);
+  if (!agreed) {
+    agree_on_states(states, world);
+    agreed = true;
+  }
+  return states;
+}
+
 /// Float64, [1, elements of all states with a fixed size]
 at::Tensor flat(const std::vector<const NamedState*>& states) {
   std::vector<at::Tensor> parts;
@@ -208,12 +219,7 @@ std::vector<std::pair<std::string, double>> MetricSet::values(World& world) {
     return values;
   }
   const c10::NoGradGuard no_grad;
-  const std::vector<NamedState> states = states_of(metrics_);
-  std::ranges::for_each(states, check_no_graph);
-  if (!agreed_) {
-    agree_on_states(states, world);
-    agreed_ = true;
-  }
+  const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   const StatesKept kept(metrics_);
   reduce_states(states, world);
   for (const NamedMetric& metric : metrics_) {
@@ -236,12 +242,7 @@ NamedTensors MetricSet::save(World& world) {
     return saved;
   }
   const c10::NoGradGuard no_grad;
-  const std::vector<NamedState> states = states_of(metrics_);
-  std::ranges::for_each(states, check_no_graph);
-  if (!agreed_) {
-    agree_on_states(states, world);
-    agreed_ = true;
-  }
+  const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   if (const auto fixed = choose(states, [](StateReduction r) { return r != StateReduction::cat; }); !fixed.empty()) {
     for_each_part(
         WorldAccess::on_host(world, world.all_gather(flat(fixed))), fixed,

@@ -96,7 +96,8 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
   for (std::size_t i = 0; i < spec.groups.size(); ++i) {
     if (const double limit = spec.groups[i].max_grad_norm; !(limit >= 0)) {
       problems.push_back({.what = fmt::format("optimizer '{}': group {} has max_grad_norm {}, expected 0 or more",
-                                              spec.name, i, limit)});
+                                              spec.name, i, limit),
+                          .hint = "0: this group has no limit of its own"});
     }
   }
   if (!problems.empty()) {
