@@ -149,8 +149,8 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
                           .program = program,
                           .program_values = program_values(flags),
                           .job_end = job_end(environment)};
-  if (const LogLevel level = invocation.config.report.log_level;
-      level != LogLevel::info) {  // the program may have set one
+  // At the default the level stays that which the program may have set.
+  if (const LogLevel level = invocation.config.report.log_level; level != LogLevel::info) {
     set_log_level(level);
   }
   const auto make_plan = [&] { return resolve(invocation.config, hardware, identity, facts); };

@@ -13,13 +13,11 @@ std::string smaller_batch(const Plan& plan) {
   if (batch.batch_size <= 1) {
     return "a single sample needs too much memory: use a smaller model, shorter inputs, or activation recomputation";
   }
-  const std::int64_t smaller = (batch.batch_size + 1) / 2;
-  const std::int64_t at_once = smaller * plan.world_size;
-  const std::int64_t accumulation = (batch.global_batch_size + at_once - 1) / at_once;
+  const BatchPlan halved = halve_batch(batch, 1, plan.world_size);
   return fmt::format(
       "use --batch_size {} --accumulation {} --global_batch_size {}: the same training with smaller micro-batches "
       "(--memory.halve_batch restarts with them)",
-      smaller, accumulation, batch.global_batch_size);
+      halved.batch_size, halved.accumulation, halved.global_batch_size);
 }
 
 }  // namespace

@@ -210,7 +210,7 @@ void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
   }
 }
 
-void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
+void warn_about_halving(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
   if (plan.config.memory.halve_batch && !starts_ranks(identity) && identity->control_fd < 0) {
     findings.warnings.push_back(fmt::format(
         "--memory.halve_batch has no effect: {} started the ranks, and only our launcher starts them again with half "
@@ -267,7 +267,7 @@ Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::opti
     warn_about_silent_gpus(plan, hardware, findings);
     warn_about_half_on_cpu(plan, findings);
   }
-  warn_about_other_launchers(plan, identity, findings);
+  warn_about_halving(plan, identity, findings);
   if (!findings.problems.empty()) {
     throw ConfigError(std::move(findings.problems));
   }
