@@ -470,11 +470,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);
 
-  visit(Info{.name = "memory.keep",
+  visit(Info{.name = "memory.keep_freed",
              .help = "while it trains, the process keeps freed memory instead of returning it to the kernel "
                      "(allocator of glibc); the steps need it again",
              .ranks_agree = false},
-        c.memory.keep);
+        c.memory.keep_freed);
   visit(Info{.name = "memory.halve_batch",
              .help = "own launcher: if a rank runs out of memory, all start again with half the batch_size and more "
                      "accumulation, from the newest checkpoint; global_batch_size stays"},

@@ -1,6 +1,6 @@
 // What the Trainer costs per step, beside the same loop written by hand with the same optimizer, and beside forward and
 // backward alone. "all on": with clipping, a schedule, an average of the weights and a metric, in both. "memory
-// returned": with memory.keep off.
+// returned": with memory.keep_freed off.
 //
 // One process, one thread. A round runs every contestant once in random order; ratios are formed within a round.
 // Reported: the smallest and the median time of a step, and the median ratio to the hand-written loop that does the
@@ -213,7 +213,7 @@ int main() {
   config.optim.max_grad_norm = kLongestNorm;
   lockstep::Session clipping = lockstep::Session::single(config);
   config.optim.max_grad_norm = 0;
-  config.memory.keep = false;
+  config.memory.keep_freed = false;
   lockstep::Session returning = lockstep::Session::single(config);
   at::set_num_threads(1);
   std::mt19937 random(1);

@@ -110,7 +110,7 @@ struct DistConfig {
 };
 
 struct MemoryConfig {
-  bool keep = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
+  bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
   bool halve_batch = false;  ///< own launcher: if memory runs out, start again with half the micro-batch
 };
 

@@ -123,7 +123,7 @@ TEST(ParseInvocation, ReportsEveryProblem) {
                {{"LOCKSTEP_CFG_MAX_STEP", "3"}, {"LOCKSTEP_CFG_DATA_WORKERS", "many"}}),
       ElementsAre(
           "--batch_szie: unknown flag | did you mean --batch_size?",
-          "--keep: unknown flag | did you mean --memory.keep?",
+          "--keep: unknown flag | did you mean --checkpoint.keep_last?",
           "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
           "rank that build batches; 0: the training thread builds them",
           "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
@@ -141,7 +141,7 @@ TEST(ParseInvocation, SuggestsTheNearestName) {
       {"--workers=3", "did you mean --data.workers?"},
       {"--wrokers=3", "did you mean --data.workers?"},
       {"--every_steps=3", "did you mean --validate.every_steps, --checkpoint.every_steps or --report.every_steps?"},
-      {"--checkpoint.keep_lst=3", "did you mean --checkpoint.keep_last?"},
+      {"--checkpoint.keep=3", "did you mean --checkpoint.keep_last?"},
       {"--zebra=3", "see --help for all flags"},
       {"--dryrun", "did you mean --dry_run?"},
       {"--hidden_siz=3", "did you mean --hidden_size?"},

@@ -245,7 +245,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                .sync_batch_norm = true,
                .check_replicas = true,
                .shard_optimizer = true},
-      .memory = {.keep = false, .halve_batch = true},
+      .memory = {.keep_freed = false, .halve_batch = true},
       .report = {.every_steps = 8,
                  .progress = false,
                  .jsonl = false,
