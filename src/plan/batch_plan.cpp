@@ -89,6 +89,9 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
 
 BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size) {
   BatchPlan halved = plan;
+  // batch_size may be larger than the share of any rank.
+  const std::int64_t largest = ceil_div(ceil_div(plan.global_batch_size, world_size), plan.accumulation);
+  halved.batch_size = std::min(halved.batch_size, largest);
   for (; times > 0; --times) {
     halved.batch_size = ceil_div(halved.batch_size, 2);
   }
