@@ -20,6 +20,17 @@ if(LOCKSTEP_FUZZ)
   target_link_options(lockstep_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# What is shipped, so the library and the tool, is hardened, and the folders of the build are not in it: two folders give the same
+# bytes. Not for Debug, where a debugger needs the paths, and not with sanitizers, which have their own checks.
+add_library(lockstep_shipped_flags INTERFACE)
+if(NOT LOCKSTEP_SANITIZE)
+  set(optimised $<CONFIG:Release,RelWithDebInfo,MinSizeRel>)
+  target_compile_options(lockstep_shipped_flags INTERFACE
+    $<${optimised}:-fstack-protector-strong;-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>
+    $<${optimised}:-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.;-ffile-prefix-map=${PROJECT_BINARY_DIR}=build>)
+  target_link_options(lockstep_shipped_flags INTERFACE $<${optimised}:LINKER:-z,relro,-z,now,-z,noexecstack>)
+endif()
+
 # A compiler cache, where one is installed: paths are taken relative to the sources, so that a second checkout finds what the first built.
 if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(LOCKSTEP_CCACHE ccache)
