@@ -119,9 +119,15 @@ struct EnumText<SampleOrder> {
 
 template <>
 struct EnumText<GradCompression> {
-  static constexpr Spelling kSpellings[] = {spell("none", GradCompression::none), spell("fp16", GradCompression::fp16),
-                                            spell("bf16", GradCompression::bf16)};
-  static constexpr ForeignSpelling kForeign[] = {{"powersgd", "not available; use bf16 or fp16"}};
+  static constexpr Spelling kSpellings[] = {
+      spell("none", GradCompression::none), spell("fp16", GradCompression::fp16),
+      spell("bf16", GradCompression::bf16), spell("bf16_stochastic", GradCompression::bf16_stochastic),
+      spell("fp32", GradCompression::fp32), spell("fp32_stochastic", GradCompression::fp32_stochastic)};
+  static constexpr ForeignSpelling kForeign[] = {{"powersgd", "not available; use bf16 or fp16"},
+                                                 {"float_32", "use fp32"},
+                                                 {"float_32_stochastic", "use fp32_stochastic"},
+                                                 {"weight_dtype", "use none"},
+                                                 {"weight_dtype_stochastic", "use bf16_stochastic"}};
 };
 
 template <>
@@ -132,8 +138,9 @@ struct EnumText<MonitorMode> {
 
 template <>
 struct EnumText<SpikePolicy> {
-  static constexpr Spelling kSpellings[] = {spell("warn", SpikePolicy::warn), spell("rollback", SpikePolicy::rollback),
-                                            spell("stop", SpikePolicy::stop)};
+  static constexpr Spelling kSpellings[] = {spell("warn", SpikePolicy::warn), spell("skip", SpikePolicy::skip),
+                                            spell("lower_lr", SpikePolicy::lower_lr),
+                                            spell("rollback", SpikePolicy::rollback), spell("stop", SpikePolicy::stop)};
   static constexpr ForeignSpelling kForeign[] = {{"error", "use stop"}};
 };
 
@@ -256,6 +263,9 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .maximum = 1e6},
         c.fast_dev_run);
+  visit(Info{.name = "barebones",
+             .help = "measure the steps alone: no reports, progress bar, files, checkpoints and validation"},
+        c.barebones);
   visit(Info{.name = "max_time_s",
              .help = "stop and save before this many seconds have passed, exit code 75; 0: no limit",
              .minimum = 0,
@@ -302,8 +312,12 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "optim.lr_scaling",
              .help = "linear: multiply learning rates by global batch / lr_batch_size; sqrt: by its square root"},
         c.optim.lr_scaling);
+  visit(Info{.name = "optim.loss_scaling",
+             .help = "the same for the loss of which the gradients are computed; reports show the loss itself"},
+        c.optim.loss_scaling);
   visit(Info{.name = "optim.lr_batch_size",
-             .help = "with optim.lr_scaling: samples per step for which the learning rate was chosen",
+             .help = "with optim.lr_scaling and optim.loss_scaling: samples per step for which learning rate and loss "
+                     "were chosen",
              .minimum = 1},
         c.optim.lr_batch_size);
   visit(Info{.name = "optim.max_grad_norm",
@@ -335,9 +349,43 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 100000},
         c.spike.window);
   visit(Info{.name = "spike.policy",
-             .help = "warn, rollback to the weights of the last report and leave out the samples since then, or stop "
-                     "(exit 65)"},
+             .help = "warn, skip the update of a step with such a gradient norm, lower_lr, rollback to the weights of "
+                     "the last report and leave out the samples since then, or stop (exit 65)"},
         c.spike.policy);
+  visit(Info{.name = "spike.lr_factor",
+             .help = "with spike.policy lower_lr: the learning rates are multiplied by it",
+             .minimum = 0,
+             .maximum = 1,
+             .above_minimum = true},
+        c.spike.lr_factor);
+
+  visit(Info{.name = "plateau.metric",
+             .help = "reduce the learning rates when this metric no longer improves, for example val_loss; empty: no"},
+        c.plateau.metric);
+  visit(Info{.name = "plateau.mode", .help = "whether a lower or a higher value of the metric is better"},
+        c.plateau.mode);
+  visit(Info{.name = "plateau.factor", .help = "the learning rates are multiplied by it", .minimum = 0, .maximum = 1},
+        c.plateau.factor);
+  visit(
+      Info{.name = "plateau.patience", .help = "measurements without an improvement that are tolerated", .minimum = 0},
+      c.plateau.patience);
+  visit(Info{.name = "plateau.threshold", .help = "smallest relative change that is an improvement", .minimum = 0},
+        c.plateau.threshold);
+  visit(Info{.name = "plateau.cooldown", .help = "measurements after a reduction that are not counted", .minimum = 0},
+        c.plateau.cooldown);
+  visit(Info{.name = "plateau.min_lr", .help = "no learning rate becomes smaller", .minimum = 0}, c.plateau.min_lr);
+
+  visit(Info{.name = "early_stop.metric",
+             .help = "end the training when this metric no longer improves, for example val_loss; empty: no"},
+        c.early_stop.metric);
+  visit(Info{.name = "early_stop.mode", .help = "whether a lower or a higher value of the metric is better"},
+        c.early_stop.mode);
+  visit(Info{.name = "early_stop.patience",
+             .help = "measurements in a row without an improvement that end the training",
+             .minimum = 1},
+        c.early_stop.patience);
+  visit(Info{.name = "early_stop.min_delta", .help = "a smaller change is no improvement", .minimum = 0},
+        c.early_stop.min_delta);
 
   visit(Info{.name = "validate.every_epochs",
              .help = "validate after this many epochs; 0.25: four times per epoch; 0: never by epochs",
@@ -399,6 +447,9 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "checkpoint.allow_partial",
              .help = "also load a checkpoint if only a part of its parameters matches"},
         c.checkpoint.allow_partial);
+  visit(Info{.name = "checkpoint.weights_only",
+             .help = "save the model without the state of the optimizers; such a run cannot be resumed"},
+        c.checkpoint.weights_only);
 
   visit(Info{.name = "dist.timeout_s",
              .help = "longest wait for a peer in a collective, in seconds",
@@ -458,8 +509,11 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "dist.broadcast_buffers",
              .help = "copy the buffers of rank 0 (batch norm statistics) to all ranks once per step"},
         c.dist.broadcast_buffers);
-  visit(Info{.name = "dist.compression", .help = "dtype in which gradients are sent; none: their own dtype"},
-        c.dist.compression);
+  visit(
+      Info{.name = "dist.compression",
+           .help = "dtype in which gradients are sent and added; none: their own dtype; stochastic: rounded at random, "
+                   "right on average"},
+      c.dist.compression);
   visit(Info{.name = "dist.sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
         c.dist.sync_batch_norm);
   visit(Info{.name = "dist.check_replicas",
@@ -469,6 +523,15 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "dist.shard_optimizer",
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);
+  visit(Info{.name = "dist.local_sgd_period",
+             .help = "post-local SGD: each rank updates its own parameters, which are averaged after this many steps; "
+                     "0: gradients are averaged in every step",
+             .minimum = 0},
+        c.dist.local_sgd_period);
+  visit(Info{.name = "dist.local_sgd_start",
+             .help = "with dist.local_sgd_period: steps before, in which gradients are averaged",
+             .minimum = 0},
+        c.dist.local_sgd_start);
 
   visit(Info{.name = "memory.keep_freed",
              .help = "while it trains, the process keeps freed memory instead of returning it to the kernel "
@@ -479,11 +542,17 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "own launcher: if a rank runs out of memory, all start again with half the batch_size and more "
                      "accumulation, from the newest checkpoint; global_batch_size stays"},
         c.memory.halve_batch);
+  visit(Info{.name = "memory.channels_last",
+             .help = "store 4-dimensional parameters and inputs with the channels last (NHWC), which convolutions in "
+                     "half precision need to be fast"},
+        c.memory.channels_last);
 
   visit(Info{.name = "report.every_steps",
              .help = "steps between reports (console line and metrics row), which wait for the device; 0: at the end",
              .minimum = 0},
         c.report.every_steps);
+  visit(Info{.name = "report.epoch_means", .help = "report the means of all steps of an epoch at its end too"},
+        c.report.epoch_means);
   visit(Info{.name = "report.progress", .help = "progress bar on a terminal", .ranks_agree = false}, c.report.progress);
   visit(Info{.name = "report.jsonl", .help = "write metrics.jsonl in the run directory", .ranks_agree = false},
         c.report.jsonl);

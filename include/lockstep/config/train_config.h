@@ -21,11 +21,12 @@ enum class Precision { fp32, fp64, bf16, fp16, bf16_mixed, fp16_mixed };
 enum class MatmulPrecision { highest, high, medium };
 enum class Determinism { off, warn, on };
 enum class SampleOrder { keyed, pytorch };
-enum class GradCompression { none, fp16, bf16 };
+/// The dtype in which gradients are sent and added; stochastic: rounded up or down at random, right on average.
+enum class GradCompression { none, fp16, bf16, bf16_stochastic, fp32, fp32_stochastic };
 enum class MonitorMode { min, max };
 enum class SaveErrorPolicy { go_on, stop };
 enum class NonFinitePolicy { stop, warn, skip, rollback };
-enum class SpikePolicy { warn, rollback, stop };
+enum class SpikePolicy { warn, skip, lower_lr, rollback, stop };
 enum class LrScaling { none, linear, sqrt };
 
 struct DataConfig {
@@ -47,7 +48,8 @@ struct OptimConfig {
   double lr = 0;  ///< base learning rate; 0: the one of the program's optimizer
   /// Learning rate for another number of samples per step: lr x (global batch / lr_batch_size), or its square root.
   LrScaling lr_scaling = LrScaling::none;
-  std::int64_t lr_batch_size = 1;  ///< with lr_scaling: samples per step for which the learning rate was chosen
+  LrScaling loss_scaling = LrScaling::none;  ///< the same for the loss of which gradients are computed
+  std::int64_t lr_batch_size = 1;  ///< with these two: samples per step for which learning rate and loss were chosen
   double max_grad_norm = 0;        ///< maximum of the global gradient norm (clipping); 0: no clipping
   double max_grad_value = 0;       ///< maximum of the absolute value of each gradient element; 0: no clipping
   LrSchedule schedule{};  ///< of all optimizers, "warmup:500+cosine"; not set: those of the program, else constant
@@ -59,7 +61,28 @@ struct OptimConfig {
 struct SpikeConfig {
   double z_score = 0;         ///< a spike is so many standard deviations above the mean; 0: spikes are not looked for
   std::int64_t window = 100;  ///< number of steps before, of which mean and deviation are taken
-  SpikePolicy policy = SpikePolicy::warn;  ///< rollback: weights and optimizer go back to those of the last report
+  SpikePolicy policy = SpikePolicy::warn;  ///< skip: a step with such a gradient norm changes nothing; rollback:
+                                           ///< weights and optimizer go back to those of the last report
+  double lr_factor = 0.5;                  ///< with the policy lower_lr: the learning rates are multiplied by it
+};
+
+/// ReduceOnPlateau by settings; see callbacks.h.
+struct PlateauConfig {
+  std::string metric{};                 ///< reduces learning rates when this metric no longer improves; empty: never
+  MonitorMode mode = MonitorMode::min;  ///< whether a lower or a higher value is better
+  double factor = 0.1;                  ///< the learning rates are multiplied by it
+  int patience = 10;                    ///< measurements without an improvement that are tolerated
+  double threshold = 1e-4;              ///< smallest relative change that is an improvement
+  int cooldown = 0;                     ///< measurements after a reduction that are not counted
+  double min_lr = 0;                    ///< no learning rate becomes smaller
+};
+
+/// EarlyStopping by settings; see callbacks.h.
+struct EarlyStopConfig {
+  std::string metric{};                 ///< ends the training when this metric no longer improves; empty: never
+  MonitorMode mode = MonitorMode::min;  ///< whether a lower or a higher value is better
+  int patience = 3;                     ///< measurements in a row without an improvement that end the training
+  double min_delta = 0;                 ///< a smaller change is no improvement
 };
 
 struct ValidateConfig {
@@ -87,6 +110,7 @@ struct CheckpointConfig {
   SaveErrorPolicy on_error = SaveErrorPolicy::go_on;
   bool per_node = false;       ///< every node keeps a copy in its own run directory
   bool allow_partial = false;  ///< also load a checkpoint if only a part of its parameters matches
+  bool weights_only = false;   ///< save the model without the state of the optimizers; such a run cannot be resumed
 };
 
 struct DistConfig {
@@ -107,15 +131,19 @@ struct DistConfig {
   bool sync_batch_norm = false;                         ///< refuse batch norm that is not SyncBatchNorm
   bool check_replicas = false;   ///< at each report: parameters and optimizer state are equal on all ranks
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
+  std::int64_t local_sgd_period = 0;  ///< post-local SGD: steps between two averages of the parameters; 0: never
+  std::int64_t local_sgd_start = 0;   ///< with local_sgd_period: steps in which gradients are averaged before
 };
 
 struct MemoryConfig {
   bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
-  bool halve_batch = false;  ///< own launcher: if memory runs out, start again with half the micro-batch
+  bool halve_batch = false;    ///< own launcher: if memory runs out, start again with half the micro-batch
+  bool channels_last = false;  ///< 4-dimensional parameters and inputs are stored with the channels last (NHWC)
 };
 
 struct ReportConfig {
   std::int64_t every_steps = 20;  ///< console line and metrics row; only reports wait for the device
+  bool epoch_means = false;       ///< a row at the end of each epoch with the means of all its steps
   bool progress = true;           ///< progress bar on a terminal
   bool jsonl = true;              ///< metrics.jsonl in the run directory
   bool csv = true;                ///< metrics.csv in the run directory
@@ -146,6 +174,7 @@ struct TrainConfig {
   std::int64_t min_epochs = 0;                   ///< the program, such as EarlyStopping, cannot end the run earlier
   std::int64_t min_steps = 0;                    ///< likewise
   std::int64_t fast_dev_run = 0;                 ///< try so many steps of training and validation, write no files
+  bool barebones = false;                        ///< to measure the steps alone: no reports, checkpoints, validation
   /// Samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), rounded up, else 32.
   std::int64_t batch_size = 0;
   std::int64_t accumulation = 0;       ///< micro-batches per step; 0: follows from global_batch_size, else 1
@@ -160,6 +189,8 @@ struct TrainConfig {
   SamplerConfig sampler{};
   OptimConfig optim{};
   SpikeConfig spike{};
+  PlateauConfig plateau{};
+  EarlyStopConfig early_stop{};
   ValidateConfig validate{};
   CheckpointConfig checkpoint{};
   DistConfig dist{};
