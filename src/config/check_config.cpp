@@ -157,6 +157,13 @@ class Checker {
                          label("optim.max_grad_value", c.optim.max_grad_value)),
              "remove one of them");
     }
+    if (!(c.plateau.factor > 0 && c.plateau.factor < 1)) {
+      refuse(fmt::format("{}: expected a number between 0 and 1", label("plateau.factor", c.plateau.factor)),
+             "the learning rates are multiplied by it");
+    }
+    if (c.barebones) {
+      check_barebones();
+    }
     if (c.benchmark && c.deterministic != Determinism::off) {
       refuse(fmt::format("{} with {}: the fastest algorithm may be another one in each run",
                          label("benchmark", c.benchmark), label("deterministic", c.deterministic)),
@@ -172,6 +179,25 @@ class Checker {
                          label("dist.static_graph", c.dist.static_graph)),
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
+  }
+
+  // A run that reports nothing cannot decide by what it reports.
+  void check_barebones() {
+    const TrainConfig& c = config_;
+    const auto refuse_with = [&](bool is_set, const auto& asked) {
+      if (is_set) {
+        refuse(
+            fmt::format("{} with {}: such a run neither reports, validates nor saves", label("barebones", true), asked),
+            "remove one of them");
+      }
+    };
+    refuse_with(c.fast_dev_run > 0, label("fast_dev_run", c.fast_dev_run));
+    refuse_with(c.spike.z_score > 0, label("spike.z_score", c.spike.z_score));
+    refuse_with(!c.plateau.metric.empty(), label("plateau.metric", c.plateau.metric));
+    refuse_with(!c.early_stop.metric.empty(), label("early_stop.metric", c.early_stop.metric));
+    refuse_with(!c.checkpoint.monitor.empty(), label("checkpoint.monitor", c.checkpoint.monitor));
+    refuse_with(c.resume == "last" || c.resume == "best", label("resume", c.resume));
+    refuse_with(c.dist.max_restarts > 0, label("dist.max_restarts", c.dist.max_restarts));
   }
 
   const TrainConfig& config_;

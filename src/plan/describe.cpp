@@ -71,12 +71,24 @@ std::string precision_text(const TrainConfig& config) {
   return text;
 }
 
+/// ", scaled by sqrt(global batch / 256)"
+std::string scaling_text(LrScaling scaling, std::int64_t batch_size) {
+  switch (scaling) {
+    case LrScaling::none:
+      break;
+    case LrScaling::linear:
+      return fmt::format(", scaled by global batch / {}", batch_size);
+    case LrScaling::sqrt:
+      return fmt::format(", scaled by sqrt(global batch / {})", batch_size);
+  }
+  return {};
+}
+
 std::string optimizer_text(const OptimConfig& optim) {
   const std::string lr = optim.lr > 0 ? fmt::format("learning rate {}", optim.lr) : "learning rate of the program";
-  std::string text = lr;
-  if (optim.lr_scaling != LrScaling::none) {
-    text += fmt::format(", scaled by {}global batch / {}{}", optim.lr_scaling == LrScaling::sqrt ? "sqrt(" : "",
-                        optim.lr_batch_size, optim.lr_scaling == LrScaling::sqrt ? ")" : "");
+  std::string text = lr + scaling_text(optim.lr_scaling, optim.lr_batch_size);
+  if (optim.loss_scaling != LrScaling::none) {
+    text += ", loss" + scaling_text(optim.loss_scaling, optim.lr_batch_size).substr(1);
   }
   if (optim.max_grad_norm > 0) {
     text += fmt::format(", gradient norm at most {}", optim.max_grad_norm);

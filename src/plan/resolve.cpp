@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "config/field_value.h"
+#include "config/without_files.h"
 #include "environment/visible_devices.h"
 #include "plan/device_choice.h"
 
@@ -226,13 +227,20 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
     config.max_epochs = config.min_epochs = config.min_steps = 0;
     config.max_steps = steps;
     config.validate = {.every_epochs = 0, .every_steps = steps, .max_batches = steps};
-    config.checkpoint.enabled = config.report.jsonl = config.report.csv = config.report.tensorboard = false;
-    config.report.prometheus = config.report.step_times = false;
-    config.report.command.clear();
     config.report.every_steps = 1;
-    config.report.record = 0;
-    config.resume = "never";
-    config.fresh = false;
+    write_no_files(config);
+  }
+  return config;
+}
+
+// What is left is the work of the steps, and the report at the end of the run.
+TrainConfig with_barebones(TrainConfig config) {
+  if (config.barebones) {
+    config.validate = {.every_epochs = 0};
+    config.report.every_steps = 0;
+    config.report.progress = false;
+    config.dist.check_replicas = false;
+    write_no_files(config);
   }
   return config;
 }
@@ -241,7 +249,7 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
 
 Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::optional<Identity>& identity,
              LaunchFacts facts) {
-  const TrainConfig config = with_fast_dev_run(asked);
+  const TrainConfig config = with_barebones(with_fast_dev_run(asked));
   Findings findings{.problems = check_config(asked)};
   if (identity) {
     check_nprocs(config.nprocs, *identity, findings);

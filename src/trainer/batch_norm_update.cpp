@@ -130,7 +130,7 @@ void update_batch_norm(const StageContext& context, std::int64_t steps) {
     }
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
-        in_precision(context.plan.config.precision, context.world.device().type(), batch,
+        in_precision(context.plan.config, context.world.device().type(), batch,
                      [&](const Batch& b) { return context.task->training_step(b); });
       }
       context.strategy.end_forward(batch.samples > 0);

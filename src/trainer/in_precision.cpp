@@ -17,28 +17,44 @@ at::ScalarType target_dtype(const at::Tensor& tensor, at::ScalarType wanted) {
   return tensor.is_complex() && has_complex ? c10::toComplexType(wanted) : tensor.scalar_type();
 }
 
+// How a parameter, a buffer or a part of a batch is stored.
+class Placement {
+ public:
+  explicit Placement(const TrainConfig& config)
+      : dtype_(parameter_dtype(config.precision)), channels_last_(config.memory.channels_last) {}
+
+  bool changes_nothing() const noexcept { return !dtype_ && !channels_last_; }
+
+  at::Tensor operator()(const at::Tensor& tensor) const {
+    const at::Tensor converted = dtype_ ? tensor.to(target_dtype(tensor, *dtype_)) : tensor;
+    return channels_last_ && converted.dim() == 4 ? converted.contiguous(at::MemoryFormat::ChannelsLast) : converted;
+  }
+
+ private:
+  std::optional<at::ScalarType> dtype_;
+  bool channels_last_;
+};
+
 }  // namespace
 
-void place_module(torch::nn::Module& module, c10::Device device, Precision precision) {
+void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config) {
   module.to(device);
-  const auto dtype = parameter_dtype(precision);
-  if (!dtype) {
+  const Placement place(config);
+  if (place.changes_nothing()) {
     return;
   }
   const at::NoGradGuard no_grad;  // not Module::to(dtype), which would convert counters too
   for (at::Tensor& parameter : module.parameters()) {
-    parameter.set_data(parameter.to(target_dtype(parameter, *dtype)));
+    parameter.set_data(place(parameter));
   }
   for (at::Tensor& buffer : module.buffers()) {
-    buffer.set_data(buffer.to(target_dtype(buffer, *dtype)));
+    buffer.set_data(place(buffer));
   }
 }
 
-Batch in_parameter_dtype(Precision precision, const Batch& batch) {
+Batch as_parameters(const TrainConfig& config, const Batch& batch) {
   Batch converted = batch;
-  if (const auto dtype = parameter_dtype(precision)) {
-    for_each_tensor(converted, [&](at::Tensor& tensor) { tensor = tensor.to(target_dtype(tensor, *dtype)); });
-  }
+  for_each_tensor(converted, [place = Placement(config)](at::Tensor& tensor) { tensor = place(tensor); });
   return converted;
 }
 

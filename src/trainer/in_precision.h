@@ -1,4 +1,4 @@
-// A forward in the configured precision.
+// A forward in the configured precision and memory format.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,19 +11,20 @@
 namespace lockstep {
 
 /// Moves the module to the device. Its floating-point parameters and buffers get the precision's dtype, complex ones
-/// the complex dtype of the same size.
-void place_module(torch::nn::Module& module, c10::Device device, Precision precision);
+/// the complex dtype of the same size. With memory.channels_last, those with 4 dimensions get that memory format.
+void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config);
 
-/// The batch with floating-point tensors in the dtype of the parameters, if the precision has one.
-Batch in_parameter_dtype(Precision precision, const Batch& batch);
+/// The batch with floating-point tensors in the dtype of the parameters, if the precision has one, and with tensors of
+/// 4 dimensions in the memory format of the parameters.
+Batch as_parameters(const TrainConfig& config, const Batch& batch);
 
 /// Calls `f` on the batch, with autocast if the precision has it.
 template <class F>
-auto in_precision(Precision precision, c10::DeviceType device, const Batch& batch, const F& f) {
-  if (parameter_dtype(precision)) {
-    return f(in_parameter_dtype(precision, batch));
+auto in_precision(const TrainConfig& config, c10::DeviceType device, const Batch& batch, const F& f) {
+  const AutocastScope autocast(config.precision, device);  // none if the parameters have the precision's dtype
+  if (parameter_dtype(config.precision) || config.memory.channels_last) {
+    return f(as_parameters(config, batch));
   }
-  const AutocastScope autocast(precision, device);
   return f(batch);
 }
 

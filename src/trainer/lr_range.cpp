@@ -12,6 +12,7 @@
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "config/without_files.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -43,13 +44,10 @@ Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   config.optim.lr_scaling = LrScaling::none;
   config.optim.non_finite = NonFinitePolicy::warn;
   config.spike = {};
-  config.checkpoint.enabled = config.report.jsonl = config.report.csv = config.report.tensorboard = false;
-  config.report.prometheus = false;
-  config.report.command.clear();
+  config.plateau = {};
+  config.early_stop = {};
   config.report.every_steps = 0;
-  config.report.record = 0;
-  config.resume = "never";
-  config.fresh = false;
+  write_no_files(config);
   const double ratio = options.min_lr / options.max_lr;
   const auto last = static_cast<double>(options.steps - 1);
   config.optim.schedule = LrSchedule("range test", [ratio, last](const ScheduleStep& at) {

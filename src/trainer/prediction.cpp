@@ -138,12 +138,12 @@ std::string agree_on_layout(const NamedTensors& mine, World& world) {
 Prediction::Prediction(Task& task, BatchSource& data, World& world, const TrainConfig& config,
                        const TrainControl& control)
     : task_(task), data_(data), world_(world), config_(config), control_(control) {
-  place_module(task.module(), world.device(), config.precision);
+  place_module(task.module(), world.device(), config);
 }
 
 void Prediction::add(const Batch& batch) {
-  NamedTensors results = in_precision(config_.precision, world_.device().type(), batch,
-                                      [this](const Batch& b) { return task_.predict_step(b); });
+  NamedTensors results =
+      in_precision(config_, world_.device().type(), batch, [this](const Batch& b) { return task_.predict_step(b); });
   for (auto& [name, tensor] : results) {
     if (name == kIds || name == kSteps) {
       throw Error(fmt::format("predict_step() returned a tensor '{}', which is a name of lockstep", name),

@@ -74,7 +74,7 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
   if (batch.samples == 0) {
     return {};
   }
-  StepOutput output = in_precision(step_.context_.config.precision, step_.context_.world.device().type(), batch, f);
+  StepOutput output = in_precision(step_.context_.config, step_.context_.world.device().type(), batch, f);
   if (output.loss.defined() && output.loss.dim() != 0) {
     throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
                 "reduce it over the batch, for example with mean()");
@@ -115,7 +115,7 @@ void OptimizerStep::check_counts(const StepOutput& output) {
 void OptimizerStep::finish() {
   optimizer_.finish();
   if (const auto count = optimizer_.mean_count(); count.defined()) {
-    optimizer_.scale_grads(at::where(count > 0, count.reciprocal(), 0));
+    optimizer_.scale_grads(at::where(count > 0, count.reciprocal() * step_.context_.loss_factor, 0));
   }
 }
 
@@ -154,7 +154,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     if (first.empty()) {
       first = evaluation;
     }
-    return evaluation.mean_over_ranks(step_.context_.world);
+    return evaluation.mean_over_ranks(step_.context_.world) * step_.context_.loss_factor;
   });
   step_.last_samples_ = first.samples();
   return first.output();
@@ -162,7 +162,8 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
 
 // The reduction averages over ranks, so a weight of 1 is an equal share of the global batch.
 double Step::share(std::int64_t samples) const noexcept {
-  return static_cast<double>(samples * context_.world.size()) / static_cast<double>(context_.batches.global_samples);
+  return context_.loss_factor * static_cast<double>(samples * context_.world.size()) /
+         static_cast<double>(context_.batches.global_samples);
 }
 
 void Step::add(const StepOutput& output) {

@@ -167,7 +167,7 @@ class Fit {
   void prepare() {
     record_.set_phase(Phase::prepare);
     torch::nn::Module& module = task_.module();
-    place_module(module, world_.device(), config_.precision);
+    place_module(module, world_.device(), config_);
     tell_about_evaluation_mode();
     metrics_ = {task_.metrics(), world_};
     metrics_.reset();
@@ -178,10 +178,7 @@ class Fit {
     check_schedules(schedules, schedule_step());
     validation_times_.begin(steps_per_epoch_);
     strategy_->prepare(module, optimizers);
-    if (monitors_validation() && validation_ == nullptr) {
-      throw ConfigError(fmt::format("--checkpoint.monitor {}: found no validation data", config_.checkpoint.monitor),
-                        "give fit() a validation source, or monitor a metric of the training, such as loss");
-    }
+    check_monitored_data();
     if (config_.checkpoint.enabled) {
       check_dtypes(task_.module());
     }
@@ -189,11 +186,28 @@ class Fit {
     files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
     resume(schedules);
-    lr_scale_ = lr_scale();
+    lr_scale_ = batch_factor(config_.optim.lr_scaling);
+    loss_factor_ = batch_factor(config_.optim.loss_scaling);
     record_.set_step(state_.step);
     files_.begin(state_.step);
     recorder_.open(state_.step);
     step_times_.begin(state_.step);
+  }
+
+  void check_monitored_data() const {
+    std::vector<Problem> problems;
+    const auto expect_data = [&](std::string_view setting, const std::string& metric) {
+      if (metric.starts_with(kValidationPrefix) && validation_ == nullptr) {
+        problems.push_back({fmt::format("--{} {}: found no validation data", setting, metric),
+                            "give fit() a validation source, or name a metric of the training, such as loss"});
+      }
+    };
+    expect_data("checkpoint.monitor", config_.checkpoint.monitor);
+    expect_data("plateau.metric", config_.plateau.metric);
+    expect_data("early_stop.metric", config_.early_stop.metric);
+    if (!problems.empty()) {
+      throw ConfigError(std::move(problems));
+    }
   }
 
   // An error in the validation shows before the training, not after its first epoch.
@@ -260,15 +274,15 @@ class Fit {
         .step = state_.step, .total_steps = total_steps_, .steps_per_epoch = steps_per_epoch_, .lr_scale = lr_scale_};
   }
 
-  // Of optim.lr_scaling. A resumed run may keep the global batch of its checkpoint.
-  double lr_scale() const {
-    if (config_.optim.lr_scaling == LrScaling::none) {
+  // A resumed run may keep the global batch of its checkpoint.
+  double batch_factor(LrScaling scaling) const {
+    if (scaling == LrScaling::none) {
       return 1;
     }
     const std::int64_t position = train_.position().global_batch;
     const auto batch = static_cast<double>(position > 0 ? position : plan_.loader.batch.global_batch_size);
     const double ratio = batch / static_cast<double>(config_.optim.lr_batch_size);
-    return config_.optim.lr_scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
+    return scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
   }
 
   // 0: no limit.
@@ -317,6 +331,7 @@ class Fit {
                .batches = batches,
                .meter = meter_,
                .at = schedule_step(),
+               .loss_factor = loss_factor_,
                .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr});
     task_.optimize(step);
     if (steps_here_++ == 0) {
@@ -774,6 +789,7 @@ class Fit {
   std::int64_t total_steps_ = 0;      // 0: no limit
   std::int64_t steps_per_epoch_ = 0;  // 0: not known
   double lr_scale_ = 1;
+  double loss_factor_ = 1;
   ValidationTimes validation_times_{config_.validate};
   const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
     notify({.stage = Stage::backward_end, .optimizer = &optimizer});
@@ -793,6 +809,26 @@ class Fit {
 
 struct Trainer::Impl : Parts {};
 
+namespace {
+
+void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks) {
+  if (const PlateauConfig& plateau = config.plateau; !plateau.metric.empty()) {
+    callbacks.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.metric = plateau.metric,
+                                                                   .mode = plateau.mode,
+                                                                   .factor = plateau.factor,
+                                                                   .patience = plateau.patience,
+                                                                   .threshold = plateau.threshold,
+                                                                   .cooldown = plateau.cooldown,
+                                                                   .min_lr = plateau.min_lr}));
+  }
+  if (const EarlyStopConfig& stop = config.early_stop; !stop.metric.empty()) {
+    callbacks.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{
+        .metric = stop.metric, .mode = stop.mode, .patience = stop.patience, .min_delta = stop.min_delta}));
+  }
+}
+
+}  // namespace
+
 Trainer::Trainer(Session& session)
     : Trainer(std::make_unique<Impl>(Impl{{session.plan, session.world, session.control, session.console}})) {}
 
@@ -808,6 +844,7 @@ Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
   if (deadline) {
     impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline));
   }
+  add_configured_callbacks(impl_->plan.config, impl_->callbacks);
 }
 
 Trainer::~Trainer() = default;
@@ -842,7 +879,7 @@ std::string end_by_request(World& world, TrainControl& control) {
 
 Metrics evaluate_alone(Parts& trainer, Task& task, BatchSource& data, const EvaluationOptions& options) {
   const TrainConfig& config = trainer.plan.config;
-  place_module(task.module(), trainer.world.device(), config.precision);
+  place_module(task.module(), trainer.world.device(), config);
   const NumericsScope numerics(config);
   const auto scopes = trainer.callbacks.validation_scopes(trainer.world);
   Evaluation evaluation = evaluate(task, data, trainer.world, config, trainer.control, options);

@@ -34,9 +34,9 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   for (const StepBatches* step = data.next(); step != nullptr; step = data.next()) {
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
-        meter.add(in_precision(config.precision, world.device().type(), batch,
-                               [&](const Batch& b) { return (task.*options.step)(b); }),
-                  batch.samples);
+        meter.add(
+            in_precision(config, world.device().type(), batch, [&](const Batch& b) { return (task.*options.step)(b); }),
+            batch.samples);
       }
     }
     options.on_batch(++done);

@@ -173,22 +173,47 @@ at::Tensor first_values(const at::Tensor& parameter) {
   return at::cos(at::arange(parameter.numel(), at::kDouble)).view(parameter.sizes()).mul(0.4).to(at::kFloat);
 }
 
+/// The squares of the absolute values of a complex linear layer.
+struct ComplexLayerImpl : torch::nn::Module {
+  ComplexLayerImpl() {
+    const auto values = [](at::IntArrayRef shape) {
+      const at::Tensor real = first_values(at::empty(shape));
+      return at::complex(real, real.flip(0) * 0.5);
+    };
+    weight = register_parameter("weight", values({8, 6}));
+    bias = register_parameter("bias", values({8}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor sums = at::matmul(x.to(weight.scalar_type()), weight.t()) + bias;
+    return at::real(sums).square() + at::imag(sums).square();
+  }
+  at::Tensor weight{}, bias{};
+};
+TORCH_MODULE(ComplexLayer);
+
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(bool with_norm) {
-    first = register_module("first", LoraLinear(6, 8));
+  NetImpl(bool with_norm, bool is_complex) {
+    if (is_complex) {
+      squares = register_module("squares", ComplexLayer());
+    } else {
+      first = register_module("first", LoraLinear(6, 8));
+    }
     if (with_norm) {
       norm = register_module("norm", torch::nn::BatchNorm1d(8));
     }
     second = register_module("second", LoraLinear(8, 1));
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters()) {
-      parameter.set_data(first_values(parameter));
+      if (!parameter.is_complex()) {
+        parameter.set_data(first_values(parameter));
+      }
     }
   }
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor hidden = first(x);
+    const at::Tensor hidden = squares.is_empty() ? first(x) : squares(x);
     return second(at::tanh(norm.is_empty() ? hidden : norm(hidden)));
   }
+  ComplexLayer squares{nullptr};
   LoraLinear first{nullptr}, second{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
 };
@@ -203,7 +228,8 @@ void print_list(const char* name, const std::vector<double>& values, const char*
 }
 
 void append(std::vector<double>& values, const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.detach().to(at::kDouble).contiguous();
+  const at::Tensor reals = tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
+  const at::Tensor flat = reals.to(at::kDouble).contiguous();
   values.insert(values.end(), flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel());
 }
 
@@ -235,7 +261,9 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
     options.at_end = options.batch_norm_steps > 0;
     average = std::make_shared<WeightAverage>(options);
   }
-  Net net(with_norm);
+  bool is_complex = false;
+  words.take("complex", is_complex);
+  Net net(with_norm, is_complex);
   if (words.has("lora_rank")) {
     LoraOptions options;
     words.take("lora_rank", options.rank);

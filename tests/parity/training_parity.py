@@ -30,7 +30,7 @@ relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64,
 
 The oracle is `torch.optim`, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, `torch.amp.GradScaler`, `torch.optim.swa_utils.AveragedModel` and `update_bn`; for
 Lion, Prodigy, schedule-free AdamW, LoRA and the average with warm-up it is the published formula; the second half of Muon is `torch.optim.AdamW`. `huge_sample`: the values of
-this sample overflow in half precision, and so the steps with it are skipped. `weights_norm`, `rest_norm`: limits of two parameter groups, the first one with all weights. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
+this sample overflow in half precision, and so the steps with it are skipped. `complex`: the first layer has complex weights. `weights_norm`, `rest_norm`: limits of two parameter groups, the first one with all weights. Learning-rate schedules are compared by `tests/parity/lr_schedule_parity.py`, the order of samples by `sampler_parity.py`.
 
 | training | largest difference |
 |---|---|
@@ -163,6 +163,24 @@ class LoraLinear(nn.Linear):
         return super().forward(x) + self.scale * (x @ self.a.T @ self.b.T)
 
 
+class ComplexLayer(nn.Module):
+    """The squares of the absolute values of a complex linear layer."""
+
+    def __init__(self):
+        super().__init__()
+
+        def values(*shape):
+            real = torch.cos(torch.arange(math.prod(shape), dtype=torch.float64)).view(shape).mul(0.4).float()
+            return nn.Parameter(torch.complex(real, real.flip(0) * 0.5).to(
+                torch.complex128 if torch.get_default_dtype() == torch.float64 else torch.complex64))
+
+        self.weight, self.bias = values(8, 6), values(8)
+
+    def forward(self, x):
+        sums = x.to(self.weight.dtype) @ self.weight.t() + self.bias
+        return sums.real.square() + sums.imag.square()
+
+
 # name -> (class, how our options become theirs)
 OPTIMIZERS = {
     "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop,
@@ -172,7 +190,7 @@ OPTIMIZERS = {
     "schedule_free_adamw": ScheduleFreeAdamW,
 }
 OF_THE_RUN = {"weights_norm", "rest_norm", "max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
-              "lora_alpha", "batch_norm_steps"}
+              "lora_alpha", "batch_norm_steps", "complex"}
 
 CASES = [
     "sgd lr=0.1", "sgd lr=0.05 momentum=0.9", "sgd lr=0.05 momentum=0.9 nesterov=1 weight_decay=0.01",
@@ -206,6 +224,11 @@ CASES = [
     "sgd lr=0.1 decay=0 first_step=41", "sgd lr=0.1 decay=0 first_step=41 batch_norm_steps=5",
     "sgd lr=0.05 momentum=0.9 decay=0.9 batch_norm_steps=8",
     "sgd lr=0.1 decay=0 first_step=41 every_steps=7",
+    "sgd complex=1 lr=0.05 momentum=0.9 weight_decay=0.01", "adam complex=1 lr=0.02 amsgrad=1",
+    "adamw complex=1 lr=0.02 max_grad_norm=0.5", "adamw complex=1 lr=0.02 decay=0.9",
+    "rmsprop complex=1 lr=0.005 centered=1 momentum=0.5 eps=1e-4", "adagrad complex=1 lr=0.05",
+    "adadelta complex=1 lr=0.7", "adamax complex=1 lr=0.02", "nadam complex=1 lr=0.01", "radam complex=1 lr=0.01 beta2=0.9",
+    "asgd complex=1 lr=0.02", "rprop complex=1 lr=0.001",
 ]
 MIXED = [
     "fp16_mixed sgd lr=0.1", "fp16_mixed sgd lr=0.1 momentum=0.9 huge_sample=3",
@@ -239,11 +262,15 @@ def run_of_torch(case):
     if "lora_rank" in run:
         rank, alpha = int(run["lora_rank"]), run["lora_alpha"]
         net = nn.Sequential(LoraLinear(6, 8, rank, alpha), nn.Tanh(), LoraLinear(8, 1, rank, alpha))
+    elif "complex" in run:
+        net = nn.Sequential(ComplexLayer(), nn.Tanh(), nn.Linear(8, 1))
     else:
         norm = [nn.BatchNorm1d(8)] if "batch_norm_steps" in run else []
         net = nn.Sequential(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 1))
     with torch.no_grad():
         for key, p in net.named_parameters():
+            if p.is_complex():
+                continue  # it has its values
             p.zero_() if key.endswith(".b") else p.copy_((torch.cos(torch.arange(p.numel(), dtype=torch.float64)).view_as(p) * 0.4).float())
     x = torch.sin(torch.arange(SAMPLES * 6, dtype=torch.float64) * 0.37).view(SAMPLES, 6)
     y = (x.sum(1, keepdim=True) * 0.3 + torch.cos(x[:, :1])).float().to(dtype)
@@ -299,7 +326,7 @@ def run_of_torch(case):
             optimizer.train()
 
     def flat(tensors):
-        return [float(v) for t in tensors for v in t.detach().flatten()]
+        return [float(v) for t in tensors for v in (torch.view_as_real(t.detach()) if t.is_complex() else t.detach()).flatten()]
 
     if average is not None:
         result["average"] = flat(average if isinstance(average, list) else average.module.parameters())

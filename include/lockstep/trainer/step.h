@@ -144,7 +144,8 @@ class Step {
     const TrainConfig& config;
     const StepBatches& batches;
     Meter& meter;
-    ScheduleStep at{};  ///< its place in the run
+    ScheduleStep at{};       ///< its place in the run
+    double loss_factor = 1;  ///< of the loss of which gradients are computed (optim.loss_scaling)
     /// Before the gradients of an optimizer are clipped; nullptr: nothing.
     const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
   };

@@ -1,4 +1,4 @@
-// A trial: few steps, and nothing is written.
+// Runs that leave nothing behind: a trial of few steps, and a measurement of the steps alone.
 #include <gtest/gtest.h>
 
 #include <lockstep/plan/plan.h>
@@ -33,6 +33,28 @@ TEST(FastDevRun, IsOffByDefault) {
   const Plan plan = resolve({.compute_setup = ComputeSetup::cpu, .max_epochs = 3}, {.cores = 4}, std::nullopt);
   EXPECT_EQ(plan.config.max_epochs, 3);
   EXPECT_TRUE(plan.config.checkpoint.enabled);
+}
+
+TEST(Barebones, LeavesTheStepsAlone) {
+  const TrainConfig asked{.compute_setup = ComputeSetup::cpu,
+                          .max_steps = 7,
+                          .barebones = true,
+                          .fresh = true,
+                          .validate = {.every_steps = 2, .at_start = true, .sanity_steps = 2},
+                          .dist = {.check_replicas = true},
+                          .report = {.tensorboard = true, .prometheus = true, .command = "cat", .step_times = true}};
+  const Plan plan = resolve(asked, {.cores = 4}, std::nullopt);
+  const TrainConfig& config = plan.config;
+  EXPECT_EQ(config.max_steps, 7);
+  EXPECT_EQ(config.report.every_steps, 0);
+  EXPECT_EQ(config.validate.every_epochs, 0);
+  EXPECT_EQ(config.validate.every_steps, 0);
+  EXPECT_EQ(config.validate.sanity_steps, 0);
+  EXPECT_FALSE(config.validate.at_start || config.checkpoint.enabled || config.report.progress || config.report.jsonl ||
+               config.report.csv || config.report.tensorboard || config.report.prometheus || config.report.step_times ||
+               config.dist.check_replicas || config.fresh);
+  EXPECT_EQ(config.report.command, "");
+  EXPECT_EQ(config.resume, "never");
 }
 
 }  // namespace

@@ -271,5 +271,57 @@ TEST(LrScaling, FollowsTheGlobalBatch) {
   EXPECT_DOUBLE_EQ(rate(LrScaling::sqrt, 16, 1), 0.04);
 }
 
+/// Its outputs have a count, as those of a language model with padding.
+class CountingTask final : public TinyTask {
+ public:
+  using TinyTask::TinyTask;
+  StepOutput training_step(const Batch& batch) override {
+    StepOutput out(at::mse_loss(net_(batch.input), batch.target));
+    out.count = at::full({}, batch.samples);
+    return out;
+  }
+};
+
+// SGD cannot tell a scaled loss from a scaled learning rate.
+TEST(LossScaling, ScalesGradientsAndNotTheReportedLoss) {
+  struct Trained {
+    at::Tensor weights{};
+    double loss = 0;
+  };
+  const auto train = [](int ranks, LrScaling lr, LrScaling loss, bool counts) {
+    Trained found;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 1});
+      config.batch_size = 1;
+      config.global_batch_size = 16;
+      config.optim.lr_scaling = lr;
+      config.optim.loss_scaling = loss;
+      config.optim.lr_batch_size = 4;
+      const Plan plan = plan_for(world.size(), config);
+      DataLoader data(tiny_data(32), plan.loader, world);
+      TinyTask plain(sgd({.lr = 0.01}));
+      CountingTask counting(sgd({.lr = 0.01}));
+      TinyTask& task = counts ? counting : plain;
+      const FitResult result = Trainer(plan, world).fit(task, data);
+      if (world.is_main()) {
+        found = {task.module().parameters().front().detach().clone(), result.metrics.front().second};
+      }
+    });
+    return found;
+  };
+  for (const int ranks : {1, 2}) {
+    for (const bool counts : {false, true}) {
+      const Trained plain = train(ranks, LrScaling::none, LrScaling::none, counts);
+      for (const LrScaling scaling : {LrScaling::linear, LrScaling::sqrt}) {
+        const Trained by_rate = train(ranks, scaling, LrScaling::none, counts);
+        const Trained by_loss = train(ranks, LrScaling::none, scaling, counts);
+        EXPECT_TRUE(at::allclose(by_loss.weights, by_rate.weights, 1e-5, 1e-7)) << ranks << counts;
+        EXPECT_NEAR(by_loss.loss, by_rate.loss, 1e-5);
+        EXPECT_FALSE(at::allclose(by_loss.weights, plain.weights, 1e-5, 1e-7)) << "the control";
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
