@@ -42,7 +42,7 @@ struct EnumText<ComputeSetup> {
 template <>
 struct EnumText<Backend> {
   static constexpr Spelling kSpellings[] = {spell("auto", Backend::automatic), spell("nccl", Backend::nccl),
-                                            spell("gloo", Backend::gloo)};
+                                            spell("gloo", Backend::gloo), spell("shm", Backend::shm)};
   static constexpr ForeignSpelling kForeign[] = {
       {"mpi", "lockstep supports NCCL and Gloo; start with mpirun and use backend gloo or nccl"},
       {"ucc", "lockstep supports NCCL and Gloo; use nccl between GPUs, else gloo"}};
@@ -196,8 +196,13 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .maximum = 65536},
         c.nprocs);
-  visit(Info{.name = "backend", .help = "communication backend: nccl between GPUs, else gloo; not used with one rank"},
-        c.backend);
+  visit(
+      Info{
+          .name = "backend",
+          .help =
+              "communication backend: nccl between GPUs, else gloo; shm: gloo with gradients in shared memory, for CPU "
+              "ranks of one machine; not used with one rank"},
+      c.backend);
   visit(Info{.name = "precision",
              .help = "number format; bf16_mixed and fp16_mixed only in the forward pass, with fp32 weights (fp16_mixed "
                      "with a dynamic loss scale); the others also for weights and inputs"},

@@ -156,9 +156,7 @@ std::string describe(const Plan& plan) {
       {"launch", plan.launch},
       {"host", plan.host},
       {"devices", device_text(plan)},
-      {"backend", plan.world_size == 1              ? "none (one rank)"
-                  : config.backend == Backend::nccl ? "nccl"
-                                                    : "gloo"},
+      {"backend", plan.world_size == 1 ? "none (one rank)" : to_text(config.backend)},
       {"precision", precision_text(config)},
       {"seed", fmt::to_string(config.seed)},
       {"batch", plan.loader.batch.explanation},

@@ -16,13 +16,26 @@
 namespace lockstep {
 namespace {
 
+void check_shared_memory(const Plan& plan, Findings& findings) {
+  if (plan.gpu()) {
+    findings.problem("--backend shm: it is for ranks on the CPU, found ranks on GPUs", "use --backend nccl (or auto)");
+  } else if (plan.nodes > 1) {
+    findings.problem(fmt::format("--backend shm: it is for ranks of one machine, found {} machines", plan.nodes),
+                     "use --backend gloo (or auto)");
+  }
+}
+
 Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, const Plan& plan, Findings& findings) {
   const bool wants_nccl = config.backend == Backend::nccl;
   if (plan.world_size == 1) {
     if (config.backend != Backend::automatic) {
-      findings.notes.push_back(fmt::format("one rank: --backend {} is not used", wants_nccl ? "nccl" : "gloo"));
+      findings.notes.push_back(fmt::format("one rank: --backend {} is not used", to_text(config.backend)));
     }
     return plan.gpu() && hardware.nccl_built ? Backend::nccl : Backend::gloo;
+  }
+  if (config.backend == Backend::shm) {
+    check_shared_memory(plan, findings);
+    return Backend::shm;
   }
   if (!plan.gpu()) {
     const bool asked_cpu = config.compute_setup == ComputeSetup::cpu || config.devices.kind() == DeviceSpec::Kind::cpu;

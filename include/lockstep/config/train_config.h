@@ -15,7 +15,8 @@
 namespace [[gnu::visibility("default")]] lockstep {
 
 enum class ComputeSetup { automatic, cpu, gpu };
-enum class Backend { automatic, nccl, gloo };
+/// shm: Gloo, but gradients are added in memory that the ranks share; CPU ranks of one machine only.
+enum class Backend { automatic, nccl, gloo, shm };
 /// bf16_mixed and fp16_mixed: autocast, parameters stay fp32; the others: parameters and inputs have this dtype.
 enum class Precision { fp32, fp64, bf16, fp16, bf16_mixed, fp16_mixed };
 enum class MatmulPrecision { highest, high, medium };
