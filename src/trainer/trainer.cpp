@@ -75,11 +75,14 @@ struct Parts {
   std::shared_ptr<Console> console;  // prints nothing on other ranks
   CallbackList callbacks{};
   std::vector<MetricSinkFactory> sinks{};
-  StrategyFactory make_strategy = [](const Plan& plan, World& world) { return lockstep::make_strategy(plan, world); };
+  StrategyFactory strategy{};  // empty: make_strategy
 };
 
 std::unique_ptr<Strategy> strategy_of(const Parts& trainer) {
-  std::unique_ptr<Strategy> strategy = trainer.make_strategy(trainer.plan, trainer.world);
+  if (!trainer.strategy) {
+    return make_strategy(trainer.plan, trainer.world);
+  }
+  std::unique_ptr<Strategy> strategy = trainer.strategy(trainer.plan, trainer.world);
   if (strategy == nullptr) {
     throw ConfigError("the function given to Trainer::use_strategy returned no strategy",
                       "return make_strategy(plan, world), or a class of your own");
@@ -888,7 +891,7 @@ Trainer& Trainer::use_strategy(StrategyFactory make) {
   if (!make) {
     throw ConfigError("Trainer::use_strategy: the function is missing");
   }
-  impl_->make_strategy = std::move(make);
+  impl_->strategy = std::move(make);
   return *this;
 }
 

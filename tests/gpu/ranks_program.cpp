@@ -248,6 +248,12 @@ void check_all_gradients(Session& session) {
        .options = {.compression = GradCompression::bf16},
        .counts = true,
        .tolerance = 5e-2},
+      {.name = "bf16_stochastic with counts",
+       .options = {.compression = GradCompression::bf16_stochastic},
+       .counts = true,
+       .tolerance = 5e-2},
+      {.name = "fp32", .options = {.compression = GradCompression::fp32}},
+      {.name = "fp32_stochastic", .options = {.compression = GradCompression::fp32_stochastic}},
   };
   for (const Reduction& way : ways) {
     check_gradients(session, way);
