@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
     bool stopped = false;
     while (step < config.max_steps && !stopped) {
       const lockstep::StepBatches& batches = *data.next();
-      strategy->begin_step({.stop = session.control.stop_requested() != lockstep::StopKind::none});
+      strategy->begin_step(step, {.stop = session.control.stop_requested() != lockstep::StopKind::none});
       optimizer.zero_grad();
       for (const auto& batch : batches.micro) {
         optimizer.begin_forward(/*reduce=*/&batch == &batches.micro.back());

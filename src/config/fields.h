@@ -516,8 +516,8 @@ void visit_fields(Config& c, Visit&& visit) {
         c.dist.broadcast_buffers);
   visit(
       Info{.name = "dist.compression",
-           .help = "dtype in which gradients are sent and added; none: their own dtype; stochastic: rounded at random, "
-                   "right on average"},
+           .help = "dtype in which gradients are sent and averaged; none: their own dtype; bf16_stochastic: rounded at "
+                   "random before they are sent; fp32_stochastic: afterwards, to bf16 parameters"},
       c.dist.compression);
   visit(Info{.name = "dist.sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
         c.dist.sync_batch_norm);
@@ -528,15 +528,6 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "dist.shard_optimizer",
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);
-  visit(Info{.name = "dist.local_sgd_period",
-             .help = "post-local SGD: each rank updates its own parameters, which are averaged after this many steps; "
-                     "0: gradients are averaged in every step",
-             .minimum = 0},
-        c.dist.local_sgd_period);
-  visit(Info{.name = "dist.local_sgd_start",
-             .help = "with dist.local_sgd_period: steps before, in which gradients are averaged",
-             .minimum = 0},
-        c.dist.local_sgd_start);
 
   visit(Info{.name = "memory.keep_freed",
              .help = "while it trains, the process keeps freed memory instead of returning it to the kernel "

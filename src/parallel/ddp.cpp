@@ -21,86 +21,15 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "parallel/bucket_hook.h"
 #include "parallel/optimizer_shards.h"
 #include "parallel/parameter_sync.h"
+#include "world/agreement.h"
 #include "world/world_access.h"
 
 namespace lockstep {
 
 namespace {
-
-// Sends gradients in half precision. With a hook, the reducer does not divide by the world size, so the hook does.
-//
-// Note [Counts and compression]: gradients that are weighted by counts are sums over a step's tokens and would overflow
-// in fp16. The lane, which has the counts, is a separate bucket that is sent first and without compression. The other
-// buckets wait for it on the device and are divided by the power of two below the mean count while they are sent.
-class CompressionHook final : public c10d::CommHookInterface {
- public:
-  CompressionHook(c10::intrusive_ptr<c10d::ProcessGroup> group, at::ScalarType dtype, std::int64_t count_slot)
-      : group_(std::move(group)), dtype_(dtype), count_slot_(count_slot) {}
-
-  /// For the next backward: whether this rank expects counts in the lane.
-  void expect_counts(bool expected) { expects_counts_ = expected; }
-
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    const at::Tensor full = bucket.getBuffer();
-    full.div_(group_->getSize());
-    std::vector<at::Tensor> sent{full};
-    if (bucket.getIndex() == 0) {
-      unit_.reset();
-      lane_ = full;
-      lane_work_ = group_->allreduce(sent);
-      return result_of(*lane_work_, full);
-    }
-    if (full.is_sparse()) {
-      return result_of(*group_->allreduce(sent), full);
-    }
-    const at::Tensor reals = full.is_complex() ? at::view_as_real(full) : full;
-    if (expects_counts_) {
-      reals.div_(unit());
-    }
-    sent.front() = reals.to(dtype_);
-    return group_->allreduce(sent)->getFuture()->then(
-        [full, reals, half = sent.front(), unit = unit_](c10::ivalue::Future& future) {
-          future.value();  // rethrows
-          reals.copy_(half);
-          if (unit.defined()) {
-            reals.mul_(unit);
-          }
-          return c10::IValue(full);
-        },
-        c10::TensorType::get());
-  }
-
-  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
-
- private:
-  static c10::intrusive_ptr<c10::ivalue::Future> result_of(c10d::Work& work, const at::Tensor& sum) {
-    return work.getFuture()->then(
-        [sum](c10::ivalue::Future& future) {
-          future.value();  // rethrows
-          return c10::IValue(sum);
-        },
-        c10::TensorType::get());
-  }
-
-  const at::Tensor& unit() {
-    if (!unit_.defined()) {
-      lane_work_->wait();
-      const at::Tensor count = lane_.select(0, count_slot_);
-      unit_ = at::where(count > 0, count.log2().floor_().exp2_(), 1);
-    }
-    return unit_;
-  }
-
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  at::ScalarType dtype_;
-  std::int64_t count_slot_;
-  bool expects_counts_ = false;
-  c10::intrusive_ptr<c10d::Work> lane_work_{};
-  at::Tensor lane_{};  // lane of this backward
-  at::Tensor unit_{};  // 0-dim, on the device; the same on every rank
-};
 
 // Has the layout of an embedding's gradient: sparse rows, each row dense.
 at::Tensor zero_gradient(const at::Tensor& parameter, bool sparse) {
@@ -182,12 +111,14 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   NamedTensors all_parameters() const;
   /// Ends the forward or the backward of a micro-batch for SyncBatchNorm.
   void end_pass();
+  /// nullptr: the reducer reduces without one.
+  std::unique_ptr<BucketHook> make_hook() const;
 
   Ddp& ddp_;
   at::Tensor lane_{};  // the reducer's parameter 0
   std::shared_ptr<c10d::Reducer> reducer_{};
   std::shared_ptr<c10d::Logger> logger_{};  // the reducer uses it without a null check
-  CompressionHook* compression_ = nullptr;  // owned by the reducer; null without compression
+  BucketHook* hook_ = nullptr;              // owned by the reducer; null: it reduces without one
   std::vector<bool> sparse_{};              // same order as parameters_
   bool reduce_ = true;
   bool first_backward_ = true;
@@ -204,12 +135,14 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
   }
 }
 
-Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision)
-    : SingleDevice(config, options, world, precision) {}
+Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision, std::uint64_t seed,
+         GradientHook hook)
+    : SingleDevice(config, options, world, precision), seed_(seed), hook_(std::move(hook)) {}
 
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   SingleDevice::prepare(module, optimizers);
   compare_parameters(module, world_);
+  compare_hooks();
   broadcast_module(module, world_);
   lane_values_ = at::zeros({kLaneSize}, at::TensorOptions().device(world_.device()).dtype(at::kFloat));
   lane_has_count_ = false;
@@ -219,6 +152,16 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   }
   statistics_ = SyncStatistics::make(module, world_);
   make_reducers();
+}
+
+void Ddp::compare_hooks() {
+  const auto difference = find_disagreement(world_.gather(hook_ ? "a gradient hook" : "no gradient hook"));
+  if (difference) {
+    throw_about_rank(difference->rank, world_,
+                     CommError(fmt::format("rank {} has {}, {} {}", difference->rank, difference->found,
+                                           difference->others, difference->expected),
+                               "give Trainer::use_strategy the same strategy on every rank", ExitCode::disagree));
+  }
 }
 
 void Ddp::prepare_again() {
@@ -239,8 +182,9 @@ void Ddp::make_reducers() {
   buffers_due_ = true;
 }
 
-void Ddp::begin_step(StepRequests mine) {
-  SingleDevice::begin_step(mine);
+void Ddp::begin_step(std::int64_t number, StepRequests mine) {
+  SingleDevice::begin_step(number, mine);
+  step_ = number;
   sums_->begin_step();
   buffers_due_ = true;
 }
@@ -343,7 +287,7 @@ NamedTensors DdpOptimizer::evaluation_values() const {
 }
 
 void DdpOptimizer::remove_reducer() {
-  compression_ = nullptr;
+  hook_ = nullptr;
   logger_.reset();
   reducer_.reset();
   for (auto& [name, parameter] : parameters_) {
@@ -392,9 +336,9 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   });
 
   // See Note [Counts and compression].
-  const bool compresses = options.compression != GradCompression::none;
+  std::unique_ptr<BucketHook> hook = make_hook();
   const auto bucket_bytes = static_cast<std::int64_t>(options.bucket_mib * (1 << 20));
-  const std::int64_t first_bucket_bytes = compresses
+  const std::int64_t first_bucket_bytes = hook != nullptr
                                               ? static_cast<std::int64_t>(lane_.nbytes())
                                               : std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
@@ -412,10 +356,8 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
     reducer_->set_static_graph();
     logger_->set_static_graph();
   }
-  if (compresses) {
-    auto hook = std::make_unique<CompressionHook>(
-        group, options.compression == GradCompression::fp16 ? at::kHalf : at::kBFloat16, Ddp::kCount);
-    compression_ = hook.get();
+  if (hook != nullptr) {
+    hook_ = hook.get();
     reducer_->register_comm_hook(std::move(hook));
   }
   reducer_->push_rebuilt_params_for_all_indices();
@@ -423,6 +365,17 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   reduce_ = true;
   first_backward_ = true;
   idle_ = true;
+}
+
+std::unique_ptr<BucketHook> DdpOptimizer::make_hook() const {
+  if (ddp_.hook_) {
+    return std::make_unique<ProgramHook>(ddp_.world_, Ddp::kCount, ddp_.hook_, index_);
+  }
+  if (const GradCompression compression = ddp_.options_.compression; compression != GradCompression::none) {
+    return std::make_unique<CompressionHook>(ddp_.world_, Ddp::kCount, compression,
+                                             RoundingKey{.seed = ddp_.seed_, .optimizer = index_});
+  }
+  return nullptr;
 }
 
 void DdpOptimizer::zero_grad() {
@@ -476,8 +429,8 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   ddp_.progress_.set_phase(Phase::backward);
   ddp_.write_count(count_);
   ddp_.write_requests(ddp_.take_requests());
-  if (compression_ != nullptr) {
-    compression_->expect_counts(count_.defined() || idle_);
+  if (hook_ != nullptr) {
+    hook_->begin_backward(/*expects_counts=*/count_.defined() || idle_, ddp_.step_);
   }
   // A view, because the search for unused parameters begins at graph nodes, and a leaf has none.
   const at::Tensor lane = lane_.view({Ddp::kLaneSize});

@@ -22,11 +22,12 @@ class DdpOptimizer;
 
 class Ddp final : public SingleDevice {
  public:
-  Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision = Precision::fp32);
+  Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision = Precision::fp32,
+      std::uint64_t seed = 0, GradientHook hook = {});
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
-  void begin_step(StepRequests mine) override;
+  void begin_step(std::int64_t number, StepRequests mine) override;
   StepRequests agreed() override;
   void end_forward(bool ran) override;
 
@@ -34,12 +35,16 @@ class Ddp final : public SingleDevice {
   friend class DdpOptimizer;
 
   std::unique_ptr<SingleDeviceOptimizer> make_optimizer(const OptimizerSpec& spec) override;
+  void compare_hooks();
   void make_reducers();
   void send_buffers();
   void write_requests(StepRequests mine);
   void write_count(const at::Tensor& count);
 
-  bool buffers_due_ = true;  // true once per step, before its first forward
+  const std::uint64_t seed_;  // of random rounding
+  const GradientHook hook_;   // empty: the reducer's own reduction, or dist.compression
+  std::int64_t step_ = 0;     // number of the current step
+  bool buffers_due_ = true;   // true once per step, before its first forward
 
   // Note [Control lane]: requests such as stop or save, and the token count, are the gradient of a small additional
   // parameter of the reducer that is not part of the module. backward() starts from the loss and from this lane, with

@@ -49,7 +49,7 @@ Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
 }  // namespace
 
 SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy)
-    : strategy_(strategy), spec_(std::move(spec)), index_(strategy.optimizers_.size()) {
+    : strategy_(strategy), index_(strategy.optimizers_.size()), spec_(std::move(spec)) {
   build();
   if (strategy_.precision_ == Precision::fp16_mixed) {
     scaler_.emplace(strategy_.world_.device());
@@ -229,7 +229,7 @@ void SingleDevice::check_that_something_trains() const {
   }
 }
 
-void SingleDevice::begin_step(StepRequests mine) {
+void SingleDevice::begin_step(std::int64_t, StepRequests mine) {
   mine_ = mine_ | mine;
   agreed_ = {};
 }

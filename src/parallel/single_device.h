@@ -60,6 +60,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void unscale_grads();
 
   SingleDevice& strategy_;
+  const std::size_t index_;  // among those of the strategy
   OptimizerSpec spec_;
   BuiltOptimizer built_{};
   NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
@@ -72,7 +73,6 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   const std::vector<at::Tensor>& defined_grads();
   void add_grad(at::Tensor& gradient);
 
-  const std::size_t index_;             // among those of the strategy
   std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
 };
@@ -89,7 +89,7 @@ class SingleDevice : public Strategy {
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
-  void begin_step(StepRequests mine) override;
+  void begin_step(std::int64_t number, StepRequests mine) override;
   StepRequests agreed() override { return agreed_; }
   void end_forward(bool) override {}
   std::size_t optimizer_count() const noexcept override { return optimizers_.size(); }

@@ -27,6 +27,7 @@ std::string program_comment(const Plan& plan) {
 
 RunFiles::RunFiles(const Plan& plan, bool on_main)
     : plan_(plan),
+      on_main_(on_main),
       active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv ||
                           plan.config.report.tensorboard || plan.config.report.prometheus ||
                           plan.config.report.step_times || !plan.config.report.command.empty())) {
@@ -41,10 +42,21 @@ RunFiles::RunFiles(const Plan& plan, bool on_main)
 
 RunFiles::~RunFiles() = default;
 
-void RunFiles::begin(std::int64_t resume_step) {
-  if (!active_) {
+void RunFiles::begin(std::int64_t resume_step, std::span<const MetricSinkFactory> own) {
+  if (active_) {
+    open_files(resume_step);
+  }
+  if (!on_main_) {
     return;
   }
+  for (const MetricSinkFactory& make : own) {
+    if (auto sink = make(resume_step)) {
+      own_sinks_.push_back(std::move(sink));
+    }
+  }
+}
+
+void RunFiles::open_files(std::int64_t resume_step) {
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan_.config);
   const std::string config = config_toml(asked_config(plan_)) + program_comment(plan_);
@@ -84,6 +96,15 @@ void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) 
   for (const auto& sink : sinks_) {
     sink->write(step, metrics);
   }
+  std::erase_if(own_sinks_, [&](const auto& sink) {
+    try {
+      sink->write(step, metrics);
+      return false;
+    } catch (const IoError& error) {  // a missing report does not end the run
+      log_warning(fmt::format("{}; the sink of the program gets no more rows", error.what()));
+      return true;
+    }
+  });
 }
 
 void RunFiles::step_times(std::int64_t step, std::span<const MetricValue> row) {

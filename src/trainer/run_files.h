@@ -17,18 +17,23 @@ class RunFiles {
   /// Creates the run directory. If `on_main` is false, it writes nothing.
   RunFiles(const Plan& plan, bool on_main);
   ~RunFiles();
-  /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`.
-  void begin(std::int64_t resume_step);
+  /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`,
+  /// makes the sinks of the program.
+  void begin(std::int64_t resume_step, std::span<const MetricSinkFactory> own);
   void event(std::string_view name, const EventFields& fields);
   void metrics(std::int64_t step, std::span<const MetricValue> metrics);
   /// A row of step_times.csv.
   void step_times(std::int64_t step, std::span<const MetricValue> row);
 
  private:
+  void open_files(std::int64_t resume_step);
+
   const Plan& plan_;
-  bool active_;
+  const bool on_main_;
+  const bool active_;  // it writes files
   std::unique_ptr<EventLog> events_{};
   std::vector<std::unique_ptr<MetricSink>> sinks_{};
+  std::vector<std::unique_ptr<MetricSink>> own_sinks_{};
   std::unique_ptr<MetricSink> step_times_{};
 };
 

@@ -74,7 +74,21 @@ struct Parts {
   TrainControl control;
   std::shared_ptr<Console> console;  // prints nothing on other ranks
   CallbackList callbacks{};
+  std::vector<MetricSinkFactory> sinks{};
+  StrategyFactory strategy{};  // empty: make_strategy
 };
+
+std::unique_ptr<Strategy> strategy_of(const Parts& trainer) {
+  if (!trainer.strategy) {
+    return make_strategy(trainer.plan, trainer.world);
+  }
+  std::unique_ptr<Strategy> strategy = trainer.strategy(trainer.plan, trainer.world);
+  if (strategy == nullptr) {
+    throw ConfigError("the function given to Trainer::use_strategy returned no strategy",
+                      "return make_strategy(plan, world), or a class of your own");
+  }
+  return strategy;
+}
 
 // One call of Trainer::fit.
 class Fit {
@@ -91,7 +105,8 @@ class Fit {
         train_(train),
         validation_(validation),
         memory_(config_.memory.keep_freed),
-        strategy_(make_strategy(plan_, world_)),
+        strategy_(strategy_of(trainer)),
+        own_sinks_(trainer.sinks),
         hold_(RunHold::take(plan_, world_)),
         files_(plan_, world_.is_main()),
         checkpoints_(plan_, world_, *hold_, files_),
@@ -189,7 +204,7 @@ class Fit {
     lr_scale_ = batch_factor(config_.optim.lr_scaling);
     loss_factor_ = batch_factor(config_.optim.loss_scaling);
     record_.set_step(state_.step);
-    files_.begin(state_.step);
+    files_.begin(state_.step, own_sinks_);
     recorder_.open(state_.step);
     step_times_.begin(state_.step);
   }
@@ -320,7 +335,7 @@ class Fit {
   void step(const StepBatches& batches) {
     is_between_steps_ = false;
     measured_.clear();
-    strategy_->begin_step(requests(batches));
+    strategy_->begin_step(state_.step, requests(batches));
     if (callbacks_.has(Stage::step_start)) {
       notify({.stage = Stage::step_start, .batches = &batches});
     }
@@ -766,6 +781,7 @@ class Fit {
   BatchSource* validation_;
   const KeptMemory memory_;
   std::unique_ptr<Strategy> strategy_;
+  const std::vector<MetricSinkFactory>& own_sinks_;
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
   RunCheckpoints checkpoints_;
@@ -861,6 +877,22 @@ Trainer& Trainer::on(std::uint32_t stages, std::function<void(const StageContext
   }
   const std::string name = options.name.empty() ? impl_->callbacks.free_name(stages) : options.name;
   return add(std::make_shared<FunctionCallback>(name, stages, std::move(f), std::move(options)));
+}
+
+Trainer& Trainer::add_sink(MetricSinkFactory make) {
+  if (!make) {
+    throw ConfigError("Trainer::add_sink: the function is missing");
+  }
+  impl_->sinks.push_back(std::move(make));
+  return *this;
+}
+
+Trainer& Trainer::use_strategy(StrategyFactory make) {
+  if (!make) {
+    throw ConfigError("Trainer::use_strategy: the function is missing");
+  }
+  impl_->strategy = std::move(make);
+  return *this;
 }
 
 FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) {

@@ -50,24 +50,31 @@ std::vector<std::string> flags(int ranks) {
           "false"};
 }
 
-class StopsAfterEveryStep : public testing::TestWithParam<int> {};
+struct Trained {
+  int ranks = 1;
+  std::vector<std::string> more{};
+  std::string name{};
+};
+
+class StopsAfterEveryStep : public testing::TestWithParam<Trained> {};
 
 TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
-  const int ranks = GetParam();
+  const int ranks = GetParam().ranks;
+  const auto all_flags = with(flags(ranks), GetParam().more);
   const TempDir dir;
-  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "straight", flags(ranks))).code, 0);
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "straight", all_flags)).code, 0);
   const auto straight = final_state(dir.path() / "straight");
   ASSERT_EQ(straight.size(), 3U + static_cast<std::size_t>(ranks));
   ASSERT_EQ(straight.at("name"), "step-0000000063");
   const auto losses = metric(dir.path() / "straight", "loss");
 
   const int stride = rounds(0) > 0 ? 1 : 9;
-  const auto result = run_program(
-      command(TRAIN_PROGRAM, dir.path() / "run",
-              with(flags(ranks), {"--stops", std::to_string(kSteps - 1), "--stride", std::to_string(stride)})),
-      {}, ".", Process::Seconds(300));
+  const auto result =
+      run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                          with(all_flags, {"--stops", std::to_string(kSteps - 1), "--stride", std::to_string(stride)})),
+                  {}, ".", Process::Seconds(300));
   ASSERT_EQ(result.code, 0) << result.err;
-  Sweep sweep(fmt::format("stops, {} ranks", ranks));
+  Sweep sweep(fmt::format("stops, {} ranks{}", ranks, GetParam().name));
   for (int stop = 1; stop < kSteps; stop += stride) {
     const auto run = dir.path() / "run" / fmt::format("stop_{}", stop);
     const bool same = final_state(run) == straight && metric(run, "loss") == losses;
@@ -81,11 +88,15 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   for (const auto& entry : std::filesystem::directory_iterator(control / "checkpoints")) {
     std::filesystem::remove_all(entry.path());
   }
-  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, control, with(flags(ranks), {"--seed", "43"}))).code, 0);
+  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, control, with(all_flags, {"--seed", "43"}))).code, 0);
   EXPECT_FALSE(final_state(control) == straight);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, StopsAfterEveryStep, testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, StopsAfterEveryStep,
+    testing::Values(Trained{1}, Trained{2}, Trained{4},
+                    Trained{2, {"--precision", "bf16", "--dist.compression", "fp32_stochastic"}, "_fp32_stochastic"}),
+    [](const auto& test) { return std::to_string(test.param.ranks) + test.param.name; });
 
 /// Step -> ids over all ranks, in the order of the global batch. A repeated step has the same ids.
 std::map<std::int64_t, std::vector<std::int64_t>> read_ledger(const std::filesystem::path& folder, int ranks) {

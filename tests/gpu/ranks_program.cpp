@@ -134,7 +134,7 @@ void check_buffers(Session& session) {
       buffer.zero_();
     }
   }
-  strategy->begin_step();
+  strategy->begin_step(0);
   strategy->optimizer().begin_forward(/*reduce=*/true);
   check("in a step");
 }
@@ -197,7 +197,7 @@ void check_gradients(Session& session, const Reduction& way) {
     at::mse_loss(whole.forward(inputs, skip), targets).backward();
 
     StrategyOptimizer& optimizer = strategy->optimizer();
-    strategy->begin_step({.stop = step == 3 && world.rank() == 1});
+    strategy->begin_step(step, {.stop = step == 3 && world.rank() == 1});
     optimizer.zero_grad();
     const std::int64_t share = kBatch / world.size() / way.micro;
     for (int micro = 0; micro < way.micro; ++micro) {
@@ -248,6 +248,12 @@ void check_all_gradients(Session& session) {
        .options = {.compression = GradCompression::bf16},
        .counts = true,
        .tolerance = 5e-2},
+      {.name = "bf16_stochastic with counts",
+       .options = {.compression = GradCompression::bf16_stochastic},
+       .counts = true,
+       .tolerance = 5e-2},
+      {.name = "fp32", .options = {.compression = GradCompression::fp32}},
+      {.name = "fp32_stochastic", .options = {.compression = GradCompression::fp32_stochastic}},
   };
   for (const Reduction& way : ways) {
     check_gradients(session, way);

@@ -132,8 +132,6 @@ struct DistConfig {
   bool sync_batch_norm = false;                         ///< refuse batch norm that is not SyncBatchNorm
   bool check_replicas = false;   ///< at each report: parameters and optimizer state are equal on all ranks
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
-  std::int64_t local_sgd_period = 0;  ///< post-local SGD: steps between two averages of the parameters; 0: never
-  std::int64_t local_sgd_start = 0;   ///< with local_sgd_period: steps in which gradients are averaged before
 };
 
 struct MemoryConfig {

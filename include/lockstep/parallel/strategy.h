@@ -2,17 +2,20 @@
 //
 // Data parallelism for a training loop: the Trainer's or your own.
 //
-// Per step, call strategy.begin_step(). Then, for `auto& optimizer = strategy.optimizer()`, call zero_grad; for each
-// micro-batch begin_forward, your forward, backward; then finish and step.
-// Gradients are means: with weights w_i the result is (1 / ranks) * sum over ranks and micro-batches of w_i * dloss_i.
-// With weights of samples x ranks / global samples, it is the mean over the global batch for any split.
+// Per step, call strategy.begin_step(number). Then, for `auto& optimizer = strategy.optimizer()`, call zero_grad; for
+// each micro-batch begin_forward, your forward, backward; then finish and step. Gradients are means: with weights w_i
+// the result is (1 / ranks) * sum over ranks and micro-batches of w_i * dloss_i. With weights of samples x ranks /
+// global samples, it is the mean over the global batch for any split.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
 #include <lockstep/optim/optimizers.h>
+#include <lockstep/parallel/gradient_hook.h>
 #include <lockstep/plan/plan.h>
 #include <lockstep/tensor/named_tensors.h>
 
@@ -104,9 +107,10 @@ class Strategy {
   /// is also kept and saved. Throws: CommError (exit 78) naming the rank and the parameter that differ.
   virtual void prepare_again() = 0;
 
-  /// Begins a step. Before its first forward, rank 0 sends its buffers to all ranks (dist.broadcast_buffers). The
+  /// Begins a step. `number`: of the step in the run, from 0, also after a resume: random rounding depends on it
+  /// (dist.compression). Before its first forward, rank 0 sends its buffers to all ranks (dist.broadcast_buffers). The
   /// requests of this rank are sent with the next reduction, in this step or a later one.
-  virtual void begin_step(StepRequests mine = {}) = 0;
+  virtual void begin_step(std::int64_t number, StepRequests mine = {}) = 0;
 
   /// Call it at the end of a step. Returns the requests of all ranks, the same on every rank; each request is returned
   /// in only one step. On a CPU they belong to this step's reductions, on a GPU to those of the previous step, to avoid
@@ -136,6 +140,10 @@ class Strategy {
   virtual void keep_evaluation_values() = 0;
 };
 
-std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world);
+/// With one rank, nothing is reduced, and the hook is not called. Throws: ConfigError (a hook and dist.compression).
+std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world, GradientHook hook = {});
+
+/// Makes the strategy of a fit; see Trainer::use_strategy.
+using StrategyFactory = std::function<std::unique_ptr<Strategy>(const Plan&, World&)>;
 
 }  // namespace lockstep

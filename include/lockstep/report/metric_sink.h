@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,9 @@ class MetricSink {
   /// Throws: IoError. Not thread-safe.
   virtual void write(std::int64_t step, std::span<const MetricValue> metrics) = 0;
 };
+
+/// Makes a sink of the program; see Trainer::add_sink. `resume_step`: the steps after it are trained again.
+using MetricSinkFactory = std::function<std::unique_ptr<MetricSink>(std::int64_t resume_step)>;
 
 /// One line per row: {"step":20,"time":"...","loss":2.1,...}; a non-finite value is the string "NaN", "Infinity" or
 /// "-Infinity". Appends; first cuts off the rows after `resume_step` of an earlier attempt, so that a resumed run has

@@ -10,6 +10,8 @@
 #include <string>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/strategy.h>
+#include <lockstep/report/metric_sink.h>
 #include <lockstep/trainer/callback.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
@@ -48,6 +50,14 @@ class Trainer {
   /// Adds a callback without a class: `trainer.on(Stage::epoch_end, [](const StageContext& at) { ... })`. `stages`: a
   /// Stage, or several with |. Throws: ConfigError (no function; options.every < 1; a name that is in use).
   Trainer& on(std::uint32_t stages, std::function<void(const StageContext&)> f, OnOptions options = {});
+
+  /// Metrics also go to a sink of the program. It is made on the main rank at the start of each fit and destroyed at
+  /// its end; `make` may return nullptr. A write that throws an IoError is a warning, and the sink gets no more rows;
+  /// any other exception ends the run. Throws: ConfigError (no function).
+  Trainer& add_sink(MetricSinkFactory make);
+  /// Each fit uses the strategy that `make` returns, instead of make_strategy(plan, world). Every rank must give the
+  /// same. Throws: ConfigError (no function).
+  Trainer& use_strategy(StrategyFactory make);
 
   /// Collective. Trains until a limit of the plan or an agreed stop, and saves. Resumes from the run directory as
   /// plan.config.resume requests; if the run is already finished, logs that and returns at once. Every submodule keeps

@@ -191,7 +191,7 @@ TEST(TrainerPrecision, Fp16MixedSavesTheScaleOfEveryOptimizer) {
   const auto strategy = make_strategy(plan, world);
   strategy->prepare(both, specs);
   StrategyOptimizer& optimizer = strategy->optimizer(1);
-  strategy->begin_step();
+  strategy->begin_step(0);
   optimizer.zero_grad();
   optimizer.begin_forward(true);
   optimizer.backward(second(at::full({1, 2}, 1e38F)).sum() * 1e3);

@@ -34,10 +34,11 @@ enum Feature : unsigned {
   kSharded = 128,       // optimizer state
   kNorm = 256,          // SyncBatchNorm
   kGroups = 512,        // two groups, one of them with a gradient norm of its own
+  kStochastic = 1024,   // gradients are rounded at random to bf16 before they are sent
 };
-constexpr unsigned kFeatures = 10;
-constexpr const char* kNames[kFeatures] = {"counts", "fp16",   "clipping", "accumulation", "idle",
-                                           "two",    "sparse", "sharded",  "norm",         "groups"};
+constexpr unsigned kFeatures = 11;
+constexpr const char* kNames[kFeatures] = {"counts", "fp16",    "clipping", "accumulation", "idle",      "two",
+                                           "sparse", "sharded", "norm",     "groups",       "stochastic"};
 
 std::string name_of(unsigned features) {
   std::string name = "plain";
@@ -169,7 +170,9 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
                                   .sampler = {.shuffle = false}});
   config.report.every_steps = 1;
   config.optim.max_grad_norm = (features & kClipping) != 0 ? 0.3 : 0;
-  config.dist.compression = (features & kFp16) != 0 ? GradCompression::fp16 : GradCompression::none;
+  config.dist.compression = (features & kFp16) != 0         ? GradCompression::fp16
+                            : (features & kStochastic) != 0 ? GradCompression::bf16_stochastic
+                                                            : GradCompression::none;
   config.dist.shard_optimizer = (features & kSharded) != 0;
   const Plan plan = plan_for(ranks, config);
   std::vector<at::Tensor> weights;
@@ -201,8 +204,9 @@ std::vector<unsigned> combinations() {
   const int most = 2 + std::max(0, rounds == nullptr ? 0 : std::atoi(rounds) - 1);
   std::vector<unsigned> all;
   for (unsigned features = 0; features < (1U << kFeatures); ++features) {
-    // Batch norm depends on the micro-batches.
-    if (std::popcount(features) <= most && !((features & kNorm) != 0 && (features & kAccumulation) != 0)) {
+    const auto has_both = [&](unsigned both) { return (features & both) == both; };
+    // Batch norm depends on the micro-batches, and gradients are sent in one dtype.
+    if (std::popcount(features) <= most && !has_both(kNorm | kAccumulation) && !has_both(kFp16 | kStochastic)) {
       all.push_back(features);
     }
   }
@@ -213,8 +217,8 @@ class SplitSweep : public testing::TestWithParam<unsigned> {};
 
 TEST_P(SplitSweep, EqualsOneRankWithTheWholeBatch) {
   const unsigned features = GetParam();
-  const auto expected = trained(features & ~(kAccumulation | kFp16), 1);
-  const double tolerance = (features & kFp16) != 0 ? 2e-3 : 2e-6;
+  const auto expected = trained(features & ~(kAccumulation | kFp16 | kStochastic), 1);
+  const double tolerance = (features & kStochastic) != 0 ? 2e-2 : (features & kFp16) != 0 ? 2e-3 : 2e-6;
   for (const int ranks : {1, 2, 3}) {
     EXPECT_LE(difference(trained(features, ranks), expected), tolerance) << ranks << " ranks";
   }
@@ -230,6 +234,7 @@ TEST(SplitSweepControl, SeesWrongWeights) {
     EXPECT_GT(difference(trained(feature, 1), trained(0, 1)), 1e-3) << name_of(feature);
   }
   EXPECT_GT(difference(trained(kFp16, 2), trained(0, 2)), 0);
+  EXPECT_GT(difference(trained(kStochastic, 2), trained(0, 2)), 0);
   EXPECT_EQ(difference(trained(kSparse, 1), trained(0, 1)), 0);
   EXPECT_GT(difference(trained(kNorm | kAccumulation, 3), trained(kNorm, 1)), 1e-3);  // smaller micro-batches
 }

@@ -1,0 +1,143 @@
+#include "parallel/bucket_hook.h"
+
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/world/world.h>
+
+#include "base/splitmix.h"
+#include "parallel/stochastic_rounding.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+c10::intrusive_ptr<c10::ivalue::Future> sum_of(c10d::Work& work, const at::Tensor& sum) {
+  return work.getFuture()->then(
+      [sum](c10::ivalue::Future& future) {
+        future.value();  // rethrows
+        return c10::IValue(sum);
+      },
+      c10::TensorType::get());
+}
+
+at::Tensor reals_of(const at::Tensor& bucket) { return bucket.is_complex() ? at::view_as_real(bucket) : bucket; }
+
+}  // namespace
+
+BucketHook::BucketHook(World& world, std::int64_t count_slot)
+    : world_(world), group_(WorldAccess::group(world)), count_slot_(count_slot) {}
+
+void BucketHook::begin_backward(bool expects_counts, std::int64_t step) {
+  expects_counts_ = expects_counts;
+  step_ = step;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
+  const at::Tensor& full = bucket.getBuffer();
+  const bool is_lane = bucket.getIndex() == 0;
+  if (!is_lane && !full.is_sparse()) {
+    return reduce(full, static_cast<std::int64_t>(bucket.getIndex()) - 1);
+  }
+  full.div_(group_->getSize());
+  std::vector<at::Tensor> sent{full};
+  const auto work = group_->allreduce(sent);
+  if (is_lane) {
+    unit_.reset();
+    lane_ = full;
+    lane_work_ = work;
+  }
+  return sum_of(*work, full);
+}
+
+at::Tensor BucketHook::unit() {
+  if (expects_counts_ && !unit_.defined()) {
+    lane_work_->wait();
+    const at::Tensor count = lane_.select(0, count_slot_);
+    unit_ = at::where(count > 0, count.log2().floor_().exp2_(), 1);
+  }
+  return unit_;
+}
+
+CompressionHook::CompressionHook(World& world, std::int64_t count_slot, GradCompression compression,
+                                 const RoundingKey& key)
+    : BucketHook(world, count_slot), compression_(compression), key_(key) {}
+
+std::uint64_t CompressionHook::key(std::int64_t bucket, std::uint64_t place) const {
+  std::uint64_t key = splitmix(key_.seed);
+  for (const std::uint64_t part :
+       {static_cast<std::uint64_t>(step()), std::uint64_t{key_.optimizer}, static_cast<std::uint64_t>(bucket), place}) {
+    key = splitmix(key ^ part);
+  }
+  return key;
+}
+
+BucketHook::Result CompressionHook::reduce(const at::Tensor& bucket, std::int64_t index) {
+  const at::Tensor reals = reals_of(bucket);
+  const bool in_half = compression_ == GradCompression::fp16 || compression_ == GradCompression::bf16;
+  const at::Tensor mean = in_half ? reals : reals.to(at::kFloat);
+  mean.div_(group_->getSize());
+  if (unit().defined()) {
+    mean.div_(unit());
+  }
+  at::Tensor sent = mean;
+  if (in_half) {
+    sent = mean.to(compression_ == GradCompression::fp16 ? at::kHalf : at::kBFloat16);
+  } else if (compression_ == GradCompression::bf16_stochastic) {
+    sent = stochastically_rounded(mean, key(index, static_cast<std::uint64_t>(world_.rank()) + 1));
+  }
+  const bool rounds = compression_ == GradCompression::fp32_stochastic && bucket.scalar_type() == at::kBFloat16;
+  std::vector<at::Tensor> sents{sent};
+  return group_->allreduce(sents)->getFuture()->then(
+      // The key has no rank here: all ranks round alike.
+      [bucket, reals, sent, unit = unit(), rounds, key = key(index, 0)](c10::ivalue::Future& future) {
+        future.value();  // rethrows
+        reals.copy_(rounds ? stochastically_rounded(sent, key) : sent);
+        if (unit.defined()) {
+          reals.mul_(unit);
+        }
+        return c10::IValue(bucket);
+      },
+      c10::TensorType::get());
+}
+
+ProgramHook::ProgramHook(World& world, std::int64_t count_slot, GradientHook hook, std::size_t optimizer)
+    : BucketHook(world, count_slot), hook_(std::move(hook)), optimizer_(optimizer) {}
+
+BucketHook::Result ProgramHook::reduce(const at::Tensor& bucket, std::int64_t index) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor reals = reals_of(bucket);
+  if (unit().defined()) {
+    reals.div_(unit());
+  }
+  try {
+    hook_({.gradients = bucket, .index = index, .optimizer = optimizer_, .step = step()}, world_);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (is_peer_failure(error)) {
+      throw;
+    }
+    throw Error(fmt::format("the gradient hook failed on rank {} in step {}, bucket {}: {}", world_.rank(), step(),
+                            index, plain_text(error)),
+                "the other ranks end because they miss this one");
+  }
+  if (unit().defined()) {
+    reals.mul_(unit());
+  }
+  // Its consumers wait on the device for what the hook has started there.
+  std::vector<c10::Device> devices;
+  if (!world_.device().is_cpu()) {
+    devices.push_back(world_.device());
+  }
+  auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::move(devices));
+  done->markCompleted(c10::IValue(bucket));
+  return done;
+}
+
+}  // namespace lockstep
