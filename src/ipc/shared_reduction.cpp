@@ -31,10 +31,10 @@ namespace {
 }
 
 /// A page at the beginning of the memory, by which others recognise it.
-struct Header {
-  std::uint64_t nonce = 0;
+struct Nonce {
+  std::uint64_t value = 0;
 };
-constexpr std::size_t kHeaderBytes = 4096;
+constexpr std::size_t kPageBytes = 4096;
 
 constexpr std::chrono::microseconds kSpinTime{50};
 constexpr std::chrono::milliseconds kSleep{20};  // then the others are looked at
@@ -90,7 +90,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   if (::getrandom(&nonce, sizeof nonce, 0) != static_cast<ssize_t>(sizeof nonce)) {
     throw_errno("getrandom");
   }
-  new (made.data_) Header{.nonce = nonce};
+  new (made.data_) Nonce{.value = nonce};
   made.address_ = fmt::format("{}/{}/{}", ::getpid(), number, nonce);
   return made;
 }
@@ -107,11 +107,11 @@ SharedMemory SharedMemory::open(const std::string& address) {
   if (::fstat(file.get(), &status) != 0) {
     throw_errno("cannot read the size of " + path);
   }
-  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) < kHeaderBytes) {
+  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) < kPageBytes) {
     throw std::runtime_error(path + " is not the shared memory of the main rank");
   }
   SharedMemory opened(std::move(file), static_cast<std::size_t>(status.st_size));
-  if (std::to_string(reinterpret_cast<const Header*>(opened.data_)->nonce) != parts[2]) {
+  if (std::to_string(reinterpret_cast<const Nonce*>(opened.data_)->value) != parts[2]) {
     throw std::runtime_error(path + " is not the shared memory of the main rank");
   }
   opened.address_ = address;
@@ -130,17 +130,17 @@ struct alignas(128) SharedReduction::Counters {
 
 std::size_t SharedReduction::bytes_needed(int ranks, std::size_t capacity) {
   const auto count = static_cast<std::size_t>(ranks);
-  return kHeaderBytes + rounded_up(count * sizeof(Counters), kHeaderBytes) + count * rounded_up(capacity, kHeaderBytes);
+  return kPageBytes + rounded_up(count * sizeof(Counters), kPageBytes) + count * rounded_up(capacity, kPageBytes);
 }
 
 SharedReduction::Counters& SharedReduction::counters(int rank) const noexcept {
   return *std::launder(
-      reinterpret_cast<Counters*>(memory_.data() + kHeaderBytes + static_cast<std::size_t>(rank) * sizeof(Counters)));
+      reinterpret_cast<Counters*>(memory_.data() + kPageBytes + static_cast<std::size_t>(rank) * sizeof(Counters)));
 }
 
 std::byte* SharedReduction::slot(int rank) const noexcept {
-  const std::size_t first = kHeaderBytes + rounded_up(options_.processes.size() * sizeof(Counters), kHeaderBytes);
-  return memory_.data() + first + static_cast<std::size_t>(rank) * rounded_up(options_.capacity, kHeaderBytes);
+  const std::size_t first = kPageBytes + rounded_up(options_.processes.size() * sizeof(Counters), kPageBytes);
+  return memory_.data() + first + static_cast<std::size_t>(rank) * rounded_up(options_.capacity, kPageBytes);
 }
 
 // Memory that was never written is zero, as the counters are at first. So no rank has to construct them before the

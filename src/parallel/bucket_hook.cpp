@@ -30,6 +30,12 @@ at::Tensor reals_of(const at::Tensor& bucket) { return bucket.is_complex() ? at:
 
 }  // namespace
 
+c10::intrusive_ptr<c10::ivalue::Future> mean_over(c10d::ProcessGroup& group, const at::Tensor& bucket) {
+  bucket.div_(group.getSize());
+  std::vector<at::Tensor> sent{bucket};
+  return sum_of(*group.allreduce(sent), bucket);
+}
+
 BucketHook::BucketHook(World& world, std::int64_t count_slot)
     : world_(world), group_(WorldAccess::group(world)), count_slot_(count_slot) {}
 
@@ -40,19 +46,15 @@ void BucketHook::begin_backward(bool expects_counts, std::int64_t step) {
 
 c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor& full = bucket.getBuffer();
-  const bool is_lane = bucket.getIndex() == 0;
-  if (!is_lane && !full.is_sparse()) {
-    return reduce(full, static_cast<std::int64_t>(bucket.getIndex()) - 1);
+  if (bucket.getIndex() > 0) {
+    return full.is_sparse() ? mean_over(*group_, full) : reduce(full, static_cast<std::int64_t>(bucket.getIndex()) - 1);
   }
   full.div_(group_->getSize());
   std::vector<at::Tensor> sent{full};
-  const auto work = group_->allreduce(sent);
-  if (is_lane) {
-    unit_.reset();
-    lane_ = full;
-    lane_work_ = work;
-  }
-  return sum_of(*work, full);
+  unit_.reset();
+  lane_ = full;
+  lane_work_ = group_->allreduce(sent);
+  return sum_of(*lane_work_, full);
 }
 
 at::Tensor BucketHook::unit() {

@@ -11,6 +11,9 @@
 
 namespace lockstep {
 
+/// Replaces the values of `bucket` by their mean over the ranks of the group.
+c10::intrusive_ptr<c10::ivalue::Future> mean_over(c10d::ProcessGroup& group, const at::Tensor& bucket);
+
 /// With a hook, the reducer does not divide by the world size, so the hook does.
 ///
 /// Note [Counts and compression]: gradients that are weighted by counts are sums over a step's tokens and would

@@ -24,6 +24,7 @@
 #include "parallel/bucket_hook.h"
 #include "parallel/optimizer_shards.h"
 #include "parallel/parameter_sync.h"
+#include "parallel/shared_memory_hook.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
 
@@ -118,8 +119,9 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   at::Tensor lane_{};  // the reducer's parameter 0
   std::shared_ptr<c10d::Reducer> reducer_{};
   std::shared_ptr<c10d::Logger> logger_{};  // the reducer uses it without a null check
-  BucketHook* hook_ = nullptr;              // owned by the reducer; null: it reduces without one
-  std::vector<bool> sparse_{};              // same order as parameters_
+  BucketHook* hook_ = nullptr;              // owned by the reducer, as the next one; null: it reduces without
+  SharedMemoryHook* shared_ = nullptr;
+  std::vector<bool> sparse_{};  // same order as parameters_
   bool reduce_ = true;
   bool first_backward_ = true;
   bool idle_ = true;                         // no samples yet in this step
@@ -288,6 +290,7 @@ NamedTensors DdpOptimizer::evaluation_values() const {
 
 void DdpOptimizer::remove_reducer() {
   hook_ = nullptr;
+  shared_ = nullptr;
   logger_.reset();
   reducer_.reset();
   for (auto& [name, parameter] : parameters_) {
@@ -330,9 +333,13 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
   // is the missing one.
-  lane_.register_hook([&progress = ddp_.progress_, bytes](const at::Tensor&) {
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [&progress, bytes] { progress.begin(Operation::all_reduce, bytes); });
+  lane_.register_hook([this, bytes](const at::Tensor&) {
+    torch::autograd::Engine::get_default_engine().queue_callback([this, bytes] {
+      ddp_.progress_.begin(Operation::all_reduce, bytes);
+      if (shared_ != nullptr) {
+        shared_->finish();
+      }
+    });
   });
 
   // See Note [Counts and compression].
@@ -359,6 +366,11 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   if (hook != nullptr) {
     hook_ = hook.get();
     reducer_->register_comm_hook(std::move(hook));
+  } else if (WorldAccess::shares_memory(world)) {
+    auto shared = std::make_unique<SharedMemoryHook>(ddp_.world_, static_cast<std::size_t>(bytes) + lane_.nbytes(),
+                                                     parameters_.size() + 1);
+    shared_ = shared.get();
+    reducer_->register_comm_hook(std::move(shared));
   }
   reducer_->push_rebuilt_params_for_all_indices();
   with_peers(world, "agreement on gradient buckets", [&] { reducer_->rebuild_buckets(); });

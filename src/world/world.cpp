@@ -211,7 +211,8 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::ProcessGroup> group{};
   c10::intrusive_ptr<c10d::Backend> gloo{};
   c10::intrusive_ptr<c10d::Backend> nccl{};  // null without NCCL
-  std::int64_t operations = 0;               // control-plane collectives begun by this rank
+  bool shares_memory = false;
+  std::int64_t operations = 0;  // control-plane collectives begun by this rank
   ProgressRecord own_progress{};
   std::optional<ProgressBoard> board{};  // that of the launcher, if there is one
   ProgressRecord* progress = &own_progress;
@@ -314,6 +315,7 @@ struct World::Impl {
 
   void connect_data_plane(c10::Device on, Backend backend) {
     device = on;
+    shares_memory = backend == Backend::shm;
     if (alone() || !device.is_cuda()) {
       return;
     }
@@ -468,6 +470,10 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Rank
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& WorldAccess::group(const World& world) { return world.impl_->group; }
+
+bool WorldAccess::shares_memory(const World& world) { return world.impl_->shares_memory; }
+
+milliseconds WorldAccess::timeout(const World& world) { return world.impl_->timeout; }
 
 void WorldAccess::wait_for(const World& world, const c10::Event& event) {
   wait_for_event(event, [&impl = *world.impl_] { impl.check_device(); });

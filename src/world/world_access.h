@@ -49,6 +49,10 @@ struct WorldAccess {
   static World second(World& world, std::string_view purpose);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
+  /// Gradients are reduced in memory that the ranks share (--backend shm).
+  static bool shares_memory(const World& world);
+  /// Longest wait for a peer in a collective.
+  static std::chrono::milliseconds timeout(const World& world);
   /// Waits for an event of the device. Throws: CommError as soon as a collective on the device has failed: results that
   /// were computed after it are invalid.
   static void wait_for(const World& world, const c10::Event& event);

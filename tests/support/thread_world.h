@@ -19,7 +19,8 @@ namespace lockstep {
 
 /// Runs `body` once per rank and rethrows the primary exception: a lost peer is a consequence of another failure.
 inline void thread_world(int size, const std::function<void(World&)>& body,
-                         std::chrono::milliseconds timeout = std::chrono::seconds(30), int nodes = 1) {
+                         std::chrono::milliseconds timeout = std::chrono::seconds(30), int nodes = 1,
+                         Backend backend = Backend::gloo) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -35,7 +36,7 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
                                          .local_size = local_size,
                                          .node = rank / local_size,
                                          .nodes = nodes},
-                                        c10::Device(c10::kCPU), Backend::gloo, timeout);
+                                        c10::Device(c10::kCPU), backend, timeout);
         body(world);
       } catch (...) {
         failures[static_cast<std::size_t>(rank)] = std::current_exception();
@@ -61,6 +62,11 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
   if (consequence) {
     std::rethrow_exception(consequence);
   }
+}
+
+/// The same with gradients in shared memory.
+inline void shared_memory_world(int size, const std::function<void(World&)>& body) {
+  thread_world(size, body, std::chrono::seconds(30), /*nodes=*/1, Backend::shm);
 }
 
 }  // namespace lockstep

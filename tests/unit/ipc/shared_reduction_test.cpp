@@ -40,6 +40,12 @@ void add_floats(std::byte* sum, std::span<const std::byte* const> parts, std::si
 /// Large ones are added in slices; 40,001 floats give slices of different sizes.
 constexpr std::array<std::size_t, 6> kSizes{1, 3, 16, 1000, 40'001, 20'000};
 
+#if defined(__SANITIZE_THREAD__)
+constexpr int kSteps = 4;  // it is slow
+#else
+constexpr int kSteps = 20;
+#endif
+
 std::size_t capacity() {
   std::size_t bytes = 0;
   for (const std::size_t size : kSizes) {
@@ -108,7 +114,7 @@ TEST(SharedReductionOfThreads, AddsInTheOrderOfRanksAtEveryTiming) {
             }
           };
           int found = 0;
-          for (int step = 0; step < 20; ++step) {
+          for (int step = 0; step < kSteps; ++step) {
             found += reduce(reduction, rank, ranks, step, disturb);
           }
           wrong[static_cast<std::size_t>(rank)] = found;
@@ -178,7 +184,7 @@ TEST(SharedReductionOfProcesses, AddsWhatOtherProcessesWrote) {
   const auto work = [&](int rank, std::vector<pid_t> processes) {
     SharedReduction reduction = make(memory.address(), rank, std::move(processes));
     int wrong = 0;
-    for (int step = 0; step < 20; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       wrong += reduce(reduction, rank, 2, step);
     }
     return wrong == 0;

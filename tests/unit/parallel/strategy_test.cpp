@@ -85,9 +85,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.nam
 class DdpGradients : public testing::TestWithParam<Case> {};
 
 // The gradient of N ranks is the gradient of the whole batch on one.
-TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
-  const Case& c = GetParam();
-  thread_world(c.ranks, [&](World& world) {
+void expect_gradients_of_the_whole_batch(const Case& c, Backend backend) {
+  const auto compare = [&](World& world) {
     Net net;
     Net whole;
     Ddp strategy({}, c.options, world);
@@ -114,7 +113,13 @@ TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
       strategy.optimizer().step();
       reference.step();
     }
-  });
+  };
+  thread_world(c.ranks, compare, std::chrono::seconds(30), /*nodes=*/1, backend);
+}
+
+TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
+  expect_gradients_of_the_whole_batch(GetParam(), Backend::gloo);
+  expect_gradients_of_the_whole_batch(GetParam(), Backend::shm);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -232,6 +232,7 @@ TEST(Resolve, CountsRanksOnTheCpu) {
   EXPECT_EQ(plan.threads_per_rank, 1);
   EXPECT_EQ(plan.config.devices, DeviceSpec("cpu"));
   EXPECT_EQ(plan.config.backend, Backend::gloo);
+  EXPECT_EQ(resolve({.nprocs = 3, .backend = Backend::shm}, no_gpu(), kAlone).config.backend, Backend::shm);
 }
 
 TEST(Resolve, RefusesContradictionsOnce) {
@@ -247,6 +248,8 @@ TEST(Resolve, RefusesContradictionsOnce) {
   EXPECT_THAT(refusal({.compute_setup = ComputeSetup::cpu, .nprocs = 2, .backend = Backend::nccl}, no_gpu()),
               StartsWith("--backend nccl with --compute_setup cpu"));
   EXPECT_THAT(refusal({.devices = "0"}, machine_with(2)), HasSubstr("this requests no device"));
+  EXPECT_THAT(refusal({.backend = Backend::shm}, machine_with(2)),
+              StartsWith("--backend shm: it is for ranks on the CPU, found ranks on GPUs"));
 }
 
 TEST(Resolve, WarnsWhereCudaCountsDifferentGpusInItsOwnOrder) {

@@ -24,21 +24,22 @@ namespace lockstep {
 namespace {
 
 enum Feature : unsigned {
-  kCounts = 1,          // token counts, some of them zero
-  kFp16 = 2,            // half precision between ranks
-  kClipping = 4,        // of the gradient norm
-  kAccumulation = 8,    // micro-batches of one sample
-  kIdleRanks = 16,      // the last step of an epoch has fewer samples than ranks
-  kTwoOptimizers = 32,  // only the first one's outputs have counts
-  kSparse = 64,         // gradients of an embedding
-  kSharded = 128,       // optimizer state
-  kNorm = 256,          // SyncBatchNorm
-  kGroups = 512,        // two groups, one of them with a gradient norm of its own
-  kStochastic = 1024,   // gradients are rounded at random to bf16 before they are sent
+  kCounts = 1,           // token counts, some of them zero
+  kFp16 = 2,             // half precision between ranks
+  kClipping = 4,         // of the gradient norm
+  kAccumulation = 8,     // micro-batches of one sample
+  kIdleRanks = 16,       // the last step of an epoch has fewer samples than ranks
+  kTwoOptimizers = 32,   // only the first one's outputs have counts
+  kSparse = 64,          // gradients of an embedding
+  kSharded = 128,        // optimizer state
+  kNorm = 256,           // SyncBatchNorm
+  kGroups = 512,         // two groups, one of them with a gradient norm of its own
+  kStochastic = 1024,    // gradients are rounded at random to bf16 before they are sent
+  kSharedMemory = 2048,  // gradients are added in shared memory
 };
-constexpr unsigned kFeatures = 11;
-constexpr const char* kNames[kFeatures] = {"counts", "fp16",    "clipping", "accumulation", "idle",      "two",
-                                           "sparse", "sharded", "norm",     "groups",       "stochastic"};
+constexpr unsigned kFeatures = 12;
+constexpr const char* kNames[kFeatures] = {"counts", "fp16",    "clipping", "accumulation", "idle",       "two",
+                                           "sparse", "sharded", "norm",     "groups",       "stochastic", "shm"};
 
 std::string name_of(unsigned features) {
   std::string name = "plain";
@@ -176,7 +177,7 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
   config.dist.shard_optimizer = (features & kSharded) != 0;
   const Plan plan = plan_for(ranks, config);
   std::vector<at::Tensor> weights;
-  thread_world(ranks, [&](World& world) {
+  const auto train = [&](World& world) {
     SweepTask task(features, wrong_weights);
     DataLoader data(sweep_data(features), plan.loader, world);
     Trainer(plan, world).fit(task, data);
@@ -185,7 +186,8 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
         weights.push_back(parameter.detach().clone());
       }
     }
-  });
+  };
+  (features & kSharedMemory) != 0 ? shared_memory_world(ranks, train) : thread_world(ranks, train);
   return weights;
 }
 

@@ -1,0 +1,41 @@
+// Gradients of ranks on the CPUs of one machine, reduced in memory that they share (--backend shm).
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "ipc/shared_reduction.h"
+
+namespace lockstep {
+
+class World;
+
+/// A bucket is published as soon as the backward has computed it, and finished at the end of the backward: until then
+/// the rank has work of its own. The means have the same bytes on every rank. Sparse buckets go through the process
+/// group.
+class SharedMemoryHook final : public c10d::CommHookInterface {
+ public:
+  /// Collective. `gradients`: bytes of all dense gradients, in so many buckets at most. Throws: CommError, on every
+  /// rank, if one of them cannot open the memory.
+  SharedMemoryHook(World& world, std::size_t gradients, std::size_t buckets);
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
+  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
+
+  /// Call it when this rank's part of a backward is done, before the reducer waits. Throws: c10::DistBackendError.
+  void finish();
+
+ private:
+  struct Pending {
+    at::Tensor bucket{};
+    c10::intrusive_ptr<c10::ivalue::Future> done{};
+  };
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  SharedReduction reduction_;
+  std::vector<Pending> pending_{};
+};
+
+}  // namespace lockstep

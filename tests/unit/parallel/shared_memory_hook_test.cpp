@@ -1,0 +1,155 @@
+// Gradients in shared memory: the bytes of Gloo's on two ranks, the same bytes on all ranks, and an end for all when
+// one rank fails.
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/trainer/trainer.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// Its first layer has 1.6 MB of gradients, which are added in slices, and its second one few bytes.
+struct WideNetImpl : torch::nn::Module {
+  explicit WideNetImpl(std::int64_t width) {
+    first = register_module("first", torch::nn::Linear(4, width));
+    second = register_module("second", torch::nn::Linear(width, 1));
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.01);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(at::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(WideNet);
+
+struct Setup {
+  std::int64_t width = 100'000;
+  Precision precision = Precision::fp32;
+  double bucket_mib = 1;
+  std::string run_dir{};  ///< "": no checkpoints
+  std::int64_t max_steps = 0;
+};
+
+/// The parameters of each rank at the end.
+std::vector<NamedTensors> trained(int ranks, Backend backend, const Setup& setup = {}) {
+  std::vector<NamedTensors> found(static_cast<std::size_t>(ranks));
+  const auto train = [&](World& world) {
+    TrainConfig config = in_memory({.max_epochs = 2});
+    config.global_batch_size = 6;
+    config.precision = setup.precision;
+    config.dist.bucket_mib = setup.bucket_mib;
+    config.max_steps = setup.max_steps;
+    config.run_dir = setup.run_dir;
+    config.checkpoint.enabled = !setup.run_dir.empty();
+    const Plan plan = plan_for(world.size(), config);
+    const auto task = make_task(
+        WideNet(setup.width), [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); },
+        adamw({.lr = 1e-3}));
+    DataLoader data(tiny_data(14), plan.loader, world);
+    Trainer(plan, world).fit(*task, data);
+    for (const auto& [name, tensor] : module_tensors(task->module())) {
+      found[static_cast<std::size_t>(world.rank())].emplace_back(name, tensor.detach().clone());
+    }
+  };
+  thread_world(ranks, train, std::chrono::seconds(30), /*nodes=*/1, backend);
+  return found;
+}
+
+bool are_equal(const NamedTensors& a, const NamedTensors& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!at::equal(a[i].second, b[i].second)) {
+      return false;
+    }
+  }
+  return a.size() == b.size();
+}
+
+TEST(SharedMemoryHook, GivesTheBytesOfGlooOnTwoRanks) {
+  for (const Setup& setup : {Setup{}, Setup{.bucket_mib = 100}, Setup{.width = 8}, Setup{.precision = Precision::fp64},
+                             Setup{.precision = Precision::bf16}}) {
+    const auto expected = trained(2, Backend::gloo, setup);
+    const auto found = trained(2, Backend::shm, setup);
+    EXPECT_TRUE(are_equal(found[0], expected[0])) << setup.width << ", " << static_cast<int>(setup.precision);
+    EXPECT_TRUE(are_equal(found[0], found[1]));
+  }
+  EXPECT_FALSE(are_equal(trained(2, Backend::shm, {.max_steps = 4})[0], trained(2, Backend::gloo)[0]));  // the control
+}
+
+TEST(SharedMemoryHook, GivesEveryRankTheSameBytesAtEveryTiming) {
+  for (const int ranks : {3, 4}) {
+    const auto first = trained(ranks, Backend::shm);
+    const auto again = trained(ranks, Backend::shm);
+    for (const NamedTensors& of_rank : again) {
+      EXPECT_TRUE(are_equal(of_rank, first[0])) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(SharedMemoryHook, ResumesWithTheBytesOfTheUndisturbedRun) {
+  const auto straight = trained(3, Backend::shm);
+  const TempDir dir;
+  Setup setup{.run_dir = (dir.path() / "run").string(), .max_steps = 4};
+  trained(3, Backend::shm, setup);
+  setup.max_steps = 0;
+  EXPECT_TRUE(are_equal(trained(3, Backend::shm, setup)[0], straight[0]));
+}
+
+class FailingTask final : public TinyTask {
+ public:
+  FailingTask(const World& world, int steps) : fails_(world.rank() == 1), steps_(steps) {}
+  StepOutput training_step(const Batch& batch) override {
+    if (fails_ && steps_-- == 0) {
+      throw std::runtime_error("no more power");
+    }
+    return TinyTask::training_step(batch);
+  }
+
+ private:
+  bool fails_;
+  int steps_;
+};
+
+TEST(SharedMemoryHook, EndsAllRanksWhenOneFails) {
+  std::string seen;
+  std::chrono::steady_clock::duration waited{};
+  const auto train = [&](World& world) {
+    TrainConfig config = in_memory({.max_epochs = 50});
+    config.global_batch_size = 6;
+    const Plan plan = plan_for(world.size(), config);
+    FailingTask task(world, 3);
+    DataLoader data(tiny_data(12), plan.loader, world);
+    const auto began = std::chrono::steady_clock::now();
+    if (world.is_main()) {
+      seen = message_of<CommError>([&] { Trainer(plan, world).fit(task, data); });
+      waited = std::chrono::steady_clock::now() - began;
+    } else {
+      Trainer(plan, world).fit(task, data);
+    }
+  };
+  EXPECT_THAT(message_of<std::runtime_error>([&] { shared_memory_world(2, train); }), HasSubstr("no more power"));
+  EXPECT_THAT(seen,
+              AllOf(HasSubstr("gradient all-reduce failed on rank 0 of 2"), HasSubstr("rank 1 takes part no more")));
+  EXPECT_LT(waited, std::chrono::seconds(20)) << "the timeout of a collective is 30 s";
+}
+
+}  // namespace
+}  // namespace lockstep
