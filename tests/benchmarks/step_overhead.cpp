@@ -6,7 +6,6 @@
 // Reported: the smallest and the median time of a step, and the median ratio to the hand-written loop that does the
 // same with a 95 % bootstrap interval.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -22,42 +21,9 @@
 
 #include <lockstep/lockstep.h>
 
+#include "one_batch.h"
+
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr std::int64_t kLongestWarmUp = 50;
-
-// The same batch again and again, and the time between two of its steps.
-class OneBatch final : public lockstep::BatchSource {
- public:
-  OneBatch(lockstep::Batch batch, std::int64_t steps) : steps_(steps) {
-    step_.local_samples = step_.global_samples = batch.samples;
-    step_.micro.push_back(std::move(batch));
-  }
-  const lockstep::StepBatches* next() override {
-    if (served_ == warm_up_) {
-      start_ = Clock::now();
-    }
-    if (served_++ == warm_up_ + steps_) {
-      seconds_ = std::chrono::duration<double>(Clock::now() - start_).count() / static_cast<double>(steps_);
-      return nullptr;
-    }
-    return &step_;
-  }
-  std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
-  lockstep::LoaderPosition position() const override { return {}; }
-  void seek(const lockstep::LoaderPosition&) override {}
-  double seconds() const { return seconds_; }
-
- private:
-  std::int64_t steps_;
-  std::int64_t warm_up_ = std::min(kLongestWarmUp, 2 * steps_);
-  lockstep::StepBatches step_;
-  std::int64_t served_ = 0;
-  Clock::time_point start_{};
-  double seconds_ = 0;
-};
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int layers, std::int64_t width) {
