@@ -26,9 +26,9 @@ c10::intrusive_ptr<c10::ivalue::Future> sum_of(c10d::Work& work, const at::Tenso
       c10::TensorType::get());
 }
 
-at::Tensor reals_of(const at::Tensor& bucket) { return bucket.is_complex() ? at::view_as_real(bucket) : bucket; }
-
 }  // namespace
+
+at::Tensor reals_of(const at::Tensor& bucket) { return bucket.is_complex() ? at::view_as_real(bucket) : bucket; }
 
 c10::intrusive_ptr<c10::ivalue::Future> mean_over(c10d::ProcessGroup& group, const at::Tensor& bucket) {
   bucket.div_(group.getSize());

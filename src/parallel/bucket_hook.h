@@ -11,6 +11,9 @@
 
 namespace lockstep {
 
+/// A complex tensor as real numbers in the same memory; other tensors unchanged.
+at::Tensor reals_of(const at::Tensor& bucket);
+
 /// Replaces the values of `bucket` by their mean over the ranks of the group.
 c10::intrusive_ptr<c10::ivalue::Future> mean_over(c10d::ProcessGroup& group, const at::Tensor& bucket);
 

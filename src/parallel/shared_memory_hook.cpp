@@ -106,8 +106,6 @@ void write_share(const at::Tensor& gradients, double factor, std::byte* to) {
   }
 }
 
-at::Tensor reals_of(const at::Tensor& bucket) { return bucket.is_complex() ? at::view_as_real(bucket) : bucket; }
-
 /// What a rank tells the others: process, cores, and on the main rank the address of the memory, or why there is none.
 struct Introduction {
   std::string process{};
@@ -115,7 +113,7 @@ struct Introduction {
   std::string address{};
   std::string failure{};
 
-  std::string text() const { return join({process, cores, address, failure}, "\n"); }
+  std::string text() const { return fmt::format("{}\n{}\n{}\n{}", process, cores, address, failure); }
   static Introduction parse(const std::string& text) {
     const std::vector<std::string> lines = split(text, '\n');
     return {.process = lines.at(0), .cores = lines.at(1), .address = lines.at(2), .failure = lines.at(3)};
