@@ -41,6 +41,7 @@
 #include "rank/last_words.h"
 #include "report/console.h"
 #include "world/out_of_memory.h"
+#include "world/rank_place.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -132,6 +133,21 @@ std::string place_of_failure(const ProgressRecord& record) {
   return place.phase >= Phase::prepare ? place_of(place) : std::string();
 }
 
+/// Tells on which host and device each of several ranks runs.
+void tell_places(Session& session) {
+  constexpr std::size_t kMostLines = 16;
+  const std::vector<RankPlace>& places = WorldAccess::places(session.world);
+  if (places.size() < 2) {
+    return;
+  }
+  if (places.size() <= kMostLines) {
+    session.print(describe_ranks(places));
+    return;
+  }
+  session.print(summarize_ranks(places));
+  log(LogLevel::debug, describe_ranks(places));
+}
+
 // The run is saved, so a failed requeue does not make it a failed run.
 void queue_again(const Variables& environment) {
   try {
@@ -196,6 +212,7 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
         plan, identity, [&](const World& met) { watch_peers(monitor, met, plan, identity, environment); });
     session.emplace(plan, std::move(connected), control, make_console(channel, environment));
     World& world = session->world;
+    tell_places(*session);
     if (identity.halvings > 0) {
       log_info(fmt::format("batch after memory ran out: {}", plan.loader.batch.explanation));
     }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,7 @@ struct Checked {
   std::string name{};
   std::optional<Manifest> manifest{};  // of a valid checkpoint
   std::string damage{};
+  bool is_weights_only = false;  // no run resumes from it
 };
 
 std::int64_t bytes(const Manifest& manifest) {
@@ -65,10 +67,21 @@ std::int64_t bytes(const Manifest& manifest) {
                          [](std::int64_t sum, const Manifest::File& file) { return sum + file.size; });
 }
 
-Checked check(const CheckpointDir& directory, std::int64_t step) {
+/// checkpoint.weights_only
+bool has_only_weights(FileSystem& fs, const Path& checkpoint) {
+  const Path state = checkpoint / "state.json";
+  try {
+    return fs.exists(state) && parse_json(read_file(fs, state)).contains("weights_only");
+  } catch (const std::runtime_error&) {
+    return false;  // another program's file
+  }
+}
+
+Checked check(FileSystem& fs, const CheckpointDir& directory, std::int64_t step) {
   Checked checked{.step = step, .name = directory.path(step).filename().string()};
   try {
     checked.manifest = directory.verify(step);
+    checked.is_weights_only = has_only_weights(fs, directory.path(step));
   } catch (const CheckpointError& error) {
     checked.damage = printable(error.what());
   }
@@ -79,9 +92,10 @@ std::string line(const Checked& checked) {
   if (!checked.manifest) {
     return fmt::format("{}: damaged: {}", checked.name, checked.damage);
   }
-  return fmt::format("{}: valid, {} in {} files, run {}, restart {}", checked.name,
+  return fmt::format("{}: valid, {} in {} files, run {}, restart {}{}", checked.name,
                      human_bytes(bytes(*checked.manifest)), checked.manifest->files.size(),
-                     printable(checked.manifest->run_id), checked.manifest->restart);
+                     printable(checked.manifest->run_id), checked.manifest->restart,
+                     checked.is_weights_only ? ", only weights" : "");
 }
 
 Json to_json(const Checked& checked) {
@@ -91,6 +105,9 @@ Json to_json(const Checked& checked) {
     json["files"] = checked.manifest->files.size();
     json["run_id"] = printable(checked.manifest->run_id);
     json["restart"] = checked.manifest->restart;
+    if (checked.is_weights_only) {
+      json["weights_only"] = true;
+    }
   } else {
     json["damage"] = checked.damage;
   }
@@ -123,12 +140,14 @@ int verify_command(std::span<const std::string> args) {
   const Target target = find_target(words[0]);
   const CheckpointDir checkpoints(fs, target.directory);
   std::optional<std::int64_t> newest;
+  bool newest_is_weights_only = false;
   bool damaged = false;
   Json all = Json::array();
   for (const std::int64_t step : target.step ? std::vector{*target.step} : checkpoints.steps()) {
-    const Checked checked = check(checkpoints, step);
+    const Checked checked = check(fs, checkpoints, step);
     if (checked.manifest) {
       newest = step;
+      newest_is_weights_only = checked.is_weights_only;
     } else {
       damaged = true;
     }
@@ -149,8 +168,10 @@ int verify_command(std::span<const std::string> args) {
     for (const std::string& name : incomplete) {
       fmt::print("{}: incomplete: it is being written, or a crash left it and the next start removes it\n", name);
     }
-    fmt::print("{}\n", newest ? fmt::format("a run resumes from step {}", *newest)
-                              : fmt::format("no valid checkpoint in {}", target.directory.string()));
+    fmt::print("{}\n", !newest ? fmt::format("no valid checkpoint in {}", target.directory.string())
+                       : newest_is_weights_only
+                           ? fmt::format("no run resumes from step {}, which holds only weights", *newest)
+                           : fmt::format("a run resumes from step {}", *newest));
   }
   return newest && !damaged ? 0 : static_cast<int>(ExitCode::bad_data);
 }

@@ -179,6 +179,42 @@ class Checker {
                          label("dist.static_graph", c.dist.static_graph)),
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
+    check_weights_only();
+    check_spikes();
+  }
+
+  // A run that starts again continues from its newest checkpoint, which needs the state of the optimizers.
+  void check_weights_only() {
+    const TrainConfig& c = config_;
+    if (!c.checkpoint.weights_only) {
+      return;
+    }
+    const auto refuse_with = [&](const std::string& other) {
+      refuse(fmt::format("{} with {}: a run cannot continue from checkpoints that hold only weights",
+                         label("checkpoint.weights_only", c.checkpoint.weights_only), other),
+             "remove one of them");
+    };
+    if (c.dist.max_restarts > 0) {
+      refuse_with(label("dist.max_restarts", c.dist.max_restarts));
+    }
+    if (c.dist.requeue) {
+      refuse_with(label("dist.requeue", c.dist.requeue));
+    }
+    if (c.memory.halve_batch) {
+      refuse_with(label("memory.halve_batch", c.memory.halve_batch));
+    }
+  }
+
+  void check_spikes() {
+    const TrainConfig& c = config_;
+    if (c.spike.z_score == 0) {
+      return;
+    }
+    if (c.spike.policy == SpikePolicy::lower_lr && c.report.every_steps == 0) {
+      refuse(fmt::format("{} with {}: learning rates are lowered at reports", label("spike.policy", c.spike.policy),
+                         label("report.every_steps", c.report.every_steps)),
+             "report in between, for example --report.every_steps 20");
+    }
   }
 
   // A run that reports nothing cannot decide by what it reports.

@@ -167,6 +167,27 @@ at::Tensor share(const at::Tensor& rows, StateReduction reduction, const World& 
   }
 }
 
+/// Puts states of the same metrics, from before, and the present ones together.
+void add_earlier(const std::vector<NamedState>& states, const MetricSet::States& earlier) {
+  for (std::size_t i = 0; i < earlier.size(); ++i) {
+    at::Tensor& value = states[i].value;
+    switch (states[i].reduction) {
+      case StateReduction::sum:
+        value = earlier[i] + value;
+        break;
+      case StateReduction::min:
+        value = at::minimum(earlier[i], value);
+        break;
+      case StateReduction::max:
+        value = at::maximum(earlier[i], value);
+        break;
+      case StateReduction::cat:
+        value = at::cat({earlier[i], value});
+        break;
+    }
+  }
+}
+
 // Of a state with reduction cat: the number of rows of each rank.
 std::string lengths_name(const std::string& state) { return state + ".lengths"; }
 
@@ -213,7 +234,7 @@ MetricSet::MetricSet(std::vector<NamedMetric> metrics, const World& world) : met
   }
 }
 
-std::vector<std::pair<std::string, double>> MetricSet::values(World& world) {
+std::vector<std::pair<std::string, double>> MetricSet::values(World& world, const States& earlier) {
   std::vector<std::pair<std::string, double>> values;
   if (metrics_.empty()) {
     return values;
@@ -221,6 +242,7 @@ std::vector<std::pair<std::string, double>> MetricSet::values(World& world) {
   const c10::NoGradGuard no_grad;
   const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   const StatesKept kept(metrics_);
+  add_earlier(states, earlier);
   reduce_states(states, world);
   for (const NamedMetric& metric : metrics_) {
     if (is_updated(states_of({&metric, 1}))) {
@@ -234,6 +256,31 @@ void MetricSet::reset() {
   for (const NamedMetric& metric : metrics_) {
     metric.metric.reset();
   }
+}
+
+MetricSet::States MetricSet::take(const States& earlier) {
+  const c10::NoGradGuard no_grad;
+  const std::vector<NamedState> states = states_of(metrics_);
+  std::ranges::for_each(states, check_no_graph);
+  add_earlier(states, earlier);
+  States taken;
+  for (const NamedState& state : states) {
+    taken.push_back(state.value);
+  }
+  reset();
+  return taken;
+}
+
+NamedTensors MetricSet::save(World& world, const States& states) {
+  if (states.empty()) {
+    return {};
+  }
+  const StatesKept kept(metrics_);
+  const std::vector<NamedState> present = states_of(metrics_);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    present[i].value = states[i];
+  }
+  return save(world);
 }
 
 NamedTensors MetricSet::save(World& world) {

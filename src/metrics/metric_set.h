@@ -31,15 +31,23 @@ class StatesKept {
 
 class MetricSet {
  public:
+  /// A copy of all states, in order; {}: those of the beginning.
+  using States = std::vector<at::Tensor>;
+
   MetricSet() = default;
   /// Moves the states to the device of `world`. Throws: ConfigError (a name is empty or used twice).
   MetricSet(std::vector<NamedMetric> metrics, const World& world);
 
-  /// Collective. Names and values over all ranks of the metrics that were updated since reset(). Waits for the device.
-  std::vector<std::pair<std::string, double>> values(World& world);
+  /// Collective. Names and values over all ranks of the metrics that were updated since reset(), or are in `earlier`,
+  /// states from before that. Waits for the device.
+  std::vector<std::pair<std::string, double>> values(World& world, const States& earlier = {});
   void reset();
+  /// The states together with `earlier`; resets them.
+  States take(const States& earlier);
   /// Collective. The states of each rank, by name.
   NamedTensors save(World& world);
+  /// Collective. The same of other states; {} of none.
+  NamedTensors save(World& world, const States& states);
   /// Continues with the states of save(), on any number of ranks. Ignores states that the metrics do not have now.
   void load(const NamedTensors& saved, const World& world);
 

@@ -38,14 +38,18 @@ void LossScaler::unscale(std::span<const at::Tensor> gradients) {
   }
 }
 
-void LossScaler::step(torch::optim::Optimizer& optimizer) {
-  const at::NoGradGuard no_grad;
+void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer) {
   if (auto* skips = dynamic_cast<SkipsOnDevice*>(&optimizer)) {
-    skips->skip_if(found_inf_);
+    skips->skip_if(flag);
     optimizer.step();
-  } else if (found_inf_.item<float>() == 0) {
+  } else if (flag.item<float>() == 0) {
     optimizer.step();
   }
+}
+
+void LossScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& skip) {
+  const at::NoGradGuard no_grad;
+  step_unless(skip.defined() ? at::maximum(found_inf_, skip) : found_inf_, optimizer);
   at::_amp_update_scale_(scale_, growth_tracker_, found_inf_, options_.growth_factor, options_.backoff_factor,
                          options_.growth_interval);
 }

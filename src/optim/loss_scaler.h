@@ -20,6 +20,10 @@ class SkipsOnDevice {
   virtual void skip_if(at::Tensor found_inf) = 0;
 };
 
+/// Runs the optimizer unless `flag` is 1: 0-dim float32 on the device of the parameters. Waits for the device if the
+/// optimizer is not a SkipsOnDevice.
+void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer);
+
 /// Settings and defaults of torch.amp.GradScaler.
 struct LossScalerOptions {
   double initial = 65536;
@@ -38,9 +42,9 @@ class LossScaler {
   at::Tensor scaled(const at::Tensor& gradient, at::ScalarType dtype) const;
   /// Divides the gradients by the scale and notes whether one is not finite. They are dense and real.
   void unscale(std::span<const at::Tensor> gradients);
-  /// Runs the optimizer, unless a gradient was not finite, and changes the scale. Waits for the device if the optimizer
-  /// is not a SkipsOnDevice.
-  void step(torch::optim::Optimizer& optimizer);
+  /// Runs the optimizer, unless a gradient was not finite or `skip` is 1, and changes the scale. Waits like
+  /// step_unless(). `skip`: undefined, or 0-dim float32.
+  void step(torch::optim::Optimizer& optimizer, const at::Tensor& skip = {});
 
   const at::Tensor& scale() const noexcept { return scale_; }
   const at::Tensor& found_inf() const noexcept { return found_inf_; }  ///< of the last unscale()

@@ -5,6 +5,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -153,8 +154,11 @@ void SingleDeviceOptimizer::clamp_grads(double limit) { clamp_(defined_grads(), 
 
 void SingleDeviceOptimizer::step() {
   strategy_.progress_.set_phase(Phase::optimizer);
+  const at::Tensor skip = std::exchange(skip_, {});
   if (scaler_) {
-    scaler_->step(*built_.optimizer);
+    scaler_->step(*built_.optimizer, skip);
+  } else if (skip.defined()) {
+    step_unless(skip, *built_.optimizer);
   } else {
     built_.optimizer->step();
   }

@@ -37,6 +37,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void clamp_grads(double limit) override;
   void set_lr(const ScheduleStep& step) override { set_rates(built_, step); }
   double lr() const override { return built_.optimizer->param_groups().front().options().get_lr(); }
+  void skip_if(const at::Tensor& flag) override { skip_ = flag; }
   void step() override;
   at::Tensor loss_scale() override { return scales_loss() ? scaler_->scale() : at::Tensor(); }
   at::Tensor skipped() override { return scaler_ ? scaler_->found_inf() : at::Tensor(); }
@@ -74,6 +75,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void add_grad(at::Tensor& gradient);
 
   std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1
+  at::Tensor skip_{};                   // of the next step()
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
 };
 

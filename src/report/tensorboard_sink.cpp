@@ -1,9 +1,12 @@
 // The format: records of TFRecord files with protocol buffers of type tensorflow.Event
-// (tensorflow/core/util/event.proto, framework/summary.proto). Only the fields that are written here are encoded.
+// (tensorflow/core/util/event.proto, framework/summary.proto; tensorboard/plugins/hparams/*.proto). Only the fields
+// that are written here are encoded.
 #include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -13,6 +16,7 @@
 #include "base/report_file.h"
 #include "base/wall_clock.h"
 #include "report/metric_file.h"
+#include "report/png.h"
 
 namespace lockstep {
 namespace {
@@ -43,6 +47,13 @@ class Message {
     varint(key(field, 5));
     bytes_ += fixed(std::bit_cast<std::uint32_t>(value), 4);
     return *this;
+  }
+  Message& numbers(int field, std::span<const double> values) {
+    std::string packed;
+    for (const double value : values) {
+      packed += fixed(std::bit_cast<std::uint64_t>(value), 8);
+    }
+    return text(field, packed);
   }
   Message& text(int field, std::string_view value) {
     varint(key(field, 2));
@@ -88,11 +99,7 @@ class TensorboardSink final : public MetricSink {
     append(record(event().text(3, "brain.Event:2")));
     constexpr int kStart = 1;  // of tensorflow.SessionLog: TensorBoard drops rows of earlier files from this step on
     append(record(event().integer(2, resume_step + 1).message(7, Message().integer(1, kStart))));
-    constexpr int kString = 7;  // of tensorflow.DataType
-    const Message plugin = Message().message(1, Message().text(1, "text"));
-    const Message tensor = Message().integer(1, kString).message(2, Message()).text(8, description);
-    const Message value = Message().text(1, "config").message(8, tensor).message(9, plugin);
-    append(record(event().integer(2, resume_step).message(5, Message().message(1, value))));
+    write_text(resume_step, "config", description);
   }
 
   void write(std::int64_t step, std::span<const MetricValue> metrics) override {
@@ -104,7 +111,68 @@ class TensorboardSink final : public MetricSink {
     append(record(event().integer(2, step).message(5, summary)));
   }
 
+  void write_histogram(std::int64_t step, std::string_view name, const Histogram& histogram) override {
+    const Message proto = Message()
+                              .number(1, histogram.min)
+                              .number(2, histogram.max)
+                              .number(3, histogram.count)
+                              .number(4, histogram.sum)
+                              .number(5, histogram.sum_of_squares)
+                              .numbers(6, histogram.limits)
+                              .numbers(7, histogram.counts);
+    append_value(step, Message().text(1, name).message(5, proto));
+  }
+
+  void write_text(std::int64_t step, std::string_view name, std::string_view text) override {
+    constexpr int kString = 7;  // of tensorflow.DataType
+    const Message tensor = Message().integer(1, kString).message(2, Message()).text(8, text);
+    append_value(step, Message().text(1, name).message(8, tensor).message(9, plugin("text")));
+  }
+
+  void write_image(std::int64_t step, std::string_view name, const Image& image) override {
+    const Message proto =
+        Message().integer(1, image.height).integer(2, image.width).integer(3, image.channels).text(4, png(image));
+    append_value(step, Message().text(1, name).message(4, proto));
+  }
+
+  // The page HPARAMS of TensorBoard: which settings and metrics there are, the settings of this run, and its end.
+  void finish(std::span<const RunSetting> settings, std::span<const MetricValue> metrics) override {
+    constexpr int kString = 1;   // of tensorboard.hparams.DataType
+    constexpr int kSuccess = 1;  // of tensorboard.hparams.Status
+    Message experiment;
+    Message start;
+    for (const auto& [name, value] : settings) {
+      experiment.message(4, Message().text(1, name).integer(4, kString));
+      start.message(1, Message().text(1, name).message(2, Message().text(3, value)));
+    }
+    for (const MetricValue& metric : metrics) {
+      experiment.message(5, Message().message(1, Message().text(2, metric.name)));
+    }
+    start.number(5, began_);
+    const Message end = Message().integer(1, kSuccess).number(2, unix_time());
+    int field = 2;  // of HParamsPluginData
+    using Part = std::pair<std::string_view, const Message*>;
+    for (const auto& [name, part] :
+         {Part("experiment", &experiment), Part("session_start_info", &start), Part("session_end_info", &end)}) {
+      const Message metadata = plugin("hparams", Message().message(field++, *part).bytes());
+      append_value(0, Message().text(1, fmt::format("_hparams_/{}", name)).message(9, metadata));
+    }
+  }
+
  private:
+  /// tensorflow.SummaryMetadata
+  static Message plugin(std::string_view name, std::string_view content = {}) {
+    Message data = Message().text(1, name);
+    if (!content.empty()) {
+      data.text(2, content);
+    }
+    return Message().message(1, data);
+  }
+
+  void append_value(std::int64_t step, const Message& value) {
+    append(record(event().integer(2, step).message(5, Message().message(1, value))));
+  }
+
   // TensorBoard reads the files of a directory in the order of their names.
   static std::string file_name(FileSystem& fs, const std::filesystem::path& directory) {
     const auto seconds = static_cast<std::int64_t>(unix_time());
@@ -122,6 +190,7 @@ class TensorboardSink final : public MetricSink {
     }
   }
 
+  const double began_ = unix_time();
   std::int64_t written_ = 0;  // bytes of complete records
   ReportFile file_;
 };

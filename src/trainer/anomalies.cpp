@@ -1,9 +1,13 @@
 #include "trainer/anomalies.h"
 
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -17,7 +21,7 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
   spikes_.add(step, result, batches);
 }
 
-void Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step) {
+void Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
   const auto spike = spikes_.look(world_);
   const auto found = finite_.look(run.module, world_);
   parameters_finite_ = !found || found->parameter.empty();
@@ -33,6 +37,9 @@ void Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step) {
     rollbacks_in_a_row_ = 0;
     take_snapshot(run, step);
   }
+  if (ends_window && spikes_.take_lowering()) {
+    lower_rates(run.strategy, step);
+  }
 }
 
 void Anomalies::tell_skipped(std::int64_t step) {
@@ -42,6 +49,37 @@ void Anomalies::tell_skipped(std::int64_t step) {
     warn(fmt::format("step {}: {} skipped since the last report: gradients were not finite", step,
                      skipped == 1 ? "a step was" : counted(skipped, "step") + " were"));
   }
+  const std::vector<Spike>& spikes = spikes_.skipped();
+  for (const Spike& spike : spikes) {
+    tell_spike(spike, /*skipped=*/true);
+  }
+  if (!spikes.empty()) {
+    warn(fmt::format("{}; the step changed nothing{}", spikes.front().text(),
+                     spikes.size() == 1 ? std::string()
+                                        : fmt::format(", nor did {} after it since the last report",
+                                                      counted(std::ssize(spikes) - 1, "step"))));
+  }
+}
+
+void Anomalies::tell_spike(const Spike& spike, bool skipped) {
+  files_.event("spike", {{"step", spike.step},
+                         {"metric", spike.name},
+                         {"value", spike.value},
+                         {"z_score", spike.z_score},
+                         {"skipped", skipped},
+                         {"samples", fmt::format("{}", fmt::join(spike.ids, " "))}});
+}
+
+// A rate that is written into the options becomes the base of the schedule, and is in the checkpoints.
+void Anomalies::lower_rates(Strategy& strategy, std::int64_t step) {
+  for (std::size_t i = 0; i < strategy.optimizer_count(); ++i) {
+    for (auto& group : strategy.optimizer(i).torch_optimizer().param_groups()) {
+      group.options().set_lr(group.options().get_lr() * config_.spike.lr_factor);
+    }
+  }
+  const double lr = strategy.optimizer().lr();
+  files_.event("lower_lr", {{"step", step}, {"factor", config_.spike.lr_factor}, {"lr", lr}});
+  warn(fmt::format("step {}: the learning rate is {:.3g} now", step, lr));
 }
 
 void Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step) {
@@ -65,13 +103,14 @@ void Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, st
 }
 
 void Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step) {
-  files_.event("spike", {{"step", spike.step},
-                         {"metric", spike.name},
-                         {"value", spike.value},
-                         {"z_score", spike.z_score},
-                         {"samples", fmt::format("{}", fmt::join(spike.ids, " "))}});
+  tell_spike(spike, /*skipped=*/false);
   switch (config_.spike.policy) {
     case SpikePolicy::warn:
+    case SpikePolicy::skip:  // of a loss; gradients were looked at before the update
+      warn(spike.text());
+      break;
+    case SpikePolicy::lower_lr:
+      spikes_.ask_for_lowering();
       warn(spike.text());
       break;
     case SpikePolicy::rollback:

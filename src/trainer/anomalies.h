@@ -26,8 +26,9 @@ class Anomalies {
   /// Records the results of a step. Does not wait for the device.
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
   /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps; warns, or puts the
-  /// weights of before back. Waits for the device. Throws: Error (exit 65) if the run must end.
-  void check(const RunSnapshot::Parts& run, std::int64_t step);
+  /// weights of before back. `ends_window`: at a report that a straight run has too; only there learning rates are
+  /// lowered. Waits for the device. Throws: Error (exit 65) if the run must end.
+  void check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
   /// Of the last check().
   bool parameters_finite() const noexcept { return parameters_finite_; }
 
@@ -35,6 +36,8 @@ class Anomalies {
 
  private:
   void tell_skipped(std::int64_t step);
+  void tell_spike(const Spike& spike, bool skipped);
+  void lower_rates(Strategy& strategy, std::int64_t step);
   void act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step);
   void act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step);
   void roll_back(const std::string& why, const RunSnapshot::Parts& run, std::int64_t step);

@@ -41,6 +41,8 @@ std::string_view to_string(Stage stage) noexcept {
       return "backward_end";
     case Stage::exception:
       return "exception";
+    case Stage::epoch_report:
+      return "epoch_report";
   }
   return "unknown stage";
 }
@@ -51,22 +53,6 @@ namespace {
 constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::backward_end | Stage::exception;
 
 }  // namespace
-
-void StageContext::log(std::string_view name, double value) const {
-  if (log_to == nullptr) {
-    throw Error(fmt::format("metric {}: nothing can be logged at {}", name, to_string(stage)), "log at another stage");
-  }
-  const bool needs_prefix = stage == Stage::validation_end && !name.starts_with(kValidationPrefix);
-  const std::string full = fmt::format("{}{}", needs_prefix ? kValidationPrefix : "", name);
-  const auto known = std::ranges::find(*log_to, full, &Metrics::value_type::first);
-  if (known == log_to->end()) {
-    log_to->emplace_back(full, value);
-  } else if (log_to == metrics) {
-    throw Error(fmt::format("metric {} is logged, but this report has one of that name", name), "use another name");
-  } else {
-    known->second = value;
-  }
-}
 
 void CallbackList::add(std::shared_ptr<Callback> callback) {
   std::string name(callback->name());

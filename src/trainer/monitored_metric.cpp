@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "trainer/epoch_means.h"
 #include "trainer/validate.h"
 
 namespace lockstep {
@@ -25,8 +26,11 @@ std::optional<double> find_metric(const StageContext& context, const std::string
     is_known = true;
     return found->second;
   }
-  const bool in_validation = metric.starts_with(kValidationPrefix);
-  if (is_known || in_validation != (context.stage == Stage::validation_end)) {
+  const Stage expected = metric.starts_with(kValidationPrefix) ? Stage::validation_end
+                         : context.plan.config.report.epoch_means && metric.starts_with(kEpochPrefix)
+                             ? Stage::epoch_report
+                             : Stage::report;
+  if (is_known || context.stage != expected) {
     return std::nullopt;
   }
   std::vector<std::string> names;

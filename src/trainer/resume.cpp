@@ -37,9 +37,9 @@ std::string text(const CheckpointContents& contents, const std::string& key) {
 
 std::string shown(const std::string& value) { return value.empty() ? "empty" : printable(value); }
 
+constexpr const char* kWeightsOnly = "weights_only";  // key in the values of a checkpoint
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
-constexpr std::string_view kMetric = "metric.";    // states of Task::metrics
 constexpr std::string_view kSpike = "spike.";      // windows of SpikeWatch
 constexpr std::string_view kLogged = "logged.";    // metrics that callbacks logged for the next report
 
@@ -122,7 +122,8 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
 void restore_weights(RunParts& run, const CheckpointContents& contents) {
   if (!run.plan.config.checkpoint.allow_partial) {
     throw CheckpointError(
-        "the checkpoint holds no optimizer and no position in the data",
+        is_weights_only(contents) ? "the checkpoint holds only weights (checkpoint.weights_only)"
+                                  : "the checkpoint holds no optimizer and no position in the data",
         "use --checkpoint.allow_partial to train its weights with a new optimizer, from the epoch after its completed "
         "ones");
   }
@@ -134,19 +135,11 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
   seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
 }
 
-}  // namespace
-
-CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
-  CheckpointContents contents;
-  contents.tensors["model"] = module_tensors(run.module);
+/// What a resume needs besides the model.
+void add_progress(const RunParts& run, CheckpointContents& contents) {
   contents.tensors["optimizer"] = run.strategy.optimizer_state();
-  if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
-    contents.tensors["callbacks"] = std::move(callbacks);
-  }
   NamedTensors report = run.meter.save(run.world);
-  for (auto& [name, state] : run.metrics.save(run.world)) {
-    report.emplace_back(fmt::format("{}{}", kMetric, name), std::move(state));
-  }
+  run.epoch_means.save(run.metrics, run.world, report);
   for (auto& [name, window] : run.spikes.save()) {
     report.emplace_back(fmt::format("{}{}", kSpike, name), std::move(window));
   }
@@ -158,9 +151,6 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   }
   const LoaderPosition position = run.train.position();
   auto& values = contents.values;
-  values["step"] = std::to_string(run.state.step);
-  values["epoch"] = std::to_string(run.state.epoch);
-  values["samples"] = std::to_string(run.state.samples);
   values["total_steps"] = std::to_string(run.total_steps);
   values["position.epoch"] = std::to_string(position.epoch);
   values["position.consumed"] = std::to_string(position.consumed);
@@ -169,6 +159,24 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   values["position.state"] = position.state;
   values["world_size"] = std::to_string(run.world.size());
   values["data_order"] = std::to_string(kDataOrder);
+  values["threads"] = std::to_string(at::get_num_threads());
+  contents.per_rank = rng_state(run.world.device());
+}
+
+}  // namespace
+
+bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnly); }
+
+CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
+  CheckpointContents contents;
+  contents.tensors["model"] = module_tensors(run.module);
+  if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
+    contents.tensors["callbacks"] = std::move(callbacks);
+  }
+  auto& values = contents.values;
+  values["step"] = std::to_string(run.state.step);
+  values["epoch"] = std::to_string(run.state.epoch);
+  values["samples"] = std::to_string(run.state.samples);
   for (const auto& [name, value] : config_values(run.plan.config)) {
     values[std::string(kConfig) + name] = value;
   }
@@ -178,8 +186,11 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   for (const auto& [name, value] : measured) {
     values[fmt::format("metric.{}", name)] = fmt::format("{:.17g}", value);
   }
-  values["threads"] = std::to_string(at::get_num_threads());
-  contents.per_rank = rng_state(run.world.device());
+  if (run.plan.config.checkpoint.weights_only) {
+    values[kWeightsOnly] = "true";
+  } else {
+    add_progress(run, contents);
+  }
   return contents;
 }
 
@@ -228,21 +239,18 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
     NamedTensors sums;
-    NamedTensors states;
     NamedTensors windows;
     for (const auto& [name, value] : report->second) {
       if (name.starts_with(kLogged)) {
         run.logged.emplace_back(name.substr(kLogged.size()), value.item<double>());
-      } else if (name.starts_with(kMetric)) {
-        states.emplace_back(name.substr(kMetric.size()), value);
       } else if (name.starts_with(kSpike)) {
         windows.emplace_back(name.substr(kSpike.size()), value);
-      } else {
+      } else if (EpochMeans::is_sum_of_window(name)) {
         sums.emplace_back(name, value);
       }
     }
     run.meter.load(sums, run.world);
-    run.metrics.load(states, run.world);
+    run.epoch_means.load(report->second, run.metrics, run.world);
     run.spikes.load(windows);
   }
   run.state = state;

@@ -14,6 +14,7 @@
 #include "metrics/metric_set.h"
 #include "optim/param_groups.h"
 #include "trainer/callback_list.h"
+#include "trainer/epoch_means.h"
 #include "trainer/spike_watch.h"
 
 namespace lockstep {
@@ -29,13 +30,17 @@ struct RunParts {
   TrainState& state;
   Meter& meter;
   metrics::MetricSet& metrics;
+  EpochMeans& epoch_means;
   SpikeWatch& spikes;
   Metrics& logged;           ///< by callbacks, for the next report
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 
-/// `measured`: metrics of this step.
+/// `measured`: metrics of this step. With checkpoint.weights_only: without what only a resume needs.
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured);
+
+/// Whether only the model was saved (checkpoint.weights_only).
+bool is_weights_only(const CheckpointContents& contents);
 
 /// Collective: same result on every rank. Throws: CheckpointError (exit 65) if model, data or data order do not match;
 /// changes nothing then. Warns about every hyperparameter that differs, and returns their descriptions.

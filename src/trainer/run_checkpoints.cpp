@@ -11,6 +11,7 @@
 #include "base/duration.h"
 #include "base/text.h"
 #include "storage/names.h"
+#include "trainer/resume.h"
 
 namespace lockstep {
 namespace {
@@ -60,7 +61,17 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
   return origin;
 }
 
+// A fresh optimizer and another order of the data would be another training under the same name.
 RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
+  if (is_weights_only(stored.contents)) {
+    const auto path = std::filesystem::path(run_) / "checkpoints" / step_name(stored.step);
+    throw CheckpointError(
+        fmt::format("step {} in {} holds only weights (checkpoint.weights_only), so this run cannot be resumed",
+                    stored.step, run_),
+        fmt::format("start another run from them: --run_name NAME --resume {} --checkpoint.allow_partial, or load {} "
+                    "with load_tensors; --fresh starts this run over",
+                    path.string(), (path / "model.safetensors").string()));
+  }
   return {.contents = std::move(stored.contents), .name = fmt::format("step {} in {}", stored.step, run_)};
 }
 

@@ -37,7 +37,8 @@ class RunCheckpoints {
 
   /// Collective. The checkpoint that rank 0's config.resume requests. If this launch has already saved, its newest
   /// checkpoint is used instead. nullopt: start from the beginning. A skipped damaged checkpoint is recorded as an
-  /// event. Throws: CheckpointError if the checkpoint is missing or all are damaged.
+  /// event. Throws: CheckpointError if the checkpoint is missing, all are damaged, or the one of this run holds only
+  /// weights.
   std::optional<Origin> find_origin();
   /// Collective. The run resumes from `step` of an origin that matches it.
   void begin_at(std::int64_t step);

@@ -92,19 +92,44 @@ void RunFiles::event(std::string_view name, const EventFields& fields) {
   }
 }
 
-void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) {
+// The files of a run write their errors themselves.
+void RunFiles::tell_sinks(const std::function<void(MetricSink&)>& tell) {
   for (const auto& sink : sinks_) {
-    sink->write(step, metrics);
+    tell(*sink);
   }
   std::erase_if(own_sinks_, [&](const auto& sink) {
     try {
-      sink->write(step, metrics);
+      tell(*sink);
       return false;
     } catch (const IoError& error) {  // a missing report does not end the run
       log_warning(fmt::format("{}; the sink of the program gets no more rows", error.what()));
       return true;
     }
   });
+}
+
+void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) {
+  tell_sinks([&](MetricSink& sink) { sink.write(step, metrics); });
+}
+
+void RunFiles::histogram(std::int64_t step, std::string_view name, const Histogram& histogram) {
+  tell_sinks([&](MetricSink& sink) { sink.write_histogram(step, name, histogram); });
+}
+
+void RunFiles::text(std::int64_t step, std::string_view name, std::string_view text) {
+  tell_sinks([&](MetricSink& sink) { sink.write_text(step, name, text); });
+}
+
+void RunFiles::image(std::int64_t step, std::string_view name, const Image& image) {
+  tell_sinks([&](MetricSink& sink) { sink.write_image(step, name, image); });
+}
+
+void RunFiles::finish(std::span<const MetricValue> metrics) {
+  std::vector<RunSetting> settings = config_values(asked_config(plan_));
+  for (const auto& [name, value] : plan_.facts.program_values) {
+    settings.emplace_back(name, printable(value));
+  }
+  tell_sinks([&](MetricSink& sink) { sink.finish(settings, metrics); });
 }
 
 void RunFiles::step_times(std::int64_t step, std::span<const MetricValue> row) {

@@ -1,8 +1,10 @@
 // Files of a run that the main rank writes, except checkpoints. Does nothing on the other ranks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/plan/plan.h>
@@ -22,11 +24,19 @@ class RunFiles {
   void begin(std::int64_t resume_step, std::span<const MetricSinkFactory> own);
   void event(std::string_view name, const EventFields& fields);
   void metrics(std::int64_t step, std::span<const MetricValue> metrics);
+  /// True if a destination keeps histograms, texts and images; the next three do nothing otherwise.
+  bool keeps_media() const noexcept { return (active_ && plan_.config.report.tensorboard) || !own_sinks_.empty(); }
+  void histogram(std::int64_t step, std::string_view name, const Histogram& histogram);
+  void text(std::int64_t step, std::string_view name, std::string_view text);
+  void image(std::int64_t step, std::string_view name, const Image& image);
+  /// At the end of the training: the settings of the run and its last metrics.
+  void finish(std::span<const MetricValue> metrics);
   /// A row of step_times.csv.
   void step_times(std::int64_t step, std::span<const MetricValue> row);
 
  private:
   void open_files(std::int64_t resume_step);
+  void tell_sinks(const std::function<void(MetricSink&)>& tell);
 
   const Plan& plan_;
   const bool on_main_;

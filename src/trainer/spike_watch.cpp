@@ -5,6 +5,7 @@
 #include <iterator>
 #include <numeric>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -18,8 +19,8 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kFewest = 10;       // values from which a standard deviation says something
-constexpr double kLeastDeviation = 1e-6;  // relative to the mean
+constexpr std::string_view kSkip = "skip.";       // windows of SpikeGate
+constexpr std::string_view kLowers = "lower_lr";  // present if the next report lowers the learning rates
 
 }  // namespace
 
@@ -38,12 +39,12 @@ std::optional<double> SpikeWatch::Window::add(double value, const SpikeConfig& c
     return std::nullopt;  // FiniteWatch finds it
   }
   std::optional<double> found;
-  if (values.size() >= std::min(kFewest, static_cast<std::size_t>(config.window))) {
+  if (values.size() >= std::min(kFewestForSpikes, static_cast<std::size_t>(config.window))) {
     const double average = mean();
     const double squares = std::accumulate(values.begin(), values.end(), 0.0,
                                            [&](double sum, double x) { return sum + (x - average) * (x - average); });
     const double deviation = std::max(std::sqrt(squares / static_cast<double>(values.size())),
-                                      kLeastDeviation * std::max(std::abs(average), kLeastDeviation));
+                                      kLeastSpikeDeviation * std::max(std::abs(average), kLeastSpikeDeviation));
     if (const double z = (value - average) / deviation; z > config.z_score) {
       found = z;
       value = average + config.z_score * deviation;
@@ -66,7 +67,7 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
   }
   losses_.push_back(result.loss.defined() ? result.loss.detach().to(at::kDouble) * batches.local_samples
                                           : at::Tensor());
-  norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
+  norms_.push_back(result.grad_norm.defined() && !gate_ ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
   samples_.push_back(static_cast<double>(batches.global_samples));
   std::vector<std::int64_t>& ids = ids_.emplace_back();
   for (const Batch& batch : batches.micro) {
@@ -75,6 +76,7 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
 }
 
 std::optional<Spike> SpikeWatch::look(World& world) {
+  skipped_.clear();
   if (losses_.empty()) {
     return std::nullopt;
   }
@@ -107,18 +109,45 @@ std::optional<Spike> SpikeWatch::look(World& world) {
       check(grad_norm_, "grad_norm", norm[i], i);
     }
   }
-  if (first) {
-    const std::vector<std::int64_t>& mine = ids_[static_cast<std::size_t>(first->step - begin_)];
-    for (const std::string& of_rank : world.gather(fmt::format("{}", fmt::join(mine, " ")))) {
-      std::istringstream words(of_rank);
-      std::copy(std::istream_iterator<std::int64_t>(words), {}, std::back_inserter(first->ids));
+  if (gate_) {
+    for (const SpikeGate::Skipped& skipped : gate_->take_skipped()) {
+      skipped_.push_back({.step = skipped.step,
+                          .name = "grad_norm",
+                          .value = skipped.value,
+                          .mean = skipped.mean,
+                          .z_score = skipped.z_score});
     }
   }
+  std::vector<Spike*> found;
+  if (first) {
+    found.push_back(&*first);
+  }
+  std::ranges::transform(skipped_, std::back_inserter(found), [](Spike& spike) { return &spike; });
+  name_samples(found, world);
   losses_.clear();
   norms_.clear();
   samples_.clear();
   ids_.clear();
   return first;
+}
+
+void SpikeWatch::name_samples(const std::vector<Spike*>& spikes, World& world) const {
+  if (spikes.empty()) {
+    return;
+  }
+  std::string mine;  // a line per spike
+  for (const Spike* spike : spikes) {
+    mine += fmt::format("{}\n", fmt::join(ids_[static_cast<std::size_t>(spike->step - begin_)], " "));
+  }
+  for (const std::string& of_rank : world.gather(mine)) {
+    std::istringstream lines(of_rank);
+    for (Spike* spike : spikes) {
+      std::string line;
+      std::getline(lines, line);
+      std::istringstream words(line);
+      std::copy(std::istream_iterator<std::int64_t>(words), {}, std::back_inserter(spike->ids));
+    }
+  }
 }
 
 NamedTensors SpikeWatch::save() const {
@@ -129,15 +158,35 @@ NamedTensors SpikeWatch::save() const {
                          at::tensor(std::vector<double>(window->values.begin(), window->values.end()), at::kDouble));
     }
   }
+  if (lowers_) {
+    state.emplace_back(std::string(kLowers), at::ones({}, at::kDouble));
+  }
+  if (gate_) {
+    for (auto& [optimizer, window] : gate_->save()) {
+      state.emplace_back(fmt::format("{}{}", kSkip, optimizer), std::move(window));
+    }
+  }
   return state;
 }
 
 void SpikeWatch::load(const NamedTensors& state) {
+  NamedTensors of_gate;
   for (const auto& [name, values] : state) {
+    if (name.starts_with(kSkip)) {
+      of_gate.emplace_back(name.substr(kSkip.size()), values);
+      continue;
+    }
+    if (name == kLowers) {
+      lowers_ = config_.policy == SpikePolicy::lower_lr;
+      continue;
+    }
     Window& window = name == "loss" ? loss_ : grad_norm_;
     const double* value = values.const_data_ptr<double>();
     const std::int64_t size = std::min(values.numel(), config_.window);
     window.values.assign(value + values.numel() - size, value + values.numel());
+  }
+  if (gate_) {
+    gate_->load(of_gate);
   }
 }
 

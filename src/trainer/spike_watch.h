@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +16,8 @@
 #include <lockstep/tensor/named_tensors.h>
 #include <lockstep/trainer/train_state.h>
 #include <lockstep/world/world.h>
+
+#include "trainer/spike_gate.h"
 
 namespace lockstep {
 
@@ -32,12 +35,23 @@ struct Spike {
 
 class SpikeWatch {
  public:
-  explicit SpikeWatch(const SpikeConfig& config) : config_(config) {}
+  explicit SpikeWatch(const SpikeConfig& config) : config_(config) {
+    if (config.z_score > 0 && config.policy == SpikePolicy::skip) {
+      gate_.emplace(config);
+    }
+  }
 
   /// Records the results of a step. Steps must be consecutive. Does nothing without spike.z_score.
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
   /// Collective. Checks the steps since the last call. Waits for the device.
   std::optional<Spike> look(World& world);
+  /// The steps that spike.policy skip has skipped between the last two calls of look(); the same on every rank.
+  const std::vector<Spike>& skipped() const noexcept { return skipped_; }
+  /// For spike.policy lower_lr: remembered until a report that lowers the learning rates, also in checkpoints.
+  void ask_for_lowering() noexcept { lowers_ = true; }
+  bool take_lowering() noexcept { return std::exchange(lowers_, false); }
+  /// nullptr without spike.policy skip.
+  SpikeGate* gate() noexcept { return gate_ ? &*gate_ : nullptr; }
 
   /// Of the steps before the last look().
   NamedTensors save() const;
@@ -55,7 +69,13 @@ class SpikeWatch {
     std::deque<double> values{};
   };
 
+  /// Collective. Adds the samples of all ranks to each.
+  void name_samples(const std::vector<Spike*>& spikes, World& world) const;
+
   SpikeConfig config_;
+  std::optional<SpikeGate> gate_{};  // looks at the gradient norms
+  std::vector<Spike> skipped_{};
+  bool lowers_ = false;
   std::int64_t begin_ = 0;            // step of the first pending value
   std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over the samples; undefined: no samples
   std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed

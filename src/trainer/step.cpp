@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
+#include "trainer/spike_gate.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
 
@@ -126,8 +127,17 @@ void OptimizerStep::update() {
     (*step_.context_.after_backward)(optimizer_);
   }
   optimizer_.clip_groups();
-  if (const double limit = step_.context_.config.optim.max_grad_norm; limit > 0) {
+  const double limit = step_.context_.config.optim.max_grad_norm;
+  SpikeGate* spikes = step_.context_.spikes;
+  if (limit > 0 || spikes != nullptr) {
     step_.grad_norm_ = optimizer_.grad_norm();
+  }
+  if (spikes != nullptr) {
+    const auto index = static_cast<std::size_t>(this - step_.optimizers_.data());
+    step_.spike_ = spikes->check(step_.number(), index, step_.grad_norm_);
+    optimizer_.skip_if(step_.spike_);
+  }
+  if (limit > 0) {
     optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));
   } else if (const double largest = step_.context_.config.optim.max_grad_value; largest > 0) {
     optimizer_.clamp_grads(largest);
@@ -138,6 +148,10 @@ void OptimizerStep::update() {
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
+  if (step_.context_.spikes != nullptr) {
+    throw ConfigError("--spike.policy skip: an optimizer with a closure updates the parameters several times in a step",
+                      "use another policy, such as rollback");
+  }
   if (optimizer_.loss_scale().defined()) {
     throw ConfigError("--precision fp16_mixed: an optimizer with a closure calculates losses that cannot be scaled",
                       "use --precision bf16_mixed or fp32");
@@ -171,6 +185,9 @@ void Step::add(const StepOutput& output) {
     return;
   }
   context_.meter.add(output, last_samples_);
+  if (context_.epoch_meter != nullptr) {
+    context_.epoch_meter->add(output, last_samples_);
+  }
   added_.add(output, last_samples_);
 }
 
@@ -178,6 +195,7 @@ StepResult Step::result() const {
   return {.loss = added_.empty() ? at::Tensor() : added_.mean([](const StepOutput& out) { return out.loss; }),
           .grad_norm = grad_norm_,
           .skipped = skipped_,
+          .spike = spike_,
           .lr = context_.strategy.optimizer().lr()};
 }
 

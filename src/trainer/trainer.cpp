@@ -35,6 +35,7 @@
 #include "trainer/agreed_stop.h"
 #include "trainer/anomalies.h"
 #include "trainer/callback_list.h"
+#include "trainer/epoch_means.h"
 #include "trainer/function_callback.h"
 #include "trainer/in_precision.h"
 #include "trainer/prediction.h"
@@ -164,6 +165,7 @@ class Fit {
       }
       if (batches->ends_epoch) {
         progress_.finish_epoch(now_);
+        report_epoch();
       }
       if (validation_ != nullptr &&
           (agreed_.validate || validation_times_.is_due(state_, now_.done, batches->ends_epoch))) {
@@ -198,7 +200,7 @@ class Fit {
       check_dtypes(task_.module());
     }
     callbacks_.begin(module, world_);
-    files_.event("start", {{"world_size", std::int64_t{world_.size()}}, {"launch", plan_.launch}});
+    tell_start();
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
     resume(schedules);
     lr_scale_ = batch_factor(config_.optim.lr_scaling);
@@ -223,6 +225,19 @@ class Fit {
     if (!problems.empty()) {
       throw ConfigError(std::move(problems));
     }
+  }
+
+  void tell_start() {
+    std::vector<std::string> hosts;
+    std::vector<std::string> devices;
+    for (const RankPlace& place : WorldAccess::places(world_)) {
+      hosts.push_back(place.host);
+      devices.push_back(place.device);
+    }
+    files_.event("start", {{"world_size", std::int64_t{world_.size()}},
+                           {"launch", plan_.launch},
+                           {"hosts", join(hosts, ", ")},
+                           {"devices", join(devices, ", ")}});
   }
 
   // An error in the validation shows before the training, not after its first epoch.
@@ -280,8 +295,8 @@ class Fit {
   }
 
   RunParts run_parts() {
-    return {plan_,  world_, task_.module(), *strategy_,          train_,  callbacks_,
-            state_, meter_, metrics_,       anomalies_.spikes(), logged_, total_steps_};
+    return {plan_,  world_,   task_.module(), *strategy_,          train_,  callbacks_,  state_,
+            meter_, metrics_, epoch_means_,   anomalies_.spikes(), logged_, total_steps_};
   }
 
   ScheduleStep schedule_step() const {
@@ -345,6 +360,8 @@ class Fit {
                .config = config_,
                .batches = batches,
                .meter = meter_,
+               .epoch_meter = epoch_means_.meter(),
+               .spikes = anomalies_.spikes().gate(),
                .at = schedule_step(),
                .loss_factor = loss_factor_,
                .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr});
@@ -433,7 +450,7 @@ class Fit {
     report_time_ = now;
     report_samples_ = state_.samples;
     metrics = publish(Stage::report, std::move(metrics));
-    check_values();
+    check_values(ends_window);
     if (config_.report.step_times) {
       step_times_.report(state_.step);
     }
@@ -441,7 +458,18 @@ class Fit {
       check_replicas(task_.module(), world_,
                      config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state());
     }
-    if (!monitors_validation()) {
+    if (!monitors_validation() && !monitors_epoch()) {
+      check_monitor(metrics);
+    }
+  }
+
+  void report_epoch() {
+    if (!epoch_means_.is_on()) {
+      return;
+    }
+    record_.set_phase(Phase::report);
+    Metrics metrics = publish(Stage::epoch_report, epoch_means_.end_epoch(metrics_, world_));
+    if (monitors_epoch()) {
       check_monitor(metrics);
     }
   }
@@ -449,11 +477,11 @@ class Fit {
   // Of the steps since the last report.
   Metrics window_metrics(bool ends_window) {
     Metrics metrics = ends_window ? meter_.take(world_) : meter_.means(world_);
-    for (auto& metric : metrics_.values(world_)) {
+    for (auto& metric : epoch_means_.values_of_window(metrics_, world_)) {
       metrics.push_back(std::move(metric));
     }
     if (ends_window) {
-      metrics_.reset();
+      epoch_means_.end_window(metrics_);
     }
     check_names(metrics);
     append_optimizer(metrics);
@@ -466,6 +494,11 @@ class Fit {
         throw Error(
             fmt::format("the training reports a metric '{}', but this prefix is reserved for validation metrics", name),
             fmt::format("give it a name that does not begin with {}", kValidationPrefix));
+      }
+      if (epoch_means_.is_on() && name.starts_with(kEpochPrefix)) {
+        throw Error(
+            fmt::format("the training reports a metric '{}', but --report.epoch_means reserves this prefix", name),
+            fmt::format("give it a name that does not begin with {}", kEpochPrefix));
       }
     }
   }
@@ -499,11 +532,11 @@ class Fit {
         remember(name, value);
       }
     }
-    if (stage == Stage::validation_end) {
+    if (stage != Stage::report) {
       row.push_back({.name = "epoch", .value = static_cast<double>(epoch_)});
     }
     require_distinct(row);  // on every rank
-    if (stage == Stage::validation_end) {
+    if (stage != Stage::report) {
       progress_.keep(now_, line);
     } else {
       progress_.report(now_, line);
@@ -581,7 +614,7 @@ class Fit {
   CheckpointContents contents() {
     WorldAccess::settle_device(world_);
     check_replicas(task_.module(), world_);
-    check_values();
+    check_values(/*ends_window=*/false);
     recorder_.flush();
     measure_monitored();
     CheckpointContents contents = checkpoint_contents(run_parts(), measured_);
@@ -591,9 +624,9 @@ class Fit {
   }
 
   // At reports and before saves, which wait for the device anyway.
-  void check_values() {
+  void check_values(bool ends_window) {
     is_between_steps_ = false;  // a step with bad values must not be saved
-    anomalies_.check(snapshot_parts(), state_.step);
+    anomalies_.check(snapshot_parts(), state_.step, ends_window);
     is_between_steps_ = true;
   }
 
@@ -602,7 +635,7 @@ class Fit {
   // The metrics of a checkpoint between two reports are the means since the last report.
   void measure_monitored() {
     const std::string& monitor = config_.checkpoint.monitor;
-    if (monitor.empty() || monitors_validation() ||
+    if (monitor.empty() || monitors_validation() || monitors_epoch() ||
         std::ranges::any_of(measured_, [&](const auto& metric) { return metric.first == monitor; })) {
       return;
     }
@@ -612,6 +645,7 @@ class Fit {
   }
 
   bool monitors_validation() const { return config_.checkpoint.monitor.starts_with(kValidationPrefix); }
+  bool monitors_epoch() const { return epoch_means_.is_on() && config_.checkpoint.monitor.starts_with(kEpochPrefix); }
 
   // The metrics are known only now; the training so far is saved.
   void check_monitor(const Metrics& measured) {
@@ -653,8 +687,9 @@ class Fit {
         checkpoints_.save_at_end(state_.step, [this] { return contents(); });
       }
       if (const auto step = checkpoints_.durable()) {
-        log_info(
-            fmt::format("step {} is saved in {}: the same command resumes from it", *step, run_directory(config_)));
+        log_info(fmt::format(
+            "step {} is saved in {}{}", *step, run_directory(config_),
+            config_.checkpoint.weights_only ? " (only the weights)" : ": the same command resumes from it"));
       }
     } catch (const std::exception& error) {
       log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
@@ -682,6 +717,7 @@ class Fit {
                      .seconds = seconds_since(began_)};
     control_.set_agreed(result.stop);
     tell_end(result);
+    tell_settings(result);
     console_.line(result.why);
     console_.line(summary(result));
     strategy_->keep_evaluation_values();
@@ -703,6 +739,14 @@ class Fit {
     if (advice && world_.is_main()) {
       log_info(*advice);
     }
+  }
+
+  void tell_settings(const FitResult& result) {
+    std::vector<MetricValue> values;
+    for (const auto& [name, value] : result.metrics) {
+      values.push_back({.name = name, .value = value});
+    }
+    files_.finish(values);
   }
 
   // "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
@@ -729,6 +773,10 @@ class Fit {
         checkpoints_.durable() ? fmt::format(", saved in {}", run_directory(config_)) : std::string();
     if (stop.kind == StopKind::program) {
       return fmt::format("stopped at {}: {}{}", where, stop.text, saved);
+    }
+    if (stop.kind != StopKind::none && config_.checkpoint.weights_only) {
+      return fmt::format("stopped at {}: {}{} (only the weights: the run cannot be continued)", where, stop.text,
+                         saved);
     }
     if (stop.kind != StopKind::none) {
       return fmt::format("stopped at {}: {}{}; run the same command again to continue", where, stop.text, saved);
@@ -762,7 +810,7 @@ class Fit {
     const bool froze =
         callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_, event.metrics,
                          event.seconds, event.batches, event.error, event.log_to != nullptr ? event.log_to : &logged_,
-                         &task_, &train_, event.optimizer});
+                         &task_, &train_, event.optimizer, &files_});
     if (froze && event.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
@@ -791,6 +839,7 @@ class Fit {
   ProgressBar progress_;
   Meter meter_{};
   metrics::MetricSet metrics_{};
+  EpochMeans epoch_means_{config_.report.epoch_means};
   TrainState state_{};
   StepResult last_{};
   Anomalies anomalies_{config_, world_, files_};

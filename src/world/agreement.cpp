@@ -103,13 +103,21 @@ std::optional<Disagreement> find_disagreement(const std::vector<std::string>& te
   return std::nullopt;
 }
 
-void agree_at_start(const TrainConfig& config, std::string_view gpu, World& world) {
+std::vector<RankPlace> agree_at_start(const TrainConfig& config, std::string_view gpu, World& world,
+                                      const RankPlace& place) {
   std::vector<std::string> gpus;
+  std::vector<RankPlace> places;
   std::vector<std::string> texts;
-  for (const auto& theirs : world.gather(fmt::format("{}\n{}", gpu, facts(config)))) {
-    const auto end = std::min(theirs.find('\n'), theirs.size());
-    gpus.push_back(theirs.substr(0, end));
-    texts.push_back(theirs.substr(std::min(end + 1, theirs.size())));
+  const auto take_line = [](std::string& text) {
+    const auto end = std::min(text.find('\n'), text.size());
+    std::string line = text.substr(0, end);
+    text.erase(0, end + 1);
+    return line;
+  };
+  for (std::string& theirs : world.gather(fmt::format("{}\n{}\n{}", gpu, to_line(place), facts(config)))) {
+    gpus.push_back(take_line(theirs));
+    places.push_back(parse_place(take_line(theirs)));
+    texts.push_back(std::move(theirs));
   }
   if (const auto difference = find_disagreement(texts)) {
     throw_about_rank(difference->rank, world,
@@ -119,6 +127,7 @@ void agree_at_start(const TrainConfig& config, std::string_view gpu, World& worl
                                ExitCode::disagree));
   }
   check_gpus(gpus, config.backend, world);
+  return places;
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -143,6 +144,11 @@ c10::Device start_gpu(c10::Device device, const std::vector<std::string>& uuids,
   }
 }
 
+/// "cuda:1 NVIDIA H100 GPU-1234"
+std::string device_text(const LocalDevice& device) {
+  return device.id.gpu ? fmt::format("{} {} {}", to_string(device.id), device.name, device.uuid) : std::string("CPU");
+}
+
 std::vector<std::string> uuids_of(const std::vector<LocalDevice>& devices) {
   std::vector<std::string> uuids;
   std::transform(devices.begin(), devices.end(), std::back_inserter(uuids),
@@ -218,6 +224,7 @@ struct World::Impl {
   ProgressRecord* progress = &own_progress;
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
+  std::vector<RankPlace> places{};  // of all ranks
 
   bool alone() const noexcept { return place.size == 1; }
   static std::string at_key(int rank) { return fmt::format("at/{}", rank); }
@@ -497,6 +504,8 @@ ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_-
 
 std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_->run_hold; }
 
+const std::vector<RankPlace>& WorldAccess::places(const World& world) { return world.impl_->places; }
+
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
@@ -538,7 +547,9 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   if (chosen.id.gpu) {
     impl.device = start_gpu(impl.device, uuids_of(plan.local_devices), local);
   }
+  const RankPlace place{.host = plan.host, .device = device_text(chosen), .pid = getpid()};
   if (impl.alone()) {
+    impl.places = {place};
     return world;
   }
   impl.timeout = to_milliseconds(plan.config.dist.timeout_s);
@@ -550,9 +561,9 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     impl.connect_control_plane();
     impl.learn_nodes(identity);
     // NCCL identifies the host by this variable.
-    agree_at_start(plan.config,
-                   chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""),
-                   world);
+    impl.places = agree_at_start(
+        plan.config, chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""),
+        world, place);
     impl.connect_data_plane(impl.device, plan.config.backend);
     return world;
   } catch (const Error&) {

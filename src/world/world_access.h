@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -18,6 +19,7 @@
 #include <lockstep/world/world.h>
 
 #include "ipc/progress_record.h"
+#include "world/rank_place.h"
 
 namespace lockstep {
 
@@ -66,6 +68,8 @@ struct WorldAccess {
   static ProgressRecord& progress(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
+  /// Where each rank runs; empty if the world was not connected for a plan.
+  static const std::vector<RankPlace>& places(const World& world);
 
  private:
   friend class World;

@@ -47,7 +47,19 @@ std::vector<std::string> flags(int ranks) {
           "--checkpoint.every_epochs",
           "0",
           "--report.progress",
-          "false"};
+          "false",
+          "--report.epoch_means",
+          "--spike.z_score",
+          "1",
+          "--spike.policy",
+          "skip"};
+}
+
+/// The number of steps that spike.policy skip left out.
+std::size_t skipped_steps(const std::filesystem::path& run) {
+  const auto lines = read_lines(run / "events.jsonl");
+  return static_cast<std::size_t>(std::ranges::count_if(
+      lines, [](const std::string& line) { return line.find("\"skipped\":true") != std::string::npos; }));
 }
 
 struct Trained {
@@ -67,6 +79,9 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   ASSERT_EQ(straight.size(), 3U + static_cast<std::size_t>(ranks));
   ASSERT_EQ(straight.at("name"), "step-0000000063");
   const auto losses = metric(dir.path() / "straight", "loss");
+  const auto epochs = metric(dir.path() / "straight", "epoch_loss");
+  ASSERT_EQ(epochs.size(), 3U);
+  EXPECT_GT(skipped_steps(dir.path() / "straight"), 0U);
 
   const int stride = rounds(0) > 0 ? 1 : 9;
   const auto result =
@@ -77,7 +92,9 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   Sweep sweep(fmt::format("stops, {} ranks{}", ranks, GetParam().name));
   for (int stop = 1; stop < kSteps; stop += stride) {
     const auto run = dir.path() / "run" / fmt::format("stop_{}", stop);
-    const bool same = final_state(run) == straight && metric(run, "loss") == losses;
+    const bool same = final_state(run) == straight && metric(run, "loss") == losses &&
+                      metric(run, "epoch_loss") == epochs &&
+                      skipped_steps(run) == skipped_steps(dir.path() / "straight");
     EXPECT_TRUE(same) << "after step " << stop;
     sweep.count(same);
   }

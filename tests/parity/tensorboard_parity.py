@@ -1,5 +1,7 @@
 """Reads the event files of a run with TensorBoard's own reader and compares them with its metrics.jsonl.
 
+The run is one of tests/support/train_program.cpp, which also writes histograms, texts and images.
+
 usage: tensorboard_parity.py RUN
 """
 
@@ -8,15 +10,60 @@ import math
 import pathlib
 import struct
 import sys
+import zlib
 
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import metadata
+
+
+def check_media(events):
+    for name in ("parameters/a.weight", "gradients/a.weight", "parameters/b.bias"):
+        for event in events.Histograms(name):
+            histogram = event.histogram_value
+            if histogram.num != sum(histogram.bucket) or list(histogram.bucket_limit) != sorted(histogram.bucket_limit):
+                sys.exit(f"{name}, step {event.step}: the buckets do not hold {histogram.num} numbers")
+    if events.Histograms("parameters/a.weight")[0].histogram_value.num != 160:
+        sys.exit("a.weight has 160 elements")
+    text = events.Tensors("epoch")[0].tensor_proto.string_val[0].decode()
+    if text != "epoch **1**":
+        sys.exit(f"the text is {text}")
+    image = events.Images("weights")[0]
+    if (image.width, image.height) != (10, 16):
+        sys.exit(f"the image has {image.width} x {image.height} pixels")
+    check_png(image.encoded_image_string)
+
+
+def check_png(png):
+    at, rows = 8, b""
+    while at < len(png):
+        size, kind = struct.unpack(">I4s", png[at : at + 8])
+        data = png[at + 8 : at + 8 + size]
+        if zlib.crc32(kind + data) != struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0]:
+            sys.exit(f"the checksum of {kind} is wrong")
+        rows += zlib.decompress(data) if kind == b"IDAT" else b""
+        at += 12 + size
+    if len(rows) != 16 * 11:
+        sys.exit(f"the image has {len(rows)} bytes, expected 176")
+
+
+def check_settings(events, run):
+    start, experiment = (
+        metadata.parse_session_start_info_plugin_data(
+            events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content),
+        metadata.parse_experiment_plugin_data(events.SummaryMetadata(metadata.EXPERIMENT_TAG).plugin_data.content),
+    )
+    if start.hparams["report.tensorboard"].string_value != "true":
+        sys.exit(f"the settings are {start.hparams}")
+    if "loss" not in [metric.name.tag for metric in experiment.metric_infos]:
+        sys.exit("the metric loss is not among those of HPARAMS")
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     run = pathlib.Path(sys.argv[1])
-    events = event_accumulator.EventAccumulator(str(run), size_guidance={event_accumulator.SCALARS: 0})
+    events = event_accumulator.EventAccumulator(
+        str(run), size_guidance={kind: 0 for kind in event_accumulator.DEFAULT_SIZE_GUIDANCE})
     events.Reload()
     found = {}  # by name and step; a report and a validation of one step both have an epoch
     for name in events.Tags()["scalars"]:
@@ -42,6 +89,8 @@ def main():
         sys.exit(f"TensorBoard has more than metrics.jsonl: {left}")
     if "config" not in events.Tags()["tensors"]:
         sys.exit("the configuration is missing")
+    check_media(events)
+    check_settings(events, run)
     print(f"{rows} values are equal")
 
 

@@ -262,6 +262,13 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   const auto validation_set = std::make_shared<Points>(false, dtype_of(options), [] {});
   lockstep::DataLoader data(train_set, plan.loader, world);
   lockstep::DataLoader validation(validation_set, plan.eval_loader, world);
+  if (plan.config.report.tensorboard) {
+    trainer.add(std::make_shared<lockstep::HistogramMonitor>())
+        .on(lockstep::Stage::epoch_end, [](const lockstep::StageContext& at) {
+          at.log_text("epoch", fmt::format("epoch **{}**", at.state.epoch));
+          at.log_image("weights", at.module.parameters()[0].detach());
+        });
+  }
   if (options.fail_in.starts_with("callback")) {
     trainer.add(std::make_shared<Everywhere>(failure));
   }

@@ -77,12 +77,16 @@ class StrategyOptimizer {
   virtual void clamp_grads(double limit) = 0;              ///< each element to -limit ... limit
   virtual void set_lr(const ScheduleStep& step) = 0;       ///< learning rates = base x factor of their schedule
   virtual double lr() const = 0;                           ///< of the first group
+  /// For the next step() only. `flag`: 0-dim float32 on the device, the same on all ranks; 1: step() changes neither
+  /// parameters nor the state of the optimizer.
+  virtual void skip_if(const at::Tensor& flag) = 0;
   /// Updates the parameters. With fp16_mixed, a step with a gradient that is not finite changes nothing but the loss
   /// scale, on all ranks alike.
   virtual void step() = 0;
   /// fp16_mixed: the factor of the loss in backward(); 0-dim, on the device. Otherwise undefined.
   virtual at::Tensor loss_scale() = 0;
-  /// fp16_mixed: 1 if the last step() changed nothing, else 0; 0-dim, on the device. Otherwise undefined.
+  /// fp16_mixed: 1 if the last step() changed nothing because a gradient was not finite, else 0; 0-dim, on the device.
+  /// Otherwise undefined.
   virtual at::Tensor skipped() = 0;
   virtual torch::optim::Optimizer& torch_optimizer() = 0;
 

@@ -11,6 +11,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <lockstep/base/file_system.h>
 #include <lockstep/base/variables.h>
@@ -22,12 +24,39 @@ struct MetricValue {
   double value = 0;
 };
 
-/// One row of numbers per report.
+/// A distribution of numbers.
+struct Histogram {
+  double min = 0;
+  double max = 0;
+  double count = 0;
+  double sum = 0;
+  double sum_of_squares = 0;
+  std::vector<double> limits{};  ///< upper ends of the buckets, rising
+  std::vector<double> counts{};  ///< in each bucket
+};
+
+/// Rows of 8-bit pixels, from the top.
+struct Image {
+  int width = 0;
+  int height = 0;
+  int channels = 1;      ///< 1: gray, 3: red, green, blue
+  std::string pixels{};  ///< width x height x channels bytes
+};
+
+/// A setting of a run: its name and value, as in config.toml.
+using RunSetting = std::pair<std::string, std::string>;
+
+/// One row of numbers per report. The other functions do nothing in sinks that cannot keep such values.
 class MetricSink {
  public:
   virtual ~MetricSink() = default;
   /// Throws: IoError. Not thread-safe.
   virtual void write(std::int64_t step, std::span<const MetricValue> metrics) = 0;
+  virtual void write_histogram(std::int64_t, std::string_view /*name*/, const Histogram&) {}
+  virtual void write_text(std::int64_t, std::string_view /*name*/, std::string_view /*text*/) {}
+  virtual void write_image(std::int64_t, std::string_view /*name*/, const Image&) {}
+  /// At the end of a run, once: its settings, and its last metrics.
+  virtual void finish(std::span<const RunSetting>, std::span<const MetricValue>) {}
 };
 
 /// Makes a sink of the program; see Trainer::add_sink. `resume_step`: the steps after it are trained again.

@@ -21,6 +21,8 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+class RunFiles;
+
 struct Stages {
   enum Stage : std::uint32_t {
     fit_start = 1,          ///< prepared and resumed; before the first step
@@ -32,9 +34,10 @@ struct Stages {
     fit_end = 64,
     validation_start = 128,  ///< before the first batch of the validation
     // Inside a step. A callback there must be as short as a step and freeze nothing.
-    step_start = 256,    ///< `batches` holds this rank's part of the step; before the first forward
-    backward_end = 512,  ///< of each optimizer that has no closure: the gradients are the mean over the global batch
-    exception = 1024,    ///< on the rank that an exception ends; no collective works any more
+    step_start = 256,     ///< `batches` holds this rank's part of the step; before the first forward
+    backward_end = 512,   ///< of each optimizer that has no closure: the gradients are the mean over the global batch
+    exception = 1024,     ///< on the rank that an exception ends; no collective works any more
+    epoch_report = 2048,  ///< with report.epoch_means: `metrics` holds the means of the epoch that ended
   };
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
@@ -59,11 +62,21 @@ struct StageContext {
   Task* task = nullptr;                    ///< inside fit()
   BatchSource* train = nullptr;            ///< inside fit(); a callback that reads from it seeks back to its position
   StrategyOptimizer* optimizer = nullptr;  ///< backward_end
+  RunFiles* files = nullptr;               ///< inside fit(): for the three functions below
 
   /// Adds a metric to the report of this stage, or, with the prefix val_, to its validation; at other stages to the
   /// next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and of other
   /// callbacks. Give the same value on every rank.
   void log(std::string_view name, double value) const;
+
+  /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call
+  /// them, or only the main one. A name appears once per step. Markdown is shown as such.
+  void log_text(std::string_view name, std::string_view text) const;
+  /// [3 or 1, height, width] or [height, width]; uint8 from 0 to 255, or another dtype from 0 to 1. Waits for the
+  /// device. Throws: Error (another shape).
+  void log_image(std::string_view name, const at::Tensor& image) const;
+  /// The distribution of the finite elements. Waits for the device.
+  void log_histogram(std::string_view name, const at::Tensor& values) const;
 };
 
 class Callback {

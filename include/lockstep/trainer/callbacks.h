@@ -60,7 +60,7 @@ class ReduceOnPlateau final : public Callback {
   explicit ReduceOnPlateau(PlateauOptions options = {});
 
   std::string_view name() const override { return "reduce_on_plateau"; }
-  std::uint32_t stages() const override { return Stage::validation_end | Stage::report; }
+  std::uint32_t stages() const override { return Stage::validation_end | Stage::report | Stage::epoch_report; }
   /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
   void on(const StageContext& context) override;
   NamedTensors save() const override;
@@ -97,7 +97,9 @@ class EarlyStopping final : public Callback {
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
   std::string_view name() const override { return "early_stopping"; }
-  std::uint32_t stages() const override { return Stage::fit_start | Stage::validation_end | Stage::report; }
+  std::uint32_t stages() const override {
+    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report;
+  }
   bool is_light() const override { return true; }
   /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
   void on(const StageContext& context) override;

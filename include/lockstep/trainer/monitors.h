@@ -158,4 +158,27 @@ class GradientMonitor final : public Callback {
   NamedTensors loaded_{};    // from a checkpoint, for the next fit
 };
 
+/// Settings of HistogramMonitor.
+struct HistogramMonitorOptions {
+  std::int64_t every_reports = 1;  ///< reports between two histograms
+  bool parameters = true;          ///< "parameters/<name>"
+  bool gradients = true;           ///< "gradients/<name>": of the last step, after clipping
+};
+
+/// Histograms of every trained parameter and its gradient for --report.tensorboard, at reports. Only the main rank
+/// measures; all ranks have the same values. Changes nothing and adds nothing to a step.
+class HistogramMonitor final : public Callback {
+ public:
+  /// Throws: ConfigError (every_reports < 1).
+  explicit HistogramMonitor(HistogramMonitorOptions options = {});
+
+  std::string_view name() const override { return "histogram_monitor"; }
+  std::uint32_t stages() const override { return Stage::report; }
+  bool is_light() const override { return true; }
+  void on(const StageContext& context) override;
+
+ private:
+  HistogramMonitorOptions options_;
+};
+
 }  // namespace lockstep

@@ -32,6 +32,7 @@ struct StepOutput {
   StepOutput(at::Tensor loss_, NamedTensors metrics_) : loss(std::move(loss_)), metrics(std::move(metrics_)) {}
 };
 
+class SpikeGate;
 class World;
 
 /// Sums of losses and metrics, weighted by count. They stay on the device until they are read.
@@ -144,8 +145,10 @@ class Step {
     const TrainConfig& config;
     const StepBatches& batches;
     Meter& meter;
-    ScheduleStep at{};       ///< its place in the run
-    double loss_factor = 1;  ///< of the loss of which gradients are computed (optim.loss_scaling)
+    Meter* epoch_meter = nullptr;  ///< report.epoch_means: of the whole epoch
+    SpikeGate* spikes = nullptr;   ///< spike.policy skip
+    ScheduleStep at{};             ///< its place in the run
+    double loss_factor = 1;        ///< of the loss of which gradients are computed (optim.loss_scaling)
     /// Before the gradients of an optimizer are clipped; nullptr: nothing.
     const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
   };
@@ -182,6 +185,7 @@ class Step {
   std::int64_t last_samples_ = 0;  // of the batch of the last forward
   at::Tensor grad_norm_{};
   at::Tensor skipped_{};  // of the last update, if it could be skipped
+  at::Tensor spike_{};    // likewise
   bool with_loss_ = false;
   bool without_loss_ = false;
 };

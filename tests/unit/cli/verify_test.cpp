@@ -107,6 +107,16 @@ TEST_F(Verify, AnswersInJson) {
   EXPECT_EQ(parse_json(one.out)["newest_valid"], Json());
 }
 
+TEST_F(Verify, SaysThatNoRunResumesFromWeightsAlone) {
+  save(checkpoints_, 950, {{"state.json", R"({"format": 1, "weights_only": "true"})"}});
+  EXPECT_THAT(verify(temp_.path()).out, HasSubstr("run digits, restart 2, only weights\n"
+                                                  "no run resumes from step 950, which holds only weights\n"));
+  const auto result = run_program({LOCKSTEP_CLI, "verify", "--json", temp_.path().string()});
+  Json json = parse_json(result.out);
+  EXPECT_EQ(json["checkpoints"].back()["weights_only"], true);
+  EXPECT_FALSE(json["checkpoints"].front().contains("weights_only")) << "the control";
+}
+
 TEST_F(Verify, ReadsACheckpointThatWasMovedAside) {
   std::filesystem::rename(checkpoints_.path(900), directory_ / "step-0000000900.old.0123456789abcdef");
   const auto result = verify(temp_.path());

@@ -120,6 +120,17 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
       {{.checkpoint = {.name = "{loss:5d}"}}, "--checkpoint.name {loss:5d}: found {loss:5d}", ""},
       {{.checkpoint = {.name = "step-{step}"}}, "a name must not begin with step-", ""},
       {{.checkpoint = {.name = "best"}}, "a name must contain {step} or {epoch}", ""},
+      {{.checkpoint = {.weights_only = true}, .dist = {.max_restarts = 2}},
+       "--checkpoint.weights_only true with --dist.max_restarts 2: a run cannot continue from checkpoints that hold "
+       "only",
+       "remove one of them"},
+      {{.checkpoint = {.weights_only = true}, .dist = {.requeue = true}}, "true with --dist.requeue true", ""},
+      {{.checkpoint = {.weights_only = true}, .memory = {.halve_batch = true}},
+       "true with --memory.halve_batch true",
+       ""},
+      {{.spike = {.z_score = 5, .policy = SpikePolicy::lower_lr}, .report = {.every_steps = 0}},
+       "--spike.policy lower_lr with --report.every_steps 0: learning rates are lowered at reports",
+       "--report.every_steps 20"},
   };
   for (const Case& row : cases) {
     const auto problems = check_config(row.config);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/metrics/aggregation.h>
 #include <lockstep/metrics/regression.h>
+#include <lockstep/trainer/callbacks.h>
 
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -130,6 +132,118 @@ TEST(MetricsOfTasks, ContinueInAResumedRunOnAnyNumberOfRanks) {
       EXPECT_LE(std::abs(value_of(found, name) - value_of(expected, name)), tolerance) << ranks << " ranks, " << name;
     }
   }
+}
+
+/// The rows of the epochs, 5 steps each, while reports come every 4 steps.
+Rows epochs_of(int ranks, TrainConfig config) {
+  config.report.epoch_means = true;
+  Rows rows;
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, config);
+    MeteredTask task;
+    DataLoader train(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.on(Stage::epoch_report, [&](const StageContext& at) {
+      if (world.is_main()) {
+        rows.emplace_back(at.state.step, *at.metrics);
+      }
+    });
+    trainer.fit(task, train);
+  });
+  return rows;
+}
+
+constexpr const char* kMeasured[] = {"loss", "r2", "input_p10", "input_p90"};
+
+TEST(EpochMeans, AreThoseOfReportsThatEndWithTheEpoch) {
+  TrainConfig config = metered_config(17);
+  config.validate.every_steps = 0;
+  const Rows windows = rows_of(1, config);
+  config.report.every_steps = 5;
+  const Rows expected = rows_of(1, config);  // reports at 5, 10, 15 and 17
+  config.report.every_steps = 4;
+  for (const int ranks : {1, 2, 3, 4}) {
+    const Rows epochs = epochs_of(ranks, config);
+    ASSERT_EQ(epochs.size(), 3U) << "an epoch that did not end has no row";
+    for (std::size_t epoch = 0; epoch < epochs.size(); ++epoch) {
+      EXPECT_EQ(epochs[epoch].first, 5 * static_cast<std::int64_t>(epoch + 1));
+      for (const char* name : kMeasured) {
+        EXPECT_NEAR(value_of(epochs[epoch].second, fmt::format("epoch_{}", name)),
+                    value_of(expected[epoch].second, name), 1e-5)
+            << ranks << " ranks, epoch " << epoch << ", " << name;
+      }
+      EXPECT_EQ(value_of(epochs[epoch].second, "epoch_batches"), 5 * ranks);
+    }
+  }
+  config.report.epoch_means = true;
+  const Rows same = rows_of(1, config);
+  ASSERT_EQ(same.size(), windows.size());
+  for (std::size_t row = 0; row < same.size(); ++row) {
+    for (const char* name : kMeasured) {
+      EXPECT_NEAR(value_of(same[row].second, name), value_of(windows[row].second, name), 1e-12) << row << " " << name;
+    }
+  }
+}
+
+TEST(EpochMeans, ContinueInARunThatIsResumedAtAnyStep) {
+  const auto config = [](const TempDir& dir, std::int64_t steps) {
+    TrainConfig made = metered_config(steps);
+    made.validate.every_steps = 0;
+    made.checkpoint.enabled = true;
+    made.run_dir = (dir.path() / "run").string();
+    return made;
+  };
+  const TempDir whole;
+  const Rows straight = epochs_of(2, config(whole, 10));
+  ASSERT_EQ(straight.size(), 2U);
+  for (std::int64_t stop = 1; stop < 10; ++stop) {
+    for (const int ranks : {2, stop % 2 == 0 ? 1 : 4}) {
+      const TempDir dir;
+      Rows parts = epochs_of(2, config(dir, stop));
+      for (auto& row : epochs_of(ranks, config(dir, 10))) {
+        parts.push_back(std::move(row));
+      }
+      ASSERT_EQ(parts.size(), 2U) << "stopped after step " << stop;
+      for (std::size_t epoch = 0; epoch < 2; ++epoch) {
+        EXPECT_EQ(parts[epoch].first, straight[epoch].first);
+        for (const char* name : kMeasured) {
+          const std::string of_epoch = fmt::format("epoch_{}", name);
+          const double tolerance = ranks == 2 ? 0 : 1e-5;  // the same number of ranks: bit for bit
+          EXPECT_LE(std::abs(value_of(parts[epoch].second, of_epoch) - value_of(straight[epoch].second, of_epoch)),
+                    tolerance)
+              << "stopped after step " << stop << ", then " << ranks << " ranks, " << of_epoch;
+        }
+      }
+    }
+  }
+}
+
+TEST(EpochMeans, DecideForCheckpointsAndCallbacks) {
+  const TempDir dir;
+  TrainConfig config = metered_config(30);
+  config.checkpoint.enabled = true;
+  config.checkpoint.every_steps = 2;
+  config.checkpoint.every_epochs = 1;
+  config.checkpoint.monitor = "epoch_loss";
+  config.run_dir = (dir.path() / "run").string();
+  config.report.epoch_means = true;
+  thread_world(2, [&](World& world) {
+    const Plan plan = plan_for(2, config);
+    MeteredTask task;
+    DataLoader train(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.add(std::make_shared<EarlyStopping>(
+        EarlyStoppingOptions{.metric = "epoch_loss", .stopping_threshold = 1e9}));  // reached after the first epoch
+    const FitResult result = trainer.fit(task, train);
+    EXPECT_EQ(result.state.step, 6);
+    ASSERT_TRUE(result.best);
+    EXPECT_EQ(result.best->step, 5);
+    EXPECT_EQ(result.best->value, value_of(result.metrics, "epoch_loss"));
+  });
+  config.report.epoch_means = false;
+  config.run_dir = (dir.path() / "without").string();
+  EXPECT_THAT(message_of([&] { rows_of(1, config); }),
+              HasSubstr("--checkpoint.monitor epoch_loss: found no such metric"));
 }
 
 TEST(MetricsOfTasks, CanBeMonitored) {

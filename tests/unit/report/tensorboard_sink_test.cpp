@@ -119,6 +119,34 @@ TEST_F(TensorboardFiles, HoldVersionStartConfigurationAndScalars) {
   EXPECT_THAT(row, ElementsAre("loss 0.500000", "lr 0.001000"));
 }
 
+TEST_F(TensorboardFiles, HoldHistogramsTextsImagesAndSettings) {
+  const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
+  sink->write_histogram(7, "weights", {.min = -1, .max = 2, .count = 5, .sum = 3, .limits = {0, 2}, .counts = {2, 3}});
+  sink->write_text(8, "sample", "*hello*");
+  sink->write_image(9, "picture", {.width = 2, .height = 1, .channels = 3, .pixels = "abcdef"});
+  const std::vector<RunSetting> settings{{"optim.lr", "0.1"}};
+  const std::vector<MetricValue> last{{"loss", 0.5}};
+  sink->finish(settings, last);
+  const auto found = events(files().at(0));
+  ASSERT_EQ(found.size(), 9U);
+  const auto value = [&](std::size_t event) { return field(field(found[event], 5), 1); };
+  const std::string histogram = field(value(3), 5);
+  EXPECT_EQ(field(found[3], 2), "7");
+  EXPECT_EQ(number<double>(field(histogram, 2)), 2);
+  EXPECT_EQ(number<double>(field(histogram, 7).substr(8)), 3);
+  EXPECT_EQ(field(field(value(4), 8), 8), "*hello*");
+  const std::string image = field(value(5), 4);
+  EXPECT_EQ(field(image, 2), "2");
+  EXPECT_THAT(field(image, 4), StartsWith("\x89PNG\r\n\x1a\n"));
+  EXPECT_THAT(field(image, 4), HasSubstr("abcdef"));
+  const auto plugin_data = [&](std::size_t event) { return field(field(field(value(event), 9), 1), 2); };
+  EXPECT_EQ(field(value(6), 1), "_hparams_/experiment");
+  EXPECT_EQ(field(field(plugin_data(6), 2), 4).substr(2, 8), "optim.lr");
+  EXPECT_EQ(field(value(7), 1), "_hparams_/session_start_info");
+  EXPECT_EQ(field(field(field(plugin_data(7), 3), 1), 1), "optim.lr");
+  EXPECT_EQ(field(value(8), 1), "_hparams_/session_end_info");
+}
+
 TEST_F(TensorboardFiles, AreNewForEachAttempt) {
   const std::vector<MetricValue> metrics{{"loss", 0.5}};
   for (int attempt = 0; attempt < 3; ++attempt) {

@@ -92,6 +92,55 @@ TEST(ThroughputMonitor, ComputesUtilizationFromTheSamples) {
   }
 }
 
+/// What tests/parity/tensorboard_parity.py reads, as the names that are in the file.
+TEST(HistogramMonitor, WritesParametersAndGradientsAndChangesNothing) {
+  const TempDir dir;
+  const auto weights = [&](const char* name, bool monitored_run) {
+    TrainConfig config = monitored(12);
+    config.run_dir = (dir.path() / name).string();
+    config.report.tensorboard = monitored_run;
+    at::Tensor found;
+    thread_world(2, [&](World& world) {
+      const Plan plan = plan_for(2, config);
+      TinyTask task;
+      DataLoader data(tiny_data(60), plan.loader, world);
+      Trainer trainer(plan, world);
+      if (monitored_run) {
+        trainer.add(std::make_shared<HistogramMonitor>(HistogramMonitorOptions{.every_reports = 2}));
+        trainer.on(Stage::report, [](const StageContext& at) {
+          at.log_text("note", "a text");
+          at.log_image("picture", at::rand({3, 4, 5}));
+          EXPECT_THROW(at.world.is_main() ? at.log_image("no", at::rand({2, 4, 5})) : throw Error("as on rank 0"),
+                       Error);
+        });
+      }
+      trainer.fit(task, data);
+      if (world.is_main()) {
+        found = task.module().parameters()[0].detach().clone();
+      }
+    });
+    return found;
+  };
+  EXPECT_TRUE(at::equal(weights("with", true), weights("without", false)));
+  std::string bytes;
+  for (const std::string& name : real_file_system().list(dir.path() / "with")) {
+    bytes += name.starts_with("events.out") ? read_file(real_file_system(), dir.path() / "with" / name) : "";
+  }
+  const auto count = [&](std::string_view name) {
+    int found = 0;
+    for (auto at = bytes.find(name); at != std::string::npos; at = bytes.find(name, at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  EXPECT_EQ(count("parameters/weight"), 1) << "every second of three reports";
+  EXPECT_EQ(count("gradients/bias"), 1);
+  EXPECT_EQ(count("a text"), 3);
+  EXPECT_EQ(count("picture"), 3);
+  EXPECT_EQ(count("session_end_info"), 1);
+  EXPECT_THROW(HistogramMonitor({.every_reports = 0}), ConfigError);
+}
+
 TEST(MemoryMonitor, ReportsTheMemoryOfTheProcess) {
   const Rows rows = reports(2, monitored(4), [](Trainer& trainer) { trainer.add(std::make_shared<MemoryMonitor>()); });
   EXPECT_GT(rows.at(0).at("memory_mib"), 20);

@@ -406,6 +406,10 @@ TEST(RunCheckpoints, AreWrittenAfterAFailureBetweenTwoSteps) {
   EXPECT_EQ(final_state(config.run_dir), final_state(directory.path() / "straight"));
 }
 
+bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) {
+  return read_file(real_file_system(), a) == read_file(real_file_system(), b);
+}
+
 // As lockstep-convert makes them.
 TEST(RunCheckpoints, OfOtherProgramsGiveWeightsAndEpochs) {
   const TempDir directory;
@@ -430,6 +434,60 @@ TEST(RunCheckpoints, OfOtherProgramsGiveWeightsAndEpochs) {
   EXPECT_EQ(result.state.epoch, 3);
   EXPECT_EQ(result.state.step, 15) << "one epoch of five steps";
   EXPECT_TRUE(at::equal(first_weight, at::full_like(first_weight, 0.5)));
+}
+
+TEST(WeightsOnly, AreSmallerAndCannotBeResumed) {
+  const TempDir directory;
+  const auto newest = [](const TrainConfig& config) {
+    return std::filesystem::path(config.run_dir) / "checkpoints" / "step-0000000015";
+  };
+  TrainConfig full = config_in(directory.path() / "full");
+  train(full);
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.weights_only = true;
+  config.checkpoint.every_steps = 4;
+  const FitResult trained = train(config);
+  EXPECT_EQ(trained.state.step, 15);
+  EXPECT_TRUE(std::filesystem::exists(newest(full) / "optimizer.safetensors")) << "the control";
+  EXPECT_FALSE(std::filesystem::exists(newest(config) / "optimizer.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(newest(config) / "rng-0.bin"));
+  EXPECT_TRUE(same_bytes(newest(config) / "model.safetensors", newest(full) / "model.safetensors"));
+  config.max_epochs = 4;
+  for (const bool partial : {false, true}) {
+    for (const char* resume : {"auto", "last"}) {
+      config.checkpoint.allow_partial = partial;
+      config.resume = resume;
+      EXPECT_THAT([&] { train(config); },
+                  ThrowsMessage<CheckpointError>(AllOf(HasSubstr("step 15 in"), HasSubstr("holds only weights"),
+                                                       HasSubstr("this run cannot be resumed"))));
+    }
+  }
+  // Another run begins with these weights, if it asks for that.
+  TrainConfig next = config_in(directory.path() / "next");
+  next.max_epochs = 4;
+  next.resume = newest(config).string();
+  EXPECT_THAT([&] { train(next); }, ThrowsMessage<CheckpointError>(HasSubstr("the checkpoint holds only weights")));
+  next.checkpoint.allow_partial = true;
+  EXPECT_EQ(train(next).state.step, 20);
+}
+
+TEST(WeightsOnly, OfShardedOptimizersAreTheSame) {
+  const TempDir directory;
+  const auto run = [&](const char* name, bool shard) {
+    TrainConfig config = config_in(directory.path() / name);
+    config.checkpoint.weights_only = true;
+    config.dist.shard_optimizer = shard;
+    const Plan plan = plan_for(2, config);
+    thread_world(2, [&](World& world) {
+      TinyTask task(adamw({.lr = 0.05}));
+      DataLoader data(tiny_data(20), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+    });
+    return directory.path() / name / "checkpoints" / "step-0000000015";
+  };
+  const auto sharded = run("sharded", true);
+  EXPECT_TRUE(same_bytes(sharded / "model.safetensors", run("whole", false) / "model.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(sharded / "optimizer.safetensors"));
 }
 
 TEST(RunCheckpoints, NeverHoldRanksThatDiverged) {

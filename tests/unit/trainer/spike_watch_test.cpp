@@ -3,12 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
 #include <set>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
@@ -155,6 +162,262 @@ TEST(Spike, WarnsAndChangesNothing) {
   TrainConfig off = spiking_config(SpikePolicy::warn);
   off.spike.z_score = 0;
   EXPECT_EQ(distance(warned, weights_after(2, off, {27})), 0);
+}
+
+/// Multiplies the gradients of chosen steps; the losses stay ordinary.
+class SteepTask final : public TinyTask {
+ public:
+  explicit SteepTask(std::set<std::int64_t> steep, OptimizerSpec optimizer = adamw({.lr = 0.05}))
+      : TinyTask(std::move(optimizer)), steep_(std::move(steep)) {}
+  void optimize(Step& step) override {
+    factor_ = steep_.contains(step.number()) ? 1e3 : 1;
+    TinyTask::optimize(step);
+  }
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor loss = TinyTask::training_step(batch).loss;
+    return loss * factor_ - (loss * (factor_ - 1)).detach();
+  }
+
+ private:
+  std::set<std::int64_t> steep_;
+  double factor_ = 1;
+};
+
+/// Parameters and optimizer state at the end of a run.
+NamedTensors state_after(int ranks, const TrainConfig& config, const std::function<std::unique_ptr<Task>()>& make) {
+  NamedTensors state;
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, config);
+    const auto task = make();
+    DataLoader data(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.on(Stage::fit_end, [&](const StageContext& at) {
+      const NamedTensors optimizer = at.strategy.optimizer_state();  // collective if it is sharded
+      if (world.is_main()) {
+        for (const auto& item : at.module.named_parameters()) {
+          state.emplace_back(item.key(), item.value().detach().clone());
+        }
+        for (const auto& [name, tensor] : optimizer) {
+          state.emplace_back(name, tensor.clone());
+        }
+      }
+    });
+    trainer.fit(*task, data);
+  });
+  return state;
+}
+
+bool same(const NamedTensors& a, const NamedTensors& b) {
+  return std::ranges::equal(
+      a, b, [](const auto& x, const auto& y) { return x.first == y.first && at::equal(x.second, y.second); });
+}
+
+/// Leaves out the optimizer in chosen steps, with everything else as usual.
+class PausedTask final : public TinyTask {
+ public:
+  PausedTask(std::set<std::int64_t> pauses, OptimizerSpec optimizer)
+      : TinyTask(std::move(optimizer)), pauses_(std::move(pauses)) {}
+  void optimize(Step& step) override {
+    if (!pauses_.contains(step.number())) {
+      TinyTask::optimize(step);
+    }
+  }
+
+ private:
+  std::set<std::int64_t> pauses_;
+};
+
+TEST(SpikeSkip, ChangesNeitherParametersNorOptimizer) {
+  for (const OptimizerSpec& optimizer : {adamw({.lr = 0.05}), sgd({.lr = 0.05, .momentum = 0.9}), lion({.lr = 0.01})}) {
+    for (const int ranks : {1, 2, 4}) {
+      for (const bool shard : {false, true}) {
+        TrainConfig config = spiking_config(SpikePolicy::skip);
+        config.accumulation = ranks == 1 ? 2 : 1;
+        config.dist.shard_optimizer = shard && ranks > 1;
+        testing::internal::CaptureStderr();
+        const NamedTensors skipped = state_after(
+            ranks, config, [&] { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}, optimizer); });
+        EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the gradient norm of step 27 is"));
+        config.spike.z_score = 0;
+        const NamedTensors expected = state_after(
+            ranks, config, [&] { return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, optimizer); });
+        EXPECT_TRUE(same(skipped, expected)) << ranks << " ranks, sharded " << shard;
+        const NamedTensors control = state_after(
+            ranks, config, [&] { return std::make_unique<PausedTask>(std::set<std::int64_t>{}, optimizer); });
+        EXPECT_FALSE(same(skipped, control)) << "the control";
+      }
+    }
+  }
+}
+
+TEST(SpikeSkip, WritesAnEventWithStepAndSamples) {
+  const TempDir dir;
+  TrainConfig config = spiking_config(SpikePolicy::skip);
+  config.run_dir = (dir.path() / "run").string();
+  config.report.jsonl = true;
+  testing::internal::CaptureStderr();
+  state_after(2, config, [] { return std::make_unique<SteepTask>(std::set<std::int64_t>{23, 24}); });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("the step changed nothing, nor did 1 step after it since the last report"));
+  std::vector<std::int64_t> steps;
+  for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] == "spike") {
+      steps.push_back(event["step"].get<std::int64_t>());
+      EXPECT_EQ(event["metric"], "grad_norm");
+      EXPECT_EQ(event["skipped"], true);
+      std::istringstream words(event["samples"].get<std::string>());
+      EXPECT_EQ(std::distance(std::istream_iterator<std::int64_t>(words), {}), 12) << "of both ranks";
+    }
+  }
+  EXPECT_THAT(steps, testing::ElementsAre(23, 24));
+}
+
+/// Two optimizers, each for one parameter; only the gradients of the second one become steep.
+class TwoPartsTask final : public Task {
+ public:
+  explicit TwoPartsTask(bool is_steep, bool pauses = false) : is_steep_(is_steep), pauses_(pauses) {
+    const at::NoGradGuard no_grad;
+    a_->weight.fill_(0.1);
+    b_->weight.fill_(0.2);
+    net_->push_back(a_);
+    net_->push_back(b_);
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    OptimizerSpec first = adamw({.lr = 0.02});
+    first.module = a_.get();
+    OptimizerSpec second = sgd({.lr = 0.02, .momentum = 0.9});
+    second.module = b_.get();
+    return {first, second};
+  }
+  void optimize(Step& step) override {
+    const bool now = step.number() == 27;
+    for (std::size_t i = 0; i < 2; ++i) {
+      OptimizerStep& optimizer = step.optimizer(i);
+      optimizer.zero_grad();
+      const double factor = i == 1 && now && is_steep_ ? 1e3 : 1;
+      for (const Batch& batch : step.batches()) {
+        const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput {
+          const at::Tensor loss = at::mse_loss((i == 0 ? a_ : b_)(b.input), b.target);
+          return loss * factor - (loss * (factor - 1)).detach();
+        });
+        optimizer.backward(out);
+        if (i == 0) {
+          step.add(out);
+        }
+      }
+      if (!(i == 1 && now && pauses_)) {
+        optimizer.update();
+      }
+    }
+  }
+
+ private:
+  torch::nn::Linear a_{torch::nn::LinearOptions(4, 1).bias(false)};
+  torch::nn::Linear b_{torch::nn::LinearOptions(4, 1).bias(false)};
+  torch::nn::Sequential net_{};
+  bool is_steep_;
+  bool pauses_;
+};
+
+TEST(SpikeSkip, LooksAtEachOptimizerAlone) {
+  for (const int ranks : {1, 2}) {
+    TrainConfig config = spiking_config(SpikePolicy::skip);
+    const NamedTensors skipped = state_after(ranks, config, [] { return std::make_unique<TwoPartsTask>(true); });
+    config.spike.z_score = 0;
+    const NamedTensors expected =
+        state_after(ranks, config, [] { return std::make_unique<TwoPartsTask>(false, /*pauses=*/true); });
+    EXPECT_TRUE(same(skipped, expected)) << ranks << " ranks";
+    EXPECT_FALSE(same(skipped, state_after(ranks, config, [] { return std::make_unique<TwoPartsTask>(false); })));
+  }
+}
+
+TEST(SpikeSkip, LeavesNaNToTheOtherSetting) {
+  testing::internal::CaptureStderr();
+  EXPECT_THAT(message_of([] { weights_after(2, spiking_config(SpikePolicy::skip), {12}, std::nan("")); }),
+              HasSubstr("is not finite"));
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(SpikeSkip, WorksTogetherWithTheSkippingOfNaN) {
+  TrainConfig config = spiking_config(SpikePolicy::skip);
+  config.optim.non_finite = NonFinitePolicy::skip;
+  testing::internal::CaptureStderr();
+  const NamedTensors found =
+      state_after(2, config, [] { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}); });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("gradients were not finite")));
+  config.spike.z_score = 0;
+  EXPECT_TRUE(same(found, state_after(2, config, [] {
+                     return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, adamw({.lr = 0.05}));
+                   })));
+}
+
+/// A run in two parts and a straight one end the same.
+void expect_same_if_resumed(SpikePolicy policy, std::int64_t stop, int ranks_then) {
+  const auto config = [&](const TempDir& dir, std::int64_t steps) {
+    TrainConfig made = spiking_config(policy);
+    made.optim.max_grad_norm = 10;
+    made.checkpoint.enabled = true;
+    made.max_steps = steps;
+    made.run_dir = (dir.path() / "run").string();
+    return made;
+  };
+  const auto make = [] { return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31}); };
+  testing::internal::CaptureStderr();
+  const TempDir whole;
+  const NamedTensors straight = state_after(2, config(whole, 40), make);
+  const TempDir parts;
+  state_after(2, config(parts, stop), make);
+  const NamedTensors resumed = state_after(ranks_then, config(parts, 40), make);
+  testing::internal::GetCapturedStderr();
+  ASSERT_EQ(straight.size(), resumed.size());
+  if (ranks_then == 2) {
+    EXPECT_TRUE(same(straight, resumed)) << "stopped after step " << stop;
+  } else {
+    EXPECT_LT(distance(straight, resumed), 1e-3) << "stopped after step " << stop;
+  }
+}
+
+TEST(SpikeSkip, IsTheSameInARunThatIsResumedAtAnyStep) {
+  for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
+    expect_same_if_resumed(SpikePolicy::skip, stop, 2);
+  }
+  expect_same_if_resumed(SpikePolicy::skip, 22, 4);
+}
+
+TEST(SpikeLowerLr, IsTheSameInARunThatIsResumedAtAnyStep) {
+  for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
+    expect_same_if_resumed(SpikePolicy::lower_lr, stop, 2);
+  }
+  expect_same_if_resumed(SpikePolicy::lower_lr, 22, 1);
+}
+
+TEST(SpikeLowerLr, MultipliesTheRatesAtTheNextReport) {
+  TrainConfig config = spiking_config(SpikePolicy::lower_lr);
+  config.optim.max_grad_norm = 10;
+  config.spike.lr_factor = 0.25;
+  config.optim.schedule = LrSchedule("step:every=10,factor=0.5");
+  for (const int ranks : {1, 2, 4}) {
+    std::map<std::int64_t, double> rates;
+    testing::internal::CaptureStderr();
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, config);
+      SteepTask task({27});
+      DataLoader data(tiny_data(60), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::step_end, [&](const StageContext& at) {
+        if (world.is_main()) {
+          rates[at.state.step] = at.step.lr;
+        }
+      });
+      trainer.fit(task, data);
+    });
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("step 30: the learning rate is 0.0031"));
+    EXPECT_DOUBLE_EQ(rates[30], 0.05 * 0.25);
+    EXPECT_DOUBLE_EQ(rates[31], 0.05 * 0.25 * 0.125);
+    EXPECT_DOUBLE_EQ(rates[40], 0.05 * 0.25 * 0.125);
+  }
 }
 
 TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {

@@ -53,6 +53,23 @@ TEST(FindDisagreement, IsSilentWhereAllAreEqual) {
   EXPECT_FALSE(find_disagreement({""}));
 }
 
+TEST(RankPlaces, AreALinePerRankAndASummaryOfMany) {
+  const RankPlace gpu{.host = "a", .device = "cuda:1 NVIDIA H100 GPU-1", .pid = 12};
+  const RankPlace back = parse_place(to_line(gpu));
+  EXPECT_EQ(back.host + back.device + std::to_string(back.pid), "acuda:1 NVIDIA H100 GPU-112");
+  EXPECT_EQ(describe_ranks({gpu, {.host = "b", .device = "CPU", .pid = 7}}),
+            "rank 0 of 2 on host a, cuda:1 NVIDIA H100 GPU-1, pid 12\nrank 1 of 2 on host b, CPU, pid 7");
+  EXPECT_EQ(summarize_ranks({gpu, gpu, {.host = "b"}}), "3 ranks on 2 hosts: a (ranks 0-1), b (rank 2)");
+}
+
+TEST(RankPlaces, OfAllRanksAreKnownOnEveryRank) {
+  thread_world(3, [](World& world) {
+    const auto places = agree_at_start({}, "", world, {.host = "h" + std::to_string(world.rank()), .device = "CPU"});
+    ASSERT_EQ(places.size(), 3U);
+    EXPECT_EQ(places[2].host, "h2");
+  });
+}
+
 CommError agree(int size, const std::function<void(World&)>& body) {
   try {
     thread_world(size, body);

@@ -1,0 +1,37 @@
+#include <fmt/format.h>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/plan/plan.h>
+#include <lockstep/trainer/monitors.h>
+
+namespace lockstep {
+
+HistogramMonitor::HistogramMonitor(HistogramMonitorOptions options) : options_(options) {
+  if (options_.every_reports < 1) {
+    throw ConfigError(fmt::format("HistogramMonitor: every_reports is {}, expected 1 or more", options_.every_reports));
+  }
+}
+
+void HistogramMonitor::on(const StageContext& context) {
+  const std::int64_t window = context.plan.config.report.every_steps;
+  if (window > 0 && context.state.step % (window * options_.every_reports) != 0) {
+    return;
+  }
+  for (const auto& item : context.module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    if (!parameter.requires_grad() || parameter.numel() == 0) {
+      continue;
+    }
+    if (options_.parameters) {
+      context.log_histogram(fmt::format("parameters/{}", item.key()), parameter);
+    }
+    if (const at::Tensor& gradient = parameter.grad(); options_.gradients && gradient.defined()) {
+      context.log_histogram(fmt::format("gradients/{}", item.key()),
+                            gradient.is_sparse() ? gradient.to_dense() : gradient);
+    }
+  }
+}
+
+}  // namespace lockstep
