@@ -205,8 +205,8 @@ class Guide {
 
   void show_machine() const {
     interview_.say(hardware_.gpus.empty()
-                       ? fmt::format("This machine has {} and no GPU{}.", counted(hardware_.cores, "core"),
-                                     hardware_.gpu_note.empty() ? "" : fmt::format(" ({})", hardware_.gpu_note))
+                       ? fmt::format("This machine has {} and no GPU{}", counted(hardware_.cores, "core"),
+                                     hardware_.gpu_note.empty() ? "." : ": " + hardware_.gpu_note)
                        : fmt::format("This machine has {} and {}.", counted(hardware_.cores, "core"),
                                      counted(static_cast<std::int64_t>(hardware_.gpus.size()), "GPU")));
     for (const Gpu& gpu : hardware_.gpus) {
@@ -329,7 +329,7 @@ class Guide {
     interview_.say(steps.empty() ? fmt::format("{} contains a run without a checkpoint.", directory.string())
                                  : fmt::format("{} contains a run; its newest checkpoint is step {}.",
                                                directory.string(), *std::max_element(steps.begin(), steps.end())));
-    interview_.ask({.text = "resume it, or start over with a fresh one, which keeps the old directory beside it",
+    interview_.ask({.text = "resume it, or fresh: start over and keep the old directory beside it",
                     .flag = "--resume, --fresh",
                     .default_text = usual},
                    [&](const std::string& answer) {
@@ -376,9 +376,9 @@ int start_command(std::span<const std::string> args, const Variables& variables)
     return 0;
   }
   if (const auto identity = detect_identity(variables); identity && identity->launcher != "single") {
-    throw ConfigError(
-        fmt::format("start: found {} ({}), expected a shell", identity->launcher, join(identity->variables, ", ")),
-        "start the program itself");
+    throw ConfigError(fmt::format("start: found the variables of a launcher ({}: {}), expected a shell",
+                                  identity->launcher, join(identity->variables, ", ")),
+                      "start the program itself");
   }
   request.settings = setting_words(invocation);
   Guide guide(request, variables);

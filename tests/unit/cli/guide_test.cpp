@@ -1,4 +1,5 @@
 // The guided ways in as a user meets them: config, plan, completion, start, and the list of commands.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -36,8 +37,10 @@ TEST(Commands, AreListedAndExplainThemselves) {
     const auto help = lockstep({std::string(command.name), "--help"});
     EXPECT_EQ(help.code, 0) << command.name << help.err;
     EXPECT_THAT(help.out, StartsWith(fmt::format("usage: lockstep {}", command.name)));
-    for (const std::string& word : split(command.words.empty() ? "--help" : command.words, ' ')) {
-      EXPECT_THAT(help.out, HasSubstr(word.substr(word.find_first_not_of('-')))) << command.name;
+    for (const std::string& word : split(command.words, ' ')) {
+      if (word != "--help") {
+        EXPECT_THAT(help.out, HasSubstr(word.substr(std::min(word.find_first_not_of('-'), word.size()))));
+      }
     }
   }
   const auto wrong = lockstep({"paln"});
@@ -242,7 +245,7 @@ class Start : public testing::Test {
 };
 
 TEST_F(Start, WithoutATerminalTakesFlagsAndDefaults) {
-  const auto started = start({"./train", "--yes", "--optim-lr=0.1", "--fresh", "--", "--data", "a b"});
+  const auto started = start({"./train", "--yes", "--optim.lr=0.1", "--fresh", "--", "--data", "a b"});
   EXPECT_EQ(started.code, 0) << started.err;
   EXPECT_EQ(started.out, "started: <--fresh> <--optim.lr> <0.1> <--data> <a b>\n");
   EXPECT_EQ(started.err, "command: ./train --fresh --optim.lr 0.1 --data 'a b'\n");
@@ -281,7 +284,7 @@ TEST_F(Start, ReportsWrongFlagsAsTheProgramDoes) {
       {"./train", "--yes"},
       {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}});
   EXPECT_EQ(rank.code, 2);
-  EXPECT_THAT(rank.err, HasSubstr("found torchrun"));
+  EXPECT_THAT(rank.err, HasSubstr("found the variables of a launcher (environment: RANK, WORLD_SIZE, LOCAL_RANK"));
 }
 
 TEST_F(Start, UsesTheNodesOfASlurmJob) {
