@@ -4,9 +4,11 @@
 #include "cli/completion_command.h"
 #include "cli/config_command.h"
 #include "cli/ctl_command.h"
+#include "cli/doctor_command.h"
 #include "cli/plan_command.h"
 #include "cli/run_command.h"
 #include "cli/start_command.h"
+#include "cli/system_command.h"
 #include "cli/verify_command.h"
 
 namespace lockstep {
@@ -27,6 +29,9 @@ constexpr Command kCommands[] = {
      [](Args args, const Variables&) { return compare_command(args); }},
     {"ctl", "RUN COMMAND", "stop, save, validate or report a running training", "stop save validate report --help",
      false, [](Args args, const Variables&) { return ctl_command(args); }},
+    {"doctor", "[flags]", "check whether training can work on this machine", "--json --run-dir --nprocs --port --help",
+     false, doctor_command},
+    {"system", "[--json]", "print the facts of this machine for an issue", "--json --help", false, system_command},
     {"completion", "bash|zsh [PROGRAM...]", "print a script that completes flags in a shell", "bash zsh --help", false,
      [](Args args, const Variables&) { return completion_command(args); }},
 };
