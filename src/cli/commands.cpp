@@ -5,10 +5,13 @@
 #include "cli/config_command.h"
 #include "cli/ctl_command.h"
 #include "cli/doctor_command.h"
+#include "cli/list_command.h"
 #include "cli/plan_command.h"
+#include "cli/report_command.h"
 #include "cli/run_command.h"
 #include "cli/start_command.h"
 #include "cli/system_command.h"
+#include "cli/top_command.h"
 #include "cli/verify_command.h"
 
 namespace lockstep {
@@ -23,6 +26,11 @@ constexpr Command kCommands[] = {
     {"plan", "[flags]", "print the plan of a run and start nothing", "--nodes --json", true, plan_command},
     {"config", "[--check|--migrate FILE]", "print, check or migrate a file of settings", "--check --migrate --help",
      false, [](Args args, const Variables&) { return config_command(args); }},
+    {"list", "[DIR]", "show the runs in a directory", "--json --help", false,
+     [](Args args, const Variables&) { return list_command(args); }},
+    {"top", "RUN", "show a run in the terminal while it trains", "--help", false, top_command},
+    {"report", "RUN...", "write an HTML page with the curves and events of runs", "--out --help", false,
+     [](Args args, const Variables&) { return report_command(args); }},
     {"verify", "DIR", "read every byte of a run's checkpoints", "--json --help", false,
      [](Args args, const Variables&) { return verify_command(args); }},
     {"compare", "A B", "find the first difference of two runs", "--json --help", false,
