@@ -500,6 +500,7 @@ std::vector<std::string> flag_names(const std::string& text) {
 
 Findings check_settings(const SourceFile& document, const std::set<std::string>& fields,
                         const std::set<std::string>& others) {
+  constexpr std::string_view kPlaceholder = "section.key";
   std::set<std::string> sections;
   for (const std::string& field : fields) {
     if (const auto dot = field.find('.'); dot != std::string::npos) {
@@ -515,7 +516,7 @@ Findings check_settings(const SourceFile& document, const std::set<std::string>&
       findings.push_back(fmt::format("{}:{}: {} is no setting", document.path, number, name));
     };
     for (const std::string& name : flag_names(line)) {
-      if (name.find('.') != std::string::npos && !fields.contains(name)) {
+      if (name.find('.') != std::string::npos && name != kPlaceholder && !fields.contains(name)) {
         refuse("--" + name);
       }
     }
