@@ -23,7 +23,7 @@ torch::Tensor measure(lockstep::World& world, std::int64_t count, torch::Generat
 }
 
 int train_until(double tolerance) {
-  constexpr int kRounds = 20;
+  constexpr int kRounds = 10;
   const lockstep::TrainConfig config{.max_epochs = 0,
                                      .max_steps = 200,
                                      .global_batch_size = 32,

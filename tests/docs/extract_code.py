@@ -70,7 +70,7 @@ def main():
             elif "int main(" in code:
                 programs.append(f'    {{"{page}:{index}", {name}}},')
     header = '#include "docs_context.h"\n' + "".join(f"{line}\n" for line in sorted(includes))
-    table = "const std::map<std::string, int (*)(int, char**)> kPrograms{\n" + "\n".join(programs) + "\n};\n"
+    table = f'#line 1 "{output.name}: programs"\nconst std::map<std::string, int (*)(int, char**)> kPrograms{{\n' + "\n".join(programs) + "\n};\n"
     output.write_text(f"// Made by extract_code.py.\n{header}\n" + "\n".join(blocks) + f"\n{table}", encoding="utf-8")
 
 
