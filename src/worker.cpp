@@ -162,6 +162,9 @@ void queue_again(const Variables& environment) {
 int be_a_worker(const Plan& plan, Identity identity, const Variables& environment, const TrainControl& control,
                 const std::function<void(Session&)>& worker) {
   const std::shared_ptr<Channel> channel = take_channel(identity);
+  if (channel) {
+    channel->send({.kind = Message::Kind::started});
+  }
   ProgressBoard progress = identity.progress_fd >= 0 ? ProgressBoard(identity.progress_fd, identity.local_rank)
                                                      : ProgressBoard(identity.local_world_size);
   identity.progress_fd = progress.fd();  // the World maps the descriptor again

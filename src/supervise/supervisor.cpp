@@ -105,10 +105,8 @@ class Supervisor {
         std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
   }
   bool is_main(int rank) const { return options_.first_rank + rank == 0; }
-  /// A program that does not seem to use this library.
-  bool is_stranger(int rank) const {
-    return options_.any_program && !heard_.contains(rank) && view(progress_[rank]).beats == 0;
-  }
+  /// A program without run(): another library's, or one that creates its own Session.
+  bool is_stranger(int rank) const { return options_.any_program && !heard_.contains(rank); }
   bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
 
   /// Time until the next action without an event; -1: none.
@@ -274,6 +272,8 @@ class Supervisor {
         case Message::Kind::failure:
         case Message::Kind::finished:
           outcome_.announced(rank, *message, view(progress_[rank]), Clock::now());
+          break;
+        case Message::Kind::started:
           break;
         case Message::Kind::abort:  // only the supervisor sends these
         case Message::Kind::dump:

@@ -1,9 +1,15 @@
 // The bundled examples do what their header comments say.
+#include <array>
 #include <csignal>
+#include <cstdint>
+#include <fstream>
+#include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/python.h"
+#include "support/requirements.h"
 #include "support/runs.h"
 
 namespace lockstep {
@@ -13,6 +19,28 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 
 std::string example(const std::string& name) { return std::string(EXAMPLES_DIR) + "/" + name; }
+std::string source(const std::string& name) { return std::string(EXAMPLE_SOURCES) + "/" + name; }
+
+const Process::Environment kOneThread{{"OMP_NUM_THREADS", "1"}};  // two ranks on two cores; sums depend on it
+
+/// The number before `text` in the output, or after it.
+double number_before(const std::string& output, const std::string& text) {
+  const auto at = output.find(text);
+  EXPECT_NE(at, std::string::npos) << output;
+  const auto begin = output.rfind('\n', at) + 1;
+  return at == std::string::npos ? -1 : std::stod(output.substr(begin, at - begin));
+}
+double number_after(const std::string& output, const std::string& text) {
+  const auto at = output.rfind(text);
+  EXPECT_NE(at, std::string::npos) << output;
+  return at == std::string::npos ? -1 : std::stod(output.substr(at + text.size()));
+}
+
+/// Programs beside torchrun come first in PATH.
+Process::Environment with_torchrun(const std::string& torchrun) {
+  const auto folder = std::filesystem::path(torchrun).parent_path().string();
+  return {{"PATH", folder + ":" + read_environment().get("PATH").value_or("")}, {"OMP_NUM_THREADS", "1"}};
+}
 
 TEST(Example, OneDeviceAndManyLearnThePlane) {
   const TempDir dir;
@@ -45,12 +73,7 @@ TEST(Example, TheLoopByHandEndsWithTheTrainersWeights) {
   EXPECT_EQ(final_state(dir.path() / "loop"), expected);
 }
 
-double words_known(const std::string& output) {
-  const auto line = output.find(" % of the words");
-  EXPECT_NE(line, std::string::npos) << output;
-  const auto begin = output.rfind('\n', line) + 1;
-  return std::stod(output.substr(begin, line - begin));
-}
+double words_known(const std::string& output) { return number_before(output, " % of the words"); }
 
 // The quickstart's training, stopped and resumed, learns English.
 TEST(Example, TheMainJobLearnsEnglish) {
@@ -76,6 +99,183 @@ TEST(Example, AnUntrainedModelFailsTheSampleTest) {
       run_program(command(example("06_char_gpt"), dir.path() / "run", {"--nprocs", "2", "--max_steps", "1"}));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_LT(words_known(result.err), 30);
+}
+
+// --- torchrun ---
+
+TEST(Example, TheScriptForTorchrunTrainsTheSameProgram) {
+  const std::string torchrun = find_torchrun(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  auto script = command(example("02_multi_device"), dir.path() / "torchrun", {});
+  script.insert(script.begin() + 1, {"2", "3", "1"});  // ranks, epochs, epochs between two checkpoints
+  script.insert(script.begin(), {"bash", source("03_torchrun.sh")});
+  const auto result = run_program(script, with_torchrun(torchrun));
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("torchrun, 2 ranks"));
+  const auto own = run_program(command(example("02_multi_device"), dir.path() / "own", {"3", "1", "--nprocs", "2"}),
+                               {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_EQ(own.code, 0) << own.err;
+  EXPECT_EQ(final_state(dir.path() / "torchrun"), final_state(dir.path() / "own"));
+}
+
+// --- digits ---
+
+void write_idx(const std::filesystem::path& file, const std::vector<std::uint8_t>& sizes, const std::string& bytes) {
+  std::ofstream out(file, std::ios::binary);
+  out << '\0' << '\0' << '\x08' << static_cast<char>(sizes.size());
+  for (const std::uint8_t size : sizes) {
+    out << '\0' << '\0' << '\0' << static_cast<char>(size);
+  }
+  out << bytes;
+}
+
+/// Digits of 3 x 5 points in noisy images of 8 x 8.
+void write_digits(const std::filesystem::path& folder, const std::string& part, std::uint8_t count) {
+  constexpr std::array<const char*, 10> kPoints{
+      "111101101101111", "010110010010111", "111001111100111", "111001011001111", "101101111001001",
+      "111100111001111", "111100111101111", "111001010010010", "111101111101111", "111101111001111"};
+  std::mt19937 random(count);
+  std::string images;
+  std::string labels;
+  for (int i = 0; i < count; ++i) {
+    const auto digit = static_cast<std::size_t>(i % 10);
+    for (unsigned y = 0; y < 8; ++y) {
+      for (unsigned x = 0; x < 8; ++x) {
+        const bool inside = y >= 1 && y < 6 && x >= 2 && x < 5;
+        const bool ink = inside && kPoints[digit][(y - 1) * 3 + (x - 2)] == '1';
+        images += static_cast<char>((ink ? 200 : 0) + random() % 40);
+      }
+    }
+    labels += static_cast<char>(digit);
+  }
+  write_idx(folder / (part + "-images-idx3-ubyte"), {count, 8, 8}, images);
+  write_idx(folder / (part + "-labels-idx1-ubyte"), {count}, labels);
+}
+
+TEST(Example, DigitsAreRecognized) {
+  const TempDir dir;
+  write_digits(dir.path(), "train", 250);
+  write_digits(dir.path(), "t10k", 100);
+  const auto accuracy = [&](const char* ranks, const char* epochs) {
+    const auto run = dir.path() / (std::string("run") + ranks + epochs);
+    const auto result = run_program(command(example("05_digits"), run,
+                                            {dir.path().string(), "--nprocs", ranks, "--max_epochs", epochs,
+                                             "--global_batch_size", "25", "--optim.lr", "5e-3"}),
+                                    kOneThread);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return number_before(result.err, " % of the test images");
+  };
+  EXPECT_LT(accuracy("1", "1"), 80);  // the control: an untrained network fails
+  EXPECT_GE(accuracy("1", "8"), 95);
+  EXPECT_GE(accuracy("2", "8"), 95);
+}
+
+TEST(Example, HandwrittenDigitsAreRecognized) {
+  const bool available = run_program({"python3", "-c", "import sklearn"}).code == 0;
+  LOCKSTEP_REQUIRE(Requirements().that(available, "python3 has no scikit-learn, whose digits this test learns"));
+  const TempDir dir;
+  const auto digits = (dir.path() / "digits").string();
+  ASSERT_EQ(run_program({"python3", source("05_digits.py"), digits}).code, 0);
+  const auto result = run_program(
+      command(example("05_digits"), dir.path() / "run", {digits, "--nprocs", "2", "--max_epochs", "12"}), kOneThread);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_GE(number_before(result.err, " % of the test images"), 98);
+}
+
+// --- others ---
+
+TEST(Example, AGeneratorLearnsTheCircle) {
+  const TempDir dir;
+  for (const char* ranks : {"1", "2"}) {
+    const auto run = dir.path() / ranks;
+    const auto result =
+        run_program(command(example("08_gan"), run, {"--nprocs", ranks, "--max_steps", "260"}), kOneThread);
+    ASSERT_EQ(result.code, 0) << result.err;
+    const auto distance = metric(run, "off_circle");
+    ASSERT_GT(distance.begin()->second, 0.3);  // the control: an untrained generator is far from it
+    EXPECT_LT(distance.rbegin()->second, 0.5 * distance.begin()->second);
+  }
+}
+
+TEST(Example, AnEmbeddedTrainingReachesItsTolerance) {
+  const TempDir dir;
+  const auto one = run_program({example("09_embedded"), "0.1"}, kOneThread, dir.path().string());
+  ASSERT_EQ(one.code, 0) << one.out << one.err;
+  EXPECT_LT(number_after(one.out, "largest error "), 0.1);
+  const auto two = run_program({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", example("09_embedded"), "0.1"},
+                               kOneThread, dir.path().string());
+  ASSERT_EQ(two.code, 0) << two.out << two.err;
+  EXPECT_THAT(two.out, HasSubstr("round 1: 64 points"));
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));  // it writes nothing
+}
+
+// The control: lockstep run does report an embedded program that fails.
+TEST(Example, AnEmbeddedTrainingThatFailsIsAFailure) {
+  const auto result =
+      run_program({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", example("09_embedded"), "0"}, kOneThread);
+  EXPECT_EQ(result.code, 1) << result.out << result.err;
+}
+
+TEST(Example, TheFlagsOfOneTrainerStartTheSameTraining) {
+  const std::string torchrun = find_torchrun(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  const auto train = [&](const std::string& run, const std::vector<std::string>& more) {
+    auto flags =
+        with({"--config-path", source("10_train_multi_gpu.json"), "--num-gpus", "2", "--max_epochs", "2"}, more);
+    return run_program(command(example("10_train_multi_gpu"), dir.path() / run, flags), with_torchrun(torchrun));
+  };
+  const auto spawned = train("spawn", {"--spawn", "--distributed-backend", "gloo", "--distributed-data-loading"});
+  ASSERT_EQ(spawned.code, 0) << spawned.err;
+  EXPECT_THAT(spawned.err, HasSubstr("this program starts 2 ranks"));
+  const auto launched = train("torchrun", {"--port", free_port()});
+  ASSERT_EQ(launched.code, 0) << launched.err;
+  EXPECT_THAT(launched.err, HasSubstr("torchrun, 2 ranks"));
+  EXPECT_EQ(final_state(dir.path() / "spawn"), final_state(dir.path() / "torchrun"));
+}
+
+TEST(Example, FineTunedWeightsGoBackToPython) {
+  const std::string python = find_python(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(
+      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
+                          "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
+  const TempDir dir;
+  const auto script = [&](const char* action, const std::string& file) {
+    const auto result = run_program({python, source("11_finetune.py"), action, (dir.path() / file).string()});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  script("pretrain", "first");
+  ASSERT_GT(number_after(script("check", "first"), "largest error "), 0.3);  // the control
+  for (const std::string ranks : {"1", "2"}) {
+    const auto last = dir.path() / ("last" + ranks);
+    const auto result = run_program(command(example("11_finetune"), dir.path() / ("run" + ranks),
+                                            {(dir.path() / "first").string(), last.string(), "--nprocs", ranks}),
+                                    kOneThread);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_LT(number_after(script("check", "last" + ranks), "largest error "), 0.05);
+    EXPECT_LT(std::filesystem::file_size(last.string() + ".adapter"), std::filesystem::file_size(last) / 2);
+  }
+}
+
+// --- the documents ---
+
+// The first run names the programs; each of them trains a few steps.
+TEST(Documents, ProgramsTrain) {
+  const TempDir dir;
+  const auto names = run_program({DOCS_PROGRAM});
+  ASSERT_EQ(names.code, 2);
+  std::istringstream lines(names.out);
+  int programs = 0;
+  for (std::string name; std::getline(lines, name); ++programs) {
+    SCOPED_TRACE(name);
+    const auto run = dir.path() / std::to_string(programs);
+    const auto result = run_program(command(DOCS_PROGRAM, run, {"--nprocs", "2", "--max_steps", "5"}),
+                                    {{"DOCS_PROGRAM", name}, {"OMP_NUM_THREADS", "1"}}, dir.path().string());
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+  }
+  EXPECT_GE(programs, 5);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "support/network.h"
+#include "support/python.h"
 #include "support/requirements.h"
 #include "support/runs.h"
 #include "support/sweep.h"
@@ -252,6 +253,39 @@ TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
       cluster.run({"sbatch", "--wait", "-N2", "--ntasks=3", "--output=" + log.string(), script.string()});
   EXPECT_EQ(result.code, 0) << read_text(log);
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
+}
+
+/// The scripts of examples/slurm, with the options that a cluster without GPUs needs.
+TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
+  struct Script {
+    const char* name;
+    std::vector<std::string> options;
+    std::vector<std::string> flags;
+    const char* launch;
+  };
+  const Script scripts[] = {
+      {"srun_one_gpu", {}, {}, "Slurm, 1 rank"},
+      {"srun_one_node", {}, {"--nprocs", "2"}, "Slurm, one process per node, this program starts 2 ranks there"},
+      {"srun_many_nodes", {"--ntasks-per-node=1"}, {}, "Slurm, 2 ranks on 2 nodes"},
+      {"torchrun_many_nodes", {}, {}, "torchrun, 2 ranks on 2 nodes"},
+  };
+  const std::string torchrun = find_torchrun(LIBTORCH_DIR);
+  LOCKSTEP_REQUIRE(SlurmCluster::networks().that(!torchrun.empty(), "no torchrun beside " LIBTORCH_DIR));
+  const SlurmCluster cluster("netns");
+  const TempDir dir;
+  const auto path =
+      std::filesystem::path(torchrun).parent_path().string() + ":" + read_environment().get("PATH").value_or("");
+  for (const auto& [name, options, flags, launched] : scripts) {
+    SCOPED_TRACE(name);
+    const auto log = dir.path() / (std::string(name) + ".log");
+    auto words =
+        with({"sbatch", "--wait", "--gpus-per-node=0", "--cpus-per-task=1", "--output=" + log.string()}, options);
+    words.push_back(std::string(EXAMPLE_SOURCES) + "/slurm/" + name + ".sbatch");
+    words = with(words, command(std::string(EXAMPLES_DIR) + "/02_multi_device", dir.path() / name, flags));
+    const auto result = cluster.run(words, {{"PATH", path}});
+    EXPECT_EQ(result.code, 0) << result.err << read_text(log);
+    EXPECT_THAT(read_text(log), HasSubstr("launch       " + std::string(launched)));
+  }
 }
 
 /// Waits until a file that another process writes has the text.

@@ -101,10 +101,38 @@ TEST(Repository, CodeForGpusIsListed) {
               [&](const SourceFile& file) { return check_gpu_code_is_listed(file, table); });
 }
 
+/// README.md and the pages in docs and examples.
+std::vector<SourceFile> documents() {
+  std::vector<SourceFile> all{{"README.md", read(kRoot / "README.md")}};
+  for (const char* folder : {"docs", "examples"}) {
+    std::ranges::move(files(folder, {".md"}), std::back_inserter(all));
+  }
+  return all;
+}
+
+TEST(Repository, SettingsInTheDocumentsExist) {
+  const auto fields = parse_field_names(read(kRoot / "src/config/fields.h"));
+  ASSERT_GT(fields.size(), 80U);
+  auto pages = documents();
+  // The changelog also has settings that were removed.
+  std::erase_if(pages, [](const SourceFile& page) { return page.path == "docs/changelog.md"; });
+  expect_none(pages, [&](const SourceFile& page) {
+    return check_settings(page, fields, {"config", "print-config", "dry-run", "hardware", "help"});
+  });
+}
+
+TEST(Repository, TextsInTroubleshootingAreThoseOfTheProgram) {
+  std::string literals;
+  for (const SourceFile& file : files("src", {".cpp", ".h"})) {
+    literals += string_literals(file.text);
+  }
+  const SourceFile page{"docs/troubleshooting.md", read(kRoot / "docs/troubleshooting.md")};
+  EXPECT_THAT(check_quotes({page.path, "| what you see |\n| `no such text` |\n"}, literals), testing::SizeIs(1));
+  expect_none({page}, [&](const SourceFile& file) { return check_quotes(file, literals); });
+}
+
 TEST(Repository, LinksOfTheDocumentsResolve) {
-  auto documents = files("docs", {".md"});
-  documents.push_back({"README.md", read(kRoot / "README.md")});
-  expect_none(documents, [](const SourceFile& document) {
+  expect_none(documents(), [](const SourceFile& document) {
     return check_links(document, [](const std::string& path) { return fs::exists(kRoot / path); });
   });
 }

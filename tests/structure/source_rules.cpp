@@ -434,6 +434,175 @@ Findings check_gpu_code_is_listed(const SourceFile& file, std::string_view table
   return {};
 }
 
+std::set<std::string> parse_field_names(std::string_view fields) {
+  constexpr std::string_view kName = ".name = \"";
+  std::set<std::string> names;
+  for (std::size_t at = fields.find(kName); at != std::string_view::npos; at = fields.find(kName, at)) {
+    at += kName.size();
+    names.emplace(fields.substr(at, fields.find('"', at) - at));
+  }
+  return names;
+}
+
+namespace {
+
+/// The cells of a row of a Markdown table, without the outer ones; "\|" does not end a cell. {}: no row.
+std::vector<std::string> table_cells(const std::string& line) {
+  std::vector<std::string> cells;
+  if (!line.starts_with('|')) {
+    return cells;
+  }
+  cells.emplace_back();
+  for (std::size_t i = 1; i < line.size(); ++i) {
+    if (line[i] == '|' && line[i - 1] != '\\') {
+      cells.emplace_back();
+    } else {
+      cells.back() += line[i];
+    }
+  }
+  cells.pop_back();
+  return cells;
+}
+
+/// The texts between backticks.
+std::vector<std::string> code_spans(const std::string& text) {
+  std::vector<std::string> spans;
+  for (std::size_t begin = text.find('`'); begin != std::string::npos; begin = text.find('`', begin)) {
+    const std::size_t end = text.find('`', begin + 1);
+    if (end == std::string::npos) {
+      break;
+    }
+    spans.push_back(text.substr(begin + 1, end - begin - 1));
+    begin = end + 1;
+  }
+  return spans;
+}
+
+/// The names after "--" at the beginning of words. A negation counts as the name: "--no-report.csv".
+std::vector<std::string> flag_names(const std::string& text) {
+  constexpr std::string_view kCharacters = "abcdefghijklmnopqrstuvwxyz0123456789_.-";
+  std::vector<std::string> names;
+  for (std::size_t at = text.find("--"); at != std::string::npos; at = text.find("--", at + 2)) {
+    const bool begins_a_word = at == 0 || std::string_view(" `([|,").find(text[at - 1]) != std::string_view::npos;
+    std::string name = text.substr(at + 2, text.find_first_not_of(kCharacters, at + 2) - at - 2);
+    name = name.substr(0, name.find_last_not_of(".-") + 1);
+    if (name.starts_with("no-")) {
+      name.erase(0, 3);
+    }
+    if (begins_a_word && !name.empty()) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+Findings check_settings(const SourceFile& document, const std::set<std::string>& fields,
+                        const std::set<std::string>& others) {
+  constexpr std::string_view kPlaceholder = "section.key";
+  std::set<std::string> sections;
+  for (const std::string& field : fields) {
+    if (const auto dot = field.find('.'); dot != std::string::npos) {
+      sections.insert(field.substr(0, dot));
+    }
+  }
+  Findings findings;
+  std::istringstream lines(document.text);
+  std::string line;
+  std::size_t here = 0;  // column of the table; 0: it has none
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    const auto refuse = [&](const std::string& name) {
+      findings.push_back(fmt::format("{}:{}: {} is no setting", document.path, number, name));
+    };
+    for (const std::string& name : flag_names(line)) {
+      if (name.find('.') != std::string::npos && name != kPlaceholder && !fields.contains(name)) {
+        refuse("--" + name);
+      }
+    }
+    for (const std::string& span : code_spans(line)) {
+      const auto dot = span.find('.');
+      const bool is_a_name = span.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.") == std::string::npos;
+      const bool is_a_file = span.ends_with(".safetensors");
+      if (is_a_name && !is_a_file && sections.contains(span.substr(0, dot)) && dot != std::string::npos &&
+          !fields.contains(span)) {
+        refuse(span);
+      }
+    }
+    const auto cells = table_cells(line);
+    if (cells.empty()) {
+      here = 0;
+    } else if (const auto found = std::find(cells.begin(), cells.end(), " here "); found != cells.end()) {
+      here = static_cast<std::size_t>(found - cells.begin());
+    } else if (here != 0 && here < cells.size()) {
+      for (const std::string& span : code_spans(cells[here])) {
+        for (const std::string& name : span.starts_with("--") ? flag_names(span) : Findings()) {
+          if (!fields.contains(name) && !others.contains(name)) {
+            refuse("--" + name);
+          }
+        }
+      }
+    }
+  }
+  return findings;
+}
+
+std::string string_literals(std::string_view code) {
+  const std::string text = without_comments(code, /*keep_literals=*/true);
+  std::string all;
+  bool follows_a_literal = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool is_a_character = text[i] == '\'' && text.substr(i + 1, 2) == "\"'";
+    if (is_a_character) {
+      i += 2;
+    } else if (text[i] == '"') {
+      if (!follows_a_literal) {
+        all += '\n';
+      }
+      for (++i; i < text.size() && text[i] != '"'; ++i) {
+        if (text[i] == '\\') {
+          ++i;
+        }
+        all += text[i];
+      }
+      follows_a_literal = true;
+      continue;
+    }
+    follows_a_literal = follows_a_literal && std::isspace(static_cast<unsigned char>(text[i])) != 0;
+  }
+  return all;
+}
+
+Findings check_quotes(const SourceFile& document, std::string_view literals) {
+  constexpr std::string_view kAnything = "...";
+  constexpr std::size_t kShortest = 6;
+  Findings findings;
+  std::istringstream lines(document.text);
+  std::string line;
+  bool quotes = false;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    const auto cells = table_cells(line);
+    if (cells.empty()) {
+      quotes = false;
+    } else if (cells.front() == " what you see ") {
+      quotes = true;
+    } else if (quotes) {
+      for (const std::string& quote : code_spans(cells.front())) {
+        for (std::size_t begin = 0; begin < quote.size();) {
+          const std::size_t end = std::min(quote.find(kAnything, begin), quote.size());
+          const std::string part = quote.substr(begin, end - begin);
+          const bool is_code = part.starts_with("--") || part.starts_with(".");
+          if (part.size() >= kShortest && !is_code && literals.find(part) == std::string_view::npos) {
+            findings.push_back(fmt::format("{}:{}: the program has no text \"{}\"", document.path, number, part));
+          }
+          begin = end + kAnything.size();
+        }
+      }
+    }
+  }
+  return findings;
+}
+
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists) {
   Findings findings;
   const auto folder = std::filesystem::path(document.path).parent_path();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,6 +63,21 @@ Findings check_paths(const SourceFile& document, const std::function<bool(const 
 /// A file that uses streams, events, page-locked memory, CUDA devices, NCCL or NVML is named between backticks in
 /// `table`.
 Findings check_gpu_code_is_listed(const SourceFile& file, std::string_view table);
+
+/// The names of the settings in the field table, src/config/fields.h: "batch_size", "optim.lr".
+std::set<std::string> parse_field_names(std::string_view fields);
+
+/// Settings that the document names as flags or in code, and that do not exist: "--optim.lr", "`optim.lr`", and in the
+/// column "here" of a table also flags without a section. `others`: flags that are no settings.
+Findings check_settings(const SourceFile& document, const std::set<std::string>& fields,
+                        const std::set<std::string>& others);
+
+/// The string literals of C++ code, one per line; adjacent ones are joined.
+std::string string_literals(std::string_view code);
+
+/// Code in the first cells of the tables whose first column is "what you see" is a text of the program, which has
+/// `literals`; "..." stands for what differs. The texts of at least six characters between them must occur.
+Findings check_quotes(const SourceFile& document, std::string_view literals);
 
 /// Links of a Markdown file to other files. `exists` is asked for paths from the repository's root.
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists);

@@ -132,6 +132,31 @@ TEST(Links, ResolveFromTheirDocument) {
               ElementsAre(HasSubstr("docs/launching.md:2: link to eror.md")));
 }
 
+TEST(Settings, AreThoseOfTheFieldTable) {
+  const auto fields = parse_field_names("visit(Info{.name = \"seed\"}, c.seed); visit(Info{.name = \"optim.lr\"},");
+  EXPECT_THAT(fields, ElementsAre("optim.lr", "seed"));
+  const auto check = [&](const std::string& text) { return check_settings({"a.md", text}, fields, {"config"}); };
+  EXPECT_THAT(check("`--optim.lr 1`, --no-optim.lr, `optim.lr`, a--x.y, `optimizer.x`, `optim.safetensors`\n"),
+              IsEmpty());
+  EXPECT_THAT(check("\n`--optim.rate 1`\n"), ElementsAre("a.md:2: --optim.rate is no setting"));
+  EXPECT_THAT(check("`optim.rate`\n"), ElementsAre(HasSubstr("optim.rate")));
+  const std::string table = "| there | here | else |\n|---|---|---|\n";
+  EXPECT_THAT(check(table + "| `--epochs` | `--seed 1`, `--config` | `--x` |\n\n| `--a` | `--b` |\n"), IsEmpty());
+  EXPECT_THAT(check(table + "| `--epochs` | `--seed`, `--sed 1` | |\n"), ElementsAre(HasSubstr("a.md:3: --sed")));
+}
+
+TEST(Quotes, AreTextsOfTheProgram) {
+  const std::string code = "f(\"rank {} has \"\n  \"no \\\"data\\\"\", '\"', \"second\"); // \"comment\"\n";
+  EXPECT_EQ(string_literals(code), "\nrank {} has no \"data\"\nsecond");
+  const auto check = [&](const std::string& row) {
+    return check_quotes({"a.md", "| what you see | cause |\n|---|---|\n" + row}, string_literals(code));
+  };
+  EXPECT_THAT(check("| `rank ... has no \"data\"` and `second`, prose | `other text` |\n\n| `free text` | |\n"),
+              IsEmpty());
+  EXPECT_THAT(check("| `rank ... has some data` | |\n"), ElementsAre(HasSubstr("a.md:3: ")));
+  EXPECT_THAT(check("| `comment` | |\n"), ElementsAre(HasSubstr("comment")));
+}
+
 constexpr const char* kGlossary =
     "# Glossary\n\n## Terms\n\n| term | meaning | where |\n|---|---|---|\n| rank | a process | `a.h` |\n"
     "| `World` | all ranks | `b.h` |\n\n## Forbidden synonyms\n\n| do not write | write | except in |\n|---|---|---|\n"

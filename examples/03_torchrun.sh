@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# 02_multi_device.cpp under torchrun, unchanged: it starts the ranks, and restarts all of them up to three times if one fails.
+# The restarted ranks resume from the newest checkpoint.
+#
+#   examples/03_torchrun.sh build/release/examples/02_multi_device 2 10 2
+#                           program                                |  |  `- a checkpoint every two epochs
+#                                                                  |  `---- ten epochs
+#                                                                  `------- ranks: a number, or gpu for one per GPU
+set -euo pipefail
+program=$1
+ranks=$2
+shift 2
+exec torchrun --standalone --no-python --nproc-per-node "$ranks" --max-restarts 3 "$program" "$@"

@@ -1,0 +1,54 @@
+// What the C++ blocks of the documents use without declaring it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+namespace docs {
+
+using torch::Tensor;
+
+struct NetImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) { return head->forward(torch::relu(backbone->forward(x.flatten(1)))); }
+  torch::nn::Linear backbone = register_module("backbone", torch::nn::Linear(64, 32));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(32, 10));
+};
+TORCH_MODULE(Net);
+
+struct Digits : lockstep::Task {
+  torch::nn::Module& module() override { return *net; }
+  std::vector<lockstep::OptimizerSpec> optimizers() override { return {lockstep::adamw()}; }
+  lockstep::StepOutput training_step(const lockstep::Batch& batch) override {
+    return torch::cross_entropy_loss(net->forward(batch.input), batch.target);
+  }
+  Net net{};
+};
+
+/// The class around a block that overrides functions of a Task or a Callback.
+struct Members : lockstep::Task, lockstep::Callback {
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<lockstep::OptimizerSpec> optimizers() override { return {lockstep::adamw()}; }
+  std::string_view name() const override { return "block"; }
+  std::uint32_t stages() const override { return lockstep::Stage::epoch_end; }
+  void on(const lockstep::StageContext&) override {}
+  lockstep::StepOutput discriminator_loss(const lockstep::Batch& batch) { return training_step(batch); }
+  lockstep::StepOutput generator_loss(const lockstep::Batch& batch) { return training_step(batch); }
+  Net net_{};
+  torch::nn::Linear backbone_{64, 32};
+};
+
+inline std::shared_ptr<lockstep::Dataset> load_digits(const std::string& part) {
+  const std::int64_t count = part == "train" ? 512 : 128;
+  return lockstep::tensor_dataset(torch::rand({count, 64}), torch::randint(10, {count}));
+}
+
+}  // namespace docs
