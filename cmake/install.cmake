@@ -1,4 +1,5 @@
-# `cmake --install`: the library, its headers, and a relocatable package for find_package(lockstep).
+# `cmake --install`: the library, its headers, the tools, and what finds them: find_package(lockstep) and pkg-config. All of it may be
+# moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -21,7 +22,14 @@ install(FILES
   ${PROJECT_BINARY_DIR}/lockstep-config-version.cmake
   ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
   DESTINATION ${package_dir})
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# pkg-config knows no dependency on LibTorch, which has no file of its own for it: its flags are those of the LibTorch that was found.
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig OUTPUT_VARIABLE pkgconfig_to_prefix)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/lockstep.pc.in ${PROJECT_BINARY_DIR}/lockstep.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/lockstep.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+include(${CMAKE_CURRENT_LIST_DIR}/sbom.cmake)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_BINARY_DIR}/lockstep.spdx.json DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # Everything that is installed and has to be built first.
 add_custom_target(lockstep_installed DEPENDS lockstep lockstep_cli)

@@ -2,9 +2,9 @@
 # One command: installs what is missing, builds, runs every test. Arguments go to the last ctest: tests/run.sh -L unit
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# The launchers that tests/integration/launchers_test.cpp starts, what tests/structure checks the layout with, and the decoders of
-# image_folder().
-lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 libspng-dev libturbojpeg0-dev"
+# The launchers that tests/integration/launchers_test.cpp starts, what tests/structure checks the layout with, the decoders of
+# image_folder(), and what packs and checks in tests/package.
+lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf"
 # shellcheck source=cmake/setup.sh
 source cmake/setup.sh
 

@@ -1,5 +1,6 @@
-# Installs a build, moves the result, builds examples/consumer against it with nothing but CMAKE_PREFIX_PATH, and runs that.
-# cmake -D quickstart=... -D build=... -D consumer=... -D work=... -D compiler=... -P package_test.cmake
+# Installs a build, moves the result, builds examples/consumer against it with nothing but CMAKE_PREFIX_PATH, and runs that; the same
+# for a small program with nothing but pkg-config. Looks at how the installed files are hardened, and at the list of other software.
+# cmake -D source=... -D build=... -D libtorch=... -D work=... -D compiler=... -P package_test.cmake
 cmake_minimum_required(VERSION 3.25)
 
 function(run)
@@ -7,7 +8,7 @@ function(run)
 endfunction()
 
 # The README installs what the quickstart has built: it must build everything that is installed.
-file(STRINGS ${quickstart} command REGEX "^cmake --build")
+file(STRINGS ${source}/examples/quickstart.sh command REGEX "^cmake --build")
 string(REGEX REPLACE "^.*--target " "" targets "${command}")
 separate_arguments(targets)
 execute_process(COMMAND ninja -C ${build} -t commands ${targets} OUTPUT_VARIABLE built COMMAND_ERROR_IS_FATAL ANY)
@@ -35,7 +36,7 @@ file(REMOVE_RECURSE ${work})
 run(${CMAKE_COMMAND} --install ${build} --prefix ${work}/installed)
 file(RENAME ${work}/installed ${work}/moved)
 
-run(${CMAKE_COMMAND} -G Ninja -S ${consumer} -B ${work}/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
+run(${CMAKE_COMMAND} -G Ninja -S ${source}/examples/consumer -B ${work}/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
@@ -51,3 +52,88 @@ if(lockstep_FOUND)
 endif()
 ")
 run(${CMAKE_COMMAND} -S ${work}/newer -B ${work}/newer/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
+
+# pkg-config, for programs without CMake. The paths have no spaces here.
+set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
+find_program(pkg_config NAMES pkg-config pkgconf)
+if(pkg_config)
+  execute_process(COMMAND ${pkg_config} --cflags --libs lockstep OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run(${compiler} ${source}/tests/package/small/main.cpp -o ${work}/small ${flags})
+  run(${work}/small)
+else()
+  message("no pkg-config here: lockstep.pc was not tried")
+endif()
+
+# Hardened: what is missing in a file, "" if nothing is.
+function(missing_hardening file result)
+  execute_process(COMMAND readelf -hldW --dyn-syms ${file} OUTPUT_VARIABLE elf COMMAND_ERROR_IS_FATAL ANY)
+  set(missing "")
+  foreach(expected
+      "GNU_RELRO"                        # relocations are read-only after loading
+      "FLAGS[^\n]*(BIND_NOW|NOW)"        # all of them
+      "GNU_STACK[^\n]* RW "              # no executable stack
+      "Type: +DYN "                      # position independent
+      "__stack_chk_fail"                 # stack protector
+      "__[a-z]+_chk@")                   # _FORTIFY_SOURCE
+    if(NOT elf MATCHES "${expected}")
+      string(APPEND missing " ${expected}")
+    endif()
+  endforeach()
+  set(${result} "${missing}" PARENT_SCOPE)
+endfunction()
+foreach(file bin/lockstep lib/liblockstep.so)
+  missing_hardening(${work}/moved/${file} missing)
+  if(missing)
+    message(FATAL_ERROR "${file} is not hardened, not found:${missing}")
+  endif()
+endforeach()
+# The control: a program that was not asked to be.
+file(WRITE ${work}/plain.cpp "int main() {}\n")
+run(${compiler} -no-pie -Wl,-z,norelro -Wl,-z,execstack ${work}/plain.cpp -o ${work}/plain)
+missing_hardening(${work}/plain missing)
+string(REGEX MATCHALL " [^ ]" count "${missing}")
+list(LENGTH count count)
+if(count LESS 6)
+  message(FATAL_ERROR "a program without hardening lacks only:${missing}")
+endif()
+
+# The list of other software has the versions that the headers have.
+file(READ ${work}/moved/share/doc/lockstep/lockstep.spdx.json sbom)
+string(JSON spdx GET "${sbom}" spdxVersion)
+string(JSON count LENGTH "${sbom}" packages)
+math(EXPR last "${count} - 1")
+foreach(i RANGE ${last})
+  string(JSON name GET "${sbom}" packages ${i} name)
+  string(JSON version_of_${name} ERROR_VARIABLE none GET "${sbom}" packages ${i} versionInfo)
+endforeach()
+file(WRITE ${work}/versions.cpp "#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+#include <toml++/impl/version.h>
+#include <torch/headeronly/version.h>
+fmt FMT_VERSION
+nlohmann-json NLOHMANN_JSON_VERSION_MAJOR.NLOHMANN_JSON_VERSION_MINOR.NLOHMANN_JSON_VERSION_PATCH
+tomlplusplus TOML_LIB_MAJOR.TOML_LIB_MINOR.TOML_LIB_PATCH
+LibTorch TORCH_VERSION_MAJOR.TORCH_VERSION_MINOR.TORCH_VERSION_PATCH
+")
+execute_process(COMMAND ${compiler} -E -P -idirafter ${libtorch}/include ${work}/versions.cpp OUTPUT_VARIABLE versions COMMAND_ERROR_IS_FATAL ANY)
+if(NOT versions MATCHES "\nfmt ([0-9]+)\n")
+  message(FATAL_ERROR "fmt's header has no version")
+endif()
+math(EXPR fmt "${CMAKE_MATCH_1} / 10000")
+math(EXPR fmt_minor "${CMAKE_MATCH_1} / 100 % 100")
+math(EXPR fmt_patch "${CMAKE_MATCH_1} % 100")
+string(REGEX REPLACE "\nfmt [0-9]+" "\nfmt ${fmt}.${fmt_minor}.${fmt_patch}" versions "${versions}")
+foreach(name fmt nlohmann-json tomlplusplus LibTorch)
+  if(NOT versions MATCHES "\n${name} ([0-9 .]+)")
+    message(FATAL_ERROR "the header of ${name} has no version")
+  endif()
+  string(REPLACE " " "" version "${CMAKE_MATCH_1}")
+  string(REGEX REPLACE "\\+.*" "" listed "${version_of_${name}}")  # 2.11.0+cu130
+  if(NOT listed STREQUAL version)
+    message(FATAL_ERROR "lockstep.spdx.json lists ${name} '${listed}', its header says '${version}'")
+  endif()
+endforeach()
+if(NOT spdx STREQUAL "SPDX-2.3" OR NOT version_of_lockstep)
+  message(FATAL_ERROR "lockstep.spdx.json is no SPDX 2.3 document about lockstep")
+endif()

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "structure/source_rules.h"
 
@@ -74,7 +76,10 @@ TEST(Repository, HasNoForbiddenSynonym) {
   for (const ForbiddenSynonym& synonym : synonyms) {  // the control: each of them is found
     ASSERT_EQ(check_synonyms({"x", "// The " + synonym.phrase + ".\n"}, synonyms).size(), 1U) << synonym.phrase;
   }
-  std::vector<SourceFile> sources{{"README.md", read(kRoot / "README.md")}};
+  std::vector<SourceFile> sources;
+  for (const char* name : {"README.md", "CONTRIBUTING.md", "SECURITY.md"}) {
+    sources.push_back({name, read(kRoot / name)});
+  }
   for (const char* folder : {"src", "include", "docs", "examples", "tests"}) {
     std::ranges::move(files(folder, {".cpp", ".h", ".md", ".py"}), std::back_inserter(sources));
   }
@@ -101,9 +106,12 @@ TEST(Repository, CodeForGpusIsListed) {
               [&](const SourceFile& file) { return check_gpu_code_is_listed(file, table); });
 }
 
-/// README.md and the pages in docs and examples.
+/// The pages at the top level, in docs and in examples.
 std::vector<SourceFile> documents() {
-  std::vector<SourceFile> all{{"README.md", read(kRoot / "README.md")}};
+  std::vector<SourceFile> all;
+  for (const char* name : {"README.md", "CONTRIBUTING.md", "SECURITY.md"}) {
+    all.push_back({name, read(kRoot / name)});
+  }
   for (const char* folder : {"docs", "examples"}) {
     std::ranges::move(files(folder, {".md"}), std::back_inserter(all));
   }
@@ -135,6 +143,48 @@ TEST(Repository, LinksOfTheDocumentsResolve) {
   expect_none(documents(), [](const SourceFile& document) {
     return check_links(document, [](const std::string& path) { return fs::exists(kRoot / path); });
   });
+}
+
+/// The commands of the README's section "Two commands".
+std::vector<std::string> commands_of_readme() {
+  const std::string text = read(kRoot / "README.md");
+  const std::string section = text.substr(text.find("## Two commands"));
+  std::vector<std::string> commands;
+  static const std::regex kCommand("\n(\\./[^ \n]+)");
+  const auto end = section.begin() + static_cast<std::ptrdiff_t>(section.find("\n```\n"));
+  for (std::sregex_iterator match(section.begin(), end, kCommand); match != std::sregex_iterator(); ++match) {
+    commands.push_back((*match)[1]);
+  }
+  return commands;
+}
+
+// Containers cannot be built in the tests.
+TEST(Repository, ContainersRunTheTwoCommandsOfTheReadme) {
+  const auto commands = commands_of_readme();
+  ASSERT_THAT(commands, testing::ElementsAre("./examples/quickstart.sh", "./tests/run.sh"));
+  for (const std::string& command : commands) {
+    EXPECT_TRUE(fs::exists(kRoot / command)) << command;
+  }
+
+  static const std::regex kInstruction("(FROM|RUN|COPY|WORKDIR) [^\n]+|#[^\n]*|");
+  std::vector<std::string> runs;
+  std::istringstream lines(read(kRoot / "Dockerfile"));
+  std::string from;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_TRUE(std::regex_match(line, kInstruction)) << "Dockerfile: " << line;
+    if (line.starts_with("RUN ")) {
+      runs.push_back(line.substr(4));
+    } else if (from.empty() && line.starts_with("FROM ")) {
+      from = line;
+    }
+  }
+  EXPECT_EQ(runs, commands);
+  EXPECT_THAT(from, testing::StartsWith("FROM debian:12"));
+
+  const auto container = nlohmann::json::parse(read(kRoot / ".devcontainer/devcontainer.json"));
+  EXPECT_EQ(container.at("image"), "debian:12");
+  EXPECT_EQ(container.at("onCreateCommand"), commands[0]);
+  EXPECT_EQ(container.at("postCreateCommand"), commands[1]);
 }
 
 }  // namespace
