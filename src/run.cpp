@@ -31,6 +31,7 @@
 #include "failure/deadlines.h"
 #include "launch/node_exchange.h"
 #include "launch/requeue.h"
+#include "plan/rank_shares.h"
 #include "rank/last_words.h"
 #include "rank/signals.h"
 #include "storage/run_directory.h"
@@ -138,6 +139,10 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print("{}", help_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
     return 0;
   }
+  if (invocation.help_all) {
+    fmt::print("{}", help_all_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
+    return 0;
+  }
   if (invocation.print_config) {
     fmt::print("{}", print_config_text(invocation, flags));
     return 0;
@@ -160,7 +165,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
                       "leave it out, or submit with sbatch");
   }
   if (invocation.dry_run) {
-    fmt::print("{}", describe(plan));
+    fmt::print("{}", dry_run_text(plan, identity));
     return 0;
   }
   if (starts_ranks(identity) && plan.nodes > 1) {

@@ -91,8 +91,8 @@ std::string hint_for_unknown(std::string_view name, const std::vector<std::strin
   if (const auto names = with_same_key(name, known); !names.empty()) {
     return did_you_mean(names, prefix);
   }
-  if (const auto hint = foreign_name_hint(last_part(name))) {
-    return *hint;
+  if (const ForeignName* foreign = find_foreign_name(name)) {
+    return std::string(foreign->hint);
   }
   const auto names = with_near_spelling(name, known);
   return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
@@ -107,6 +107,8 @@ class CommandLine {
       if (const auto flag = tokens_.take_flag()) {
         if (flag->is_help()) {
           help_ = true;
+        } else if (flag->is_help_all()) {
+          help_all_ = true;
         } else {
           read_flag(*flag);
         }
@@ -120,6 +122,7 @@ class CommandLine {
   }
 
   bool help() const noexcept { return help_; }
+  bool help_all() const noexcept { return help_all_; }
   const std::vector<Assignment>& assignments() const noexcept { return assignments_; }
   const std::vector<std::string>& words() const noexcept { return words_; }
   const std::vector<Problem>& problems() const noexcept { return problems_; }
@@ -132,9 +135,9 @@ class CommandLine {
       read_value(flag, *option);
     } else if (negated == nullptr || !negated->is_bool) {
       refuse(flag.written + ": unknown flag",
-             hint_for_unknown(
-                 flag.name, names(), "--",
-                 is_long ? "see --help for all flags; -- ends those of lockstep" : "flags begin with --; see --help"));
+             hint_for_unknown(flag.name, names(), "--",
+                              is_long ? "see --help-all for all flags; -- ends those of lockstep"
+                                      : "flags begin with --; see --help-all"));
       if (!flag.attached && tokens_.value() != nullptr) {
         tokens_.take();  // probably its value: do not report it as a second problem
       }
@@ -177,6 +180,7 @@ class CommandLine {
   CommandTokens tokens_;
   std::vector<Option> options_;
   bool help_ = false;
+  bool help_all_ = false;
   std::vector<Assignment> assignments_{};
   std::vector<std::string> words_{};
   std::vector<Problem> problems_{};
@@ -200,9 +204,10 @@ class Parser {
   }
 
   Invocation run() {
-    if (line_.help()) {
-      result_.help = true;  // ignore all other problems
-      return result_;
+    if (line_.help() || line_.help_all()) {
+      result_.help = line_.help();
+      result_.help_all = line_.help_all();
+      return result_;  // ignore all other problems
     }
     check_program_flags();
     problems_.insert(problems_.end(), line_.problems().begin(), line_.problems().end());
@@ -225,7 +230,8 @@ class Parser {
 
  private:
   std::vector<Option> options() const {
-    std::vector<Option> all{{"config"}, {"print_config", true}, {"dry_run", true}, {"hardware"}, {"help", true}};
+    std::vector<Option> all{{"config"},   {"print_config", true}, {"dry_run", true},
+                            {"hardware"}, {"help", true},         {"help_all", true}};
     const TrainConfig config;
     visit_fields(config, [&all]<class T>(const FieldInfo& info, const T&) {
       all.push_back({std::string(info.name), std::is_same_v<T, bool>});
@@ -305,6 +311,7 @@ class Parser {
     if (!config_file_) {
       return;
     }
+    result_.config_file = *config_file_;
     std::vector<FileSetting> settings;
     try {
       settings = read_config_file(*config_file_);
@@ -324,7 +331,7 @@ class Parser {
                  })) {
         refuse(fmt::format("{}: {}: unknown setting", setting.place, printable(setting.name)),
                is_program_flag(name) ? fmt::format("--{} is the program's own flag; give it on the command line", name)
-                                     : hint_for_unknown(name, field_names(), "", "see --help for all settings"));
+                                     : hint_for_unknown(name, field_names(), "", "see --help-all for all settings"));
       }
     }
   }
@@ -342,7 +349,7 @@ class Parser {
       if (found == known.end()) {
         refuse(printable(variable) + ": unknown setting in the environment",
                hint_for_unknown(variable.substr(kEnvironmentPrefix.size()), without_prefix(known), kEnvironmentPrefix,
-                                "unset it, or see --help for all settings"));
+                                "unset it, or see --help-all for all settings"));
         continue;
       }
       set_field(fields[static_cast<std::size_t>(found - known.begin())], printable(variable + "=" + text),

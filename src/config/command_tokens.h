@@ -15,6 +15,7 @@ struct FlagToken {
   std::optional<std::string> attached{};  ///< the text behind "="
 
   bool is_help() const { return written == "-h" || (written == "--help" && !attached); }
+  bool is_help_all() const { return written.starts_with("--") && name == "help_all" && !attached; }
   /// The flag with its value, for messages. Printable.
   std::string with(std::string_view value) const;
 };

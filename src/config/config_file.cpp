@@ -69,32 +69,36 @@ std::vector<FileSetting> parse_config_json(std::string_view text, const std::str
   std::vector<FileSetting> settings;
   for (const auto& [key, value] : root.items()) {
     if (!value.is_object()) {
-      settings.push_back({key, to_file_value(value), label});
+      settings.push_back({.name = key, .value = to_file_value(value), .place = label});
       continue;
     }
     for (const auto& [inner_key, inner] : value.items()) {
-      settings.push_back({key + "." + inner_key, to_file_value(inner), label});
+      settings.push_back({.name = key + "." + inner_key, .value = to_file_value(inner), .place = label});
     }
   }
   return settings;
 }
 
-std::vector<FileSetting> read_config_file(const std::filesystem::path& file) {
+std::string read_config_text(const std::filesystem::path& file) {
   const std::string extension = to_lower(file.extension().string());
   if (extension != ".toml" && extension != ".json") {
     throw ConfigError(fmt::format("--config {}: expected a file that ends in .toml or .json", file.string()),
                       "rename it, or write one with --print-config");
   }
-  std::string text;
   try {
     // Mounted configurations are often symbolic links, which FileSystem does not follow.
     std::error_code unresolved;
     const auto target = std::filesystem::canonical(file, unresolved);
-    text = read_file(real_file_system(), unresolved ? file : target, kLargestFile);
+    return read_file(real_file_system(), unresolved ? file : target, kLargestFile);
   } catch (const IoError& error) {
     throw ConfigError(fmt::format("--config {}: {}", file.string(), error.what()), error.hint());
   }
-  return extension == ".toml" ? parse_config_toml(text, file.string()) : parse_config_json(text, file.string());
+}
+
+std::vector<FileSetting> read_config_file(const std::filesystem::path& file) {
+  const std::string text = read_config_text(file);
+  return to_lower(file.extension().string()) == ".toml" ? parse_config_toml(text, file.string())
+                                                        : parse_config_json(text, file.string());
 }
 
 }  // namespace lockstep

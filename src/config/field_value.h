@@ -124,6 +124,25 @@ Refusal check_range(const FieldInfo& info, const T& value) {
   return std::nullopt;
 }
 
+/// For comments in a file: "a whole number from 0 to 65536", "auto, cpu or gpu".
+template <class T>
+std::string allowed_values(const FieldInfo& info) {
+  constexpr std::string_view kExpected = "expected ";
+  if constexpr (std::is_same_v<T, bool>) {
+    return "true or false";
+  } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+    return "a whole number of 0 or more";
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return expected_number(info, std::is_integral_v<T>).substr(kExpected.size());
+  } else if constexpr (std::is_enum_v<T>) {
+    return detail::expected_spelling(EnumText<T>::kSpellings).substr(kExpected.size());
+  } else if constexpr (std::is_same_v<T, DeviceSpec>) {
+    return "a number, a list of numbers, or a text in quotes";
+  } else {
+    return "a text in quotes";
+  }
+}
+
 /// For --help and the docs: "N", "auto|cpu|gpu", "true|false".
 template <class T>
 std::string value_syntax() {

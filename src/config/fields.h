@@ -1,5 +1,5 @@
 // The field table: one row per field of TrainConfig. Flags, environment variables, files, --help, --print-config,
-// config_values() and docs/configuration.md are generated from it. Torch-free.
+// `lockstep config`, completion, config_values() and docs/configuration.md are generated from it. Torch-free.
 #pragma once
 
 #include <limits>
@@ -170,6 +170,7 @@ struct FieldInfo {
   bool above_minimum = false;  ///< the minimum itself is invalid
   bool ranks_agree = true;     ///< it must be equal on all ranks, and a resumed run warns if it changed
   bool flag_only = false;      ///< only a flag can set it
+  bool common = false;         ///< --help shows it; --help-all shows all fields
 };
 
 /// Calls visit(info, member) for every field in declaration order; `Config` is TrainConfig or const TrainConfig.
@@ -182,18 +183,21 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "devices",
              .help = "auto, cpu, a number of devices, -1 for all GPUs, indices such as 0,2 or 0-3 or 2, for GPU 2, "
                      "usable:N, free:N, free:N@8GiB",
-             .ranks_agree = false},
+             .ranks_agree = false,
+             .common = true},
         c.devices);
   visit(Info{.name = "nprocs",
              .help = "total number of ranks on all nodes; 0: one per device, on CPU one",
              .minimum = 0,
-             .maximum = 65536},
+             .maximum = 65536,
+             .common = true},
         c.nprocs);
   visit(Info{.name = "backend", .help = "communication backend: nccl between GPUs, else gloo; not used with one rank"},
         c.backend);
   visit(Info{.name = "precision",
              .help = "number format; bf16_mixed and fp16_mixed only in the forward pass, with fp32 weights (fp16_mixed "
-                     "with a dynamic loss scale); the others also for weights and inputs"},
+                     "with a dynamic loss scale); the others also for weights and inputs",
+             .common = true},
         c.precision);
   visit(Info{.name = "matmul_precision",
              .help = "of fp32 matrix products: highest, high (TF32), medium (bf16), on hardware that has them"},
@@ -206,15 +210,18 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "detect_anomaly", .help = "find the operation whose backward gives NaN; slow, for debugging"},
         c.detect_anomaly);
   visit(Info{.name = "seed", .help = "all random numbers derive from it"}, c.seed);
-  visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0}, c.max_epochs);
+  visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0, .common = true},
+        c.max_epochs);
   visit(Info{.name = "max_steps",
              .help = "end after this many optimizer steps; 0: no limit; the limit reached first ends the run",
-             .minimum = 0},
+             .minimum = 0,
+             .common = true},
         c.max_steps);
   visit(Info{.name = "batch_size",
              .help = "samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), else 32",
              .minimum = 0,
-             .maximum = 1e9},
+             .maximum = 1e9,
+             .common = true},
         c.batch_size);
   visit(Info{.name = "accumulation",
              .help = "micro-batches per step; 0: derived from global_batch_size, else 1",
@@ -224,13 +231,17 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "global_batch_size",
              .help = "samples per step over all ranks; 0: batch_size x accumulation x ranks",
              .minimum = 0,
-             .maximum = 1e12},
+             .maximum = 1e12,
+             .common = true},
         c.global_batch_size);
   visit(Info{.name = "run_dir",
              .help = "directory of the run: checkpoints, metrics, logs; empty: runs/<run_name>",
              .ranks_agree = false},
         c.run_dir);
-  visit(Info{.name = "run_name", .help = "name of the run; empty: the program's name", .ranks_agree = false},
+  visit(Info{.name = "run_name",
+             .help = "name of the run; empty: the program's name",
+             .ranks_agree = false,
+             .common = true},
         c.run_name);
   visit(Info{.name = "allow_fallback",
              .help = "use the CPU with a warning if a GPU is requested and none is usable",
@@ -240,12 +251,14 @@ void visit_fields(Config& c, Visit&& visit) {
       Info{.name = "resume",
            .help = "auto (the newest checkpoint, if there is one), never, last, best, or the directory of a checkpoint "
                    "or of another run",
-           .ranks_agree = false},
+           .ranks_agree = false,
+           .common = true},
       c.resume);
   visit(Info{.name = "fresh",
              .help = "start over: renames an old run directory to <run_name>.1, deletes nothing",
              .ranks_agree = false,
-             .flag_only = true},
+             .flag_only = true,
+             .common = true},
         c.fresh);
   visit(Info{.name = "min_epochs", .help = "the program cannot end the run earlier; a signal can", .minimum = 0},
         c.min_epochs);
@@ -297,7 +310,10 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "sampler.shuffle", .help = "a new order every epoch"}, c.sampler.shuffle);
   visit(Info{.name = "sampler.drop_last", .help = "drop the last, smaller step of an epoch"}, c.sampler.drop_last);
 
-  visit(Info{.name = "optim.lr", .help = "base learning rate; 0: the one of the program's optimizer", .minimum = 0},
+  visit(Info{.name = "optim.lr",
+             .help = "base learning rate; 0: the one of the program's optimizer",
+             .minimum = 0,
+             .common = true},
         c.optim.lr);
   visit(Info{.name = "optim.lr_scaling",
              .help = "linear: multiply learning rates by global batch / lr_batch_size; sqrt: by its square root"},
@@ -316,7 +332,8 @@ void visit_fields(Config& c, Visit&& visit) {
         c.optim.max_grad_value);
   visit(Info{.name = "optim.schedule",
              .help = "schedule of the learning rates of all optimizers, such as cosine, warmup:500+cosine:to=0.1 or "
-                     "step:30ep,factor=0.1; empty: those of the program, else constant"},
+                     "step:30ep,factor=0.1; empty: those of the program, else constant",
+             .common = true},
         c.optim.schedule);
   visit(Info{.name = "optim.non_finite",
              .help =

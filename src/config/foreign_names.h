@@ -1,9 +1,7 @@
 // Names that other systems, or earlier versions of lockstep, use for its settings. Torch-free.
 #pragma once
 
-#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
 namespace lockstep {
@@ -12,12 +10,13 @@ namespace lockstep {
 struct ForeignName {
   std::string_view names{};
   std::string_view hint{};
+  std::string_view field{};  ///< the setting that takes the same value; "": none
 };
 
 std::span<const ForeignName> foreign_names();
 
-/// The hint, e.g. "use --devices N", for a name that is not a setting of lockstep, in any case and with - or _;
-/// nullopt: not known.
-std::optional<std::string> foreign_name_hint(std::string_view name);
+/// For a name that is not a setting of lockstep, in any case and with - or _: the row with the whole name
+/// ("memory.keep"), else with its last part ("gpus" for "trainer.gpus"); null: not known.
+const ForeignName* find_foreign_name(std::string_view name);
 
 }  // namespace lockstep

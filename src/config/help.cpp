@@ -83,17 +83,56 @@ std::string program_help(const Flags& flags, const Layout& layout) {
   return text.empty() ? text : "This program:\n" + text + "\n";
 }
 
-std::string settings_help(const TrainConfig& defaults, const Layout& layout) {
-  std::string text =
-      layout.paragraph("Settings (flag, then LOCKSTEP_CFG_<SECTION>_<KEY>, then --config FILE, then the default):");
-  std::string section;
-  visit_fields(defaults, [&]<class T>(const FieldInfo& info, const T& value) {
+template <class T>
+std::string setting_help(const FieldInfo& info, const T& value, const Layout& layout) {
+  return layout.entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
+}
+
+std::string common_settings_help(const TrainConfig& defaults, const Layout& layout) {
+  std::string text = "Most used settings:\n";
+  int count = 0;
+  visit_fields(defaults, [&](const FieldInfo& info, const auto& value) {
+    ++count;
+    if (info.common) {
+      text += setting_help(info, value, layout);
+    }
+  });
+  return text + "\n" + layout.paragraph(fmt::format("--help-all lists all {} settings.", count));
+}
+
+std::string all_settings_help(const TrainConfig& defaults, const Layout& layout) {
+  std::string text = layout.paragraph(
+      "All settings. A flag is stronger than LOCKSTEP_CFG_<SECTION>_<KEY>, which is stronger than --config FILE, which "
+      "is "
+      "stronger than the default.");
+  std::string section = "none yet";
+  visit_fields(defaults, [&](const FieldInfo& info, const auto& value) {
     if (section_of(info.name) != section) {
       section = section_of(info.name);
-      text += "\n";
+      text += section.empty() ? "\nSettings without a section:\n" : fmt::format("\nSection {}:\n", section);
     }
-    text += layout.entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
+    text += setting_help(info, value, layout);
   });
+  return text;
+}
+
+std::string help_frame(std::string_view program, const Flags& flags, const Layout& layout) {
+  std::string text = fmt::format("usage: {} [flags]", program);
+  for (const std::string& field : FlagsAccess::positional_fields(flags)) {
+    text += fmt::format(" [{}]", field);
+  }
+  for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
+    text += fmt::format(" [{}]", positional.name);
+  }
+  text = layout.paragraph(text) + "\n" + program_help(flags, layout);
+  text += "Running:\n";
+  text += layout.entry("--config FILE", "settings from a .toml or .json file");
+  text += layout.entry("--print-config", "print all settings with their origin and exit");
+  text += layout.entry("--dry-run", "print the plan and exit");
+  text += layout.entry("--hardware FILE", "plan for the machine that FILE describes; implies --dry-run");
+  text += layout.entry("-h, --help", "print the flags that are used most and exit");
+  text += layout.entry("--help-all", "print all flags and exit");
+  text += layout.entry("--", "everything after it is not a flag");
   return text + "\n";
 }
 
@@ -109,22 +148,12 @@ std::string cell(std::string_view text) {
 
 std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags, int width) {
   const Layout layout(width);
-  std::string text = fmt::format("usage: {} [flags]", program);
-  for (const std::string& field : FlagsAccess::positional_fields(flags)) {
-    text += fmt::format(" [{}]", field);
-  }
-  for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
-    text += fmt::format(" [{}]", positional.name);
-  }
-  text = layout.paragraph(text) + "\n" + program_help(flags, layout);
-  text += "Running:\n";
-  text += layout.entry("--config FILE", "settings from a .toml or .json file");
-  text += layout.entry("--print-config", "print all settings with their origin and exit");
-  text += layout.entry("--dry-run", "print the plan and exit");
-  text += layout.entry("--hardware FILE", "plan for the machine that FILE describes; implies --dry-run");
-  text += layout.entry("-h, --help", "print this text and exit");
-  text += layout.entry("--", "everything after it is not a flag");
-  return text + "\n" + settings_help(defaults, layout);
+  return help_frame(program, flags, layout) + common_settings_help(defaults, layout);
+}
+
+std::string help_all_text(std::string_view program, const TrainConfig& defaults, const Flags& flags, int width) {
+  const Layout layout(width);
+  return help_frame(program, flags, layout) + all_settings_help(defaults, layout);
 }
 
 std::string print_config_text(const Invocation& invocation, const Flags& flags) {
@@ -168,6 +197,36 @@ std::string configuration_markdown() {
     text += fmt::format("| `{}` | {} | {} | {} | {}{} |\n", info.name, cell(value_syntax<T>()),
                         shown.empty() ? "" : fmt::format("`{}`", shown), info.ranks_agree ? "yes" : "", cell(info.help),
                         info.flag_only ? " (a flag only)" : "");
+  });
+  return text;
+}
+
+std::string config_template() {
+  constexpr std::size_t kWidth = 100;
+  std::string text =
+      "# Settings of a lockstep program, for --config. A line without its first # sets a value; the values shown are\n"
+      "# the defaults of lockstep, which a program may have changed: --print-config shows those of the program.\n";
+  const auto comment = [&](std::string_view words) {
+    for (const std::string& line : split(wrap(words, 0, kWidth - 2), '\n')) {
+      text += "# " + line + "\n";
+    }
+  };
+  std::string section;
+  const TrainConfig defaults;
+  visit_fields(defaults, [&]<class T>(const FieldInfo& info, const T& value) {
+    if (section_of(info.name) != section) {
+      section = section_of(info.name);
+      text += fmt::format("\n[{}]\n", section);
+    }
+    text += "\n";
+    comment(fmt::format("{}: {}", info.name, info.help));
+    if (info.flag_only) {
+      comment(fmt::format("Not for a file: only the flag --{} sets it.", info.name));
+      return;
+    }
+    comment("Value: " + allowed_values<T>(info));
+    const std::string_view key = info.name.substr(section.empty() ? 0 : section.size() + 1);
+    text += fmt::format("#{} = {}\n", key, to_toml(value));
   });
   return text;
 }

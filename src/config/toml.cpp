@@ -45,10 +45,13 @@ FileValue to_file_value(const toml::node& node) {
 }
 
 FileSetting make_setting(std::string name, const toml::node& node, const std::string& label) {
-  return {std::move(name), to_file_value(node), fmt::format("{}:{}", label, node.source().begin.line)};
+  const toml::source_region& region = node.source();
+  return {.name = std::move(name),
+          .value = to_file_value(node),
+          .place = fmt::format("{}:{}", label, region.begin.line),
+          .first_line = region.begin.line,
+          .last_line = region.end.line};
 }
-
-unsigned line_of(const toml::node& node) { return node.source().begin.line; }
 
 }  // namespace
 
@@ -60,22 +63,19 @@ std::vector<FileSetting> parse_config_toml(std::string_view text, const std::str
     throw ConfigError(fmt::format("{}:{}: {}", label, error.source().begin.line, error.description()),
                       "correct the file; it must be TOML");
   }
-  std::vector<std::pair<unsigned, FileSetting>> found;  // the parser sorts tables by key; sort by line instead
+  std::vector<FileSetting> settings;
   for (const auto& [key, node] : root) {
     if (const toml::table* section = node.as_table()) {
       for (const auto& [inner_key, inner] : *section) {
-        found.emplace_back(line_of(inner),
-                           make_setting(fmt::format("{}.{}", key.str(), inner_key.str()), inner, label));
+        settings.push_back(make_setting(fmt::format("{}.{}", key.str(), inner_key.str()), inner, label));
       }
     } else {
-      found.emplace_back(line_of(node), make_setting(std::string(key.str()), node, label));
+      settings.push_back(make_setting(std::string(key.str()), node, label));
     }
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<FileSetting> settings;
-  for (auto& entry : found) {
-    settings.push_back(std::move(entry.second));
-  }
+  // The parser sorts tables by key.
+  std::stable_sort(settings.begin(), settings.end(),
+                   [](const FileSetting& a, const FileSetting& b) { return a.first_line < b.first_line; });
   return settings;
 }
 

@@ -64,7 +64,7 @@ TEST(WrongFile, ReportsAllThreeMistakes) {
 
 TEST(RightSettings, ArePrintedWithoutStartingAnything) {
   const TempDir dir;
-  for (const auto* flag : {"--help", "--print-config", "--dry-run"}) {
+  for (const auto* flag : {"--help", "--help-all", "--print-config", "--dry-run"}) {
     const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {flag, "--nprocs", "2"}));
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_LT(result.seconds, kSoon);

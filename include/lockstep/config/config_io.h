@@ -46,9 +46,11 @@ struct Invocation {
   std::map<std::string, std::string>
       origins{};  ///< "optim.lr" -> "flag", "environment LOCKSTEP_CFG_OPTIM_LR", "file run.toml", "program"
   bool help = false;
+  bool help_all = false;  ///< help with all settings
   bool print_config = false;
   bool dry_run = false;                   ///< print the plan, start no process (implied by hardware_file)
   std::filesystem::path hardware_file{};  ///< plan for the machine that this file describes
+  std::filesystem::path config_file{};    ///< that was read; "": none
 };
 
 /// Parses a command line (without argv[0]). Throws: ConfigError with all problems: unknown names with "did you mean",
@@ -69,10 +71,14 @@ std::vector<std::pair<std::string, std::string>> program_values(const Flags& fla
 bool ranks_agree_on(std::string_view field);
 
 std::string config_toml(const TrainConfig& config);  ///< --config can read this text
-/// `width`: columns of the terminal.
+/// The settings that most users need. `width`: columns of the terminal.
 std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags = {}, int width = 80);
+/// All settings.
+std::string help_all_text(std::string_view program, const TrainConfig& defaults, const Flags& flags = {},
+                          int width = 80);
 std::string print_config_text(const Invocation& invocation,
                               const Flags& flags = {});  ///< value and origin of every field
 std::string configuration_markdown();                    ///< the tables of docs/configuration.md
+std::string config_template();  ///< a TOML file with a comment for every field; all values are commented out
 
 }  // namespace lockstep

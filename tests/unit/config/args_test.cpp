@@ -42,7 +42,7 @@ TEST(ParseInvocation, KeepsTheProgramsDefaults) {
   EXPECT_EQ(invocation.config.max_epochs, 5);
   EXPECT_EQ(invocation.config.optim.lr, 0.1);
   EXPECT_EQ(invocation.origins.at("optim.lr"), "program");
-  EXPECT_FALSE(invocation.help || invocation.print_config || invocation.dry_run);
+  EXPECT_FALSE(invocation.help || invocation.help_all || invocation.print_config || invocation.dry_run);
 }
 
 TEST(ParseInvocation, SetsEveryTypeOfField) {
@@ -142,7 +142,7 @@ TEST(ParseInvocation, SuggestsTheNearestName) {
       {"--wrokers=3", "did you mean --data.workers?"},
       {"--every_steps=3", "did you mean --validate.every_steps, --checkpoint.every_steps or --report.every_steps?"},
       {"--checkpoint.keep=3", "did you mean --checkpoint.keep_last?"},
-      {"--zebra=3", "see --help for all flags"},
+      {"--zebra=3", "see --help-all for all flags"},
       {"--dryrun", "did you mean --dry_run?"},
       {"--hidden_siz=3", "did you mean --hidden_size?"},
       {"-lr", "did you mean --optim.lr?"},
@@ -188,6 +188,48 @@ TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
   EXPECT_EQ(gpus, 3);
 }
 
+TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {
+  // Flags of OneTrainer's fork, of Lightning's Trainer, of accelerate launch and of torchrun. A flag with the name of a
+  // setting needs no hint.
+  constexpr std::string_view kFlags[] = {
+      "config-path num-gpus spawn port distributed-backend distributed-data-loading backend master_addr master_port "
+      "detect_nvlink data_strategy cache_strategy find_unused_parameters gradient_as_bucket_view bucket_cap_mb "
+      "static_graph lr_scaling enable_multi_gpu use_torchrun",
+      "accelerator strategy devices num_nodes precision logger callbacks fast_dev_run max_epochs min_epochs max_steps "
+      "min_steps max_time limit_train_batches limit_val_batches limit_test_batches limit_predict_batches "
+      "overfit_batches "
+      "val_check_interval check_val_every_n_epoch num_sanity_val_steps log_every_n_steps enable_checkpointing "
+      "enable_progress_bar enable_model_summary accumulate_grad_batches gradient_clip_val gradient_clip_algorithm "
+      "deterministic benchmark inference_mode use_distributed_sampler profiler detect_anomaly barebones plugins "
+      "sync_batchnorm reload_dataloaders_every_n_epochs default_root_dir",
+      "config_file num_processes num_machines machine_rank main_process_ip main_process_port mixed_precision multi_gpu "
+      "gpu_ids same_network rdzv_backend rdzv_conf max_restarts monitor_interval no_python main_training_function "
+      "num_cpu_threads_per_process enable_cpu_affinity use_deepspeed use_fsdp use_megatron_lm dynamo_backend "
+      "downcast_bf16 cpu",
+      "nproc_per_node nnodes node_rank standalone rdzv_endpoint rdzv_id start_method role run_path log_dir redirects "
+      "tee local_addr local_ranks_filter logs_specs numa_binding"};
+  for (const std::string_view flags : kFlags) {
+    for (const std::string& flag : split(flags, ' ')) {
+      bool is_key = false;
+      for (const auto& [name, value] : config_values({})) {
+        is_key = is_key || name == flag || name.ends_with("." + flag);
+      }
+      EXPECT_TRUE(is_key || find_foreign_name(flag) != nullptr) << flag;
+      // Of those that are no settings themselves, the parser gives the hint.
+      if (!is_key) {
+        EXPECT_THAT(problems({"--" + flag + "=1"}),
+                    ElementsAre(HasSubstr(": unknown flag | " + std::string(find_foreign_name(flag)->hint))));
+      }
+    }
+  }
+  EXPECT_EQ(find_foreign_name("zebra"), nullptr);  // the control
+}
+
+TEST(ForeignNames, KnowEarlierNamesInTheirSection) {
+  EXPECT_THAT(problems({"--memory.keep"}), ElementsAre(HasSubstr("use --memory.keep_freed, its new name")));
+  EXPECT_THAT(problems({"--checkpoint.keep", "3"}), ElementsAre(HasSubstr("keep_last")));
+}
+
 TEST(ForeignNames, ReferToExistingSettings) {
   std::set<std::string> known{"config"};
   for (const auto& [name, value] : config_values({})) {
@@ -196,9 +238,10 @@ TEST(ForeignNames, ReferToExistingSettings) {
   for (const ForeignName& row : foreign_names()) {
     for (const std::string& name : split(row.names, ' ')) {
       EXPECT_FALSE(known.contains(name)) << name << " is a setting";
-      EXPECT_TRUE(foreign_name_hint(name).has_value()) << name;
-      EXPECT_EQ(foreign_name_hint(name), row.hint) << name << " is in two rows";
+      EXPECT_EQ(find_foreign_name(name), &row) << name << " is in two rows";
     }
+    EXPECT_TRUE(row.field.empty() || known.contains(std::string(row.field))) << row.field;
+    EXPECT_TRUE(row.field.empty() || row.hint.find(row.field) != std::string_view::npos) << row.hint;
     for (const std::string& word : split(row.hint, ' ')) {
       if (word.starts_with("--") && word != "--" && row.hint.find("lockstep run") == std::string_view::npos) {
         std::string flag = word.substr(2, word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_.-", 2) - 2);

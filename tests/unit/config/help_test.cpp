@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <set>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(HelpText, ListsEveryFieldAndFlag) {
+TEST(HelpText, ListsEveryFieldAndFlagWithHelpAll) {
   std::string data = "data/digits";
   bool quiet = false;
   std::int64_t epochs = 5;
@@ -23,7 +24,7 @@ TEST(HelpText, ListsEveryFieldAndFlag) {
   flags.add("data", &data, "where the data is")
       .add("quiet", &quiet, "say less")
       .positional("epochs", &epochs, "how long");
-  const std::string text = help_text("digits", {.max_epochs = 7}, flags);
+  const std::string text = help_all_text("digits", {.max_epochs = 7}, flags);
   for (const auto& [name, value] : config_values({})) {
     EXPECT_TRUE(text.find("--" + name + " ") != std::string::npos || text.find("--[no-]" + name) != std::string::npos)
         << name;
@@ -31,9 +32,24 @@ TEST(HelpText, ListsEveryFieldAndFlag) {
   for (const char* expected :
        {"usage: digits [flags] [epochs]", "where the data is (default: data/digits)", "--[no-]quiet",
         "how long (default: 5)", "--config FILE", "--print-config", "--dry-run", "--hardware FILE", "--help",
-        "--backend auto|nccl|gloo", "--max_epochs N", "(default: 7)"}) {
+        "--help-all", "Section optim:", "--backend auto|nccl|gloo", "--max_epochs N", "(default: 7)"}) {
     EXPECT_THAT(text, HasSubstr(expected));
   }
+}
+
+TEST(HelpText, ListsTheFlagsThatPeopleNeedFirst) {
+  std::string data = "data/digits";
+  Flags flags;
+  flags.add("data", &data, "where the data is");
+  const std::string text = help_text("digits", {}, flags);
+  for (const char* name :
+       {"--data", "--nprocs", "--devices", "--batch_size", "--global_batch_size", "--max_epochs", "--optim.lr",
+        "--precision", "--run_name", "--resume", "--[no-]fresh", "--config", "--dry-run", "--help-all"}) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("  {} ", name)));
+  }
+  EXPECT_THAT(text, HasSubstr(fmt::format("--help-all lists all {} settings.", config_values({}).size())));
+  EXPECT_EQ(text.find("--dist."), std::string::npos);
+  EXPECT_LE(split(text, '\n').size(), 50U) << "a page";
 }
 
 TEST(HelpText, FitsTheTerminal) {
@@ -45,13 +61,15 @@ TEST(HelpText, FitsTheTerminal) {
     return longest;
   };
   EXPECT_LE(longest_line(help_text("digits", {})), 80U);
+  EXPECT_LE(longest_line(help_all_text("digits", {})), 80U);
   for (const int width : {60, 72, 80, 100, 120}) {
     const std::string text = help_text("digits", {}, {}, width);
     EXPECT_LE(longest_line(text), static_cast<std::size_t>(width));
     EXPECT_EQ(text.find("(default:\n"), std::string::npos) << "a default stays in one piece";
     EXPECT_THAT(text, HasSubstr("(default: 0)"));
+    EXPECT_LE(longest_line(help_all_text("digits", {}, {}, width)), static_cast<std::size_t>(width));
   }
-  EXPECT_GT(longest_line(help_text("digits", {}, {}, 120)), 100U) << "and uses it";
+  EXPECT_GT(longest_line(help_all_text("digits", {}, {}, 120)), 100U) << "and uses it";
   EXPECT_EQ(help_text("digits", {}, {}, 300), help_text("digits", {}, {}, 120)) << "but nobody reads longer lines";
 }
 
