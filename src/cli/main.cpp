@@ -1,4 +1,4 @@
-// The command line tool: one file per command.
+// The command line tool: one file per command, and the table of commands in commands.cpp.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -13,46 +13,42 @@
 #include "base/descriptor.h"
 #include "base/terminal.h"
 #include "base/text.h"
-#include "cli/compare_command.h"
-#include "cli/ctl_command.h"
-#include "cli/run_command.h"
-#include "cli/verify_command.h"
+#include "cli/commands.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kUsage =
-    "usage: lockstep COMMAND\n\n"
-    "  run [flags] -- program   start and watch one process per rank; see lockstep run --help\n"
-    "  verify DIR               read every byte of a run's checkpoints; see lockstep verify --help\n"
-    "  compare A B              find the first difference of two runs; see lockstep compare --help\n"
-    "  ctl RUN COMMAND          stop, save, validate or report a running training; see lockstep ctl --help\n"
-    "  --version\n";
+std::string usage() {
+  std::string text = "usage: lockstep COMMAND\n\n";
+  for (const Command& command : commands()) {
+    text += fmt::format("  {:<34} {}\n", fmt::format("{} {}", command.name, command.arguments), command.help);
+  }
+  return text + "  --version\n\nlockstep COMMAND --help explains a command.\n";
+}
 
-int command(std::span<const std::string> args, const Variables& variables) {
+int run(std::span<const std::string> args, const Variables& variables) {
   const std::string first = args.empty() ? "--help" : args.front();
-  if (first == "run") {
-    return run_command(args.subspan(1), variables);
-  }
-  if (first == "verify") {
-    return verify_command(args.subspan(1));
-  }
-  if (first == "compare") {
-    return compare_command(args.subspan(1));
-  }
-  if (first == "ctl") {
-    return ctl_command(args.subspan(1));
+  for (const Command& command : commands()) {
+    if (command.name == first) {
+      return command.run(args.subspan(1), variables);
+    }
   }
   if (first == "--help" || first == "-h") {
-    fmt::print("{}", kUsage);
+    fmt::print("{}", usage());
     return 0;
   }
   if (first == "--version") {
     fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
     return 0;
   }
+  std::vector<std::string> names;
+  for (const Command& command : commands()) {
+    names.emplace_back(command.name);
+  }
+  const auto near = closest(first, names);
   throw ConfigError(fmt::format("{}: unknown command", printable(first)),
-                    "expected run, verify, compare or ctl; see lockstep --help");
+                    near ? fmt::format("did you mean lockstep {}?", *near)
+                         : fmt::format("expected one of {}; see lockstep --help", join(names, ", ")));
 }
 
 }  // namespace
@@ -63,7 +59,7 @@ int main(int argc, char** argv) {
   lockstep::open_standard_descriptors();
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
-    const int code = lockstep::command(args, lockstep::read_environment());
+    const int code = lockstep::run(args, lockstep::read_environment());
     if (std::fflush(stdout) != 0) {
       throw lockstep::IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
     }

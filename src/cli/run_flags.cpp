@@ -434,4 +434,15 @@ std::string run_help(int width) {
   return text + "  -h, --help\n        this text\n";
 }
 
+std::vector<FlagText> run_flag_texts() {
+  std::vector<FlagText> texts;
+  for (const Flag& flag : kFlags) {
+    if (flag.kind != Kind::refused) {
+      texts.push_back({fmt::format("--{}", flag.name), std::string(flag.syntax), std::string(flag.help)});
+    }
+  }
+  texts.push_back({"--help", "", "print all flags and exit"});
+  return texts;
+}
+
 }  // namespace lockstep

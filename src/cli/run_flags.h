@@ -52,4 +52,12 @@ RunFlags parse_run_flags(std::span<const std::string> args, const Variables& var
 
 std::string run_help(int width = 80);  ///< `width`: columns
 
+/// A flag for completion.
+struct FlagText {
+  std::string flag{};    ///< "--nnodes"
+  std::string syntax{};  ///< "N", "none|node", ""
+  std::string help{};
+};
+std::vector<FlagText> run_flag_texts();
+
 }  // namespace lockstep

@@ -1,0 +1,102 @@
+#include "cli/plan_command.h"
+
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/environment/hardware.h>
+#include <lockstep/plan/plan.h>
+
+#include "base/json.h"
+#include "base/terminal.h"
+#include "environment/job_end.h"
+#include "plan/rank_shares.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kMostNodes = 65536;
+
+Json to_json(const LocalDevice& device) {
+  return {{"name", to_string(device.id)},
+          {"model", device.name},
+          {"uuid", device.uuid},
+          {"memory_bytes", device.memory_bytes}};
+}
+
+Json to_json(const Plan& plan, const std::optional<Identity>& identity) {
+  const BatchPlan& batch = plan.loader.batch;
+  Json json = {{"format", 1},
+               {"launch", plan.launch},
+               {"host", plan.host},
+               {"nodes", plan.nodes},
+               {"world_size", plan.world_size},
+               {"batch",
+                {{"global_batch_size", batch.global_batch_size},
+                 {"batch_size", batch.batch_size},
+                 {"accumulation", batch.accumulation}}},
+               {"threads_per_rank", plan.threads_per_rank},
+               {"ranks", Json::array()},
+               {"config", Json::object()},
+               {"warnings", plan.warnings},
+               {"notes", plan.notes}};
+  if (starts_ranks(identity)) {
+    for (const RankShare& share : rank_shares(plan)) {
+      json["ranks"].push_back({{"rank", share.rank},
+                               {"node", share.node},
+                               {"local_rank", share.local_rank},
+                               {"device", to_json(share.device)},
+                               {"samples_per_step", share.samples}});
+    }
+  }
+  for (const auto& [name, value] : config_values(plan.config)) {
+    json["config"][name] = value;
+  }
+  return json;
+}
+
+}  // namespace
+
+Identity one_process_per_node(int nodes, std::string launcher) {
+  return {.world_size = nodes, .nodes = nodes, .starts_ranks = true, .launcher = std::move(launcher)};
+}
+
+int plan_command(std::span<const std::string> args, const Variables& variables) {
+  bool json = false;
+  std::int64_t nodes = 0;
+  Flags flags;
+  flags.add("nodes", &nodes, "plan for so many nodes like this one; 0: for the launch of this process")
+      .add("json", &json, "print one JSON object");
+  const Invocation invocation = parse_invocation({}, args, variables, flags);
+  const int width = probe_terminal(STDOUT_FILENO, variables).width;
+  if (invocation.help || invocation.help_all) {
+    fmt::print("{}", (invocation.help ? help_text : help_all_text)("lockstep plan", {}, flags, width));
+    return 0;
+  }
+  if (invocation.print_config) {
+    fmt::print("{}", print_config_text(invocation));
+    return 0;
+  }
+  if (nodes < 0 || nodes > kMostNodes) {
+    throw ConfigError(fmt::format("--nodes {}: expected a whole number from 0 to {}", nodes, kMostNodes),
+                      "leave it out to plan for one machine");
+  }
+  auto identity = detect_identity(variables);
+  if (nodes == 1) {
+    identity.reset();
+  } else if (nodes > 1) {
+    identity = one_process_per_node(static_cast<int>(nodes), "any launcher");
+    identity->variables = {"--nodes"};
+  }
+  const Hardware hardware =
+      invocation.hardware_file.empty() ? probe_hardware(variables) : read_hardware(invocation.hardware_file);
+  const Plan plan = resolve(invocation.config, hardware, identity, {.job_end = job_end(variables)});
+  fmt::print("{}", json ? dump_json_pretty(to_json(plan, identity)) + "\n" : dry_run_text(plan, identity));
+  return 0;
+}
+
+}  // namespace lockstep

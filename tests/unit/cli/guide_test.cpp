@@ -1,0 +1,357 @@
+// The guided ways in as a user meets them: config, plan, completion, start, and the list of commands.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/shell_words.h"
+#include "support/process.h"
+#include "support/temp_dir.h"
+#include "support/terminal.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+Process::Result lockstep(std::vector<std::string> args, const std::string& directory = ".",
+                         Process::Environment environment = {}) {
+  args.insert(args.begin(), LOCKSTEP_CLI);
+  environment.insert({"CUDA_VISIBLE_DEVICES", "-1"});  // the same answers on a machine with GPUs
+  return run_program(args, environment, directory);
+}
+
+TEST(Commands, AreListedAndExplainThemselves) {
+  const std::string usage = lockstep({"--help"}).out;
+  for (const Command& command : commands()) {
+    EXPECT_THAT(usage, HasSubstr(fmt::format("\n  {} ", command.name)));
+    const auto help = lockstep({std::string(command.name), "--help"});
+    EXPECT_EQ(help.code, 0) << command.name << help.err;
+    EXPECT_THAT(help.out, StartsWith(fmt::format("usage: lockstep {}", command.name)));
+    for (const std::string& word : split(command.words, ' ')) {
+      if (word != "--help") {
+        EXPECT_THAT(help.out, HasSubstr(word.substr(std::min(word.find_first_not_of('-'), word.size()))));
+      }
+    }
+  }
+  const auto wrong = lockstep({"paln"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_EQ(wrong.err, "error: paln: unknown command\n  hint: did you mean lockstep plan?\n");
+}
+
+class Config : public testing::Test {
+ protected:
+  void write(const std::string& text) const { std::ofstream(file_) << text; }
+
+  TempDir temp_;
+  std::filesystem::path file_ = temp_.path() / "a.toml";
+};
+
+TEST_F(Config, TheTemplateIsAValidFileThatChangesNothing) {
+  write(lockstep({"config"}).out);
+  const auto result = lockstep({"config", "--check", file_.string()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, file_.string() + ": 0 settings, no problem\n");
+}
+
+TEST_F(Config, CheckReportsAllProblemsWithTheirLines) {
+  write("batch_size = -1\nseed = 1\n[optim]\nlearning_rate = 0.1\nlr = \"a\"\n[dist]\nbackend = \"mpi\"\nzzz = 1\n");
+  const auto result = lockstep({"config", "--check", file_.string()});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.out, "");
+  const std::string name = file_.string();
+  for (const std::string& part :
+       {name + ":1: batch_size = -1: expected a whole number", name + ":4: optim.learning_rate: unknown setting",
+        std::string("hint: use --optim.lr X"), name + ":5: optim.lr = \"a\": expected a number",
+        name + ":7: dist.backend: unknown setting\n  hint: did you mean backend?", name + ":8: dist.zzz: unknown"}) {
+    EXPECT_THAT(result.err, HasSubstr(part));
+  }
+  write("seed = 3\n[optim]\nlr = 0.1\n");
+  EXPECT_EQ(lockstep({"config", "--check", name}).out, name + ": 2 settings, no problem\n");
+  EXPECT_EQ(lockstep({"config", "--check", name + "x"}).code, 2);
+}
+
+TEST_F(Config, MigrateRenamesKeepsTheOldFileAndChecks) {
+  const std::string old = "epochs = 3 # three\n[memory]\nkeep = false\n";
+  write(old);
+  const std::string name = file_.string();
+  const auto result = lockstep({"config", "--migrate", name});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, name + ": epochs is now max_epochs\n" + name + ": memory.keep is now memory.keep_freed\n" +
+                            name + ": the old file is " + name + ".old\n" + name + ": 2 settings, no problem\n");
+  EXPECT_EQ(read_text(file_), "max_epochs = 3 # three\n[memory]\nkeep_freed = false\n");
+  EXPECT_EQ(read_text(name + ".old"), old);
+  EXPECT_EQ(lockstep({"config", "--migrate", name}).out,
+            name + ": nothing to rename\n" + name + ": 2 settings, no problem\n");
+}
+
+TEST_F(Config, MigrateOverwritesNoFileAndReportsWhatIsLeft) {
+  const std::string old = "epochs = 3\nzebra = 1\n";
+  write(old);
+  const std::string name = file_.string();
+  std::ofstream(name + ".old") << "mine";
+  EXPECT_EQ(lockstep({"config", "--migrate", name}).code, 2);
+  EXPECT_EQ(read_text(file_), old);
+  EXPECT_EQ(read_text(name + ".old"), "mine");
+  std::filesystem::remove(name + ".old");
+  const auto result = lockstep({"config", "--migrate", name});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(read_text(file_), "max_epochs = 3\nzebra = 1\n");
+  EXPECT_THAT(result.err, HasSubstr(":2: zebra: unknown setting"));
+}
+
+TEST(PlanCommand, PrintsThePlanAndARowPerRank) {
+  const auto result = lockstep({"plan", "--nprocs", "3", "--global_batch_size", "32"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* part :
+       {"launch       this program starts 3 ranks\n", "batch        32 over 3 ranks (11 or 10 each)",
+        "\nrank  node  local rank  device  samples per step\n", "\n2     0     2           cpu     10\n"}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+  const auto wrong = lockstep({"plan", "--devices", "zero", "--nodes=-1", "--batch_sise", "4"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("did you mean --batch_size?"));
+  EXPECT_EQ(lockstep({"plan", "--nodes=-1"}).code, 2);
+}
+
+TEST(PlanCommand, PlansForOtherMachinesAndNodes) {
+  const TempDir temp;
+  const std::string file = (temp.path() / "dgx.json").string();
+  std::ofstream(file) << R"({"cores": 64, "gpus": [{"name": "G", "uuid": "GPU-1", "memory": "80GiB"},
+                                                   {"name": "G", "uuid": "GPU-2", "memory": "80GiB"}]})";
+  const auto result = lockstep({"plan", "--hardware", file, "--nodes", "2", "--batch_size", "8"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* part :
+       {"launch       any launcher, one process per node on 2 nodes", "backend      nccl\n",
+        "batch        32 = 8 per rank x 1 micro-batch x 4 ranks\n", "\n3     1     1           cuda:1 G  8\n"}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+  const Json json = parse_json(lockstep({"plan", "--hardware", file, "--nodes=2", "--json"}).out);
+  EXPECT_EQ(json["world_size"], 4);
+  EXPECT_EQ(json["ranks"].size(), 4U);
+  EXPECT_EQ(json["ranks"][2]["node"], 1);
+  EXPECT_EQ(json["ranks"][3]["device"]["uuid"], "GPU-2");
+  EXPECT_EQ(json["ranks"][3]["samples_per_step"], 32);
+  EXPECT_EQ(json["config"]["backend"], "nccl");
+}
+
+/// What bash would offer for these words; the last one is incomplete.
+std::vector<std::string> bash_offers(const std::vector<std::string>& words) {
+  const std::string function = words[0] == "lockstep" ? "_lockstep_tool" : "_lockstep_program";
+  const std::string script = fmt::format(
+      "source <({} completion bash ./train) || exit 3\nCOMP_WORDS=({})\nCOMP_CWORD={}\n{}\n"
+      "printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+      shell_quoted(LOCKSTEP_CLI), shell_command(words), words.size() - 1, function);
+  const auto result = run_program({"bash", "--norc", "-uc", script});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  std::vector<std::string> offers = split(result.out, '\n');
+  std::erase(offers, "");
+  return offers;
+}
+
+TEST(BashCompletion, OffersCommandsFlagsAndWords) {
+  EXPECT_THAT(bash_offers({"lockstep", "ver"}), ElementsAre("verify"));
+  EXPECT_THAT(bash_offers({"lockstep", "verify", "--j"}), ElementsAre("--json"));
+  EXPECT_THAT(bash_offers({"lockstep", "completion", ""}), ElementsAre("bash", "zsh"));
+  EXPECT_THAT(bash_offers({"lockstep", "ctl", "runs/a", "s"}), ElementsAre("stop", "save"));
+  EXPECT_THAT(bash_offers({"lockstep", "run", "--nn"}), ElementsAre("--nnodes"));
+  EXPECT_THAT(bash_offers({"lockstep", "run", "--numa-binding", ""}), ElementsAre("none", "node"));
+  EXPECT_THAT(bash_offers({"lockstep", "run", "--", "./train", "--optim.l"}),
+              ElementsAre("--optim.lr", "--optim.lr_scaling", "--optim.lr_batch_size"));
+  EXPECT_THAT(bash_offers({"lockstep", "plan", "--nod"}), ElementsAre("--nodes"));
+  EXPECT_THAT(bash_offers({"lockstep", "start", "--launcher", ""}), ElementsAre("srun", "own"));
+}
+
+TEST(BashCompletion, OffersTheFlagsOfProgramsAndTheirWords) {
+  EXPECT_THAT(bash_offers({"./train", "--backe"}), ElementsAre("--backend"));
+  EXPECT_THAT(bash_offers({"./train", "--backend", ""}), ElementsAre("auto", "nccl", "gloo"));
+  EXPECT_THAT(bash_offers({"./train", "--backend", "=", "g"}), ElementsAre("gloo"));
+  EXPECT_THAT(bash_offers({"./train", "--backend", "="}), ElementsAre("auto", "nccl", "gloo"));
+  EXPECT_THAT(bash_offers({"./train", "--no-report.pro"}),
+              ElementsAre("--no-report.progress", "--no-report.prometheus"));
+  EXPECT_THAT(bash_offers({"./train", "--max-ep"}), ElementsAre("--max_epochs"));
+  EXPECT_THAT(bash_offers({"./train", "--fresh", "--dry"}), ElementsAre("--dry-run"));
+  EXPECT_THAT(bash_offers({"./train", "--resume", "l"}), ElementsAre("last"));
+  EXPECT_THAT(bash_offers({"./train", "--run_name", "x"}), ElementsAre());
+  EXPECT_THAT(bash_offers({"./train", "--zebra"}), ElementsAre());
+}
+
+/// A shell on a terminal in which completion was loaded.
+void expect_completes(const std::vector<std::string>& shell, const std::string& name,
+                      const std::map<std::string, std::string>& environment) {
+  const TempDir directory;
+  for (const char* program : {"train", "lockstep"}) {
+    std::ofstream(directory.path() / program) << "#!/bin/sh\necho \"got<$*>\"\n";
+    std::filesystem::permissions(directory.path() / program, std::filesystem::perms(0755));
+  }
+  OnTerminal terminal(shell, environment);
+  // The mark is in two parts, so that the echo of the command does not contain it.
+  terminal.type(fmt::format("cd {}; source <({} completion {} ./train); echo 'load''ed'\n", directory.path().string(),
+                            LOCKSTEP_CLI, name));
+  ASSERT_TRUE(terminal.read_until("loaded")) << terminal.screen;
+  terminal.type("./lockstep veri\ta\n");
+  ASSERT_TRUE(terminal.read_until("got<verify a>")) << terminal.screen;
+  terminal.type("./train --backe\tgl\t\n");
+  ASSERT_TRUE(terminal.read_until("got<--backend gloo>")) << terminal.screen;
+  terminal.type("./train --precision=bf16_m\t\n");
+  ASSERT_TRUE(terminal.read_until("got<--precision=bf16_mixed>")) << terminal.screen;
+}
+
+TEST(BashCompletion, WorksInAShellOnATerminal) {
+  expect_completes({"/bin/bash", "--norc", "--noprofile", "-i"}, "bash", {{"INPUTRC", "/dev/null"}});
+}
+
+TEST(ZshCompletion, WorksInAShellOnATerminal) {
+  if (run_program({"sh", "-c", "command -v zsh"}).code != 0) {
+    GTEST_SKIP() << "zsh is not installed";
+  }
+  const TempDir home;
+  expect_completes({"/bin/zsh", "-f", "-i"}, "zsh",
+                   {{"HOME", home.path().string()}, {"ZDOTDIR", home.path().string()}});
+}
+
+class Start : public testing::Test {
+ protected:
+  Start() {
+    const auto program = temp_.path() / "train";
+    std::ofstream(program) << "#!/bin/sh\nprintf 'started:'; printf ' <%s>' \"$@\"; echo\n";
+    std::filesystem::permissions(program, std::filesystem::perms(0755));
+  }
+
+  Process::Result start(std::vector<std::string> args, Process::Environment environment = {}) const {
+    args.insert(args.begin(), "start");
+    return lockstep(args, temp_.path().string(), std::move(environment));
+  }
+
+  /// On a terminal, in the directory of the program.
+  std::vector<std::string> on_terminal(const std::string& args) const {
+    return {"/bin/sh", "-c",
+            fmt::format("cd {} && exec {} start {}", shell_quoted(temp_.path().string()), shell_quoted(LOCKSTEP_CLI),
+                        args)};
+  }
+
+  TempDir temp_;
+  const std::map<std::string, std::string> no_gpu_{{"CUDA_VISIBLE_DEVICES", "-1"}};
+};
+
+TEST_F(Start, WithoutATerminalTakesFlagsAndDefaults) {
+  const auto started = start({"./train", "--yes", "--optim.lr=0.1", "--fresh", "--", "--data", "a b"});
+  EXPECT_EQ(started.code, 0) << started.err;
+  EXPECT_EQ(started.out, "started: <--fresh> <--optim.lr> <0.1> <--data> <a b>\n");
+  EXPECT_EQ(started.err, "command: ./train --fresh --optim.lr 0.1 --data 'a b'\n");
+  const auto refused = start({"./train"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_EQ(refused.out, "");
+  EXPECT_THAT(refused.err, HasSubstr("use --yes to start the command"));
+}
+
+TEST_F(Start, PrintsACommandThatCanBePasted) {
+  const std::string odd = "it's \"$HOME\" `x` \\ *";
+  const auto printed = start({"--print", "./train", "--run_name", odd, "--devices=-1", "--compute_setup=cpu",
+                              "--devices=1", "--no-report.csv", "--", "", "--end"});
+  EXPECT_EQ(printed.code, 0) << printed.err;
+  EXPECT_EQ(printed.err, "");
+  const auto pasted = run_program({"sh", "-c", printed.out}, {}, temp_.path().string());
+  EXPECT_EQ(pasted.out, "started: <--compute_setup> <cpu> <--devices> <1> <--run_name> <" + odd +
+                            "> <--no-report.csv> <> <--end>\n");
+}
+
+TEST_F(Start, ReportsWrongFlagsAsTheProgramDoes) {
+  for (const auto& [args, code, text] : std::vector<std::tuple<std::vector<std::string>, int, const char*>>{
+           {{"./train", "--max_epochs", "x", "--batch_sise", "3"}, 2, "--max_epochs x: expected a whole number"},
+           {{"./train", "--max_epochs", "x", "--batch_sise", "3"}, 2, "did you mean --batch_size?"},
+           {{"./train", "--global_batch_size", "3", "--accumulation", "5", "--batch_size", "1"}, 2, "expected 5 to 5"},
+           {{"./nothing", "--print"}, 127, "cannot find ./nothing"},
+           {{"--print"}, 2, "no program to start"},
+           {{"./train", "--launcher", "srun"}, 2, "this shell is in no Slurm job"},
+           {{"./train", "--launcher", "ssh"}, 2, "expected srun or own"}}) {
+    const auto result = start(args, {{"SLURM_JOB_ID", ""}});
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, HasSubstr(text));
+  }
+  const auto rank = start(
+      {"./train", "--yes"},
+      {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}});
+  EXPECT_EQ(rank.code, 2);
+  EXPECT_THAT(rank.err, HasSubstr("found the variables of a launcher (environment: RANK, WORLD_SIZE, LOCAL_RANK"));
+}
+
+TEST_F(Start, UsesTheNodesOfASlurmJob) {
+  const Process::Environment job{{"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NUM_NODES", "2"}};
+  EXPECT_EQ(start({"./train", "--print", "--nprocs", "4"}, job).out,
+            "srun --kill-on-bad-exit=1 --ntasks-per-node=1 ./train --nprocs 4\n");
+  EXPECT_EQ(start({"./train", "--print", "--launcher", "own"}, job).out, "./train\n");
+  const auto too_few = start({"./train", "--print", "--nprocs", "1"}, job);
+  EXPECT_EQ(too_few.code, 2);
+  EXPECT_THAT(too_few.err, HasSubstr("expected a rank on each"));
+}
+
+TEST_F(Start, AsksOnATerminalAndAsksAgainAfterAWrongAnswer) {
+  OnTerminal terminal(on_terminal("-- --data x"), no_gpu_);
+  const auto answer = [&](const std::string& question, const std::string& text) {
+    ASSERT_TRUE(terminal.read_until(question)) << terminal.screen;
+    terminal.screen.clear();
+    terminal.type(text + "\n");
+  };
+  answer("program: ", "./trian");
+  answer("error: cannot find ./trian", "./train");
+  answer("number of ranks (--nprocs) [1]: ", "two");
+  answer("--nprocs=two: expected a whole number from 0 to 65536", "2");
+  answer("(--batch_size) [as the program says]: ", "");
+  answer("epochs (--max_epochs) [as the program says]: ", "0");
+  answer("the run would never end", "3");
+  answer("name of the run (--run_name) [train]: ", "a/b");
+  answer("expected the name of one directory", "first try");
+  ASSERT_TRUE(terminal.read_until("start it, y or n [n]: ")) << terminal.screen;
+  EXPECT_THAT(terminal.screen, HasSubstr("command: ./train --nprocs 2 --max_epochs 3 --run_name 'first try' --data x"));
+  answer("[n]: ", "maybe");
+  answer("expected y or n", "y");
+  EXPECT_TRUE(terminal.read_until("")) << terminal.screen;
+  EXPECT_THAT(terminal.screen,
+              HasSubstr("started: <--nprocs> <2> <--max_epochs> <3> <--run_name> <first try> <--data> <x>"));
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+TEST_F(Start, FindsARunAndOffersToResumeIt) {
+  std::filesystem::create_directories(temp_.path() / "runs/train/checkpoints/step-0000000500");
+  std::ofstream(temp_.path() / "runs/train/run.json") << "{}";
+  const std::string flags = "./train --nprocs 1 --batch_size 4 --max_epochs 2 --run_name train";
+  OnTerminal terminal(on_terminal(flags + " --yes"), no_gpu_);
+  ASSERT_TRUE(terminal.read_until("runs/train contains a run")) << terminal.screen;
+  ASSERT_TRUE(terminal.read_until("[resume]: ")) << terminal.screen;
+  terminal.type("fresh\n");
+  ASSERT_TRUE(terminal.read_until("<--fresh>")) << terminal.screen;
+  EXPECT_THAT(terminal.screen, Not(HasSubstr("start it")));
+
+  OnTerminal other(on_terminal(flags + " --resume last"), no_gpu_);  // the control: nothing to ask but the yes
+  ASSERT_TRUE(other.read_until("start it, y or n [n]: ")) << other.screen;
+  EXPECT_THAT(other.screen, Not(HasSubstr("contains a run")));
+  other.type("\n");
+  ASSERT_TRUE(other.read_until("nothing was started")) << other.screen;
+  EXPECT_TRUE(other.read_until(""));
+  EXPECT_THAT(other.screen, Not(HasSubstr("started:")));
+  EXPECT_EQ(other.wait(), 0);
+}
+
+TEST_F(Start, TheEndOfTheInputStartsNothing) {
+  OnTerminal terminal(on_terminal("./train"), no_gpu_);
+  ASSERT_TRUE(terminal.read_until("number of ranks")) << terminal.screen;
+  terminal.type("\x04");
+  ASSERT_TRUE(terminal.read_until("nothing was started")) << terminal.screen;
+  EXPECT_TRUE(terminal.read_until(""));
+  EXPECT_EQ(terminal.wait(), 2);
+}
+
+}  // namespace
+}  // namespace lockstep
