@@ -6,6 +6,7 @@
 #   LibTorch::cuda                 when this LibTorch has one and the CUDA runtime's headers are there (no nvcc needed)
 #   LibTorch::nccl                 when nccl.h is there as well
 #   LibTorch_FOLDER, LibTorch_VERSION, and LibTorch_NO_CUDA / LibTorch_NO_NCCL: why a target is missing
+#   LibTorch_CUDA_VERSION          of the CUDA for which it was built ("13.0"); empty: not known, or without CUDA
 #
 # Looked for, first match wins: LOCKSTEP_LIBTORCH (CMake variable, then environment; if set nothing else is considered), what an
 # earlier run found, CMAKE_PREFIX_PATH, LibTorch_HINTS, the torch of python3, and the one that cmake/setup.sh fetches. Each is the
@@ -92,6 +93,15 @@ if(NOT LibTorch_VERSION)
 endif()
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_FOLDER VERSION_VAR LibTorch_VERSION HANDLE_VERSION_RANGE REASON_FAILURE_MESSAGE "${_libtorch_reason}")
+set(LibTorch_CUDA_VERSION "")
+foreach(_libtorch_file build-version version.py)
+  if(EXISTS "${LibTorch_FOLDER}/${_libtorch_file}")
+    file(STRINGS "${LibTorch_FOLDER}/${_libtorch_file}" _libtorch_line REGEX "\\+cu[0-9]+" LIMIT_COUNT 1)
+    if(_libtorch_line MATCHES "\\+cu([0-9]+)([0-9])")
+      set(LibTorch_CUDA_VERSION "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}")
+    endif()
+  endif()
+endforeach()
 if(NOT LibTorch_FOUND OR TARGET LibTorch::cpu)
   return()
 endif()
@@ -128,15 +138,7 @@ find_path(LibTorch_CUDA_INCLUDE_DIR cuda_runtime_api.h
 find_path(LibTorch_NCCL_INCLUDE_DIR nccl.h
   HINTS "${_libtorch_site}/nccl" ENV NCCL_HOME ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES include NO_CACHE)
 
-set(_libtorch_built_for "")
-foreach(_libtorch_file build-version version.py)
-  if(EXISTS "${LibTorch_FOLDER}/${_libtorch_file}")
-    file(STRINGS "${LibTorch_FOLDER}/${_libtorch_file}" _libtorch_line REGEX "\\+cu[0-9]+" LIMIT_COUNT 1)
-    if(_libtorch_line MATCHES "\\+cu([0-9]+)[0-9]")
-      set(_libtorch_built_for "${CMAKE_MATCH_1}")
-    endif()
-  endif()
-endforeach()
+string(REGEX REPLACE "\\..*" "" _libtorch_built_for "${LibTorch_CUDA_VERSION}")
 if(NOT LibTorch_CUDA_INCLUDE_DIR)
   set(LibTorch_NO_CUDA "cuda_runtime_api.h was not found beside ${LibTorch_FOLDER} or in a CUDA toolkit (set CUDA_HOME)")
 else()

@@ -80,6 +80,14 @@ std::string build_id_of(const void* address) { return find_build(reinterpret_cas
 
 std::string program_build_id() { return find_build(getauxval(AT_PHDR)); }
 
+LibTorchBuild libtorch_build() {
+  return {.version = LOCKSTEP_LIBTORCH_VERSION,
+          .cuda_version = LOCKSTEP_LIBTORCH_CUDA_VERSION,
+          .folder = LOCKSTEP_LIBTORCH_FOLDER};
+}
+
+std::string compiler() { return LOCKSTEP_COMPILER; }
+
 bool built_with_cuda() noexcept { return LOCKSTEP_CUDA_BUILT != 0; }
 bool built_with_nccl() noexcept { return LOCKSTEP_NCCL_BUILT != 0; }
 

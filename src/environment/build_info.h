@@ -12,6 +12,16 @@ std::string build_id_of(const void* address);
 /// Build id of the running program.
 std::string program_build_id();
 
+/// The LibTorch with which this library was built.
+struct LibTorchBuild {
+  std::string version{};       ///< "2.11.0"; "": built without LibTorch
+  std::string cuda_version{};  ///< "13.0"; "": a LibTorch without CUDA
+  std::string folder{};
+};
+LibTorchBuild libtorch_build();
+
+std::string compiler();  ///< "GNU 12.2.0"
+
 bool built_with_cuda() noexcept;
 bool built_with_nccl() noexcept;
 

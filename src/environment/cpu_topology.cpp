@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include "base/text.h"
@@ -49,6 +50,14 @@ std::int64_t memory_of_meminfo(std::string_view meminfo) {
   return 0;
 }
 
+/// Converts NVML's "00000000:3B:00.0" to the form of sysfs, "0000:3b:00.0".
+std::string sysfs_name(std::string_view pci_bus_id) {
+  constexpr std::size_t kDomainDigits = 4;
+  const std::size_t colon = pci_bus_id.find(':');
+  const std::size_t extra = colon != std::string_view::npos && colon > kDomainDigits ? colon - kDomainDigits : 0;
+  return to_lower(pci_bus_id.substr(extra));
+}
+
 }  // namespace
 
 std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller) {
@@ -89,16 +98,21 @@ std::optional<int> cores_of_cpu_max(std::string_view cpu_max) {
 }
 
 CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read) {
-  CpuTopology topology{.cores = affinity_cores, .memory_bytes = memory_of_meminfo(read("/proc/meminfo").value_or(""))};
+  const std::int64_t machine_memory = memory_of_meminfo(read("/proc/meminfo").value_or(""));
+  CpuTopology topology{
+      .memory_bytes = machine_memory, .affinity_cores = affinity_cores, .machine_memory_bytes = machine_memory};
   const std::string groups = read("/proc/self/cgroup").value_or("");
   const auto limit_cores = [&](std::optional<int> cores) {
-    topology.cores = std::max(1, std::min(topology.cores, cores.value_or(topology.cores)));
+    if (cores) {
+      topology.quota_cores = std::min(*cores, topology.quota_cores.value_or(*cores));
+    }
   };
   for (const std::string& folder : cgroup_folders(groups, "cpu")) {
     limit_cores(cores_of_cpu_max(read(folder + "/cpu.max").value_or("")));
     limit_cores(cores_of_quota(read(folder + "/cpu.cfs_quota_us").value_or(""),
                                read(folder + "/cpu.cfs_period_us").value_or("")));
   }
+  topology.cores = std::max(1, std::min(affinity_cores, topology.quota_cores.value_or(affinity_cores)));
   for (const std::string& folder : cgroup_folders(groups, "memory")) {
     for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
       const auto limit = parse_int(trim(read(folder + name).value_or("")));
@@ -108,6 +122,12 @@ CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read) {
     }
   }
   return topology;
+}
+
+std::optional<int> numa_node_of(std::string_view pci_bus_id, const ReadText& read) {
+  const auto node =
+      parse_int(trim(read(fmt::format("/sys/bus/pci/devices/{}/numa_node", sysfs_name(pci_bus_id))).value_or("")));
+  return node && *node >= 0 ? std::optional(static_cast<int>(*node)) : std::nullopt;
 }
 
 CpuTopology probe_cpu_topology() { return read_cpu_topology(affinity_cores(), read_text_file); }

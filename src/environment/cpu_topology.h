@@ -14,6 +14,10 @@ namespace lockstep {
 struct CpuTopology {
   int cores = 1;
   std::int64_t memory_bytes = 0;
+  // Of what these are the smaller part:
+  int affinity_cores = 1;
+  std::optional<int> quota_cores{};  ///< of the control groups; nullopt: no limit
+  std::int64_t machine_memory_bytes = 0;
 };
 
 /// The control groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, and their parents, as
@@ -26,6 +30,10 @@ CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read);
 
 /// With the affinity mask and files of this process.
 CpuTopology probe_cpu_topology();
+
+/// The NUMA node of a PCI device, with NVML's or the system's form of its address ("00000000:3B:00.0"); nullopt: the
+/// system does not report it.
+std::optional<int> numa_node_of(std::string_view pci_bus_id, const ReadText& read);
 
 /// Cores of a quota, rounded up; nullopt: no limit. v2: cpu.max ("150000 100000"); v1: cpu.cfs_quota_us and
 /// cpu.cfs_period_us.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -62,6 +63,16 @@ class Nvml {
     find_if_there(get_mig_mode, "nvmlDeviceGetMigMode");
     find_if_there(get_mig_count, "nvmlDeviceGetMaxMigDeviceCount");
     find_if_there(get_mig_handle, "nvmlDeviceGetMigDeviceHandleByIndex");
+    find_if_there(get_driver_version, "nvmlSystemGetDriverVersion");
+    find_if_there(get_cuda_version, "nvmlSystemGetCudaDriverVersion_v2");
+    find_if_there(get_capability, "nvmlDeviceGetCudaComputeCapability");
+    find_if_there(get_ecc_mode, "nvmlDeviceGetEccMode");
+    find_if_there(get_ecc_errors, "nvmlDeviceGetTotalEccErrors");
+    find_if_there(get_power_limit, "nvmlDeviceGetPowerManagementLimit");
+    find_if_there(get_default_power_limit, "nvmlDeviceGetPowerManagementDefaultLimit");
+    find_if_there(get_nvlink_state, "nvmlDeviceGetNvLinkState");
+    find_if_there(get_common_ancestor, "nvmlDeviceGetTopologyCommonAncestor");
+    find_if_there(get_p2p_status, "nvmlDeviceGetP2PStatus");
   }
 
   const char* missing = nullptr;  ///< a function that this driver does not have
@@ -81,6 +92,17 @@ class Nvml {
   Result (*get_mig_mode)(Device, unsigned*, unsigned*) = nullptr;
   Result (*get_mig_count)(Device, unsigned*) = nullptr;
   Result (*get_mig_handle)(Device, unsigned, Device*) = nullptr;
+  // Only for reports; null in some drivers.
+  Result (*get_driver_version)(char*, unsigned) = nullptr;
+  Result (*get_cuda_version)(int*) = nullptr;
+  Result (*get_capability)(Device, int*, int*) = nullptr;
+  Result (*get_ecc_mode)(Device, int*, int*) = nullptr;
+  Result (*get_ecc_errors)(Device, int, int, unsigned long long*) = nullptr;
+  Result (*get_power_limit)(Device, unsigned*) = nullptr;
+  Result (*get_default_power_limit)(Device, unsigned*) = nullptr;
+  Result (*get_nvlink_state)(Device, unsigned, int*) = nullptr;
+  Result (*get_common_ancestor)(Device, Device, int*) = nullptr;
+  Result (*get_p2p_status)(Device, Device, int, int*) = nullptr;
 
  private:
   template <class Function>
@@ -198,20 +220,167 @@ NvmlFacts list_gpus(const Nvml& nvml) {
   return facts;
 }
 
+/// False: the driver does not support the question for this device.
+template <class... Parameters, class... Arguments>
+bool ask(Result (*function)(Parameters...), Arguments... arguments) {
+  return function != nullptr && function(arguments...) == kSuccess;
+}
+
+std::optional<double> watts(Result (*function)(Device, unsigned*), Device device) {
+  unsigned milliwatts = 0;
+  return ask(function, device, &milliwatts) ? std::optional(milliwatts / 1000.0) : std::nullopt;
+}
+
+/// nullopt: the GPU is whole.
+std::optional<int> count_instances(const Nvml& nvml, Device device) {
+  unsigned mode = 0;
+  unsigned pending = 0;
+  unsigned most = 0;
+  if (!ask(nvml.get_mig_mode, device, &mode, &pending) || mode == 0 || !ask(nvml.get_mig_count, device, &most)) {
+    return std::nullopt;
+  }
+  int count = 0;
+  for (unsigned index = 0; index < most; ++index) {
+    Device instance = nullptr;
+    count += ask(nvml.get_mig_handle, device, index, &instance) ? 1 : 0;
+  }
+  return count;
+}
+
+int count_nvlinks(const Nvml& nvml, Device device) {
+  constexpr unsigned kMaxLinks = 64;  // more than any GPU has
+  int active_links = 0;
+  int active = 0;
+  for (unsigned link = 0; link < kMaxLinks && ask(nvml.get_nvlink_state, device, link, &active); ++link) {
+    active_links += active != 0 ? 1 : 0;
+  }
+  return active_links;
+}
+
+/// The answer of the GPU itself; of the rest some GPUs support only a part.
+Result examine(const Nvml& nvml, Device device, GpuDetails& gpu) {
+  constexpr int kUncorrected = 1;
+  constexpr int kSinceLoaded = 0;
+  std::array<char, 96> text{};
+  const auto text_size = static_cast<unsigned>(text.size());
+  if (const Result result = nvml.get_uuid(device, text.data(), text_size); result != kSuccess) {
+    return result;
+  }
+  gpu.uuid = text.data();
+  Memory memory{};
+  if (const Result result = nvml.get_memory(device, &memory); result != kSuccess) {
+    return result;
+  }
+  gpu.memory_bytes = static_cast<std::int64_t>(memory.total);
+  gpu.free_bytes = static_cast<std::int64_t>(memory.free);
+  if (ask(nvml.get_name, device, text.data(), text_size)) {
+    gpu.name = text.data();
+  }
+  PciInfo pci{};
+  if (ask(nvml.get_pci_info, device, &pci)) {
+    gpu.pci_bus_id = pci.bus_id;
+  }
+  int major = 0;
+  int minor = 0;
+  if (ask(nvml.get_capability, device, &major, &minor)) {
+    gpu.compute_capability = fmt::format("{}.{}", major, minor);
+  }
+  if (int mode = 0; ask(nvml.get_compute_mode, device, &mode)) {
+    gpu.compute_mode = mode == kProhibited         ? GpuComputeMode::prohibited
+                       : mode == kExclusiveProcess ? GpuComputeMode::exclusive
+                                                   : GpuComputeMode::shared;
+  }
+  int enabled = 0;
+  int pending = 0;
+  if (ask(nvml.get_ecc_mode, device, &enabled, &pending)) {
+    gpu.ecc = enabled != 0;
+  }
+  if (unsigned long long errors = 0; ask(nvml.get_ecc_errors, device, kUncorrected, kSinceLoaded, &errors)) {
+    gpu.uncorrected_errors = static_cast<std::int64_t>(errors);
+  }
+  gpu.mig_instances = count_instances(nvml, device);
+  gpu.power_limit_w = watts(nvml.get_power_limit, device);
+  gpu.default_power_limit_w = watts(nvml.get_default_power_limit, device);
+  gpu.nvlinks = count_nvlinks(nvml, device);
+  gpu.processes = list_processes(nvml, device);
+  return kSuccess;
+}
+
+GpuPair examine_pair(const Nvml& nvml, Device a, Device b) {
+  enum Question : int { kRead = 0, kNvlink = 2 };
+  GpuPair pair{};
+  int status = 0;  // 0: yes
+  if (ask(nvml.get_p2p_status, a, b, static_cast<int>(kRead), &status)) {
+    pair.peer_access = status == 0;
+  }
+  int level = 0;
+  if (ask(nvml.get_p2p_status, a, b, static_cast<int>(kNvlink), &status) && status == 0) {
+    pair.path = "NVLink";
+  } else if (ask(nvml.get_common_ancestor, a, b, &level)) {
+    pair.path = level <= 10 ? "PIX" : level <= 20 ? "PXB" : level <= 30 ? "PHB" : level <= 40 ? "NODE" : "SYS";
+  }
+  return pair;
+}
+
+void examine_all(const Nvml& nvml, DriverDetails& driver) {
+  std::array<char, 96> text{};
+  if (ask(nvml.get_driver_version, text.data(), static_cast<unsigned>(text.size()))) {
+    driver.version = text.data();
+  }
+  if (int version = 0; ask(nvml.get_cuda_version, &version)) {
+    driver.cuda_version = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  }
+  unsigned count = 0;
+  if (const Result result = nvml.get_count(&count); result != kSuccess) {
+    driver.note = fmt::format("the NVIDIA driver cannot count the GPUs: {}", nvml.error_string(result));
+    return;
+  }
+  std::vector<std::pair<int, Device>> answering;
+  for (unsigned index = 0; index < count; ++index) {
+    Device device = nullptr;
+    GpuDetails gpu{.number = static_cast<int>(index)};
+    Result result = nvml.get_handle(index, &device);
+    result = result == kSuccess ? examine(nvml, device, gpu) : result;
+    if (result == kSuccess) {
+      answering.emplace_back(gpu.number, device);
+    } else if (result == kNoPermission) {
+      gpu.hidden = true;
+    } else {
+      gpu.error = nvml.error_string(result);
+    }
+    driver.gpus.push_back(std::move(gpu));
+  }
+  for (auto a = answering.begin(); a != answering.end(); ++a) {
+    for (auto b = std::next(a); b != answering.end(); ++b) {
+      GpuPair pair = examine_pair(nvml, a->second, b->second);
+      pair.a = a->first;
+      pair.b = b->first;
+      driver.pairs.push_back(std::move(pair));
+    }
+  }
+}
+
+struct WhyNot {
+  DriverState state;
+  std::string text;
+};
+
 /// nullopt: loaded; else the reason why not.
-std::optional<std::string> with_nvml(const char* library, const std::function<void(const Nvml&)>& ask) {
+std::optional<WhyNot> with_nvml(const char* library, const std::function<void(const Nvml&)>& use) {
   const std::unique_ptr<void, CloseLibrary> handle(dlopen(library, RTLD_NOW | RTLD_LOCAL));
   if (!handle) {
-    return fmt::format("no NVIDIA driver ({} cannot be loaded)", library);
+    return WhyNot{DriverState::absent, fmt::format("no NVIDIA driver ({} cannot be loaded)", library)};
   }
   const Nvml nvml(handle.get());
   if (nvml.missing != nullptr) {
-    return fmt::format("the NVIDIA driver is too old ({} has no {})", library, nvml.missing);
+    return WhyNot{DriverState::unusable,
+                  fmt::format("the NVIDIA driver is too old ({} has no {})", library, nvml.missing)};
   }
   if (const Result result = nvml.init(); result != kSuccess) {
-    return fmt::format("the NVIDIA driver does not start: {}", nvml.error_string(result));
+    return WhyNot{DriverState::unusable,
+                  fmt::format("the NVIDIA driver does not start: {}", nvml.error_string(result))};
   }
-  ask(nvml);
+  use(nvml);
   nvml.shutdown();
   return std::nullopt;
 }
@@ -221,9 +390,20 @@ std::optional<std::string> with_nvml(const char* library, const std::function<vo
 NvmlFacts query_nvml(const char* library) {
   NvmlFacts facts{};
   if (const auto why_not = with_nvml(library, [&](const Nvml& nvml) { facts = list_gpus(nvml); })) {
-    facts.note = *why_not;
+    facts.note = why_not->text;
   }
   return facts;
+}
+
+DriverDetails query_driver(const char* library) {
+  DriverDetails driver{};
+  if (const auto why_not = with_nvml(library, [&](const Nvml& nvml) { examine_all(nvml, driver); })) {
+    driver.state = why_not->state;
+    driver.note = why_not->text;
+  } else {
+    driver.state = DriverState::running;
+  }
+  return driver;
 }
 
 std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library) {

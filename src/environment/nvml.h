@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,53 @@ struct GpuProcess {
   std::int64_t pid = 0;
   std::int64_t bytes = 0;
 };
+
+enum class DriverState { absent, unusable, running };
+
+enum class GpuComputeMode { shared, exclusive, prohibited };
+
+/// A whole GPU, divided into instances or not.
+struct GpuDetails {
+  int number = 0;       ///< NVML's, in PCI bus order
+  std::string error{};  ///< why it does not answer; the rest is then not known
+  bool hidden = false;  ///< it belongs to others: this process has no permission
+  std::string name{};
+  std::string uuid{};
+  std::string pci_bus_id{};
+  std::string compute_capability{};  ///< "9.0"
+  std::int64_t memory_bytes = 0;
+  std::int64_t free_bytes = 0;
+  GpuComputeMode compute_mode = GpuComputeMode::shared;
+  std::optional<bool> ecc{};
+  std::int64_t uncorrected_errors = 0;  ///< ECC errors since the driver was loaded
+  std::optional<int> mig_instances{};   ///< nullopt: not in MIG mode
+  std::optional<double> power_limit_w{};
+  std::optional<double> default_power_limit_w{};
+  int nvlinks = 0;  ///< active ones
+  std::vector<GpuProcess> processes{};
+};
+
+/// Two GPUs of a machine.
+struct GpuPair {
+  int a = 0;
+  int b = 0;
+  /// What lies between them, in the words of nvidia-smi: "NVLink", "PIX" and "PXB" (PCI bridges), "PHB" (the CPU's
+  /// bridge), "NODE", "SYS" (another NUMA node); "": not known.
+  std::string path{};
+  std::optional<bool> peer_access{};  ///< each can read the memory of the other
+};
+
+struct DriverDetails {
+  DriverState state = DriverState::absent;
+  std::string note{};          ///< why it is not running, or cannot count the GPUs
+  std::string version{};       ///< "580.65.06"
+  std::string cuda_version{};  ///< newest CUDA that it supports: "13.0"
+  std::vector<GpuDetails> gpus{};
+  std::vector<GpuPair> pairs{};  ///< of the GPUs that answer
+};
+
+/// All that a report on the machine needs. Never throws.
+DriverDetails query_driver(const char* library = "libnvidia-ml.so.1");
 
 /// The processes that use the GPU with this UUID; {}: none, or not known.
 std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library = "libnvidia-ml.so.1");

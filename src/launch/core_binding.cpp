@@ -24,19 +24,10 @@ std::optional<std::string> read_text(const std::string& path) {
   return std::move(text).str();
 }
 
-/// Converts NVML's "00000000:3B:00.0" to the form of sysfs, "0000:3b:00.0".
-std::string sysfs_name(std::string_view pci_bus_id) {
-  constexpr std::size_t kDomainDigits = 4;
-  const std::size_t colon = pci_bus_id.find(':');
-  const std::size_t extra = colon != std::string_view::npos && colon > kDomainDigits ? colon - kDomainDigits : 0;
-  return to_lower(pci_bus_id.substr(extra));
-}
-
 /// {}: unknown.
 std::vector<int> cores_near(const Gpu& gpu, const std::vector<int>& allowed, const ReadText& read) {
-  const std::string device = fmt::format("/sys/bus/pci/devices/{}/numa_node", sysfs_name(gpu.pci_bus_id));
-  const auto node = parse_int(trim(read(device).value_or("")));
-  if (!node || *node < 0) {
+  const auto node = numa_node_of(gpu.pci_bus_id, read);
+  if (!node) {
     return {};
   }
   const auto near =

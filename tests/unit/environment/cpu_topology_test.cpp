@@ -45,6 +45,9 @@ TEST(CpuTopology, IsLimitedByEveryControlGroup) {
   const CpuTopology topology = topology_of(16, files);
   EXPECT_EQ(topology.cores, 3);
   EXPECT_EQ(topology.memory_bytes, 536870912);
+  EXPECT_EQ(topology.affinity_cores, 16);
+  EXPECT_EQ(topology.quota_cores, 3);
+  EXPECT_EQ(topology.machine_memory_bytes, std::int64_t{1} << 30);
 
   files["/sys/fs/cgroup/outer/cpu.max"] = "max 100000\n";
   EXPECT_EQ(topology_of(16, files).cores, 8);

@@ -2,7 +2,9 @@
 // error>". By the documented ABI, not by the types of the code under test.
 //
 // States: free; busy (in use); exclusive; taken (exclusive, in use); prohibited; hidden (no permission, as for a
-// container's share of a machine); lost; dying (lost after it was found); mig:<n> (n instances).
+// container's share of a machine); lost; dying (lost after it was found); mig:<n> (n instances); worn (2 uncorrected
+// ECC errors); throttled (300 W of 700 W); unplugged (17 of 18 NVLinks). GPUs 0 and 1, 2 and 3, ... are connected by
+// NVLink. The driver is 580.65.06, or LOCKSTEP_TEST_DRIVER.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -131,6 +133,58 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void* device, unsigned index, void** ins
     return kNotFound;
   }
   *instance = &instances[index - 1];
+  return kSuccess;
+}
+
+int nvmlSystemGetDriverVersion(char* text, unsigned size) {
+  const char* version = std::getenv("LOCKSTEP_TEST_DRIVER");
+  return copy(version == nullptr ? "580.65.06" : version, text, size);
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = 13000;
+  return kSuccess;
+}
+
+int nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) {
+  *major = 9;
+  *minor = 0;
+  return kSuccess;
+}
+
+int nvmlDeviceGetEccMode(void*, int* current, int* pending) {
+  *current = *pending = 1;
+  return kSuccess;
+}
+
+int nvmlDeviceGetTotalEccErrors(void* device, int kind, int since, unsigned long long* count) {
+  *count = is(device, "worn") && kind == 1 && since == 0 ? 2 : 0;
+  return kSuccess;
+}
+
+int nvmlDeviceGetPowerManagementLimit(void* device, unsigned* milliwatts) {
+  *milliwatts = is(device, "throttled") ? 300'000 : 700'000;
+  return kSuccess;
+}
+
+int nvmlDeviceGetPowerManagementDefaultLimit(void*, unsigned* milliwatts) {
+  *milliwatts = 700'000;
+  return kSuccess;
+}
+
+int nvmlDeviceGetNvLinkState(void* device, unsigned link, int* active) {
+  *active = link == 3 && is(device, "unplugged") ? 0 : 1;
+  return link < 18 ? kSuccess : 2;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(void* a, void* b, int* level) {
+  *level = get(a)->number / 4 == get(b)->number / 4 ? 40 : 50;
+  return kSuccess;
+}
+
+int nvmlDeviceGetP2PStatus(void* a, void* b, int question, int* status) {
+  const bool neighbours = get(a)->number / 2 == get(b)->number / 2;
+  *status = question == 0 || (question == 2 && neighbours) ? 0 : 5;
   return kSuccess;
 }
 

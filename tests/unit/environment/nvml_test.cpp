@@ -114,6 +114,75 @@ TEST(Nvml, ListsTheProcessesOfAGpu) {
   EXPECT_TRUE(gpu_processes("GPU-a", "libno_such_driver.so").empty());
 }
 
+DriverDetails details(const char* gpus) {
+  const Machine machine(gpus);
+  return query_driver(LOCKSTEP_FAKE_NVML);
+}
+
+TEST(NvmlDetails, AreThoseOfEveryGpu) {
+  const DriverDetails driver = details("GPU-a free,GPU-b busy,GPU-c worn,GPU-d throttled,GPU-e unplugged");
+  EXPECT_EQ(driver.state, DriverState::running);
+  EXPECT_EQ(driver.note, "");
+  EXPECT_EQ(driver.version, "580.65.06");
+  EXPECT_EQ(driver.cuda_version, "13.0");
+  ASSERT_EQ(driver.gpus.size(), 5U);
+  const GpuDetails& first = driver.gpus[0];
+  EXPECT_EQ(first.uuid, "GPU-a");
+  EXPECT_EQ(first.pci_bus_id, "00000000:01:00.0");
+  EXPECT_EQ(first.compute_capability, "9.0");
+  EXPECT_EQ(first.memory_bytes, 100);
+  EXPECT_EQ(first.ecc, true);
+  EXPECT_EQ(first.uncorrected_errors, 0);
+  EXPECT_EQ(first.mig_instances, std::nullopt);
+  EXPECT_EQ(first.power_limit_w, 700);
+  EXPECT_EQ(first.default_power_limit_w, 700);
+  EXPECT_EQ(first.nvlinks, 18);
+  EXPECT_THAT(first.processes, IsEmpty());
+  EXPECT_EQ(driver.gpus[1].processes.size(), 3U);
+  EXPECT_EQ(driver.gpus[2].uncorrected_errors, 2);
+  EXPECT_EQ(driver.gpus[3].power_limit_w, 300);
+  EXPECT_EQ(driver.gpus[4].nvlinks, 17);
+}
+
+TEST(NvmlDetails, NameGpusThatDoNotAnswer) {
+  const DriverDetails driver = details("GPU-0 lost,GPU-1 hidden,GPU-2 dying,GPU-3 prohibited,GPU-4 mig:2,GPU-5 mig:0");
+  ASSERT_EQ(driver.gpus.size(), 6U);
+  EXPECT_EQ(driver.gpus[0].error, "GPU is lost");
+  EXPECT_TRUE(driver.gpus[1].hidden);
+  EXPECT_EQ(driver.gpus[1].error, "");
+  EXPECT_EQ(driver.gpus[2].error, "GPU is lost");
+  EXPECT_EQ(driver.gpus[3].compute_mode, GpuComputeMode::prohibited);
+  EXPECT_EQ(driver.gpus[4].mig_instances, 2);
+  EXPECT_EQ(driver.gpus[4].memory_bytes, 500) << "of the whole GPU";
+  EXPECT_EQ(driver.gpus[5].mig_instances, 0);
+  EXPECT_EQ(driver.pairs.size(), 3U) << "only between GPUs that answer";
+}
+
+TEST(NvmlDetails, KnowWhatLiesBetweenTwoGpus) {
+  const DriverDetails driver = details("GPU-0 free,GPU-1 free,GPU-2 free,GPU-3 free,GPU-4 free");
+  const auto path = [&](int a, int b) {
+    for (const GpuPair& pair : driver.pairs) {
+      if (pair.a == a && pair.b == b) {
+        return pair.path;
+      }
+    }
+    return std::string("no such pair");
+  };
+  EXPECT_EQ(driver.pairs.size(), 10U);
+  EXPECT_EQ(path(0, 1), "NVLink");
+  EXPECT_EQ(path(1, 2), "NODE");
+  EXPECT_EQ(path(0, 4), "SYS");
+  EXPECT_EQ(driver.pairs[0].peer_access, true);
+}
+
+TEST(NvmlDetails, SayWhyThereIsNoDriver) {
+  EXPECT_EQ(query_driver("libno_such_driver.so").state, DriverState::absent);
+  EXPECT_EQ(query_driver("libm.so.6").state, DriverState::unusable);
+  const DriverDetails broken = details("18");
+  EXPECT_EQ(broken.state, DriverState::unusable);
+  EXPECT_EQ(broken.note, "the NVIDIA driver does not start: Driver/library version mismatch");
+}
+
 TEST(Nvml, AndCudasVariableGiveTheVisibleGpus) {
   const auto shown = [](const char* gpus, const char* visible_devices) {
     Hardware hardware{.visible_devices = visible_devices};
