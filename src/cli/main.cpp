@@ -15,7 +15,10 @@
 #include "base/text.h"
 #include "cli/compare_command.h"
 #include "cli/ctl_command.h"
+#include "cli/list_command.h"
+#include "cli/report_command.h"
 #include "cli/run_command.h"
+#include "cli/top_command.h"
 #include "cli/verify_command.h"
 
 namespace lockstep {
@@ -26,6 +29,9 @@ constexpr std::string_view kUsage =
     "  run [flags] -- program   start and watch one process per rank; see lockstep run --help\n"
     "  verify DIR               read every byte of a run's checkpoints; see lockstep verify --help\n"
     "  compare A B              find the first difference of two runs; see lockstep compare --help\n"
+    "  list [DIR]               the runs in a directory; see lockstep list --help\n"
+    "  report RUN...            write an HTML file with the curves and events of runs; see lockstep report --help\n"
+    "  top RUN                  show a run in the terminal while it trains; see lockstep top --help\n"
     "  ctl RUN COMMAND          stop, save, validate or report a running training; see lockstep ctl --help\n"
     "  --version\n";
 
@@ -40,6 +46,15 @@ int command(std::span<const std::string> args, const Variables& variables) {
   if (first == "compare") {
     return compare_command(args.subspan(1));
   }
+  if (first == "list") {
+    return list_command(args.subspan(1));
+  }
+  if (first == "report") {
+    return report_command(args.subspan(1));
+  }
+  if (first == "top") {
+    return top_command(args.subspan(1), variables);
+  }
   if (first == "ctl") {
     return ctl_command(args.subspan(1));
   }
@@ -52,7 +67,7 @@ int command(std::span<const std::string> args, const Variables& variables) {
     return 0;
   }
   throw ConfigError(fmt::format("{}: unknown command", printable(first)),
-                    "expected run, verify, compare or ctl; see lockstep --help");
+                    "expected run, verify, compare, list, report, top or ctl; see lockstep --help");
 }
 
 }  // namespace

@@ -26,25 +26,6 @@ std::string quoted(std::string_view name) {
   return text + '"';
 }
 
-/// The cells of a header row. A quote inside a quoted cell is doubled, so it ends the cell and starts it again.
-std::vector<std::string> parse_header(std::string_view line) {
-  std::vector<std::string> cells(1);
-  bool inside = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '"') {
-      if (!inside && i > 0 && line[i - 1] == '"') {
-        cells.back() += '"';
-      }
-      inside = !inside;
-    } else if (line[i] == ',' && !inside) {
-      cells.emplace_back();
-    } else {
-      cells.back() += line[i];
-    }
-  }
-  return cells;
-}
-
 std::string number(double value) {
   if (std::isnan(value)) {
     return "NaN";
@@ -107,7 +88,7 @@ class CsvSink final : public MetricSink {
     if (columns_.empty()) {
       const std::string text = read_metric_file(fs_, path_);
       if (!text.empty()) {
-        columns_ = parse_header(first_line(text));
+        columns_ = csv_cells(first_line(text));
       }
     }
     return columns_;

@@ -66,6 +66,24 @@ ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::i
 
 void append_text(WritableFile& file, std::string_view text) { file.append(std::as_bytes(std::span(text))); }
 
+std::vector<std::string> csv_cells(std::string_view line) {
+  std::vector<std::string> cells(1);
+  bool inside = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      if (!inside && i > 0 && line[i - 1] == '"') {
+        cells.back() += '"';
+      }
+      inside = !inside;
+    } else if (line[i] == ',' && !inside) {
+      cells.emplace_back();
+    } else {
+      cells.back() += line[i];
+    }
+  }
+  return cells;
+}
+
 Json metric_row(std::int64_t step, std::span<const MetricValue> metrics) {
   Json row{{"step", step}, {"time", utc_time()}};
   for (const MetricValue& metric : metrics) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <lockstep/base/file_system.h>
 #include <lockstep/report/metric_sink.h>
@@ -25,6 +26,9 @@ ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::i
 
 /// Appends with one write, so that a row is complete or missing.
 void append_text(WritableFile& file, std::string_view text);
+
+/// The cells of a header row. A quote inside a quoted cell is doubled, so it ends the cell and starts it again.
+std::vector<std::string> csv_cells(std::string_view line);
 
 /// {"step":20,"time":"...","loss":2.1,...}
 Json metric_row(std::int64_t step, std::span<const MetricValue> metrics);

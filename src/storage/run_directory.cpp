@@ -7,10 +7,13 @@
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/descriptor.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 
@@ -55,6 +58,16 @@ std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const Path& directory) no
   } catch (const std::exception&) {
     return nullptr;
   }
+}
+
+bool is_run_in_use(const Path& directory) noexcept {
+  for (const Path& file : {directory / kLockName, directory / kCheckpoints / kLockName}) {
+    const Descriptor lock(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (lock.is_open() && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      return true;
+    }
+  }
+  return false;
 }
 
 RunDirectory::RunDirectory(FileSystem& fs, const Path& directory, const LaunchName& launch)

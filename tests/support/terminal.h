@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <pty.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 namespace lockstep {
@@ -49,6 +50,14 @@ class OnTerminal {
 
   void type(const std::string& keys) const {
     ASSERT_EQ(write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
+  }
+
+  void signal(int number) const { kill(pid_, number); }
+
+  /// Whether the terminal shows typed keys and collects them to lines, as a shell expects.
+  bool echoes() const {
+    termios settings{};
+    return tcgetattr(terminal_, &settings) == 0 && (settings.c_lflag & ECHO) != 0 && (settings.c_lflag & ICANON) != 0;
   }
 
   /// Reads until `text` appears ("" : until the program ends). False: it did not appear within a minute.

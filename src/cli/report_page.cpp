@@ -1,0 +1,372 @@
+#include "cli/report_page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/version.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kMostPoints = 2000;  // per curve: more than a screen has columns
+constexpr std::size_t kMostSaves = 200;    // events of a run
+constexpr std::size_t kMostOthers = 800;
+
+std::string escaped(std::string_view text) {
+  std::string safe;
+  for (const char c : printable(text)) {
+    switch (c) {
+      case '&':
+        safe += "&amp;";
+        break;
+      case '<':
+        safe += "&lt;";
+        break;
+      case '>':
+        safe += "&gt;";
+        break;
+      case '"':
+        safe += "&quot;";
+        break;
+      case '\'':
+        safe += "&#39;";
+        break;
+      default:
+        safe += c;
+    }
+  }
+  return safe;
+}
+
+/// JSON inside of a script element: nothing in it may end the element.
+std::string escaped_json(const Json& value) {
+  std::string safe;
+  for (const char c : dump_json(value)) {
+    if (c == '<' || c == '>' || c == '&') {
+      safe += fmt::format("\\u{:04x}", static_cast<int>(c));
+    } else {
+      safe += c;
+    }
+  }
+  return safe;
+}
+
+std::string number(double value) {
+  if (std::isnan(value)) {
+    return "NaN";
+  }
+  return std::isinf(value) ? (value > 0 ? "Infinity" : "-Infinity") : fmt::format("{:.6g}", value);
+}
+
+/// Seven digits are more than a screen can show, and half the size.
+double shortened(double value) { return parse_double(fmt::format("{:.7g}", value)).value_or(value); }
+
+std::string cell(std::string_view kind, std::string_view safe_text) {
+  return fmt::format("<td{}>{}</td>", kind.empty() ? "" : fmt::format(" class=\"{}\"", kind), safe_text);
+}
+
+std::string head(std::span<const std::string> safe_titles) {
+  std::string text = "<thead><tr>";
+  for (const std::string& title : safe_titles) {
+    text += "<th scope=\"col\">" + title + "</th>";
+  }
+  return text + "</tr></thead>";
+}
+
+std::string utc_text(double time) {
+  const auto whole = static_cast<std::int64_t>(time);
+  const std::chrono::sys_days day{std::chrono::days(whole / 86400)};
+  const std::chrono::year_month_day date(day);
+  const std::int64_t second = whole % 86400;
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", static_cast<int>(date.year()),
+                     static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()), second / 3600,
+                     second / 60 % 60);
+}
+
+std::string overview(std::span<const RunData> runs) {
+  const std::vector<std::string> titles{"run",  "state", "step",          "epoch",      "loss",
+                                        "best", "begin", "last activity", "checkpoints"};
+  std::string text = "<table>" + head(titles) + "<tbody>\n";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const RunData& run = runs[i];
+    const MetricSeries* loss = run.metrics.find("loss");
+    const auto& checkpoints = run.checkpoints;
+    const std::string state = fmt::format("<span class=\"state {0}\">{0}</span>", to_string(run.state));
+    text += "<tr><th scope=\"row\">" +
+            fmt::format("<span class=\"swatch\" style=\"background:var(--run{})\"></span>", i % 7) + escaped(run.name) +
+            "</th>" + cell("", state) + cell("", with_commas(static_cast<double>(run.last_step))) +
+            cell("", run.epoch ? number(*run.epoch) : "-") +
+            cell("", loss != nullptr ? number(loss->values.back()) : "-") +
+            cell("", checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor,
+                                                            number(checkpoints.best_value), *checkpoints.best))
+                                      : "-") +
+            cell("", run.started > 0 ? utc_text(run.started) : "-") +
+            cell("", run.last_activity > 0 ? utc_text(run.last_activity) : "-") +
+            cell("", checkpoints.steps.empty()
+                         ? "-"
+                         : fmt::format("{}, {}", checkpoints.steps.size(), human_bytes(checkpoints.bytes))) +
+            "</tr>\n";
+  }
+  return text + "</tbody></table>";
+}
+
+std::string notes(std::span<const RunData> runs) {
+  std::string text;
+  for (const RunData& run : runs) {
+    const bool is_news = run.state == RunState::failed || run.state == RunState::stopped;
+    if (is_news && !run.why.empty()) {
+      text += fmt::format("<li>{}: {}</li>\n", escaped(run.name), escaped(first_line(run.why)));
+    }
+    for (const std::string& note : run.notes) {
+      text += fmt::format("<li>{}: {}</li>\n", escaped(run.name), escaped(note));
+    }
+  }
+  return text.empty() ? text : "<ul class=\"notes\">\n" + text + "</ul>";
+}
+
+/// Curves that share a chart: a metric of the training, and the same one of the validation.
+struct Group {
+  std::string title{};
+  std::vector<std::string> series{};
+};
+
+std::vector<Group> groups_of(std::span<const RunData> runs) {
+  constexpr std::string_view kValidation = "val_";
+  std::vector<std::string> names;
+  for (const char* first : {"loss", "lr", "grad_norm", "samples_per_s"}) {
+    names.emplace_back(first);
+  }
+  for (const RunData& run : runs) {
+    for (const MetricSeries& series : run.metrics.series) {
+      names.push_back(series.name);
+    }
+  }
+  std::set<std::string> present;
+  for (const RunData& run : runs) {
+    for (const MetricSeries& series : run.metrics.series) {
+      present.insert(series.name);
+    }
+  }
+  std::set<std::string> done;
+  std::vector<Group> groups;
+  for (const std::string& name : names) {
+    const bool is_validation = name.starts_with(kValidation);
+    const std::string title = is_validation ? name.substr(kValidation.size()) : name;
+    const std::string validation = std::string(kValidation) + title;
+    const bool has_training = present.contains(title);
+    if ((!has_training && !present.contains(validation)) || !done.insert(title).second) {
+      continue;
+    }
+    Group group{.title = has_training ? title : validation};
+    for (const std::string& metric : {title, validation}) {
+      if (present.contains(metric)) {
+        group.series.push_back(metric);
+      }
+    }
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+/// Readable without a script.
+std::string values_table(std::span<const RunData> runs, std::span<const Group> groups) {
+  std::vector<std::string> titles{"metric"};
+  for (const RunData& run : runs) {
+    const std::string of = runs.size() > 1 ? ", " + escaped(run.name) : "";
+    for (const char* title : {"last", "at step", "smallest", "largest"}) {
+      titles.push_back(title + of);
+    }
+  }
+  std::string text = "<table>" + head(titles) + "<tbody>\n";
+  for (const Group& group : groups) {
+    for (const std::string& metric : group.series) {
+      text += "<tr><th scope=\"row\">" + escaped(metric) + "</th>";
+      for (const RunData& run : runs) {
+        const MetricSeries* series = run.metrics.find(metric);
+        if (series == nullptr) {
+          text += "<td>-</td><td>-</td><td>-</td><td>-</td>";
+          continue;
+        }
+        std::vector<double> finite;
+        std::ranges::copy_if(series->values, std::back_inserter(finite), [](double v) { return std::isfinite(v); });
+        text += cell("", number(series->values.back())) +
+                cell("", with_commas(static_cast<double>(series->steps.back()))) +
+                cell("", finite.empty() ? "-" : number(std::ranges::min(finite))) +
+                cell("", finite.empty() ? "-" : number(std::ranges::max(finite)));
+      }
+      text += "</tr>\n";
+    }
+  }
+  return text + (groups.empty() ? "<tr><td>No metric has been written yet.</td></tr>" : "") + "</tbody></table>";
+}
+
+Json series_data(const MetricSeries& series) {
+  const ThinSeries points = thin(series, kMostPoints);
+  Json values = Json::array();
+  for (const double value : points.values) {
+    values.push_back(std::isnan(value) ? Json() : Json(shortened(value)));
+  }
+  Json gaps = Json::array();
+  for (const auto& [step, value] : points.gaps) {
+    gaps.push_back({step, number(value)});
+  }
+  return {{"s", points.steps}, {"v", std::move(values)}, {"g", std::move(gaps)}};
+}
+
+std::string event_text(const RunEvent& event) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : event.fields.items()) {
+    const std::string text = value.is_string() ? value.get<std::string>() : dump_json(value);
+    const bool is_sentence = name == "why" || name == "what";
+    parts.push_back(printable(is_sentence ? text : fmt::format("{} {}", name, text)));
+  }
+  return join(parts, ", ");
+}
+
+/// The latest ones; saves are many and say little.
+Json events_data(const RunData& run, std::size_t& left_out) {
+  std::size_t saves = 0;
+  std::size_t others = 0;
+  std::vector<Json> kept;
+  for (auto event = run.events.rbegin(); event != run.events.rend(); ++event) {
+    if (event->name == "save" ? saves++ >= kMostSaves : others++ >= kMostOthers) {
+      ++left_out;
+      continue;
+    }
+    Json json{{"time", event->time}, {"name", printable(event->name)}, {"text", event_text(*event)}};
+    if (event->step) {
+      json["step"] = *event->step;
+    }
+    kept.push_back(std::move(json));
+  }
+  std::ranges::reverse(kept);
+  return kept;
+}
+
+Json pairs(const Texts& texts) {
+  Json all = Json::array();
+  for (const auto& [name, value] : texts) {
+    all.push_back({printable(name), printable(value)});
+  }
+  return all;
+}
+
+/// The settings in which the runs differ; of a single run, those that differ from lockstep's defaults.
+Json differences(std::span<const RunData> runs) {
+  std::vector<Texts> columns;
+  for (const RunData& run : runs) {
+    columns.push_back(run.settings);
+  }
+  if (runs.size() == 1) {
+    columns.push_back(config_values(TrainConfig{}));
+  }
+  std::vector<std::string> names;
+  std::vector<std::map<std::string, std::string>> tables;
+  for (const Texts& column : columns) {
+    tables.emplace_back(column.begin(), column.end());
+    for (const auto& [name, value] : column) {
+      if (std::ranges::find(names, name) == names.end()) {
+        names.push_back(name);
+      }
+    }
+  }
+  Json rows = Json::array();
+  for (const std::string& name : names) {
+    Json row{printable(name)};
+    std::set<std::string> values;
+    for (const auto& table : tables) {
+      const auto found = table.find(name);
+      const std::string value = found == table.end() ? "-" : printable(found->second);
+      values.insert(value);
+      row.push_back(value.empty() ? "(empty)" : value);
+    }
+    if (values.size() > 1 && (runs.size() > 1 || tables.front().contains(name))) {
+      rows.push_back(std::move(row));
+    }
+  }
+  const bool known = std::ranges::any_of(runs, [](const RunData& run) { return !run.settings.empty(); });
+  const char* title =
+      runs.size() > 1 ? "Settings in which the runs differ" : "Settings that differ from lockstep's defaults";
+  return {{"title", known ? title : ""}, {"rows", std::move(rows)}};
+}
+
+std::string title_of(std::span<const RunData> runs) {
+  std::vector<std::string> names;
+  for (const RunData& run : runs) {
+    names.push_back(run.name);
+  }
+  return escaped(names.size() <= 4 ? join(names, ", ")
+                                   : fmt::format("{} and {} other runs", names[0], names.size() - 1));
+}
+
+}  // namespace
+
+Json report_data(std::span<const RunData> runs) {
+  Json all = Json::array();
+  for (const RunData& run : runs) {
+    Json metrics = Json::object();
+    for (const MetricSeries& series : run.metrics.series) {
+      metrics[series.name] = series_data(series);
+    }
+    Json times = Json::array();
+    for (const RankTimes& rank : run.times) {
+      Json seconds = Json::array();
+      for (const auto& [name, value] : rank.seconds) {
+        seconds.push_back({printable(name), shortened(value)});
+      }
+      times.push_back({{"rank", rank.rank}, {"seconds", std::move(seconds)}});
+    }
+    std::size_t left_out = 0;
+    Json events = events_data(run, left_out);
+    all.push_back({{"name", printable(run.name)},
+                   {"lastActivity", run.last_activity},
+                   {"metrics", std::move(metrics)},
+                   {"events", std::move(events)},
+                   {"eventsLeftOut", left_out},
+                   {"times", std::move(times)},
+                   {"settings", pairs(run.settings)},
+                   {"environment", pairs(run.environment)}});
+  }
+  Json groups = Json::array();
+  for (const Group& group : groups_of(runs)) {
+    groups.push_back({{"title", group.title}, {"series", group.series}});
+  }
+  return {{"runs", std::move(all)}, {"groups", std::move(groups)}, {"differences", differences(runs)}};
+}
+
+std::string report_page(std::span<const RunData> runs, double now) {
+  const auto groups = groups_of(runs);
+  const std::map<std::string, std::string, std::less<>> places{
+      {"title", title_of(runs)},
+      {"subtitle",
+       fmt::format("Training report of {}, {}", utc_text(now), counted(static_cast<std::int64_t>(runs.size()), "run"))},
+      {"overview", overview(runs)},
+      {"notes", notes(runs)},
+      {"values", values_table(runs, groups)},
+      {"data", escaped_json(report_data(runs))},
+      {"footer", fmt::format("Written by lockstep {}. Curves have at most {} points; every interval keeps its smallest "
+                             "and its largest value.",
+                             LOCKSTEP_VERSION, with_commas(kMostPoints))}};
+  // One pass: a text of a run that looks like a place stays a text.
+  std::string page;
+  std::string_view rest = kReportTemplate;
+  for (std::size_t open = rest.find("{{"); open != std::string_view::npos; open = rest.find("{{")) {
+    const std::size_t close = rest.find("}}", open);
+    LOCKSTEP_ASSERT(close != std::string_view::npos, "every place of the template ends");
+    const auto place = places.find(rest.substr(open + 2, close - open - 2));
+    LOCKSTEP_ASSERT(place != places.end(), "every place of the template is known");
+    page.append(rest.substr(0, open)).append(place->second);
+    rest.remove_prefix(close + 2);
+  }
+  return page.append(rest);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,289 @@
+#include "cli/run_data.h"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <type_traits>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/storage/checkpoint_dir.h>
+
+#include "base/text.h"
+#include "base/wall_clock.h"
+#include "config/config_file.h"
+#include "report/metric_file.h"
+#include "storage/run_directory.h"
+#include "storage/run_record.h"
+
+namespace lockstep {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kEvents = "events.jsonl";
+constexpr const char* kConfig = "config.toml";
+
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : dump_json(value); }
+
+std::string text_of(const FileValue& value) {
+  return std::visit(
+      [](const auto& content) -> std::string {
+        using Content = std::decay_t<decltype(content)>;
+        if constexpr (std::is_same_v<Content, UnusableValue>) {
+          return content.description;
+        } else if constexpr (std::is_same_v<Content, std::vector<int>>) {
+          return format_ranges(content);
+        } else {
+          return to_text(content);
+        }
+      },
+      value);
+}
+
+std::string value_of(const Texts& texts, std::string_view name) {
+  const auto found = std::ranges::find(texts, name, &Texts::value_type::first);
+  return found == texts.end() ? std::string() : found->second;
+}
+
+RunEvent parse_event(std::string_view line) {
+  Json fields = parse_json(line);
+  RunEvent event{.time = parse_utc_time(fields.at("time").get<std::string>()).value(),
+                 .name = fields.at("event").get<std::string>()};
+  if (const auto step = fields.find("step"); step != fields.end() && step->is_number_integer()) {
+    event.step = step->get<std::int64_t>();
+  }
+  for (const char* known : {"v", "time", "event", "step"}) {
+    fields.erase(known);
+  }
+  event.fields = std::move(fields);
+  return event;
+}
+
+void read_events(FileSystem& fs, RunData& run) {
+  const std::string text = read_metric_file(fs, run.directory / kEvents);
+  std::int64_t damaged = 0;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size() - 1);
+    const std::string_view line = rest.substr(0, end);
+    const bool is_complete = rest[end] == '\n';
+    rest.remove_prefix(end + 1);
+    if (line.empty() || !is_complete) {
+      continue;  // the line that a process is writing now
+    }
+    try {
+      run.events.push_back(parse_event(line));
+    } catch (const std::exception&) {
+      ++damaged;
+    }
+  }
+  if (damaged > 0) {
+    run.notes.push_back(fmt::format("{}: {} damaged and left out", kEvents,
+                                    damaged == 1 ? "a line is" : counted(damaged, "line") + " are"));
+  }
+}
+
+/// The last events decide, whoever wrote them: rank 0 or the supervisor.
+void judge(RunData& run) {
+  if (is_run_in_use(run.directory)) {
+    run.state = RunState::running;
+    return;
+  }
+  for (auto event = run.events.rbegin(); event != run.events.rend(); ++event) {
+    if (event->name == "end") {
+      // The text of Trainer::fit: a stop that the program itself asked for is an end like others.
+      run.why = event->fields.contains("why") ? text_of(event->fields["why"]) : std::string();
+      run.state = run.why.find("the same command again to continue") != std::string::npos ? RunState::stopped
+                                                                                          : RunState::finished;
+      return;
+    }
+    if (event->name == "failure") {
+      run.why = event->fields.contains("what") ? text_of(event->fields["what"]) : std::string();
+      run.state = RunState::failed;
+      return;
+    }
+    if (event->name == "start" || event->name == "restart") {
+      run.why = "it ended without a last event, as after SIGKILL or a power loss";
+      run.state = RunState::failed;
+      return;
+    }
+  }
+}
+
+/// state.json of a checkpoint; an empty object: it cannot be read.
+Json read_state(const CheckpointDir& directory, std::int64_t step) {
+  try {
+    return parse_json(directory.read(step, "state.json"));
+  } catch (const std::exception&) {
+    return Json::object();
+  }
+}
+
+void read_checkpoints(FileSystem& fs, RunData& run) {
+  const CheckpointDir directory(fs, run.directory / "checkpoints");
+  RunCheckpointFacts& facts = run.checkpoints;
+  facts.steps = directory.steps();
+  facts.monitor = value_of(run.settings, "checkpoint.monitor");
+  const bool is_largest = value_of(run.settings, "checkpoint.mode") == "max";
+  Json newest;
+  for (const std::int64_t step : facts.steps) {
+    try {
+      for (const Manifest::File& file : directory.manifest(step).files) {
+        facts.bytes += file.size;
+      }
+    } catch (const std::exception& error) {
+      run.notes.push_back(fmt::format("checkpoint of step {}: {}", step, error.what()));
+      continue;
+    }
+    newest = read_state(directory, step);
+    const auto metric = newest.find("metric." + facts.monitor);
+    const auto value = metric != newest.end() && metric->is_string() && !facts.monitor.empty()
+                           ? parse_double(metric->get<std::string>())
+                           : std::nullopt;
+    if (value && (!facts.best || (is_largest ? *value > facts.best_value : *value < facts.best_value))) {
+      facts.best = step;
+      facts.best_value = *value;
+    }
+  }
+  for (const auto& [key, value] : newest.items()) {
+    constexpr std::string_view kProgram = "program.";
+    if (key.starts_with(kProgram)) {
+      run.settings.emplace_back(key, text_of(value));
+    }
+  }
+  const std::vector<std::pair<const char*, const char*>> shown{{"world_size", "ranks"},
+                                                               {"threads", "threads per rank"},
+                                                               {"position.dataset_size", "samples of the data"},
+                                                               {"samples", "samples seen, saved"},
+                                                               {"total_steps", "planned steps"}};
+  for (const auto& [key, title] : shown) {
+    if (const auto found = newest.find(key); found != newest.end()) {
+      run.environment.emplace_back(title, text_of(*found));
+    }
+  }
+}
+
+void read_record(FileSystem& fs, RunData& run) {
+  const Path file = run.directory / kRunRecordName;
+  if (!fs.exists(file)) {
+    return;
+  }
+  try {
+    const RunRecord record = parse_run_record(read_file(fs, file), file.string());
+    run.environment.emplace_back("program", record.program);
+    run.environment.emplace_back("run id", record.id);
+    run.environment.emplace_back("launches", std::to_string(record.launches));
+    if (!record.launch.job.empty()) {
+      run.environment.emplace_back("job", record.launch.job);
+    }
+  } catch (const CheckpointError& error) {
+    run.notes.emplace_back(error.what());
+  }
+}
+
+void read_settings(FileSystem& fs, RunData& run) {
+  const Path file = run.directory / kConfig;
+  if (!fs.exists(file)) {
+    return;
+  }
+  try {
+    for (const FileSetting& setting : parse_config_toml(read_file(fs, file), file.string())) {
+      run.settings.emplace_back(setting.name, text_of(setting.value));
+    }
+  } catch (const ConfigError& error) {
+    run.notes.emplace_back(error.what());
+  }
+}
+
+void read_metrics(FileSystem& fs, RunData& run, std::int64_t last_bytes) {
+  auto rows = read_metric_rows(fs, run.directory, last_bytes);
+  if (!rows) {
+    run.notes.emplace_back("no metrics.jsonl and no metrics.csv: there are no curves");
+    return;
+  }
+  run.metrics = *std::move(rows);
+  if (run.metrics.cut_off && run.state != RunState::running) {
+    run.notes.emplace_back("metrics: the last line is incomplete and left out");
+  }
+  if (run.metrics.damaged > 0) {
+    run.notes.push_back(
+        fmt::format("metrics: {} damaged and left out",
+                    run.metrics.damaged == 1 ? "a line is" : counted(run.metrics.damaged, "line") + " are"));
+  }
+  if (const MetricSeries* epochs = run.metrics.find("epoch"); epochs != nullptr && !epochs->values.empty()) {
+    run.epoch = epochs->values.back();
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(RunState state) noexcept {
+  switch (state) {
+    case RunState::running:
+      return "running";
+    case RunState::finished:
+      return "finished";
+    case RunState::stopped:
+      return "stopped";
+    case RunState::failed:
+      return "failed";
+    case RunState::unknown:
+      break;
+  }
+  return "unknown";
+}
+
+bool is_run(FileSystem& fs, const Path& directory) {
+  return std::ranges::any_of(std::vector{kRunRecordName, kEvents, "metrics.jsonl", "metrics.csv"},
+                             [&](const char* name) { return fs.exists(directory / name); }) ||
+         !CheckpointDir(fs, directory / "checkpoints").steps().empty();
+}
+
+RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes) {
+  if (!is_run(fs, directory)) {
+    throw ConfigError(fmt::format("{} contains no run", printable(directory.string())),
+                      "give the directory of a run, such as runs/first; lockstep list shows the runs");
+  }
+  RunData run{.directory = directory,
+              .name = (std::filesystem::absolute(directory).lexically_normal() / "").parent_path().filename().string()};
+  read_events(fs, run);
+  judge(run);
+  read_record(fs, run);
+  read_settings(fs, run);
+  read_checkpoints(fs, run);
+  read_metrics(fs, run, last_bytes);
+  run.times = read_rank_times(fs, directory);
+  run.last_step = run.metrics.last_step;
+  run.last_activity = run.metrics.last_time;
+  for (const RunEvent& event : run.events) {
+    run.last_activity = std::max(run.last_activity, event.time);
+    run.last_step = std::max(run.last_step, event.step.value_or(0));
+    if (event.name == "start" && event.fields.contains("launch")) {
+      std::erase_if(run.environment, [](const auto& entry) { return entry.first == "launcher"; });
+      run.environment.emplace_back("launcher", text_of(event.fields["launch"]));
+    }
+  }
+  if (!run.events.empty()) {
+    run.started = run.events.front().time;
+  }
+  if (!run.checkpoints.steps.empty()) {
+    run.last_step = std::max(run.last_step, run.checkpoints.steps.back());
+  }
+  return run;
+}
+
+std::string rough_duration(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::max(0.0, seconds));
+  if (whole < 60) {
+    return fmt::format("{} s", whole);
+  }
+  if (whole < 3600) {
+    return fmt::format("{} min", whole / 60);
+  }
+  return whole < 48 * 3600 ? fmt::format("{} h", whole / 3600) : fmt::format("{} d", whole / 86400);
+}
+
+}  // namespace lockstep

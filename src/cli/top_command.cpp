@@ -1,0 +1,190 @@
+#include "cli/top_command.h"
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/descriptor.h"
+#include "base/terminal.h"
+#include "base/text.h"
+#include "base/wall_clock.h"
+#include "cli/top_screen.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kUsage =
+    "usage: lockstep top RUN\n\n"
+    "Shows the run in the directory RUN while it trains: step, epoch, rate, curves and last values of its metrics,\n"
+    "checkpoint and last events. It reads the files of the run and changes nothing. q or Ctrl-C ends it. Without a\n"
+    "terminal it prints the picture once.\n\n"
+    "exit code: 0, 2 usage or no run in RUN\n";
+
+constexpr std::int64_t kLastBytes = 1 << 20;  // of the metrics: more rows than any terminal has columns
+
+void write_all(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno != EINTR && errno != EAGAIN) {
+      throw IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
+    }
+  }
+}
+
+/// The second screen of the terminal, without an echo of keys. The destructor restores what was there before. Signals
+/// that end a process arrive here while it exists, so that they restore it too.
+class LiveTerminal {
+ public:
+  LiveTerminal() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP, SIGWINCH}) {
+      sigaddset(&signals, signal);
+    }
+    ::sigprocmask(SIG_BLOCK, &signals, &signals_before_);
+    signals_ = Descriptor(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+    ::tcgetattr(STDIN_FILENO, &keys_before_);
+    termios keys = keys_before_;
+    keys.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);
+    keys.c_cc[VMIN] = 0;
+    keys.c_cc[VTIME] = 0;
+    ::tcsetattr(STDIN_FILENO, TCSANOW, &keys);
+    write_all("\x1b[?1049h\x1b[?25l");
+  }
+  ~LiveTerminal() {
+    try {
+      write_all("\x1b[?25h\x1b[?1049l");
+    } catch (const IoError&) {  // the terminal is gone
+    }
+    ::tcsetattr(STDIN_FILENO, TCSANOW, &keys_before_);
+    signals_.close();
+    ::sigprocmask(SIG_SETMASK, &signals_before_, nullptr);
+  }
+  LiveTerminal(const LiveTerminal&) = delete;
+  LiveTerminal& operator=(const LiveTerminal&) = delete;
+
+  void draw(const std::vector<std::string>& lines) const {
+    std::string text = "\x1b[H";
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      text += (i > 0 ? "\r\n" : "") + lines[i] + "\x1b[K";
+    }
+    write_all(text + "\x1b[J");
+  }
+
+  /// Waits for a key, a signal or the time. The exit code if the view shall end.
+  std::optional<int> wait(int milliseconds) const {
+    std::array<pollfd, 2> watched{pollfd{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
+                                  pollfd{.fd = signals_.get(), .events = POLLIN, .revents = 0}};
+    if (::poll(watched.data(), watched.size(), milliseconds) <= 0) {
+      return std::nullopt;
+    }
+    signalfd_siginfo signal{};
+    while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal) {
+      if (signal.ssi_signo != SIGWINCH && signal.ssi_signo != SIGTSTP) {
+        return 128 + static_cast<int>(signal.ssi_signo);
+      }
+    }
+    if (watched[0].revents == 0) {
+      return std::nullopt;
+    }
+    std::array<char, 64> keys{};
+    const ssize_t got = ::read(STDIN_FILENO, keys.data(), keys.size());
+    const std::string_view typed(keys.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    constexpr std::string_view kEnd{"qQ\x03\x04", 4};  // also Ctrl-C and Ctrl-D
+    const bool ends = got == 0 || typed.find_first_of(kEnd) != std::string_view::npos;
+    return ends ? std::optional(0) : std::nullopt;
+  }
+
+ private:
+  sigset_t signals_before_{};
+  termios keys_before_{};
+  Descriptor signals_{};
+};
+
+ScreenSize size_of_terminal(int width) {
+  winsize size{};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0;
+  return known ? ScreenSize{.width = size.ws_col, .height = size.ws_row} : ScreenSize{.width = width};
+}
+
+ScreenStyle style_of(const Variables& variables) {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    if (const auto value = variables.get(name); value && !value->empty()) {
+      const std::string lower = to_lower(*value);
+      return {.unicode = lower.find("utf-8") != std::string::npos || lower.find("utf8") != std::string::npos};
+    }
+  }
+  return {.unicode = false};
+}
+
+/// Changes when one of the files changes.
+std::string stamp(const std::filesystem::path& run) {
+  std::string text;
+  for (const char* name : {"metrics.jsonl", "metrics.csv", "events.jsonl", "run.json"}) {
+    std::error_code ignored;
+    const auto time = std::filesystem::last_write_time(run / name, ignored).time_since_epoch().count();
+    text += fmt::format("{} {} ", std::filesystem::file_size(run / name, ignored), time);
+  }
+  return text;
+}
+
+int show_live(const std::filesystem::path& directory, const RunData& first, int width, ScreenStyle style) {
+  constexpr int kPause = 250;      // milliseconds; a poll also works for files that another machine writes
+  constexpr int kRereadEvery = 8;  // pauses: the state changes without a file when a process is killed
+  RunData run = first;
+  std::string seen = stamp(directory);
+  const LiveTerminal terminal;
+  for (int pauses = 0;; ++pauses) {
+    const std::string now = stamp(directory);
+    if (now != seen || pauses % kRereadEvery == 0) {
+      run = read_run(real_file_system(), directory, kLastBytes);
+      seen = now;
+    }
+    terminal.draw(top_screen(run, unix_time(), size_of_terminal(width), style));
+    if (const auto code = terminal.wait(kPause)) {
+      return *code;
+    }
+  }
+}
+
+}  // namespace
+
+int top_command(std::span<const std::string> args, const Variables& variables) {
+  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
+    fmt::print("{}", kUsage);
+    return 0;
+  }
+  if (args.size() != 1) {
+    throw ConfigError(fmt::format("top: found {} arguments, expected 1", args.size()),
+                      "lockstep top RUN; see lockstep top --help");
+  }
+  const std::filesystem::path directory = args[0];
+  const RunData run = read_run(real_file_system(), directory, kLastBytes);
+  const Terminal terminal = probe_terminal(STDOUT_FILENO, variables);
+  const ScreenStyle style = style_of(variables);
+  if (terminal.interactive && ::isatty(STDIN_FILENO) == 1) {
+    return show_live(directory, run, terminal.width, style);
+  }
+  constexpr int kAnyHeight = 1000;
+  for (const std::string& line : top_screen(run, unix_time(), {.width = terminal.width, .height = kAnyHeight}, style)) {
+    fmt::print("{}\n", line);
+  }
+  return 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,194 @@
+#include "cli/top_screen.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kNameWidth = 16;
+constexpr std::size_t kValueWidth = 12;
+
+/// The first `width` characters.
+std::string fitted(const std::string& text, int width) {
+  std::size_t end = 0;
+  for (int column = 0; end < text.size(); ++end) {
+    const bool begins = (text[end] & 0xc0) != 0x80;
+    if (begins && column++ == std::max(width, 0)) {
+      break;
+    }
+  }
+  return text.substr(0, end);
+}
+
+std::string padded(const std::string& text, std::size_t width) {
+  const auto columns = static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+  return columns < width ? text + std::string(width - columns, ' ') : text;
+}
+
+/// "10:02:03" of the day, UTC.
+std::string clock_text(double time) {
+  const auto seconds = static_cast<std::int64_t>(time) % 86400;
+  return fmt::format("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+}
+
+/// The begin of the attempt that trains now, or trained last.
+double begin_of_attempt(const RunData& run) {
+  const auto start =
+      std::find_if(run.events.rbegin(), run.events.rend(), [](const RunEvent& e) { return e.name == "start"; });
+  return start == run.events.rend() ? run.started : start->time;
+}
+
+std::string progress_line(const RunData& run, double now) {
+  std::vector<std::string> parts{fmt::format("step {}", run.last_step)};
+  const auto planned = std::ranges::find(run.environment, "planned steps", &Texts::value_type::first);
+  if (planned != run.environment.end()) {
+    if (const auto total = parse_int(planned->second); total && *total > 0) {
+      parts.back() += fmt::format(" of {} ({:.0f} %)", *total,
+                                  100.0 * static_cast<double>(run.last_step) / static_cast<double>(*total));
+    }
+  }
+  if (run.epoch) {
+    parts.push_back(fmt::format("epoch {:g}", *run.epoch));
+  }
+  if (run.metrics.seconds_per_step > 0) {
+    parts.push_back(fmt::format("{:.3g} steps/s", 1 / run.metrics.seconds_per_step));
+  }
+  if (const MetricSeries* rate = run.metrics.find("samples_per_s"); rate != nullptr && rate->values.back() > 0) {
+    parts.push_back(with_commas(rate->values.back()) + " samples/s");
+  }
+  if (const double begin = begin_of_attempt(run); begin > 0) {
+    const double end = run.state == RunState::running ? now : run.last_activity;
+    parts.push_back("time " + human_duration(std::max(0.0, end - begin)));
+  }
+  return join(parts, "   ");
+}
+
+std::string checkpoint_line(const RunCheckpointFacts& checkpoints) {
+  if (checkpoints.steps.empty()) {
+    return "checkpoint: none yet";
+  }
+  std::string text = fmt::format("checkpoint: step {}", checkpoints.steps.back());
+  if (checkpoints.best) {
+    text += fmt::format(", best {} {:.5g} at step {}", printable(checkpoints.monitor), checkpoints.best_value,
+                        *checkpoints.best);
+  }
+  return text + fmt::format(", {} in {}", human_bytes(checkpoints.bytes),
+                            counted(static_cast<std::int64_t>(checkpoints.steps.size()), "checkpoint"));
+}
+
+std::string event_line(const RunEvent& event) {
+  std::string text = fmt::format("  {}  {}", clock_text(event.time), printable(event.name));
+  if (event.step) {
+    text += fmt::format("  step {}", *event.step);
+  }
+  for (const char* name : {"why", "what"}) {
+    if (const auto found = event.fields.find(name); found != event.fields.end() && found->is_string()) {
+      text += "  " + printable(first_line(found->get<std::string>()));
+    }
+  }
+  return text;
+}
+
+/// loss and val_loss first, then the others in the order of the file.
+std::vector<const MetricSeries*> metrics_to_show(const MetricRows& metrics) {
+  std::vector<const MetricSeries*> all;
+  for (const char* first : {"loss", "val_loss"}) {
+    if (const MetricSeries* series = metrics.find(first)) {
+      all.push_back(series);
+    }
+  }
+  for (const MetricSeries& series : metrics.series) {
+    if (series.name != "loss" && series.name != "val_loss" && series.name != "epoch" &&
+        series.name != "samples_per_s") {
+      all.push_back(&series);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string sparkline(std::span<const double> values, int width, ScreenStyle style) {
+  static constexpr std::array<const char*, 8> kBlocks{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  static constexpr std::array<const char*, 8> kPlain{"_", ".", ",", "-", "=", "+", "*", "#"};
+  const auto& levels = style.unicode ? kBlocks : kPlain;
+  const std::size_t count = std::min(values.size(), static_cast<std::size_t>(std::max(width, 0)));
+  const auto shown = values.last(count);
+  double least = std::numeric_limits<double>::infinity();
+  double most = -least;
+  for (const double value : shown) {
+    if (std::isfinite(value)) {
+      least = std::min(least, value);
+      most = std::max(most, value);
+    }
+  }
+  std::string text;
+  for (const double value : shown) {
+    if (!std::isfinite(value)) {
+      text += '!';
+      continue;
+    }
+    const double part = most > least ? (value / 2 - least / 2) / (most / 2 - least / 2) : 0;
+    text += levels[static_cast<std::size_t>(std::clamp(std::lround(part * 7), 0L, 7L))];
+  }
+  return text;
+}
+
+std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize size, ScreenStyle style) {
+  std::vector<std::string> lines;
+  std::string state = fmt::format("{}: {}", printable(run.name), to_string(run.state));
+  if (run.state == RunState::running && run.last_activity > 0) {
+    state += fmt::format(", last activity {} ago", rough_duration(now - run.last_activity));
+  } else if (!run.why.empty()) {
+    state += ", " + printable(first_line(run.why));
+  }
+  lines.push_back(state);
+  lines.push_back(progress_line(run, now));
+  lines.push_back(checkpoint_line(run.checkpoints));
+  for (const std::string& note : run.notes) {
+    lines.push_back("note: " + printable(first_line(note)));
+  }
+
+  constexpr std::size_t kMostEvents = 5;
+  const std::size_t events = std::min(run.events.size(), kMostEvents);
+  const std::size_t below = events > 0 ? events + 2 : 0;  // the events, their title and the empty line before it
+  const std::size_t height = static_cast<std::size_t>(std::max(size.height, 0));
+  const auto metrics = metrics_to_show(run.metrics);
+  const std::size_t used = lines.size() + 1 + below;
+  const std::size_t room = std::max<std::size_t>(height > used ? height - used : 0, 1);
+  const bool all_fit = metrics.size() <= room;
+  const std::size_t shown = all_fit ? metrics.size() : room - 1;
+  lines.emplace_back();
+  for (std::size_t i = 0; i < shown; ++i) {
+    const MetricSeries& series = *metrics[i];
+    const std::string head = padded(fitted(printable(series.name), kNameWidth), kNameWidth) + " " +
+                             padded(fmt::format("{:.5g}", series.values.back()), kValueWidth);
+    const int left = size.width - static_cast<int>(kNameWidth + kValueWidth + 2);
+    lines.push_back(head + " " + sparkline(series.values, left, style));
+  }
+  if (!all_fit) {
+    lines.push_back(
+        fmt::format("... and {}", counted(static_cast<std::int64_t>(metrics.size() - shown), "other metric")));
+  }
+  if (events > 0) {
+    lines.emplace_back();
+    lines.emplace_back("events (UTC)");
+    for (std::size_t i = run.events.size() - events; i < run.events.size(); ++i) {
+      lines.push_back(event_line(run.events[i]));
+    }
+  }
+  lines.resize(std::min(lines.size(), std::max<std::size_t>(height, 1)));
+  for (std::string& line : lines) {
+    line = fitted(line, size.width);
+  }
+  return lines;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,27 @@
+// The picture of `lockstep top`, as text. Pure. Torch-free.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/run_data.h"
+
+namespace lockstep {
+
+struct ScreenSize {
+  int width = 80;
+  int height = 24;
+};
+
+struct ScreenStyle {
+  bool unicode = true;  ///< block characters for the curves
+};
+
+/// Lines that fit into the size. `now`: seconds since 1970.
+std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize size, ScreenStyle style);
+
+/// One character per value, the last `width` of them; a value that is not finite is '!'.
+std::string sparkline(std::span<const double> values, int width, ScreenStyle style);
+
+}  // namespace lockstep

@@ -1,0 +1,341 @@
+#include "report/metric_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <span>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "base/wall_clock.h"
+#include "report/metric_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// The texts of numbers that JSON and CSV files of lockstep contain.
+std::optional<double> special_number(std::string_view text) {
+  if (text == "NaN") {
+    return kNaN;
+  }
+  if (text == "Infinity" || text == "-Infinity") {
+    return text.front() == '-' ? -kInfinity : kInfinity;
+  }
+  return std::nullopt;
+}
+
+struct Cell {
+  std::string name{};
+  double value = 0;
+};
+
+/// One row, as a handler of the JSON parser: a file may have millions of rows, so none becomes a tree of objects.
+struct RowReader {
+  std::optional<std::int64_t> step{};
+  std::string time{};
+  std::vector<Cell> cells{};
+  std::string name{};
+  int depth = 0;
+
+  bool number(double value) {
+    if (depth == 1) {
+      if (name == "step") {
+        step = static_cast<std::int64_t>(value);
+      } else {
+        cells.push_back({name, value});
+      }
+    }
+    return true;
+  }
+
+  bool key(std::string& text) {
+    if (depth == 1) {
+      name = text;
+    }
+    return true;
+  }
+  bool string(std::string& text) {
+    if (depth == 1 && name == "time") {
+      time = text;
+    } else if (const auto value = special_number(text)) {
+      return number(*value);
+    }
+    return true;
+  }
+  bool number_integer(std::int64_t value) { return number(static_cast<double>(value)); }
+  bool number_unsigned(std::uint64_t value) { return number(static_cast<double>(value)); }
+  bool number_float(double value, const std::string&) { return number(value); }
+  bool start_object(std::size_t) { return ++depth > 0; }
+  bool end_object() { return --depth >= 0; }
+  bool start_array(std::size_t) { return ++depth > 0; }
+  bool end_array() { return --depth >= 0; }
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool binary(Json::binary_t&) { return true; }
+  template <class... Where>
+  bool parse_error(const Where&...) {
+    return false;
+  }
+};
+
+class Collector {
+ public:
+  void add(std::int64_t step, std::span<const Cell> cells, std::string_view time) {
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      MetricSeries& series = find(cells[i].name, i);
+      series.steps.push_back(step);
+      series.values.push_back(cells[i].value);
+    }
+    rows_.last_step = std::max(rows_.last_step, step);
+    if (const auto at = parse_utc_time(time)) {
+      rows_.last_time = *at;
+      times_.emplace_back(step, *at);
+      if (times_.size() > 2 * kTimes) {
+        times_.erase(times_.begin(), times_.end() - kTimes);
+      }
+    }
+  }
+  void add_damaged() { ++rows_.damaged; }
+
+  MetricRows finish() {
+    for (MetricSeries& series : rows_.series) {
+      sort(series);
+    }
+    if (times_.size() > 1) {
+      const auto& first = times_[times_.size() - std::min(times_.size(), kTimes)];
+      const auto steps = static_cast<double>(times_.back().first - first.first);
+      rows_.seconds_per_step = steps > 0 ? (times_.back().second - first.second) / steps : 0;
+    }
+    return std::move(rows_);
+  }
+
+ private:
+  static constexpr std::size_t kTimes = 10;
+
+  /// Rows have the same metrics in the same order, almost always.
+  MetricSeries& find(const std::string& name, std::size_t guess) {
+    if (guess < rows_.series.size() && rows_.series[guess].name == name) {
+      return rows_.series[guess];
+    }
+    const auto [at, is_new] = index_.try_emplace(name, rows_.series.size());
+    if (is_new) {
+      rows_.series.push_back({.name = name});
+    }
+    return rows_.series[at->second];
+  }
+
+  /// lockstep writes ascending steps; a file that someone has put together may not.
+  static void sort(MetricSeries& series) {
+    if (std::ranges::is_sorted(series.steps)) {
+      return;
+    }
+    std::vector<std::size_t> order(series.steps.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return series.steps[i]; });
+    MetricSeries sorted{.name = series.name};
+    for (const std::size_t i : order) {
+      sorted.steps.push_back(series.steps[i]);
+      sorted.values.push_back(series.values[i]);
+    }
+    series = std::move(sorted);
+  }
+
+  MetricRows rows_{};
+  std::map<std::string, std::size_t> index_{};
+  std::vector<std::pair<std::int64_t, double>> times_{};  // of the last rows
+};
+
+/// Calls `use` with every complete line; true if an incomplete one follows.
+template <class Use>
+bool for_each_line(std::string_view text, Use use) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) {
+      return true;
+    }
+    use(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  return false;
+}
+
+std::optional<double> number(std::string_view cell) {
+  const auto special = special_number(cell);
+  return special ? special : parse_double(cell);
+}
+
+/// The last bytes of a file, from the beginning of a line.
+std::string read_end(FileSystem& fs, const std::filesystem::path& path, std::int64_t bytes) {
+  const auto file = fs.open(path);
+  const std::int64_t begin = std::max<std::int64_t>(0, file->size() - bytes);
+  std::string text(static_cast<std::size_t>(file->size() - begin), '\0');
+  file->read(begin, std::as_writable_bytes(std::span(text)));
+  return begin == 0 ? text : text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
+}
+
+void add_point(ThinSeries& thin, const MetricSeries& series, std::size_t i) {
+  if (thin.steps.empty() || thin.steps.back() != series.steps[i] || thin.values.back() != series.values[i]) {
+    thin.steps.push_back(series.steps[i]);
+    thin.values.push_back(series.values[i]);
+  }
+}
+
+}  // namespace
+
+const MetricSeries* MetricRows::find(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(series, name, &MetricSeries::name);
+  return found == series.end() ? nullptr : &*found;
+}
+
+MetricRows parse_metric_lines(std::string_view text) {
+  Collector rows;
+  const bool cut_off = for_each_line(text, [&](std::string_view line) {
+    RowReader row;
+    if (line.find('\0') == std::string_view::npos && Json::sax_parse(line.begin(), line.end(), &row) && row.step) {
+      rows.add(*row.step, row.cells, row.time);
+    } else {
+      rows.add_damaged();
+    }
+  });
+  MetricRows all = rows.finish();
+  all.cut_off = cut_off;
+  return all;
+}
+
+MetricRows parse_metric_table(std::string_view text) {
+  Collector rows;
+  std::vector<std::string> columns;
+  const bool cut_off = for_each_line(text, [&](std::string_view line) {
+    if (columns.empty()) {
+      columns = csv_cells(line);
+      return;
+    }
+    const auto texts = split(line, ',');
+    const auto step = parse_int(texts.front());
+    std::vector<Cell> cells;
+    bool valid = step && texts.size() == columns.size();
+    for (std::size_t i = 1; valid && i < texts.size(); ++i) {
+      if (!texts[i].empty()) {
+        const auto value = number(texts[i]);
+        valid = value.has_value();
+        cells.push_back({columns[i], value.value_or(0)});
+      }
+    }
+    if (valid) {
+      rows.add(*step, cells, {});
+    } else {
+      rows.add_damaged();
+    }
+  });
+  MetricRows all = rows.finish();
+  all.cut_off = cut_off;
+  return all;
+}
+
+std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
+  if (const auto lines = run / "metrics.jsonl"; fs.exists(lines)) {
+    MetricRows rows = parse_metric_lines(read_end(fs, lines, last_bytes));
+    rows.partial = last_bytes < fs.open(lines)->size();
+    return rows;
+  }
+  const auto table = run / "metrics.csv";
+  return fs.exists(table) ? std::optional(parse_metric_table(read_metric_file(fs, table))) : std::nullopt;
+}
+
+std::vector<RankTimes> parse_rank_times(std::string_view text) {
+  constexpr std::string_view kSuffix = "_ms";
+  std::vector<std::string> columns;
+  std::map<int, RankTimes> ranks;
+  std::map<int, std::int64_t> last_step;
+  for_each_line(text, [&](std::string_view line) {
+    if (columns.empty()) {
+      columns = csv_cells(line);
+      return;
+    }
+    const auto cells = split(line, ',');
+    const auto step = parse_int(cells.front());
+    const auto rank = cells.size() == columns.size() && cells.size() > 2 ? parse_int(cells[1]) : std::nullopt;
+    if (!step || !rank || *rank < 0 || *rank > std::numeric_limits<int>::max()) {
+      return;
+    }
+    const int index = static_cast<int>(*rank);
+    const auto steps = static_cast<double>(*step - std::exchange(last_step[index], *step));
+    RankTimes& times = ranks[index];
+    times.rank = index;
+    times.seconds.resize(columns.size() - 2);
+    double& other = times.seconds.back().second;  // the first column is the whole step
+    for (std::size_t i = 2; i < cells.size(); ++i) {
+      const double seconds = number(cells[i]).value_or(0) * steps / 1000;
+      if (i == 2) {
+        other += seconds;
+      } else {
+        const std::string& name = columns[i];
+        times.seconds[i - 3].first = name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
+        times.seconds[i - 3].second += seconds;
+        other -= seconds;
+      }
+    }
+    times.seconds.back().first = "other";
+  });
+  std::vector<RankTimes> all;
+  for (auto& [rank, times] : ranks) {
+    times.seconds.back().second = std::max(0.0, times.seconds.back().second);
+    all.push_back(std::move(times));
+  }
+  return all;
+}
+
+std::vector<RankTimes> read_rank_times(FileSystem& fs, const std::filesystem::path& run) {
+  return parse_rank_times(read_metric_file(fs, run / "step_times.csv"));
+}
+
+ThinSeries thin(const MetricSeries& series, std::size_t most_points) {
+  ThinSeries thin;
+  const std::size_t count = series.steps.size();
+  if (count == 0) {
+    return thin;
+  }
+  // Up to three points of each interval are kept: the smallest, the largest, and one that is not finite.
+  const std::size_t buckets = count <= most_points ? count : std::max<std::size_t>(1, (most_points - 2) / 3);
+  add_point(thin, series, 0);
+  for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+    const std::size_t begin = bucket * count / buckets;
+    const std::size_t end = (bucket + 1) * count / buckets;
+    std::optional<std::size_t> least;
+    std::optional<std::size_t> most;
+    std::optional<std::size_t> gap;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!std::isfinite(series.values[i])) {
+        gap = gap.value_or(i);
+        continue;
+      }
+      least = !least || series.values[i] < series.values[*least] ? i : *least;
+      most = !most || series.values[i] > series.values[*most] ? i : *most;
+    }
+    std::vector<std::size_t> kept;
+    for (const auto& index : {least, most, gap}) {
+      if (index) {
+        kept.push_back(*index);
+      }
+    }
+    std::ranges::sort(kept);
+    for (const std::size_t i : kept) {
+      add_point(thin, series, i);
+    }
+  }
+  add_point(thin, series, count - 1);
+  for (std::size_t i = 0; i < thin.steps.size(); ++i) {
+    if (!std::isfinite(thin.values[i])) {
+      thin.gaps.emplace_back(thin.steps[i], thin.values[i]);
+      thin.values[i] = kNaN;
+    }
+  }
+  return thin;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,408 @@
+// `lockstep list`, `report` and `top` on runs that the library's own writers have written.
+#include <limits>
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "cli/list_command.h"
+#include "cli/report_page.h"
+#include "cli/run_data.h"
+#include "cli/top_screen.h"
+#include "storage/run_directory.h"
+#include "support/process.h"
+#include "support/terminal.h"
+#include "unit/cli/written_run.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kContinue = "stopped at step 20, epoch 1: SIGTERM; run the same command again to continue";
+
+RunData read(const WrittenRun& run) { return read_run(real_file_system(), run.path()); }
+
+std::vector<std::string> event_names(const RunData& run) {
+  std::vector<std::string> names;
+  for (const RunEvent& event : run.events) {
+    names.push_back(event.name);
+  }
+  return names;
+}
+
+/// Ends, is resumed, fails, is restarted, and is resumed again.
+void write_eventful(const WrittenRun& run) {
+  run.event("start", {{"world_size", std::int64_t{2}}, {"launch", std::string("lockstep, 2 ranks")}});
+  run.rows(0, 20);
+  run.checkpoint(20, 1.5);
+  run.event("save", {{"step", std::int64_t{20}}, {"seconds", 0.1}});
+  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string(kContinue)}});
+  run.event("start", {{"world_size", std::int64_t{2}}, {"launch", std::string("lockstep, 2 ranks")}});
+  run.event("resume", {{"step", std::int64_t{20}}});
+  run.rows(20, 50);
+  run.event("spike", {{"step", std::int64_t{40}}, {"metric", std::string("loss")}, {"value", 9.0}});
+  run.checkpoint(40, 1.25);
+  run.event("failure", {{"step", std::int64_t{50}}, {"what", std::string("rank 1 was killed")}, {"restart", true}});
+  run.event("restart", {{"attempt", std::int64_t{1}}});
+  run.event("start", {{"world_size", std::int64_t{1}}, {"launch", std::string("alone")}});
+  run.event("resume", {{"step", std::int64_t{40}}});
+  run.rows(40, 60, 1.0);
+  run.checkpoint(60, 1.375);
+  run.event("end", {{"step", std::int64_t{60}}, {"why", std::string("finished at step 60, epoch 1")}});
+}
+
+TEST(RunReading, FindsOutTheState) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  EXPECT_EQ(read(run).state, RunState::unknown);
+  run.event("start");
+  EXPECT_EQ(read(run).state, RunState::failed);
+  EXPECT_THAT(read(run).why, HasSubstr("without a last event"));
+  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string(kContinue)}});
+  EXPECT_EQ(read(run).state, RunState::stopped);
+  run.event("start");
+  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string("stopped at step 20: early stopping")}});
+  EXPECT_EQ(read(run).state, RunState::finished);
+  run.event("failure", {{"what", std::string("rank 1 was killed")}});
+  EXPECT_EQ(read(run).state, RunState::failed);
+  EXPECT_EQ(read(run).why, "rank 1 was killed");
+  {
+    const RunDirectory held(real_file_system(), run.path(), {});
+    EXPECT_EQ(read(run).state, RunState::running);
+  }
+  EXPECT_EQ(read(run).state, RunState::failed);
+}
+
+TEST(RunReading, TheQuestionForTheLockLeavesNoTrace) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  EXPECT_FALSE(is_run_in_use(run.path()));
+  EXPECT_FALSE(std::filesystem::exists(run.path() / ".lock"));
+  const RunDirectory held(real_file_system(), run.path(), {});
+  const std::string owner = read_text(run.path() / ".lock");
+  EXPECT_TRUE(is_run_in_use(run.path()));
+  EXPECT_EQ(read_text(run.path() / ".lock"), owner);
+}
+
+TEST(RunReading, FollowsRestartsAndResumes) {
+  const TempDir temp;
+  const WrittenRun written(temp.path() / "a", {.checkpoint = {.monitor = "val_loss"}});
+  write_eventful(written);
+  const RunData run = read(written);
+  EXPECT_EQ(run.state, RunState::finished);
+  EXPECT_EQ(run.last_step, 60);
+  EXPECT_EQ(run.epoch, 1);
+  EXPECT_THAT(run.metrics.find("loss")->steps, ElementsAre(10, 20, 30, 40, 50, 60));
+  EXPECT_THAT(event_names(run), ElementsAre("start", "save", "end", "start", "resume", "spike", "failure", "restart",
+                                            "start", "resume", "end"));
+  EXPECT_EQ(run.checkpoints.steps, (std::vector<std::int64_t>{20, 40, 60}));
+  EXPECT_EQ(run.checkpoints.best, 40);
+  EXPECT_EQ(run.checkpoints.best_value, 1.25);
+  EXPECT_GT(run.checkpoints.bytes, 180);
+  EXPECT_TRUE(run.notes.empty()) << run.notes.front();
+  EXPECT_THAT(run.environment, testing::Contains(testing::Pair("launcher", "alone")));
+  EXPECT_THAT(run.settings, testing::Contains(testing::Pair("program.size", "7")));
+}
+
+TEST(RunReading, NotesWhatIsDamaged) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.event("start");
+  run.rows(0, 30);
+  const std::string rows = read_text(run.path() / "metrics.jsonl");
+  write_text(run.path() / "metrics.jsonl", rows.substr(0, rows.size() - 5));
+  write_text(run.path() / "events.jsonl", "{\"v\":1,\n" + read_text(run.path() / "events.jsonl"));
+  write_text(run.path() / "config.toml", "max_epochs = = 1");
+  write_text(run.path() / "run.json", "{");
+  run.checkpoint(20, 1);
+  write_text(run.path() / "checkpoints" / "step-0000000020" / "MANIFEST.json", "damaged");
+  const RunData found = read(run);
+  EXPECT_EQ(found.last_step, 20);
+  EXPECT_THAT(found.notes, testing::SizeIs(5));
+  EXPECT_THAT(join(found.notes, "\n"),
+              AllOf(HasSubstr("the last line is incomplete"), HasSubstr("events.jsonl: a line is damaged"),
+                    HasSubstr("config.toml"), HasSubstr("run.json"), HasSubstr("checkpoint of step 20")));
+}
+
+TEST(RunReading, RejectsADirectoryWithoutARun) {
+  const TempDir temp;
+  EXPECT_THROW(read_run(real_file_system(), temp.path()), ConfigError);
+  EXPECT_THROW(read_run(real_file_system(), temp.path() / "none"), ConfigError);
+}
+
+TEST(List, ShowsEveryRun) {
+  const TempDir temp;
+  write_eventful(WrittenRun(temp.path() / "first", {.checkpoint = {.monitor = "val_loss"}}));
+  const WrittenRun empty(temp.path() / "second run");
+  std::filesystem::create_directories(temp.path() / "no run");
+  const auto table = run_program({LOCKSTEP_CLI, "list", temp.path().string()});
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("name        state     step  epoch  best                     last activity"));
+  EXPECT_THAT(table.out, HasSubstr("first       finished    60      1  val_loss 1.25 (step 40)  0 s ago"));
+  EXPECT_THAT(table.out, HasSubstr("second run  unknown      0      -  -"));
+  EXPECT_THAT(table.out, Not(HasSubstr("no run")));
+
+  const auto json = parse_json(run_program({LOCKSTEP_CLI, "list", "--json", temp.path().string()}).out);
+  ASSERT_EQ(json.at("runs").size(), 2U);
+  const Json& first = json["runs"][0];
+  EXPECT_EQ(first.at("name"), "first");
+  EXPECT_EQ(first.at("state"), "finished");
+  EXPECT_EQ(first.at("best").at("checkpoint"), (temp.path() / "first/checkpoints/step-0000000040").string());
+  EXPECT_TRUE(json["runs"][1].at("best").is_null());
+}
+
+TEST(List, SaysWhatIsWrong) {
+  const TempDir temp;
+  const auto missing = run_program({LOCKSTEP_CLI, "list", (temp.path() / "none").string()});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("no such directory"));
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "list", "--jsno"}).code, 2);
+  const auto none = run_program({LOCKSTEP_CLI, "list", temp.path().string()});
+  EXPECT_EQ(none.code, 0);
+  EXPECT_THAT(none.out, HasSubstr("no run in "));
+}
+
+std::size_t count(std::string_view text, std::string_view part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+Json data_of(const std::string& page) {
+  const std::string begin = R"(<script id="data" type="application/json">)";
+  const std::size_t from = page.find(begin) + begin.size();
+  return parse_json(page.substr(from, page.find("</script>", from) - from), 16);
+}
+
+TEST(Report, ContainsCurvesEventsAndSettings) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a", {.seed = 7, .checkpoint = {.monitor = "val_loss"}});
+  write_eventful(run);
+  const auto result = run_program({LOCKSTEP_CLI, "report", run.path().string()});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, (run.path() / "report.html").string() + "\n");
+  const std::string page = read_text(run.path() / "report.html");
+  const Json data = data_of(page);
+  ASSERT_EQ(data.at("runs").size(), 1U);
+  EXPECT_EQ(data["runs"][0].at("metrics").at("loss").at("s").size(), 6U);
+  EXPECT_EQ(data["runs"][0].at("events").size(), 11U);
+  EXPECT_EQ(data.at("groups")[0].at("title"), "loss");
+  EXPECT_EQ(data.at("differences").at("rows"),
+            Json::parse(R"([["seed","7","42"],["checkpoint.monitor","val_loss","(empty)"]])"));
+  // Readable without a script, and complete without a network.
+  EXPECT_THAT(page, HasSubstr("<th scope=\"row\">loss</th><td>1</td><td>60</td><td>1</td><td>2</td>"));
+  EXPECT_THAT(page, HasSubstr("default-src 'none'"));
+  EXPECT_EQ(count(page, "src="), 0U);
+  EXPECT_EQ(count(page, "href="), 0U);
+  EXPECT_EQ(count(page, "@import"), 0U);
+  EXPECT_EQ(count(page, "url("), 0U);
+}
+
+TEST(Report, LaysRunsOverEachOther) {
+  const TempDir temp;
+  const WrittenRun a(temp.path() / "a", {.seed = 7});
+  const WrittenRun b(temp.path() / "b", {.seed = 8});
+  a.rows(0, 30);
+  b.rows(0, 50);
+  b.rows(50, 60, 1, "val_loss");
+  const auto out = temp.path() / "both.html";
+  const auto result =
+      run_program({LOCKSTEP_CLI, "report", a.path().string(), b.path().string(), "--out", out.string()});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json data = data_of(read_text(out));
+  EXPECT_EQ(data.at("runs").size(), 2U);
+  EXPECT_EQ(data.at("groups")[0].at("series"), (Json{"loss", "val_loss"}));
+  EXPECT_EQ(data.at("differences").at("rows"), Json::parse(R"([["seed","7","8"]])"));
+}
+
+TEST(Report, OfARunThatHasWrittenNothingYet) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const std::string page = report_page(std::vector{read(run)}, 0);
+  EXPECT_THAT(page, HasSubstr("No metric has been written yet."));
+  EXPECT_THAT(page, HasSubstr("there are no curves"));
+}
+
+TEST(Report, TextsOfFilesAreHarmless) {
+  const std::string evil = "</script><b onload='x'>&\"{{data}}";
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a<i>{{values}}", {.run_name = evil});
+  run.event("start", {{"launch", evil}});
+  run.event("failure", {{"what", evil}});
+  run.rows(0, 30, std::numeric_limits<double>::quiet_NaN(), evil);
+  const std::string page = report_page(std::vector{read(run)}, 0);
+  const RunData harmless{.name = "a"};
+  const std::string plain = report_page(std::vector{harmless}, 0);
+  // The control is a report without these texts: it has the same tags.
+  for (const char* part : {"<script", "</script", "<b ", "<i>", "onload='x'"}) {
+    EXPECT_EQ(count(page, part), count(plain, part)) << part;
+  }
+  const Json data = data_of(page);
+  EXPECT_EQ(data.at("groups")[0].at("title"), "lr");
+  EXPECT_EQ(data.at("groups")[1].at("title"), evil);
+  const Json& series = data["runs"][0].at("metrics").at(evil);
+  EXPECT_TRUE(series.at("v")[0].is_null());
+  EXPECT_EQ(series.at("g")[0], Json::parse(R"([10,"NaN"])"));
+  EXPECT_THAT(page, HasSubstr("&lt;/script&gt;&lt;b onload=&#39;x&#39;&gt;&amp;&quot;{{data}}"));
+}
+
+TEST(Report, SaysWhatIsWrong) {
+  const TempDir temp;
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "report"}).code, 2);
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "report", temp.path().string()}).code, 2);
+  const WrittenRun run(temp.path() / "a");
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "report", run.path().string(), "--out"}).code, 2);
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "report", run.path().string(), "--out", temp.path().string()}).code, 2);
+  const auto no_place =
+      run_program({LOCKSTEP_CLI, "report", run.path().string(), "--out", (temp.path() / "b/c.html").string()});
+  EXPECT_EQ(no_place.code, 74) << no_place.err;
+}
+
+std::optional<std::string> browser() {
+  for (const std::string& folder : split(read_environment().get("PATH").value_or(""), ':')) {
+    for (const char* name : {"chromium", "chromium-browser", "google-chrome"}) {
+      if (std::filesystem::exists(std::filesystem::path(folder) / name)) {
+        return (std::filesystem::path(folder) / name).string();
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+TEST(Report, ABrowserDrawsItWithoutAnError) {
+  const auto program = browser();
+  if (!program) {
+    GTEST_SKIP() << "found no chromium and no google-chrome in PATH; it is in the package chromium";
+  }
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  write_eventful(run);
+  run.rows(60, 80, std::numeric_limits<double>::infinity());
+  const auto page = temp.path() / "page.html";
+  const auto draw = [&](const std::string& text) {
+    write_text(page, text);
+    return run_program({*program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                        "--no-first-run", "--user-data-dir=" + (temp.path() / "profile").string(),
+                        "--enable-logging=stderr", "--window-size=1280,3000", "--virtual-time-budget=2000",
+                        "--dump-dom", "file://" + page.string()});
+  };
+  const std::string text = report_page(std::vector{read(run)}, 0);
+  const auto result = draw(text);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("class=\"curve\""), HasSubstr("class=\"gap\""), HasSubstr("class=\"line\"")));
+  EXPECT_THAT(result.err, Not(HasSubstr("CONSOLE")));
+  // The control: a page whose script fails.
+  std::string broken = text;
+  broken.replace(broken.rfind("addTools();"), 11, "addTolls();");
+  EXPECT_THAT(draw(broken).err, HasSubstr("CONSOLE"));
+}
+
+TEST(Top, ShowsTheLastValues) {
+  const TempDir temp;
+  const WrittenRun written(temp.path() / "a", {.checkpoint = {.monitor = "val_loss"}});
+  write_eventful(written);
+  const RunData run = read(written);
+  const auto lines = top_screen(run, run.last_activity, {.width = 60, .height = 40}, {.unicode = false});
+  const std::string text = join(lines, "\n");
+  EXPECT_THAT(text, HasSubstr("a: finished, finished at step 60, epoch 1\nstep 60 of 60 (100 %)   epoch 1"));
+  EXPECT_THAT(text, HasSubstr("\ncheckpoint: step 60, best val_loss 1.25 at step 40, "));
+  EXPECT_THAT(text, HasSubstr("\nloss             1            ####__\n"));
+  EXPECT_THAT(text, HasSubstr("  end  step 60  finished at step 60, epoch 1"));
+}
+
+TEST(Top, FitsIntoAnyTerminal) {
+  const TempDir temp;
+  const WrittenRun written(temp.path() / "a");
+  write_eventful(written);
+  for (int i = 0; i < 30; ++i) {
+    written.rows(60 + 10 * i, 70 + 10 * i, i, "metric_" + std::to_string(i));
+  }
+  const RunData run = read(written);
+  for (const ScreenSize size : {ScreenSize{80, 24}, ScreenSize{20, 5}, ScreenSize{1, 1}, ScreenSize{300, 100}}) {
+    const auto lines = top_screen(run, run.last_activity, size, {});
+    EXPECT_LE(lines.size(), static_cast<std::size_t>(size.height));
+    for (const std::string& line : lines) {
+      EXPECT_LE(std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; }), size.width) << line;
+    }
+  }
+  EXPECT_THAT(join(top_screen(run, 0, {80, 24}, {}), "\n"), HasSubstr("other metrics"));
+}
+
+TEST(Top, SparklinesMarkValuesThatAreNotFinite) {
+  const std::vector<double> values{9, 0, 7, std::numeric_limits<double>::quiet_NaN(), 3.5};
+  EXPECT_EQ(sparkline(values, 4, {.unicode = false}), "_#!=");
+  EXPECT_EQ(sparkline(values, 2, {.unicode = true}), "!▁");
+  EXPECT_EQ(sparkline({}, 4, {}), "");
+}
+
+TEST(Top, PrintsOnePictureWithoutATerminal) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  write_eventful(run);
+  const auto result = run_program({LOCKSTEP_CLI, "top", run.path().string()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("a: finished"), Not(HasSubstr("\x1b"))));
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "top", temp.path().string()}).code, 2);
+}
+
+class LiveTop : public testing::Test {
+ protected:
+  LiveTop() { write_eventful(run_); }
+
+  TempDir temp_;
+  WrittenRun run_{temp_.path() / "a"};
+  const std::vector<std::string> command_{LOCKSTEP_CLI, "top", run_.path().string()};
+};
+
+TEST_F(LiveTop, RedrawsWhenARowIsWritten) {
+  OnTerminal top(command_);
+  ASSERT_TRUE(top.read_until("step 60")) << top.screen;
+  EXPECT_FALSE(top.echoes());
+  run_.rows(60, 70);
+  ASSERT_TRUE(top.read_until("step 70")) << top.screen;
+  top.type("q");
+  ASSERT_TRUE(top.read_until("")) << top.screen;
+  EXPECT_EQ(top.wait(), 0);
+  EXPECT_TRUE(top.screen.ends_with("\x1b[?25h\x1b[?1049l"));
+  EXPECT_TRUE(top.echoes());
+}
+
+TEST_F(LiveTop, EndsWithCtrlC) {
+  OnTerminal top(command_);
+  ASSERT_TRUE(top.read_until("step 60")) << top.screen;
+  top.type("\x03");
+  ASSERT_TRUE(top.read_until("")) << top.screen;
+  EXPECT_EQ(top.wait(), 0);
+  EXPECT_TRUE(top.echoes());
+}
+
+TEST_F(LiveTop, RestoresTheTerminalAfterASignalAndAnError) {
+  {
+    OnTerminal top(command_);
+    ASSERT_TRUE(top.read_until("step 60")) << top.screen;
+    top.signal(SIGTERM);
+    ASSERT_TRUE(top.read_until("")) << top.screen;
+    EXPECT_EQ(top.wait(), 143);
+    EXPECT_TRUE(top.screen.ends_with("\x1b[?1049l"));
+    EXPECT_TRUE(top.echoes());
+  }
+  OnTerminal top(command_);
+  ASSERT_TRUE(top.read_until("step 60")) << top.screen;
+  std::filesystem::rename(run_.path(), temp_.path() / "b");
+  ASSERT_TRUE(top.read_until("")) << top.screen;
+  EXPECT_EQ(top.wait(), 2);
+  EXPECT_THAT(top.screen, AllOf(HasSubstr("\x1b[?1049l"), HasSubstr("contains no run")));
+  EXPECT_TRUE(top.echoes());
+}
+
+}  // namespace
+}  // namespace lockstep
