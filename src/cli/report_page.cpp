@@ -69,9 +69,7 @@ std::string number(double value) {
 /// Seven digits are more than a screen can show, and half the size.
 double shortened(double value) { return parse_double(fmt::format("{:.7g}", value)).value_or(value); }
 
-std::string cell(std::string_view kind, std::string_view safe_text) {
-  return fmt::format("<td{}>{}</td>", kind.empty() ? "" : fmt::format(" class=\"{}\"", kind), safe_text);
-}
+std::string cell(std::string_view safe_text) { return fmt::format("<td>{}</td>", safe_text); }
 
 std::string head(std::span<const std::string> safe_titles) {
   std::string text = "<thead><tr>";
@@ -102,17 +100,16 @@ std::string overview(std::span<const RunData> runs) {
     const std::string state = fmt::format("<span class=\"state {0}\">{0}</span>", to_string(run.state));
     text += "<tr><th scope=\"row\">" +
             fmt::format("<span class=\"swatch\" style=\"background:var(--run{})\"></span>", i % 7) + escaped(run.name) +
-            "</th>" + cell("", state) + cell("", with_commas(static_cast<double>(run.last_step))) +
-            cell("", run.epoch ? number(*run.epoch) : "-") +
-            cell("", loss != nullptr ? number(loss->values.back()) : "-") +
-            cell("", checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor,
-                                                            number(checkpoints.best_value), *checkpoints.best))
-                                      : "-") +
-            cell("", run.started > 0 ? utc_text(run.started) : "-") +
-            cell("", run.last_activity > 0 ? utc_text(run.last_activity) : "-") +
-            cell("", checkpoints.steps.empty()
-                         ? "-"
-                         : fmt::format("{}, {}", checkpoints.steps.size(), human_bytes(checkpoints.bytes))) +
+            "</th>" + cell(state) + cell(with_commas(static_cast<double>(run.last_step))) +
+            cell(run.epoch ? number(*run.epoch) : "-") + cell(loss != nullptr ? number(loss->values.back()) : "-") +
+            cell(checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor,
+                                                        number(checkpoints.best_value), *checkpoints.best))
+                                  : "-") +
+            cell(run.started > 0 ? utc_text(run.started) : "-") +
+            cell(run.last_activity > 0 ? utc_text(run.last_activity) : "-") +
+            cell(checkpoints.steps.empty()
+                     ? "-"
+                     : fmt::format("{}, {}", checkpoints.steps.size(), human_bytes(checkpoints.bytes))) +
             "</tr>\n";
   }
   return text + "</tbody></table>";
@@ -179,30 +176,28 @@ std::vector<Group> groups_of(std::span<const RunData> runs) {
 /// Readable without a script.
 std::string values_table(std::span<const RunData> runs, std::span<const Group> groups) {
   std::vector<std::string> titles{"metric"};
-  for (const RunData& run : runs) {
-    const std::string of = runs.size() > 1 ? ", " + escaped(run.name) : "";
-    for (const char* title : {"last", "at step", "smallest", "largest"}) {
-      titles.push_back(title + of);
-    }
+  if (runs.size() > 1) {
+    titles.emplace_back("run");
+  }
+  for (const char* title : {"last", "at step", "smallest", "largest"}) {
+    titles.emplace_back(title);
   }
   std::string text = "<table>" + head(titles) + "<tbody>\n";
   for (const Group& group : groups) {
     for (const std::string& metric : group.series) {
-      text += "<tr><th scope=\"row\">" + escaped(metric) + "</th>";
       for (const RunData& run : runs) {
         const MetricSeries* series = run.metrics.find(metric);
         if (series == nullptr) {
-          text += "<td>-</td><td>-</td><td>-</td><td>-</td>";
           continue;
         }
         std::vector<double> finite;
         std::ranges::copy_if(series->values, std::back_inserter(finite), [](double v) { return std::isfinite(v); });
-        text += cell("", number(series->values.back())) +
-                cell("", with_commas(static_cast<double>(series->steps.back()))) +
-                cell("", finite.empty() ? "-" : number(std::ranges::min(finite))) +
-                cell("", finite.empty() ? "-" : number(std::ranges::max(finite)));
+        text += "<tr><th scope=\"row\">" + escaped(metric) + "</th>" +
+                (runs.size() > 1 ? cell(escaped(run.name)) : "") + cell(number(series->values.back())) +
+                cell(with_commas(static_cast<double>(series->steps.back()))) +
+                cell(finite.empty() ? "-" : number(std::ranges::min(finite))) +
+                cell(finite.empty() ? "-" : number(std::ranges::max(finite))) + "</tr>\n";
       }
-      text += "</tr>\n";
     }
   }
   return text + (groups.empty() ? "<tr><td>No metric has been written yet.</td></tr>" : "") + "</tbody></table>";
@@ -224,7 +219,9 @@ Json series_data(const MetricSeries& series) {
 std::string event_text(const RunEvent& event) {
   std::vector<std::string> parts;
   for (const auto& [name, value] : event.fields.items()) {
-    const std::string text = value.is_string() ? value.get<std::string>() : dump_json(value);
+    const std::string text = value.is_string()         ? value.get<std::string>()
+                             : value.is_number_float() ? fmt::format("{:.4g}", value.get<double>())
+                                                       : dump_json(value);
     const bool is_sentence = name == "why" || name == "what";
     parts.push_back(printable(is_sentence ? text : fmt::format("{} {}", name, text)));
   }
@@ -279,6 +276,7 @@ Json differences(std::span<const RunData> runs) {
     }
   }
   Json rows = Json::array();
+  std::erase(names, "run_name");  // the columns are named after it
   for (const std::string& name : names) {
     Json row{printable(name)};
     std::set<std::string> values;

@@ -143,13 +143,15 @@ std::string sparkline(std::span<const double> values, int width, ScreenStyle sty
 
 std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize size, ScreenStyle style) {
   std::vector<std::string> lines;
-  std::string state = fmt::format("{}: {}", printable(run.name), to_string(run.state));
+  std::string state(to_string(run.state));
   if (run.state == RunState::running && run.last_activity > 0) {
     state += fmt::format(", last activity {} ago", rough_duration(now - run.last_activity));
+  } else if (run.why.starts_with(state)) {
+    state = printable(first_line(run.why));
   } else if (!run.why.empty()) {
     state += ", " + printable(first_line(run.why));
   }
-  lines.push_back(state);
+  lines.push_back(printable(run.name) + ": " + state);
   lines.push_back(progress_line(run, now));
   lines.push_back(checkpoint_line(run.checkpoints));
   for (const std::string& note : run.notes) {

@@ -313,7 +313,7 @@ TEST(Top, ShowsTheLastValues) {
   const RunData run = read(written);
   const auto lines = top_screen(run, run.last_activity, {.width = 60, .height = 40}, {.unicode = false});
   const std::string text = join(lines, "\n");
-  EXPECT_THAT(text, HasSubstr("a: finished, finished at step 60, epoch 1\nstep 60 of 60 (100 %)   epoch 1"));
+  EXPECT_THAT(text, HasSubstr("a: finished at step 60, epoch 1\nstep 60 of 60 (100 %)   epoch 1"));
   EXPECT_THAT(text, HasSubstr("\ncheckpoint: step 60, best val_loss 1.25 at step 40, "));
   EXPECT_THAT(text, HasSubstr("\nloss             1            ####__\n"));
   EXPECT_THAT(text, HasSubstr("  end  step 60  finished at step 60, epoch 1"));
