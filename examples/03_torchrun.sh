@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# 02_multi_device.cpp under torchrun, unchanged. torchrun starts the ranks, and restarts all of them up to three times if
-# one fails; they then resume from the newest checkpoint.
+# 02_multi_device.cpp under torchrun, unchanged. torchrun starts the ranks, and restarts all of them up to three times
+# if one fails; they then resume from the newest checkpoint.
 #
 #   examples/03_torchrun.sh PROGRAM RANKS [FLAGS]
 #   examples/03_torchrun.sh build/release/examples/02_multi_device 2 10 2      two ranks
