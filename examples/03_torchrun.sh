@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# 02_multi_device.cpp under torchrun, unchanged: it starts the ranks, and restarts all of them up to three times if one fails.
-# The restarted ranks resume from the newest checkpoint.
+# 02_multi_device.cpp under torchrun, unchanged. torchrun starts the ranks, and restarts all of them up to three times
+# if one fails; they then resume from the newest checkpoint.
 #
-#   examples/03_torchrun.sh build/release/examples/02_multi_device 2 10 2
-#                           program                                |  |  `- a checkpoint every two epochs
-#                                                                  |  `---- ten epochs
-#                                                                  `------- ranks: a number, or gpu for one per GPU
+#   examples/03_torchrun.sh PROGRAM RANKS [FLAGS]
+#   examples/03_torchrun.sh build/release/examples/02_multi_device 2 10 2      two ranks
+#   examples/03_torchrun.sh build/release/examples/02_multi_device gpu 10 2    one rank per GPU
 set -euo pipefail
 program=$1
 ranks=$2

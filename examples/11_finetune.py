@@ -2,7 +2,7 @@
 """The Python side of 11_finetune.cpp: makes the first weights, and uses the last ones.
 
     python3 11_finetune.py pretrain FILE
-    python3 11_finetune.py check FILE
+    python3 11_finetune.py check FILE...
 """
 
 import collections
@@ -34,11 +34,12 @@ def pretrain(file):
     save_file(net.state_dict(), file)
 
 
-def check(file):
-    net.load_state_dict(load_file(file))
-    with torch.no_grad():
-        error = (net(x) - torch.sin(3 * x) - x / 2).abs().max().item()
-    print(f"largest error {error:.4f}")
+def check(*files):
+    for file in files:
+        net.load_state_dict(load_file(file))
+        with torch.no_grad():
+            error = (net(x) - torch.sin(3 * x) - x / 2).abs().max().item()
+        print(f"largest error {error:.4f} with {file}")
 
 
-{"pretrain": pretrain, "check": check}[sys.argv[1]](sys.argv[2])
+{"pretrain": pretrain, "check": check}[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,5 @@
-// The C++ blocks of the documents. DOCS_PROGRAM names the program to run: "README.md:1" is the first block of README.md.
+// The C++ blocks of the documents. DOCS_PROGRAM names the program to run: "README.md:1" is the first block of
+// README.md.
 #include "docs_code.h"
 
 int main(int argc, char** argv) {

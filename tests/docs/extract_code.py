@@ -10,8 +10,9 @@ A block between ```cpp and ``` becomes, by what it contains:
     a function with `override` first    members of a class derived from Task and Callback
     anything else                       statements of a function, which gets the parameters of CONTEXT
 
-docs_context.h has what the blocks use without declaring it. #include lines go to the top of the file. A block after the line
-<!-- not compiled: REASON --> is left out. The file ends with a table of the programs, by page and number in the page.
+docs_context.h has what the blocks use without declaring it. #include lines go to the top of the file. A block after the
+line <!-- not compiled: REASON --> is left out. The file ends with a table of the programs, by page and number in the
+page.
 """
 
 import pathlib
@@ -42,12 +43,12 @@ def without_includes(code, includes):
 
 def wrap(code, number):
     bare = code.lstrip("\n")
-    name = f"block_{number}"
+    begin = f"namespace block_{number} {{\nusing namespace docs;\n"
     if "int main(" in code or DECLARATIONS.match(bare) or FUNCTION.match(bare):
-        return f"namespace {name} {{\nusing namespace docs;\n#line LINE\n{code}}}\n"
+        return f"{begin}#line LINE\n{code}}}\n"
     if MEMBER.match(bare):
-        return f"namespace {name} {{\nusing namespace docs;\nstruct Block : Members {{\n#line LINE\n{code}}};\n}}\n"
-    return f"namespace {name} {{\nusing namespace docs;\n[[maybe_unused]] void block({CONTEXT}) {{\n#line LINE\n{code}}}\n}}\n"
+        return f"{begin}struct Block : Members {{\n#line LINE\n{code}}};\n}}\n"
+    return f"{begin}[[maybe_unused]] void block({CONTEXT}) {{\n#line LINE\n{code}}}\n}}\n"
 
 
 def main():
@@ -70,7 +71,8 @@ def main():
             elif "int main(" in code:
                 programs.append(f'    {{"{page}:{index}", {name}}},')
     header = '#include "docs_context.h"\n' + "".join(f"{line}\n" for line in sorted(includes))
-    table = f'#line 1 "{output.name}: programs"\nconst std::map<std::string, int (*)(int, char**)> kPrograms{{\n' + "\n".join(programs) + "\n};\n"
+    table = f'#line 1 "{output.name}: programs"\nconst std::map<std::string, int (*)(int, char**)> kPrograms{{\n'
+    table += "\n".join(programs) + "\n};\n"
     output.write_text(f"// Made by extract_code.py.\n{header}\n" + "\n".join(blocks) + f"\n{table}", encoding="utf-8")
 
 
