@@ -5,7 +5,8 @@
 #   libtorch_cmake, libtorch_pc   the same as the two text files say it
 #   libraries      the name of lib/ in it
 # The run paths of the build have room for the new ones: they name both places.
-cmake_path(GET from PARENT_PATH from_site)
+cmake_path(GET from PARENT_PATH nvidia)
+cmake_path(APPEND nvidia nvidia)  # what pip installs beside torch
 file(GLOB shared ${root}/${libraries}/liblockstep*.so*)
 foreach(library IN LISTS shared)
   if(IS_SYMLINK ${library})
@@ -16,10 +17,14 @@ foreach(library IN LISTS shared)
   foreach(entry IN LISTS old)
     if(entry STREQUAL "$ORIGIN")
       list(APPEND new ${entry})
-    elseif(entry MATCHES "^${from}(/.*)")
-      list(APPEND new ${libtorch}${CMAKE_MATCH_1})
-    elseif(entry MATCHES "^${from_site}(/nvidia/.*)")  # what pip installs beside torch
-      list(APPEND new ${libtorch}/..${CMAKE_MATCH_1})
+      continue()
+    endif()
+    cmake_path(IS_PREFIX from "${entry}" of_libtorch)
+    cmake_path(IS_PREFIX nvidia "${entry}" of_nvidia)
+    if(of_libtorch OR of_nvidia)
+      string(REPLACE "${from}/" "${libtorch}/" entry "${entry}")
+      string(REPLACE "${nvidia}/" "${libtorch}/../nvidia/" entry "${entry}")
+      list(APPEND new ${entry})
     endif()
   endforeach()
   list(REMOVE_DUPLICATES new)

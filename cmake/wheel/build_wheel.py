@@ -23,7 +23,7 @@ License: MIT
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Programming Language :: C++
 Requires-Python: >=3.8
-Requires-Dist: torch (>=2.11,<2.12)
+Requires-Dist: torch>=2.11,<2.12
 Description-Content-Type: text/markdown
 
 For C++ programs whose LibTorch is the Python package torch:

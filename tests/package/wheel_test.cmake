@@ -72,7 +72,7 @@ there = {path.resolve() for path in (site / 'lockstep_cpp').rglob('*') if path.i
 assert there <= listed, there - listed
 assert checked > 60, checked
 metadata = (info / 'METADATA').read_text()
-assert 'Requires-Dist: torch (>=2.11,<2.12)' in metadata and 'Name: lockstep-cpp' in metadata, metadata
+assert 'Requires-Dist: torch>=2.11,<2.12' in metadata and 'Name: lockstep-cpp' in metadata, metadata
 assert list(info.glob('licenses/*')) and list(info.glob('sboms/*.json')), info
 " COMMAND_ERROR_IS_FATAL ANY)
 
