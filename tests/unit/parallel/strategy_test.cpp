@@ -665,7 +665,7 @@ TEST(Ddp, SendsRankZerosBuffersOncePerStep) {
     const OptimizerSpec spec(sgd());
     strategy.prepare(*norm, {&spec, 1});
     for (std::int64_t step = 0; step < 2; ++step) {
-      strategy.begin_step(step);
+      strategy.begin_step(step, {});
       strategy.optimizer().zero_grad();
       strategy.optimizer().begin_forward(true);
       const auto mean = norm->running_mean.clone();

@@ -125,7 +125,7 @@ double difference_after_training(const Case& c, World& world, const torch::nn::B
   double largest = 0;
   for (std::int64_t step = 0; step < 4; ++step) {
     reference.zero_grad();
-    prepared.strategy.begin_step(step);
+    prepared.strategy.begin_step(step, {});
     optimizer.zero_grad();
     for (std::size_t m = 0; m < c.samples.size(); ++m) {
       const std::vector<std::int64_t>& counts = c.samples[m];

@@ -208,7 +208,7 @@ TEST(Recompute, TrainsOnSeveralRanks) {
         const OptimizerSpec spec(adamw({.lr = 0.01}));
         strategy.prepare(both, {&spec, 1});
         for (int step = 0; step < 3; ++step) {
-          strategy.begin_step(step);
+          strategy.begin_step(step, {});
           strategy.optimizer().zero_grad();
           strategy.optimizer().begin_forward(/*reduce=*/true);
           const at::Tensor x = input() + world.rank() + step;
