@@ -31,6 +31,11 @@ Refusal whole_from_file(const FieldInfo& info, const FileValue& value, Whole& ou
 
 }  // namespace
 
+std::string section_of(std::string_view field) {
+  const auto dot = field.find('.');
+  return std::string(dot == std::string_view::npos ? std::string_view() : field.substr(0, dot));
+}
+
 std::string describe(const FileValue& value) {
   struct {
     std::string operator()(const std::string& text) const { return in_quotes(text); }

@@ -17,6 +17,9 @@
 
 namespace lockstep {
 
+/// "optim" of "optim.lr"; "" of a field at the top level.
+std::string section_of(std::string_view field);
+
 /// A value in a file that no field accepts: "a table", "a date".
 struct UnusableValue {
   std::string description{};

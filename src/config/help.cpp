@@ -53,11 +53,6 @@ std::string with_default(std::string_view help, std::string_view value) {
   return value.empty() ? std::string(help) : fmt::format("{} (default:{}{})", help, kJoint, value);
 }
 
-std::string section_of(std::string_view field) {
-  const auto dot = field.find('.');
-  return std::string(dot == std::string_view::npos ? std::string_view() : field.substr(0, dot));
-}
-
 std::string target_text(const FlagTarget& target) {
   return std::visit([](const auto* value) { return to_text(*value); }, target);
 }

@@ -13,15 +13,11 @@
 #include "base/text.h"
 #include "config/command_tokens.h"
 #include "config/config_file.h"
+#include "config/field_value.h"
 #include "config/foreign_names.h"
 
 namespace lockstep {
 namespace {
-
-std::string section_of(std::string_view name) {
-  const auto dot = name.find('.');
-  return std::string(dot == std::string_view::npos ? std::string_view() : name.substr(0, dot));
-}
 
 std::string key_of(std::string_view name) {
   const auto dot = name.find('.');

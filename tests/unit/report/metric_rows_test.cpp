@@ -90,7 +90,7 @@ TEST_P(WrittenBySinks, AreReadWithoutAnIncompleteLastLine) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, WrittenBySinks, testing::Values("metrics.jsonl", "metrics.csv"),
-                         [](const auto& info) { return std::string(info.param).substr(8); });
+                         [](const auto& given) { return std::string(given.param).substr(8); });
 
 TEST(MetricRows, LeavesOutAndCountsDamagedLines) {
   const MetricRows rows = parse_metric_lines(
