@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include <fmt/format.h>
@@ -135,6 +135,9 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
         facts.bytes += file.size;
       }
     } catch (const std::exception& error) {
+      if (!fs.exists(directory.path(step))) {
+        continue;  // the run has deleted it meanwhile
+      }
       run.notes.push_back(fmt::format("checkpoint of step {}: {}", step, error.what()));
       continue;
     }

@@ -152,7 +152,11 @@ int show_live(const std::filesystem::path& directory, const RunData& first, int 
   for (int pauses = 0;; ++pauses) {
     const std::string now = stamp(directory);
     if (now != seen || pauses % kRereadEvery == 0) {
-      run = read_run(real_file_system(), directory, kLastBytes);
+      try {
+        run = read_run(real_file_system(), directory, kLastBytes);
+      } catch (const IoError& error) {  // a start that cuts off rows, for example; the next turn reads again
+        run.notes = {error.what()};
+      }
       seen = now;
     }
     terminal.draw(top_screen(run, unix_time(), size_of_terminal(width), style));
