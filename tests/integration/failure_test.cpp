@@ -258,6 +258,16 @@ TEST(Start, WithoutANetworkIsRefusedAtOnce) {
   EXPECT_THAT(result.err, HasSubstr("error: the ranks cannot reach 127.0.0.1: Network is unreachable"));
 }
 
+// lockstep run trusts the exit code of a program without run(), but not of one that said it would announce its end.
+TEST(LockstepRun, BlamesARankThatExitsInTheMiddleOfRun) {
+  const TempDir dir;
+  const auto result = run_program(
+      with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"},
+           command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "exit0", "--fail_rank", "1", "--fail_step", "5"})));
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("exited with code 0 without finishing"));
+}
+
 TEST(Start, InADeletedDirectoryIsRefusedInPlainWords) {
   const TempDir dir;
   const auto program =
