@@ -1,6 +1,7 @@
 # Compiles two files in two folders and compares the bytes. No compiler cache: it would give the same bytes anyway.
 # cmake -D source=... -D work=... -D compiler=... -P reproducible_test.cmake
 cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 file(REMOVE_RECURSE ${work})
 set(ENV{CCACHE_DISABLE} 1)
 
@@ -9,9 +10,9 @@ set(objects base/text.cpp.o sampling/permutation.cpp.o)
 list(TRANSFORM objects PREPEND "src/CMakeFiles/lockstep_core.dir/")
 foreach(folder IN LISTS folders)
   file(COPY ${source}/CMakeLists.txt ${source}/cmake ${source}/include ${source}/src DESTINATION "${work}/${folder}")
-  execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S "${work}/${folder}" -B "${work}/${folder}/build" -D LOCKSTEP_CORE_ONLY=ON
-    -D LOCKSTEP_BUILD_TESTS=OFF -D CMAKE_BUILD_TYPE=RelWithDebInfo -D CMAKE_CXX_COMPILER=${compiler} OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
-  execute_process(COMMAND ninja -C "${work}/${folder}/build" ${objects} COMMAND_ERROR_IS_FATAL ANY)
+  run(${CMAKE_COMMAND} -G Ninja -S "${work}/${folder}" -B "${work}/${folder}/build" -D LOCKSTEP_CORE_ONLY=ON
+    -D LOCKSTEP_BUILD_TESTS=OFF -D CMAKE_BUILD_TYPE=RelWithDebInfo -D CMAKE_CXX_COMPILER=${compiler})
+  run(ninja -C "${work}/${folder}/build" ${objects})
 endforeach()
 
 foreach(object IN LISTS objects)
