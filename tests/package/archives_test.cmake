@@ -73,15 +73,13 @@ run(${work}/root/usr/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E 
 
 find_program(lintian lintian)
 if(lintian)
-  execute_process(COMMAND lintian --fail-on error ${deb} OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE result)
-  if(NOT result EQUAL 0)
+  # With overridden errors in its list it fails for them as well, so the list decides.
+  execute_process(COMMAND lintian --show-overrides ${deb} OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(output MATCHES "(^|\n)E: ")
     message(FATAL_ERROR "lintian: ${output}")
   endif()
-  # The control: without the reasons in the overrides it finds errors.
-  execute_process(COMMAND lintian --fail-on error --no-override --tags custom-library-search-path ${deb}
-    OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE result)
-  if(result EQUAL 0)
-    message(FATAL_ERROR "lintian finds no error in a package with a run path: it does not look")
+  if(NOT output MATCHES "O: lockstep: custom-library-search-path")  # the control: it looks, and only the override keeps it silent
+    message(FATAL_ERROR "lintian found no run path in the library: ${output}")
   endif()
 else()
   message("no lintian here: the DEB was not checked by it")
