@@ -1,5 +1,5 @@
-# `cmake --install`: the library, its headers, the tools, and what finds them: find_package(lockstep) and pkg-config. All of it may be
-# moved.
+# `cmake --install`: the library, its headers, the tools, and what finds them: find_package(lockstep) and pkg-config. All of it may
+# be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -23,8 +23,9 @@ install(FILES
   ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
   DESTINATION ${package_dir})
 
-# pkg-config knows no dependency on LibTorch, which has no file of its own for it: its flags are those of the LibTorch that was found.
-cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig OUTPUT_VARIABLE pkgconfig_to_prefix)
+# LibTorch has no file for pkg-config: ours has the flags of the LibTorch that was found.
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
+  OUTPUT_VARIABLE pkgconfig_to_prefix)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/lockstep.pc.in ${PROJECT_BINARY_DIR}/lockstep.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/lockstep.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

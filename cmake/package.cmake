@@ -1,5 +1,7 @@
-# Packages of what `cmake --install` installs: a DEB, a TGZ, and a Python wheel. The target `packages` builds what they contain, then them.
-set(CPACK_PACKAGE_CONTACT "lockstep maintainers <maintainers@lockstep.invalid>" CACHE STRING "Maintainer of the packages: name <address>")
+# Packages of what `cmake --install` installs: a DEB, a TGZ, and a Python wheel. The target `packages` builds what they contain, then
+# them.
+set(CPACK_PACKAGE_CONTACT "lockstep maintainers <maintainers@lockstep.invalid>"
+  CACHE STRING "Maintainer of the packages: name <address>")
 set(CPACK_PACKAGE_VENDOR "The lockstep authors")
 set(CPACK_PACKAGE_NAME lockstep)
 set(CPACK_PACKAGE_FILE_NAME lockstep-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR})
@@ -36,7 +38,8 @@ file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/debian/shlibs CONTENT "liblockstep $
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/debian/triggers CONTENT "activate-noawait ldconfig\n")
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/shlibs ${PROJECT_BINARY_DIR}/debian/triggers)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
-set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
+  OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 include(CPack)
 
 add_custom_target(wheel

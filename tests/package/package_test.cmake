@@ -1,11 +1,9 @@
-# Installs a build, moves the result, builds examples/consumer against it with nothing but CMAKE_PREFIX_PATH, and runs that; the same
-# for a small program with nothing but pkg-config. Looks at how the installed files are hardened, and at the list of other software.
+# Installs a build, moves the result, builds examples/consumer against it with nothing but CMAKE_PREFIX_PATH, and runs that; the
+# same for a small program with nothing but pkg-config. Looks at how the installed files are hardened, and at the list of other
+# software.
 # cmake -D source=... -D build=... -D libtorch=... -D work=... -D compiler=... -P package_test.cmake
 cmake_minimum_required(VERSION 3.25)
-
-function(run)
-  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
 # The README installs what the quickstart has built: it must build everything that is installed.
 file(STRINGS ${source}/examples/quickstart.sh command REGEX "^cmake --build")
@@ -36,7 +34,8 @@ file(REMOVE_RECURSE ${work})
 run(${CMAKE_COMMAND} --install ${build} --prefix ${work}/installed)
 file(RENAME ${work}/installed ${work}/moved)
 
-run(${CMAKE_COMMAND} -G Ninja -S ${source}/examples/consumer -B ${work}/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
+run(${CMAKE_COMMAND} -G Ninja -S ${source}/examples/consumer -B ${work}/build
+  -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
@@ -57,7 +56,7 @@ run(${CMAKE_COMMAND} -S ${work}/newer -B ${work}/newer/build -D CMAKE_PREFIX_PAT
 set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
 find_program(pkg_config NAMES pkg-config pkgconf)
 if(pkg_config)
-  execute_process(COMMAND ${pkg_config} --cflags --libs lockstep OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+  output_of(flags ${pkg_config} --cflags --libs lockstep)
   separate_arguments(flags UNIX_COMMAND "${flags}")
   run(${compiler} ${source}/tests/package/small/main.cpp -o ${work}/small ${flags})
   run(${work}/small)
@@ -67,7 +66,7 @@ endif()
 
 # Hardened: what is missing in a file, "" if nothing is.
 function(missing_hardening file result)
-  execute_process(COMMAND readelf -hldW --dyn-syms ${file} OUTPUT_VARIABLE elf COMMAND_ERROR_IS_FATAL ANY)
+  output_of(elf readelf -hldW --dyn-syms ${file})
   set(missing "")
   foreach(expected
       "GNU_RELRO"                        # relocations are read-only after loading
@@ -122,7 +121,7 @@ nlohmann-json NLOHMANN_JSON_VERSION_MAJOR.NLOHMANN_JSON_VERSION_MINOR.NLOHMANN_J
 tomlplusplus TOML_LIB_MAJOR.TOML_LIB_MINOR.TOML_LIB_PATCH
 LibTorch TORCH_VERSION_MAJOR.TORCH_VERSION_MINOR.TORCH_VERSION_PATCH
 ")
-execute_process(COMMAND ${compiler} -E -P -idirafter ${libtorch}/include ${work}/versions.cpp OUTPUT_VARIABLE versions COMMAND_ERROR_IS_FATAL ANY)
+output_of(versions ${compiler} -E -P -idirafter ${libtorch}/include ${work}/versions.cpp)
 if(NOT versions MATCHES "\nfmt ([0-9]+)\n")
   message(FATAL_ERROR "fmt's header has no version")
 endif()

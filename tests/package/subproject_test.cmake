@@ -1,6 +1,7 @@
 # Configures a project that has lockstep as a part of itself, compiles one file of that project, and looks at what it would build.
 # cmake -D source=... -D libtorch=... -D work=... -D compiler=... -P subproject_test.cmake
 cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 file(REMOVE_RECURSE ${work})
 
 function(configure folder)
@@ -13,7 +14,7 @@ endfunction()
 
 # What building a target would run; "all" for everything.
 function(commands_of folder target result)
-  execute_process(COMMAND ninja -C ${work}/${folder} -t commands ${target} OUTPUT_VARIABLE commands COMMAND_ERROR_IS_FATAL ANY)
+  output_of(commands ninja -C ${work}/${folder} -t commands ${target})
   set(${result} "${commands}" PARENT_SCOPE)
 endfunction()
 
@@ -59,7 +60,7 @@ foreach(folder subfolder fetched)
     message(FATAL_ERROR "${folder}: the project's file lacks what lockstep::lockstep brings: ${consumer}")
   endif()
 endforeach()
-execute_process(COMMAND ninja -C ${work}/subfolder CMakeFiles/consumer.dir/main.cpp.o COMMAND_ERROR_IS_FATAL ANY)
+run(ninja -C ${work}/subfolder CMakeFiles/consumer.dir/main.cpp.o)
 
 # What is missing is named. In the same folder, which knows the compiler already.
 foreach(package fmt nlohmann_json tomlplusplus)

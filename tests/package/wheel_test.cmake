@@ -2,13 +2,12 @@
 # program against it as the documents say.
 # cmake -D source=... -D build=... -D libtorch=... -D work=... -D compiler=... -P wheel_test.cmake
 cmake_minimum_required(VERSION 3.25)
-include(${CMAKE_CURRENT_LIST_DIR}/small_program.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 file(REMOVE_RECURSE ${work})
 
 foreach(round first second)
   file(MAKE_DIRECTORY ${work}/${round})
-  execute_process(COMMAND ${CMAKE_COMMAND} -D build=${build} -D work=${work}/files -D out=${work}/${round} -P ${build}/build_wheel.cmake
-    OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+  run(${CMAKE_COMMAND} -D build=${build} -D work=${work}/files -D out=${work}/${round} -P ${build}/build_wheel.cmake)
   file(GLOB wheel ${work}/${round}/*.whl)
   cmake_path(GET wheel FILENAME name_${round})
   file(SHA256 ${wheel} hash_${round})
@@ -25,7 +24,7 @@ set(promised ${CMAKE_MATCH_1})
 file(GLOB shared ${work}/files/files/lockstep_cpp/lib/*.so.* ${work}/files/files/lockstep_cpp/bin/lockstep)
 set(versions "")
 foreach(file IN LISTS shared)
-  execute_process(COMMAND readelf -VW ${file} OUTPUT_VARIABLE needed COMMAND_ERROR_IS_FATAL ANY)
+  output_of(needed readelf -VW ${file})
   string(REGEX MATCHALL "GLIBC_2\\.[0-9]+" needed "${needed}")
   list(APPEND versions ${needed})
 endforeach()
@@ -41,21 +40,19 @@ if(NOT versions)
 endif()
 
 # pip checks RECORD and the tag. torch lies in site-packages as pip would put it.
-execute_process(COMMAND python3 -m venv ${work}/venv COMMAND_ERROR_IS_FATAL ANY)
+run(python3 -m venv ${work}/venv)
 set(python ${work}/venv/bin/python)
-execute_process(COMMAND ${python} -m pip install --disable-pip-version-check --no-deps --no-index --no-compile ${work}/first/${name_first}
-  COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ${python} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
-  OUTPUT_VARIABLE site OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-set(load "import ctypes; ctypes.CDLL('${site}/lockstep_cpp/lib/liblockstep.so.0.1')")
+run(${python} -m pip install --disable-pip-version-check --no-deps --no-index --no-compile ${work}/first/${name_first})
+output_of(site ${python} -c "import sysconfig as s\nprint(s.get_path('purelib'))")
+set(load "import ctypes\nctypes.CDLL('${site}/lockstep_cpp/lib/liblockstep.so.0.1')")
 execute_process(COMMAND ${python} -c "${load}" RESULT_VARIABLE result ERROR_VARIABLE output)
 if(result EQUAL 0 OR NOT output MATCHES "libtorch_cpu.so|libc10.so")  # the control
   message(FATAL_ERROR "the library loads where there is no torch: ${output}")
 endif()
 file(CREATE_LINK ${libtorch} ${site}/torch SYMBOLIC)
-execute_process(COMMAND ${python} -c "${load}" COMMAND_ERROR_IS_FATAL ANY)
+run(${python} -c "${load}")
 
-execute_process(COMMAND ${python} -c "import hashlib, base64, csv, pathlib
+run(${python} -c "import hashlib, base64, csv, pathlib
 site = pathlib.Path('${site}')
 info = next(site.glob('lockstep_cpp-*.dist-info'))
 rows = list(csv.reader(open(info / 'RECORD')))
@@ -74,20 +71,20 @@ assert checked > 60, checked
 metadata = (info / 'METADATA').read_text()
 assert 'Requires-Dist: torch>=2.11,<2.12' in metadata and 'Name: lockstep-cpp' in metadata, metadata
 assert list(info.glob('licenses/*')) and list(info.glob('sboms/*.json')), info
-" COMMAND_ERROR_IS_FATAL ANY)
+")
 
 # As the documents say. Neither a variable nor the LibTorch that cmake/setup.sh fetched helps.
 unset(ENV{LOCKSTEP_LIBTORCH})
 unset(ENV{LD_LIBRARY_PATH})
 set(ENV{XDG_CACHE_HOME} ${work}/no_cache)
-execute_process(COMMAND ${python} -m lockstep_cpp --cmake OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ${python} -m lockstep_cpp --version OUTPUT_VARIABLE version OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+output_of(prefix ${python} -m lockstep_cpp --cmake)
+output_of(version ${python} -m lockstep_cpp --version)
 if(NOT name_first MATCHES "^lockstep_cpp-${version}-py3")
   message(FATAL_ERROR "python -m lockstep_cpp --version says ${version}, the wheel is ${name_first}")
 endif()
 build_and_run_small(${prefix} ${work}/program)
-execute_process(COMMAND ${work}/venv/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ${work}/venv/bin/lockstep-convert --help RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+run(${work}/venv/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
+execute_process(COMMAND ${work}/venv/bin/lockstep-convert --help OUTPUT_VARIABLE output ERROR_VARIABLE output)
 if(NOT output MATCHES "lockstep-convert")
   message(FATAL_ERROR "lockstep-convert does not start: ${output}")
 endif()
@@ -96,7 +93,7 @@ endif()
 find_program(pkg_config NAMES pkg-config pkgconf)
 if(pkg_config)
   set(ENV{PKG_CONFIG_PATH} ${prefix}/lib/pkgconfig)
-  execute_process(COMMAND ${pkg_config} --variable=libtorch lockstep OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  output_of(folder ${pkg_config} --variable=libtorch lockstep)
   if(NOT EXISTS ${folder}/lib/libtorch_cpu.so)
     message(FATAL_ERROR "lockstep.pc of the wheel looks for LibTorch in ${folder}")
   endif()
