@@ -1,7 +1,5 @@
 #include "config/foreign_names.h"
 
-#include <algorithm>
-
 #include "base/text.h"
 #include "config/command_tokens.h"
 
@@ -150,6 +148,16 @@ constexpr ForeignName kRows[] = {
     {"gradient_as_bucket_view", "remove it: gradients are always views of the buckets"},
 };
 
+bool contains(std::string_view names, std::string_view wanted) {
+  for (auto at = names.find(wanted); at != std::string_view::npos; at = names.find(wanted, at + 1)) {
+    const auto end = at + wanted.size();
+    if ((at == 0 || names[at - 1] == ' ') && (end == names.size() || names[end] == ' ')) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 std::span<const ForeignName> foreign_names() { return kRows; }
@@ -159,8 +167,7 @@ const ForeignName* find_foreign_name(std::string_view name) {
   const std::string last = whole.substr(whole.rfind('.') + 1);  // npos + 1 is 0
   for (const std::string& wanted : {whole, last}) {
     for (const ForeignName& row : kRows) {
-      const auto names = split(row.names, ' ');
-      if (std::find(names.begin(), names.end(), wanted) != names.end()) {
+      if (!wanted.empty() && contains(row.names, wanted)) {
         return &row;
       }
     }

@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <toml++/toml.h>
@@ -53,9 +56,83 @@ FileSetting make_setting(std::string name, const toml::node& node, const std::st
           .last_line = region.end.line};
 }
 
+/// toml++ 3.3 has undefined behaviour for a character outside of ASCII where none may be, and a failed assertion for a
+/// section without a name. This finds both before it parses.
+class Precheck {
+ public:
+  Precheck(std::string_view text, const std::string& label) : text_(text), label_(label) {
+    constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+    at_ = text_.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+  }
+
+  void run() {
+    int depth = 0;  // of brackets and braces in a value
+    bool line_begins = true;
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (c == '#') {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else if (c == '"' || c == '\'') {
+        skip_text(c);
+        line_begins = false;
+      } else if (static_cast<unsigned char>(c) >= 0x80) {
+        refuse("found a character that is not ASCII, expected it only in comments and in texts in quotes");
+      } else {
+        if (c == '[' && depth == 0 && line_begins) {
+          check_section();
+        }
+        depth += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
+        line_begins = c == '\n' || (line_begins && (c == ' ' || c == '\t' || c == '\r'));
+        ++at_;
+      }
+    }
+  }
+
+ private:
+  bool follows(std::string_view what) const { return text_.substr(at_).starts_with(what); }
+
+  void skip_text(char quote) {
+    const std::string triple(3, quote);
+    const bool multi_line = follows(triple);
+    const std::string end = multi_line ? triple : std::string(1, quote);
+    for (at_ += end.size(); at_ < text_.size() && !follows(end); ++at_) {
+      if (!multi_line && text_[at_] == '\n') {
+        return;  // not closed: toml++ reports it
+      }
+      if (quote == '"' && text_[at_] == '\\') {
+        ++at_;
+      }
+    }
+    at_ = std::min(at_ + end.size(), text_.size());
+  }
+
+  void check_section() const {
+    constexpr std::string_view kBlanks = " \t";
+    constexpr std::string_view kBegins = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-\"']";
+    auto name = text_.find_first_not_of(kBlanks, at_ + 1);
+    if (name != std::string_view::npos && text_[name] == '[') {
+      name = text_.find_first_not_of(kBlanks, name + 1);
+    }
+    if (name != std::string_view::npos && kBegins.find(text_[name]) == std::string_view::npos) {
+      refuse("expected the name of a section after [");
+    }
+  }
+
+  [[noreturn]] void refuse(std::string_view what) const {
+    const auto before = text_.substr(0, at_);
+    throw ConfigError(fmt::format("{}:{}: {}", label_, 1 + std::count(before.begin(), before.end(), '\n'), what),
+                      "correct the file; it must be TOML");
+  }
+
+  std::string_view text_;
+  const std::string& label_;
+  std::size_t at_ = 0;
+};
+
 }  // namespace
 
 std::vector<FileSetting> parse_config_toml(std::string_view text, const std::string& label) {
+  Precheck(text, label).run();
   toml::table root;
   try {
     root = toml::parse(text, label);

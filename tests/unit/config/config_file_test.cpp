@@ -291,5 +291,31 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
   EXPECT_EQ(std::get<std::string>(odd.at(16).value), config.run_name) << odd.at(16).name;
 }
 
+TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"seed = 1\n\u00e9 = 1\n", "a.toml:2: found a character that is not ASCII"},
+      {"run_name = \u00e9\n", "a.toml:1: found a character that is not ASCII"},
+      {"[\u00e9]\n", "a.toml:1: expected the name of a section"},
+      {"[.]\n", "a.toml:1: expected the name of a section"},
+      {"a = [\n[1],\n]\n [[ #]]\n", "a.toml:4: expected the name of a section"},
+      {"a = \"\n\u00e9\"\n", "a.toml:2: found a character that is not ASCII"},
+  };
+  for (const auto& [text, expected] : cases) {
+    try {
+      parse_config_toml(text, "a.toml");
+      ADD_FAILURE() << text;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), testing::StartsWith(expected));
+    }
+  }
+  // The control: valid files with the same characters.
+  for (const std::string text :
+       {"\xEF\xBB\xBF# \u00e9 [.] '\na = \"\u00e9 \\\" \u00e9\" # \u00e9\n", "a = '\u00e9\\' # \u00e9\n",
+        "a = \"\"\"\n[.] \" \u00e9\n\"\"\"\n", "a = '''\n[.] ' \u00e9\n'''\n", "a = [\n  [+1],\n  [ # \u00e9\n  2]]\n",
+        "[ \"\u00e9\" ]\n'\u00e9' = 1\n", "a = { b = [+1] }\n[c]\n"}) {
+    EXPECT_NO_THROW(parse_config_toml(text, "a.toml")) << text;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
