@@ -92,7 +92,7 @@ void RunFiles::event(std::string_view name, const EventFields& fields) {
   }
 }
 
-// The files of a run write their errors themselves.
+// The files of a run warn about their own errors; a sink of the program may throw.
 void RunFiles::tell_sinks(const std::function<void(MetricSink&)>& tell) {
   for (const auto& sink : sinks_) {
     tell(*sink);

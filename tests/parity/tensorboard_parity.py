@@ -24,7 +24,7 @@ def check_media(events):
                 sys.exit(f"{name}, step {event.step}: the buckets do not hold {histogram.num} numbers")
     if events.Histograms("parameters/a.weight")[0].histogram_value.num != 160:
         sys.exit("a.weight has 160 elements")
-    text = events.Tensors("epoch")[0].tensor_proto.string_val[0].decode()
+    text = events.Tensors("note")[0].tensor_proto.string_val[0].decode()
     if text != "epoch **1**":
         sys.exit(f"the text is {text}")
     image = events.Images("weights")[0]

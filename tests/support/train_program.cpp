@@ -265,7 +265,7 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   if (plan.config.report.tensorboard) {
     trainer.add(std::make_shared<lockstep::HistogramMonitor>())
         .on(lockstep::Stage::epoch_end, [](const lockstep::StageContext& at) {
-          at.log_text("epoch", fmt::format("epoch **{}**", at.state.epoch));
+          at.log_text("note", fmt::format("epoch **{}**", at.state.epoch));
           at.log_image("weights", at.module.parameters()[0].detach());
         });
   }

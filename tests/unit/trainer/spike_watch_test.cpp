@@ -228,7 +228,8 @@ class PausedTask final : public TinyTask {
 };
 
 TEST(SpikeSkip, ChangesNeitherParametersNorOptimizer) {
-  for (const OptimizerSpec& optimizer : {adamw({.lr = 0.05}), sgd({.lr = 0.05, .momentum = 0.9}), lion({.lr = 0.01})}) {
+  for (const OptimizerFactory& optimizer :
+       {adamw({.lr = 0.05}), sgd({.lr = 0.05, .momentum = 0.9}), lion({.lr = 0.01})}) {
     for (const int ranks : {1, 2, 4}) {
       for (const bool shard : {false, true}) {
         TrainConfig config = spiking_config(SpikePolicy::skip);
