@@ -15,7 +15,9 @@
 #include "base/text.h"
 #include "cli/compare_command.h"
 #include "cli/ctl_command.h"
+#include "cli/doctor_command.h"
 #include "cli/run_command.h"
+#include "cli/system_command.h"
 #include "cli/verify_command.h"
 
 namespace lockstep {
@@ -27,6 +29,8 @@ constexpr std::string_view kUsage =
     "  verify DIR               read every byte of a run's checkpoints; see lockstep verify --help\n"
     "  compare A B              find the first difference of two runs; see lockstep compare --help\n"
     "  ctl RUN COMMAND          stop, save, validate or report a running training; see lockstep ctl --help\n"
+    "  doctor                   check whether training can work on this machine; see lockstep doctor --help\n"
+    "  system                   print the facts of this machine for an issue; see lockstep system --help\n"
     "  --version\n";
 
 int command(std::span<const std::string> args, const Variables& variables) {
@@ -43,6 +47,12 @@ int command(std::span<const std::string> args, const Variables& variables) {
   if (first == "ctl") {
     return ctl_command(args.subspan(1));
   }
+  if (first == "doctor") {
+    return doctor_command(args.subspan(1), variables);
+  }
+  if (first == "system") {
+    return system_command(args.subspan(1), variables);
+  }
   if (first == "--help" || first == "-h") {
     fmt::print("{}", kUsage);
     return 0;
@@ -52,7 +62,7 @@ int command(std::span<const std::string> args, const Variables& variables) {
     return 0;
   }
   throw ConfigError(fmt::format("{}: unknown command", printable(first)),
-                    "expected run, verify, compare or ctl; see lockstep --help");
+                    "expected run, verify, compare, ctl, doctor or system; see lockstep --help");
 }
 
 }  // namespace

@@ -1,0 +1,115 @@
+#include "cli/doctor/facts.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string_view>
+
+#include <lockstep/environment/launch_name.h>
+
+#include "base/text.h"
+#include "environment/job_end.h"
+
+namespace lockstep {
+namespace {
+
+/// Variables that change how a run works. None of them holds a secret, a host name or a path.
+constexpr std::array<std::string_view, 34> kKnownVariables = {
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_NET",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_DEBUG",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_LAUNCH_MODE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_ENABLE_MONITORING",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "NVIDIA_TF32_OVERRIDE",
+};
+
+constexpr std::string_view kSettingPrefix = "LOCKSTEP_CFG_";
+
+/// Runs what reads variables; what is wrong with them is a fact as well.
+template <class Read>
+void note_problems(std::vector<Problem>& problems, const Read& read) {
+  try {
+    read();
+  } catch (const ConfigError& error) {
+    problems.insert(problems.end(), error.problems().begin(), error.problems().end());
+  }
+}
+
+int ranks_of(const FactsRequest& request, const Facts& facts) {
+  const auto& identity = facts.launcher.identity;
+  if (request.ranks > 0) {
+    return request.ranks;
+  }
+  return identity && !identity->starts_ranks && identity->launcher != "single"
+             ? identity->local_world_size
+             : std::max(1, static_cast<int>(facts.gpus.visible_uuids.size()));
+}
+
+}  // namespace
+
+LauncherFacts collect_launcher_facts(const Variables& variables) {
+  LauncherFacts facts{};
+  note_problems(facts.problems, [&] { facts.identity = detect_identity(variables); });
+  note_problems(facts.problems, [&] { facts.job = launch_name(variables, facts.identity).job; });
+  note_problems(facts.problems, [&] {
+    if (const auto end = job_end(variables)) {
+      facts.job_seconds = std::chrono::duration<double>(*end - std::chrono::steady_clock::now()).count();
+    }
+  });
+  for (const std::string_view name : kKnownVariables) {
+    if (const auto value = variables.get(name)) {
+      facts.variables.emplace_back(name, printable(*value));
+    }
+  }
+  for (const auto& [name, value] : variables.all()) {
+    if (name.starts_with(kSettingPrefix)) {
+      facts.settings.push_back(printable(name));
+    }
+  }
+  return facts;
+}
+
+Facts collect_facts(const FactsRequest& request, const Variables& variables) {
+  Facts facts{.build = collect_build_facts(),
+              .machine = collect_machine_facts(),
+              .gpus = collect_gpu_facts(variables),
+              .launcher = collect_launcher_facts(variables)};
+  if (request.run_dir) {
+    facts.network = collect_network_facts(variables, facts.launcher, request.port);
+    facts.directory = collect_directory_facts(real_file_system(), *request.run_dir);
+  } else {
+    facts.network.interfaces = collect_interfaces();
+  }
+  facts.ranks = ranks_of(request, facts);
+  return facts;
+}
+
+}  // namespace lockstep

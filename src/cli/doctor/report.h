@@ -1,0 +1,23 @@
+// Prints facts and findings, as text and as JSON. Torch-free.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cli/doctor/facts.h"
+#include "cli/doctor/findings.h"
+
+namespace lockstep {
+
+/// One line per finding, its fix below it, and the verdict; broken at `width` columns.
+std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings, int width);
+Json doctor_json(const Facts& facts, const std::vector<Finding>& findings);
+
+/// For a public issue: no names of hosts, users, programs and directories, no addresses, no UUIDs.
+std::string system_text(const Facts& facts, int width);
+Json system_json(const Facts& facts);
+
+bool has_failure(const std::vector<Finding>& findings);
+
+}  // namespace lockstep
