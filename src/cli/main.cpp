@@ -33,12 +33,6 @@ int run(std::span<const std::string> args, const Variables& variables) {
       return command.run(args.subspan(1), variables);
     }
   }
-  if (first == "doctor") {
-    return doctor_command(args.subspan(1), variables);
-  }
-  if (first == "system") {
-    return system_command(args.subspan(1), variables);
-  }
   if (first == "--help" || first == "-h") {
     fmt::print("{}", usage());
     return 0;
