@@ -5,6 +5,9 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/optim/serialize.h>
@@ -14,6 +17,31 @@ namespace {
 
 const at::Tensor& momentum_buffer(const torch::optim::OptimizerParamState& state) {
   return static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer();
+}
+
+// The kernel of LibTorch 2.11 for half types on the CPU gives wrong values to all elements of a parameter but the last
+// ones, which fill no vector.
+bool has_wrong_kernel(const GradientList& list) {
+  const at::Tensor& first = list.values.front();
+  return first.is_cpu() && (first.scalar_type() == at::kHalf || first.scalar_type() == at::kBFloat16);
+}
+
+/// The same update by operations on all tensors of the list together.
+void update(const GradientList& list, const torch::optim::SGDOptions& options, at::TensorList buffers) {
+  std::vector<at::Tensor> changes(list.gradients.begin(), list.gradients.end());
+  if (options.weight_decay() != 0) {
+    changes = at::_foreach_add(changes, list.values, options.weight_decay());
+  }
+  if (options.momentum() != 0) {
+    if (list.is_new) {
+      at::_foreach_copy_(buffers, changes);
+    } else {
+      at::_foreach_mul_(buffers, options.momentum());
+      at::_foreach_add_(buffers, changes, 1 - options.dampening());
+    }
+    changes = options.nesterov() ? at::_foreach_add(changes, buffers, options.momentum()) : buffers.vec();
+  }
+  at::_foreach_add_(list.values, changes, -options.lr());
 }
 
 }  // namespace
@@ -42,6 +70,12 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     }
     if (with_momentum && buffers_[i].empty()) {
       buffers_[i] = momentum_buffers(list);
+    }
+    if (has_wrong_kernel(list)) {
+      if (!skip.defined() || skip.item<float>() == 0) {
+        update(list, options, buffers_[i]);
+      }
+      continue;
     }
     // A new buffer starts as the gradient; in the next step its list is not new and joins the others.
     at::_fused_sgd_(list.values, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),

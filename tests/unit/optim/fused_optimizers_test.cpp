@@ -120,6 +120,35 @@ INSTANTIATE_TEST_SUITE_P(All, FusedOptimizer,
                                          Case{"nesterov", make_nesterov}),
                          [](const auto& test) { return test.param.name; });
 
+// Enough elements for the vectors of the kernels.
+TEST_P(FusedOptimizer, FollowsTorchInHalfTypes) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const auto make = [type] {
+      Tensors parameters;
+      for (const std::int64_t size : {100, 40, 7}) {
+        const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(size));
+        parameters.push_back(at::randn({size}, generator, at::kFloat).to(type).set_requires_grad(true));
+      }
+      return parameters;
+    };
+    const Tensors a = make();
+    const Tensors b = make();
+    const Tensors before = make();
+    const auto [fused, reference] = GetParam().make(a, b);
+    for (std::uint64_t step = 0; step < 5; ++step) {
+      const Tensors gradients = make_gradients(a, step);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        a[i].mutable_grad() = gradients[i].to(type);
+        b[i].mutable_grad() = gradients[i].to(type);
+      }
+      fused->step();
+      reference->step();
+    }
+    EXPECT_LT(largest_difference(a, b), 0.05) << type;
+    EXPECT_GT(largest_difference(a, before), 0.05) << type;
+  }
+}
+
 // A complex parameter is trained as its real and imaginary parts would be.
 TEST_P(FusedOptimizer, TrainsComplexParametersAsPairsOfNumbers) {
   const Tensors seeds = make_parameters();
