@@ -41,7 +41,7 @@ struct WideNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(WideNet);
 
-struct Setup {
+struct Training {
   std::int64_t width = 100'000;
   Precision precision = Precision::fp32;
   double bucket_mib = 1;
@@ -50,19 +50,19 @@ struct Setup {
 };
 
 /// The parameters of each rank at the end.
-std::vector<NamedTensors> trained(int ranks, Backend backend, const Setup& setup = {}) {
+std::vector<NamedTensors> trained(int ranks, Backend backend, const Training& training = {}) {
   std::vector<NamedTensors> found(static_cast<std::size_t>(ranks));
   const auto train = [&](World& world) {
     TrainConfig config = in_memory({.max_epochs = 2});
     config.global_batch_size = 6;
-    config.precision = setup.precision;
-    config.dist.bucket_mib = setup.bucket_mib;
-    config.max_steps = setup.max_steps;
-    config.run_dir = setup.run_dir;
-    config.checkpoint.enabled = !setup.run_dir.empty();
+    config.precision = training.precision;
+    config.dist.bucket_mib = training.bucket_mib;
+    config.max_steps = training.max_steps;
+    config.run_dir = training.run_dir;
+    config.checkpoint.enabled = !training.run_dir.empty();
     const Plan plan = plan_for(world.size(), config);
     const auto task = make_task(
-        WideNet(setup.width), [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); },
+        WideNet(training.width), [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); },
         adamw({.lr = 1e-3}));
     DataLoader data(tiny_data(14), plan.loader, world);
     Trainer(plan, world).fit(*task, data);
@@ -84,11 +84,11 @@ bool are_equal(const NamedTensors& a, const NamedTensors& b) {
 }
 
 TEST(SharedMemoryHook, GivesTheBytesOfGlooOnTwoRanks) {
-  for (const Setup& setup : {Setup{}, Setup{.bucket_mib = 100}, Setup{.width = 8}, Setup{.precision = Precision::fp64},
-                             Setup{.precision = Precision::bf16}}) {
-    const auto expected = trained(2, Backend::gloo, setup);
-    const auto found = trained(2, Backend::shm, setup);
-    EXPECT_TRUE(are_equal(found[0], expected[0])) << setup.width << ", " << static_cast<int>(setup.precision);
+  for (const Training& training : {Training{}, Training{.bucket_mib = 100}, Training{.width = 8},
+                                   Training{.precision = Precision::fp64}, Training{.precision = Precision::bf16}}) {
+    const auto expected = trained(2, Backend::gloo, training);
+    const auto found = trained(2, Backend::shm, training);
+    EXPECT_TRUE(are_equal(found[0], expected[0])) << training.width << ", " << static_cast<int>(training.precision);
     EXPECT_TRUE(are_equal(found[0], found[1]));
   }
   EXPECT_FALSE(are_equal(trained(2, Backend::shm, {.max_steps = 4})[0], trained(2, Backend::gloo)[0]));  // the control
@@ -107,10 +107,10 @@ TEST(SharedMemoryHook, GivesEveryRankTheSameBytesAtEveryTiming) {
 TEST(SharedMemoryHook, ResumesWithTheBytesOfTheUndisturbedRun) {
   const auto straight = trained(3, Backend::shm);
   const TempDir dir;
-  Setup setup{.run_dir = (dir.path() / "run").string(), .max_steps = 4};
-  trained(3, Backend::shm, setup);
-  setup.max_steps = 0;
-  EXPECT_TRUE(are_equal(trained(3, Backend::shm, setup)[0], straight[0]));
+  Training training{.run_dir = (dir.path() / "run").string(), .max_steps = 4};
+  trained(3, Backend::shm, training);
+  training.max_steps = 0;
+  EXPECT_TRUE(are_equal(trained(3, Backend::shm, training)[0], straight[0]));
 }
 
 class FailingTask final : public TinyTask {
