@@ -27,6 +27,7 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
+#include "environment/cpu_topology.h"
 #include "environment/error_file.h"
 #include "environment/launcher_process.h"
 #include "environment/process_name.h"
@@ -133,8 +134,8 @@ std::string place_of_failure(const ProgressRecord& record) {
   return place.phase >= Phase::prepare ? place_of(place) : std::string();
 }
 
-/// Tells on which host and device each of several ranks runs.
-void tell_places(Session& session) {
+/// Prints on which host and device each of several ranks runs.
+void print_rank_places(Session& session) {
   constexpr std::size_t kMostLines = 16;
   const std::vector<RankPlace>& places = WorldAccess::places(session.world);
   if (places.size() < 2) {
@@ -215,7 +216,7 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
         plan, identity, [&](const World& met) { watch_peers(monitor, met, plan, identity, environment); });
     session.emplace(plan, std::move(connected), control, make_console(channel, environment));
     World& world = session->world;
-    tell_places(*session);
+    print_rank_places(*session);
     if (identity.halvings > 0) {
       log_info(fmt::format("batch after memory ran out: {}", plan.loader.batch.explanation));
     }

@@ -61,7 +61,7 @@ int ctl_command(std::span<const std::string> args) {
   }
   FileSystem& fs = real_file_system();
   if (!fs.exists(run / kRunRecordName)) {
-    throw CheckpointError(fmt::format("{} contains no run", run.string()),
+    throw ConfigError(fmt::format("{} contains no run", run.string()),
                           "give the run directory, such as runs/first");
   }
   if (try_lock_run(fs, run) != nullptr) {

@@ -19,8 +19,8 @@ namespace {
 constexpr std::string_view kUsage =
     "usage: lockstep report RUN... [--out FILE]\n\n"
     "Writes one HTML file about the runs in the directories RUN: curves of all metrics over steps, time per phase and\n"
-    "rank, events on a time line, settings. Several runs are laid over each other. The file needs no network and no\n"
-    "other file. Without --out it is RUN/report.html of a single run, and report.html here for several.\n\n"
+    "rank, events on a time line, settings. Several runs share each chart. The file needs no network and no other\n"
+    "file. Without --out it is RUN/report.html of a single run, and report.html here for several.\n\n"
     "exit code: 0, 2 usage or no run in RUN, 74 the file cannot be written\n";
 
 constexpr const char* kHint = "lockstep report RUN... [--out FILE]; see lockstep report --help";

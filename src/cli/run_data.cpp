@@ -94,10 +94,10 @@ void judge(RunData& run) {
   }
   for (auto event = run.events.rbegin(); event != run.events.rend(); ++event) {
     if (event->name == "end") {
-      // The text of Trainer::fit: a stop that the program itself asked for is an end like others.
+      // A stop that the program itself asked for is an end like others.
       run.why = event->fields.contains("why") ? text_of(event->fields["why"]) : std::string();
-      run.state = run.why.find("the same command again to continue") != std::string::npos ? RunState::stopped
-                                                                                          : RunState::finished;
+      const auto stopped = event->fields.find("stopped");
+      run.state = stopped != event->fields.end() && *stopped == true ? RunState::stopped : RunState::finished;
       return;
     }
     if (event->name == "failure") {

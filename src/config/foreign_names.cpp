@@ -49,7 +49,7 @@ constexpr ForeignName kRows[] = {
     {"steps num_steps n_steps total_steps max_train_steps num_train_steps iters train_iters iterations",
      "use --max_steps N", "max_steps"},
     {"max_time time_limit", "use --max_time_s SECONDS"},
-    {"limit_test_batches limit_predict_batches", "use --validate.max_batches N, or lockstep::take(data, N)"},
+    {"limit_test_batches limit_predict_batches", "use lockstep::take(data, N)"},
     {"limit_train_batches train_steps_per_epoch min_train_steps_per_epoch", "use --data.steps_per_epoch N"},
     // batches and data
     {"per_device_train_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
@@ -126,7 +126,7 @@ constexpr ForeignName kRows[] = {
      "use --report.tensorboard, --report.csv, --report.jsonl, or --report.command for another program"},
     {"profiler", "add the callback lockstep::Profiler to the trainer"},
     {"callbacks", "add callbacks to the trainer in the program"},
-    {"inference_mode reload_dataloaders_every_n_epochs barebones plugins",
+    {"inference_mode reload_dataloaders_every_n_epochs plugins",
      "remove it: the program decides this, there is no such setting"},
     // communication
     {"ddp_timeout dist_timeout", "use --dist.timeout_s SECONDS", "dist.timeout_s"},

@@ -97,9 +97,8 @@ std::string common_settings_help(const TrainConfig& defaults, const Layout& layo
 
 std::string all_settings_help(const TrainConfig& defaults, const Layout& layout) {
   std::string text = layout.paragraph(
-      "All settings. A flag is stronger than LOCKSTEP_CFG_<SECTION>_<KEY>, which is stronger than --config FILE, which "
-      "is "
-      "stronger than the default.");
+      "All settings. The first of these sources that has a value counts: the flag, LOCKSTEP_CFG_<SECTION>_<KEY>, "
+      "--config FILE, the default.");
   std::string section = "none yet";
   visit_fields(defaults, [&](const FieldInfo& info, const auto& value) {
     if (section_of(info.name) != section) {

@@ -15,16 +15,8 @@ namespace lockstep {
 namespace {
 
 int affinity_cores() {
-  constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t can hold
-  struct Free {
-    void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
-  };
-  const std::unique_ptr<cpu_set_t, Free> set(CPU_ALLOC(kMaxCores));
-  const std::size_t size = CPU_ALLOC_SIZE(kMaxCores);
-  if (!set || sched_getaffinity(0, size, set.get()) != 0) {
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }
-  return std::max(1, CPU_COUNT_S(size, set.get()));
+  const auto cores = static_cast<int>(allowed_cores().size());
+  return cores > 0 ? cores : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 /// "/a/b" -> "/a/b", "/a", "": the limit of a parent applies to its children.
@@ -59,6 +51,24 @@ std::string sysfs_name(std::string_view pci_bus_id) {
 }
 
 }  // namespace
+
+std::vector<int> allowed_cores() {
+  constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t can hold
+  struct Free {
+    void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
+  };
+  const std::unique_ptr<cpu_set_t, Free> set(CPU_ALLOC(kMaxCores));
+  const std::size_t size = CPU_ALLOC_SIZE(kMaxCores);
+  std::vector<int> cores;
+  if (set && sched_getaffinity(0, size, set.get()) == 0) {
+    for (int core = 0; core < kMaxCores; ++core) {
+      if (CPU_ISSET_S(static_cast<std::size_t>(core), size, set.get())) {
+        cores.push_back(core);
+      }
+    }
+  }
+  return cores;
+}
 
 std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller) {
   std::vector<std::string> folders;

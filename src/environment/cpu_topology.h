@@ -20,6 +20,9 @@ struct CpuTopology {
   std::int64_t machine_memory_bytes = 0;
 };
 
+/// The cores of this process's affinity mask, in order; {}: not known.
+std::vector<int> allowed_cores();
+
 /// The control groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, and their parents, as
 /// directories below the usual mount points; v1 and v2.
 std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller);

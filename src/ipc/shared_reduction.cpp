@@ -210,8 +210,8 @@ void SharedReduction::finish(std::byte* sum) {
   set(&Counters::read, finished_);
 }
 
-// The order makes sure that nobody sleeps too long: here the change comes before the look at `sleepers`, in wait_for()
-// the number of sleepers before the look at the change.
+// Avoids lost wake-ups: set() writes the counter before it reads `sleepers`, and wait_for() increments `sleepers` before
+// it reads the counter.
 void SharedReduction::set(Counter counter, std::uint32_t value) {
   Counters& mine = counters(options_.rank);
   (mine.*counter).store(value, std::memory_order_release);

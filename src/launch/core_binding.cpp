@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include "base/text.h"
 
@@ -83,20 +82,6 @@ std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& 
 
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware) {
   return cores_of_ranks(ranks, hardware.gpus, allowed_cores(), read_text);
-}
-
-std::vector<int> allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cores;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (CPU_ISSET(static_cast<std::size_t>(core), &set)) {
-        cores.push_back(core);
-      }
-    }
-  }
-  return cores;
 }
 
 std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks) {

@@ -25,9 +25,6 @@ std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& 
 /// The same for the cores of this process and the files of this machine.
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware);
 
-/// The cores on which this process may run.
-std::vector<int> allowed_cores();
-
 /// Compute threads per rank on one machine, if a launcher has bound each rank to different cores: the total number of
 /// cores divided by the ranks. nullopt: all ranks see the same cores, so they are not bound.
 std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks);

@@ -22,7 +22,7 @@
 
 #include "base/text.h"
 #include "base/vectorized.h"
-#include "launch/core_binding.h"
+#include "environment/cpu_topology.h"
 #include "parallel/bucket_hook.h"
 #include "world/world_access.h"
 

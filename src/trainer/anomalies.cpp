@@ -37,7 +37,7 @@ void Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool end
     rollbacks_in_a_row_ = 0;
     take_snapshot(run, step);
   }
-  if (ends_window && spikes_.take_lowering()) {
+  if (ends_window && spikes_.take_lr_reduction()) {
     lower_rates(run.strategy, step);
   }
 }
@@ -110,7 +110,7 @@ void Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::i
       warn(spike.text());
       break;
     case SpikePolicy::lower_lr:
-      spikes_.ask_for_lowering();
+      spikes_.request_lr_reduction();
       warn(spike.text());
       break;
     case SpikePolicy::rollback:

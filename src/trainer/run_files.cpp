@@ -93,7 +93,7 @@ void RunFiles::event(std::string_view name, const EventFields& fields) {
 }
 
 // The files of a run warn about their own errors; a sink of the program may throw.
-void RunFiles::tell_sinks(const std::function<void(MetricSink&)>& tell) {
+void RunFiles::for_each_sink(const std::function<void(MetricSink&)>& tell) {
   for (const auto& sink : sinks_) {
     tell(*sink);
   }
@@ -109,19 +109,19 @@ void RunFiles::tell_sinks(const std::function<void(MetricSink&)>& tell) {
 }
 
 void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) {
-  tell_sinks([&](MetricSink& sink) { sink.write(step, metrics); });
+  for_each_sink([&](MetricSink& sink) { sink.write(step, metrics); });
 }
 
 void RunFiles::histogram(std::int64_t step, std::string_view name, const Histogram& histogram) {
-  tell_sinks([&](MetricSink& sink) { sink.write_histogram(step, name, histogram); });
+  for_each_sink([&](MetricSink& sink) { sink.write_histogram(step, name, histogram); });
 }
 
 void RunFiles::text(std::int64_t step, std::string_view name, std::string_view text) {
-  tell_sinks([&](MetricSink& sink) { sink.write_text(step, name, text); });
+  for_each_sink([&](MetricSink& sink) { sink.write_text(step, name, text); });
 }
 
 void RunFiles::image(std::int64_t step, std::string_view name, const Image& image) {
-  tell_sinks([&](MetricSink& sink) { sink.write_image(step, name, image); });
+  for_each_sink([&](MetricSink& sink) { sink.write_image(step, name, image); });
 }
 
 void RunFiles::finish(std::span<const MetricValue> metrics) {
@@ -129,7 +129,7 @@ void RunFiles::finish(std::span<const MetricValue> metrics) {
   for (const auto& [name, value] : plan_.facts.program_values) {
     settings.emplace_back(name, printable(value));
   }
-  tell_sinks([&](MetricSink& sink) { sink.finish(settings, metrics); });
+  for_each_sink([&](MetricSink& sink) { sink.finish(settings, metrics); });
 }
 
 void RunFiles::step_times(std::int64_t step, std::span<const MetricValue> row) {

@@ -36,7 +36,7 @@ class RunFiles {
 
  private:
   void open_files(std::int64_t resume_step);
-  void tell_sinks(const std::function<void(MetricSink&)>& tell);
+  void for_each_sink(const std::function<void(MetricSink&)>& tell);
 
   const Plan& plan_;
   const bool on_main_;

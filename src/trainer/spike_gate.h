@@ -39,7 +39,7 @@ class SpikeGate {
   void load(const NamedTensors& state);
 
  private:
-  /// As SpikeWatch's: a spike is added as the largest value that is none.
+  /// As SpikeWatch's: a spike is clipped to the limit before it enters.
   struct Window {
     at::Tensor values{};  // [spike.window], float64, the newest last; unused ones are 0 and first
     at::Tensor count{};   // 0-dim float64: those that are used

@@ -48,8 +48,8 @@ class SpikeWatch {
   /// The steps that spike.policy skip has skipped between the last two calls of look(); the same on every rank.
   const std::vector<Spike>& skipped() const noexcept { return skipped_; }
   /// For spike.policy lower_lr: remembered until a report that lowers the learning rates, also in checkpoints.
-  void ask_for_lowering() noexcept { lowers_ = true; }
-  bool take_lowering() noexcept { return std::exchange(lowers_, false); }
+  void request_lr_reduction() noexcept { lowers_ = true; }
+  bool take_lr_reduction() noexcept { return std::exchange(lowers_, false); }
   /// nullptr without spike.policy skip.
   SpikeGate* gate() noexcept { return gate_ ? &*gate_ : nullptr; }
 
@@ -58,7 +58,7 @@ class SpikeWatch {
   void load(const NamedTensors& state);
 
  private:
-  /// The values of one kind. A spike is added as the largest value that is none, so that the window follows a loss that
+  /// The values of one kind. A spike is clipped to the limit before it enters, so that the window follows a loss that
   /// stays high.
   class Window {
    public:

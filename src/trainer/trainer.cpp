@@ -727,7 +727,10 @@ class Fit {
 
   void tell_end(const FitResult& result) {
     const TimeShares times(times_at_start_, record_.times());
-    EventFields fields{{"step", state_.step}, {"epoch", state_.epoch}, {"why", result.why}};
+    EventFields fields{{"step", state_.step},
+                       {"epoch", state_.epoch},
+                       {"why", result.why},
+                       {"stopped", result.stop > StopKind::program}};
     for (auto& field : times.fields()) {
       fields.push_back(std::move(field));
     }

@@ -185,11 +185,10 @@ void judge_limits(const Facts& facts, Judgement& judgement) {
     tasks = std::min(*machine.max_tasks - machine.tasks, tasks.value_or(*machine.max_tasks));
   }
   if (tasks && *tasks < kUsualTasks * facts.ranks) {
-    judgement.add(
-        *tasks < kFewestTasks * facts.ranks ? FindingLevel::failure : FindingLevel::warning, "processes",
-        fmt::format("{} more processes and threads are allowed; a rank has 7 and often more, and {} shall run", *tasks,
-                    counted(facts.ranks, "rank")),
-        "raise ulimit -u, or pids.max of the container (docker --pids-limit)");
+    judgement.add(*tasks < kFewestTasks * facts.ranks ? FindingLevel::failure : FindingLevel::warning, "processes",
+                  fmt::format("{} more processes and threads are allowed; a rank needs at least 7, and {} are planned",
+                              *tasks, counted(facts.ranks, "rank")),
+                  "raise ulimit -u, or pids.max of the container (docker --pids-limit)");
   }
   if (!machine.infiniband.empty() && machine.locked_memory.soft) {
     judgement.warn("locked memory",

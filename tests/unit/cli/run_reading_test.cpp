@@ -43,7 +43,7 @@ void write_eventful(const WrittenRun& run) {
   run.rows(0, 20);
   run.checkpoint(20, 1.5);
   run.event("save", {{"step", std::int64_t{20}}, {"seconds", 0.1}});
-  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string(kContinue)}});
+  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string(kContinue)}, {"stopped", true}});
   run.event("start", {{"world_size", std::int64_t{2}}, {"launch", std::string("lockstep, 2 ranks")}});
   run.event("resume", {{"step", std::int64_t{20}}});
   run.rows(20, 50);
@@ -65,7 +65,7 @@ TEST(RunReading, FindsOutTheState) {
   run.event("start");
   EXPECT_EQ(read(run).state, RunState::failed);
   EXPECT_THAT(read(run).why, HasSubstr("without a last event"));
-  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string(kContinue)}});
+  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string(kContinue)}, {"stopped", true}});
   EXPECT_EQ(read(run).state, RunState::stopped);
   run.event("start");
   run.event("end", {{"step", std::int64_t{20}}, {"why", std::string("stopped at step 20: early stopping")}});
