@@ -81,8 +81,9 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   if (!file.is_open()) {
     throw_errno("memfd_create");
   }
-  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
-    throw_errno(fmt::format("cannot make {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
+  // Reserved now: memory that is missing later would end a rank with SIGBUS.
+  if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+    throw_errno(fmt::format("cannot reserve {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
   }
   const int number = file.get();
   SharedMemory made(std::move(file), bytes);
@@ -152,8 +153,8 @@ SharedReduction::SharedReduction(SharedMemory memory, Options options)
   for (const pid_t process : options_.processes) {
     const bool is_this = process == ::getpid();  // ranks may be threads
     processes_.emplace_back(is_this ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
-    if (!is_this && !processes_.back().is_open() && errno == ESRCH) {
-      throw SharedReductionFailed(fmt::format("process {} of another rank has ended", process));
+    if (!is_this && !processes_.back().is_open()) {
+      throw_errno(fmt::format("cannot watch process {} of another rank", process));
     }
   }
 }
@@ -210,8 +211,8 @@ void SharedReduction::finish(std::byte* sum) {
   set(&Counters::read, finished_);
 }
 
-// Avoids lost wake-ups: set() writes the counter before it reads `sleepers`, and wait_for() increments `sleepers` before
-// it reads the counter.
+// Avoids lost wake-ups: set() writes the counter before it reads `sleepers`, and wait_for() increments `sleepers`
+// before it reads the counter.
 void SharedReduction::set(Counter counter, std::uint32_t value) {
   Counters& mine = counters(options_.rank);
   (mine.*counter).store(value, std::memory_order_release);

@@ -74,7 +74,8 @@ class SharedReduction {
 
   static std::size_t bytes_needed(int ranks, std::size_t capacity);
 
-  /// `memory` has bytes_needed(). It is zero at first; one rank creates it. Throws: SharedReductionFailed.
+  /// `memory` has bytes_needed(). It is zero at first; one rank creates it. Throws: std::system_error if the process of
+  /// another rank has ended or cannot be watched.
   SharedReduction(SharedMemory memory, Options options);
   ~SharedReduction();
   SharedReduction(const SharedReduction&) = delete;

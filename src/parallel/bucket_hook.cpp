@@ -42,12 +42,14 @@ BucketHook::BucketHook(World& world, std::int64_t count_slot)
 void BucketHook::begin_backward(bool expects_counts, std::int64_t step) {
   expects_counts_ = expects_counts;
   step_ = step;
+  next_ = 0;
 }
 
+// The buckets come in their order, but in the first backward of a static graph the reducer gives all of them index 0.
 c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor& full = bucket.getBuffer();
-  if (bucket.getIndex() > 0) {
-    return full.is_sparse() ? mean_over(*group_, full) : reduce(full, static_cast<std::int64_t>(bucket.getIndex()) - 1);
+  if (const std::int64_t index = next_++; index > 0) {
+    return full.is_sparse() ? mean_over(*group_, full) : reduce(full, index - 1);
   }
   full.div_(group_->getSize());
   std::vector<at::Tensor> sent{full};

@@ -48,6 +48,7 @@ class BucketHook : public c10d::CommHookInterface {
   const std::int64_t count_slot_;
   bool expects_counts_ = false;
   std::int64_t step_ = 0;
+  std::int64_t next_ = 0;  // bucket of this backward; not GradBucket::getIndex(), see runHook()
   c10::intrusive_ptr<c10d::Work> lane_work_{};
   at::Tensor lane_{};  // lane of this backward
   at::Tensor unit_{};

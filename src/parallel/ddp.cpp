@@ -112,6 +112,8 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   NamedTensors all_parameters() const;
   /// Ends the forward or the backward of a micro-batch for SyncBatchNorm.
   void end_pass();
+  /// This rank's own work is done: it waits for the others from now on.
+  void begin_reduction();
   /// nullptr: the reducer reduces without one.
   std::unique_ptr<BucketHook> make_hook() const;
 
@@ -124,6 +126,8 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   std::vector<bool> sparse_{};  // same order as parameters_
   bool reduce_ = true;
   bool first_backward_ = true;
+  bool is_reducing_ = false;
+  std::int64_t bytes_ = 0;                   // of all gradients
   bool idle_ = true;                         // no samples yet in this step
   bool has_loss_ = true;                     // of the current backward
   std::optional<OptimizerShards> shards_{};  // with dist.shard_optimizer
@@ -323,19 +327,22 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   std::vector<bool> expect_sparse{false};
   std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
   std::int64_t bytes = 0;
+  std::size_t dense_bytes = lane_.nbytes();
   for (std::size_t i = parameters_.size(); i-- > 0;) {
     const auto& [name, parameter] = parameters_[i];
     names[parameters.size()] = name;
     expect_sparse.push_back(sparse_[i]);
     parameters.push_back(parameter);
     bytes += static_cast<std::int64_t>(parameter.nbytes());
+    dense_bytes += sparse_[i] ? 0 : parameter.nbytes();
   }
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
   // is the missing one.
-  lane_.register_hook([this, bytes](const at::Tensor&) {
-    torch::autograd::Engine::get_default_engine().queue_callback([this, bytes] {
-      ddp_.progress_.begin(Operation::all_reduce, bytes);
+  bytes_ = bytes;
+  lane_.register_hook([this](const at::Tensor&) {
+    torch::autograd::Engine::get_default_engine().queue_callback([this] {
+      begin_reduction();
       if (shared_ != nullptr) {
         shared_->finish();
       }
@@ -367,8 +374,7 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
     hook_ = hook.get();
     reducer_->register_comm_hook(std::move(hook));
   } else if (WorldAccess::shares_memory(world)) {
-    auto shared = std::make_unique<SharedMemoryHook>(ddp_.world_, static_cast<std::size_t>(bytes) + lane_.nbytes(),
-                                                     parameters_.size() + 1);
+    auto shared = std::make_unique<SharedMemoryHook>(ddp_.world_, dense_bytes, parameters_.size() + 1);
     shared_ = shared.get();
     reducer_->register_comm_hook(std::move(shared));
   }
@@ -441,6 +447,10 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   ddp_.progress_.set_phase(Phase::backward);
   ddp_.write_count(count_);
   ddp_.write_requests(ddp_.take_requests());
+  is_reducing_ = false;
+  if (shared_ != nullptr) {
+    shared_->begin_backward(/*finishes_at_once=*/ddp_.options_.static_graph && first_backward_);
+  }
   if (hook_ != nullptr) {
     hook_->begin_backward(/*expects_counts=*/count_.defined() || idle_, ddp_.step_);
   }
@@ -457,8 +467,11 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
   if (ddp_.options_.static_graph && first_backward_) {
     // The first backward only counts the uses; all gradients are reduced at its end.
-    lane.register_hook([reducer = reducer_](const at::Tensor&) {
-      torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
+    lane.register_hook([this](const at::Tensor&) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this, reducer = reducer_] {
+        begin_reduction();
+        reducer->delay_all_reduce();  // waits for each bucket
+      });
     });
   }
   first_backward_ = false;
@@ -469,6 +482,13 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     throw;
   }
   ddp_.progress_.end();
+}
+
+void DdpOptimizer::begin_reduction() {
+  if (!is_reducing_) {
+    is_reducing_ = true;
+    ddp_.progress_.begin(Operation::all_reduce, bytes_);
+  }
 }
 
 void DdpOptimizer::end_pass() { ddp_.end_forward(has_loss_); }

@@ -15,6 +15,7 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
@@ -102,7 +103,7 @@ void write_share(const at::Tensor& gradients, double factor, std::byte* to) {
     });
   } else {
     at::Tensor share = at::from_blob(to, gradients.sizes(), gradients.options());
-    at::mul_out(share, gradients, at::scalar_tensor(factor, gradients.scalar_type()));
+    at::mul_out(share, gradients, at::native::wrapped_scalar_tensor(factor));  // not rounded to a half type
   }
 }
 
@@ -140,7 +141,7 @@ std::string failure_of(const Act& act) {
 }
 
 // Every rank learns of the failure of any rank, so that all give up together.
-SharedReduction connect(World& world, std::size_t capacity) {
+std::unique_ptr<SharedReduction> connect(World& world, std::size_t capacity) {
   std::optional<SharedMemory> memory;
   Introduction mine{.process = std::to_string(::getpid()), .cores = fmt::format("{}", fmt::join(allowed_cores(), " "))};
   if (world.is_main()) {
@@ -163,13 +164,15 @@ SharedReduction connect(World& world, std::size_t capacity) {
   }
   check_failures(failures);
   options.spins = cores.size() >= options.processes.size();
+  std::unique_ptr<SharedReduction> reduction;
   const std::string failure = failure_of([&] {
     if (!memory) {
       memory.emplace(SharedMemory::open(address));
     }
+    reduction = std::make_unique<SharedReduction>(std::move(*memory), std::move(options));
   });
   check_failures(world.gather(failure));
-  return {std::move(*memory), std::move(options)};
+  return reduction;
 }
 
 template <class Act>
@@ -195,16 +198,28 @@ c10::intrusive_ptr<c10::ivalue::Future> SharedMemoryHook::runHook(c10d::GradBuck
   const at::NoGradGuard no_grad;
   const at::Tensor reals = reals_of(full);
   const AddParts add = add_parts_of(reals.scalar_type());
-  std::byte* const to = as_backend_error([&] { return reduction_.next_part(reals.nbytes()); });
+  std::byte* const to = as_backend_error([&] { return reduction_->next_part(reals.nbytes()); });
   write_share(reals, 1.0 / group_->getSize(), to);
-  reduction_.publish(add);
-  pending_.push_back({.bucket = full, .done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get())});
-  return pending_.back().done;
+  reduction_->publish(add);
+  const auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  pending_.push_back({.bucket = full, .done = done});
+  if (finishes_at_once_) {
+    finish();
+  }
+  return done;
+}
+
+void SharedMemoryHook::begin_backward(bool finishes_at_once) {
+  finishes_at_once_ = finishes_at_once;
+  if (!pending_.empty()) {
+    throw Error("--backend shm: the backward before was not completed, so the ranks have different gradients",
+                "end the run when a backward throws");
+  }
 }
 
 void SharedMemoryHook::finish() {
   for (const Pending& part : std::exchange(pending_, {})) {
-    as_backend_error([&] { reduction_.finish(static_cast<std::byte*>(reals_of(part.bucket).mutable_data_ptr())); });
+    as_backend_error([&] { reduction_->finish(static_cast<std::byte*>(reals_of(part.bucket).mutable_data_ptr())); });
     part.done->markCompleted(c10::IValue(part.bucket));
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -24,6 +25,8 @@ class SharedMemoryHook final : public c10d::CommHookInterface {
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
 
+  /// `finishes_at_once`: the reducer waits for each bucket itself. Throws: Error if the backward before has failed.
+  void begin_backward(bool finishes_at_once);
   /// Call it when this rank's part of a backward is done, before the reducer waits. Throws: c10::DistBackendError.
   void finish();
 
@@ -34,8 +37,9 @@ class SharedMemoryHook final : public c10d::CommHookInterface {
   };
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  SharedReduction reduction_;
+  const std::unique_ptr<SharedReduction> reduction_;
   std::vector<Pending> pending_{};
+  bool finishes_at_once_ = false;
 };
 
 }  // namespace lockstep

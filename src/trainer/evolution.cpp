@@ -1,4 +1,6 @@
 #include <cmath>
+#include <exception>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -6,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -30,12 +33,30 @@ void check_options(const EvolutionOptions& options) {
 
 std::vector<at::Tensor> trained_parameters(torch::nn::Module& module) {
   std::vector<at::Tensor> parameters = module.parameters();
-  std::erase_if(parameters, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+  std::unordered_set<const c10::TensorImpl*> seen;  // a shared parameter is listed several times
+  std::erase_if(parameters, [&](const at::Tensor& parameter) {
+    return !parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second;
+  });
   if (parameters.empty()) {
     throw ConfigError("evolution_loss: no parameter of the module requires gradients", "unfreeze some of them");
   }
   return parameters;
 }
+
+/// While it exists, autocast keeps no copies of parameters, which would not follow their changes.
+class NoCastCache {
+ public:
+  NoCastCache() : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~NoCastCache() { at::autocast::set_autocast_cache_enabled(before_); }
+  NoCastCache(const NoCastCache&) = delete;
+  NoCastCache& operator=(const NoCastCache&) = delete;
+
+ private:
+  bool before_;
+};
 
 /// While it exists, parameters may have other values; afterwards they have their own again, to the last bit.
 class OwnValues {
@@ -46,9 +67,12 @@ class OwnValues {
     }
   }
   ~OwnValues() {
-    const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      parameters_[i].copy_(values_[i]);
+    try {
+      const at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        parameters_[i].copy_(values_[i]);
+      }
+    } catch (const std::exception&) {  // of a device that has failed: the loss has thrown already
     }
   }
   OwnValues(const OwnValues&) = delete;
@@ -85,6 +109,7 @@ struct Estimate {
 Estimate estimate(const std::vector<at::Tensor>& parameters, const std::function<at::Tensor()>& loss,
                   const EvolutionOptions& options) {
   const at::NoGradGuard no_grad;
+  const NoCastCache no_casts;
   OwnValues values(parameters);
   Estimate found;
   for (const at::Tensor& parameter : parameters) {

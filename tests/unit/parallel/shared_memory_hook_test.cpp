@@ -104,6 +104,17 @@ TEST(SharedMemoryHook, GivesEveryRankTheSameBytesAtEveryTiming) {
   }
 }
 
+// A third is no number of bfloat16.
+TEST(SharedMemoryHook, DividesHalfTypesAsGlooDoes) {
+  const Training training{.width = 64, .precision = Precision::bf16, .max_steps = 1};
+  const NamedTensors expected = trained(3, Backend::gloo, training)[0];
+  const NamedTensors found = trained(3, Backend::shm, training)[0];
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(at::allclose(found[i].second.to(at::kFloat), expected[i].second.to(at::kFloat), 1e-2, 1e-3))
+        << found[i].first;
+  }
+}
+
 TEST(SharedMemoryHook, ResumesWithTheBytesOfTheUndisturbedRun) {
   const auto straight = trained(3, Backend::shm);
   const TempDir dir;

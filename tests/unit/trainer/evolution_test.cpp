@@ -112,6 +112,26 @@ TEST(EvolutionLoss, EstimatesTheGradientAndKeepsTheParameters) {
   EXPECT_GT(error_with(2), 0.2);
 }
 
+// Autocast must not use the copies of the weights that it has made for another point.
+TEST(EvolutionLoss, SeesEachPointUnderAutocast) {
+  World world = World::single(c10::kCPU);
+  for (const Precision precision : {Precision::bf16_mixed, Precision::bf16}) {
+    TrainConfig config = in_memory({.max_epochs = 1});
+    config.precision = precision;
+    config.global_batch_size = 16;
+    const Plan plan = plan_for(1, config);
+    StepwiseTask task(/*smooth=*/true);
+    DataLoader data(tiny_data(16), plan.loader, world);
+    Trainer trainer(plan, world);
+    bool moved = false;
+    trainer.on(Stage::backward_end, [&](const StageContext& at) {
+      moved = at.module.parameters().front().grad().abs().max().item<double>() > 0;
+    });
+    trainer.fit(task, data);
+    EXPECT_TRUE(moved) << static_cast<int>(precision);
+  }
+}
+
 TEST(EvolutionLoss, ResumesWithTheBytesOfTheUndisturbedRun) {
   for (const int ranks : {1, 2}) {
     const TempDir dir;
