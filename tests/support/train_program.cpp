@@ -20,6 +20,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/lockstep.h>
+#include <lockstep/trainer/monitors.h>
 
 namespace {
 
