@@ -499,8 +499,8 @@ void throw_io_error(std::string_view verb, const Path& path, int error) {
   } else if (error == EACCES || error == EPERM) {
     hint = "check the permissions of the path and of the directories above it";
   }
-  throw IoError(fmt::format("cannot {} {}: {}", verb, path.string(), std::generic_category().message(error)), hint,
-                error);
+  throw IoError(fmt::format("cannot {} {}: {}", verb, printable(path.string()), std::generic_category().message(error)),
+                hint, error);
 }
 
 FileSystem& real_file_system() noexcept {
@@ -512,7 +512,8 @@ std::string read_file(FileSystem& fs, const Path& path, std::int64_t max_bytes) 
   const auto file = fs.open(path);
   const std::int64_t size = file->size();
   if (size > max_bytes) {
-    throw IoError(fmt::format("cannot read {}: it has {} bytes, the limit is {}", path.string(), size, max_bytes));
+    throw IoError(
+        fmt::format("cannot read {}: it has {} bytes, the limit is {}", printable(path.string()), size, max_bytes));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   file->read(0, std::as_writable_bytes(std::span(text)));

@@ -61,10 +61,9 @@ int ctl_command(std::span<const std::string> args) {
   }
   FileSystem& fs = real_file_system();
   if (!fs.exists(run / kRunRecordName)) {
-    throw ConfigError(fmt::format("{} contains no run", run.string()),
-                          "give the run directory, such as runs/first");
+    throw ConfigError(fmt::format("{} contains no run", run.string()), "give the run directory, such as runs/first");
   }
-  if (try_lock_run(fs, run) != nullptr) {
+  if (!is_run_in_use(run)) {
     throw CheckpointError(fmt::format("no training runs in {} now", run.string()),
                           "start it with the command of the run");
   }

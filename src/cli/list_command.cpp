@@ -53,7 +53,7 @@ std::vector<RunData> read_runs(FileSystem& fs, const std::filesystem::path& dire
         runs.push_back(read_run(fs, path, kLastBytes));
       }
     } catch (const Error& error) {  // a directory of another user, or one that is renamed just now
-      log_warning(fmt::format("{} is left out: {}", path.string(), error.what()));
+      log_warning(fmt::format("{} is left out: {}", printable(path.string()), error.what()));
     }
   }
   std::ranges::stable_sort(runs, std::ranges::greater{}, &RunData::last_activity);

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string_view>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -64,6 +65,11 @@ int main(int argc, char** argv) {
       throw lockstep::IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
     }
     return code;
+  } catch (const std::system_error& error) {  // of fmt::print
+    const lockstep::IoError output(fmt::format("cannot write to standard output: {}", error.code().message()), {},
+                                   error.code().value());
+    lockstep::write_line(lockstep::error_text(output));
+    return static_cast<int>(lockstep::exit_code_of(output));
   } catch (const std::exception& error) {
     lockstep::write_line(lockstep::error_text(error));
     return static_cast<int>(lockstep::exit_code_of(error));

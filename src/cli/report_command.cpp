@@ -54,9 +54,14 @@ Request parse(std::span<const std::string> args) {
     request.out = request.runs.size() == 1 ? request.runs.front() / "report.html" : "report.html";
   }
   std::error_code ignored;
-  if (std::filesystem::is_directory(request.out, ignored)) {
-    throw ConfigError(fmt::format("report: --out {}: this is a directory, expected a file", request.out.string()),
-                      "give a name such as report.html");
+  const auto status = std::filesystem::symlink_status(request.out, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {  // it would be replaced
+    throw ConfigError(
+        fmt::format("report: --out {}: this is {}, expected a new name or a file", printable(request.out.string()),
+                    std::filesystem::is_directory(status) ? "a directory"
+                    : std::filesystem::is_symlink(status) ? "a link"
+                                                          : "no file"),
+        "give a name such as report.html");
   }
   return request;
 }
@@ -75,7 +80,7 @@ int report_command(std::span<const std::string> args) {
     runs.push_back(read_run(fs, directory));
   }
   write_file(fs, request.out, report_page(runs, unix_time()));
-  fmt::print("{}\n", request.out.string());
+  fmt::print("{}\n", printable(request.out.string()));
   return 0;
 }
 

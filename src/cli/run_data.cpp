@@ -62,6 +62,16 @@ RunEvent parse_event(std::string_view line) {
   return event;
 }
 
+/// A file that cannot be read, such as a link or one without permission, becomes a note.
+template <class Read>
+void read_or_note(RunData& run, const Read& read) {
+  try {
+    read();
+  } catch (const IoError& error) {
+    run.notes.emplace_back(error.what());
+  }
+}
+
 void read_events(FileSystem& fs, RunData& run) {
   const std::string text = read_metric_file(fs, run.directory / kEvents);
   std::int64_t damaged = 0;
@@ -252,13 +262,13 @@ RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes)
   }
   RunData run{.directory = directory,
               .name = (std::filesystem::absolute(directory).lexically_normal() / "").parent_path().filename().string()};
-  read_events(fs, run);
+  read_or_note(run, [&] { read_events(fs, run); });
   judge(run);
-  read_record(fs, run);
-  read_settings(fs, run);
-  read_checkpoints(fs, run);
-  read_metrics(fs, run, last_bytes);
-  run.times = read_rank_times(fs, directory);
+  read_or_note(run, [&] { read_record(fs, run); });
+  read_or_note(run, [&] { read_settings(fs, run); });
+  read_or_note(run, [&] { read_checkpoints(fs, run); });
+  read_or_note(run, [&] { read_metrics(fs, run, last_bytes); });
+  read_or_note(run, [&] { run.times = read_rank_times(fs, directory); });
   run.last_step = run.metrics.last_step;
   run.last_activity = run.metrics.last_time;
   for (const RunEvent& event : run.events) {

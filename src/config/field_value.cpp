@@ -208,7 +208,7 @@ std::string expected_number(const FieldInfo& info, bool whole, bool too_large) {
     return info.above_minimum ? fmt::format("expected {} above {}, {} at most", kind, info.minimum, info.maximum)
                               : fmt::format("expected {} from {} to {}", kind, info.minimum, info.maximum);
   }
-  if (too_large) {
+  if (too_large && info.maximum < std::numeric_limits<double>::max()) {
     return fmt::format("expected {} of {:.0f} or less", kind, info.maximum);
   }
   if (info.minimum == std::numeric_limits<double>::lowest()) {

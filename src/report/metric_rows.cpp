@@ -45,7 +45,10 @@ struct RowReader {
   bool number(double value) {
     if (depth == 1) {
       if (name == "step") {
-        step = static_cast<std::int64_t>(value);
+        constexpr double kMost = 1e15;  // steps beyond, and parts of a step, make the row a damaged one
+        if (std::abs(value) <= kMost && value == std::floor(value)) {
+          step = static_cast<std::int64_t>(value);
+        }
       } else {
         cells.push_back({name, value});
       }
@@ -239,6 +242,8 @@ MetricRows parse_metric_table(std::string_view text) {
 
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
   if (const auto lines = run / "metrics.jsonl"; fs.exists(lines)) {
+    constexpr std::int64_t kMost = std::int64_t{4} << 30;
+    last_bytes = std::min(last_bytes, kMost);
     MetricRows rows = parse_metric_lines(read_end(fs, lines, last_bytes));
     rows.partial = last_bytes < fs.open(lines)->size();
     return rows;

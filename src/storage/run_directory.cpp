@@ -62,7 +62,7 @@ std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const Path& directory) no
 
 bool is_run_in_use(const Path& directory) noexcept {
   for (const Path& file : {directory / kLockName, directory / kCheckpoints / kLockName}) {
-    const Descriptor lock(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    const Descriptor lock(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (lock.is_open() && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return true;
     }
@@ -130,16 +130,18 @@ bool RunDirectory::take(std::string& owner) {
 }
 
 void RunDirectory::lock(const LaunchName* patient_with) {
-  constexpr std::chrono::seconds kPatience{10};  // time for a process that is being killed
+  constexpr std::chrono::seconds kPatience{10};      // time for a process that is being killed
+  constexpr std::chrono::milliseconds kReader{200};  // is_run_in_use() of another process holds the lock for a moment
   constexpr std::chrono::milliseconds kPause{20};
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto began = std::chrono::steady_clock::now();
   std::string owner;
   while (!take(owner)) {
     const bool of_this_launch = patient_with != nullptr && [&] {
       const std::string text = json();
       return !text.empty() && same_launch(parse_run_record(text, directory_.string()).launch, *patient_with);
     }();
-    if ((!owner.empty() && !of_this_launch) || std::chrono::steady_clock::now() > end) {
+    const auto waited = std::chrono::steady_clock::now() - began;
+    if (waited > (!owner.empty() && !of_this_launch ? std::chrono::milliseconds(kReader) : kPatience)) {
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
                             "wait for that run to end, or use another --run_name");

@@ -22,7 +22,7 @@ Path nearest_existing(const Path& directory) {
   std::error_code error;
   Path path = std::filesystem::absolute(directory, error).lexically_normal();
   path = path.has_filename() ? path : path.parent_path();  // "a/." became "a/"
-  while (!std::filesystem::is_directory(path, error) && path.has_relative_path()) {
+  while (!std::filesystem::exists(path, error) && path.has_relative_path()) {
     path = path.parent_path();
   }
   return path;
