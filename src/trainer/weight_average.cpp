@@ -99,7 +99,7 @@ void WeightAverage::restore() {
     if (const auto found = saved.extract(name); !found.empty()) {
       const auto options = options_of(value);
       if (mismatch.compare(name, found.mapped(), at::empty_like(value, options.device(at::kMeta)))) {
-        average_.emplace_back(name, found.mapped().to(options));
+        average_.emplace_back(name, at::empty_like(value, options).copy_(found.mapped()));  // in its memory format
       }
     }
   }
