@@ -25,7 +25,7 @@ class Layout {
 
   /// "  --name SYNTAX        help", with the help wrapped in its column.
   std::string entry(const std::string& name, std::string_view help) const {
-    std::string text = "  " + name;
+    std::string text = fitted(name);
     if (text.size() + 2 > column_) {
       text += '\n';
       text.append(column_, ' ');
@@ -39,6 +39,25 @@ class Layout {
   static constexpr int kNarrowest = 40;
   static constexpr int kWidest = 120;
   static constexpr std::size_t kTwoColumns = 64;
+
+  /// Words of a value that do not fit are on the next line.
+  std::string fitted(const std::string& name) const {
+    constexpr std::string_view kIndent = "      ";
+    std::string text = "  ";
+    std::size_t column = text.size();
+    for (std::size_t begin = 0; begin < name.size();) {
+      const std::size_t end = std::min(name.find('|', begin), name.size() - 1) + 1;
+      if (column + (end - begin) > width_) {
+        text += '\n';
+        text += kIndent;
+        column = kIndent.size();
+      }
+      text += name.substr(begin, end - begin);
+      column += end - begin;
+      begin = end;
+    }
+    return text;
+  }
 
   static std::string joined(std::string text) {
     std::replace(text.begin(), text.end(), kJoint, ' ');

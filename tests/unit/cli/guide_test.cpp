@@ -167,16 +167,16 @@ TEST(BashCompletion, OffersCommandsFlagsAndWords) {
   EXPECT_THAT(bash_offers({"lockstep", "run", "--nn"}), ElementsAre("--nnodes"));
   EXPECT_THAT(bash_offers({"lockstep", "run", "--numa-binding", ""}), ElementsAre("none", "node"));
   EXPECT_THAT(bash_offers({"lockstep", "run", "--", "./train", "--optim.l"}),
-              ElementsAre("--optim.lr", "--optim.lr_scaling", "--optim.lr_batch_size"));
+              ElementsAre("--optim.lr", "--optim.lr_scaling", "--optim.loss_scaling", "--optim.lr_batch_size"));
   EXPECT_THAT(bash_offers({"lockstep", "plan", "--nod"}), ElementsAre("--nodes"));
   EXPECT_THAT(bash_offers({"lockstep", "start", "--launcher", ""}), ElementsAre("srun", "own"));
 }
 
 TEST(BashCompletion, OffersTheFlagsOfProgramsAndTheirWords) {
   EXPECT_THAT(bash_offers({"./train", "--backe"}), ElementsAre("--backend"));
-  EXPECT_THAT(bash_offers({"./train", "--backend", ""}), ElementsAre("auto", "nccl", "gloo"));
+  EXPECT_THAT(bash_offers({"./train", "--backend", ""}), ElementsAre("auto", "nccl", "gloo", "shm"));
   EXPECT_THAT(bash_offers({"./train", "--backend", "=", "g"}), ElementsAre("gloo"));
-  EXPECT_THAT(bash_offers({"./train", "--backend", "="}), ElementsAre("auto", "nccl", "gloo"));
+  EXPECT_THAT(bash_offers({"./train", "--backend", "="}), ElementsAre("auto", "nccl", "gloo", "shm"));
   EXPECT_THAT(bash_offers({"./train", "--no-report.pro"}),
               ElementsAre("--no-report.progress", "--no-report.prometheus"));
   EXPECT_THAT(bash_offers({"./train", "--max-ep"}), ElementsAre("--max_epochs"));

@@ -283,8 +283,9 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
       {"--deterministic=true", "expected off, warn or on | use on"},
       {"--optim.lr_scaling=global_both", "expected none, linear or sqrt | use sqrt"},
       {"--backend=mpi",
-       "expected auto, nccl or gloo | lockstep supports NCCL and Gloo; start with mpirun and use backend gloo or nccl"},
-      {"--backend=glo", "expected auto, nccl or gloo | did you mean gloo?"},
+       "expected auto, nccl, gloo or shm | lockstep supports NCCL and Gloo; start with mpirun and use backend gloo or "
+       "nccl"},
+      {"--backend=glo", "expected auto, nccl, gloo or shm | did you mean gloo?"},
       {"--compute_setup=gpx", "expected auto, cpu or gpu | did you mean gpu?"},
       {"--compute_setup=cuda", "expected auto, cpu or gpu | use gpu"},
       {"--optim.schedule=cosin", "cosin: unknown curve | did you mean cosine?"},

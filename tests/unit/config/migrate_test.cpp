@@ -85,7 +85,7 @@ TEST(ConfigTemplate, ChangesNothingAndIsReadable) {
     EXPECT_EQ(describe(settings[i].value), describe(expected[i].value)) << settings[i].name;
   }
   for (const char* part :
-       {"# Value: auto, nccl or gloo\n#backend = \"auto\"\n", "# Value: a whole number from 0 to 65536\n",
+       {"# Value: auto, nccl, gloo or shm\n#backend = \"auto\"\n", "# Value: a whole number from 0 to 65536\n",
         "[checkpoint]\n", "Not for a file: only the flag --fresh sets it.\n"}) {
     EXPECT_THAT(text, testing::HasSubstr(part));
   }
