@@ -79,7 +79,7 @@ void RuleOptimizer::create_states(const GradientList& list) {
       at::Tensor& tensor = state->slots[i];
       tensor = empty_slot(state->kinds[i], parameter);
       if (tensor.defined()) {
-        tensor.fill_(options.rule->first_value(state->kinds[i], options.lr));
+        as_real(tensor).fill_(options.rule->first_value(state->kinds[i], options.lr));
       }
     }
     state_[parameter.unsafeGetTensorImpl()] = std::move(state);

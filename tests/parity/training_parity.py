@@ -228,7 +228,7 @@ CASES = [
     "adamw complex=1 lr=0.02 max_grad_norm=0.5", "adamw complex=1 lr=0.02 decay=0.9",
     "rmsprop complex=1 lr=0.005 centered=1 momentum=0.5 eps=1e-4", "adagrad complex=1 lr=0.05",
     "adadelta complex=1 lr=0.7", "adamax complex=1 lr=0.02", "nadam complex=1 lr=0.01", "radam complex=1 lr=0.01 beta2=0.9",
-    "asgd complex=1 lr=0.02", "rprop complex=1 lr=0.001",
+    "asgd complex=1 lr=0.02", "rprop complex=1 lr=0.001", "adagrad complex=1 lr=0.05 initial_accumulator_value=0.1",
 ]
 MIXED = [
     "fp16_mixed sgd lr=0.1", "fp16_mixed sgd lr=0.1 momentum=0.9 huge_sample=3",
