@@ -6,6 +6,7 @@
 import argparse
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def contestants(args, layers, width, steps):
 def measure(command):
     """The median time of a step in microseconds."""
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    times = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    times = [int(found) for found in re.findall(r"^(?:\[rank0\]: )?step (\d+)$", done.stdout, re.MULTILINE)]
     if done.returncode != 0 or not times:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
     return statistics.median(times) / 1000
