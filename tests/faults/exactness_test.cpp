@@ -50,7 +50,7 @@ std::vector<std::string> flags(int ranks) {
           "false",
           "--report.epoch_means",
           "--spike.z_score",
-          "1",
+          "0.3",
           "--spike.policy",
           "skip"};
 }
