@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
-#include "trainer/epoch_means.h"
+#include "trainer/run_metrics.h"
 #include "trainer/validate.h"
 
 namespace lockstep {

@@ -41,7 +41,6 @@ constexpr const char* kWeightsOnly = "weights_only";  // key in the values of a 
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
 constexpr std::string_view kSpike = "spike.";      // windows of SpikeWatch
-constexpr std::string_view kLogged = "logged.";    // metrics that callbacks logged for the next report
 
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
 // it learns. The loader compares the global batch.
@@ -138,13 +137,9 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
 /// What a resume needs besides the model.
 void add_progress(const RunParts& run, CheckpointContents& contents) {
   contents.tensors["optimizer"] = run.strategy.optimizer_state();
-  NamedTensors report = run.meter.save(run.world);
-  run.epoch_means.save(run.metrics, run.world, report);
+  NamedTensors report = run.metrics.save();
   for (auto& [name, window] : run.spikes.save()) {
     report.emplace_back(fmt::format("{}{}", kSpike, name), std::move(window));
-  }
-  for (const auto& [name, value] : run.logged) {
-    report.emplace_back(fmt::format("{}{}", kLogged, name), at::scalar_tensor(value, at::kDouble));
   }
   if (!report.empty()) {
     contents.tensors["report"] = std::move(report);
@@ -238,19 +233,13 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
     run.callbacks.load(saved->second, run.world);
   }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
-    NamedTensors sums;
     NamedTensors windows;
     for (const auto& [name, value] : report->second) {
-      if (name.starts_with(kLogged)) {
-        run.logged.emplace_back(name.substr(kLogged.size()), value.item<double>());
-      } else if (name.starts_with(kSpike)) {
+      if (name.starts_with(kSpike)) {
         windows.emplace_back(name.substr(kSpike.size()), value);
-      } else if (EpochMeans::is_sum_of_window(name)) {
-        sums.emplace_back(name, value);
       }
     }
-    run.meter.load(sums, run.world);
-    run.epoch_means.load(report->second, run.metrics, run.world);
+    run.metrics.load(report->second);
     run.spikes.load(windows);
   }
   run.state = state;

@@ -9,12 +9,10 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/callback.h>
-#include <lockstep/trainer/step.h>
 
-#include "metrics/metric_set.h"
 #include "optim/param_groups.h"
 #include "trainer/callback_list.h"
-#include "trainer/epoch_means.h"
+#include "trainer/run_metrics.h"
 #include "trainer/spike_watch.h"
 
 namespace lockstep {
@@ -28,11 +26,8 @@ struct RunParts {
   BatchSource& train;
   const CallbackList& callbacks;
   TrainState& state;
-  Meter& meter;
-  metrics::MetricSet& metrics;
-  EpochMeans& epoch_means;
+  RunMetrics& metrics;
   SpikeWatch& spikes;
-  Metrics& logged;           ///< by callbacks, for the next report
   std::int64_t total_steps;  ///< of the whole run; 0: not limited
 };
 
