@@ -1,0 +1,73 @@
+"""What exchange_bench.py and step_bench.py have in common: programs that print the time of each training step."""
+import argparse
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import report
+
+PEERS = Path(__file__).parent / "peers"
+# The layers are linear and square. So small models show what a trainer adds, large ones what it overlaps.
+MODELS = [("tiny, 2 layers of 32", 2, 32, 1000), ("deep, 50 layers of 64", 50, 64, 200), ("large, 4 layers of 2048", 4, 2048, 20)]
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", type=Path, required=True, help="exchange_program")
+    parser.add_argument("--python", type=Path, help="with the packages of the peers; left out: only lockstep")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--report")
+    return parser
+
+
+def ours(program, ranks, layers, width, count):
+    return [program, "--nprocs", ranks, "--layers", layers, "--width", width, "--steps", count]
+
+
+def measure(command):
+    """The median time of a step in microseconds, and the last loss."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    times = [int(found) for found in re.findall(r"^(?:\[rank0\]: )?step (\d+)$", done.stdout, re.MULTILINE)]
+    loss = re.search(r"^(?:\[rank0\]: )?loss (\S+)$", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or not times or not loss:
+        sys.exit(f"{' '.join(words)}: {done.stderr}")
+    return statistics.median(times) / 1000, float(loss[1])
+
+
+def require_same_work(losses):
+    """Everybody trains the same weights with the same samples."""
+    first, *others = losses.items()
+    for name, loss in others:
+        if abs(loss - first[1]) > 1e-4 * (1 + abs(first[1])):
+            sys.exit(f"{name} has the loss {loss}, {first[0]} has {first[1]}: they do not do the same work")
+
+
+def compare(args, title, contestants, packages):
+    lines = [report.title(title), "",
+             f"{report.machine()}, load {report.load():.1f} at the start, one thread per process"
+             + (f", {report.versions(args.python, *packages)}." if args.python else "."),
+             f"{args.rounds} rounds; each runs every contestant once in random order and takes the median time of its steps. Ratios are formed within a round; the",
+             "number in the last column is their median, with the smallest and the largest. The last losses agree to 1e-4.", "",
+             f"`{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`"]
+    for model, layers, width, count in MODELS:
+        commands = contestants(args, layers, width, count)
+        times = {name: [] for name in commands}
+        for _ in range(args.rounds):
+            losses = {}
+            for name in random.sample(list(commands), len(commands)):
+                time, losses[name] = measure(commands[name])
+                times[name].append(time)
+            require_same_work(losses)
+        reference, *_ = commands
+        lines += ["", f"## {model}, batch of 16 per process", "",
+                  f"| contestant | best us | median us | times the step of {reference} |", "|---|---|---|---|"]
+        for name, all_times in times.items():
+            ratios = sorted(mine / other for mine, other in zip(all_times, times[reference]))
+            lines.append(f"| {name} | {min(all_times):.0f} | {statistics.median(all_times):.0f} | "
+                         f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] |")
+    report.write("\n".join(lines) + "\n", args.report)
