@@ -174,7 +174,8 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     }
     plan = make_plan();
   }
-  if (starts_ranks(identity) && (plan.world_size > plan.nodes || plan.config.memory.halve_batch)) {
+  const bool restarts = plan.config.memory.halve_batch || plan.config.dist.max_restarts > 0;
+  if (starts_ranks(identity) && (plan.world_size > plan.nodes || restarts)) {
     // A user who reads the table may request a stop. The launcher handles signals that arrived before its start.
     const SignalInbox held;
     show(plan, identity);

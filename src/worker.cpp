@@ -235,6 +235,8 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
       worker(*session);
     } catch (const ValidationStopped&) {
       // On every rank: the run ends like a stopped fit.
+    } catch (const PredictionStopped&) {
+      // Likewise.
     }
     // No rank may end, and with it the store, while others still work.
     world.main_first("end of run", [] {});

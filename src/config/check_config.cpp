@@ -157,6 +157,8 @@ class Checker {
                          label("optim.max_grad_value", c.optim.max_grad_value)),
              "remove one of them");
     }
+    check_that_it_is_measured("plateau.metric", c.plateau.metric);
+    check_that_it_is_measured("early_stop.metric", c.early_stop.metric);
     if (!(c.plateau.factor > 0 && c.plateau.factor < 1)) {
       refuse(fmt::format("{}: expected a number between 0 and 1", label("plateau.factor", c.plateau.factor)),
              "the learning rates are multiplied by it");
@@ -181,6 +183,18 @@ class Checker {
     }
     check_weights_only();
     check_spikes();
+  }
+
+  // Other metrics come from a validation, or from the means of epochs.
+  void check_that_it_is_measured(const char* field, const std::string& metric) {
+    const TrainConfig& c = config_;
+    const bool of_epoch = c.report.epoch_means && metric.starts_with("epoch_");
+    if (!metric.empty() && !metric.starts_with("val_") && !of_epoch && c.report.every_steps == 0 &&
+        c.fast_dev_run == 0) {
+      refuse(fmt::format("{} with {}: the metric is never measured", label(field, metric),
+                         label("report.every_steps", c.report.every_steps)),
+             "report in between, for example --report.every_steps 20");
+    }
   }
 
   // A run that starts again continues from its newest checkpoint, which needs the state of the optimizers.

@@ -166,9 +166,9 @@ class Launch {
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
       if (left.count() <= 0) {
-        write_event(
-            "restart",
-            {{"attempt", std::int64_t{attempt}}, {"wait_s", wait_s}, {"halvings", std::int64_t{policy_.halvings()}}});
+        write_event("restart", {{"attempt", std::int64_t{attempt}},
+                                {"wait_s", wait_s},
+                                {"halvings", std::int64_t{policy_.halvings().value_or(0)}}});
         return std::nullopt;
       }
       pollfd entry{.fd = signals_.fd(), .events = POLLIN, .revents = 0};

@@ -28,7 +28,8 @@ class RestartPolicy {
 
   RestartDecision after(const LaunchReport& report);
   int left() const noexcept { return left_; }
-  int halvings() const noexcept { return halvings_; }
+  /// nullopt: this launch cannot halve the micro-batch.
+  std::optional<int> halvings() const noexcept { return can_halve_ ? std::optional(halvings_) : std::nullopt; }
 
  private:
   struct Signature {

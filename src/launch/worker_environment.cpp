@@ -48,7 +48,10 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   values[kLaunchMark] = outer.empty() ? attempt.launch_id : outer + "/" + attempt.launch_id;
   values["LOCKSTEP_RUN_ID"] = attempt.run_id;
   values["LOCKSTEP_RESTART"] = std::to_string(attempt.number);
-  values["LOCKSTEP_HALVINGS"] = std::to_string(attempt.halvings);
+  values.erase("LOCKSTEP_HALVINGS");
+  if (attempt.halvings) {
+    values["LOCKSTEP_HALVINGS"] = std::to_string(*attempt.halvings);
+  }
   values["LOCKSTEP_CONTROL_FD"] = std::to_string(WorkerProcess::kControlFd);
   values["LOCKSTEP_PROGRESS_FD"] = std::to_string(WorkerProcess::kProgressFd);
   values["LOCKSTEP_TERMINAL_WIDTH"] = std::to_string(attempt.terminal_width);

@@ -1,6 +1,7 @@
 // Environment variables of a worker. Pure. Torch-free.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <lockstep/base/variables.h>
@@ -16,7 +17,7 @@ inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
 struct Attempt {
   int number = 0;  ///< number of earlier restarts
   int master_port = 0;
-  int halvings = 0;  ///< of the micro-batch; see memory.halve_batch
+  std::optional<int> halvings{};  ///< of the micro-batch; nullopt: memory.halve_batch has no effect
   std::string run_id{};
   std::string launch_id{};
   int terminal_width = 0;  ///< of the status line; 0: no status line

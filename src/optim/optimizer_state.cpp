@@ -366,6 +366,8 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   }
   std::vector<GroupRate> rates = built.rates;
   for (std::size_t group = 0; group < built.names.size(); ++group) {
+    rates[group].base = rates[group].first;  // unless a callback had written another one
+    rates[group].is_given = true;
     for (const std::string& name : built.names[group]) {
       if (reader.has(rate_key(name))) {
         reader.read(rate_key(name), rates[group].base);
@@ -379,7 +381,9 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
     }
   }
   reader.finish(state);
-  built.rates = std::move(rates);
+  for (std::size_t group = 0; group < rates.size(); ++group) {
+    write_rate(built, group, rates[group], rates[group].factor);
+  }
   for (auto& [parameter, fresh] : loaded) {
     if (fresh == nullptr) {
       states.erase(parameter);

@@ -149,14 +149,6 @@ const LrSchedule& schedule_of(const OptimizerSpec& spec, const OptimConfig& conf
   return config.schedule.is_set() ? config.schedule : spec.schedule;
 }
 
-/// Gives the group a rate, and writes base x factor into its options.
-void write_rate(BuiltOptimizer& built, std::size_t group, GroupRate rate, double factor) {
-  rate.factor = factor;
-  rate.written = rate.base * factor;
-  built.optimizer->param_groups()[group].options().set_lr(rate.written);
-  built.rates[group] = rate;
-}
-
 /// `optim.lr` replaces the rate of the factory. A group to which the factory gave another rate keeps its ratio to it.
 double base_rate(const OptimConfig& config, const torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
   const double given = options.get_lr();
@@ -319,6 +311,13 @@ void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
                  rate.factor);
     }
   }
+}
+
+void write_rate(BuiltOptimizer& built, std::size_t group, GroupRate rate, double factor) {
+  rate.factor = factor;
+  rate.written = rate.base * factor;
+  built.optimizer->param_groups()[group].options().set_lr(rate.written);
+  built.rates[group] = rate;
 }
 
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {

@@ -71,6 +71,8 @@ void set_rates(BuiltOptimizer& built, const ScheduleStep& step);
 
 /// The group's rate, with what a callback may have written since the last set_rates().
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group);
+/// Gives the group a rate, and writes base x factor into its options.
+void write_rate(BuiltOptimizer& built, std::size_t group, GroupRate rate, double factor);
 
 /// For an optimizer that evaluates other values than it trains: those of all its parameters, frozen ones too, as new
 /// tensors. A parameter without state here has its trained value. {}: the trained values are evaluated.

@@ -225,11 +225,11 @@ void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
 }
 
 void warn_about_halving(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
-  if (plan.config.memory.halve_batch && !starts_ranks(identity) && identity->control_fd < 0) {
+  if (plan.config.memory.halve_batch && !starts_ranks(identity) && identity->halvings < 0) {
     findings.warnings.push_back(fmt::format(
-        "--memory.halve_batch has no effect: {} started the ranks, and only our launcher starts them again with half "
-        "the batch_size",
-        identity->launcher));
+        "--memory.halve_batch has no effect: {} started the ranks, and only a program that starts its ranks itself "
+        "starts them again with half the batch_size",
+        identity->control_fd >= 0 ? "lockstep run" : identity->launcher));
   }
 }
 

@@ -138,7 +138,7 @@ NamedTensors CallbackList::save(World& world) const {
   return all;
 }
 
-void CallbackList::load(const NamedTensors& state, World& world) const {
+void CallbackList::load(const NamedTensors& state, World& world, bool back) const {
   for (const Entry& entry : entries_) {
     const std::string prefix = fmt::format("{}.", entry.name);
     NamedTensors mine;
@@ -147,7 +147,7 @@ void CallbackList::load(const NamedTensors& state, World& world) const {
         mine.emplace_back(name.substr(prefix.size()), tensor);
       }
     }
-    if (!mine.empty()) {
+    if (!mine.empty() || back) {
       const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
       entry.callback->load(mine);
     }

@@ -33,9 +33,9 @@ class CallbackList {
   bool has_any() const noexcept { return has_any_; }
 
   /// Collective. All tensors of the callbacks as "<callback>.<name>"; load restores them. A callback that saved nothing
-  /// is not loaded.
+  /// is loaded only to go `back` to a time when it had no state.
   NamedTensors save(World& world) const;
-  void load(const NamedTensors& state, World& world) const;
+  void load(const NamedTensors& state, World& world, bool back = false) const;
 
   /// What the callbacks keep during a validation; destroyed in reverse order.
   std::vector<std::shared_ptr<void>> validation_scopes(World& world) const;

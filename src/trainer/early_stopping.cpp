@@ -31,6 +31,9 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
 
 void EarlyStopping::on(const StageContext& context) {
   if (context.stage != Stage::fit_start) {
+    if (!reason_.empty()) {
+      return;  // a run that must first reach its minimum
+    }
     const auto value = find_metric(context, options_.metric, "EarlyStopping", is_known_);
     if (!value) {
       return;
@@ -75,11 +78,17 @@ NamedTensors EarlyStopping::save() const {
   }
   return {{"best", at::scalar_tensor(best_, at::kDouble)},
           {"last", at::scalar_tensor(last_, at::kDouble)},
-          {"bad", at::scalar_tensor(bad_, at::kLong)}};
+          {"bad", at::scalar_tensor(bad_, at::kLong)},
+          {key_of_metric(options_.metric, options_.mode), at::scalar_tensor(1, at::kLong)}};
 }
 
 void EarlyStopping::load(const NamedTensors& state) {
-  is_known_ = true;
+  best_ = worst_value(options_.mode);
+  bad_ = 0;
+  is_known_ = !state.empty() && is_of_metric(state, options_.metric, options_.mode);
+  if (!is_known_) {
+    return;
+  }
   for (const auto& [name, value] : state) {
     if (name == "best") {
       best_ = value.item<double>();

@@ -112,10 +112,12 @@ class Fit {
       tell_callbacks(error);
       throw;
     } catch (const IoError& error) {  // saving failed, or would fail
+      note_failure(error);
       tell_callbacks(error);
       throw;
     } catch (const std::exception& error) {
       save_after_failure();
+      note_failure(error);
       tell_callbacks(error);
       throw;
     } catch (...) {
@@ -152,7 +154,7 @@ class Fit {
         report_epoch();
       }
       if (validation_ != nullptr &&
-          (agreed_.validate || validation_times_.is_due(state_, steps_of_epoch_, batches->ends_epoch))) {
+          (agreed_.validate || validation_times_.is_due(state_, place_.steps, batches->ends_epoch))) {
         validate();
       }
       if (agreed_.save_ended) {
@@ -189,7 +191,7 @@ class Fit {
     lr_scale_ = batch_factor(config_.optim.lr_scaling);
     loss_factor_ = batch_factor(config_.optim.loss_scaling);
     record_.set_step(state_.step);
-    reports_.set_position(state_);
+    reports_.set_position(state_, place_);
     files_.begin(state_.step, own_sinks_);
     recorder_.open(state_.step);
     step_times_.begin(state_.step);
@@ -227,6 +229,10 @@ class Fit {
   // An error in the validation shows before the training, not after its first epoch.
   void validate_at_start() {
     if (validation_ == nullptr || finished()) {
+      return;
+    }
+    if (place_.validation_is_due) {  // a straight run has done it before its next step
+      validate();
       return;
     }
     if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
@@ -279,8 +285,8 @@ class Fit {
   }
 
   RunParts run_parts() {
-    return {plan_,      world_, task_.module(), *strategy_,          train_,
-            callbacks_, state_, metrics_,       anomalies_.spikes(), total_steps_};
+    return {plan_,  world_, task_.module(), *strategy_,          train_,      callbacks_,
+            state_, place_, metrics_,       anomalies_.spikes(), total_steps_};
   }
 
   ScheduleStep schedule_step() const {
@@ -355,7 +361,7 @@ class Fit {
     }
     ++state_.step;
     record_.set_step(state_.step);
-    count_in_epoch(batches);
+    count_in_epoch();
     state_.epoch += batches.ends_epoch ? 1 : 0;
     state_.samples += batches.global_samples;
     agreed_ = strategy_->agreed();
@@ -366,18 +372,15 @@ class Fit {
     if (steps_here_ == 1) {  // the first step warms up caches, memory and data loading
       reports_.begin_window(state_.samples);
     }
-    reports_.show_step(state_, epoch_, steps_of_epoch_, train_.steps_per_epoch());
+    reports_.show_step(state_, place_, train_.steps_per_epoch());
   }
 
-  // A resumed epoch begins in its middle.
-  void count_in_epoch(const StepBatches& batches) {
-    if (epoch_ != state_.epoch + 1) {
-      epoch_ = state_.epoch + 1;
-      const LoaderPosition position = train_.position();  // after this step
-      const bool in_epoch = position.global_batch > 0 && !batches.ends_epoch;
-      steps_of_epoch_ = in_epoch ? position.consumed / position.global_batch - 1 : 0;
+  void count_in_epoch() {
+    if (place_.number != state_.epoch + 1) {
+      place_ = {.number = state_.epoch + 1};
     }
-    ++steps_of_epoch_;
+    ++place_.steps;
+    place_.validation_is_due = false;
   }
 
   // What this rank asks for; all ranks agree on it at the end of the step.
@@ -418,7 +421,7 @@ class Fit {
     const bool ends_window = due(config_.report.every_steps);  // a continued run completes the one of an early end
     Metrics metrics = window_metrics(ends_window);
     reports_.add_speed(metrics, state_.samples);
-    metrics.emplace_back("epoch", static_cast<double>(epoch_));
+    metrics.emplace_back("epoch", static_cast<double>(place_.number));
     Metrics& logged = metrics_.logged();
     metrics.insert(metrics.end(), logged.begin(), logged.end());
     if (ends_window) {
@@ -485,7 +488,7 @@ class Fit {
   // Callbacks may add metrics, so they come before the row is written.
   Metrics publish(Stage stage, Metrics metrics) {
     notify({.stage = stage, .metrics = &metrics, .log_to = &metrics});
-    reports_.write(stage, metrics, epoch_, /*may_differ=*/callbacks_.has_any());
+    reports_.write(stage, metrics, /*may_differ=*/callbacks_.has_any());
     return metrics;
   }
 
@@ -505,6 +508,7 @@ class Fit {
     validation_times_.note_validation();
     reports_.leave_out(Clock::now() - began);
     agreed_.stop = agreed_.stop || evaluation.stopped;
+    place_.validation_is_due = !evaluation.complete;
     if (!evaluation.complete) {
       console_.line(fmt::format("step {}: the validation was stopped before its end and is not reported", state_.step));
       files_.event("validation_stopped", {{"step", state_.step}});
@@ -526,9 +530,23 @@ class Fit {
     check_values(/*ends_window=*/false);
     recorder_.flush();
     CheckpointContents contents = checkpoint_contents(run_parts(), measured());
+    if (config_.checkpoint.weights_only) {
+      keep_evaluation_weights(contents);
+    }
     contents.values[kLaunchKey] = hold_->launch();
     contents.values[kParametersFinite] = anomalies_.parameters_finite() ? "true" : "false";
     return contents;
+  }
+
+  // Schedule-free AdamW evaluates other weights than it trains, and only its state leads from one to the other.
+  void keep_evaluation_weights(CheckpointContents& contents) {
+    if (const auto evaluated = strategy_->evaluation_scope()) {
+      NamedTensors& model = contents.tensors["model"];
+      model = module_tensors(task_.module());
+      for (auto& [name, tensor] : model) {
+        tensor = tensor.detach().clone();
+      }
+    }
   }
 
   // At reports and before saves, which wait for the device anyway.
@@ -582,6 +600,16 @@ class Fit {
     }
   }
 
+  // A launcher of ours notes the failures of its ranks.
+  void note_failure(const std::exception& error) noexcept {
+    const bool is_noted = world_.size() > 1 || config_.dist.max_restarts > 0 || config_.memory.halve_batch;
+    if (!is_noted) {
+      files_.event(
+          "failure",
+          {{"rank", std::int64_t{0}}, {"step", state_.step}, {"what", first_line(without_frames(error.what()))}});
+    }
+  }
+
   void tell_callbacks(const std::exception& error) noexcept {
     try {
       notify({.stage = Stage::exception, .error = error.what()});
@@ -597,9 +625,10 @@ class Fit {
         checkpoints_.save_at_end(state_.step, [this] { return contents(); });
       }
       if (const auto step = checkpoints_.durable()) {
-        log_info(fmt::format(
-            "step {} is saved in {}{}", *step, run_directory(config_),
-            config_.checkpoint.weights_only ? " (only the weights)" : ": the same command resumes from it"));
+        log_info(fmt::format("step {} is saved in {}{}", *step, run_directory(config_),
+                             config_.checkpoint.weights_only
+                                 ? " (only the weights)"
+                                 : fmt::format(": {} resumes from it", same_command(config_))));
       }
     } catch (const std::exception& error) {
       log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
@@ -623,7 +652,7 @@ class Fit {
                      .stop = stop.kind,
                      .why = describe_end({.config = config_,
                                           .step = state_.step,
-                                          .epoch = epoch_ > 0 ? epoch_ : state_.epoch,
+                                          .epoch = place_.number,
                                           .stop = stop,
                                           .saved = checkpoints_.durable().has_value(),
                                           .was_finished = resumed_ && steps_at_start_ == state_.step,
@@ -716,8 +745,7 @@ class Fit {
   TrainState state_{};
   StepResult last_{};
   Anomalies anomalies_{config_, world_, files_};
-  std::int64_t epoch_ = 0;           // of the last step, from 1
-  std::int64_t steps_of_epoch_ = 0;  // so far
+  EpochPlace place_{};
   StepRequests agreed_{};
   bool resumed_ = false;
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written

@@ -46,6 +46,7 @@ Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   config.spike = {};
   config.plateau = {};
   config.early_stop = {};
+  config.checkpoint.monitor.clear();
   config.report.every_steps = 0;
   write_no_files(config);
   const double ratio = options.min_lr / options.max_lr;
@@ -55,6 +56,29 @@ Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   });
   return plan;
 }
+
+/// The task without the schedules of its groups, which would replace that of the test.
+class RangeTask final : public Task {
+ public:
+  explicit RangeTask(Task& task) : task_(task) {}
+
+  torch::nn::Module& module() override { return task_.module(); }
+  std::vector<OptimizerSpec> optimizers() override {
+    std::vector<OptimizerSpec> optimizers = task_.optimizers();
+    for (OptimizerSpec& optimizer : optimizers) {
+      for (GroupSpec& group : optimizer.groups) {
+        group.schedule = {};
+      }
+    }
+    return optimizers;
+  }
+  StepOutput training_step(const Batch& batch) override { return task_.training_step(batch); }
+  std::vector<metrics::NamedMetric> metrics() override { return task_.metrics(); }
+  void optimize(Step& step) override { task_.optimize(step); }
+
+ private:
+  Task& task_;
+};
 
 class RangeRecorder final : public Callback {
  public:
@@ -134,7 +158,8 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   LrRange range;
   Trainer trainer(plan_of_range(plan, options), world);
   trainer.add(std::make_shared<RangeRecorder>(options, range));
-  trainer.fit(task, train);
+  RangeTask of_range(task);
+  trainer.fit(of_range, train);
   load_module(task.module(), weights);
   train.seek(position);
   range.suggestion = steepest(range);

@@ -16,6 +16,8 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "trainer/monitored_metric.h"
+
 namespace lockstep {
 namespace {
 
@@ -50,12 +52,18 @@ SmoothedMetric::SmoothedMetric(std::string metric, double decay)
 
 void SmoothedMetric::on(const StageContext& context) {
   const auto found = std::ranges::find(*context.metrics, metric_, [](const auto& metric) { return metric.first; });
+  double sum = sum_;
+  double weight = weight_;
   if (found != context.metrics->end()) {
-    sum_ = decay_ * sum_ + (1 - decay_) * found->second;
-    weight_ = decay_ * weight_ + (1 - decay_);
+    sum = decay_ * sum_ + (1 - decay_) * found->second;
+    weight = decay_ * weight_ + (1 - decay_);
   }
-  if (weight_ > 0) {
-    context.log(metric_ + "_smoothed", sum_ / weight_);
+  if (weight > 0) {
+    context.log(metric_ + "_smoothed", sum / weight);
+  }
+  if (!is_early_report(context)) {
+    sum_ = sum;
+    weight_ = weight;
   }
 }
 

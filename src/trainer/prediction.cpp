@@ -139,6 +139,9 @@ Prediction::Prediction(Task& task, BatchSource& data, World& world, const TrainC
                        const TrainControl& control)
     : task_(task), data_(data), world_(world), config_(config), control_(control) {
   place_module(task.module(), world.device(), config);
+  if (config.dist.broadcast_buffers) {
+    broadcast_buffers(task.module(), world);
+  }
 }
 
 void Prediction::add(const Batch& batch) {

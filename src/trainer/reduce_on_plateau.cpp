@@ -88,11 +88,17 @@ NamedTensors ReduceOnPlateau::save() const {
   }
   return {{"best", at::scalar_tensor(best_, at::kDouble)},
           {"bad", at::scalar_tensor(bad_, at::kLong)},
-          {"cooldown", at::scalar_tensor(cooldown_, at::kLong)}};
+          {"cooldown", at::scalar_tensor(cooldown_, at::kLong)},
+          {key_of_metric(options_.metric, options_.mode), at::scalar_tensor(1, at::kLong)}};
 }
 
 void ReduceOnPlateau::load(const NamedTensors& state) {
-  is_known_ = true;
+  best_ = worst_value(options_.mode);
+  bad_ = cooldown_ = 0;
+  is_known_ = !state.empty() && is_of_metric(state, options_.metric, options_.mode);
+  if (!is_known_) {
+    return;
+  }
   for (const auto& [name, value] : state) {
     if (name == "best") {
       best_ = value.item<double>();

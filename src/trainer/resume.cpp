@@ -40,7 +40,10 @@ std::string shown(const std::string& value) { return value.empty() ? "empty" : p
 constexpr const char* kWeightsOnly = "weights_only";  // key in the values of a checkpoint
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
-constexpr std::string_view kSpike = "spike.";      // windows of SpikeWatch
+constexpr const char* kEpoch = "place.epoch";
+constexpr const char* kSteps = "place.steps";
+constexpr const char* kValidation = "place.validation_is_due";
+constexpr std::string_view kSpike = "spike.";  // windows of SpikeWatch
 
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
 // it learns. The loader compares the global batch.
@@ -131,6 +134,7 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
   run.train.seek(position);
   load_module(run.module, contents.tensors.at("model"), /*allow_partial=*/true);
   run.state = state;
+  run.place = {.number = state.epoch};
   seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
 }
 
@@ -152,10 +156,23 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   values["position.global_batch"] = std::to_string(position.global_batch);
   values["position.dataset_size"] = std::to_string(position.dataset_size);
   values["position.state"] = position.state;
+  values[kEpoch] = std::to_string(run.place.number);
+  values[kSteps] = std::to_string(run.place.steps);
+  values[kValidation] = run.place.validation_is_due ? "true" : "false";
   values["world_size"] = std::to_string(run.world.size());
   values["data_order"] = std::to_string(kDataOrder);
   values["threads"] = std::to_string(at::get_num_threads());
   contents.per_rank = rng_state(run.world.device());
+}
+
+// Steps count samples of the global batch, which may be another one now.
+EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& saved, const LoaderPosition& now) {
+  const auto number = parse_int(text(contents, kEpoch));
+  const std::int64_t epoch = number.value_or(saved.consumed > 0 ? saved.epoch + 1 : saved.epoch);
+  const auto steps = saved.global_batch == now.global_batch ? parse_int(text(contents, kSteps)) : std::nullopt;
+  return {.number = epoch,
+          .steps = steps.value_or(now.global_batch > 0 ? saved.consumed / now.global_batch : 0),
+          .validation_is_due = text(contents, kValidation) == "true"};
 }
 
 }  // namespace
@@ -240,9 +257,16 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
       }
     }
     run.metrics.load(report->second);
+    if (config.report.epoch_means && position.consumed > 0 && !RunMetrics::has_epoch(report->second) &&
+        run.world.is_main()) {
+      log_warning(
+          "--report.epoch_means was off when the checkpoint was written: the means of this epoch are those of its "
+          "steps from now on");
+    }
     run.spikes.load(windows);
   }
   run.state = state;
+  run.place = place_of(contents, position, run.train.position());
   if (fits_rng_state(contents.per_rank, run.world.device())) {
     set_rng_state(contents.per_rank, run.world.device());
   } else {

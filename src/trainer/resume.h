@@ -1,6 +1,7 @@
 // Contents of the checkpoint of a run: collected for a save, restored on resume.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 
 #include "optim/param_groups.h"
 #include "trainer/callback_list.h"
+#include "trainer/epoch_place.h"
 #include "trainer/run_metrics.h"
 #include "trainer/spike_watch.h"
 
@@ -26,6 +28,7 @@ struct RunParts {
   BatchSource& train;
   const CallbackList& callbacks;
   TrainState& state;
+  EpochPlace& place;
   RunMetrics& metrics;
   SpikeWatch& spikes;
   std::int64_t total_steps;  ///< of the whole run; 0: not limited

@@ -10,6 +10,29 @@
 
 namespace lockstep {
 
+std::string same_command(const TrainConfig& config) {
+  if (config.fresh) {
+    return "the same command without --fresh";
+  }
+  const bool continues = config.resume == "auto" || config.resume == "last";
+  return continues ? "the same command" : "the same command with --resume auto";
+}
+
+namespace {
+
+std::string how_to_continue(const RunEnd& end) {
+  if (end.config.checkpoint.weights_only) {
+    return " (only the weights: the run cannot be continued)";
+  }
+  if (!end.config.checkpoint.enabled) {
+    return "; nothing is saved";
+  }
+  const std::string command = same_command(end.config);
+  return fmt::format("; run {}{} to continue", command, command == "the same command" ? " again" : "");
+}
+
+}  // namespace
+
 std::string describe_end(const RunEnd& end) {
   const std::string where = fmt::format("step {}, epoch {}", end.step, end.epoch);
   const std::string saved = end.saved ? fmt::format(", saved in {}", run_directory(end.config)) : std::string();
@@ -17,9 +40,7 @@ std::string describe_end(const RunEnd& end) {
     return fmt::format("stopped at {}: {}{}", where, end.stop.text, saved);
   }
   if (end.stop.kind != StopKind::none) {
-    return fmt::format("stopped at {}: {}{}{}", where, end.stop.text, saved,
-                       end.config.checkpoint.weights_only ? " (only the weights: the run cannot be continued)"
-                                                          : "; run the same command again to continue");
+    return fmt::format("stopped at {}: {}{}{}", where, end.stop.text, saved, how_to_continue(end));
   }
   if (end.was_finished) {
     const std::string changed =

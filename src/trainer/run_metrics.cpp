@@ -1,5 +1,6 @@
 #include "trainer/run_metrics.h"
 
+#include <algorithm>
 #include <string>
 
 #include <fmt/format.h>
@@ -95,6 +96,10 @@ void RunMetrics::load(const NamedTensors& saved) {
   for (const auto& [name, value] : with_prefix(saved, kLogged)) {
     logged_.emplace_back(name, value.item<double>());
   }
+}
+
+bool RunMetrics::has_epoch(const NamedTensors& saved) {
+  return std::ranges::any_of(saved, [](const auto& tensor) { return tensor.first.starts_with(kEpoch); });
 }
 
 }  // namespace lockstep

@@ -42,6 +42,8 @@ class RunMetrics {
   NamedTensors save();
   /// Continues with the result of save(), on any number of ranks; ignores other tensors.
   void load(const NamedTensors& saved);
+  /// False: report.epoch_means is on, and was off in the run that saved.
+  static bool has_epoch(const NamedTensors& saved);
 
  private:
   const bool of_epochs_;

@@ -21,19 +21,18 @@ constexpr std::string_view kEpochNumber = "epoch";
 
 bool is_for_console(std::string_view metric) { return metric.find('/') == std::string_view::npos; }
 
-void RunReports::set_position(const TrainState& state) {
+void RunReports::set_position(const TrainState& state, const EpochPlace& place) {
+  if (place.number != epoch_) {
+    epoch_ = place.number;
+    now_.phase = fmt::format("epoch {}", std::max(epoch_, std::int64_t{1}));
+  }
+  now_.done = place.steps;
   now_.step = state.step;
   now_.samples = state.samples;
 }
 
-void RunReports::show_step(const TrainState& state, std::int64_t epoch, std::int64_t done,
-                           std::optional<std::int64_t> total) {
-  set_position(state);
-  if (epoch != shown_epoch_) {
-    shown_epoch_ = epoch;
-    now_.phase = fmt::format("epoch {}", epoch);
-  }
-  now_.done = done;
+void RunReports::show_step(const TrainState& state, const EpochPlace& place, std::optional<std::int64_t> total) {
+  set_position(state, place);
   now_.total = total;
   progress_.update(now_);
 }
@@ -55,7 +54,7 @@ void RunReports::add_speed(Metrics& metrics, std::int64_t samples) {
   begin_window(samples);
 }
 
-void RunReports::write(Stage stage, const Metrics& metrics, std::int64_t epoch, bool may_differ) {
+void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
   if (may_differ) {
     check(metrics);
   }
@@ -72,7 +71,7 @@ void RunReports::write(Stage stage, const Metrics& metrics, std::int64_t epoch, 
     }
   }
   if (stage != Stage::report) {
-    row.push_back({.name = kEpochNumber, .value = static_cast<double>(epoch)});
+    row.push_back({.name = kEpochNumber, .value = static_cast<double>(epoch_)});
   }
   require_distinct(row);  // on every rank
   if (stage == Stage::report) {

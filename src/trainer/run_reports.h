@@ -15,6 +15,7 @@
 
 #include "report/console.h"
 #include "report/progress_bar.h"
+#include "trainer/epoch_place.h"
 #include "trainer/run_files.h"
 
 namespace lockstep {
@@ -27,9 +28,9 @@ class RunReports {
       : world_(world), files_(files), progress_(std::move(console), show_bar) {}
 
   /// Before the first step, perhaps of a resumed run.
-  void set_position(const TrainState& state);
-  /// After a step. `epoch`: of this step, from 1, with `done` steps so far, of `total` if that is known.
-  void show_step(const TrainState& state, std::int64_t epoch, std::int64_t done, std::optional<std::int64_t> total);
+  void set_position(const TrainState& state, const EpochPlace& place);
+  /// After a step. `total`: steps of the epoch, if they are known.
+  void show_step(const TrainState& state, const EpochPlace& place, std::optional<std::int64_t> total);
   /// `total`: steps of the validation, if they are known.
   void show_validation(std::int64_t steps, std::optional<std::int64_t> total);
   void end_epoch() { progress_.finish_epoch(now_); }
@@ -44,7 +45,7 @@ class RunReports {
 
   /// Collective if `may_differ`: decisions depend on metrics, so all ranks must have the same. A row of a report, or of
   /// another stage. Throws: CommError (they differ), Error (a name is used twice).
-  void write(Stage stage, const Metrics& metrics, std::int64_t epoch, bool may_differ);
+  void write(Stage stage, const Metrics& metrics, bool may_differ);
 
   /// All metrics that were written since the last show_step().
   const Metrics& of_step() const noexcept { return of_step_; }
@@ -60,7 +61,7 @@ class RunReports {
   RunFiles& files_;
   ProgressBar progress_;
   Progress now_{};
-  std::int64_t shown_epoch_ = 0;
+  std::int64_t epoch_ = -1;          // in now_
   std::int64_t window_samples_ = 0;  // at its beginning
   Clock::time_point window_began_{};
   Metrics of_step_{};

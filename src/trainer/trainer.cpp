@@ -129,6 +129,7 @@ Metrics Trainer::test(Task& task, BatchSource& data) {
 }
 
 NamedTensors Trainer::predict(Task& task, BatchSource& data) {
+  const auto scopes = impl_->callbacks.validation_scopes(impl_->world);
   Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
   if (!prediction.run()) {
     throw PredictionStopped(end_by_request(impl_->world, impl_->control));
@@ -137,6 +138,7 @@ NamedTensors Trainer::predict(Task& task, BatchSource& data) {
 }
 
 void Trainer::predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps) {
+  const auto scopes = impl_->callbacks.validation_scopes(impl_->world);
   Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
   if (!prediction.run_into(directory, every_steps)) {
     throw PredictionStopped(end_by_request(impl_->world, impl_->control));

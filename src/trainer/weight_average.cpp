@@ -187,6 +187,7 @@ NamedTensors WeightAverage::save() const {
 
 void WeightAverage::load(const NamedTensors& state) {
   average_.clear();
+  updates_ = 0;
   for (const auto& [name, tensor] : state) {
     if (name == kUpdates) {
       updates_ = tensor.item<std::int64_t>();

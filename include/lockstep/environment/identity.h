@@ -41,7 +41,8 @@ struct Identity {
   bool agent_store = false;  ///< the launcher serves the store: every rank is a client
   std::string run_id{};      ///< the same on all ranks of one launch
   int restart = 0;           ///< 0 on the first attempt
-  int halvings = 0;          ///< our launcher: earlier attempts that ran out of memory; see memory.halve_batch
+  int halvings = -1;         ///< our launcher: earlier attempts that ran out of memory; -1: ranks are not started
+                             ///< again with half the micro-batch (memory.halve_batch)
   int store_fd = -1;         ///< our launcher, rank 0: bound socket to serve the store on
   int control_fd = -1;       ///< our launcher: channel to the supervisor
   int progress_fd = -1;      ///< our launcher: progress records of the ranks

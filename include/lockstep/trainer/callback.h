@@ -90,7 +90,9 @@ class Callback {
   /// True: it is as short as a step and freezes nothing, so no message between ranks is needed.
   virtual bool is_light() const { return false; }
   virtual NamedTensors save() const { return {}; }  ///< written into every checkpoint, from rank 0
-  virtual void load(const NamedTensors&) {}  ///< on resume, with the result of save(); not called if that was empty
+  /// On resume, with the result of save(); not called if that was empty. When a run goes back to earlier weights, also
+  /// with {}: the callback had no state then.
+  virtual void load(const NamedTensors&) {}
 };
 
 /// For Trainer::on.

@@ -76,7 +76,7 @@ void read_lockstep(VariableReader& reader, Identity& identity) {
   identity.control_fd = reader.number("LOCKSTEP_CONTROL_FD", 0).value_or(-1);
   identity.progress_fd = reader.number("LOCKSTEP_PROGRESS_FD", 0).value_or(-1);
   identity.restart = reader.number("LOCKSTEP_RESTART", 0).value_or(0);
-  identity.halvings = reader.number("LOCKSTEP_HALVINGS", 0).value_or(0);
+  identity.halvings = reader.number("LOCKSTEP_HALVINGS", 0).value_or(-1);
   identity.store_fd = reader.number("LOCKSTEP_STORE_FD", 0).value_or(-1);
   identity.run_id = reader.text("LOCKSTEP_RUN_ID").value_or("");
   identity.devices = reader.text("LOCKSTEP_DEVICES").value_or("");

@@ -1,0 +1,15 @@
+// The place of a run in its epoch.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+/// After the last step.
+struct EpochPlace {
+  std::int64_t number = 0;         ///< of its epoch, from 1; 0: before the first step
+  std::int64_t steps = 0;          ///< of the epoch so far
+  bool validation_is_due = false;  ///< a validation after this step was stopped before its end
+};
+
+}  // namespace lockstep

@@ -1,0 +1,349 @@
+// Features that meet: a rollback, a stop or a resume, and what else a run does at that moment.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/optim/optimizers.h>
+#include <lockstep/tensor/tensor_file.h>
+#include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/lr_range.h>
+#include <lockstep/trainer/monitors.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// Multiplies the loss of chosen steps. The task counts the calls.
+class BadSteps final : public TinyTask {
+ public:
+  explicit BadSteps(std::set<std::int64_t> steps, double factor = std::nan(""), OptimizerSpec optimizer = sgd({.lr = 0.05}))
+      : TinyTask(std::move(optimizer)), steps_(std::move(steps)), factor_(factor) {}
+  StepOutput training_step(const Batch& batch) override {
+    return TinyTask::training_step(batch).loss * (steps_.contains(step_++) ? factor_ : 1);
+  }
+  StepOutput validation_step(const Batch& batch) override { return TinyTask::training_step(batch); }
+
+ private:
+  std::set<std::int64_t> steps_;
+  double factor_;
+  std::int64_t step_ = 0;
+};
+
+TrainConfig forty_steps() {
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 40, .global_batch_size = 12});
+  config.report.every_steps = 5;
+  return config;
+}
+
+TrainConfig in_directory(TrainConfig config, const TempDir& dir) {
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  return config;
+}
+
+/// One rank; `add` gives the trainer what it needs.
+FitResult fit(const TrainConfig& config, Task& task, const std::function<void(Trainer&)>& add = {},
+              std::int64_t samples = 60) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  Trainer trainer(plan, world);
+  if (add) {
+    add(trainer);
+  }
+  DataLoader data(tiny_data(samples), plan.loader, world);
+  DataLoader validation(tiny_data(12), plan.eval_loader, world);
+  return trainer.fit(task, data, &validation);
+}
+
+double value_of(const Metrics& metrics, const std::string& name) {
+  const auto found = std::ranges::find(metrics, name, &Metrics::value_type::first);
+  return found == metrics.end() ? std::nan("") : found->second;
+}
+
+std::vector<at::Tensor> weights_of(Task& task) {
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& parameter : task.module().parameters()) {
+    weights.push_back(parameter.detach().clone());
+  }
+  return weights;
+}
+
+bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::ranges::equal(a, b, [](const at::Tensor& x, const at::Tensor& y) { return at::equal(x, y); });
+}
+
+TEST(Crossing, ARollbackAlsoPutsBackACallbackThatHadNoStateBefore) {
+  TrainConfig config = forty_steps();
+  config.optim.non_finite = NonFinitePolicy::rollback;
+  BadSteps task({2});
+  const auto average = std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9});
+  testing::internal::CaptureStderr();
+  const FitResult result = fit(config, task, [&](Trainer& trainer) { trainer.add(average); });
+  testing::internal::GetCapturedStderr();
+  ASSERT_FALSE(average->average().empty());
+  for (const auto& [name, tensor] : average->average()) {
+    EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << name;
+  }
+  EXPECT_TRUE(std::isfinite(value_of(result.metrics, "val_loss")));
+}
+
+TEST(Crossing, ARollbackPutsBackARateThatACallbackWroteInTheSameReport) {
+  TrainConfig config = forty_steps();
+  config.spike = {.z_score = 10, .window = 20, .policy = SpikePolicy::rollback};
+  BadSteps task({24}, 1e4);
+  testing::internal::CaptureStderr();
+  double lr = 0;
+  fit(config, task, [&](Trainer& trainer) {
+    trainer.on(Stage::report, [](const StageContext& at) {
+      if (at.state.step == 25) {
+        auto& options = at.strategy.optimizer().torch_optimizer().param_groups().front().options();
+        options.set_lr(options.get_lr() / 2);
+      }
+    });
+    trainer.on(Stage::step_end, [&](const StageContext& at) { lr = at.step.lr; });
+  });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the weights are those of step 20 again"));
+  EXPECT_DOUBLE_EQ(lr, 0.05);
+}
+
+TEST(Crossing, EarlyStoppingWaitsForWhatARollbackRepairs) {
+  TrainConfig config = forty_steps();
+  config.early_stop = {.metric = "loss", .patience = 100};
+  for (const NonFinitePolicy policy : {NonFinitePolicy::rollback, NonFinitePolicy::skip, NonFinitePolicy::warn}) {
+    config.optim.non_finite = policy;
+    BadSteps task({7});
+    testing::internal::CaptureStderr();
+    const FitResult result = fit(config, task);
+    testing::internal::GetCapturedStderr();
+    EXPECT_EQ(result.stop, policy == NonFinitePolicy::warn ? StopKind::program : StopKind::none);
+  }
+}
+
+/// Two epochs of 5 steps and a validation after each; asks for a stop in the validation after epoch `stop_in`.
+class StoppedValidation final : public TinyTask {
+ public:
+  explicit StoppedValidation(int stop_in) : TinyTask(sgd({.lr = 0.05})), stop_in_(stop_in) {}
+  StepOutput validation_step(const Batch& batch) override {
+    if (++validated_ == stop_in_) {
+      control->request_stop("the test", StopKind::terminate);
+    }
+    return TinyTask::training_step(batch);
+  }
+  TrainControl* control = nullptr;
+
+ private:
+  int stop_in_;
+  int validated_ = 0;
+};
+
+TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
+  const auto run = [](const TempDir& dir, int stop_in) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 4, .batch_size = 12}), dir);
+    config.report.every_steps = 5;
+    config.checkpoint.enabled = true;
+    StoppedValidation task(stop_in);
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    TrainControl control;
+    task.control = &control;
+    Trainer trainer(plan, world, control);
+    // The worst possible threshold: each validation after the first one lowers the rate.
+    trainer.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.factor = 0.5, .patience = 0, .threshold = 0.99}));
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(36), plan.eval_loader, world);
+    const FitResult result = trainer.fit(task, data, &validation);
+    return std::pair(result, weights_of(task));
+  };
+  testing::internal::CaptureStderr();
+  const TempDir whole;
+  const auto straight = run(whole, 0);
+  const TempDir parts;
+  const auto stopped = run(parts, 3 + 2);  // three batches in each validation: in the second one
+  EXPECT_EQ(stopped.first.stop, StopKind::terminate);
+  EXPECT_EQ(stopped.first.state.step, 10);
+  const auto resumed = run(parts, 0);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(resumed.first.state.step, 20);
+  EXPECT_TRUE(same(straight.second, resumed.second));
+  EXPECT_FALSE(same(straight.second, stopped.second)) << "the control";
+}
+
+TEST(Crossing, APartOfAnEpochIsCountedInAResumedRunAsBefore) {
+  const auto steps = [](const TempDir& dir, std::int64_t most) {
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.max_steps = most;
+    config.data.steps_per_epoch = 12;
+    config.validate.every_epochs = 0.25;
+    BadSteps task({});
+    std::vector<std::int64_t> found;
+    fit(
+        config, task,
+        [&](Trainer& trainer) {
+          trainer.on(Stage::validation_end, [&](const StageContext& at) { found.push_back(at.state.step); });
+        },
+        /*samples=*/58);  // each pass ends with a short step
+    return found;
+  };
+  const TempDir whole;
+  EXPECT_THAT(steps(whole, 12), ElementsAre(3, 6, 9, 12));
+  const TempDir parts;
+  EXPECT_THAT(steps(parts, 7), ElementsAre(3, 6));
+  EXPECT_THAT(steps(parts, 12), ElementsAre(9, 12));
+}
+
+TEST(Crossing, ASmoothedMetricDoesNotCountTheReportOfAStop) {
+  const auto last = [](const TempDir& dir, std::int64_t most) {
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.max_steps = most;
+    config.report.every_steps = 10;
+    BadSteps task({});
+    return fit(config, task, [](Trainer& trainer) { trainer.add(std::make_shared<SmoothedMetric>("loss")); }).metrics;
+  };
+  const TempDir whole;
+  const double straight = value_of(last(whole, 40), "loss_smoothed");
+  const TempDir parts;
+  last(parts, 15);
+  EXPECT_EQ(value_of(last(parts, 40), "loss_smoothed"), straight);
+}
+
+TEST(Crossing, EarlyStoppingBelowTheMinimumKeepsItsReasonOverAResume) {
+  const auto run = [](const TempDir& dir, std::int64_t most) {
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.max_steps = most;
+    config.min_steps = 30;
+    BadSteps task({});
+    // The first report is good enough, the second one would not be.
+    const auto stopping = std::make_shared<EarlyStopping>(
+        EarlyStoppingOptions{.metric = "lr", .patience = 1, .stopping_threshold = 0.04});
+    const FitResult result = fit(config, task, [&](Trainer& trainer) {
+      trainer.add(stopping);
+      trainer.on(Stage::report, [](const StageContext& at) {
+        at.strategy.optimizer().torch_optimizer().param_groups().front().options().set_lr(at.state.step == 5 ? 0.01 : 0.05);
+      });
+    });
+    return std::pair(result.state.step, stopping->reason());
+  };
+  const TempDir whole;
+  const auto straight = run(whole, 40);
+  EXPECT_EQ(straight.first, 30);
+  EXPECT_THAT(straight.second, HasSubstr("is better than 0.04"));
+  const TempDir parts;
+  run(parts, 17);
+  EXPECT_EQ(run(parts, 40), straight);
+}
+
+TEST(Crossing, EarlyStoppingBeginsAnewWithAnotherMetric) {
+  const TempDir dir;
+  const auto run = [&](std::int64_t most, const std::string& metric) {
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.max_steps = most;
+    config.early_stop = {.metric = metric, .patience = 2};
+    BadSteps task({});
+    return fit(config, task, [](Trainer& trainer) {
+      trainer.on(Stage::report, [](const StageContext& at) {
+        at.log("falls_from_9", 9 - 0.1 * static_cast<double>(at.state.step));
+      });
+    }).stop;
+  };
+  EXPECT_EQ(run(10, "loss"), StopKind::none);
+  EXPECT_EQ(run(40, "falls_from_9"), StopKind::none) << "9 is no improvement on a loss, but no loss was 9";
+}
+
+TEST(Crossing, WeightsOnlyOfAScheduleFreeOptimizerAreThoseThatItEvaluates) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.checkpoint.weights_only = true;
+  BadSteps task({}, 1, schedule_free_adamw({.lr = 0.05}));
+  fit(config, task);  // at its end the module has these weights
+  const NamedTensors saved =
+      load_tensors(dir.path() / "run" / "checkpoints" / "step-0000000040" / "model.safetensors");
+  const auto expected = task.module().named_parameters();
+  ASSERT_EQ(saved.size(), expected.size());
+  for (const auto& [name, tensor] : saved) {
+    EXPECT_TRUE(at::equal(tensor, expected[name])) << name;
+  }
+}
+
+/// Batch norm before the linear layer of TinyTask.
+class NormalizedTask final : public TinyTask {
+ public:
+  NormalizedTask() { parts_->push_back(norm_), parts_->push_back(net_); }
+  torch::nn::Module& module() override { return *parts_; }
+  StepOutput training_step(const Batch& batch) override {
+    return at::mse_loss(parts_->forward(batch.input), batch.target);
+  }
+  NamedTensors predict_step(const Batch& batch) override { return {{"y", parts_->forward(batch.input)}}; }
+
+ private:
+  torch::nn::BatchNorm1d norm_{4};
+  torch::nn::Sequential parts_{};
+};
+
+TEST(Crossing, PredictionsUseTheStatisticsOfTheMainRankAndTheAverageAsATestDoes) {
+  thread_world(2, [](World& world) {
+    const Plan plan = plan_for(2, forty_steps());
+    NormalizedTask task;
+    Trainer trainer(plan, world);
+    trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9}));
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader test(tiny_data(30), plan.eval_loader, world);
+    trainer.fit(task, data);
+    const NamedTensors predicted = trainer.predict(task, test);
+    const double tested = value_of(trainer.test(task, test), "loss");
+    if (world.is_main()) {
+      const at::Tensor target = at::sin(at::arange(30 * 4, at::kFloat) * 0.37).view({30, 4}).sum(1, true);
+      EXPECT_NEAR(at::mse_loss(predicted.at(1).second, target).item<double>(), tested, 1e-6);
+    }
+  });
+}
+
+TEST(Crossing, TheRangeTestIgnoresSchedulesOfGroupsAndTheMonitor) {
+  TrainConfig config = forty_steps();
+  config.checkpoint.monitor = "val_loss";
+  OptimizerSpec optimizer = sgd({.lr = 0.05});
+  optimizer.groups = {{.schedule = LrSchedule("cosine:for=10")}};
+  BadSteps task({}, 1, optimizer);
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  DataLoader data(tiny_data(60), plan.loader, world);
+  const LrRange range = find_lr(plan, world, task, data, {.min_lr = 1e-6, .max_lr = 1e-2, .steps = 20});
+  ASSERT_EQ(range.lrs.size(), 20U);
+  EXPECT_NEAR(range.lrs.front(), 1e-6, 1e-12);
+  EXPECT_NEAR(range.lrs.back(), 1e-2, 1e-8);
+  EXPECT_TRUE(std::ranges::is_sorted(range.lrs));
+}
+
+TEST(Crossing, AFailureOfTheOnlyRankIsAnEvent) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  BadSteps task({7});
+  EXPECT_THAT(message_of([&] { fit(config, task); }), HasSubstr("is not finite"));
+  const auto event = nlohmann::json::parse(read_lines(dir.path() / "run" / "events.jsonl").back());
+  EXPECT_EQ(event["event"], "failure");
+  EXPECT_THAT(event["what"].get<std::string>(), HasSubstr("the loss of step 7 is not finite"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+#include "trainer/run_end.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+using testing::EndsWith;
+
+TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
+  const auto text = [](const TrainConfig& config) {
+    return describe_end({.config = config,
+                         .step = 20,
+                         .epoch = 2,
+                         .stop = {.kind = StopKind::terminate, .text = "SIGTERM"},
+                         .saved = config.checkpoint.enabled});
+  };
+  TrainConfig config{.run_dir = "runs/a"};
+  EXPECT_EQ(text(config), "stopped at step 20, epoch 2: SIGTERM, saved in runs/a; run the same command again to continue");
+  config.fresh = true;
+  EXPECT_THAT(text(config), EndsWith("; run the same command without --fresh to continue"));
+  config.fresh = false;
+  for (const char* resume : {"never", "best", "runs/b"}) {
+    config.resume = resume;
+    EXPECT_THAT(text(config), EndsWith("; run the same command with --resume auto to continue")) << resume;
+  }
+  config.checkpoint.weights_only = true;
+  EXPECT_THAT(text(config), EndsWith("(only the weights: the run cannot be continued)"));
+  config.checkpoint.enabled = false;
+  config.checkpoint.weights_only = false;
+  EXPECT_EQ(text(config), "stopped at step 20, epoch 2: SIGTERM; nothing is saved");
+}
+
+}  // namespace
+}  // namespace lockstep
