@@ -44,10 +44,10 @@ def run(command, columns, rows, seconds, answers):
         elif waiting:
             os.write(main, waiting.pop(0).encode() + b"\n")
         if time.monotonic() > end:
-            snapshot = output  # as it was: a full-screen program clears the screen when it ends
+            shown = output  # without the end: a full-screen program clears the screen there
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=60)
-            return snapshot.decode(errors="replace")
+            return shown.decode(errors="replace")
     process.wait()
     return output.decode(errors="replace")
 
