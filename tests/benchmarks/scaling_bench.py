@@ -48,8 +48,8 @@ class Model:
         return self.connect_fixed + self.connect_rank * n
 
 
-def milliseconds(seconds):
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+def duration(seconds):
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def main():
@@ -85,17 +85,17 @@ def main():
             f"| connecting: per other rank | {model.connect_rank * 1e6:.0f} us |",
             f"| connecting: work of the store, per pair of ranks | {model.serve * 1e6:.0f} us |",
             f"| start: work of the store, per pair of ranks, all on one machine | {model.serve_start * 1e6:.0f} us |",
-            f"| start of a process | {milliseconds(model.start)} |", "",
-            f"Fitted without the runs of {largest} ranks, it predicts for them {milliseconds(predicted)} for an exchange (measured {milliseconds(measured)}) and "
-            f"{milliseconds(serve)} for the store's work (measured {milliseconds(served)}).", "",
+            f"| start of a process | {duration(model.start)} |", "",
+            f"Fitted without the runs of {largest} ranks, it predicts for them {duration(predicted)} for an exchange (measured {duration(measured)}) and "
+            f"{duration(serve)} for the store's work (measured {duration(served)}).", "",
             "## Computed, not run", "",
             f"With {LATENCY * 1e6:.0f} us from machine to machine, which is assumed.", "",
             "| ranks | connecting, a rank | connecting, the store | questions to the store | search for a slow rank, each | of the time |",
             "|---|---|---|---|---|---|"]
     for n in (16, 64, 256, 1000, 4000, 10000):
         exchange = model.gather(n) + 2 * (n - 1) * LATENCY
-        out.append(f"| {n:,} | {milliseconds(model.connect(n))} | {milliseconds(model.serve * n * n)} | {100 * LOOKS * n * model.question:.2g} % of a core | "
-                   f"{milliseconds(exchange)} | {100 * exchange / (WINDOW + exchange):.2g} % |")
+        out.append(f"| {n:,} | {duration(model.connect(n))} | {duration(model.serve * n * n)} | {100 * LOOKS * n * model.question:.2g} % of a core | "
+                   f"{duration(exchange)} | {100 * exchange / (WINDOW + exchange):.2g} % |")
     report.write("\n".join(out) + "\n", options.report)
 
 
