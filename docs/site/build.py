@@ -135,8 +135,10 @@ def without_private(code):
 def name_of(code):
     text = " ".join(line.strip() for line in code if not line.startswith("template"))
     text = re.sub(r"\[\[.*?\]\] ?", "", text)
+    while re.search(r"<[^<>]*>", text):  # what a template is filled with has names, too
+        text = re.sub(r"<[^<>]*>", "", text)
     if match := re.match(r"(?:class|struct|enum(?: class)?|union|using) (\w+)", text):
-        return match.group(1)
+        return match.group(1).removesuffix("Impl")  # of a TORCH_MODULE
     if match := re.search(r"(operator\W+|\w+)\(", text):
         return match.group(1)
     match = re.search(r"(\w+)(?:\[\])?\s*[={;]", text)
@@ -173,7 +175,7 @@ def header_page(header, include, errors):
             text += [f"### {name}", ""]
             names.append(name)
         previous = name
-        text += [prose(comment), "", "```cpp", *without_private(code), "```", ""]
+        text += [prose(comment), "", "```cpp", *(re.sub(r"///<? ?", "// ", line) for line in without_private(code)), "```", ""]
     return "\n".join(text), names
 
 

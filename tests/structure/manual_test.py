@@ -55,9 +55,9 @@ def main(work):
     pages.markdown("README.md", "README.md", "[x](docs/missing.md)")
     expect(len(pages.errors) == 1, "a link to a file that does not exist is accepted")
     header = work / "planted.h"
-    header.write_text("// planted.h\n#pragma once\n\n/// This one has a comment.\nint a();\n\nint b();\n")
+    header.write_text("// planted.h\n#pragma once\n\n/// This one has a comment.\nstd::function<int(int)> a();\n\nint b();\n")
     errors = []
-    build.header_page(header, "planted.h", errors)
+    expect(build.header_page(header, "planted.h", errors)[1] == ["a", "b"], "the names of a header are wrong")
     expect(errors == ["planted.h: b has no comment"], f"a function without a comment: {errors}")
     planted = site / "planted.html"
     planted.write_text('<a href="missing.html">x</a> <a href="index.html#missing">x</a> <a href="index.html">x</a>')
