@@ -15,6 +15,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class Console;
 
+/// What the worker function of run() gets: the plan, the connected world, and the requests to stop and save.
 class Session {
  public:
   /// One rank in this process. Seeds LibTorch's generators with config.seed, as run() does; config.fresh takes effect

@@ -8,6 +8,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// How important a line of the log is. `off` is only for set_log_level.
 enum class LogLevel { debug, info, warning, error, off };
 
 /// Labels the lines of this thread: "[rank3]: " if world_size > 1, else nothing. Other threads of a rank call it too.
@@ -24,6 +25,7 @@ bool is_logged(LogLevel level) noexcept;
 /// rank. Thread-safe. A status line on the terminal stays below the log line.
 void log(LogLevel level, std::string_view message);
 
+/// log() with the level in the name.
 inline void log_info(std::string_view message) { log(LogLevel::info, message); }
 inline void log_warning(std::string_view message) { log(LogLevel::warning, message); }
 inline void log_error(std::string_view message) { log(LogLevel::error, message); }

@@ -14,22 +14,32 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// On which kind of device a run trains.
 enum class ComputeSetup { automatic, cpu, gpu };
 /// shm: Gloo, but gradients are added in memory that the ranks share; CPU ranks of one machine only.
 enum class Backend { automatic, nccl, gloo, shm };
 /// bf16_mixed and fp16_mixed: autocast, parameters stay fp32; the others: parameters and inputs have this dtype.
 enum class Precision { fp32, fp64, bf16, fp16, bf16_mixed, fp16_mixed };
+/// Precision of fp32 matrix products, as torch.set_float32_matmul_precision.
 enum class MatmulPrecision { highest, high, medium };
+/// What happens with operations that have no deterministic algorithm: allowed, a warning, refused.
 enum class Determinism { off, warn, on };
+/// Which shuffled order the samples have.
 enum class SampleOrder { keyed, pytorch };
 /// The dtype in which gradients are sent and added; stochastic: rounded up or down at random, right on average.
 enum class GradCompression { none, fp16, bf16, bf16_stochastic, fp32, fp32_stochastic };
+/// Whether a lower or a higher value of a metric is better.
 enum class MonitorMode { min, max };
+/// What a run does after a save that failed.
 enum class SaveErrorPolicy { go_on, stop };
+/// What a run does when it finds NaN or infinity.
 enum class NonFinitePolicy { stop, warn, skip, rollback };
+/// What a run does when it finds a spike.
 enum class SpikePolicy { warn, skip, lower_lr, rollback, stop };
+/// How a value follows the number of samples per step.
 enum class LrScaling { none, linear, sqrt };
 
+/// Threads and buffers of the data loader.
 struct DataConfig {
   int workers = 2;                   ///< threads per rank that build batches; 0: the training thread builds them
   int prefetch = 2;                  ///< steps prepared ahead of the training step (with workers)
@@ -38,6 +48,7 @@ struct DataConfig {
   std::int64_t max_bad_samples = 0;  ///< per rank: samples that may fail to load; each is replaced by its neighbour
 };
 
+/// Order of the samples.
 struct SamplerConfig {
   SampleOrder order =
       SampleOrder::keyed;  ///< keyed: any world size, O(1) seek; pytorch: DistributedSampler's order exactly
@@ -45,6 +56,7 @@ struct SamplerConfig {
   bool drop_last = false;  ///< drop the last, smaller step of an epoch
 };
 
+/// Learning rate, clipping, and what happens with NaN.
 struct OptimConfig {
   double lr = 0;  ///< base learning rate; 0: the one of the program's optimizer
   /// Learning rate for another number of samples per step: lr x (global batch / lr_batch_size), or its square root.
@@ -86,6 +98,7 @@ struct EarlyStopConfig {
   double min_delta = 0;                 ///< a smaller change is no improvement
 };
 
+/// When a run validates.
 struct ValidateConfig {
   double every_epochs = 1;        ///< 0.25: four times per epoch; 0: never by epochs
   std::int64_t every_steps = 0;   ///< 0: never by steps
@@ -95,6 +108,7 @@ struct ValidateConfig {
   std::int64_t sanity_steps = 0;  ///< steps of the validation set to try before the training; nothing is reported
 };
 
+/// When a run saves, and which checkpoints it keeps.
 struct CheckpointConfig {
   bool enabled = true;
   std::int64_t every_epochs = 1;        ///< 0: never by epochs
@@ -114,6 +128,7 @@ struct CheckpointConfig {
   bool weights_only = false;   ///< save the model without the state of the optimizers; such a run cannot be resumed
 };
 
+/// Ranks: time limits, restarts, and how gradients are reduced.
 struct DistConfig {
   double timeout_s = 600;           ///< longest wait for a peer in a collective
   double init_timeout_s = 300;      ///< longest wait until all ranks have connected
@@ -134,12 +149,14 @@ struct DistConfig {
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
 };
 
+/// Memory.
 struct MemoryConfig {
   bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
   bool halve_batch = false;    ///< own launcher: if memory runs out, start again with half the micro-batch
   bool channels_last = false;  ///< 4-dimensional parameters and inputs are stored with the channels last (NHWC)
 };
 
+/// Which reports a run writes.
 struct ReportConfig {
   std::int64_t every_steps = 20;  ///< console line and metrics row; only reports wait for the device
   bool epoch_means = false;       ///< a row at the end of each epoch with the means of all its steps
@@ -156,6 +173,7 @@ struct ReportConfig {
   LogLevel log_level = LogLevel::info;  ///< the least level of log lines that run() shows
 };
 
+/// All settings of a run.
 struct TrainConfig {
   ComputeSetup compute_setup = ComputeSetup::automatic;  ///< gpu without CUDA is an error, unless allow_fallback
   DeviceSpec devices{};

@@ -19,6 +19,7 @@ at::Tensor npy_tensor(const std::filesystem::path& file);
 /// Rows of bytes [N, ...], converted to floats and multiplied by `scale` in one pass.
 std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor target = {}, float scale = 1.0F / 255);
 
+/// Layout of a file of token numbers, and the samples that are cut from it.
 struct TokenFile {
   std::int64_t token_bytes = 2;  ///< 2: uint16, 4: uint32, little-endian
   std::int64_t context = 1024;   ///< T, tokens per sample
@@ -28,6 +29,7 @@ struct TokenFile {
 /// of them; both int64.
 std::shared_ptr<Dataset> token_dataset(const std::filesystem::path& file, const TokenFile& layout = {});
 
+/// Which part of MNIST or CIFAR-10.
 enum class Part { train, test };
 /// The four files of MNIST (or of a data set in the same format) in `directory`: input [N, 1, 28, 28] in 0 .. 1, target
 /// int64.

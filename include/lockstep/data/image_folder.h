@@ -13,6 +13,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// What image_folder() makes of each image.
 struct ImageFolderOptions {
   std::int64_t height = 0;  ///< pixels; images are resized to height x width, bilinear with antialias; 0: not resized
   std::int64_t width = 0;   ///< pixels; 0 as well if `height` is 0

@@ -11,12 +11,14 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class World;
 
+/// How many samples split_dataset() draws for validation.
 struct SplitOptions {
   double fraction = 0.1;   ///< part of the samples for validation
   std::int64_t count = 0;  ///< number of samples for validation; 0: use `fraction`
   std::uint64_t seed = 42;
 };
 
+/// The two parts of a data set.
 struct Split {
   std::shared_ptr<Dataset> train{};
   std::shared_ptr<Dataset> validation{};

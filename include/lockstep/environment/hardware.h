@@ -12,6 +12,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// One GPU, as NVML describes it.
 struct Gpu {
   std::string name{};
   std::string uuid{};  ///< "GPU-..." or "MIG-..."
@@ -21,6 +22,7 @@ struct Gpu {
   bool usable = true;  ///< false: prohibited, or in exclusive mode and in use
 };
 
+/// What a machine has, and what of it this process may use.
 struct Hardware {
   std::string host{};
   std::vector<Gpu> gpus{};                  ///< visible ones: after CUDA_VISIBLE_DEVICES, in PCI order

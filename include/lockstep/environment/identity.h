@@ -12,6 +12,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// Which rank this process is, as its launcher says.
 struct Identity {
   int rank = 0;
   int world_size = 1;

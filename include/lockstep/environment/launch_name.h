@@ -11,6 +11,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// Identifies a launch, so that a restarted rank knows that it belongs to the same one.
 struct LaunchName {
   std::string id{};   ///< from the launcher that restarts the ranks; random if there is none
   std::string job{};  ///< the batch job (and step), the same after a requeue; "": none

@@ -19,6 +19,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// What launch_workers() starts, and how it watches it.
 struct LaunchRequest {
   std::vector<std::string> argv{};        ///< argv[0] is only shown; the program is opened from /proc/self/exe
   std::string program{};                  ///< "": this program; otherwise the path of another program

@@ -12,6 +12,7 @@
 namespace [[gnu::visibility("default")]] lockstep {
 namespace metrics {
 
+/// Sum of values.
 class SumMetric final : public Metric {
  public:
   void update(const at::Tensor& values);  ///< any shape
@@ -21,6 +22,7 @@ class SumMetric final : public Metric {
   at::Tensor& sum_ = add_sum("sum");
 };
 
+/// Mean of values, also weighted.
 class MeanMetric final : public Metric {
  public:
   /// `values`: any shape. `weights`: a shape that can be expanded to it; undefined: 1.
@@ -32,6 +34,7 @@ class MeanMetric final : public Metric {
   at::Tensor& weight_ = add_sum("weight");
 };
 
+/// The smallest value.
 class MinMetric final : public Metric {
  public:
   MinMetric();
@@ -42,6 +45,7 @@ class MinMetric final : public Metric {
   at::Tensor& smallest_;
 };
 
+/// The largest value.
 class MaxMetric final : public Metric {
  public:
   MaxMetric();

@@ -11,12 +11,14 @@
 namespace [[gnu::visibility("default")]] lockstep {
 namespace metrics {
 
+/// What predictions and targets are.
 enum class Classification {
   binary,      ///< predictions [...]: labels 0 and 1, probabilities or logits; targets [...]: 0 or 1
   multiclass,  ///< predictions [N, C, ...]: scores, or [N, ...]: classes; targets [N, ...]: classes
   multilabel,  ///< predictions [N, L, ...] as for binary; targets [N, L, ...]: 0 or 1
 };
 
+/// How the values of several classes become one.
 enum class Average {
   micro,     ///< over all samples
   macro,     ///< the mean over the classes that occur
@@ -24,6 +26,7 @@ enum class Average {
   none,      ///< one value per class
 };
 
+/// Options of the metrics that count right and wrong classes, with the names of torchmetrics.
 struct ClassificationOptions {
   Classification task = Classification::multiclass;
   std::int64_t classes = 0;  ///< or labels; not needed for binary
@@ -68,30 +71,35 @@ class StatScores : public Metric {
   at::Tensor& total_;
 };
 
+/// Share of the predictions that are right.
 class Accuracy final : public StatScores {
  public:
   explicit Accuracy(const ClassificationOptions& options) : StatScores(options) {}
   at::Tensor compute() const override;
 };
 
+/// Share of the predicted positives that are right.
 class Precision final : public StatScores {
  public:
   explicit Precision(const ClassificationOptions& options) : StatScores(options) {}
   at::Tensor compute() const override;
 };
 
+/// Share of the positive targets that were predicted.
 class Recall final : public StatScores {
  public:
   explicit Recall(const ClassificationOptions& options) : StatScores(options) {}
   at::Tensor compute() const override;
 };
 
+/// Harmonic mean of precision and recall.
 class F1Score final : public StatScores {
  public:
   explicit F1Score(const ClassificationOptions& options) : StatScores(options) {}
   at::Tensor compute() const override;
 };
 
+/// Options of ConfusionMatrix; `normalize`: divide by the sum over that dimension, or over all.
 struct ConfusionMatrixOptions {
   enum class Normalize { none, targets, predictions, all };
   Classification task = Classification::multiclass;
@@ -114,6 +122,7 @@ class ConfusionMatrix final : public Metric {
   at::Tensor& counts_;
 };
 
+/// Options of AUROC.
 struct AUROCOptions {
   Classification task = Classification::binary;
   std::int64_t classes = 0;          ///< or labels; not needed for binary

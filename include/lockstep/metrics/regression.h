@@ -11,6 +11,7 @@
 namespace [[gnu::visibility("default")]] lockstep {
 namespace metrics {
 
+/// Mean of the squared errors, or its root.
 class MeanSquaredError final : public Metric {
  public:
   /// `squared`: false gives the root of it.
@@ -24,6 +25,7 @@ class MeanSquaredError final : public Metric {
   at::Tensor& count_ = add_sum("count");
 };
 
+/// Mean of the absolute errors.
 class MeanAbsoluteError final : public Metric {
  public:
   void update(const at::Tensor& predictions, const at::Tensor& targets);

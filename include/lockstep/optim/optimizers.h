@@ -16,6 +16,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// An optimizer of LibTorch, and its parameter groups.
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 /// Builds an optimizer for the given groups. A group without options gets the factory's; the library sets learning
@@ -225,6 +226,7 @@ struct GroupSpec {
 /// selects. Throws: ConfigError (no pattern; `decay` not more than 0 and at most 1).
 std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay);
 
+/// An optimizer of a task: how it is made, which parameters it has, and its schedule.
 struct OptimizerSpec {
   OptimizerFactory make{};
   /// Empty: one group with all parameters.

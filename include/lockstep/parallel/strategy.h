@@ -95,6 +95,7 @@ class StrategyOptimizer {
   double weight_value_ = 0;
 };
 
+/// Keeps the model and the optimizers of all ranks equal. One object per training; the text at the top shows a step.
 class Strategy {
  public:
   /// Removes all hooks from the module; its parameters and gradients own their memory afterwards.

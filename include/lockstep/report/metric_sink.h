@@ -19,6 +19,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// A number of a report and its name.
 struct MetricValue {
   std::string_view name;
   double value = 0;

@@ -34,6 +34,7 @@ class EpochOrder {
   virtual bool depends_on_batch() const { return false; }
 };
 
+/// How many samples weighted_order() draws, and whether a sample may be drawn twice.
 struct WeightedOptions {
   std::int64_t samples = 0;  ///< drawn per epoch; 0: as many as weights
   bool replacement = true;   ///< false: no sample twice in an epoch

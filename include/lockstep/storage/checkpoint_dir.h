@@ -17,6 +17,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// Version of the layout of a checkpoint; others are refused.
 inline constexpr int kCheckpointFormat = 1;
 inline constexpr std::int64_t kChunkBytes = 4 << 20;  ///< one CRC-32C per this many bytes
 
@@ -48,6 +49,7 @@ class CheckpointWriter {
   virtual void commit() = 0;
 };
 
+/// A directory of checkpoints, one per saved step.
 class CheckpointDir {
  public:
   /// `run_id` and `restart` (earlier attempts of the run) go into the manifests.

@@ -8,6 +8,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// How a launch ended.
 struct LaunchReport {
   int exit_code = 0;             ///< 0, or that of the first failed rank; 130/75 after a requested stop
   int failed_rank = -1;          ///< -1: none

@@ -23,6 +23,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class RunFiles;
 
+/// The moments of a training at which callbacks are called.
 struct Stages {
   enum Stage : std::uint32_t {
     fit_start = 1,          ///< prepared and resumed; before the first step
@@ -42,6 +43,7 @@ struct Stages {
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
 
+/// Names and values of metrics, in the order of the report.
 using Metrics = std::vector<std::pair<std::string, double>>;
 
 /// What a callback can read and change. A pointer is null if the stage has no value for it.
@@ -79,6 +81,7 @@ struct StageContext {
   void log_histogram(std::string_view name, const at::Tensor& values) const;
 };
 
+/// Code that runs at some stages of a training. It may keep a state, which is saved and loaded with the run.
 class Callback {
  public:
   virtual ~Callback() = default;

@@ -9,6 +9,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// How evolution_loss() estimates a gradient.
 struct EvolutionOptions {
   int pairs = 8;        ///< each pair evaluates the loss at two points, parameters + noise and parameters - noise
   double sigma = 0.02;  ///< standard deviation of the noise

@@ -15,6 +15,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// Which learning rates find_lr() tries, and when it ends.
 struct LrRangeOptions {
   double min_lr = 1e-8;  ///< of the first step
   double max_lr = 1;     ///< of the last step; the steps between grow by a constant factor

@@ -46,6 +46,7 @@ class SmoothedMetric final : public Callback {
   double weight_ = 0;
 };
 
+/// What ThroughputMonitor cannot know itself.
 struct ThroughputOptions {
   double flops_per_sample = 0;       ///< of forward and backward of one sample; 0: not known
   double peak_flops_per_second = 0;  ///< of one device in the precision of the training; 0: not known
@@ -79,6 +80,7 @@ class MemoryMonitor final : public Callback {
   void on(const StageContext& context) override;
 };
 
+/// Which steps Profiler records, and what of them.
 struct ProfilerOptions {
   std::int64_t first_step = 10;       ///< of this fit, from 0; the first steps warm up
   std::int64_t steps = 5;             ///< number of steps that are recorded

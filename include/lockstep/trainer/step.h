@@ -58,6 +58,7 @@ class OptimizerStep {
   MicroBatches* evaluation_ = nullptr;  // outputs of the closure while minimize() runs it
 };
 
+/// One training step, as Task::optimize sees it: its micro-batches and its optimizers.
 class Step {
  public:
   /// Used by the Trainer, and by tests.

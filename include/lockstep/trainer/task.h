@@ -12,6 +12,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// What a program trains: the model, its optimizers, and the loss of a batch. Derive from it, or use make_task().
 class Task {
  public:
   virtual ~Task() = default;

@@ -14,6 +14,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// How far a training is.
 struct TrainState {
   std::int64_t step = 0;     ///< completed optimizer updates
   std::int64_t epoch = 0;    ///< epochs completed
@@ -39,6 +40,7 @@ struct BestCheckpoint {
   std::string path{};  ///< its directory
 };
 
+/// How a fit ended, and its last values.
 struct FitResult {
   TrainState state{};
   StopKind stop = StopKind::none;                         ///< none: the limits were reached

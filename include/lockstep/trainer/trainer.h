@@ -37,6 +37,7 @@ class PredictionStopped final : public Error {
 /// predict() returns. Throws: CheckpointError (no complete prediction in the directory, a damaged file), IoError.
 NamedTensors load_predictions(const std::filesystem::path& directory);
 
+/// Trains, validates and predicts with a task, on this rank and together with the others.
 class Trainer {
  public:
   /// For a worker function of run(), or a program that creates its own session.

@@ -23,8 +23,10 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// How a reduction combines the values of the ranks.
 enum class Reduce { sum, mean, min, max };
 
+/// The ranks of a run as one of them sees them.
 class World {
  public:
   /// Collective: returns when all ranks are connected. Blocks up to dist.init_timeout_s and logs the missing ranks
