@@ -248,7 +248,7 @@ CASES = [
     "sgd lr=0.1 ranks=3 samples=61 accumulate=2 weights_norm=0.1 rest_norm=0.05",
     "sgd lr=0.2 momentum=0.9 ranks=2 plateau=min factor=0.5 patience=2",
     "sgd lr=0.1 ranks=2 sync_batch_norm=1", "sgd lr=0.05 momentum=0.9 weight_decay=0.01 ranks=2 sync_batch_norm=1 samples=61",
-    "sgd lr=0.02 momentum=0.9 ranks=3 sync_batch_norm=1 samples=50",
+    "sgd lr=0.01 ranks=3 sync_batch_norm=1 samples=50",
     "sgd lr=0.05 momentum=0.9 ranks=2 shard_optimizer=1", "adamw lr=0.02 ranks=2 shard_optimizer=1 samples=61 accumulate=2 max_grad_norm=0.05",
     "adamw lr=0.02 ranks=3 shard_optimizer=1", "adafactor lr=0.01 ranks=3 shard_optimizer=1", "muon lr=0.02 ranks=2 shard_optimizer=1",
     "adam lr=0.02 amsgrad=1 ranks=3 shard_optimizer=1 decay=0.9", "sgd lr=0.05 momentum=0.9 ranks=2 shard_optimizer=1 sync_batch_norm=1",
@@ -258,7 +258,7 @@ MIXED = [
     "fp16_mixed sgd lr=0.1 momentum=0.9 dampening=0.2 huge_sample=3",
     "fp16_mixed adamw lr=0.02 huge_sample=42", "fp16_mixed adam lr=0.02 huge_sample=3 max_grad_norm=0.5",
     "fp16_mixed sgd lr=0.1 huge_sample=3 weights_norm=0.1 rest_norm=0.05", "fp16_mixed nadam lr=0.01 huge_sample=20", "bf16_mixed adamw lr=0.02",
-    "fp16_mixed sgd lr=0.1 huge_sample=3 accumulate=2", "fp16_mixed adamw lr=0.02 huge_sample=42 ranks=2", "fp16_mixed adamw lr=0.02 huge_sample=3 ranks=2 shard_optimizer=1",
+    "fp16_mixed sgd lr=0.1 huge_sample=3 accumulate=2", "fp16_mixed adamw lr=0.02 huge_sample=42 ranks=2", "fp16_mixed sgd lr=0.1 momentum=0.9 huge_sample=3 ranks=2 shard_optimizer=1",
     "fp16_mixed sgd lr=0.01 steps=2100",
 ]
 # A training of CASES, and what the loop of PyTorch must be seen to do differently.
