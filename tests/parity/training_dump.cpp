@@ -13,6 +13,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/lbfgs.h>
 
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/callbacks.h>
@@ -169,6 +170,20 @@ OptimizerFactory make_optimizer(const std::string& name, Words& words) {
     words.take("weight_lr_power", options.weight_lr_power);
     return schedule_free_adamw(options);
   }
+  if (name == "lbfgs") {
+    torch::optim::LBFGSOptions options;
+    words.take("lr", options.lr());
+    words.take("max_iter", options.max_iter());
+    words.take("history_size", options.history_size());
+    bool strong_wolfe = false;
+    words.take("strong_wolfe", strong_wolfe);
+    if (strong_wolfe) {
+      options.line_search_fn("strong_wolfe");
+    }
+    return [options](ParamGroups all) -> OptimizerPtr {
+      return std::make_unique<torch::optim::LBFGS>(std::move(all), options);
+    };
+  }
   throw std::runtime_error("unknown optimizer " + name);
 }
 
@@ -277,6 +292,38 @@ StepOutput loss_and_score(const at::Tensor& output, const at::Tensor& target) {
   return result;
 }
 
+class DumpTask final : public Task {
+ public:
+  DumpTask(Net net, OptimizerSpec optimizer, bool has_closure)
+      : net_(std::move(net)), optimizer_(std::move(optimizer)), has_closure_(has_closure) {}
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {optimizer_}; }
+  StepOutput training_step(const Batch& batch) override {
+    return loss_and_score(net_->forward(batch.input), batch.target);
+  }
+  void optimize(Step& step) override {
+    if (!has_closure_) {
+      Task::optimize(step);
+      return;
+    }
+    OptimizerStep& optimizer = step.optimizer();
+    step.add(optimizer.minimize([&] {
+      optimizer.zero_grad();
+      StepOutput out;
+      for (const Batch& batch : step.batches()) {
+        out = optimizer.forward(batch, [this](const Batch& one) { return training_step(one); });
+        optimizer.backward(out);
+      }
+      return out;
+    }));
+  }
+
+ private:
+  Net net_;
+  OptimizerSpec optimizer_;
+  bool has_closure_;
+};
+
 void train(World& world, const std::string& precision, const std::string& optimizer, Words& words) {
   int ranks = 1;
   words.take("ranks", ranks);
@@ -339,7 +386,7 @@ void train(World& world, const std::string& precision, const std::string& optimi
   if (groups[0].max_grad_norm > 0 || groups[1].max_grad_norm > 0) {
     spec.groups = groups;
   }
-  const auto task = make_task(net, loss_and_score, spec);
+  DumpTask task(net, spec, /*has_closure=*/optimizer == "lbfgs");
   words.expect_empty();
 
   const auto x = at::sin(at::arange(samples * 6, at::kDouble) * 0.37).view({samples, 6});
@@ -373,7 +420,7 @@ void train(World& world, const std::string& precision, const std::string& optimi
   if (plateau) {
     trainer.add(plateau);
   }
-  trainer.fit(*task, data, plateau ? &validation : nullptr);
+  trainer.fit(task, data, plateau ? &validation : nullptr);
 
   std::vector<double> parameters;
   for (const auto& parameter : net->parameters()) {

@@ -195,7 +195,7 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax,
     "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop,
     "lion": Lion, "adafactor": torch.optim.Adafactor, "muon": MuonAndAdamW, "prodigy": Prodigy,
-    "schedule_free_adamw": ScheduleFreeAdamW,
+    "schedule_free_adamw": ScheduleFreeAdamW, "lbfgs": torch.optim.LBFGS,
 }
 PLATEAU = {"factor": "factor", "patience": "patience", "threshold": "threshold", "cooldown": "cooldown", "min_lr": "min_lr", "plateau_eps": "eps"}
 OF_THE_RUN = {"weights_norm", "rest_norm", "max_grad_norm", "max_grad_value", "huge_sample", "decay", "warmup", "every_steps", "first_step", "lora_rank",
@@ -239,6 +239,8 @@ CASES = [
     "rmsprop complex=1 lr=0.005 centered=1 momentum=0.5 eps=1e-4", "adagrad complex=1 lr=0.05",
     "adadelta complex=1 lr=0.7", "adamax complex=1 lr=0.02", "nadam complex=1 lr=0.01", "radam complex=1 lr=0.01 beta2=0.9",
     "asgd complex=1 lr=0.02", "rprop complex=1 lr=0.001", "adagrad complex=1 lr=0.05 initial_accumulator_value=0.1",
+    "lbfgs lr=0.1 max_iter=3", "lbfgs lr=0.5 max_iter=5 history_size=5 strong_wolfe=1 samples=8",
+    "lbfgs lr=0.1 max_iter=3 accumulate=2", "lbfgs lr=0.05 max_iter=2 ranks=2",
     "sgd lr=0.1 momentum=0.9 accumulate=2", "adamw lr=0.02 accumulate=3 max_grad_norm=0.05 decay=0.9", "sgd lr=0.1 accumulate=2 batch_norm=1",
     "sgd lr=0.2 momentum=0.9 plateau=min factor=0.5 patience=2",
     "adamw lr=0.1 plateau=min factor=0.3 patience=1 threshold=0.02 threshold_is_relative=0 cooldown=3",
@@ -307,6 +309,9 @@ def run_of_torch(case):
     if name == "muon":
         given["adjust_lr_fn"] = "match_rms_adamw" if given.pop("match_rms_adamw", 0) else "original"
         given["ns_steps"] = int(given.pop("ns_steps", 5))
+    if name == "lbfgs":
+        given |= {key: int(given[key]) for key in ("max_iter", "history_size") if key in given}
+        given["line_search_fn"] = "strong_wolfe" if given.pop("strong_wolfe", 0) else None
     for flag in ("nesterov", "amsgrad", "adamw_amsgrad", "centered", "decoupled_weight_decay"):
         if flag in given:
             given[flag] = bool(given[flag])
@@ -341,19 +346,24 @@ def run_of_torch(case):
     ranks, average, updates = int(run.get("ranks", 1)), None, 0
     result = {"losses": [], "rates": [], "scales": [], "average": [], "statistics": [], "counts": []}
     for step in range(int(run.get("steps", STEPS))):
-        optimizer.zero_grad()
-        parts, total = batches_of(step, run), 0.0
-        weights = [part.stop - part.start for part in parts]
-        if "equal_weights" in run:
-            weights = [1] * len(parts)
-        for part, weight in zip(parts, weights):
-            with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
-                loss = nn.functional.mse_loss(net(x[part]), y[part])
-            scaler.scale(loss * (weight * ranks / sum(weights))).backward()
-            total += loss.item() * weight
-        for p in net.parameters():  # the mean over the ranks, as DistributedDataParallel forms it
-            if ranks > 1:
-                p.grad /= ranks
+        def evaluate():
+            optimizer.zero_grad()
+            parts, total = batches_of(step, run), 0.0
+            weights = [1 if "equal_weights" in run else part.stop - part.start for part in parts]
+            for part, weight in zip(parts, weights):
+                with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+                    loss = nn.functional.mse_loss(net(x[part]), y[part])
+                scaler.scale(loss * (weight * ranks / sum(weights))).backward()
+                total += loss.item() * weight
+            for p in net.parameters():  # the mean over the ranks, as DistributedDataParallel forms it
+                if ranks > 1:
+                    p.grad /= ranks
+            return total / sum(weights)
+
+        if name == "lbfgs":
+            result["losses"].append(optimizer.step(evaluate))
+            continue
+        result["losses"].append(evaluate())
         scaler.unscale_(optimizer)
         for limit, is_weight in (("weights_norm", True), ("rest_norm", False)):
             if limit in run:
@@ -365,7 +375,6 @@ def run_of_torch(case):
             nn.utils.clip_grad_value_(net.parameters(), run["max_grad_value"])
         scaler.step(optimizer)
         scaler.update()
-        result["losses"].append(total / sum(weights))
         if half == torch.float16:
             result["scales"].append(scaler.get_scale())
         number = step + 1
