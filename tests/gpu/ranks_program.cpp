@@ -1,9 +1,12 @@
 // Ranks that check what NCCL and Gloo give them, or train and fail on request. It ends with 1 and a text where
 // something differs.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <functional>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -11,10 +14,12 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <lockstep/lockstep.h>
+#include <lockstep/parallel/sync_batch_norm.h>
 
 #include "gpu/device_probe.h"
 #include "support/at_stage.h"
@@ -261,6 +266,181 @@ void check_all_gradients(Session& session) {
   }
 }
 
+// --- batch norm over ranks ---
+
+template <class Norm>
+struct NormNet : torch::nn::Module {
+  explicit NormNet(c10::Device device) {
+    first = register_module("first", torch::nn::Linear(4, 24));
+    norm = register_module("norm", Norm(6));
+    second = register_module("second", torch::nn::Linear(24, 1));
+    const at::NoGradGuard no_grad;
+    double shift = 0;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(wave(parameter.sizes(), shift += 1) * 0.5 + 0.3);
+    }
+    to(device);
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(at::relu(norm(first(x).view({-1, 6, 4}))).flatten(1)); }
+  torch::nn::Linear first{nullptr};
+  Norm norm{nullptr};
+  torch::nn::Linear second{nullptr};
+};
+
+/// Samples of two ranks, one pair per micro-batch.
+using Samples = std::vector<std::array<std::int64_t, 2>>;
+
+/// Trains on two ranks, and in each of them a second net on the samples of both. Returns the largest difference of
+/// their parameters and statistics.
+template <class Norm>
+double difference_from_whole_batch(Session& session, const Samples& samples) {
+  World& world = session.world;
+  NormNet<Norm> net(world.device());
+  NormNet<torch::nn::BatchNorm1d> whole(world.device());
+  const auto strategy = make_strategy(session.plan, world);
+  const OptimizerSpec spec(sgd({.lr = 0.1}));
+  strategy->prepare(net, {&spec, 1});
+  StrategyOptimizer& optimizer = strategy->optimizer();
+  torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.1));
+  std::int64_t all = 0;
+  for (const auto& [first, second] : samples) {
+    all += first + second;
+  }
+  for (int step = 0; step < 6; ++step) {
+    reference.zero_grad();
+    strategy->begin_step(step);
+    optimizer.zero_grad();
+    for (std::size_t micro = 0; micro < samples.size(); ++micro) {
+      const auto& shares = samples[micro];
+      const std::int64_t both = shares[0] + shares[1];
+      const double shift = step * 3.1 + static_cast<double>(micro);
+      const at::Tensor x = wave({both, 4}, shift).to(world.device());
+      const at::Tensor y = wave({both, 1}, shift * 0.4).to(world.device());
+      const auto part_of_step = [&](std::int64_t count) {
+        return static_cast<double>(count) / static_cast<double>(all);
+      };
+      (at::mse_loss(whole.forward(x), y) * part_of_step(both)).backward();
+
+      optimizer.begin_forward(/*reduce=*/micro + 1 == samples.size());
+      const std::int64_t mine = shares.at(static_cast<std::size_t>(world.rank()));
+      if (mine == 0) {
+        optimizer.backward_nothing();
+        continue;
+      }
+      const std::int64_t begin = world.is_main() ? 0 : shares[0];
+      optimizer.backward(at::mse_loss(net.forward(x.narrow(0, begin, mine)), y.narrow(0, begin, mine)),
+                         part_of_step(mine) * world.size());
+    }
+    optimizer.finish();
+    optimizer.step();
+    reference.step();
+  }
+  double largest = 0;
+  const auto compare = [&](const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      largest = std::max(largest, (found[i] - expected[i]).abs().to(at::kDouble).max().template item<double>());
+    }
+  };
+  compare(net.parameters(), whole.parameters());
+  compare(net.buffers(), whole.buffers());
+  return largest;
+}
+
+void check_batch_norm(Session& session) {
+  const std::map<std::string, Samples> ways{{"two ranks", {{4, 4}}},
+                                            {"unequal", {{5, 3}}},
+                                            {"accumulation", {{4, 4}, {2, 1}}},
+                                            {"an idle rank", {{4, 0}}},
+                                            {"the main rank idle", {{4, 4}, {0, 3}}}};
+  for (const auto& [name, samples] : ways) {
+    const double difference = difference_from_whole_batch<SyncBatchNorm>(session, samples);
+    expect(difference <= 1e-4, fmt::format("SyncBatchNorm, {}: differs by {}", name, difference));
+    session.print("checked: " + name);
+  }
+  const double control = difference_from_whole_batch<torch::nn::BatchNorm1d>(session, {{4, 4}});
+  expect(control > 1e-3, fmt::format("batch norm of each rank differs by {} only: the checks prove nothing", control));
+}
+
+// --- sharded optimizer state ---
+
+class ShardedOrNot {
+ public:
+  ShardedOrNot(Session& session, const OptimizerSpec& spec, bool is_sharded)
+      : world_(session.world), net_(world_.device()) {
+    Plan plan = session.plan;
+    plan.config.dist.shard_optimizer = is_sharded;
+    strategy_ = make_strategy(plan, world_);
+    strategy_->prepare(net_, {&spec, 1});
+  }
+  void train(int first_step, int steps) {
+    StrategyOptimizer& optimizer = strategy_->optimizer();
+    for (int step = first_step; step < first_step + steps; ++step) {
+      strategy_->begin_step(step);
+      optimizer.zero_grad();
+      optimizer.begin_forward(/*reduce=*/true);
+      const double shift = step * 3.1 + world_.rank();
+      const at::Tensor x = wave({kBatch, 4}, shift).to(world_.device());
+      const at::Tensor y = wave({kBatch, 1}, shift * 0.4).to(world_.device());
+      optimizer.backward(at::mse_loss(net_.forward(x, false), y), 1);
+      optimizer.finish();
+      optimizer.step();
+    }
+  }
+  NamedTensors state() const { return strategy_->optimizer_state(); }
+  void continue_from(const ShardedOrNot& other, const NamedTensors& state) {
+    const at::NoGradGuard no_grad;
+    const auto values = other.net_.parameters();
+    auto mine = net_.parameters();
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      mine[i].copy_(values[i]);
+    }
+    strategy_->load_optimizer_state(state);
+  }
+  bool has_weights_of(const ShardedOrNot& other) const {
+    const auto mine = net_.parameters();
+    const auto others = other.net_.parameters();
+    return std::equal(mine.begin(), mine.end(), others.begin(), others.end(),
+                      [](const at::Tensor& a, const at::Tensor& b) { return at::equal(a, b); });
+  }
+
+ private:
+  World& world_;
+  Net net_;
+  std::unique_ptr<Strategy> strategy_{};
+};
+
+/// Everything but the place of the state is the same, bit for bit.
+void check_shards(Session& session) {
+  const std::map<std::string, OptimizerFactory> optimizers{
+      {"adamw", adamw({.lr = 0.01})}, {"sgd", sgd({.lr = 0.1, .momentum = 0.9})}, {"rmsprop", rmsprop({.lr = 0.01})}};
+  for (const auto& [name, factory] : optimizers) {
+    const OptimizerSpec spec(factory);
+    ShardedOrNot sharded(session, spec, true);
+    ShardedOrNot plain(session, spec, false);
+    sharded.train(0, 6);
+    plain.train(0, 6);
+    expect(sharded.has_weights_of(plain), name + ": other weights");
+    const NamedTensors part = sharded.state();
+    const NamedTensors whole = plain.state();
+    if (session.world.is_main()) {
+      expect(part.size() == whole.size(), name + ": number of tensors in the state");
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        expect_equal(part[i].second, whole[i].second, name + ": state " + whole[i].first);
+      }
+    } else {
+      expect(part.size() < whole.size(), name + ": this rank keeps the state of all parameters");
+    }
+    ShardedOrNot resumed(session, spec, true);
+    resumed.continue_from(plain, whole);
+    resumed.train(6, 3);
+    plain.train(6, 3);
+    expect(resumed.has_weights_of(plain), name + ": other weights after a resume");
+    sharded.train(7, 3);
+    expect(!sharded.has_weights_of(plain), name + ": the weights of other steps are the same, so nothing was checked");
+    session.print("checked: " + name);
+  }
+}
+
 // --- training ---
 
 struct Options {
@@ -372,6 +552,7 @@ void check_all_steady_steps(Session& session, const Options& options) {
   check("compressed", [](TrainConfig& config) { config.dist.compression = GradCompression::bf16; });
   check("searched for unused parameters", [](TrainConfig& config) { config.dist.find_unused_parameters = true; });
   check("static graph", [](TrainConfig& config) { config.dist.static_graph = true; });
+  check("sharded optimizer state", [](TrainConfig& config) { config.dist.shard_optimizer = true; });
 }
 
 void train(Session& session, const Options& options) {
@@ -385,7 +566,7 @@ void train(Session& session, const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   Flags flags;
-  flags.positional("what", &options.what, "collectives, gradients, steady or train")
+  flags.positional("what", &options.what, "collectives, gradients, batch_norm, shards, steady or train")
       .add("fail", &options.fail, "how")
       .add("fail_in", &options.fail_in, "phase to fail in")
       .add("fail_rank", &options.fail_rank, "rank that fails")
@@ -402,6 +583,8 @@ int main(int argc, char** argv) {
            check_buffers(session);
          }},
         {"gradients", [&] { check_all_gradients(session); }},
+        {"batch_norm", [&] { check_batch_norm(session); }},
+        {"shards", [&] { check_shards(session); }},
         {"steady", [&] { check_all_steady_steps(session, options); }},
         {"train", [&] { train(session, options); }},
     };

@@ -54,6 +54,10 @@ LOCKSTEP_DEVICE_TEST(Ranks, CallEveryCollective) { expect_checks_pass(where, "co
 
 LOCKSTEP_DEVICE_TEST(Ranks, HaveTheGradientsOfTheWholeBatch) { expect_checks_pass(where, "gradients"); }
 
+LOCKSTEP_DEVICE_TEST(Ranks, NormaliseWithTheSamplesOfAll) { expect_checks_pass(where, "batch_norm"); }
+
+LOCKSTEP_DEVICE_TEST(Ranks, MayShareTheOptimizerState) { expect_checks_pass(where, "shards"); }
+
 void expect_no_waits(ComputeSetup where, const std::string& backend) {
   const TempDir dir;
   expect_success(

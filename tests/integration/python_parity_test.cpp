@@ -134,7 +134,8 @@ void expect_no_difference(const std::string& script, const std::string& program,
                           const std::vector<std::string>& more = {}) {
   const std::string python = find_python(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!python.empty(), "no Python beside the LibTorch at " LIBTORCH_DIR));
-  const auto result = run_program(with({python, std::string(PARITY_DIR) + "/" + script, program}, more));
+  const auto result = run_program(with({python, std::string(PARITY_DIR) + "/" + script, program}, more), {}, ".",
+                                  Process::Seconds(380));
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr(" 0 different"));
 }

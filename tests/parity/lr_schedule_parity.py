@@ -11,21 +11,22 @@ import warnings
 
 import torch
 from torch.optim import lr_scheduler as torch_schedules
+from torch.optim.swa_utils import SWALR
 
 warnings.filterwarnings("ignore", module="torch.optim.lr_scheduler")
 STEPS, PER_EPOCH = 120, 10
 TOLERANCE = 1e-9  # torch.optim adds up some schedules recursively
 
 
-def of_torch(make, per=1, base=1.0):
-    """The factors of a torch schedule that is stepped once per `per` steps."""
+def of_torch(make, per=1, base=1.0, first=0):
+    """The factors of a torch schedule that is stepped once per `per` steps, from step `first` on."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base)
     schedule = make(optimizer)
     factors = []
     for step in range(STEPS):
         factors.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        if (step + 1) % per == 0:
+        if (step + 1) % per == 0 and step >= first:
             schedule.step()
     return factors
 
@@ -73,6 +74,10 @@ def cases():
         lambda o: s.OneCycleLR(o, 1, STEPS, pct_start=0.6, div_factor=10, final_div_factor=100, cycle_momentum=False))
     yield "linear:from=0.5,to=1,for=10+constant:for=50+cosine:for=60", of_torch(lambda o: s.SequentialLR(
         o, [s.LinearLR(o, 0.5, 1, 10), s.ConstantLR(o, 1, 0), s.CosineAnnealingLR(o, 60)], [10, 60]))
+    yield "cosine:to=0.05,for=30+constant:factor=0.05", of_torch(lambda o: SWALR(o, 0.05, 30))
+    yield "constant:for=40+cosine:to=0.05,for=30", of_torch(lambda o: SWALR(o, 0.05, 30), first=40)
+    yield "constant:for=4ep+linear:to=0.05,for=5ep,per=epoch", of_torch(
+        lambda o: SWALR(o, 0.05, 5, "linear"), PER_EPOCH, first=40)
     yield "warmup:20+restarts:cycles=3", of_formula(hard_restarts)
     yield "rex", of_formula(lambda step: rex(step, 0.5))
     yield "rex:d=0.9", of_formula(lambda step: rex(step, 0.9))  # OneTrainer's

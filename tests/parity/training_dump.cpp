@@ -1,5 +1,7 @@
 // Trains a small net as told and prints what came out. Reads lines "DTYPE OPTIMIZER name=value ...", writes one JSON
-// object for each: the loss of every step, the parameters, and the average or the loss scales if asked for.
+// object for each: loss and learning rate of every step, the parameters, and the average, the loss scales and the
+// statistics of batch norm if there are any. With the variables of a launcher it is one of several ranks. Each of them
+// gets the same lines and writes the same objects.
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -11,7 +13,9 @@
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/lbfgs.h>
 
+#include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/lora.h>
 
@@ -166,6 +170,20 @@ OptimizerFactory make_optimizer(const std::string& name, Words& words) {
     words.take("weight_lr_power", options.weight_lr_power);
     return schedule_free_adamw(options);
   }
+  if (name == "lbfgs") {
+    torch::optim::LBFGSOptions options;
+    words.take("lr", options.lr());
+    words.take("max_iter", options.max_iter());
+    words.take("history_size", options.history_size());
+    bool strong_wolfe = false;
+    words.take("strong_wolfe", strong_wolfe);
+    if (strong_wolfe) {
+      options.line_search_fn("strong_wolfe");
+    }
+    return [options](ParamGroups all) -> OptimizerPtr {
+      return std::make_unique<torch::optim::LBFGS>(std::move(all), options);
+    };
+  }
   throw std::runtime_error("unknown optimizer " + name);
 }
 
@@ -191,15 +209,24 @@ struct ComplexLayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(ComplexLayer);
 
+struct NetParts {
+  bool is_complex = false;
+  bool batch_norm = false;
+  bool sync_batch_norm = false;
+};
+
 struct NetImpl : torch::nn::Module {
-  NetImpl(bool with_norm, bool is_complex) {
-    if (is_complex) {
+  explicit NetImpl(const NetParts& parts) {
+    if (parts.is_complex) {
       squares = register_module("squares", ComplexLayer());
     } else {
       first = register_module("first", LoraLinear(6, 8));
     }
-    if (with_norm) {
+    if (parts.batch_norm) {
       norm = register_module("norm", torch::nn::BatchNorm1d(8));
+    }
+    if (parts.sync_batch_norm) {
+      sync_norm = register_module("norm", SyncBatchNorm(8));
     }
     second = register_module("second", LoraLinear(8, 1));
     const at::NoGradGuard no_grad;
@@ -210,12 +237,18 @@ struct NetImpl : torch::nn::Module {
     }
   }
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor hidden = squares.is_empty() ? first(x) : squares(x);
-    return second(at::tanh(norm.is_empty() ? hidden : norm(hidden)));
+    at::Tensor hidden = squares.is_empty() ? first(x) : squares(x);
+    if (!norm.is_empty()) {
+      hidden = norm(hidden);
+    } else if (!sync_norm.is_empty()) {
+      hidden = sync_norm(hidden);
+    }
+    return second(at::tanh(hidden));
   }
   ComplexLayer squares{nullptr};
   LoraLinear first{nullptr}, second{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
+  SyncBatchNorm sync_norm{nullptr};
 };
 TORCH_MODULE(Net);
 
@@ -233,9 +266,76 @@ void append(std::vector<double>& values, const at::Tensor& tensor) {
   values.insert(values.end(), flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel());
 }
 
-void train(const std::string& precision, const std::string& optimizer, Words& words) {
-  constexpr std::int64_t kSamples = 60;
-  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 100, .batch_size = 8});
+/// Looks at the loss of all samples, or at a score that is better when it is higher.
+PlateauOptions plateau_options(Words& words) {
+  PlateauOptions options;
+  std::string mode;
+  words.take("plateau", mode);
+  if (mode != "min" && mode != "max") {
+    throw std::runtime_error("plateau is \"" + mode + "\", expected min or max");
+  }
+  options.mode = mode == "min" ? MonitorMode::min : MonitorMode::max;
+  options.metric = mode == "min" ? "val_loss" : "val_score";
+  words.take("factor", options.factor);
+  words.take("patience", options.patience);
+  words.take("threshold", options.threshold);
+  words.take("threshold_is_relative", options.threshold_is_relative);
+  words.take("cooldown", options.cooldown);
+  words.take("min_lr", options.min_lr);
+  words.take("plateau_eps", options.eps);
+  return options;
+}
+
+StepOutput loss_and_score(const at::Tensor& output, const at::Tensor& target) {
+  StepOutput result(at::mse_loss(output, target));
+  result.metrics.emplace_back("score", 2 - result.loss.detach());
+  return result;
+}
+
+class DumpTask final : public Task {
+ public:
+  DumpTask(Net net, OptimizerSpec optimizer, bool has_closure)
+      : net_(std::move(net)), optimizer_(std::move(optimizer)), has_closure_(has_closure) {}
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {optimizer_}; }
+  StepOutput training_step(const Batch& batch) override {
+    return loss_and_score(net_->forward(batch.input), batch.target);
+  }
+  void optimize(Step& step) override {
+    if (!has_closure_) {
+      Task::optimize(step);
+      return;
+    }
+    OptimizerStep& optimizer = step.optimizer();
+    step.add(optimizer.minimize([&] {
+      optimizer.zero_grad();
+      StepOutput out;
+      for (const Batch& batch : step.batches()) {
+        out = optimizer.forward(batch, [this](const Batch& one) { return training_step(one); });
+        optimizer.backward(out);
+      }
+      return out;
+    }));
+  }
+
+ private:
+  Net net_;
+  OptimizerSpec optimizer_;
+  bool has_closure_;
+};
+
+void train(World& world, const std::string& precision, const std::string& optimizer, Words& words) {
+  int ranks = 1;
+  words.take("ranks", ranks);
+  if (ranks != world.size()) {
+    throw std::runtime_error("this training needs another number of ranks");
+  }
+  std::int64_t samples = 60;
+  words.take("samples", samples);
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 100, .batch_size = 8, .report = {.every_steps = 1}});
+  words.take("steps", config.max_steps);
+  words.take("accumulate", config.accumulation);
+  words.take("shard_optimizer", config.dist.shard_optimizer);
   config.sampler.shuffle = false;
   config.precision = precision == "fp64"         ? Precision::fp64
                      : precision == "fp16_mixed" ? Precision::fp16_mixed
@@ -249,8 +349,11 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
   }
   std::int64_t huge_sample = -1;  // its values overflow in half precision
   words.take("huge_sample", huge_sample);
+  NetParts parts{.batch_norm = words.has("batch_norm_steps")};
+  words.take("complex", parts.is_complex);
+  words.take("batch_norm", parts.batch_norm);
+  words.take("sync_batch_norm", parts.sync_batch_norm);
   std::shared_ptr<WeightAverage> average;
-  const bool with_norm = words.has("batch_norm_steps");
   if (words.has("decay")) {
     WeightAverageOptions options;
     words.take("decay", options.decay);
@@ -261,9 +364,13 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
     options.at_end = options.batch_norm_steps > 0;
     average = std::make_shared<WeightAverage>(options);
   }
-  bool is_complex = false;
-  words.take("complex", is_complex);
-  Net net(with_norm, is_complex);
+  std::shared_ptr<ReduceOnPlateau> plateau;
+  if (words.has("plateau")) {
+    plateau = std::make_shared<ReduceOnPlateau>(plateau_options(words));
+    config.validate.every_epochs = 0;
+    config.validate.every_steps = 2;
+  }
+  Net net(parts);
   if (words.has("lora_rank")) {
     LoraOptions options;
     words.take("lora_rank", options.rank);
@@ -279,23 +386,30 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
   if (groups[0].max_grad_norm > 0 || groups[1].max_grad_norm > 0) {
     spec.groups = groups;
   }
-  const auto task = make_task(
-      net, [](const at::Tensor& out, const at::Tensor& target) { return at::mse_loss(out, target); }, spec);
+  DumpTask task(net, spec, /*has_closure=*/optimizer == "lbfgs");
   words.expect_empty();
 
-  const auto x = at::sin(at::arange(kSamples * 6, at::kDouble) * 0.37).view({kSamples, 6});
+  const auto x = at::sin(at::arange(samples * 6, at::kDouble) * 0.37).view({samples, 6});
   auto inputs = x.clone();
   if (huge_sample >= 0) {
     inputs[huge_sample].fill_(1e9);
   }
   const auto y = x.sum(1, true) * 0.3 + at::cos(x.select(1, 0)).unsqueeze(1);
-  Session session = Session::single(config);
-  DataLoader data(tensor_dataset(inputs.to(at::kFloat), y.to(at::kFloat)), session.plan.loader, session.world);
+  const auto dataset = tensor_dataset(inputs.to(at::kFloat), y.to(at::kFloat));
+  const Plan plan = plan_for(world.size(), config);
+  DataLoader data(dataset, plan.loader, world);
+  DataLoader validation(dataset, plan.eval_loader, world);
   std::vector<double> losses;
+  std::vector<double> rates;
   std::vector<double> scales;
-  Trainer trainer(session);
+  Trainer trainer(plan, world);
+  trainer.add(at_stage(
+      Stage::report, [&](const StageContext& context) { losses.push_back(context.metrics->front().second); },
+      "losses"));
   trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
-    losses.push_back(context.step.loss.item<double>());
+    if (plateau) {
+      rates.push_back(context.step.lr);
+    }
     if (const auto scale = context.strategy.optimizer().loss_scale(); scale.defined()) {
       scales.push_back(scale.item<double>());
     }
@@ -303,7 +417,10 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
   if (average) {
     trainer.add(average);
   }
-  trainer.fit(*task, data);
+  if (plateau) {
+    trainer.add(plateau);
+  }
+  trainer.fit(task, data, plateau ? &validation : nullptr);
 
   std::vector<double> parameters;
   for (const auto& parameter : net->parameters()) {
@@ -316,14 +433,17 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
     }
   }
   std::vector<double> statistics;
+  std::vector<double> counts;
   for (const auto& buffer : net->buffers()) {
-    append(statistics, buffer);
+    append(buffer.is_floating_point() ? statistics : counts, buffer);
   }
   std::printf("{");
   print_list("losses", losses, ", ");
+  print_list("rates", rates, ", ");
   print_list("scales", scales, ", ");
   print_list("average", averaged, ", ");
   print_list("statistics", statistics, ", ");
+  print_list("counts", counts, ", ");
   print_list("parameters", parameters, "}\n");
 }
 
@@ -331,13 +451,14 @@ void train(const std::string& precision, const std::string& optimizer, Words& wo
 
 int main() {
   try {
+    Session session = Session::connect(in_memory({}));
     for (std::string line; std::getline(std::cin, line);) {
       std::istringstream in(line);
       std::string precision;
       std::string optimizer;
       in >> precision >> optimizer;
       Words words(in);
-      train(precision, optimizer, words);
+      train(session.world, precision, optimizer, words);
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
