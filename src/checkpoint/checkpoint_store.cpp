@@ -131,6 +131,7 @@ struct CheckpointStore::Impl {
   std::optional<std::int64_t> in_background{};  // its step, on every rank
   std::future<double> writing{};                // seconds
   std::atomic<bool> written{false};
+  std::future<void> removing{};  // of old checkpoints, after a save: begun by the thread that wrote
 
   void note_finite(std::int64_t step, const std::map<std::string, std::string>& values) {
     const auto found = values.find(kParametersFinite);
@@ -160,6 +161,9 @@ struct CheckpointStore::Impl {
   }
 
   void write(std::int64_t step, const CheckpointContents& contents, const std::vector<std::string>& per_rank) {
+    if (removing.valid()) {
+      removing.get();  // the space of the old ones counts as free, and no more than one save's are on the disk
+    }
     const std::int64_t bytes = byte_size(contents);
     directory.make_room(
         bytes, [&] { return newest_whole(); },
@@ -212,16 +216,30 @@ struct CheckpointStore::Impl {
     return kept;
   }
 
-  /// The new checkpoint is durable even if old ones cannot be removed.
+  /// The new checkpoint is durable even if old ones cannot be removed. Returning their space to the disk can take as
+  /// long as half a save, so nobody waits for it but the next save.
   void retain(std::int64_t saved) {
     if (config.keep_all) {
       return;
     }
-    try {
-      directory.retain(config.keep_last, saved, kept_steps(saved));
+    tolerating_old_ones([&] {
+      std::vector<path> dropped = directory.drop(config.keep_last, saved, kept_steps(saved));
       const auto left = directory.steps();
       std::erase_if(scores,
                     [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });
+      if (!dropped.empty()) {
+        // The default policy: if no thread can be created, the next save removes them.
+        removing = std::async([this, dropped = std::move(dropped)] {
+          set_log_rank(world.rank(), world.size());
+          tolerating_old_ones([&] { directory.remove(dropped); });
+        });
+      }
+    });
+  }
+
+  static void tolerating_old_ones(const std::function<void()>& work) {
+    try {
+      work();
     } catch (const IoError& error) {
       log_warning(fmt::format("could not delete old checkpoints: {}", error.what()));
     }
@@ -375,6 +393,9 @@ CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config,
 CheckpointStore::~CheckpointStore() {
   if (impl_ && impl_->writing.valid()) {
     impl_->writing.wait();
+  }
+  if (impl_ && impl_->removing.valid()) {
+    impl_->removing.wait();
   }
 }
 

@@ -279,32 +279,40 @@ std::vector<std::string> CheckpointDir::abandon(std::span<const std::int64_t> st
 }
 
 void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep) {
+  remove(drop(keep_last, saved, keep));
+}
+
+std::vector<Path> CheckpointDir::drop(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep) {
   LOCKSTEP_ASSERT(keep_last >= 2, "keep_last must be at least 2");
   std::vector<std::int64_t> candidates = steps();
   std::erase_if(candidates, [saved](std::int64_t step) { return step > saved; });
   const std::vector<std::int64_t> doomed = steps_to_delete(std::move(candidates), keep_last, keep);
   if (doomed.empty()) {
-    return;
+    return {};
   }
   // Renamed first, so that an interrupted deletion does not look like a damaged checkpoint.
-  std::vector<Path> temporary;
+  std::vector<Path> dropped;
   for (const std::string& name : fs_.list(directory_)) {
     const auto parsed = parse_directory_name(name);
     if (parsed && parsed->kind != DirectoryKind::temporary &&
         std::binary_search(doomed.begin(), doomed.end(), parsed->step)) {
-      temporary.push_back(directory_ / temporary_name(parsed->step));
-      fs_.rename(directory_ / name, temporary.back());
+      dropped.push_back(directory_ / temporary_name(parsed->step));
+      fs_.rename(directory_ / name, dropped.back());
     }
   }
   fs_.sync_directory(directory_);
-  for (const Path& path : temporary) {
-    fs_.remove_all(path);
-  }
   for (const std::string& name : fs_.list(directory_)) {
     const std::optional<Path> target = is_link_name(name) ? fs_.read_link(directory_ / name) : std::nullopt;
     if (target && parse_directory_name(target->string()) && !fs_.exists(directory_ / *target)) {
       fs_.remove(directory_ / name);
     }
+  }
+  return dropped;
+}
+
+void CheckpointDir::remove(std::span<const Path> dropped) const {
+  for (const Path& path : dropped) {
+    fs_.remove_all(path);
   }
 }
 

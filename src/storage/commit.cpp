@@ -19,10 +19,10 @@ namespace {
 using Bytes = std::span<const std::byte>;
 using Path = std::filesystem::path;
 
-// Splits a stream into chunks, computes their checksums and writes each with one call.
+// Computes the checksums of a stream's chunks and writes it.
 class ChunkedFile {
  public:
-  // `buffer` holds the current chunk; all files of a checkpoint share it.
+  // `buffer` gathers small pieces; all files of a checkpoint share it.
   ChunkedFile(std::unique_ptr<WritableFile> file, std::string name, std::vector<std::byte>& buffer)
       : file_(std::move(file)), buffer_(buffer) {
     entry_.name = std::move(name);
@@ -30,24 +30,18 @@ class ChunkedFile {
   }
 
   void append(Bytes bytes) {
-    while (!bytes.empty()) {
-      const std::size_t count = std::min(bytes.size(), kChunk - buffer_.size());
-      if (count == kChunk) {
-        emit(bytes.first(count));  // a whole chunk needs no copy
-      } else {
-        buffer_.insert(buffer_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
-        if (buffer_.size() == kChunk) {
-          flush();
-        }
-      }
-      bytes = bytes.subspan(count);
+    if (buffer_.size() + bytes.size() > kPiece) {
+      flush();
+    }
+    if (bytes.size() < kPiece) {
+      buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+    } else {
+      emit(bytes);
     }
   }
 
   Manifest::File finish() {
-    if (!buffer_.empty()) {
-      flush();
-    }
+    flush();
     file_->sync();
     file_->close();
     return std::move(entry_);
@@ -55,16 +49,25 @@ class ChunkedFile {
 
  private:
   static constexpr auto kChunk = static_cast<std::size_t>(kChunkBytes);
+  static constexpr std::size_t kPiece = 256 << 10;  // still in the cache of the core when it is copied
 
   void flush() {
     emit(buffer_);
     buffer_.clear();
   }
 
-  void emit(Bytes chunk) {
-    entry_.crc32c.push_back(crc32c(chunk));
-    entry_.size += static_cast<std::int64_t>(chunk.size());
-    file_->append(chunk);
+  void emit(Bytes bytes) {
+    while (!bytes.empty()) {
+      const std::size_t in_chunk = static_cast<std::size_t>(entry_.size) % kChunk;
+      const Bytes piece = bytes.first(std::min({bytes.size(), kPiece, kChunk - in_chunk}));
+      if (in_chunk == 0) {
+        entry_.crc32c.push_back(0);
+      }
+      entry_.crc32c.back() = crc32c(piece, entry_.crc32c.back());
+      entry_.size += static_cast<std::int64_t>(piece.size());
+      file_->append(piece);
+      bytes = bytes.subspan(piece.size());
+    }
   }
 
   std::unique_ptr<WritableFile> file_;

@@ -15,6 +15,7 @@ PEER = Path(__file__).parent / "peers" / "checkpoint.py"
 SAVES = {
     "raw O_DIRECT": ("ours", "raw_direct"),
     "lockstep": ("ours", "save"),
+    "lockstep, until the oldest one is deleted, too": ("ours", "save_and_remove"),
     "torch.save + fsync": ("peer", "torch_save"),
     "safetensors + fsync": ("peer", "safetensors_save"),
 }
@@ -100,8 +101,9 @@ def main():
             worker.process.wait()
     text = f"""{report.title("Checkpoints")}
 
-{args.mib} MiB of float32 in tensors of 4 MiB, one process. A save is over when it is durable: fsync of the file and of its
-directory; lockstep's also has checksums, a manifest and the renames of the commit. Loads come from the page cache;
+{args.mib} MiB of float32 in tensors of 4 MiB, one process. A save is over when it is durable: fsync of a new file and of its
+directory; lockstep's also has checksums, a manifest, the renames of the commit and the links. Everybody deletes the old file
+afterwards, and the next contestant begins when it is deleted. Loads come from the page cache;
 lockstep's compares every checksum. A save in the background is timed until the loop may go on; the next one begins when it is durable.
 `memcpy` is torch's copy into memory that is there: what any copy costs. Ratios are formed within a round: median [95 % bootstrap interval].
 

@@ -1,4 +1,5 @@
 // Saves and loads for checkpoint_bench.py: reads one word per line, does it, answers with the seconds it took.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -6,6 +7,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fcntl.h>
@@ -44,9 +46,16 @@ Memory random_bytes(std::size_t size) {
   std::exit(1);
 }
 
-/// What the disk can do: the same bytes, aligned in memory, straight to it.
-void raw_direct(const std::filesystem::path& path, std::span<const std::byte> bytes) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0600);
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// What the disk can do: the same bytes, aligned in memory, straight into a new file. The old file is removed after the
+/// measurement, as for everybody.
+double raw_direct(const std::filesystem::path& folder, std::span<const std::byte> bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::filesystem::path path = folder / "raw.new";
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
   if (fd < 0) {
     fail("open");
   }
@@ -58,35 +67,67 @@ void raw_direct(const std::filesystem::path& path, std::span<const std::byte> by
   if (::fsync(fd) != 0 || ::close(fd) != 0) {
     fail("fsync");
   }
+  lockstep::real_file_system().sync_directory(folder);
+  const double seconds = seconds_since(start);
+  std::filesystem::rename(path, folder / "raw");
+  return seconds;
 }
 
-void save(lockstep::CheckpointDir& directory, std::span<const lockstep::TensorView> tensors, std::size_t bytes) {
-  const auto expected = static_cast<std::int64_t>(bytes);
-  const auto writer = directory.begin(1, expected);
-  writer->add(
-      "model.safetensors", [&](const auto& append) { lockstep::write_safetensors(tensors, {}, append); }, expected);
-  writer->commit();
-}
-
-/// How long a training loop stands still for a save in the background.
-class Background {
+/// The checkpoints of a run, as a training loop saves them: always under a new step, and the oldest is deleted.
+class Run {
  public:
-  Background(const std::filesystem::path& folder, std::span<const lockstep::TensorView> tensors)
-      : store_(folder / "background" / "checkpoints", {}, world_) {
+  Run(const std::filesystem::path& folder, std::span<const lockstep::TensorView> tensors)
+      : directory_(folder / "checkpoints"), store_(directory_, {}, world_) {
     for (const lockstep::TensorView& tensor : tensors) {
       auto* data = const_cast<std::byte*>(tensor.bytes.data());  // NOLINT: from_blob has no const
       contents_.tensors["model"].emplace_back(tensor.name, at::from_blob(data, tensor.shape, at::kFloat));
     }
   }
+
+  struct Saved {
+    double durable = 0;  // seconds
+    double removed = 0;  // until the oldest one is gone, too
+  };
+  Saved save() {
+    const auto start = std::chrono::steady_clock::now();
+    store_.save(++step_, contents_);
+    Saved saved{.durable = seconds_since(start)};
+    wait_for_removal();
+    saved.removed = seconds_since(start);
+    return saved;
+  }
+
+  /// How long the loop stands still for a save in the background.
   double stall() {
     const auto start = std::chrono::steady_clock::now();
     store_.save_in_background(++step_, contents_);
-    const std::chrono::duration<double> stood = std::chrono::steady_clock::now() - start;
+    const double stood = seconds_since(start);
     store_.wait_for_save();
-    return stood.count();
+    wait_for_removal();
+    return stood;
+  }
+
+  double load() {
+    const auto start = std::chrono::steady_clock::now();
+    const lockstep::CheckpointDir directory(lockstep::real_file_system(), directory_);
+    const auto file = directory.manifest(step_).files.at(0);
+    const Memory bytes(static_cast<std::byte*>(std::malloc(static_cast<std::size_t>(file.size))));
+    directory.read(step_, file, {bytes.get(), static_cast<std::size_t>(file.size)});
+    return seconds_since(start);
   }
 
  private:
+  void wait_for_removal() const {
+    const auto is_removed = [this] {
+      const auto names = lockstep::real_file_system().list(directory_);
+      return std::ranges::none_of(names, [](const auto& name) { return name.find(".tmp.") != std::string::npos; });
+    };
+    while (!is_removed()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
+  std::filesystem::path directory_;
   lockstep::World world_ = lockstep::World::single(c10::Device("cpu"));
   lockstep::CheckpointStore store_;
   lockstep::CheckpointContents contents_{};
@@ -110,24 +151,22 @@ int main(int argc, char** argv) {
                        .shape = {static_cast<std::int64_t>(kBlock / 4)},
                        .bytes = {memory.get() + begin, kBlock}});
   }
-  lockstep::CheckpointDir directory(lockstep::real_file_system(), folder / "lockstep");
-  Background background(folder, tensors);
+  Run run(folder / "lockstep", tensors);
   for (std::string what; std::getline(std::cin, what);) {
-    const auto start = std::chrono::steady_clock::now();
+    double seconds = 0;
     if (what == "save") {
-      save(directory, tensors, size);
+      seconds = run.save().durable;
+    } else if (what == "save_and_remove") {
+      seconds = run.save().removed;
     } else if (what == "raw_direct") {
-      raw_direct(folder / "raw", {memory.get(), size});
+      seconds = raw_direct(folder, {memory.get(), size});
     } else if (what == "load") {
-      const auto file = directory.manifest(1).files.at(0);
-      const Memory bytes(static_cast<std::byte*>(std::malloc(static_cast<std::size_t>(file.size))));
-      directory.read(1, file, {bytes.get(), static_cast<std::size_t>(file.size)});
+      seconds = run.load();
     } else if (what == "stall") {
-      std::cout << background.stall() << std::endl;
-      continue;
+      seconds = run.stall();
     } else {
       return 2;
     }
-    std::cout << std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() << std::endl;
+    std::cout << seconds << std::endl;
   }
 }

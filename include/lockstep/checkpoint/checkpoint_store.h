@@ -58,9 +58,10 @@ class CheckpointStore {
   /// Collective. Only ranks that write use `directory`. `restart`: earlier attempts of this run, for the manifests.
   CheckpointStore(std::filesystem::path directory, const CheckpointConfig& config, World& world, int restart = 0,
                   FileSystem& fs = real_file_system());
-  ~CheckpointStore();  ///< waits for a save in the background; its error is discarded
+  ~CheckpointStore();  ///< waits for a save in the background (its error is discarded) and for removals
 
-  /// Collective. The checkpoint is durable on return, on every rank. An error of one rank is thrown on all ranks.
+  /// Collective. The checkpoint is durable on return, on every rank. An error of one rank is thrown on all ranks. Old
+  /// checkpoints exist no longer; a thread removes their files, and the next save waits for it.
   void save(std::int64_t step, const CheckpointContents& contents);
 
   /// Collective. As save(), but returns once the tensors are copied to host memory; a thread writes them. The memory is

@@ -93,6 +93,12 @@ class CheckpointDir {
   /// 2) and those in `keep`. Steps after `saved` are damaged or from an abandoned attempt: they do not count, and the
   /// run replaces them when it reaches their steps. Links to deleted checkpoints are deleted too.
   void retain(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep = {});
+  /// The first part of retain(), which is quick: the old checkpoints are gone for every reader, also after a crash.
+  /// Their space is not: the caller passes the returned directories to remove(), at any time and in any thread.
+  [[nodiscard]] std::vector<std::filesystem::path> drop(int keep_last, std::int64_t saved,
+                                                        std::span<const std::int64_t> keep = {});
+  /// The second part of retain(). What is not removed is left for remove_incomplete().
+  void remove(std::span<const std::filesystem::path> dropped) const;
   /// For people: makes `name` ("best", "last", "epoch=3") in the directory a symbolic link to `step`. The library never
   /// reads it. Throws: CheckpointError (a name that is not [A-Za-z0-9._=,+-]{1,128}, or the name of a step), IoError
   /// (also if the file system does not support links).

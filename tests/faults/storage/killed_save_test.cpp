@@ -53,6 +53,14 @@ TEST(KilledSave, LosesNothing) {
   EXPECT_GE(sweep.points(), 150);
 }
 
+TEST(KilledSave, LosesNothingWhileOldOnesAreRemoved) {
+  Sweep sweep("killed saves, old ones removed by a thread");
+  std::string first_loss;
+  kill_everywhere(sweep, save_and_remove_meanwhile, first_loss);
+  EXPECT_EQ(sweep.lost(), 0) << first_loss;
+  EXPECT_GE(sweep.points(), 150);
+}
+
 TEST(KilledSave, HarnessFindsWritingInPlace) {
   Sweep sweep("control, killed while writing in place");
   std::string first_loss;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -83,6 +85,16 @@ inline void save_version(FileSystem& fs, const Path& directory, Version version)
   testing_storage::save(checkpoints, version.step, testing_storage::sample_contents(version.step, version.version));
   checkpoints.link("last", version.step);
   checkpoints.retain(2, version.step);
+}
+
+/// As save_version(), but the old ones are removed by a thread while the links are made, as CheckpointStore does it.
+inline void save_and_remove_meanwhile(FileSystem& fs, const Path& directory, Version version) {
+  CheckpointDir checkpoints(fs, directory, "run", 0);
+  testing_storage::save(checkpoints, version.step, testing_storage::sample_contents(version.step, version.version));
+  const auto dropped = checkpoints.drop(2, version.step);
+  std::thread removing([&] { checkpoints.remove(dropped); });
+  checkpoints.link("last", version.step);
+  removing.join();
 }
 
 /// Saves like many trainers: file by file to the final path, without fsync.
@@ -225,7 +237,7 @@ enum class Ending { finished, killed, failed };
 inline Ending run_until_killed(int point, const std::function<void(FileSystem&)>& work) {
   const pid_t child = ::fork();
   if (child == 0) {
-    int reached = 0;
+    std::atomic<int> reached = 0;
     SteppedFileSystem fs(real_file_system(), [&](const char*, const Path&) {
       if (reached++ == point) {
         ::kill(::getpid(), SIGKILL);

@@ -1,9 +1,12 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <system_error>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -302,6 +305,34 @@ TEST(RealFileSystem, WritesLargeFilesByteForByte) {
     }
   }
   std::filesystem::remove_all(memory);
+}
+
+TEST(RealFileSystem, WritesLargeFilesWithoutThreads) {
+  const TempDir directory;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    pthread_attr_t attributes;
+    ::pthread_getattr_default_np(&attributes);
+    ::pthread_attr_setstacksize(&attributes, std::size_t{1} << 46);  // no thread can be created any more
+    ::pthread_setattr_default_np(&attributes);
+    bool has_thread = true;
+    try {
+      std::thread([] {}).join();
+    } catch (const std::system_error&) {
+      has_thread = false;
+    }
+    const std::string text(17 << 20, 'x');
+    const auto path = directory.path() / "large";
+    const auto file = real_file_system().create(path);
+    file->reserve(static_cast<std::int64_t>(text.size()));
+    file->append(bytes(text));
+    file->sync();
+    file->close();
+    ::_exit(!has_thread && read_file(real_file_system(), path) == text ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(RealFileSystem, ReportsErrorsOfLargeFiles) {

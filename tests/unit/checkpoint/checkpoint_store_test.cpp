@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <latch>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -153,12 +155,95 @@ TEST(CheckpointStore, WritesTheFilesOfTheFormat) {
 
 TEST(CheckpointStore, KeepsTheNewest) {
   OneRank one;
-  CheckpointStore store = one.open();
-  for (const int step : {1, 2, 3}) {
-    store.save(step, checkpoint_contents(step));
+  {
+    CheckpointStore store = one.open();
+    for (const int step : {1, 2, 3}) {
+      store.save(step, checkpoint_contents(step));
+    }
+    expect_equal(store.load(2), checkpoint_contents(2));
   }
-  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000002", "step-0000000003"));
-  expect_equal(store.load(2), checkpoint_contents(2));
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000002", "step-0000000003"))
+      << "old ones are gone when the store is";
+}
+
+/// The first removal of a directory waits for a sign, and then to see whether something is created meanwhile.
+class SlowRemoval final : public ForwardingFileSystem {
+ public:
+  SlowRemoval() : ForwardingFileSystem(real_file_system()) {}
+  void remove_all(const Path& path) override {
+    sign.wait();
+    if (!removed) {
+      std::unique_lock lock(mutex_);
+      created_meanwhile = changed_.wait_for(lock, std::chrono::milliseconds(200), [this] { return created_; });
+    }
+    ForwardingFileSystem::remove_all(path);
+    removed = true;
+  }
+  void create_directories(const Path& path) override {
+    ForwardingFileSystem::create_directories(path);
+    if (sign.try_wait()) {
+      const std::lock_guard lock(mutex_);
+      created_ = true;
+      changed_.notify_all();
+    }
+  }
+  std::latch sign{1};
+  std::atomic<bool> removed{false};
+  std::atomic<bool> created_meanwhile{false};
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool created_ = false;  // since the sign
+};
+
+TEST(CheckpointStore, RemovesOldOnesInTheBackgroundAndBeforeTheNextSave) {
+  for (const bool in_background : {false, true}) {
+    OneRank one;
+    SlowRemoval slow;
+    CheckpointStore store(one.checkpoints(), CheckpointConfig{}, one.world, /*restart=*/0, slow);
+    const auto save = [&](int step) {
+      in_background ? store.save_in_background(step, checkpoint_contents(step))
+                    : store.save(step, checkpoint_contents(step));
+      store.wait_for_save();
+    };
+    for (const int step : {1, 2, 3}) {
+      save(step);
+    }
+    EXPECT_FALSE(slow.removed);
+    EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", testing::StartsWith("step-0000000001.tmp."),
+                                                         "step-0000000002", "step-0000000003"))
+        << "a save returns before the space of the oldest is free";
+    EXPECT_EQ(store.load_latest()->step, 3);
+    slow.sign.count_down();
+    save(4);
+    EXPECT_TRUE(slow.removed);
+    EXPECT_FALSE(slow.created_meanwhile) << "the disk never has more than one save's old checkpoints";
+  }
+}
+
+TEST(CheckpointStore, SavesAlthoughOldOnesCannotBeRemoved) {
+  class NoRemoval final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    void remove_all(const Path& path) override {
+      throw IoError("cannot remove " + path.string() + ": Input/output error");
+    }
+  };
+  OneRank one;
+  {
+    NoRemoval failing(real_file_system());
+    CheckpointStore store(one.checkpoints(), CheckpointConfig{}, one.world, /*restart=*/0, failing);
+    testing::internal::CaptureStderr();
+    for (const int step : {1, 2, 3, 4}) {
+      store.save(step, checkpoint_contents(step));
+    }
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                HasSubstr("could not delete old checkpoints: cannot remove " + one.checkpoints().string()));
+    EXPECT_EQ(store.load_latest()->step, 4);
+  }
+  one.open();
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000003", "step-0000000004"));
 }
 
 TEST(CheckpointStore, FallsBackFromADamagedOne) {
@@ -187,12 +272,14 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
   }
   damage(one.checkpoints() / "step-0000000002");
   const std::string before = read_text(one.checkpoints() / "step-0000000002" / "MANIFEST.json");
-  CheckpointStore store = one.open();
-  std::vector<std::string> told;
-  EXPECT_EQ(store.load_latest([&](const std::string& what) { told.push_back(what); })->step, 1);
-  EXPECT_THAT(told, ElementsAre(HasSubstr("step-0000000002/MANIFEST.json: its checksum")));
-  for (int step = 2; step <= 6; ++step) {
-    store.save(step, checkpoint_contents(step));
+  {
+    CheckpointStore store = one.open();
+    std::vector<std::string> told;
+    EXPECT_EQ(store.load_latest([&](const std::string& what) { told.push_back(what); })->step, 1);
+    EXPECT_THAT(told, ElementsAre(HasSubstr("step-0000000002/MANIFEST.json: its checksum")));
+    for (int step = 2; step <= 6; ++step) {
+      store.save(step, checkpoint_contents(step));
+    }
   }
   const auto names = names_in(one.checkpoints());
   ASSERT_THAT(names, ElementsAre(".lock", "last", testing::StartsWith("step-0000000002.abandoned."), "step-0000000005",

@@ -234,6 +234,26 @@ TEST(CheckpointDir, DeletesOnlyAfterARename) {
   EXPECT_THAT(verbs(fs, [&] { directory.retain(2, 4); }), ElementsAre("rename", "rename", "sync", "remove", "remove"));
 }
 
+TEST(CheckpointDir, DropsOldOnesBeforeTheyAreRemoved) {
+  MemoryFileSystem fs;
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  for (const std::int64_t step : {1, 2, 3, 4}) {
+    save(directory, step, sample_contents(step));
+    directory.link("step=" + std::to_string(step), step);
+  }
+  std::vector<std::filesystem::path> dropped;
+  EXPECT_THAT(verbs(fs, [&] { dropped = directory.drop(2, 4); }),
+              ElementsAre("rename", "rename", "sync", "remove", "remove"))
+      << "the links are removed, the directories are not";
+  ASSERT_EQ(dropped.size(), 2U);
+  EXPECT_TRUE(fs.exists(dropped[0]));
+  EXPECT_THAT(directory.steps(), ElementsAre(3, 4));
+  EXPECT_EQ(directory.newest_valid({})->step, 4);
+  EXPECT_TRUE(directory.drop(2, 4).empty()) << "once";
+  EXPECT_THAT(verbs(fs, [&] { directory.remove(dropped); }), ElementsAre("remove", "remove"));
+  EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000003", "step-0000000004", "step=3", "step=4"));
+}
+
 TEST(CheckpointDir, CleansUpOnlyAfterASync) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);

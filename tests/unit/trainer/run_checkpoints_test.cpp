@@ -342,7 +342,7 @@ class FailingSaves : public testing::TestWithParam<bool> {
   std::shared_ptr<Probe> blocked(std::int64_t first, std::int64_t last) {
     return std::make_shared<Probe>(0U | Stage::step_end, [this, first, last](const StageContext& context) {
       if (context.state.step == first) {
-        const auto link = std::filesystem::path(config_.run_dir) / "checkpoints" / "last";  // made at the very end
+        const auto link = std::filesystem::path(config_.run_dir) / "checkpoints" / "last";  // made after the commit
         std::error_code none_yet;
         while (std::filesystem::read_symlink(link, none_yet) != fmt::format("step-{:010}", first - 1)) {
           std::this_thread::yield();
