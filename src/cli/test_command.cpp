@@ -82,18 +82,18 @@ Request parse_request(std::span<const std::string> args, const Variables& variab
       refuse(field);
     }
   }
-  for (const auto& [is_given, flag] : {std::pair(invocation.print_config, "print-config"),
-                                       std::pair(!invocation.config_file.empty(), "config"),
-                                       std::pair(!invocation.hardware_file.empty(), "hardware"),
-                                       std::pair(invocation.dry_run && invocation.hardware_file.empty(), "dry-run")}) {
+  for (const auto& [is_given, flag] :
+       {std::pair(invocation.print_config, "print-config"), std::pair(!invocation.config_file.empty(), "config"),
+        std::pair(!invocation.hardware_file.empty(), "hardware"),
+        std::pair(invocation.dry_run && invocation.hardware_file.empty(), "dry-run")}) {
     if (is_given) {
       refuse(flag);
     }
   }
   if (request.time_limit_s < 1 || request.time_limit_s > kMostSeconds) {
-    problems.push_back({fmt::format("--time-limit {}: expected a number of seconds from 1 to {}", request.time_limit_s,
-                                    kMostSeconds),
-                        ""});
+    problems.push_back(
+        {fmt::format("--time-limit {}: expected a number of seconds from 1 to {}", request.time_limit_s, kMostSeconds),
+         ""});
   }
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
@@ -184,7 +184,8 @@ class Test {
     }
     const std::vector<Advice> advices = advise(measurements_);
     print(advice_text(advices));
-    print(fmt::format("\n{} ({:.1f} s)\n", wrap(verdict(), 0, static_cast<std::size_t>(width_)), seconds_since(start_)));
+    print(
+        fmt::format("\n{} ({:.1f} s)\n", wrap(verdict(), 0, static_cast<std::size_t>(width_)), seconds_since(start_)));
     if (request_.json) {
       fmt::print("{}\n", dump_json(to_json(advices)));
     }
@@ -193,9 +194,8 @@ class Test {
 
  private:
   void run_parts() {
-    measurements_.directory = collect_directory_facts(real_file_system(), request_.config.run_dir.empty()
-                                                                              ? Path(".")
-                                                                              : Path(request_.config.run_dir));
+    measurements_.directory = collect_directory_facts(
+        real_file_system(), request_.config.run_dir.empty() ? Path(".") : Path(request_.config.run_dir));
     add(judge_directory(measurements_.directory));
     if (has_failure(findings_)) {
       return;  // every other part writes there
@@ -246,9 +246,9 @@ class Test {
     if (shows_status_) {
       write_status(fmt::format("{} ...", part));
     }
-    ProbeOutcome outcome = launch_probe(
-        {.probe = probe_, .ranks = plan.world_size, .flags = std::move(flags), .environment = variables_}, deadline_,
-        signals_);
+    ProbeOutcome outcome =
+        launch_probe({.probe = probe_, .ranks = plan.world_size, .flags = std::move(flags), .environment = variables_},
+                     deadline_, signals_);
     if (shows_status_) {
       write_status("");
     }
@@ -282,11 +282,10 @@ class Test {
         failed.push_back(fmt::format("{}: {}", found.group, found.subject));
       }
     }
-    return failed.empty()
-               ? fmt::format("ready: {} {} on this machine", counted(plans_.front().world_size, "rank"),
-                             plans_.front().world_size == 1 ? "trains" : "train")
-               : fmt::format("not ready: {} failed ({})", counted(static_cast<std::int64_t>(failed.size()), "check"),
-                             join(failed, ", "));
+    return failed.empty() ? fmt::format("ready: {} {} on this machine", counted(plans_.front().world_size, "rank"),
+                                        plans_.front().world_size == 1 ? "trains" : "train")
+                          : fmt::format("not ready: {} failed ({})",
+                                        counted(static_cast<std::int64_t>(failed.size()), "check"), join(failed, ", "));
   }
 
   std::string advice_text(const std::vector<Advice>& advices) const {

@@ -38,8 +38,8 @@ std::string difference(std::string_view what, const at::Tensor& found, const at:
   }
   const auto first = differs.flatten().to(at::kByte).argmax().item<std::int64_t>();
   return fmt::format("{}: {} of {} numbers differ, the first is number {}: found {}, expected {}", what,
-                     differs.sum().item<std::int64_t>(), found.numel(), first,
-                     found.flatten()[first].item<double>(), expected.flatten()[first].item<double>());
+                     differs.sum().item<std::int64_t>(), found.numel(), first, found.flatten()[first].item<double>(),
+                     expected.flatten()[first].item<double>());
 }
 
 std::string first_of(const std::vector<std::string>& problems) {

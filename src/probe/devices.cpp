@@ -13,15 +13,15 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kBytes = 64 << 20;
+constexpr std::int64_t kCopyBytes = 64 << 20;
 
 std::string check_kernel(c10::Device device) {
   constexpr double kLimit = 1e-10;
   const at::Tensor a = at::arange(256 * 256, at::kDouble).mul(0.37).sin().reshape({256, 256});
   const double difference = (a.to(device).mm(a.to(device)).cpu() - a.mm(a)).abs().max().item<double>();
-  return difference <= kLimit ? ""
-                              : fmt::format("a matrix product on {} differs from that of the CPU by {:.1e}",
-                                            device.str(), difference);
+  return difference <= kLimit
+             ? ""
+             : fmt::format("a matrix product on {} differs from that of the CPU by {:.1e}", device.str(), difference);
 }
 
 /// Copies with `copy`, waits for the result, and returns the time of the second copy: the first one allocates.
@@ -42,18 +42,20 @@ double time_of(const at::Tensor& from, const Copy& copy, at::Tensor& result) {
 void check_devices(Session& session, Results& results) {
   World& world = session.world;
   const c10::Device mine = world.device();
-  const at::Tensor host = at::arange(kBytes).remainder(251).to(at::kByte);
+  const at::Tensor host = at::arange(kCopyBytes).remainder(251).to(at::kByte);
   results.check("kernel", [&] { return check_kernel(mine); });
   double up = 0;
   double down = 0;
   results.check("copy", [&] {
     at::Tensor there;
     at::Tensor back;
-    up = time_of(host, [&](const at::Tensor& from) { return from.to(mine); }, there);
-    down = time_of(there, [](const at::Tensor& from) { return from.cpu(); }, back);
-    return back.equal(host) ? "" : fmt::format("{} bytes came back from {} changed", kBytes, mine.str());
+    up = time_of(
+        host, [&](const at::Tensor& from) { return from.to(mine); }, there);
+    down = time_of(
+        there, [](const at::Tensor& from) { return from.cpu(); }, back);
+    return back.equal(host) ? "" : fmt::format("{} bytes came back from {} changed", kCopyBytes, mine.str());
   });
-  results.measured("copy", {{"bytes", kBytes}, {"to_device_seconds", up}, {"to_host_seconds", down}});
+  results.measured("copy", {{"bytes", kCopyBytes}, {"to_device_seconds", up}, {"to_host_seconds", down}});
 
   // Rank after rank, so that the copies do not share their way.
   Json times = Json::array();
@@ -67,10 +69,11 @@ void check_devices(Session& session, Results& results) {
           continue;
         }
         at::Tensor there;
-        const double seconds = time_of(here, [&](const at::Tensor& from) { return from.to(other); }, there);
+        const double seconds = time_of(
+            here, [&](const at::Tensor& from) { return from.to(other); }, there);
         times.push_back({{"from", mine.index()}, {"to", other.index()}, {"seconds", seconds}});
         if (!there.cpu().equal(host)) {
-          problem = fmt::format("{} bytes arrived changed from {} on {}", kBytes, mine.str(), other.str());
+          problem = fmt::format("{} bytes arrived changed from {} on {}", kCopyBytes, mine.str(), other.str());
         }
       }
     });
@@ -80,7 +83,7 @@ void check_devices(Session& session, Results& results) {
   for (const std::string& of_rank : world.gather(times.dump())) {
     pairs.push_back(Json::parse(of_rank));
   }
-  results.measured("pairs", {{"bytes", kBytes}, {"times", std::move(pairs)}});
+  results.measured("pairs", {{"bytes", kCopyBytes}, {"times", std::move(pairs)}});
 }
 
 }  // namespace lockstep

@@ -1,10 +1,10 @@
 #include "probe/results.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-Results::Results(World& world, std::string fault) : world_(world), fault_(std::move(fault)) {}
+Results::Results(World& world, std::vector<std::string> faults) : world_(world), faults_(std::move(faults)) {}
 
 void Results::check(std::string_view name, const std::function<std::string()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -32,7 +32,7 @@ void Results::measured(std::string_view name, Json values) {
 }
 
 bool Results::is_falsified(std::string_view check) const {
-  return check == fault_ && world_.rank() == world_.size() - 1;
+  return world_.rank() == world_.size() - 1 && std::find(faults_.begin(), faults_.end(), check) != faults_.end();
 }
 
 void Results::write(const Json& line) const {

@@ -1,10 +1,11 @@
-// What the ranks of the probe tell `lockstep test`: one line of JSON on the standard output of rank 0 for each check and
-// each measurement. src/cli/test/verdict.cpp reads them.
+// What the ranks of the probe tell `lockstep test`: one line of JSON on the standard output of rank 0 for each check
+// and each measurement. src/cli/test/verdict.cpp reads them.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <lockstep/world/world.h>
 
@@ -14,8 +15,8 @@ namespace lockstep {
 
 class Results {
  public:
-  /// `fault`: the check whose data the last rank falsifies, so that a test sees it fail; "": none.
-  Results(World& world, std::string fault);
+  /// `faults`: checks whose data the last rank falsifies, so that a test sees them fail.
+  Results(World& world, std::vector<std::string> faults);
 
   /// Collective. Every rank runs `work`, which returns what is wrong, or "". Reports the first problem and its rank.
   void check(std::string_view name, const std::function<std::string()>& work);
@@ -29,7 +30,7 @@ class Results {
   void write(const Json& line) const;
 
   World& world_;
-  std::string fault_;
+  std::vector<std::string> faults_;
 };
 
 }  // namespace lockstep

@@ -147,9 +147,10 @@ void check_training(Session& session, Results& results) {
     const Training one = train(alone(plan), own, "alone", kSteps, 0);
     found = distance(*all.net, *one.net);
     return found <= kLimit ? ""
-                           : fmt::format("after {} steps the weights differ from those of one rank by {:.1e}, "
-                                         "expected at most {:.0e}",
-                                         kSteps, found, kLimit);
+                           : fmt::format(
+                                 "after {} steps the weights differ from those of one rank by {:.1e}, "
+                                 "expected at most {:.0e}",
+                                 kSteps, found, kLimit);
   });
   results.measured("training", {{"steps", kSteps}, {"difference", found}, {"limit", kLimit}, {"weights", weights}});
 }

@@ -56,7 +56,9 @@ bool read_available(int fd, std::string& text) {
 class Launch {
  public:
   Launch(const ProbeCommand& command, Clock::time_point deadline, SignalInbox& signals)
-      : deadline_(deadline), signals_(signals), program_(open("/proc/self/exe", O_RDONLY | O_CLOEXEC)),
+      : deadline_(deadline),
+        signals_(signals),
+        program_(open("/proc/self/exe", O_RDONLY | O_CLOEXEC)),
         process_(command_line(command)) {}
 
   ProbeOutcome run() {
@@ -78,8 +80,8 @@ class Launch {
 
  private:
   WorkerCommand command_line(const ProbeCommand& command) const {
-    std::vector<std::string> argv{"lockstep", "run", "--nproc-per-node", fmt::format("{}", command.ranks), "--",
-                                  command.probe.string()};
+    std::vector<std::string> argv{
+        "lockstep", "run", "--nproc-per-node", fmt::format("{}", command.ranks), "--", command.probe.string()};
     argv.insert(argv.end(), command.flags.begin(), command.flags.end());
     return {.own_program = program_.get(), .argv = std::move(argv), .environment = command.environment};
   }
@@ -154,17 +156,18 @@ class Launch {
 }  // namespace
 
 const Json* ProbeOutcome::measured(std::string_view name) const {
-  const auto found = std::find_if(lines.begin(), lines.end(),
-                                  [&](const Json& line) { return line.value("measured", "") == name; });
+  const auto found =
+      std::find_if(lines.begin(), lines.end(), [&](const Json& line) { return line.value("measured", "") == name; });
   return found == lines.end() ? nullptr : &*found;
 }
 
 Path find_probe() {
   const Path probe = (own_program().parent_path() / LOCKSTEP_PROBE).lexically_normal();
   if (access(probe.c_str(), X_OK) != 0) {
-    throw LaunchError(fmt::format("cannot find {}, which has the ranks of lockstep test", probe.string()),
-                      "install the whole package, or build the target lockstep_probe: a build without LibTorch has none",
-                      ExitCode::not_found);
+    throw LaunchError(
+        fmt::format("cannot find {}, which has the ranks of lockstep test", probe.string()),
+        "install the whole package, or build the target lockstep_probe: a build without LibTorch has none",
+        ExitCode::not_found);
   }
   return probe;
 }

@@ -23,14 +23,14 @@ struct ProbeCommand {
 };
 
 struct ProbeOutcome {
-  std::vector<Json> lines{};  ///< of rank 0: see src/probe/results.h
-  std::string errors{};       ///< standard error of all
-  int code = 0;               ///< 128 + N for signal N
-  double met_s = -1;          ///< from the start until the ranks had met; -1: they did not
-  double ending_s = 0;        ///< from the last line until the end
-  bool timed_out = false;     ///< everything was killed at the deadline
-  std::optional<int> signal{};       ///< that this process received; everything was killed
-  std::vector<int> left_behind{};    ///< pids of ranks that were still there some seconds after the end
+  std::vector<Json> lines{};       ///< of rank 0: see src/probe/results.h
+  std::string errors{};            ///< standard error of all
+  int code = 0;                    ///< 128 + N for signal N
+  double met_s = -1;               ///< from the start until the ranks had met; -1: they did not
+  double ending_s = 0;             ///< from the last line until the end
+  bool timed_out = false;          ///< everything was killed at the deadline
+  std::optional<int> signal{};     ///< that this process received; everything was killed
+  std::vector<int> left_behind{};  ///< pids of ranks that were still there some seconds after the end
 
   /// The line with these values; nullptr: there is none.
   const Json* measured(std::string_view name) const;

@@ -112,8 +112,8 @@ std::vector<Finding> judge_checks(std::string_view group, const ProbeOutcome& ou
                            : failed(group, std::string(text->first), problem, std::string(text->second.fix)));
   }
   if (!outcome.left_behind.empty()) {
-    findings.push_back(failed(group, "end", fmt::format("pid {} did not end", outcome.left_behind.front()),
-                              std::string(kReportThis)));
+    findings.push_back(
+        failed(group, "end", fmt::format("pid {} did not end", outcome.left_behind.front()), std::string(kReportThis)));
   } else if (!has_ended_well(outcome)) {
     findings.push_back(failure_of(std::string(group), outcome.met_s < 0 ? "start" : "end", outcome));
   }
@@ -184,14 +184,16 @@ std::optional<Advice> advise_backend(const Measurements& measurements) {
     return gloo_wins.empty() ? std::nullopt
                              : std::optional(Advice{"--backend gloo, the default", join(gloo_wins, "; ")});
   }
-  return Advice{gloo_wins.empty() ? "--backend shm"
-                                  : "--backend shm for models whose gradients are as small as these, gloo for larger ones",
+  return Advice{gloo_wins.empty()
+                    ? "--backend shm"
+                    : "--backend shm for models whose gradients are as small as these, gloo for larger ones",
                 join(shm_wins, "; ") + (gloo_wins.empty() ? "" : "; but " + join(gloo_wins, "; "))};
 }
 
 bool is_on_a_network(std::string_view file_system) {
-  constexpr std::array<std::string_view, 14> kNetwork = {"nfs",    "nfs4", "cifs", "smb3", "lustre", "gpfs",     "beegfs",
-                                                         "ceph", "fuse", "9p",   "afs",  "wekafs", "glusterfs", "virtiofs"};
+  constexpr std::array<std::string_view, 14> kNetwork = {"nfs",  "nfs4",   "cifs",      "smb3",    "lustre",
+                                                         "gpfs", "beegfs", "ceph",      "fuse",    "9p",
+                                                         "afs",  "wekafs", "glusterfs", "virtiofs"};
   return std::ranges::any_of(kNetwork, [&](std::string_view name) {
     return file_system == name || (file_system.starts_with(name) && file_system[name.size()] == '.');  // "fuse.sshfs"
   });
@@ -253,10 +255,11 @@ std::optional<Advice> advise_reports(const Measurements& measurements) {
   if (share < kSmall) {
     return std::nullopt;
   }
-  return Advice{fmt::format("--report.every_steps 100 or more if your steps take less than {}",
-                            time_text(report / kSmall / kEverySteps)),
-                fmt::format("a report takes {}, a tiny step {}: with one report every {} steps that is {:.0f} % of the time",
-                            time_text(report), time_text(step), kEverySteps, 100 * share)};
+  return Advice{
+      fmt::format("--report.every_steps 100 or more if your steps take less than {}",
+                  time_text(report / kSmall / kEverySteps)),
+      fmt::format("a report takes {}, a tiny step {}: with one report every {} steps that is {:.0f} % of the time",
+                  time_text(report), time_text(step), kEverySteps, 100 * share)};
 }
 
 }  // namespace
@@ -276,10 +279,10 @@ std::vector<Finding> judge_devices(const ProbeOutcome& outcome) {
   std::vector<Finding> findings = judge_checks(kGroup, outcome);
   if (const Json* copy = outcome.measured("copy")) {
     const double bytes = copy->value("bytes", 0.0);
-    findings.push_back(ok(kGroup, "speed",
-                          fmt::format("rank 0: {} to its GPU, {} back",
-                                      rate_text(bytes, copy->value("to_device_seconds", 0.0)),
-                                      rate_text(bytes, copy->value("to_host_seconds", 0.0)))));
+    findings.push_back(
+        ok(kGroup, "speed",
+           fmt::format("rank 0: {} to its GPU, {} back", rate_text(bytes, copy->value("to_device_seconds", 0.0)),
+                       rate_text(bytes, copy->value("to_host_seconds", 0.0)))));
   }
   if (const Json* pairs = outcome.measured("pairs")) {
     const double bytes = pairs->value("bytes", 0.0);
@@ -300,19 +303,19 @@ std::vector<Finding> judge_devices(const ProbeOutcome& outcome) {
 std::vector<Finding> judge_exchange(std::string_view backend, const ProbeOutcome& outcome) {
   std::vector<Finding> findings;
   if (outcome.met_s >= 0) {
-    findings.push_back(ok(backend, "start", fmt::format("{} met after {}",
-                                                        counted(static_cast<std::int64_t>(
-                                                                    outcome.measured("met")->at("pids").size()),
-                                                                "rank"),
-                                                        time_text(outcome.met_s))));
+    findings.push_back(
+        ok(backend, "start",
+           fmt::format("{} met after {}",
+                       counted(static_cast<std::int64_t>(outcome.measured("met")->at("pids").size()), "rank"),
+                       time_text(outcome.met_s))));
   }
   for (Finding& found : judge_checks(backend, outcome)) {
     const Json* training = outcome.measured("training");
     if (found.subject == "training" && found.level == FindingLevel::ok && training != nullptr) {
-      found.found = fmt::format("after {} steps the weights are equal on all ranks, and differ from those of one rank by "
-                                "{:.0e} (limit {:.0e})",
-                                training->value("steps", 0), training->value("difference", 0.0),
-                                training->value("limit", 0.0));
+      found.found = fmt::format(
+          "after {} steps the weights are equal on all ranks, and at most {:.0e} from those of one "
+          "rank, limit {:.0e}",
+          training->value("steps", 0), training->value("difference", 0.0), training->value("limit", 0.0));
     }
     findings.push_back(std::move(found));
   }
@@ -321,8 +324,9 @@ std::vector<Finding> judge_exchange(std::string_view backend, const ProbeOutcome
     findings.push_back(ok(backend, "speed", "gradients of " + sizes_text(exchange->at("times"))));
   }
   if (const Json* step = outcome.measured("step")) {
-    findings.push_back(ok(backend, "step", fmt::format("a tiny step takes {}, a report {}", seconds_text(*step, "seconds"),
-                                                       seconds_text(*step, "report_seconds"))));
+    findings.push_back(ok(backend, "step",
+                          fmt::format("a tiny step takes {}, a report {}", seconds_text(*step, "seconds"),
+                                      seconds_text(*step, "report_seconds"))));
   }
   return findings;
 }
@@ -335,8 +339,9 @@ std::vector<Finding> judge_same_weights(const ProbeOutcome& gloo, const ProbeOut
   }
   const bool is_same = left->value("weights", "") == right->value("weights", "");
   return {is_same ? ok("shm", "same weights", "those of gloo, bit for bit")
-                  : failed("shm", "same weights", "the weights of the training differ from those of gloo, expected the "
-                                                  "same bits with two ranks",
+                  : failed("shm", "same weights",
+                           "the weights of the training differ from those of gloo, expected the "
+                           "same bits with two ranks",
                            std::string(kReportThis))};
 }
 
@@ -365,21 +370,23 @@ std::vector<Finding> judge_resume(const ProbeOutcome& saved, const ProbeOutcome&
   const int expected = resumed->value("expected_step", 0);
   const std::string fix = fmt::format("checkpoints cannot be trusted here; {}", kReportThis);
   if (first != expected) {
-    findings.push_back(failed(kGroup, "resume",
-                              fmt::format("new processes began at step {}, expected {}: the checkpoint was not read back",
-                                          first, expected),
-                              fix));
+    findings.push_back(failed(
+        kGroup, "resume",
+        fmt::format("new processes began at step {}, expected {}: the checkpoint was not read back", first, expected),
+        fix));
   } else if (whole->value("weights", "") != resumed->value("weights", "")) {
-    findings.push_back(failed(kGroup, "resume",
-                              fmt::format("stopped at step {} and resumed, the weights at the end differ from those of a "
-                                          "training that was not stopped, expected the same bits",
-                                          first),
-                              fix));
+    findings.push_back(
+        failed(kGroup, "resume",
+               fmt::format("stopped at step {} and resumed, the weights at the end differ from those of a "
+                           "training that was not stopped, expected the same bits",
+                           first),
+               fix));
   } else {
-    findings.push_back(ok(kGroup, "resume",
-                          fmt::format("saved at step {}, read back and resumed in new processes: the weights at the end "
-                                      "are those of a training that was not stopped, bit for bit",
-                                      first)));
+    findings.push_back(
+        ok(kGroup, "resume",
+           fmt::format("saved at step {}, read back and resumed in new processes: the weights at the end "
+                       "are those of a training that was not stopped, bit for bit",
+                       first)));
   }
   return findings;
 }
@@ -393,17 +400,18 @@ std::vector<Finding> judge_lost_rank(int ranks, const ProbeOutcome& outcome) {
     return {failure_of(std::string(kGroup), subject, outcome)};
   }
   if (!outcome.left_behind.empty()) {
-    return {failed(kGroup, subject, fmt::format("pid {} did not end after rank {} was killed",
-                                                outcome.left_behind.front(), rank),
+    return {failed(kGroup, subject,
+                   fmt::format("pid {} did not end after rank {} was killed", outcome.left_behind.front(), rank),
                    std::string(kReportThis))};
   }
   const bool is_blamed = outcome.errors.find(fmt::format("error: rank {} ", rank)) != std::string::npos &&
                          outcome.errors.find("died of signal 9") != std::string::npos;
   if (outcome.code != kKilled || !is_blamed) {
     Finding found = failure_of(std::string(kGroup), subject, outcome);
-    found.found = fmt::format("rank {} was killed, expected exit code {} and a message that names it, found exit code {} "
-                              "and: {}",
-                              rank, kKilled, outcome.code, found.found);
+    found.found = fmt::format(
+        "rank {} was killed, expected exit code {} and a message that names it, found exit code {} "
+        "and: {}",
+        rank, kKilled, outcome.code, found.found);
     return {std::move(found)};
   }
   return {ok(kGroup, subject,
