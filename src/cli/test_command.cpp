@@ -51,7 +51,8 @@ constexpr std::string_view kUsage =
     "LOCKSTEP_CFG_ variables are ignored.\n\n"
     "exit code: 0 ready, 1 not ready, 2 usage, 127 this installation has no lockstep-probe\n";
 
-constexpr std::array<std::string_view, 5> kUsedSettings = {"nprocs", "devices", "compute_setup", "backend", "run_dir"};
+constexpr std::array<std::string_view, 7> kUsedFlags = {"nprocs",  "devices",    "compute_setup", "backend",
+                                                        "run_dir", "time_limit", "json"};
 
 struct Request {
   TrainConfig config{};
@@ -77,9 +78,9 @@ Request parse_request(std::span<const std::string> args, const Variables& variab
     problems.push_back({fmt::format("--{}: lockstep test does not use it", flag),
                         "expected --nprocs, --devices, --compute-setup, --backend, --run-dir, --time-limit or --json"});
   };
-  for (const auto& [field, origin] : invocation.origins) {
-    if (origin == "flag" && std::ranges::find(kUsedSettings, field) == kUsedSettings.end()) {
-      refuse(field);
+  for (const auto& [flag, origin] : invocation.origins) {
+    if (origin == "flag" && std::ranges::find(kUsedFlags, flag) == kUsedFlags.end()) {
+      refuse(flag);
     }
   }
   for (const auto& [is_given, flag] :
@@ -169,7 +170,7 @@ class Test {
         plans_(std::move(plans)),
         probe_(std::move(probe)),
         variables_(variables),
-        width_(probe_terminal(STDOUT_FILENO, variables).width),
+        width_(std::clamp(probe_terminal(STDOUT_FILENO, variables).width, 60, 120)),
         shows_status_(probe_terminal(STDERR_FILENO, variables).interactive) {}
 
   int run() {
@@ -179,7 +180,7 @@ class Test {
     try {
       run_parts();
     } catch (const Interrupted& interrupted) {
-      write_line("stopped; nothing is left behind");
+      write_line("stopped");
       return 128 + interrupted.signal;
     }
     const std::vector<Advice> advices = advise(measurements_);
@@ -194,6 +195,9 @@ class Test {
 
  private:
   void run_parts() {
+    for (const std::string& warning : plans_.front().warnings) {
+      add({{.level = FindingLevel::warning, .group = "plan", .subject = "warning", .found = warning}});
+    }
     measurements_.directory = collect_directory_facts(
         real_file_system(), request_.config.run_dir.empty() ? Path(".") : Path(request_.config.run_dir));
     add(judge_directory(measurements_.directory));
@@ -202,9 +206,8 @@ class Test {
     }
     const WorkDirectory directory(measurements_.directory.checked);
     const Plan& plan = plans_.front();
-    const auto try_part = [&](const std::string& part, const Plan& with, std::vector<std::string> more = {}) {
-      more.insert(more.end(), {"--run_dir", (directory.path() / backend_name(with)).string()});
-      return launch(part, with, std::move(more));
+    const auto try_part = [&](const std::string& part, const Plan& with) {
+      return launch(part, with, directory.path() / backend_name(with));
     };
     if (plan.gpu()) {
       add(judge_devices(try_part("devices", plan)));
@@ -235,8 +238,12 @@ class Test {
     }
   }
 
-  ProbeOutcome launch(const std::string& part, const Plan& plan, std::vector<std::string> flags) {
-    flags.insert(flags.end(), {"--part", part, "--compute_setup", plan.gpu() ? "gpu" : "cpu"});
+  ProbeOutcome launch(const std::string& part, const Plan& plan, const Path& run_dir) {
+    if (Clock::now() >= deadline_) {
+      return {.timed_out = true};
+    }
+    std::vector<std::string> flags{
+        "--part", part, "--run_dir", run_dir.string(), "--compute_setup", plan.gpu() ? "gpu" : "cpu"};
     if (plan.gpu()) {
       flags.insert(flags.end(), {"--devices", plan.config.devices.text()});
     }
@@ -244,7 +251,7 @@ class Test {
       flags.insert(flags.end(), {"--backend", backend_name(plan)});
     }
     if (shows_status_) {
-      write_status(fmt::format("{} ...", part));
+      write_status(fmt::format("testing: {} ...", part));
     }
     ProbeOutcome outcome =
         launch_probe({.probe = probe_, .ranks = plan.world_size, .flags = std::move(flags), .environment = variables_},

@@ -1,11 +1,14 @@
 // `lockstep test` as a user runs it, and with planted faults, each of which must be named.
+#include <array>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "support/process.h"
 #include "support/temp_dir.h"
@@ -165,19 +168,27 @@ class EndlessProbe : public TestCommand {
   void SetUp() override {
     TestCommand::SetUp();
     ASSERT_EQ(mkfifo(pipe().c_str(), 0600), 0);
+    reader_ = open(pipe().c_str(), O_RDWR | O_CLOEXEC);  // for writing too: reading then never ends early
     use_probe("echo $$ > " + pipe().string() + "\nexec sleep 1000");
   }
   fs::path pipe() const { return temp_.path() / "pid"; }
+  void TearDown() override { close(reader_); }
+  /// Waits for the probe. 0: it did not start.
   pid_t started() const {
-    pid_t pid = 0;
-    std::ifstream(pipe()) >> pid;  // waits
-    return pid;
+    pollfd waiting{.fd = reader_, .events = POLLIN, .revents = 0};
+    std::array<char, 32> text{};
+    const bool is_there = poll(&waiting, 1, 60'000) == 1 && read(reader_, text.data(), text.size() - 1) > 0;
+    return is_there ? std::stoi(text.data()) : 0;
   }
+
+ private:
+  int reader_ = -1;
 };
 
 TEST_F(EndlessProbe, IsKilledAtTheTimeLimit) {
   Process test({tool_, "test", "--nprocs", "1", "--compute-setup", "cpu", "--time-limit", "2"}, {}, runs().string());
   const pid_t pid = started();
+  ASSERT_GT(pid, 0);
   const Process::Result result = test.wait();
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out,
@@ -189,6 +200,7 @@ TEST_F(EndlessProbe, IsKilledAtTheTimeLimit) {
 TEST_F(EndlessProbe, IsKilledByCtrlC) {
   Process test({tool_, "test", "--nprocs", "1", "--compute-setup", "cpu"}, {}, runs().string());
   const pid_t pid = started();
+  ASSERT_GT(pid, 0);
   test.signal(SIGINT);
   const Process::Result result = test.wait();
   EXPECT_EQ(result.code, 130);
@@ -199,6 +211,7 @@ TEST_F(EndlessProbe, IsKilledByCtrlC) {
 TEST_F(EndlessProbe, EndsIfTheToolIsKilled) {
   Process test({tool_, "test", "--nprocs", "1", "--compute-setup", "cpu"}, {}, runs().string());
   const pid_t pid = started();
+  ASSERT_GT(pid, 0);
   test.signal(SIGKILL);
   EXPECT_TRUE(Process::gone({pid}, std::chrono::seconds(10)));
 }
