@@ -26,6 +26,7 @@
 
 #include "base/descriptor.h"
 #include "base/duration.h"
+#include "base/run_pattern.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
 #include "failure/deadlines.h"
@@ -34,6 +35,7 @@
 #include "plan/rank_shares.h"
 #include "rank/last_words.h"
 #include "rank/signals.h"
+#include "storage/run_choice.h"
 #include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
 #include "worker.h"
@@ -68,9 +70,11 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   }
   request.threads_per_rank = plan.threads_per_rank;
   request.max_restarts = plan.config.dist.max_restarts;
-  const std::filesystem::path directory = run_directory(plan.config);
-  request.event_log = directory / "events.jsonl";
-  request.event_lock = [directory] { return try_lock_run(real_file_system(), directory); };
+  request.event_directory = [directory = run_directory(plan.config)](const std::string& launch) {
+    const auto pattern = parse_run_pattern(directory);  // then the ranks choose a directory
+    return pattern ? find_run_of(real_file_system(), *pattern, launch) : directory;
+  };
+  request.event_lock = [](const auto& directory) { return try_lock_run(real_file_system(), directory); };
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
     request.routes.assign(static_cast<std::size_t>(plan.local_world_size()),

@@ -10,6 +10,7 @@
 #include <lockstep/session.h>
 
 #include "base/text.h"
+#include "checkpoint/run_hold.h"
 #include "report/console.h"
 #include "world/rendezvous.h"
 
@@ -50,6 +51,7 @@ Plan resolve_without_flags(const TrainConfig& config, const Hardware& hardware, 
 /// As at the start of run(): all ranks build the same module.
 Session begin_session(Plan plan, World world) {
   at::manual_seed(plan.config.seed);
+  plan = with_run_directory(std::move(plan), world);
   return Session(std::move(plan), std::move(world));
 }
 

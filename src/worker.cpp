@@ -214,7 +214,8 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
   try {
     World connected = WorldAccess::connect(
         plan, identity, [&](const World& met) { watch_peers(monitor, met, plan, identity, environment); });
-    session.emplace(plan, std::move(connected), control, make_console(channel, environment));
+    Plan chosen = with_run_directory(plan, connected);
+    session.emplace(std::move(chosen), std::move(connected), control, make_console(channel, environment));
     World& world = session->world;
     print_rank_places(*session);
     if (identity.halvings > 0) {
@@ -228,7 +229,7 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
       use_bound_cores(world, plan);
     }
     if (plan.config.fresh) {
-      run_hold = RunHold::take(plan, world);  // for a loop in the program, which does not lock the directory
+      run_hold = RunHold::take(session->plan, world);  // for a loop in the program, which does not lock the directory
     }
     at::manual_seed(plan.config.seed);  // the same seed on all ranks, so that they build the same module
     try {

@@ -1,5 +1,6 @@
 #include "checkpoint/run_hold.h"
 
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -11,8 +12,10 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
+#include "base/run_pattern.h"
 #include "base/text.h"
 #include "checkpoint/main_rank.h"
+#include "storage/run_choice.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -130,6 +133,28 @@ void RunHold::claim_model(const torch::nn::Module& module, bool allow_change, Wo
     }
     return std::string();
   });
+}
+
+Plan with_run_directory(Plan plan, World& world) {
+  TrainConfig& config = plan.config;
+  // That of rank 0, because launchers may set different values on different ranks.
+  const auto pattern = parse_run_pattern(world.broadcast_bytes(run_directory(config)));
+  if (!pattern) {
+    return plan;
+  }
+  config.run_dir = run_on_main(world, "choosing the run directory", [&] {
+    std::string directory = choose_run(real_file_system(), *pattern,
+                                       {.launch = plan.facts.launch_name,
+                                        .newest = config.resume == "last" || config.resume == "best",
+                                        .creates = writes_files(config)});
+    log_info(fmt::format("run directory: {}", directory));
+    return directory;
+  });
+  if (parse_run_pattern(config.run_name)) {
+    config.run_name = std::filesystem::path(config.run_dir).filename().string();
+  }
+  RunHold::take(plan, world);
+  return plan;
 }
 
 }  // namespace lockstep

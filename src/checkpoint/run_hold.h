@@ -44,4 +44,8 @@ class RunHold {
   bool trained_before_ = false;
 };
 
+/// Collective. If run_dir has a placeholder (base/run_pattern.h): the plan with the directory that rank 0 chooses for
+/// this launch, in which run.json names the launch on return, so that its restarts find it. Throws as RunHold::take.
+Plan with_run_directory(Plan plan, World& world);
+
 }  // namespace lockstep

@@ -34,7 +34,7 @@ constexpr Command kCommands[] = {
      [](Args args, const Variables&) { return report_command(args); }},
     {"verify", "DIR", "read every byte of a run's checkpoints", "--json --help", false,
      [](Args args, const Variables&) { return verify_command(args); }},
-    {"compare", "A B", "find the first difference of two runs", "--json --help", false,
+    {"compare", "A [B]", "find the first difference of two runs", "--json --help", false,
      [](Args args, const Variables&) { return compare_command(args); }},
     {"ctl", "RUN COMMAND", "stop, save, validate or report a running training", "stop save validate report --help",
      false, [](Args args, const Variables&) { return ctl_command(args); }},

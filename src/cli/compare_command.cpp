@@ -14,11 +14,13 @@ namespace lockstep {
 namespace {
 
 constexpr std::string_view kUsage =
-    "usage: lockstep compare [--json] A B\n\n"
+    "usage: lockstep compare [--json] A [B]\n\n"
     "Compares two runs that were started with --report.record. A and B are run directories or single files of "
     "records.\n"
     "Prints the first step and rank in which they differ: epoch, samples and their order, bits of the loss, or\n"
-    "parameters after the step. With different numbers of ranks it compares epoch, global batch and parameters.\n"
+    "parameters after the step, and whether one of them left out the update or went back to weights of before. With\n"
+    "different numbers of ranks it compares epoch, global batch and parameters. With A alone it prints a hash of all\n"
+    "steps, which is the same for equal runs on any number of ranks.\n"
     "With --json it prints one JSON object, which docs/checkpoints.md describes.\n\n"
     "exit code: 0 all common steps are equal, 1 different or no common step, 2 usage, 65 damaged records\n";
 
@@ -61,6 +63,15 @@ std::string to_text(const RecordComparison& result) {
 
 }  // namespace
 
+// compare A
+void print_chain(FileSystem& fs, const std::string& path, bool json) {
+  const RecordChain chain = chain_of(read_run_records(fs, path));
+  const std::string hash = fmt::format("{:016x}", chain.hash);
+  fmt::print("{}\n", json ? dump_json(Json{
+                                {"format", 1}, {"steps", chain.steps}, {"last_step", chain.last_step}, {"hash", hash}})
+                          : fmt::format("{} after {} steps, the last one is {}", hash, chain.steps, chain.last_step));
+}
+
 int compare_command(std::span<const std::string> args) {
   if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
     fmt::print("{}", kUsage);
@@ -68,11 +79,15 @@ int compare_command(std::span<const std::string> args) {
   }
   std::vector<std::string> words(args.begin(), args.end());
   const bool json = std::erase(words, "--json") != 0;
-  if (words.size() != 2) {
-    throw ConfigError(fmt::format("compare: found {} arguments, expected 2", words.size()),
-                      "lockstep compare [--json] A B; see lockstep compare --help");
+  if (words.empty() || words.size() > 2) {
+    throw ConfigError(fmt::format("compare: found {} arguments, expected 1 or 2", words.size()),
+                      "lockstep compare [--json] A [B]; see lockstep compare --help");
   }
   FileSystem& fs = real_file_system();
+  if (words.size() == 1) {
+    print_chain(fs, words[0], json);
+    return 0;
+  }
   const RecordComparison result = compare_records(read_run_records(fs, words[0]), read_run_records(fs, words[1]));
   fmt::print("{}\n", json ? dump_json(to_json(result)) : to_text(result));
   return is_same(result) ? 0 : 1;

@@ -106,7 +106,7 @@ LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardwar
   request.log_dir = flags.log_dir;
   request.routes = routes(flags, ranks);
   if (!flags.log_dir.empty()) {
-    request.event_log = flags.log_dir / "events.jsonl";
+    request.event_directory = [directory = flags.log_dir](const std::string&) { return directory; };
   }
   if (flags.bind_numa) {
     request.cores = cores_of_ranks(ranks, hardware);

@@ -6,6 +6,7 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "base/run_pattern.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "config/name_template.h"
@@ -95,6 +96,8 @@ class Checker {
     if (!config_.run_dir.empty() && (trim(config_.run_dir).empty() || printable(config_.run_dir) != config_.run_dir)) {
       refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)), "use for example runs/first");
     }
+    check_pattern("run_dir", config_.run_dir);
+    check_pattern("run_name", name);
     if (trim(config_.resume).empty()) {
       refuse(fmt::format("{}: expected auto, never, last, best or a directory", label("resume", std::string("\"\""))),
              "use --resume auto to continue an earlier run if there is one");
@@ -102,6 +105,16 @@ class Checker {
                word != config_.resume && (word == "auto" || word == "never" || word == "last" || word == "best")) {
       refuse(fmt::format("{}: expected lower case", label("resume", config_.resume)),
              fmt::format("use {} (or ./{} for a directory)", word, config_.resume));
+    }
+  }
+
+  void check_pattern(std::string_view setting, const std::string& directory) {
+    if (const auto fault = find_pattern_fault(directory)) {
+      refuse(fmt::format("{}: {}", label(setting, directory), *fault),
+             "use for example runs/{n} for a number, or runs/{time}, so that each start begins a run of its own");
+    } else if (config_.fresh && parse_run_pattern(directory)) {
+      refuse(fmt::format("--fresh true with {}: each start begins a run of its own already", label(setting, directory)),
+             "leave out --fresh");
     }
   }
 

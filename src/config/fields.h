@@ -247,11 +247,12 @@ void visit_fields(Config& c, Visit&& visit) {
              .common = true},
         c.global_batch_size);
   visit(Info{.name = "run_dir",
-             .help = "directory of the run: checkpoints, metrics, logs; empty: runs/<run_name>",
+             .help = "directory of the run: checkpoints, metrics, logs; runs/{n} or runs/{time}: another one for each "
+                     "start; empty: runs/<run_name>",
              .ranks_agree = false},
         c.run_dir);
   visit(Info{.name = "run_name",
-             .help = "name of the run; empty: the program's name",
+             .help = "name of the run; name-{n} or name-{time}: another one for each start; empty: the program's name",
              .ranks_agree = false,
              .common = true},
         c.run_name);
@@ -357,7 +358,7 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "optim.non_finite",
              .help =
                  "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), warn, skip the steps "
-                 "with such gradients, or rollback to the weights of the last report"},
+                 "with such a loss or gradients, or rollback to the weights of the last report"},
         c.optim.non_finite);
 
   visit(Info{.name = "spike.z_score",
@@ -371,8 +372,8 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 100000},
         c.spike.window);
   visit(Info{.name = "spike.policy",
-             .help = "warn, skip the update of a step with such a gradient norm, lower_lr, rollback to the weights of "
-                     "the last report and leave out the samples since then, or stop (exit 65)"},
+             .help = "warn, skip the update of such a step, lower_lr, rollback to the weights of the last report and "
+                     "leave out the samples since then, or stop (exit 65)"},
         c.spike.policy);
   visit(Info{.name = "spike.lr_factor",
              .help = "with spike.policy lower_lr: the learning rates are multiplied by it",

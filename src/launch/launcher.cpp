@@ -191,12 +191,13 @@ class Launch {
 
   void write_event(std::string_view event, const EventFields& fields) const {
     std::error_code ignored;
-    if (request_.event_log.empty() || !std::filesystem::is_directory(request_.event_log.parent_path(), ignored)) {
+    const auto directory = request_.event_directory ? request_.event_directory(launch_id_) : std::filesystem::path();
+    if (!std::filesystem::is_directory(directory, ignored)) {
       return;
     }
-    const std::unique_ptr<FileLock> lock = request_.event_lock ? request_.event_lock() : nullptr;
+    const std::unique_ptr<FileLock> lock = request_.event_lock ? request_.event_lock(directory) : nullptr;
     if (lock != nullptr || !request_.event_lock) {
-      EventLog(real_file_system(), request_.event_log).write(event, fields);
+      EventLog(real_file_system(), directory / "events.jsonl").write(event, fields);
     }
   }
 

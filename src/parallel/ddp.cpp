@@ -96,6 +96,7 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void backward(const at::Tensor& loss, const at::Tensor& weight) override;
   void backward_nothing() override;
   at::Tensor mean_count() override;
+  at::Tensor mean_loss() override { return lane_.grad().select(0, Ddp::kLoss); }
   void finish() override;
   void step() override;
   NamedTensors state() const override;
@@ -152,6 +153,7 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
   broadcast_module(module, world_);
   lane_values_ = at::zeros({kLaneSize}, at::TensorOptions().device(world_.device()).dtype(at::kFloat));
   lane_has_count_ = false;
+  lane_has_loss_ = false;
   requests_in_lane_ = {};
   if (!sums_) {  // those of the last step may not have been read yet
     sums_.emplace(kLaneSize, world_.device(), /*late=*/!world_.device().is_cpu());
@@ -224,6 +226,15 @@ void Ddp::write_count(const at::Tensor& count) {
     lane_values_.narrow(0, kCount, 2).zero_();
   }
   lane_has_count_ = count.defined();
+}
+
+void Ddp::write_loss(const at::Tensor& loss) {
+  if (loss.defined()) {
+    lane_values_.select(0, kLoss).copy_(loss);
+  } else if (lane_has_loss_) {
+    lane_values_.select(0, kLoss).zero_();
+  }
+  lane_has_loss_ = loss.defined();
 }
 
 void Ddp::write_requests(StepRequests mine) {
@@ -446,6 +457,7 @@ void DdpOptimizer::backward_nothing() {
 void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients) {
   ddp_.progress_.set_phase(Phase::backward);
   ddp_.write_count(count_);
+  ddp_.write_loss(loss_);
   ddp_.write_requests(ddp_.take_requests());
   is_reducing_ = false;
   if (shared_ != nullptr) {

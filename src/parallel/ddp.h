@@ -40,20 +40,22 @@ class Ddp final : public SingleDevice {
   void send_buffers();
   void write_requests(StepRequests mine);
   void write_count(const at::Tensor& count);
+  void write_loss(const at::Tensor& loss);
 
   const std::uint64_t seed_;  // of random rounding
   const GradientHook hook_;   // empty: the reducer's own reduction, or dist.compression
   std::int64_t step_ = 0;     // number of the current step
   bool buffers_due_ = true;   // true once per step, before its first forward
 
-  // Note [Control lane]: requests such as stop or save, and the token count, are the gradient of a small additional
-  // parameter of the reducer that is not part of the module. backward() starts from the loss and from this lane, with
-  // the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and every rank
-  // reads the same numbers after the same step. A request is sent in one reduction and read in one step. On a GPU no
-  // step waits for the copy to the host: it is read one step later.
-  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kValidate, kReport, kCount, kCounted, kLaneSize };
+  // Note [Control lane]: requests such as stop or save, the token count and the loss are the gradient of a small
+  // additional parameter of the reducer that is not part of the module. backward() starts from the loss and from this
+  // lane, with the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and
+  // every rank reads the same numbers after the same step. A request is sent in one reduction and read in one step. On
+  // a GPU no step waits for the copy to the host: it is read one step later. Counts and losses stay on the device.
+  enum LaneSlot : std::int64_t { kStop, kSave, kSaveEnded, kValidate, kReport, kCount, kCounted, kLoss, kLaneSize };
   at::Tensor lane_values_{};  // [kLaneSize] on the device: values of this rank
   bool lane_has_count_ = false;
+  bool lane_has_loss_ = false;
   StepRequests requests_in_lane_{};
   std::optional<LaneSums> sums_{};
   std::shared_ptr<SyncStatistics> statistics_{};  // nullptr without SyncBatchNorm

@@ -131,7 +131,8 @@ at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
 
 at::Tensor parameter_digests(const torch::nn::Module& module) { return digests_of(module.parameters()); }
 
-void check_replicas(const torch::nn::Module& module, World& world, const NamedTensors& more) {
+void check_replicas(const torch::nn::Module& module, World& world, const NamedTensors& more,
+                    std::optional<std::int64_t> since) {
   if (world.size() == 1) {
     return;
   }
@@ -148,7 +149,14 @@ void check_replicas(const torch::nn::Module& module, World& world, const NamedTe
   const at::Tensor digests = digests_of(tensors).cpu();
   const std::string_view bytes(static_cast<const char*>(digests.const_data_ptr()), digests.nbytes());
   const std::vector<std::string> all = world.gather(bytes);
+  constexpr const char* kHint =
+      "the previous checkpoint is valid. Look for code that changes parameters or the optimizer on one rank only, and "
+      "for hardware errors on that rank's machine";
   if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) == all.end()) {
+    if (since) {
+      throw CommError(fmt::format("the parameters of the ranks differed after step {}, and are equal now", *since),
+                      kHint, ExitCode::disagree);
+    }
     return;
   }
   std::string lines;
@@ -160,12 +168,10 @@ void check_replicas(const torch::nn::Module& module, World& world, const NamedTe
   LOCKSTEP_ASSERT(difference.has_value(), "the digests differ");
   throw_about_rank(
       difference->rank, world,
-      CommError(
-          fmt::format("the replicas have diverged: rank {} has {} (name and digest), {} {}", difference->rank,
-                      printable(difference->found), difference->others, printable(difference->expected)),
-          "the previous checkpoint is valid. Look for code that changes parameters or the optimizer on one rank only, "
-          "and for hardware errors on that rank's machine",
-          ExitCode::disagree));
+      CommError(fmt::format("the replicas have diverged{}: rank {} has {} (name and digest), {} {}",
+                            since ? fmt::format(", first after step {}", *since) : "", difference->rank,
+                            printable(difference->found), difference->others, printable(difference->expected)),
+                kHint, ExitCode::disagree));
 }
 
 }  // namespace lockstep

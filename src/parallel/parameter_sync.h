@@ -1,6 +1,8 @@
 // Gives all ranks the same parameters and checks that they stay equal.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +29,10 @@ void broadcast_buffers(const torch::nn::Module& module, World& world);
 /// One number for each parameter: the sum of its elements' bits, read as integers, modulo 2^64; the same on every kind
 /// of device. Shape: [parameters], int64, on their device; does not wait for it.
 at::Tensor parameter_digests(const torch::nn::Module& module);
-/// Collective. Checks that the parameters, and the tensors of `more`, are equal on all ranks. Throws: CommError (exit
-/// 78) naming the first different tensor and its rank. Waits for the device.
-void check_replicas(const torch::nn::Module& module, World& world, const NamedTensors& more = {});
+/// Collective. Checks that the parameters, and the tensors of `more`, are equal on all ranks. `since`: the first step
+/// after which they were seen to differ, if it is known. Throws: CommError (exit 78) naming the first different tensor
+/// and its rank. Waits for the device.
+void check_replicas(const torch::nn::Module& module, World& world, const NamedTensors& more = {},
+                    std::optional<std::int64_t> since = std::nullopt);
 
 }  // namespace lockstep

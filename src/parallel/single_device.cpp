@@ -79,6 +79,7 @@ void SingleDeviceOptimizer::zero_grad() {
     parameter.mutable_grad().reset();
   }
   count_.reset();
+  loss_.reset();
 }
 
 void SingleDeviceOptimizer::begin_forward(bool) { strategy_.progress_.set_phase(Phase::forward); }
@@ -91,6 +92,16 @@ void SingleDeviceOptimizer::backward(const at::Tensor& loss, const at::Tensor& w
 void SingleDeviceOptimizer::add_count(const at::Tensor& count) {
   const at::NoGradGuard no_grad;
   count_ = count_.defined() ? count_ + count.detach() : count.detach().to(at::kFloat);
+}
+
+void SingleDeviceOptimizer::add_loss(const at::Tensor& loss) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = loss.detach().to(at::kFloat);
+  loss_ = loss_.defined() ? loss_ + value : value;
+}
+
+at::Tensor SingleDeviceOptimizer::mean_loss() {
+  return loss_.defined() ? loss_ : at::zeros({}, at::device(strategy_.world_.device()).dtype(at::kFloat));
 }
 
 void SingleDeviceOptimizer::finish() {

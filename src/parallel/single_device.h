@@ -30,6 +30,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void backward_nothing() override {}
   void add_count(const at::Tensor& count) override;
   at::Tensor mean_count() override { return count_; }
+  void add_loss(const at::Tensor& loss) override;
+  at::Tensor mean_loss() override;
   void finish() override;
   void clip_groups() override;
   at::Tensor grad_norm() override;
@@ -66,6 +68,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   BuiltOptimizer built_{};
   NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
   at::Tensor count_{};         // sum of the counts of this step, if the task returns counts
+  at::Tensor loss_{};          // sum of the losses of this step, if they were added
 
  private:
   void build();

@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/splitmix.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -46,6 +47,11 @@ std::map<std::int64_t, Step> by_step(const RunRecords& run) {
 std::string loss_text(std::uint64_t bits) { return fmt::format("{} ({:016x})", std::bit_cast<double>(bits), bits); }
 std::string digest_text(std::uint64_t digest) { return fmt::format("{:016x}", digest); }
 
+std::string update_text(const StepRecord& record) {
+  return fmt::format("{}{}", record.rolled_back ? "weights of before put back, then " : "",
+                     record.left_out ? "left out" : "made");
+}
+
 // Differences between two records; ignores fields that one of them does not have.
 std::vector<RecordDifference::Field> differing(const StepRecord& a, const StepRecord& b) {
   std::vector<RecordDifference::Field> fields;
@@ -64,6 +70,9 @@ std::vector<RecordDifference::Field> differing(const StepRecord& a, const StepRe
   }
   compare("loss", a.loss_bits, b.loss_bits, loss_text);
   compare("parameters", a.parameter_digest, b.parameter_digest, digest_text);
+  if (!fields.empty() && update_text(a) != update_text(b)) {  // the reason
+    fields.push_back({"update", update_text(a), update_text(b)});
+  }
   return fields;
 }
 
@@ -153,6 +162,24 @@ RecordComparison compare_records(const RunRecords& a, const RunRecords& b) {
     }
   }
   return result;
+}
+
+RecordChain chain_of(const RunRecords& run) {
+  RecordChain chain;
+  for (const auto& [step, records] : by_step(run)) {
+    if (!is_complete(records)) {
+      break;
+    }
+    const StepRecord record = global(records);
+    for (const std::uint64_t value : {static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(record.epoch),
+                                      static_cast<std::uint64_t>(record.samples), record.sample_digest.value_or(0),
+                                      record.parameter_digest.value_or(0)}) {
+      chain.hash = mix(splitmix(chain.hash) + value);
+    }
+    ++chain.steps;
+    chain.last_step = step;
+  }
+  return chain;
 }
 
 }  // namespace lockstep

@@ -23,7 +23,9 @@ RunRecords read_run_records(FileSystem& fs, const std::filesystem::path& path);
 
 struct RecordDifference {
   struct Field {
-    std::string name{};  ///< "samples", "loss", "parameters" or "epoch"
+    /// "samples", "loss", "parameters" or "epoch"; after these "update" if only one of the runs left out the update of
+    /// the step, or put weights of before back
+    std::string name{};
     std::string a{};
     std::string b{};
   };
@@ -43,5 +45,16 @@ struct RecordComparison {
 /// Ignores steps that only one run recorded. With the same number of ranks in a step it compares each rank: epoch,
 /// samples, loss, parameters; else only what does not depend on that number: epoch, global batch, rank 0's parameters.
 RecordComparison compare_records(const RunRecords& a, const RunRecords& b);
+
+/// A hash of all records of a run up to a step: each one is mixed with the hash of those before it. It does not depend
+/// on the number of ranks, nor on the steps at which the run was resumed.
+struct RecordChain {
+  std::int64_t steps = 0;
+  std::int64_t last_step = 0;
+  std::uint64_t hash = 0;
+};
+
+/// Ends before the first step of which a rank has no record.
+RecordChain chain_of(const RunRecords& run);
 
 }  // namespace lockstep

@@ -36,7 +36,9 @@ constexpr std::uint64_t kStep = characters("step");
 constexpr std::uint64_t kHasSamples = std::uint64_t{1} << 32;
 constexpr std::uint64_t kHasLoss = std::uint64_t{1} << 33;
 constexpr std::uint64_t kHasParameters = std::uint64_t{1} << 34;
-constexpr std::uint64_t kAllFields = kHasSamples | kHasLoss | kHasParameters;
+constexpr std::uint64_t kLeftOut = std::uint64_t{1} << 35;
+constexpr std::uint64_t kRolledBack = std::uint64_t{1} << 36;
+constexpr std::uint64_t kAllFields = kHasSamples | kHasLoss | kHasParameters | kLeftOut | kRolledBack;
 
 void append_record(std::vector<std::byte>& out, const Words& words) {
   const std::size_t begin = out.size();
@@ -121,7 +123,9 @@ class Lineage {
                             .samples = static_cast<std::int64_t>(words[3]),
                             .sample_digest = field(kHasSamples, 4),
                             .loss_bits = field(kHasLoss, 5),
-                            .parameter_digest = field(kHasParameters, 6)};
+                            .parameter_digest = field(kHasParameters, 6),
+                            .left_out = (fields & kLeftOut) != 0,
+                            .rolled_back = (fields & kRolledBack) != 0};
     auto& entries = records_.entries;
     require(record.step >= 0 && (entries.empty() || entries.back().record.step < record.step), index,
             "its step is not higher than the previous one");
@@ -183,7 +187,8 @@ bool RecordWriter::begin(WritableFile& file, const RandomAccessFile& content) co
 void RecordWriter::add(const StepRecord& record) {
   last_ = record.step;
   const std::uint64_t fields = (record.sample_digest ? kHasSamples : 0) | (record.loss_bits ? kHasLoss : 0) |
-                               (record.parameter_digest ? kHasParameters : 0);
+                               (record.parameter_digest ? kHasParameters : 0) | (record.left_out ? kLeftOut : 0) |
+                               (record.rolled_back ? kRolledBack : 0);
   append_record(buffer_,
                 {kStep | fields, static_cast<std::uint64_t>(record.step), static_cast<std::uint64_t>(record.epoch),
                  static_cast<std::uint64_t>(record.samples), record.sample_digest.value_or(0),

@@ -23,6 +23,8 @@ struct StepRecord {
   std::optional<std::uint64_t> sample_digest{};     ///< sum of sample_digest() over this rank's samples
   std::optional<std::uint64_t> loss_bits{};         ///< of this rank's loss as a double
   std::optional<std::uint64_t> parameter_digest{};  ///< after the step
+  bool left_out = false;                            ///< an update of this step (spike.policy, optim.non_finite)
+  bool rolled_back = false;  ///< weights of before were put back between the last record and this
   friend bool operator==(const StepRecord&, const StepRecord&) = default;
 };
 

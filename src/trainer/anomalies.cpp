@@ -21,18 +21,18 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
   spikes_.add(step, result, batches);
 }
 
-void Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
+bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
   const auto spike = spikes_.look(world_);
   const auto found = finite_.look(run.module, world_);
   parameters_finite_ = !found || found->parameter.empty();
   tell_skipped(step);
   if (found) {
-    act_on(*found, run, step);
-    return;
+    return act_on(*found, run, step);
   }
   told_non_finite_ = false;
+  bool put_back = false;
   if (spike) {
-    act_on(*spike, run, step);
+    put_back = act_on(*spike, run, step);
   } else {
     rollbacks_in_a_row_ = 0;
     take_snapshot(run, step);
@@ -40,13 +40,14 @@ void Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool end
   if (ends_window && spikes_.take_lr_reduction()) {
     lower_rates(run.strategy, step);
   }
+  return put_back;
 }
 
 void Anomalies::tell_skipped(std::int64_t step) {
   const std::int64_t skipped = finite_.skipped();
   if (skipped > 0 && config_.optim.non_finite == NonFinitePolicy::skip) {
     files_.event("skipped", {{"step", step}, {"steps", skipped}});
-    warn(fmt::format("step {}: {} skipped since the last report: gradients were not finite", step,
+    warn(fmt::format("step {}: {} skipped since the last report: a loss or a gradient was not finite", step,
                      skipped == 1 ? "a step was" : counted(skipped, "step") + " were"));
   }
   const std::vector<Spike>& spikes = spikes_.skipped();
@@ -82,11 +83,11 @@ void Anomalies::lower_rates(Strategy& strategy, std::int64_t step) {
   warn(fmt::format("step {}: the learning rate is {:.3g} now", step, lr));
 }
 
-void Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step) {
+bool Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step) {
   switch (config_.optim.non_finite) {
     case NonFinitePolicy::rollback:
       roll_back(found.text(), run, step);
-      break;
+      return true;
     case NonFinitePolicy::warn:
       if (!std::exchange(told_non_finite_, true)) {
         files_.event("non_finite", {{"step", step}, {"what", found.text()}});
@@ -97,17 +98,19 @@ void Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, st
     case NonFinitePolicy::skip:
       throw Error(found.text(),
                   "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite skip "
-                  "skips steps with such gradients, --optim.non_finite warn continues despite it",
+                  "skips steps with such a loss or gradients, --optim.non_finite warn continues despite it",
                   ExitCode::bad_data);
   }
+  return false;
 }
 
-void Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step) {
+bool Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step) {
   tell_spike(spike, /*skipped=*/false);
   switch (config_.spike.policy) {
     case SpikePolicy::warn:
-    case SpikePolicy::skip:  // of a loss; gradients were looked at before the update
       warn(spike.text());
+      break;
+    case SpikePolicy::skip:  // decided before the update: tell_skipped()
       break;
     case SpikePolicy::lower_lr:
       spikes_.request_lr_reduction();
@@ -115,13 +118,14 @@ void Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::i
       break;
     case SpikePolicy::rollback:
       roll_back(spike.text(), run, step);
-      break;
+      return true;
     case SpikePolicy::stop:
       throw Error(spike.text(),
                   "look at the data of that step, the learning rate and --optim.max_grad_norm; --spike.policy warn "
                   "continues, --spike.policy rollback leaves those steps out",
                   ExitCode::bad_data);
   }
+  return false;
 }
 
 // Only the weights and what belongs to them go back: the steps are counted, and their samples are not used again.

@@ -27,8 +27,8 @@ class Anomalies {
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
   /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps; warns, or puts the
   /// weights of before back. `ends_window`: at a report that a straight run has too; only there learning rates are
-  /// lowered. Waits for the device. Throws: Error (exit 65) if the run must end.
-  void check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
+  /// lowered. Returns whether weights were put back. Waits for the device. Throws: Error (exit 65) if the run must end.
+  bool check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
   /// Of the last check().
   bool parameters_finite() const noexcept { return parameters_finite_; }
 
@@ -38,8 +38,9 @@ class Anomalies {
   void tell_skipped(std::int64_t step);
   void tell_spike(const Spike& spike, bool skipped);
   void lower_rates(Strategy& strategy, std::int64_t step);
-  void act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step);
-  void act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step);
+  /// Both return whether weights were put back.
+  bool act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step);
+  bool act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step);
   void roll_back(const std::string& why, const RunSnapshot::Parts& run, std::int64_t step);
   void take_snapshot(const RunSnapshot::Parts& run, std::int64_t step);
   void warn(const std::string& text) const;  // on the main rank

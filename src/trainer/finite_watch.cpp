@@ -64,7 +64,7 @@ std::string NonFinite::text() const {
     add(fmt::format("the gradient norm of step {} is not finite", grad_norm->step));
   }
   if (skipped_steps > 0) {
-    add(fmt::format("the gradients of the last {} steps were not finite", skipped_steps));
+    add(fmt::format("a loss or a gradient of each of the last {} steps was not finite", skipped_steps));
   }
   add(parameter.empty() ? std::string("all parameters are finite")
                         : fmt::format("the first parameter that is not finite is {}", parameter));

@@ -434,7 +434,8 @@ class Fit {
     }
     if (config_.dist.check_replicas) {
       check_replicas(task_.module(), world_,
-                     config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state());
+                     config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state(),
+                     recorder_.find_divergence(world_));
     }
     if (!monitors_validation() && !monitors_epoch()) {
       check_monitor(metrics);
@@ -552,7 +553,9 @@ class Fit {
   // At reports and before saves, which wait for the device anyway.
   void check_values(bool ends_window) {
     is_between_steps_ = false;  // a step with bad values must not be saved
-    anomalies_.check(snapshot_parts(), state_.step, ends_window);
+    if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
+      recorder_.note_rollback();
+    }
     is_between_steps_ = true;
   }
 

@@ -1,9 +1,11 @@
-// Decides on the device, before an update, whether the gradient norm is a spike: spike.policy skip. No step waits for
-// the device.
+// Decides on the device, before an update, whether the gradient norm or the loss is a spike: spike.policy skip. No step
+// waits for the device.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +23,7 @@ class SpikeGate {
   /// A step that was skipped.
   struct Skipped {
     std::int64_t step = 0;
+    std::string name{};  ///< "loss" or "grad_norm"; "loss" if both are spikes
     double value = 0;
     double mean = 0;  ///< of the window
     double z_score = 0;
@@ -28,30 +31,32 @@ class SpikeGate {
 
   explicit SpikeGate(const SpikeConfig& config) : config_(config) {}
 
-  /// `norm`: 0-dim, of the gradients of an optimizer of the task, the same on all ranks. Returns 1 if the update has to
-  /// be skipped, else 0: 0-dim float32 on its device. Each optimizer has a window of its own.
-  at::Tensor check(std::int64_t step, std::size_t optimizer, const at::Tensor& norm);
+  /// `loss` and `grad_norm`: 0-dim, of an optimizer of the task, the same on all ranks. Returns 1 if the update has to
+  /// be skipped, else 0: 0-dim float32 on their device. Each optimizer has windows of its own.
+  at::Tensor check(std::int64_t step, std::size_t optimizer, const at::Tensor& loss, const at::Tensor& grad_norm);
   /// The steps that were skipped since the last call. Waits for the device.
   std::vector<Skipped> take_skipped();
 
-  /// The windows, by "<optimizer>".
+  /// The windows, by "<optimizer>.<name>".
   NamedTensors save() const;
   void load(const NamedTensors& state);
 
  private:
-  /// As SpikeWatch's: a spike is clipped to the limit before it enters.
-  struct Window {
-    at::Tensor values{};  // [spike.window], float64, the newest last; unused ones are 0 and first
-    at::Tensor count{};   // 0-dim float64: those that are used
+  static constexpr std::array kNames{"loss", "grad_norm"};
+
+  /// One row for each of kNames. As SpikeWatch's: a spike is clipped to the limit before it enters.
+  struct Windows {
+    at::Tensor values{};  // [2, spike.window], float64, the newest last; unused ones are 0 and first
+    at::Tensor counts{};  // [2], float64: those that are used
   };
 
-  void begin(Window& window, c10::Device device) const;
+  Windows& windows_of(std::size_t optimizer);
 
   SpikeConfig config_;
-  std::vector<Window> windows_{};      // per optimizer
+  std::vector<Windows> windows_{};     // per optimizer
   at::Tensor age_{};                   // [spike.window]: 0 for the newest value
   std::vector<std::int64_t> steps_{};  // of pending_
-  std::vector<at::Tensor> pending_{};  // [4]: norm, mean, z-score, skipped
+  std::vector<at::Tensor> pending_{};  // [4, 2]: values, means, z-scores, which of them are spikes
 };
 
 }  // namespace lockstep

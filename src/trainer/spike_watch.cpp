@@ -61,25 +61,48 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
   if (config_.z_score == 0) {
     return;
   }
-  const c10::NoGradGuard no_grad;
-  if (losses_.empty()) {
+  if (ids_.empty()) {
     begin_ = step;
   }
-  losses_.push_back(result.loss.defined() ? result.loss.detach().to(at::kDouble) * batches.local_samples
-                                          : at::Tensor());
-  norms_.push_back(result.grad_norm.defined() && !gate_ ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
-  samples_.push_back(static_cast<double>(batches.global_samples));
   std::vector<std::int64_t>& ids = ids_.emplace_back();
   for (const Batch& batch : batches.micro) {
     ids.insert(ids.end(), batch.ids.begin(), batch.ids.end());
   }
+  if (gate_) {
+    return;
+  }
+  const c10::NoGradGuard no_grad;
+  losses_.push_back(result.loss.defined() ? result.loss.detach().to(at::kDouble) * batches.local_samples
+                                          : at::Tensor());
+  norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
+  samples_.push_back(static_cast<double>(batches.global_samples));
 }
 
 std::optional<Spike> SpikeWatch::look(World& world) {
   skipped_.clear();
-  if (losses_.empty()) {
-    return std::nullopt;
+  std::optional<Spike> first;
+  if (gate_) {
+    for (const SpikeGate::Skipped& skipped : gate_->take_skipped()) {
+      skipped_.push_back({.step = skipped.step,
+                          .name = skipped.name,
+                          .value = skipped.value,
+                          .mean = skipped.mean,
+                          .z_score = skipped.z_score});
+    }
+  } else if (!losses_.empty()) {
+    first = first_spike(world);
   }
+  std::vector<Spike*> found;
+  if (first) {
+    found.push_back(&*first);
+  }
+  std::ranges::transform(skipped_, std::back_inserter(found), [](Spike& spike) { return &spike; });
+  name_samples(found, world);
+  ids_.clear();
+  return first;
+}
+
+std::optional<Spike> SpikeWatch::first_spike(World& world) {
   const c10::NoGradGuard no_grad;
   const at::Tensor zero = at::zeros({}, at::device(world.device()).dtype(at::kDouble));
   const auto stacked = [&](std::vector<at::Tensor>& values) {
@@ -109,25 +132,9 @@ std::optional<Spike> SpikeWatch::look(World& world) {
       check(grad_norm_, "grad_norm", norm[i], i);
     }
   }
-  if (gate_) {
-    for (const SpikeGate::Skipped& skipped : gate_->take_skipped()) {
-      skipped_.push_back({.step = skipped.step,
-                          .name = "grad_norm",
-                          .value = skipped.value,
-                          .mean = skipped.mean,
-                          .z_score = skipped.z_score});
-    }
-  }
-  std::vector<Spike*> found;
-  if (first) {
-    found.push_back(&*first);
-  }
-  std::ranges::transform(skipped_, std::back_inserter(found), [](Spike& spike) { return &spike; });
-  name_samples(found, world);
   losses_.clear();
   norms_.clear();
   samples_.clear();
-  ids_.clear();
   return first;
 }
 

@@ -69,11 +69,13 @@ class SpikeWatch {
     std::deque<double> values{};
   };
 
+  /// Collective. Checks the pending values.
+  std::optional<Spike> first_spike(World& world);
   /// Collective. Adds the samples of all ranks to each.
   void name_samples(const std::vector<Spike*>& spikes, World& world) const;
 
   SpikeConfig config_;
-  std::optional<SpikeGate> gate_{};  // looks at the gradient norms
+  std::optional<SpikeGate> gate_{};  // looks at the values before the update instead
   std::vector<Spike> skipped_{};
   bool lowers_ = false;
   std::int64_t begin_ = 0;            // step of the first pending value

@@ -14,6 +14,7 @@
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
 #include "trainer/spike_gate.h"
+#include "trainer/times_count.h"
 
 namespace lockstep {
 
@@ -25,6 +26,15 @@ StepOutput Task::training_step(const Batch&) {
 NamedTensors Task::predict_step(const Batch&) {
   throw ConfigError("the task has no predict_step()", "override it: it returns the tensors to keep, by name");
 }
+
+namespace {
+
+// Flags of 0 and 1; an undefined one is 0.
+at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() ? at::maximum(a, b) : a.defined() ? a : b;
+}
+
+}  // namespace
 
 void Task::optimize(Step& step) {
   if (step.optimizer_count() > 1) {
@@ -72,11 +82,17 @@ void OptimizerStep::backward(const StepOutput& output) {
   (output.loss.defined() ? step_.with_loss_ : step_.without_loss_) |= samples > 0;
   if (!output.loss.defined()) {
     optimizer_.backward_nothing();
-  } else if (output.count.defined()) {
+    return;
+  }
+  if (step_.looks_at_losses()) {  // before the backward, which sends it
+    optimizer_.add_loss(output.count.defined() ? times_count(output.loss, output.count)
+                                               : output.loss.detach() * step_.weight(samples));
+  }
+  if (output.count.defined()) {
     optimizer_.add_count(output.count);
     optimizer_.backward(output.loss, output.count.detach().to(output.loss.dtype()));
   } else {
-    optimizer_.backward(output.loss, step_.share(samples));
+    optimizer_.backward(output.loss, step_.context_.loss_factor * step_.weight(samples));
   }
 }
 
@@ -100,6 +116,13 @@ void OptimizerStep::finish() {
   }
 }
 
+// As the gradients, of the whole global batch. 0 if all counts of the step are 0.
+at::Tensor OptimizerStep::mean_loss() {
+  const at::Tensor loss = optimizer_.mean_loss();
+  const at::Tensor count = optimizer_.mean_count();
+  return count.defined() ? at::where(count > 0, loss / count, 0) : loss;
+}
+
 void OptimizerStep::update() {
   const at::NoGradGuard no_grad;
   finish();
@@ -112,10 +135,18 @@ void OptimizerStep::update() {
   if (limit > 0 || spikes != nullptr) {
     step_.grad_norm_ = optimizer_.grad_norm();
   }
-  if (spikes != nullptr) {
-    const auto index = static_cast<std::size_t>(this - step_.optimizers_.data());
-    step_.spike_ = spikes->check(step_.number(), index, step_.grad_norm_);
-    optimizer_.skip_if(step_.spike_);
+  at::Tensor not_finite;
+  at::Tensor spike;
+  if (step_.looks_at_losses()) {
+    const at::Tensor loss = mean_loss();
+    if (step_.context_.config.optim.non_finite == NonFinitePolicy::skip) {
+      not_finite = loss.isfinite().logical_not_().to(at::kFloat);
+    }
+    if (spikes != nullptr) {
+      const auto index = static_cast<std::size_t>(this - step_.optimizers_.data());
+      spike = spikes->check(step_.number(), index, loss, step_.grad_norm_);
+    }
+    optimizer_.skip_if(any_of(not_finite, spike));
   }
   if (limit > 0) {
     optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));
@@ -124,7 +155,8 @@ void OptimizerStep::update() {
   }
   optimizer_.set_lr(step_.context_.at);
   optimizer_.step();
-  step_.skipped_ = optimizer_.skipped();
+  step_.skipped_ = any_of(step_.skipped_, any_of(optimizer_.skipped(), not_finite));
+  step_.spike_ = any_of(step_.spike_, spike);
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
@@ -155,9 +187,12 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
 }
 
 // The reduction averages over ranks, so a weight of 1 is an equal share of the global batch.
-double Step::share(std::int64_t samples) const noexcept {
-  return context_.loss_factor * static_cast<double>(samples * context_.world.size()) /
-         static_cast<double>(context_.batches.global_samples);
+double Step::weight(std::int64_t samples) const noexcept {
+  return static_cast<double>(samples * context_.world.size()) / static_cast<double>(context_.batches.global_samples);
+}
+
+bool Step::looks_at_losses() const noexcept {
+  return context_.spikes != nullptr || context_.config.optim.non_finite == NonFinitePolicy::skip;
 }
 
 void Step::add(const StepOutput& output) {

@@ -11,6 +11,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "trainer/times_count.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
 
@@ -21,11 +22,6 @@ namespace {
 constexpr std::string_view kSum = "sum.";
 constexpr std::string_view kCounts = "counts";
 constexpr std::string_view kSamples = "samples";
-
-// If the count is zero, the mean may be NaN.
-at::Tensor times_count(const at::Tensor& value, const at::Tensor& count) {
-  return at::where(count > 0, value.detach().to(at::kDouble) * count, 0);
-}
 
 // Its value can be read at once, which takes a hundredth of the time of an operation on tensors.
 bool is_float_on_host(const at::Tensor& value) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <filesystem>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -10,6 +11,7 @@
 #include <lockstep/config/config_io.h>
 
 #include "parallel/parameter_sync.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -28,6 +30,17 @@ std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& 
     }
   }
   return known == batches.local_samples ? std::optional(sum) : std::nullopt;
+}
+
+/// 0-dim bool, a tensor of its own; undefined: no update can be left out.
+at::Tensor left_out(const StepResult& result) {
+  at::Tensor any;
+  for (const at::Tensor& flag : {result.skipped, result.spike}) {
+    if (flag.defined()) {
+      any = any.defined() ? any.logical_or(flag) : flag > 0;
+    }
+  }
+  return any;
 }
 
 }  // namespace
@@ -62,12 +75,31 @@ void StepRecorder::add(const TrainState& state, const StepBatches& batches, cons
   pending_.push_back({.step = state.step,
                       .epoch = batches.epoch,
                       .samples = batches.local_samples,
-                      .sample_digest = digest_of(batches, world_)});
+                      .sample_digest = digest_of(batches, world_),
+                      .rolled_back = std::exchange(rolled_back_, false)});
   digests_.push_back((digests * weights_).sum());
+  left_out_.push_back(left_out(result));
+  if (config_.dist.check_replicas) {
+    unchecked_steps_.push_back(state.step);
+    unchecked_.push_back(digests_.back());
+  }
   losses_.push_back((result.loss.defined() ? result.loss.detach() : at::zeros({}, digests.device())).to(at::kDouble));
   if (pending_.size() == RecordWriter::kBuffered) {
     flush();
   }
+}
+
+std::optional<std::int64_t> StepRecorder::find_divergence(World& world) {
+  if (unchecked_.empty() || world.size() == 1) {
+    return std::nullopt;
+  }
+  const at::Tensor all = world.all_gather(at::stack(unchecked_).view({1, -1}));
+  const at::Tensor differ = WorldAccess::on_host(world, (all != all[0]).any(0));
+  const auto steps = std::exchange(unchecked_steps_, {});
+  unchecked_.clear();
+  const bool* first = differ.const_data_ptr<bool>();
+  const auto found = static_cast<std::size_t>(std::find(first, first + steps.size(), true) - first);
+  return found < steps.size() ? std::optional(steps[found]) : std::nullopt;
 }
 
 void StepRecorder::flush() {
@@ -77,18 +109,24 @@ void StepRecorder::flush() {
   if (!pending_.empty()) {
     const at::Tensor digests = at::stack(digests_).cpu();
     const at::Tensor losses = at::stack(losses_).cpu();
+    for (at::Tensor& flag : left_out_) {
+      flag = flag.defined() ? flag : at::zeros({}, at::device(digests_.front().device()).dtype(at::kBool));
+    }
+    const at::Tensor left_out = at::stack(left_out_).cpu();
     for (std::size_t i = 0; i < pending_.size(); ++i) {
       StepRecord& record = pending_[i];
       record.parameter_digest = static_cast<std::uint64_t>(digests.const_data_ptr<std::int64_t>()[i]);
       if (record.samples > 0) {
         record.loss_bits = std::bit_cast<std::uint64_t>(losses.const_data_ptr<double>()[i]);
       }
+      record.left_out = left_out.const_data_ptr<bool>()[i];
       writer_->add(record);
     }
   }
   pending_.clear();
   digests_.clear();
   losses_.clear();
+  left_out_.clear();
   writer_->flush();
 }
 

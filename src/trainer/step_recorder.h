@@ -1,7 +1,9 @@
 // Records every step for `lockstep compare`. Does nothing without report.record.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +28,11 @@ class StepRecorder {
   /// Records the step that has just been completed. Waits for the device only at every 64th recorded step.
   void add(const TrainState& state, const StepBatches& batches, const StepResult& result,
            const torch::nn::Module& module);
+  /// Weights of before were put back after the last step.
+  void note_rollback() noexcept { rolled_back_ = true; }
+  /// Collective. The first recorded step since the last call after which the parameters of the ranks differ; nullopt:
+  /// none. For dist.check_replicas. Waits for the device.
+  std::optional<std::int64_t> find_divergence(World& world);
   /// Writes all recorded steps to the file. Waits for the device.
   void flush();
 
@@ -37,6 +44,10 @@ class StepRecorder {
   std::vector<StepRecord> pending_{};
   std::vector<at::Tensor> digests_{};  // of the recorded steps; on the device until they are written
   std::vector<at::Tensor> losses_{};
+  std::vector<at::Tensor> left_out_{};  // 1: an update; undefined: none can be
+  bool rolled_back_ = false;
+  std::vector<std::int64_t> unchecked_steps_{};  // for find_divergence()
+  std::vector<at::Tensor> unchecked_{};
 };
 
 }  // namespace lockstep

@@ -327,5 +327,100 @@ TEST_F(RunDirectories, FreshActsOnceUnderAgentsThatCountRestartsDifferently) {
   EXPECT_EQ(runs(), 2);
 }
 
+// --- a directory for each launch ---
+
+class NumberedRuns : public RunDirectories {
+ protected:
+  std::vector<std::string> numbered(const std::vector<std::string>& more = {}) const {
+    return with(train({"--run_dir", (dir_.path() / "runs" / "{n}").string(), "--max_steps", "4"}), more);
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    const Path runs = dir_.path() / "runs";
+    if (std::filesystem::exists(runs)) {
+      for (const auto& entry : std::filesystem::directory_iterator(runs)) {
+        found.push_back(entry.path().filename().string());
+      }
+    }
+    std::ranges::sort(found);
+    return found;
+  }
+  Path numbered_run(const std::string& name) const { return dir_.path() / "runs" / name; }
+};
+
+TEST_F(NumberedRuns, EachStartBeginsOneAndResumeLastContinuesTheNewest) {
+  const auto nothing = run_program(numbered({"--resume", "last"}));
+  EXPECT_EQ(nothing.code, 65);
+  EXPECT_THAT(nothing.err, HasSubstr("found no run "));
+  EXPECT_THAT(names(), testing::IsEmpty());
+  for (const char* ranks : {"1", "2"}) {
+    const auto result = run_program(numbered({"--nprocs", ranks}));
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("run directory: " + numbered_run(ranks).string()));
+  }
+  EXPECT_THAT(names(), testing::ElementsAre("1", "2"));
+  const auto further = run_program(numbered({"--resume", "last", "--nprocs", "2", "--max_steps", "6"}));
+  EXPECT_EQ(further.code, 0) << further.err;
+  EXPECT_THAT(further.err, HasSubstr("resuming from step 4 in " + numbered_run("2").string()));
+  // The configuration of a run continues this run.
+  const auto same =
+      run_program({TRAIN_PROGRAM, "--config", (numbered_run("1") / "config.toml").string(), "--max_steps", "5"});
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_THAT(same.err, HasSubstr("resuming from step 4 in " + numbered_run("1").string()));
+  // Weights of another run: a new directory.
+  const auto other = run_program(numbered({"--resume", numbered_run("1").string(), "--max_steps", "7"}));
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(names(), testing::ElementsAre("1", "2", "3"));
+  // What writes nothing takes no number.
+  ASSERT_EQ(run_program(numbered({"--fast_dev_run", "2"})).code, 0);
+  ASSERT_EQ(run_program(numbered({"--dry-run"})).code, 0);
+  EXPECT_THAT(names(), testing::ElementsAre("1", "2", "3"));
+  const auto refused = run_program(numbered({"--fresh"}));
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("each start begins a run of its own already"));
+}
+
+TEST_F(NumberedRuns, ARestartOfOurLauncherStaysInItsDirectory) {
+  ASSERT_EQ(run_program(numbered()).code, 0);
+  const auto result = run_program(numbered({"--nprocs", "2", "--dist.max_restarts", "2"}),
+                                  {{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 in"));
+  EXPECT_THAT(names(), testing::ElementsAre("1", "2"));
+  EXPECT_THAT(read_text(numbered_run("2") / "events.jsonl"), HasSubstr("\"restart\"")) << "the launcher finds it";
+}
+
+TEST_F(NumberedRuns, AJobThatIsKilledAndQueuedAgainStaysInItsDirectory) {
+  const auto endless_run =
+      numbered({"--max_epochs", "100000", "--max_steps", "0", "--work_ms", "20", "--checkpoint.every_steps", "3"});
+  Process killed(endless_run, {{"SLURM_JOB_ID", "77"}});
+  ASSERT_TRUE(killed.wait_for("step 5 ")) << killed.err();
+  killed.signal(SIGKILL);
+  killed.wait();
+  const auto again = run_program(numbered({"--max_steps", "9", "--max_epochs", "0"}),
+                                 {{"SLURM_JOB_ID", "77"}, {"SLURM_RESTART_COUNT", "1"}});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("resuming from step "));
+  EXPECT_THAT(names(), testing::ElementsAre("1"));
+  EXPECT_EQ(run_program(numbered(), {{"SLURM_JOB_ID", "77"}}).code, 0);
+  EXPECT_THAT(names(), testing::ElementsAre("1", "2")) << "another start is another run";
+}
+
+TEST_F(NumberedRuns, RankZeroDecidesUnderALauncherOfOthers) {
+  for (const std::string expected : {"1", "2"}) {
+    std::vector<std::unique_ptr<Process>> ranks;
+    const std::string port = free_port();
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.push_back(std::make_unique<Process>(numbered(), rank_variables(rank, 3, port)));
+    }
+    for (const auto& rank : ranks) {
+      const auto result = rank->wait(Process::Seconds(60));
+      EXPECT_EQ(result.code, 0) << result.err;
+    }
+    EXPECT_EQ(names().back(), expected);
+    EXPECT_EQ(names().size(), static_cast<std::size_t>(std::stoi(expected)));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -28,7 +28,7 @@ const std::map<std::string_view, Names>& layers() {
   static const Names world = above(kCore, {"fwd", "tensor"});
   static const Names optim = above(world, {"world"});
   static const Names peers = above(optim, {"optim"});
-  static const Names session = optim;
+  static const Names session = above(optim, {"checkpoint"});
   static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "metrics", "session"});
   static const Names worker = above(trainer, {"trainer"});
   static const Names run = above(worker, {"worker"});

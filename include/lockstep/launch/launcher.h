@@ -42,10 +42,11 @@ struct LaunchRequest {
   std::filesystem::path log_dir{};        ///< for <log_dir>/<run id>/attempt_<n>/rank_<r>.log
   std::vector<OutputRoute> routes{};      ///< by local rank; {}: all output to the terminal
   std::vector<std::vector<int>> cores{};  ///< by local rank, the allowed cores; {}: those of this process
-  std::filesystem::path event_log{};      ///< gets a line per failure and restart if its directory exists; "": none
-  /// Locks the directory of `event_log`; returns nullptr while another launch holds it and writes the log. {}: no lock
-  /// needed.
-  std::function<std::unique_ptr<FileLock>()> event_lock{};
+  /// The directory in which events.jsonl gets a line per failure and restart, if it exists. `launch`: LaunchName::id of
+  /// the ranks. {}: none.
+  std::function<std::filesystem::path(const std::string& launch)> event_directory{};
+  /// Locks that directory; returns nullptr while another launch holds it and writes the log. {}: no lock needed.
+  std::function<std::unique_ptr<FileLock>(const std::filesystem::path& directory)> event_lock{};
 };
 
 /// Starts one worker process per rank of this machine (own process group, dies with this process), prefixes its output

@@ -67,6 +67,12 @@ class StrategyOptimizer {
   virtual void add_count(const at::Tensor& count) = 0;
   virtual at::Tensor mean_count() = 0;
 
+  /// Adds a loss of this rank (0-dim, on the device) times its weight. Call it before backward(). After finish(),
+  /// mean_loss() is the mean of the sums over ranks, the same on all of them: 0-dim float32, 0 if no rank added
+  /// anything. It is sent with the gradients.
+  virtual void add_loss(const at::Tensor& loss) = 0;
+  virtual at::Tensor mean_loss() = 0;
+
   /// Call it after the last backward. Gradients are then the mean and equal on every rank. Throws: Error naming the
   /// parameters without a gradient, before any update.
   virtual void finish() = 0;

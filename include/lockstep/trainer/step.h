@@ -51,6 +51,7 @@ class OptimizerStep {
  private:
   void finish();
   void check_counts(const StepOutput& output);
+  at::Tensor mean_loss();
 
   Step& step_;
   StrategyOptimizer& optimizer_;
@@ -100,14 +101,16 @@ class Step {
  private:
   friend class OptimizerStep;
 
-  double share(std::int64_t samples) const noexcept;
+  double weight(std::int64_t samples) const noexcept;
+  /// Losses decide whether an update is left out.
+  bool looks_at_losses() const noexcept;
 
   const Context context_;
   std::vector<OptimizerStep> optimizers_{};
   MicroBatches added_{};
   std::int64_t last_samples_ = 0;  // of the batch of the last forward
   at::Tensor grad_norm_{};
-  at::Tensor skipped_{};  // of the last update, if it could be skipped
+  at::Tensor skipped_{};  // 1: an update was left out; undefined: none can be
   at::Tensor spike_{};    // likewise
   bool with_loss_ = false;
   bool without_loss_ = false;

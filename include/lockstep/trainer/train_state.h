@@ -26,10 +26,10 @@ struct TrainState {
 struct StepResult {
   at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
   at::Tensor grad_norm{};  ///< 0-dim, before clipping; undefined without optim.max_grad_norm and spike.policy skip
-  /// 0-dim: 1 if nothing was changed because a gradient was not finite; undefined without fp16_mixed and
+  /// 0-dim: 1 if an update was left out because a gradient was not finite, or a loss; undefined without fp16_mixed and
   /// optim.non_finite skip.
   at::Tensor skipped{};
-  at::Tensor spike{};  ///< 0-dim: 1 if nothing was changed because of spike.policy skip; undefined without it
+  at::Tensor spike{};  ///< 0-dim: 1 if an update was left out because of spike.policy skip; undefined without it
   double lr = 0;
 };
 

@@ -74,11 +74,24 @@ TEST_F(Compare, AnswersInJson) {
   EXPECT_EQ(answer(run("d", 2.0, 100), 1), Json({{"format", 1}, {"same", false}, {"common_steps", 0}}));
 }
 
+TEST_F(Compare, PrintsTheHashOfOneRun) {
+  const std::string a = run("a", 2.0);
+  const auto one = run_program({LOCKSTEP_CLI, "compare", a});
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_THAT(one.out, testing::MatchesRegex("[0-9a-f]{16} after 5 steps, the last one is 5\n"));
+  const Json json = parse_json(run_program({LOCKSTEP_CLI, "compare", "--json", a}).out);
+  EXPECT_EQ(json, Json({{"format", 1}, {"steps", 5}, {"last_step", 5}, {"hash", one.out.substr(0, 16)}}));
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", run("b", 2.0)}).out, one.out);
+  EXPECT_NE(run_program({LOCKSTEP_CLI, "compare", run("d", 2.0, 100)}).out, one.out);
+}
+
 TEST_F(Compare, RejectsInvalidArguments) {
   const std::string a = run("a", 2.0);
   EXPECT_EQ(compare(a, (temp_.path() / "missing").string()).code, 2);
-  EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a}).code, 2);
-  EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out, HasSubstr("usage: lockstep compare [--json] A B"));
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare"}).code, 2);
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a, a, a}).code, 2);
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out,
+              HasSubstr("usage: lockstep compare [--json] A [B]"));
   std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 40);
   const auto damaged = compare(a, a);
   EXPECT_EQ(damaged.code, 65);

@@ -17,6 +17,7 @@
 #include "parallel/parameter_sync.h"
 #include "parallel/single_device.h"
 #include "support/thread_world.h"
+#include "support/tiny_task.h"
 
 namespace lockstep {
 namespace {
@@ -491,6 +492,42 @@ TEST(Ddp, KeepsTheCountsOfTwoOptimizersApart) {
       }
     }
   });
+}
+
+TEST(Ddp, SendsTheLossesOfTwoOptimizersWithTheirGradients) {
+  for (const int ranks : {1, 3}) {
+    thread_world(ranks, [&](World& world) {
+      Pair pair;
+      OptimizerSpec d(sgd());
+      d.module = pair.d.get();
+      OptimizerSpec g(sgd());
+      g.module = pair.g.get();
+      const auto strategy = make_strategy(plan_for(ranks, {}), world);
+      strategy->prepare(pair, std::vector<OptimizerSpec>{d, g});
+      for (std::int64_t step = 0; step < 3; ++step) {
+        for (std::size_t set = 0; set < 2; ++set) {
+          StrategyOptimizer& optimizer = strategy->optimizer(set);
+          const auto& part = set == 0 ? pair.d : pair.g;
+          optimizer.zero_grad();
+          optimizer.begin_forward(true);
+          if (world.rank() > 0) {  // without samples
+            optimizer.backward_nothing();
+          } else {
+            if (set == 0 && step != 1) {
+              optimizer.add_loss(at::full({}, step == 0 ? 6.0 : NAN, at::kDouble));
+              optimizer.add_loss(at::full({}, 1.5));
+            }
+            optimizer.backward(loss_of(part->forward(inputs(step)), targets(step)), 2);
+          }
+          optimizer.finish();
+        }
+        const float sent = strategy->optimizer(0).mean_loss().item<float>();
+        EXPECT_TRUE(step == 2 ? std::isnan(sent) : sent == (step == 0 ? 7.5F / static_cast<float>(ranks) : 0)) << sent;
+        EXPECT_EQ(strategy->optimizer(1).mean_loss().item<float>(), 0);
+        EXPECT_EQ(strategy->agreed(), StepRequests{}) << "a loss is no request";
+      }
+    });
+  }
 }
 
 struct Rows : torch::nn::Module {

@@ -90,6 +90,58 @@ TEST_F(Comparison, NamesTheFirstStepAndRankAndWhatDiffers) {
   }
 }
 
+TEST_F(Comparison, GivesAnUpdateThatWasLeftOutAsTheReason) {
+  run("a", 2, 1, 50);
+  run("left_out", 2, 1, 50, {30, 0, [](StepRecord& record) {
+                               *record.parameter_digest += 1;
+                               record.left_out = true;
+                             }});
+  run("rolled_back", 2, 1, 50, {31, 0, [](StepRecord& record) {
+                                  *record.parameter_digest += 1;
+                                  record.rolled_back = true;
+                                }});
+  using Field = RecordDifference::Field;
+  const auto reason = [&](const char* name) {
+    const auto difference = compare("a", name).difference;
+    EXPECT_TRUE(difference) << name;
+    return difference ? difference->fields.back() : Field{};
+  };
+  const Field left_out = reason("left_out");
+  EXPECT_EQ(left_out.name, "update");
+  EXPECT_EQ(left_out.a, "made");
+  EXPECT_EQ(left_out.b, "left out");
+  EXPECT_EQ(reason("rolled_back").b, "weights of before put back, then made");
+  run("both", 2, 1, 50, {30, 0, [](StepRecord& record) { record.left_out = true; }});
+  EXPECT_FALSE(compare("a", "both").difference) << "with the same parameters it is no difference";
+}
+
+TEST_F(Comparison, ChainsTheStepsOfARun) {
+  const auto chain = [&](const std::string& name) {
+    return chain_of(read_run_records(real_file_system(), directory_.path() / name));
+  };
+  run("straight", 4, 1, 100);
+  const RecordChain straight = chain("straight");
+  EXPECT_EQ(straight.steps, 100);
+  EXPECT_EQ(straight.last_step, 100);
+  run("resumed", 4, 1, 60);
+  run("resumed", 2, 51, 100);
+  EXPECT_EQ(chain("resumed").hash, straight.hash) << "also on another number of ranks";
+  run("shorter", 4, 1, 99);
+  EXPECT_NE(chain("shorter").hash, straight.hash);
+  run("sparse", 4, 1, 100, {}, 3);
+  EXPECT_NE(chain("sparse").hash, straight.hash);
+  for (const auto change :
+       {+[](StepRecord& record) { *record.sample_digest += 1; },
+        +[](StepRecord& record) { *record.parameter_digest += 1; }, +[](StepRecord& record) { ++record.epoch; }}) {
+    std::filesystem::remove_all(directory_.path() / "changed");
+    run("changed", 4, 1, 100, {40, 0, change});
+    EXPECT_NE(chain("changed").hash, straight.hash);
+  }
+  run("killed", 2, 1, 100);
+  std::filesystem::resize_file(directory_.path() / "killed" / record_file_name(1), std::uintmax_t{64} * 51);
+  EXPECT_EQ(chain("killed").steps, 50) << "up to the last step that all ranks have";
+}
+
 TEST_F(Comparison, ComparesTheGlobalBatchOfDifferentWorldSizes) {
   run("one", 1, 1, 50);
   run("four", 4, 1, 50);

@@ -56,12 +56,18 @@ void overwrite(FileSystem& fs, const std::string& text) {
 TEST(StepRecords, AreReadAsTheyWereWritten) {
   MemoryFileSystem fs;
   const StepRecord sparse{.step = 4, .epoch = 0, .samples = 7};
+  StepRecord left_out = record(5);
+  left_out.left_out = true;
+  StepRecord rolled_back = record(6);
+  rolled_back.rolled_back = true;
   {
     RecordWriter writer(fs, kFile, 1, 2, 0);
     writer.add(record(3));
     writer.add(sparse);
+    writer.add(left_out);
+    writer.add(rolled_back);
   }
-  EXPECT_THAT(records(fs), ElementsAre(record(3), sparse));
+  EXPECT_THAT(records(fs), ElementsAre(record(3), sparse, left_out, rolled_back));
   const RankRecords read = read_records(fs, kFile);
   EXPECT_EQ(read.rank, 1);
   EXPECT_EQ(read.entries.front().ranks, 2);

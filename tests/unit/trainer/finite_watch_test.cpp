@@ -346,7 +346,7 @@ TEST(NonFinitePolicy, SkipEndsARunInWhichNoStepIsGood) {
                     [](World& world) {
                       return std::make_unique<Spoiled>(world, /*when=*/4, 1, Spoiled::What::later_gradients);
                     }),
-              HasSubstr("the gradients of the last 26 steps were not finite"));
+              HasSubstr("a loss or a gradient of each of the last 26 steps was not finite"));
 }
 
 TEST(FiniteWatch, ForgetsWhatItTold) {

@@ -172,7 +172,7 @@ TEST(TrainerPrecision, Fp16MixedEndsIfNoScaleHelps) {
   Overflowing task;
   task.overflows = [](int call) { return call > 3; };
   EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
-              testing::HasSubstr("the gradients of the last 25 steps were not finite"));
+              testing::HasSubstr("a loss or a gradient of each of the last 25 steps was not finite"));
   EXPECT_EQ(task.calls, 29);
 }
 

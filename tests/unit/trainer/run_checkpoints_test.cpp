@@ -560,5 +560,35 @@ TEST(CheckReplicas, FindsAnOptimizerThatDivergedAtAReport) {
   }
 }
 
+TEST(CheckReplicas, NamesTheFirstOfTheRecordedSteps) {
+  const auto train_on = [](std::int64_t when, int odd) {
+    const TempDir dir;
+    thread_world(3, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 4, .batch_size = 4});
+      config.run_dir = (dir.path() / "run").string();
+      config.report.every_steps = 5;
+      config.report.record = 1;
+      config.dist.check_replicas = true;
+      const Plan plan = plan_for(3, config);
+      TinyTask task(adamw({.lr = 0.1}));
+      DataLoader data(tiny_data(20), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::step_end, [&](const StageContext& context) {
+        if (context.world.rank() == odd && context.state.step == when) {
+          const at::NoGradGuard no_grad;
+          context.module.parameters().front().view(at::kInt).bitwise_xor_(1);
+        }
+      });
+      trainer.fit(task, data);
+    });
+  };
+  EXPECT_NO_THROW(train_on(-1, -1));
+  for (const int odd : {0, 2}) {  // the record of a step comes before its callbacks
+    EXPECT_THAT([&] { train_on(2, odd); },
+                ThrowsMessage<CommError>(HasSubstr("the replicas have diverged, first after step 3: rank " +
+                                                   std::to_string(odd) + " has weight")));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -20,6 +20,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "report/record_comparison.h"
 #include "support/message_of.h"
 #include "support/named_tensors.h"
 #include "support/temp_dir.h"
@@ -184,11 +185,12 @@ class SteepTask final : public TinyTask {
 };
 
 /// Parameters and optimizer state at the end of a run.
-NamedTensors state_after(int ranks, const TrainConfig& config, const std::function<std::unique_ptr<Task>()>& make) {
+NamedTensors state_after(int ranks, const TrainConfig& config,
+                         const std::function<std::unique_ptr<Task>(const World&)>& make) {
   NamedTensors state;
   thread_world(ranks, [&](World& world) {
     const Plan plan = plan_for(ranks, config);
-    const auto task = make();
+    const auto task = make(world);
     DataLoader data(tiny_data(60), plan.loader, world);
     Trainer trainer(plan, world);
     trainer.on(Stage::fit_end, [&](const StageContext& at) {
@@ -236,15 +238,18 @@ TEST(SpikeSkip, ChangesNeitherParametersNorOptimizer) {
         config.accumulation = ranks == 1 ? 2 : 1;
         config.dist.shard_optimizer = shard && ranks > 1;
         testing::internal::CaptureStderr();
-        const NamedTensors skipped = state_after(
-            ranks, config, [&] { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}, optimizer); });
+        const NamedTensors skipped = state_after(ranks, config, [&](const World&) {
+          return std::make_unique<SteepTask>(std::set<std::int64_t>{27}, optimizer);
+        });
         EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the gradient norm of step 27 is"));
         config.spike.z_score = 0;
-        const NamedTensors expected = state_after(
-            ranks, config, [&] { return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, optimizer); });
+        const NamedTensors expected = state_after(ranks, config, [&](const World&) {
+          return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, optimizer);
+        });
         EXPECT_TRUE(same(skipped, expected)) << ranks << " ranks, sharded " << shard;
-        const NamedTensors control = state_after(
-            ranks, config, [&] { return std::make_unique<PausedTask>(std::set<std::int64_t>{}, optimizer); });
+        const NamedTensors control = state_after(ranks, config, [&](const World&) {
+          return std::make_unique<PausedTask>(std::set<std::int64_t>{}, optimizer);
+        });
         EXPECT_FALSE(same(skipped, control)) << "the control";
       }
     }
@@ -257,7 +262,7 @@ TEST(SpikeSkip, WritesAnEventWithStepAndSamples) {
   config.run_dir = (dir.path() / "run").string();
   config.report.jsonl = true;
   testing::internal::CaptureStderr();
-  state_after(2, config, [] { return std::make_unique<SteepTask>(std::set<std::int64_t>{23, 24}); });
+  state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{23, 24}); });
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("the step changed nothing, nor did 1 step after it since the last report"));
   std::vector<std::int64_t> steps;
@@ -274,10 +279,47 @@ TEST(SpikeSkip, WritesAnEventWithStepAndSamples) {
   EXPECT_THAT(steps, testing::ElementsAre(23, 24));
 }
 
-/// Two optimizers, each for one parameter; only the gradients of the second one become steep.
+/// Adds to the loss of chosen steps on one rank, or makes it NaN; its gradients stay ordinary.
+class LoudTask : public TinyTask {
+ public:
+  struct Options {
+    std::set<std::int64_t> steps{27};
+    double added = 100;
+    bool counts = false;
+    OptimizerFactory optimizer = adamw({.lr = 0.05});
+  };
+  LoudTask(const World& world, Options options)
+      : TinyTask(options.optimizer), options_(std::move(options)), is_loud_(world.rank() == world.size() / 2) {}
+  void optimize(Step& step) override {
+    added_ = is_loud_ && options_.steps.contains(step.number()) ? options_.added : 0;
+    TinyTask::optimize(step);
+  }
+  StepOutput training_step(const Batch& batch) override {
+    StepOutput out = TinyTask::training_step(batch);
+    out.loss = out.loss + added_;
+    if (options_.counts) {
+      out.count = at::scalar_tensor(3.0 * static_cast<double>(batch.samples), at::kFloat);
+    }
+    return out;
+  }
+
+ private:
+  Options options_;
+  bool is_loud_;
+  double added_ = 0;
+};
+
+/// Two optimizers, each for one parameter. In step 27, one of them has steep gradients, a loss to which something is
+/// added, or no update.
 class TwoPartsTask final : public Task {
  public:
-  explicit TwoPartsTask(bool is_steep, bool pauses = false) : is_steep_(is_steep), pauses_(pauses) {
+  struct Options {
+    std::size_t which = 1;
+    double steep = 1;
+    double added = 0;
+    bool pauses = false;
+  };
+  explicit TwoPartsTask(const Options& options) : options_(options) {
     const at::NoGradGuard no_grad;
     a_->weight.fill_(0.1);
     b_->weight.fill_(0.2);
@@ -293,44 +335,224 @@ class TwoPartsTask final : public Task {
     return {first, second};
   }
   void optimize(Step& step) override {
-    const bool now = step.number() == 27;
     for (std::size_t i = 0; i < 2; ++i) {
       OptimizerStep& optimizer = step.optimizer(i);
       optimizer.zero_grad();
-      const double factor = i == 1 && now && is_steep_ ? 1e3 : 1;
+      const Options now = step.number() == 27 && i == options_.which ? options_ : Options{};
       for (const Batch& batch : step.batches()) {
         const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput {
           const at::Tensor loss = at::mse_loss((i == 0 ? a_ : b_)(b.input), b.target);
-          return loss * factor - (loss * (factor - 1)).detach();
+          return loss * now.steep - (loss * (now.steep - 1)).detach() + now.added;
         });
         optimizer.backward(out);
         if (i == 0) {
           step.add(out);
         }
       }
-      if (!(i == 1 && now && pauses_)) {
+      if (!now.pauses) {
         optimizer.update();
       }
     }
   }
 
  private:
+  Options options_;
   torch::nn::Linear a_{torch::nn::LinearOptions(4, 1).bias(false)};
   torch::nn::Linear b_{torch::nn::LinearOptions(4, 1).bias(false)};
   torch::nn::Sequential net_{};
-  bool is_steep_;
-  bool pauses_;
 };
 
 TEST(SpikeSkip, LooksAtEachOptimizerAlone) {
   for (const int ranks : {1, 2}) {
+    for (const std::size_t which : {0U, 1U}) {
+      TrainConfig config = spiking_config(SpikePolicy::skip);
+      const auto run = [&](const TwoPartsTask::Options& options) {
+        testing::internal::CaptureStderr();
+        NamedTensors state =
+            state_after(ranks, config, [&](const World&) { return std::make_unique<TwoPartsTask>(options); });
+        testing::internal::GetCapturedStderr();
+        return state;
+      };
+      const NamedTensors steep = run({.which = which, .steep = 1e3});
+      const NamedTensors loud = run({.which = which, .added = 100});
+      config.spike.z_score = 0;
+      const NamedTensors expected = run({.which = which, .pauses = true});
+      EXPECT_TRUE(same(steep, expected)) << ranks << " ranks, optimizer " << which;
+      EXPECT_TRUE(same(loud, expected)) << ranks << " ranks, optimizer " << which;
+      EXPECT_FALSE(same(steep, run({}))) << "the control";
+    }
+  }
+}
+
+/// Leaves out the update of chosen steps; everything else is that of LoudTask.
+class QuietTask final : public LoudTask {
+ public:
+  QuietTask(const World& world, Options options, std::set<std::int64_t> pauses)
+      : LoudTask(world, std::move(options)), pauses_(std::move(pauses)) {}
+  void optimize(Step& step) override {
+    if (!pauses_.contains(step.number())) {
+      LoudTask::optimize(step);
+    }
+  }
+
+ private:
+  std::set<std::int64_t> pauses_;
+};
+
+/// A run with this task ends like one that leaves out the update of step 27, and not like one without.
+void expect_left_out(int ranks, TrainConfig config, const LoudTask::Options& options, std::string_view warning) {
+  testing::internal::CaptureStderr();
+  const NamedTensors skipped =
+      state_after(ranks, config, [&](const World& world) { return std::make_unique<LoudTask>(world, options); });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(warning));
+  config.spike.z_score = 0;
+  LoudTask::Options quiet = options;
+  quiet.added = 0;
+  const auto without = [&](const std::set<std::int64_t>& pauses) {
+    return state_after(ranks, config,
+                       [&](const World& world) { return std::make_unique<QuietTask>(world, quiet, pauses); });
+  };
+  EXPECT_TRUE(same(skipped, without({27}))) << ranks << " ranks";
+  EXPECT_FALSE(same(skipped, without({}))) << "the control";
+}
+
+TEST(SpikeSkip, LooksAtTheLossOfAllRanksBeforeTheUpdate) {
+  for (const OptimizerFactory& optimizer : {adamw({.lr = 0.05}), lion({.lr = 0.01})}) {
+    for (const int ranks : {1, 2, 4}) {
+      for (const bool shard : {false, true}) {
+        TrainConfig config = spiking_config(SpikePolicy::skip);
+        config.accumulation = ranks == 1 ? 2 : 1;
+        config.dist.shard_optimizer = shard && ranks > 1;
+        expect_left_out(ranks, config, {.optimizer = optimizer}, "the loss of step 27 is");
+      }
+    }
+  }
+}
+
+TEST(SpikeSkip, WeighsLossesByCounts) {
+  for (const int ranks : {1, 2, 4}) {
+    expect_left_out(ranks, spiking_config(SpikePolicy::skip), {.counts = true}, "the loss of step 27 is");
+  }
+}
+
+TEST(SpikeSkip, LooksAtTheLossIfRanksHaveNoSamples) {
+  TrainConfig config = spiking_config(SpikePolicy::skip);
+  config.global_batch_size = 3;  // rank 2 has the last one, rank 3 none
+  expect_left_out(4, config, {}, "the loss of step 27 is");
+}
+
+TEST(SpikeSkip, SeesTheSameLossWithOtherGradientsBetweenRanks) {
+  for (const GradCompression compression : {GradCompression::bf16, GradCompression::fp32_stochastic}) {
     TrainConfig config = spiking_config(SpikePolicy::skip);
-    const NamedTensors skipped = state_after(ranks, config, [] { return std::make_unique<TwoPartsTask>(true); });
-    config.spike.z_score = 0;
-    const NamedTensors expected =
-        state_after(ranks, config, [] { return std::make_unique<TwoPartsTask>(false, /*pauses=*/true); });
-    EXPECT_TRUE(same(skipped, expected)) << ranks << " ranks";
-    EXPECT_FALSE(same(skipped, state_after(ranks, config, [] { return std::make_unique<TwoPartsTask>(false); })));
+    config.dist.compression = compression;
+    expect_left_out(2, config, {}, "the loss of step 27 is");
+  }
+}
+
+TEST(SpikeSkip, NamesTheLossInItsEvent) {
+  const TempDir dir;
+  TrainConfig config = spiking_config(SpikePolicy::skip);
+  config.run_dir = (dir.path() / "run").string();
+  config.report.jsonl = true;
+  testing::internal::CaptureStderr();
+  state_after(3, config, [](const World& world) { return std::make_unique<LoudTask>(world, LoudTask::Options{}); });
+  testing::internal::GetCapturedStderr();
+  int events = 0;
+  for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] == "spike") {
+      ++events;
+      EXPECT_EQ(event["step"], 27);
+      EXPECT_EQ(event["metric"], "loss");
+      EXPECT_EQ(event["skipped"], true);
+      EXPECT_NEAR(event["value"].get<double>(), 100.0 / 3, 5) << "the mean over the ranks, as it is reported";
+    }
+  }
+  EXPECT_EQ(events, 1);
+}
+
+/// The steps with a record that has this flag.
+std::vector<std::int64_t> marked(const std::filesystem::path& run, bool StepRecord::*flag) {
+  std::vector<std::int64_t> steps;
+  for (const auto& entry : read_run_records(real_file_system(), run).ranks.at(1).entries) {
+    if (entry.record.*flag) {
+      steps.push_back(entry.record.step);
+    }
+  }
+  return steps;
+}
+
+TEST(StepRecorder, MarksUpdatesThatWereLeftOutAndRollbacks) {
+  const TempDir dir;
+  const auto record = [&](const std::string& name, SpikePolicy policy, const LoudTask::Options& options) {
+    TrainConfig config = spiking_config(policy);
+    config.run_dir = (dir.path() / name).string();
+    config.report.record = 1;
+    config.optim.non_finite = NonFinitePolicy::skip;
+    testing::internal::CaptureStderr();
+    state_after(2, config, [&](const World& world) { return std::make_unique<LoudTask>(world, options); });
+    testing::internal::GetCapturedStderr();
+    return dir.path() / name;
+  };
+  // A record is named by the number of steps after it, a step of a task by the number before it.
+  const auto skipped = record("spike", SpikePolicy::skip, {});
+  EXPECT_THAT(marked(skipped, &StepRecord::left_out), testing::ElementsAre(28));
+  EXPECT_THAT(marked(skipped, &StepRecord::rolled_back), testing::IsEmpty());
+  EXPECT_THAT(marked(record("nan", SpikePolicy::warn, {.added = std::nan("")}), &StepRecord::left_out),
+              testing::ElementsAre(28));
+  const auto back = record("rollback", SpikePolicy::rollback, {});
+  EXPECT_THAT(marked(back, &StepRecord::left_out), testing::IsEmpty());
+  EXPECT_THAT(marked(back, &StepRecord::rolled_back), testing::ElementsAre(31)) << "found at the report of step 30";
+  const auto quiet = record("quiet", SpikePolicy::skip, {.added = 0});
+  const auto compared =
+      compare_records(read_run_records(real_file_system(), quiet), read_run_records(real_file_system(), back));
+  ASSERT_TRUE(compared.difference);
+  EXPECT_EQ(compared.difference->step, 28) << "its loss";
+}
+
+TEST(NonFiniteSkip, LooksAtTheLossBeforeTheUpdate) {
+  for (const int ranks : {1, 2, 4}) {
+    for (const bool counts : {false, true}) {
+      TrainConfig config = spiking_config(SpikePolicy::warn);
+      config.optim.non_finite = NonFinitePolicy::skip;
+      for (const double bad : {std::nan(""), HUGE_VAL}) {
+        expect_left_out(ranks, config, {.added = bad, .counts = counts}, "a step was skipped");
+      }
+    }
+  }
+}
+
+TEST(NonFiniteSkip, AlsoDecidesWithAScaledLossAndSpikes) {
+  TrainConfig config = spiking_config(SpikePolicy::skip);
+  config.precision = Precision::fp16_mixed;
+  config.optim.non_finite = NonFinitePolicy::skip;
+  const auto weights = [&](const LoudTask::Options& options, const std::set<std::int64_t>& pauses) {
+    testing::internal::CaptureStderr();
+    NamedTensors state =
+        state_after(2, config, [&](const World& world) { return std::make_unique<QuietTask>(world, options, pauses); });
+    testing::internal::GetCapturedStderr();
+    std::erase_if(state, [](const auto& entry) { return entry.first.starts_with("loss_scaler"); });  // counts steps
+    return state;
+  };
+  const NamedTensors expected = weights({.added = 0}, {27});
+  for (const double added : {100.0, std::nan("")}) {
+    EXPECT_TRUE(same(weights({.added = added}, {}), expected)) << added;
+  }
+  EXPECT_FALSE(same(weights({.added = 0}, {}), expected)) << "the control";
+}
+
+TEST(NonFiniteSkip, OfTheFirstOfTwoOptimizersIsNoFailure) {
+  for (const int ranks : {1, 2}) {
+    TrainConfig config = spiking_config(SpikePolicy::warn);
+    config.optim.non_finite = NonFinitePolicy::skip;
+    testing::internal::CaptureStderr();
+    const auto run = [&](const TwoPartsTask::Options& options) {
+      return state_after(ranks, config, [&](const World&) { return std::make_unique<TwoPartsTask>(options); });
+    };
+    const NamedTensors skipped = run({.which = 0, .added = std::nan("")});
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("a step was skipped"));
+    EXPECT_TRUE(same(skipped, run({.which = 0, .pauses = true}))) << ranks << " ranks";
+    EXPECT_FALSE(same(skipped, run({}))) << "the control";
   }
 }
 
@@ -346,16 +568,20 @@ TEST(SpikeSkip, WorksTogetherWithTheSkippingOfNaN) {
   config.optim.non_finite = NonFinitePolicy::skip;
   testing::internal::CaptureStderr();
   const NamedTensors found =
-      state_after(2, config, [] { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}); });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("gradients were not finite")));
+      state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}); });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("was not finite")));
   config.spike.z_score = 0;
-  EXPECT_TRUE(same(found, state_after(2, config, [] {
+  EXPECT_TRUE(same(found, state_after(2, config, [](const World&) {
                      return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, adamw({.lr = 0.05}));
                    })));
 }
 
 /// A run in two parts and a straight one end the same.
-void expect_same_if_resumed(SpikePolicy policy, std::int64_t stop, int ranks_then) {
+void expect_same_if_resumed(
+    SpikePolicy policy, std::int64_t stop, int ranks_then,
+    const std::function<std::unique_ptr<Task>(const World&)>& make = [](const World&) {
+      return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31});
+    }) {
   const auto config = [&](const TempDir& dir, std::int64_t steps) {
     TrainConfig made = spiking_config(policy);
     made.optim.max_grad_norm = 10;
@@ -364,7 +590,6 @@ void expect_same_if_resumed(SpikePolicy policy, std::int64_t stop, int ranks_the
     made.run_dir = (dir.path() / "run").string();
     return made;
   };
-  const auto make = [] { return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31}); };
   testing::internal::CaptureStderr();
   const TempDir whole;
   const NamedTensors straight = state_after(2, config(whole, 40), make);
@@ -385,6 +610,16 @@ TEST(SpikeSkip, IsTheSameInARunThatIsResumedAtAnyStep) {
     expect_same_if_resumed(SpikePolicy::skip, stop, 2);
   }
   expect_same_if_resumed(SpikePolicy::skip, 22, 4);
+}
+
+TEST(SpikeSkip, OfALossIsTheSameInARunThatIsResumedAtAnyStep) {
+  const auto make = [](const World& world) {
+    return std::make_unique<LoudTask>(world, LoudTask::Options{.steps = {24, 31}});
+  };
+  for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
+    expect_same_if_resumed(SpikePolicy::skip, stop, 2, make);
+  }
+  expect_same_if_resumed(SpikePolicy::skip, 22, 4, make);
 }
 
 TEST(SpikeLowerLr, IsTheSameInARunThatIsResumedAtAnyStep) {
