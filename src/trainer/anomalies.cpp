@@ -22,6 +22,9 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
 }
 
 bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
+  if (put_back_at_ == step) {
+    return false;  // a save after a report that went back: nothing was trained since
+  }
   const auto spike = spikes_.look(world_);
   const auto found = finite_.look(run.module, world_);
   parameters_finite_ = !found || found->parameter.empty();
@@ -30,15 +33,13 @@ bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool end
     return act_on(*found, run, step);
   }
   told_non_finite_ = false;
-  bool put_back = false;
-  if (spike) {
-    put_back = act_on(*spike, run, step);
-  } else {
-    rollbacks_in_a_row_ = 0;
-    take_snapshot(run, step);
-  }
+  const bool put_back = spike && act_on(*spike, run, step);
   if (ends_window && spikes_.take_lr_reduction()) {
     lower_rates(run.strategy, step);
+  }
+  if (!put_back) {
+    rollbacks_in_a_row_ = 0;
+    take_snapshot(run, step);
   }
   return put_back;
 }
@@ -137,6 +138,7 @@ void Anomalies::roll_back(const std::string& why, const RunSnapshot::Parts& run,
                 "look at the learning rate and the model; the last checkpoint is from before", ExitCode::bad_data);
   }
   snapshot_.restore(run);
+  put_back_at_ = step;
   parameters_finite_ = true;
   files_.event("rollback", {{"step", step}, {"to", to}, {"why", why}});
   warn(fmt::format("{}: the weights are those of step {} again; the samples of steps {} to {} are left out", why, to,

@@ -52,6 +52,7 @@ class Anomalies {
   SpikeWatch spikes_;
   RunSnapshot snapshot_{};
   int rollbacks_in_a_row_ = 0;
+  std::int64_t put_back_at_ = -1;  // the step after which that was done the last time
   bool parameters_finite_ = true;
   bool told_non_finite_ = false;
 };

@@ -717,8 +717,14 @@ TEST(Rollback, EndsTheRunIfItDoesNotHelp) {
   for (std::int64_t step = 12; step < 40; ++step) {
     all.insert(step);
   }
-  EXPECT_THAT(message_of([&] { weights_after(2, config, all, std::nan("")); }),
-              HasSubstr("3 rollbacks to step 10 in a row did not help"));
+  const TempDir dir;
+  for (const std::int64_t save : {0, 5}) {  // also at the steps of the reports
+    config.checkpoint.enabled = save > 0;
+    config.checkpoint.every_steps = save;
+    config.run_dir = (dir.path() / "run").string();
+    EXPECT_THAT(message_of([&] { weights_after(2, config, all, std::nan("")); }),
+                HasSubstr("3 rollbacks to step 10 in a row did not help"));
+  }
 }
 
 TEST(Rollback, IsTheSameInAResumedRun) {
