@@ -26,6 +26,7 @@
 
 #include "base/descriptor.h"
 #include "base/duration.h"
+#include "base/run_files.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
 #include "failure/deadlines.h"
@@ -69,7 +70,7 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   request.threads_per_rank = plan.threads_per_rank;
   request.max_restarts = plan.config.dist.max_restarts;
   const std::filesystem::path directory = run_directory(plan.config);
-  request.event_log = directory / "events.jsonl";
+  request.event_log = directory / kEventsName;
   request.event_lock = [directory] { return try_lock_run(real_file_system(), directory); };
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
