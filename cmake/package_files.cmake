@@ -25,4 +25,5 @@ configure_file(${debian}/lintian-overrides ${root}/share/lintian/overrides/locks
 string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
 configure_file(${debian}/changelog.in ${documents}/changelog.Debian @ONLY)
 configure_file(${CPACK_LOCKSTEP_SOURCE_DIR}/docs/changelog.md ${documents}/changelog COPYONLY)
-execute_process(COMMAND gzip -9n ${documents}/changelog.Debian ${documents}/changelog COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND gzip -9n ${documents}/changelog.Debian ${documents}/changelog
+  ${root}/${CPACK_LOCKSTEP_MANDIR}/man1/lockstep.1 COMMAND_ERROR_IS_FATAL ANY)

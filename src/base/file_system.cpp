@@ -16,7 +16,6 @@
 #include <fmt/format.h>
 #include <ftw.h>
 #include <linux/fs.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -27,6 +26,7 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/descriptor.h"
+#include "base/file_lock.h"
 #include "base/io_error.h"
 #include "base/text.h"
 
@@ -540,15 +540,14 @@ class RealFileSystem final : public FileSystem {
 
   std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) override {
     Descriptor file = open_or_create(path, O_RDWR);
-    const auto lock = [&] { return retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) == 0; };
-    bool locked = lock();
+    bool locked = take_file_lock(file.get());
     while (locked &&
            !is_at(file, path)) {  // the directory was renamed meanwhile: this lock belongs to another directory now
       file = open_or_create(path, O_RDWR);
-      locked = lock();
+      locked = take_file_lock(file.get());
     }
     if (!locked) {
-      if (errno != EWOULDBLOCK) {
+      if (errno != EAGAIN && errno != EACCES) {
         throw_io_error("lock", path, errno);
       }
       std::array<char, 4096> text{};

@@ -1,12 +1,13 @@
 #include "base/json.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 #include <stdexcept>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include "base/special_number.h"
 
 namespace lockstep {
 namespace {
@@ -48,14 +49,8 @@ std::string without_library_prefix(std::string text) {
 /// A copy in which numbers that JSON cannot represent are strings.
 Json writable(const Json& value) {
   if (value.is_number_float()) {
-    const double number = value.get<double>();
-    if (std::isnan(number)) {
-      return "NaN";
-    }
-    if (std::isinf(number)) {
-      return number > 0 ? "Infinity" : "-Infinity";
-    }
-    return value;
+    const auto word = special_word(value.get<double>());
+    return word ? Json(*word) : value;
   }
   if (!value.is_structured()) {
     return value;

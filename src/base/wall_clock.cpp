@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include <fmt/format.h>
+
 #include "base/text.h"
 
 namespace lockstep {
@@ -34,6 +36,18 @@ std::optional<double> parse_utc_time(std::string_view text) {
   const auto days = std::chrono::sys_days(date).time_since_epoch();
   const std::int64_t seconds = std::chrono::seconds(days).count() + part(11, 2) * 3600 + part(14, 2) * 60 + part(17, 2);
   return static_cast<double>(seconds) + part(20, 3) / 1000.0;
+}
+
+std::string utc_minute(double unix_time) {
+  const std::chrono::sys_seconds time{std::chrono::seconds(static_cast<std::int64_t>(unix_time))};
+  const std::chrono::year_month_day date{std::chrono::floor<std::chrono::days>(time)};
+  return fmt::format("{:04}-{:02}-{:02} {} UTC", static_cast<int>(date.year()), static_cast<unsigned>(date.month()),
+                     static_cast<unsigned>(date.day()), utc_clock(unix_time).substr(0, 5));
+}
+
+std::string utc_clock(double unix_time) {
+  const std::int64_t seconds = static_cast<std::int64_t>(unix_time) % 86400;
+  return fmt::format("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
 }
 
 }  // namespace lockstep

@@ -26,6 +26,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/run_files.h"
 #include "base/text.h"
 #include "checkpoint/contents_broadcast.h"
 #include "checkpoint/contents_files.h"
@@ -508,7 +509,7 @@ path real_folder(const path& named) {
 }
 
 StoredContents read_newest(const path& run, const OnDamage& on_damage) {
-  const CheckpointDir directory(real_file_system(), run / "checkpoints");
+  const CheckpointDir directory(real_file_system(), run / kCheckpointsName);
   const auto steps = directory.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     try {

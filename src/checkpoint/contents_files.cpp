@@ -16,13 +16,13 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "storage/names.h"
 #include "tensor/tensor_views.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::string_view kTensorsSuffix = ".safetensors";
-constexpr std::string_view kStateName = "state.json";
 constexpr std::int64_t kMaxRanks = 1 << 20;
 
 std::string rank_file_name(std::size_t rank) { return fmt::format("rng-{}.bin", rank); }

@@ -1,24 +1,33 @@
-// The commands of the tool. Torch-free.
+// The commands of the tool, one file each. Torch-free.
 #pragma once
 
 #include <span>
-#include <string>
 #include <string_view>
 
-#include <lockstep/base/variables.h>
+#include "cli/command_line.h"
 
 namespace lockstep {
 
-struct Command {
-  std::string_view name{};
-  std::string_view arguments{};  ///< for the usage
-  std::string_view help{};
-  std::string_view words{};  ///< flags and words that completion offers after it, separated by blanks
-  bool settings = false;     ///< it also takes the settings of a run as flags
-  int (*run)(std::span<const std::string> args,
-             const Variables& variables) = nullptr;  ///< `args`: those after the name
-};
+extern const Command kStartCommand;
+extern const Command kRunCommand;
+extern const Command kPlanCommand;
+extern const Command kConfigCommand;
+extern const Command kListCommand;
+extern const Command kTopCommand;
+extern const Command kReportCommand;
+extern const Command kVerifyCommand;
+extern const Command kCompareCommand;
+extern const Command kCtlCommand;
+extern const Command kDoctorCommand;
+extern const Command kTestCommand;
+extern const Command kSystemCommand;
+extern const Command kCompletionCommand;
+extern const Command kHelpCommand;
 
-std::span<const Command> commands();
+/// In the order of `lockstep --help`.
+std::span<const Command* const> commands();
+
+/// Throws: ConfigError if there is none.
+const Command& find_command(std::string_view name);
 
 }  // namespace lockstep

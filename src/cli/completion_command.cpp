@@ -1,5 +1,3 @@
-#include "cli/completion_command.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <utility>
@@ -7,41 +5,31 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/run_flags.h"
 #include "cli/shell_words.h"
 #include "config/field_value.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kUsage =
-    "usage: lockstep completion bash|zsh [PROGRAM...]\n\n"
-    "Prints a script that completes the commands of lockstep, the settings of a run, and their values, for\n"
-    "lockstep and for each PROGRAM. In bash and zsh:\n\n"
-    "  source <(lockstep completion bash ./train)\n"
-    "  source <(lockstep completion zsh ./train)\n\n"
-    "A program's own flags are not completed.\n";
+/// A flag with its two dashes.
+struct FlagText {
+  std::string flag{};
+  std::string syntax{};
+  std::string help{};
+};
 
-/// Flags of every program that are not settings.
-const std::vector<FlagText>& program_flags() {
-  static const std::vector<FlagText> flags = {
-      {"--config", "FILE", "settings from a .toml or .json file"},
-      {"--print-config", "", "print all settings with their origin and exit"},
-      {"--dry-run", "", "print the plan and exit"},
-      {"--hardware", "FILE", "plan for the machine that FILE describes"},
-      {"--help", "", "print the flags that are used most and exit"},
-      {"--help-all", "", "print all flags and exit"},
-  };
-  return flags;
+void append(std::vector<FlagText>& flags, std::span<const FlagRow> rows) {
+  for (const FlagRow& row : rows) {
+    flags.push_back({fmt::format("--{}", row.name), std::string(row.value), std::string(row.help)});
+  }
 }
 
 /// All flags of a program that uses lockstep.
 std::vector<FlagText> setting_flags() {
-  std::vector<FlagText> flags = program_flags();
+  std::vector<FlagText> flags;
+  append(flags, kProgramFlags);
   const TrainConfig config;
   visit_fields(config, [&]<class T>(const FieldInfo& info, const T&) {
     flags.push_back({fmt::format("--{}", info.name), value_syntax<T>(), std::string(info.help)});
@@ -54,34 +42,40 @@ std::vector<FlagText> setting_flags() {
 
 /// The words among the values of a flag: "auto cpu gpu" of "N|auto|cpu|gpu".
 std::string words_of(const FlagText& flag) {
-  std::vector<std::string> words;
+  std::vector<std::string> words = choices_of(flag.syntax);
   if (flag.flag == "--devices") {
     words = {"auto", "cpu"};
   } else if (flag.flag == "--resume") {
     words = {"auto", "never", "last", "best"};
-  } else if (flag.syntax.find('|') != std::string::npos) {
-    words = split(flag.syntax, '|');
-    std::erase_if(words, [](const std::string& word) { return word.front() < 'a' || word.front() > 'z'; });
   }
+  std::erase_if(words, [](const std::string& word) { return word.front() < 'a' || word.front() > 'z'; });
   return join(words, " ");
 }
 
 std::vector<FlagText> flags_of(const Command& command) {
-  std::vector<FlagText> flags = command.settings ? setting_flags() : std::vector<FlagText>{};
-  if (command.name == "run") {
-    flags = run_flag_texts();
-  }
-  for (const std::string& word : split(command.words, ' ')) {
-    if (word.starts_with('-')) {
-      flags.push_back({word, word == "--launcher" ? "srun|own" : "", ""});
-    }
+  std::vector<FlagText> flags = command.form == WordForm::settings ? setting_flags() : std::vector<FlagText>{};
+  append(flags, command.flags);
+  if (command.form != WordForm::settings) {
+    flags.push_back({"--help", "", "print this text and exit"});
   }
   return flags;
 }
 
+std::vector<std::string> command_names() {
+  std::vector<std::string> names;
+  for (const Command* command : commands()) {
+    names.emplace_back(command->name);
+  }
+  return names;
+}
+
+/// The words that its arguments can be.
 std::string plain_words_of(const Command& command) {
-  std::vector<std::string> words = split(command.words, ' ');
-  std::erase_if(words, [](const std::string& word) { return word.empty() || word.starts_with('-'); });
+  std::vector<std::string> words = &command == &kHelpCommand ? command_names() : std::vector<std::string>{};
+  for (const std::string& argument : split(command.arguments, ' ')) {
+    const std::vector<std::string> choices = choices_of(argument);
+    words.insert(words.end(), choices.begin(), choices.end());
+  }
   return join(words, " ");
 }
 
@@ -95,13 +89,9 @@ std::string names_of(const std::vector<FlagText>& flags) {
 std::string value_function() {
   std::string text = "_lockstep_values() {\n  case \"$1\" in\n";
   std::vector<FlagText> all = setting_flags();
-  for (const Command& command : commands()) {
-    if (!command.settings) {
-      const auto more = flags_of(command);
-      all.insert(all.end(), more.begin(), more.end());
-    }
+  for (const Command* command : commands()) {
+    append(all, command->flags);
   }
-  all.push_back({"--launcher", "srun|own", ""});
   for (const FlagText& flag : all) {
     if (const std::string words = words_of(flag); !words.empty()) {
       text += fmt::format("    {}) echo '{}' ;;\n", flag.flag, words);
@@ -142,10 +132,8 @@ _lockstep_program() {
 
 _lockstep_tool() {
 )";
-  std::vector<std::string> names{"--help", "--version"};
-  for (const Command& command : commands()) {
-    names.emplace_back(command.name);
-  }
+  std::vector<std::string> names = command_names();
+  names.insert(names.begin(), {"--help", "--version"});
   text += fmt::format(
       "  if ((COMP_CWORD == 1)); then\n    COMPREPLY=($(compgen -W '{}' -- \"${{COMP_WORDS[1]}}\"))\n    return\n  "
       "fi\n",
@@ -155,9 +143,9 @@ _lockstep_tool() {
       "it "
       "are the program and its flags\n      _lockstep_program\n      return\n    fi\n  done\n";
   text += "  case \"${COMP_WORDS[1]}\" in\n";
-  for (const Command& command : commands()) {
-    text += fmt::format("    {}) _lockstep_reply '{}' '{}' ;;\n", command.name, names_of(flags_of(command)),
-                        plain_words_of(command));
+  for (const Command* command : commands()) {
+    text += fmt::format("    {}) _lockstep_reply '{}' '{}' ;;\n", command->name, names_of(flags_of(*command)),
+                        plain_words_of(*command));
   }
   text += "  esac\n}\n\ncomplete -o default -F _lockstep_tool lockstep\n";
   for (const std::string& program : programs) {
@@ -180,8 +168,8 @@ std::string zsh_script(const std::vector<std::string>& programs) {
   text += "typeset -ga _lockstep_settings _lockstep_commands\n";
   text += zsh_array("_lockstep_settings", setting_flags());
   std::vector<FlagText> names;
-  for (const Command& command : commands()) {
-    names.push_back({std::string(command.name), "", std::string(command.help)});
+  for (const Command* command : commands()) {
+    names.push_back({std::string(command->name), "", std::string(command->summary)});
   }
   text += zsh_array("_lockstep_commands", names) + "\n" + value_function();
   text += R"(
@@ -219,9 +207,9 @@ _lockstep_tool() {
   local -a flags
   case ${words[2]} in
 )";
-  for (const Command& command : commands()) {
-    text += fmt::format("    {})\n{}      _lockstep_reply flags {}\n      ;;\n", command.name,
-                        zsh_array("flags", flags_of(command)), plain_words_of(command));
+  for (const Command* command : commands()) {
+    text += fmt::format("    {})\n{}      _lockstep_reply flags {}\n      ;;\n", command->name,
+                        zsh_array("flags", flags_of(*command)), plain_words_of(*command));
   }
   text += "  esac\n}\n\ncompdef _lockstep_tool lockstep\n";
   for (const std::string& program : programs) {
@@ -230,24 +218,28 @@ _lockstep_tool() {
   return text;
 }
 
-}  // namespace
-
-int completion_command(std::span<const std::string> args) {
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  if (args.empty() || (args[0] != "bash" && args[0] != "zsh")) {
-    throw ConfigError(
-        fmt::format("completion: found {}, expected bash or zsh", args.empty() ? "no shell" : printable(args[0])),
-        "source <(lockstep completion bash ./train); see lockstep completion --help");
-  }
+int completion(const CommandLine& line, const Variables&) {
   std::vector<std::string> programs;
-  for (const std::string& program : args.subspan(1)) {
-    programs.push_back(std::filesystem::path(program).filename().string());  // shells look for this name too
+  for (std::size_t i = 1; i < line.arguments.size(); ++i) {
+    programs.push_back(std::filesystem::path(line.arguments[i]).filename().string());  // shells look for this name too
   }
-  fmt::print("{}", args[0] == "bash" ? bash_script(programs) : zsh_script(programs));
+  fmt::print("{}", line.arguments[0] == "bash" ? bash_script(programs) : zsh_script(programs));
   return 0;
 }
+
+}  // namespace
+
+const Command kCompletionCommand{.name = "completion",
+                                 .arguments = "bash|zsh [PROGRAM...]",
+                                 .summary = "print a script that completes flags in a shell",
+                                 .description =
+                                     "Prints a script that completes the commands of lockstep, the settings of a run, "
+                                     "and their values, for lockstep "
+                                     "and for each PROGRAM. In bash and zsh:\n"
+                                     "  source <(lockstep completion bash ./train)\n"
+                                     "  source <(lockstep completion zsh ./train)\n"
+                                     "A program's own flags are not completed.",
+                                 .exit_codes = "0, 2 usage",
+                                 .run = completion};
 
 }  // namespace lockstep

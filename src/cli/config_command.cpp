@@ -1,32 +1,32 @@
-#include "cli/config_command.h"
-
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/io_error.h"
 #include "base/text.h"
+#include "cli/commands.h"
 #include "config/config_file.h"
 #include "config/migrate.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kUsage =
-    "usage: lockstep config\n"
-    "       lockstep config --check FILE\n"
-    "       lockstep config --migrate FILE\n\n"
-    "Without flags it prints a TOML file with every setting: its meaning, its values and its default. All\n"
-    "values are commented out, so the file changes nothing.\n\n"
-    "  --check FILE     print all problems of a .toml or .json file, with their lines; what the file does not\n"
-    "                   set has lockstep's defaults\n"
-    "  --migrate FILE   give settings of earlier versions and of other systems their names of today in a .toml\n"
-    "                   file, print each change, and check the result; the old file becomes FILE.old\n\n"
-    "exit code: 0 no problem, 2 a problem\n";
+constexpr FlagRow kFlags[] = {
+    {"check", "FILE",
+     "print all problems of a .toml or .json file, with their lines; what the file does not set has lockstep's "
+     "defaults"},
+    {"migrate", "FILE",
+     "give settings of earlier versions and of other systems their names of today in a .toml file, print each change, "
+     "and check the result; the old file becomes FILE.old"},
+};
 
 /// Throws: ConfigError with all problems of the file.
 void check(const std::string& file) {
@@ -35,6 +35,39 @@ void check(const std::string& file) {
   const auto set = std::count_if(invocation.origins.begin(), invocation.origins.end(),
                                  [](const auto& origin) { return origin.second.starts_with("file "); });
   fmt::print("{}: {}, no problem\n", file, counted(set, "setting"));
+}
+
+/// Writes a file with a new text and the owner and mode of before; the old one becomes <file>.old, which is returned.
+/// A link stays a link.
+std::filesystem::path replace_keeping_old(const std::filesystem::path& file, std::string_view text) {
+  FileSystem& fs = real_file_system();
+  const std::filesystem::path target = std::filesystem::is_symlink(file) ? std::filesystem::canonical(file) : file;
+  const std::filesystem::path old = target.string() + ".old";
+  const std::filesystem::path fresh = target.string() + ".new";
+  struct stat before {};
+  if (::stat(target.c_str(), &before) != 0) {
+    throw_io_error("inspect", target, errno);
+  }
+  for (const auto& path : {old, fresh}) {
+    if (fs.exists(path)) {
+      throw ConfigError(fmt::format("{}: this file exists; --migrate would overwrite it", path.string()),
+                        "move it away, then start again");
+    }
+  }
+  ::umask(S_IRWXG | S_IRWXO);  // nobody else reads a private file while it is being written
+  write_file(fs, fresh, text);
+  try {
+    if (::chown(fresh.c_str(), before.st_uid, before.st_gid) != 0 ||
+        ::chmod(fresh.c_str(), before.st_mode & 07777) != 0) {
+      throw_io_error("keep the owner of", target, errno);
+    }
+    fs.rename(target, old);
+  } catch (const IoError&) {
+    fs.remove(fresh);
+    throw;
+  }
+  fs.rename(fresh, target);
+  return old;
 }
 
 void migrate(const std::string& file) {
@@ -47,43 +80,40 @@ void migrate(const std::string& file) {
     fmt::print("{}: nothing to rename\n", file);
     return;
   }
-  FileSystem& fs = real_file_system();
-  const std::filesystem::path old = file + ".old";
-  if (fs.exists(old)) {
-    throw ConfigError(fmt::format("{}: this file exists; the old {} would get its name", old.string(), file),
-                      "move it away, then start again");
-  }
-  std::error_code unresolved;
-  const auto target = std::filesystem::canonical(file, unresolved);
-  write_file(fs, old, read_config_text(file));
-  write_file(fs, unresolved ? std::filesystem::path(file) : target, migration.text);
+  const std::filesystem::path old = replace_keeping_old(file, migration.text);
   for (const std::string& change : migration.changes) {
     fmt::print("{}: {}\n", file, change);
   }
   fmt::print("{}: the old file is {}\n", file, old.string());
 }
 
-}  // namespace
-
-int config_command(std::span<const std::string> args) {
-  if (args.empty()) {
+int config(const CommandLine& line, const Variables&) {
+  const GivenFlag* checked = line.find("check");
+  const GivenFlag* migrated = line.find("migrate");
+  if (checked != nullptr && migrated != nullptr) {
+    throw ConfigError("config: found --check and --migrate, expected one of them", "--migrate checks the result, too");
+  }
+  if (migrated != nullptr) {
+    migrate(migrated->text);
+    check(migrated->text);
+  } else if (checked != nullptr) {
+    check(checked->text);
+  } else {
     fmt::print("{}", config_template());
-    return 0;
   }
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  if (args.size() != 2 || (args[0] != "--check" && args[0] != "--migrate")) {
-    throw ConfigError(fmt::format("config: found \"{}\", expected --check FILE, --migrate FILE or nothing",
-                                  printable(join(args, " "))),
-                      "see lockstep config --help");
-  }
-  if (args[0] == "--migrate") {
-    migrate(args[1]);
-  }
-  check(args[1]);
   return 0;
 }
+
+}  // namespace
+
+const Command kConfigCommand{
+    .name = "config",
+    .summary = "print, check or migrate a file of settings",
+    .description =
+        "Without flags it prints a TOML file with every setting: its meaning, its values and its default. All values "
+        "are commented out, so the file changes nothing.",
+    .exit_codes = "0 no problem, 2 a problem",
+    .flags = kFlags,
+    .run = config};
 
 }  // namespace lockstep

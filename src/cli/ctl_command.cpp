@@ -1,6 +1,3 @@
-#include "cli/ctl_command.h"
-
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <thread>
@@ -9,25 +6,14 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/run_data.h"
 #include "storage/run_commands.h"
 #include "storage/run_directory.h"
 #include "storage/run_record.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::string_view kUsage =
-    "usage: lockstep ctl RUN stop|save|validate|report\n\n"
-    "Asks the training that runs in the directory RUN for something, at the end of its current step:\n"
-    "  stop       save and end; the same command continues the run later\n"
-    "  save       write a checkpoint\n"
-    "  validate   validate now, if the training has validation data\n"
-    "  report     report the metrics since the last report\n\n"
-    "It waits 10 seconds for the training to take the command. A program can create the file RUN/commands/stop "
-    "itself,\n"
-    "for example on another machine.\n\n"
-    "exit code: 0 taken, 1 not taken yet: a long step or validation runs, 2 usage, 65 no training runs in RUN\n";
 
 bool is_taken(FileSystem& fs, const std::filesystem::path& file) {
   constexpr std::chrono::seconds kPatience{10};
@@ -42,27 +28,11 @@ bool is_taken(FileSystem& fs, const std::filesystem::path& file) {
   return true;
 }
 
-}  // namespace
-
-int ctl_command(std::span<const std::string> args) {
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  if (args.size() != 2) {
-    throw ConfigError(fmt::format("ctl: found {} arguments, expected 2", args.size()),
-                      "lockstep ctl RUN stop|save|validate|report; see lockstep ctl --help");
-  }
-  const std::filesystem::path run = args[0];
-  const std::string& command = args[1];
-  if (std::ranges::find(kRunCommands, command) == kRunCommands.end()) {
-    throw ConfigError(fmt::format("ctl: {}: unknown command", printable(command)),
-                      "expected stop, save, validate or report");
-  }
+int ctl(const CommandLine& line, const Variables&) {
+  const std::filesystem::path run = line.arguments[0];
+  const std::string& command = line.arguments[1];
   FileSystem& fs = real_file_system();
-  if (!fs.exists(run / kRunRecordName)) {
-    throw ConfigError(fmt::format("{} contains no run", run.string()), "give the run directory, such as runs/first");
-  }
+  require_run(fs, run);
   if (!is_run_in_use(run)) {
     throw CheckpointError(fmt::format("no training runs in {} now", run.string()),
                           "start it with the command of the run");
@@ -74,5 +44,22 @@ int ctl_command(std::span<const std::string> args) {
   fmt::print("{}: {}\n", command, taken ? "taken" : "not taken yet; the training takes it at the end of its step");
   return taken ? 0 : 1;
 }
+
+}  // namespace
+
+const Command kCtlCommand{
+    .name = "ctl",
+    .arguments = "RUN stop|save|validate|report",
+    .summary = "stop, save, validate or report a running training",
+    .description =
+        "Asks the training that runs in the directory RUN for something, at the end of its current step:\n"
+        "  stop       save and end; the same command continues the run later\n"
+        "  save       write a checkpoint\n"
+        "  validate   validate now, if the training has validation data\n"
+        "  report     report the metrics since the last report\n"
+        "It waits 10 seconds for the training to take the command. A program can create the file RUN/commands/stop "
+        "itself, for example on another machine.",
+    .exit_codes = "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, 65 no training runs in RUN",
+    .run = ctl};
 
 }  // namespace lockstep

@@ -11,25 +11,19 @@
 #include <lockstep/base/log.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "base/columns.h"
+#include "base/run_files.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
+#include "cli/commands.h"
 #include "storage/names.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kUsage =
-    "usage: lockstep list [--json] [DIR]\n\n"
-    "Shows the runs in the directory DIR (default: runs), the latest first: state, last step, epoch, best metric and\n"
-    "its checkpoint, time since the last activity, and number and size of the checkpoints. Changes nothing. With\n"
-    "--json it prints one JSON object, which docs/reports.md describes.\n\n"
-    "exit code: 0, also without a run; 2 usage\n";
+constexpr FlagRow kFlags[] = {{"json", "", "print one JSON object, which docs/reports.md describes"}};
 
 constexpr std::int64_t kLastBytes = 64 << 10;
-
-std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
-}
 
 std::string best_text(const RunCheckpointFacts& checkpoints) {
   return checkpoints.best ? fmt::format("{} {:.5g} (step {})", printable(checkpoints.monitor), checkpoints.best_value,
@@ -37,28 +31,70 @@ std::string best_text(const RunCheckpointFacts& checkpoints) {
                           : "-";
 }
 
-std::vector<RunData> read_runs(FileSystem& fs, const std::filesystem::path& directory) {
-  if (is_run(fs, directory)) {
-    return {read_run(fs, directory, kLastBytes)};
-  }
-  std::vector<RunData> runs;
-  for (const std::string& name : fs.list(directory)) {
-    std::error_code ignored;
-    const auto path = directory / name;
-    if (!std::filesystem::is_directory(path, ignored)) {
-      continue;
+/// Looks for runs in a directory and a few levels below it, so that experiments may have directories of their own.
+class Search {
+ public:
+  Search(FileSystem& fs, std::filesystem::path root) : fs_(fs), root_(std::move(root)) {}
+
+  std::vector<RunData> run() {
+    if (is_run(fs_, root_)) {
+      return {read_run(fs_, root_, kLastBytes)};
     }
+    look_into(root_, 1);
+    if (seen_ > kMostNames) {
+      log_warning(
+          fmt::format("{} contains more than {} files, and only these were searched; give a directory nearer to "
+                      "the runs",
+                      printable(root_.string()), with_commas(kMostNames)));
+    }
+    std::ranges::stable_sort(runs_, std::ranges::greater{}, &RunData::last_activity);
+    return std::move(runs_);
+  }
+
+ private:
+  static constexpr int kDeepest = 3;                   // runs/experiment/part/run
+  static constexpr std::int64_t kMostNames = 100'000;  // a directory of data can have millions
+
+  void look_into(const std::filesystem::path& directory, int depth) {
+    std::error_code error;
+    for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+         entry.increment(error)) {
+      if (++seen_ > kMostNames) {
+        return;
+      }
+      std::error_code ignored;
+      if (entry->is_directory(ignored)) {
+        look_at(entry->path(), depth);
+      }
+    }
+    if (error) {
+      leave_out(directory, error.message());
+    }
+  }
+
+  void look_at(const std::filesystem::path& path, int depth) {
+    std::error_code ignored;
     try {
-      if (is_run(fs, path)) {
-        runs.push_back(read_run(fs, path, kLastBytes));
+      if (is_run(fs_, path)) {
+        runs_.push_back(read_run(fs_, path, kLastBytes));
+        runs_.back().name = path.lexically_relative(root_).string();
+      } else if (depth < kDeepest && !std::filesystem::is_symlink(path, ignored)) {
+        look_into(path, depth + 1);
       }
     } catch (const Error& error) {  // a directory of another user, or one that is renamed just now
-      log_warning(fmt::format("{} is left out: {}", printable(path.string()), error.what()));
+      leave_out(path, error.what());
     }
   }
-  std::ranges::stable_sort(runs, std::ranges::greater{}, &RunData::last_activity);
-  return runs;
-}
+
+  static void leave_out(const std::filesystem::path& path, std::string_view why) {
+    log_warning(fmt::format("{} is left out: {}", printable(path.string()), why));
+  }
+
+  FileSystem& fs_;
+  std::filesystem::path root_;
+  std::int64_t seen_ = 0;
+  std::vector<RunData> runs_{};
+};
 
 }  // namespace
 
@@ -83,9 +119,9 @@ std::string list_table(std::span<const RunData> runs, double now) {
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < kColumns; ++i) {
-      const std::string fill(widths[i] - columns_of(row[i]), ' ');
       const bool is_number = i == 2 || i == 3;
-      line += (i > 0 ? "  " : "") + (is_number ? fill + row[i] : row[i] + fill);
+      line += i > 0 ? "  " : "";
+      line += is_number ? fmt::format("{:>{}}", row[i], widths[i]) : padded(row[i], widths[i]);
     }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
@@ -111,33 +147,24 @@ Json list_json(std::span<const RunData> runs, const std::string& directory) {
       json["best"] = {{"metric", checkpoints.monitor},
                       {"value", checkpoints.best_value},
                       {"step", *checkpoints.best},
-                      {"checkpoint", (run.directory / "checkpoints" / step_name(*checkpoints.best)).string()}};
+                      {"checkpoint", (run.directory / kCheckpointsName / step_name(*checkpoints.best)).string()}};
     }
     all.push_back(std::move(json));
   }
   return {{"format", 1}, {"directory", directory}, {"runs", std::move(all)}};
 }
 
-int list_command(std::span<const std::string> args) {
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  std::vector<std::string> words(args.begin(), args.end());
-  const bool json = std::erase(words, "--json") != 0;
-  if (words.size() > 1 || (words.size() == 1 && words[0].starts_with('-'))) {
-    throw ConfigError(words.size() > 1 ? fmt::format("list: found {} arguments, expected at most 1", words.size())
-                                       : fmt::format("list: {}: unknown flag", printable(words[0])),
-                      "lockstep list [--json] [DIR]; see lockstep list --help");
-  }
-  const std::string directory = words.empty() ? "runs" : words[0];
+namespace {
+
+int list(const CommandLine& line, const Variables&) {
+  const std::string directory = line.arguments.empty() ? "runs" : line.arguments[0];
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory, ignored)) {
     throw ConfigError(fmt::format("{}: no such directory", printable(directory)),
                       "give the directory that contains the runs; see lockstep list --help");
   }
-  const std::vector<RunData> runs = read_runs(real_file_system(), directory);
-  if (json) {
+  const std::vector<RunData> runs = Search(real_file_system(), directory).run();
+  if (line.has("json")) {
     fmt::print("{}\n", dump_json(list_json(runs, directory)));
   } else if (runs.empty()) {
     fmt::print("no run in {}\n", printable(directory));
@@ -146,5 +173,19 @@ int list_command(std::span<const std::string> args) {
   }
   return 0;
 }
+
+}  // namespace
+
+const Command kListCommand{
+    .name = "list",
+    .arguments = "[DIR]",
+    .summary = "show the runs in a directory",
+    .description =
+        "Shows the runs in the directory DIR (default: runs) and up to two levels below it, the latest first: state, "
+        "last step, epoch, best metric "
+        "and its checkpoint, time since the last activity, and number and size of the checkpoints. Changes nothing.",
+    .exit_codes = "0, also without a run; 2 usage",
+    .flags = kFlags,
+    .run = list};
 
 }  // namespace lockstep

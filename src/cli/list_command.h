@@ -1,4 +1,4 @@
-// `lockstep list`: the runs of a folder. Torch-free.
+// What `lockstep list` prints. Torch-free.
 #pragma once
 
 #include <span>
@@ -7,9 +7,6 @@
 #include "cli/run_data.h"
 
 namespace lockstep {
-
-/// `args`: the arguments after `lockstep list`. Prints a table, or one JSON object. Throws: ConfigError, IoError.
-int list_command(std::span<const std::string> args);
 
 /// The table that the command prints. `now`: seconds since 1970, for the age.
 std::string list_table(std::span<const RunData> runs, double now);

@@ -1,10 +1,12 @@
-// The command line tool: one file per command, and the table of commands in commands.cpp.
+// The command line tool: one file per command, and the list of commands in commands.cpp.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <string_view>
+#include <span>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,43 +15,20 @@
 
 #include "base/descriptor.h"
 #include "base/terminal.h"
-#include "base/text.h"
 #include "cli/commands.h"
 
 namespace lockstep {
 namespace {
 
-std::string usage() {
-  std::string text = "usage: lockstep COMMAND\n\n";
-  for (const Command& command : commands()) {
-    text += fmt::format("  {:<34} {}\n", fmt::format("{} {}", command.name, command.arguments), command.help);
-  }
-  return text + "  --version\n\nlockstep COMMAND --help explains a command.\n";
-}
-
 int run(std::span<const std::string> args, const Variables& variables) {
-  const std::string first = args.empty() ? "--help" : args.front();
-  for (const Command& command : commands()) {
-    if (command.name == first) {
-      return command.run(args.subspan(1), variables);
-    }
+  if (args.empty() || args.front() == "--help" || args.front() == "-h") {
+    return execute(kHelpCommand, {}, variables);
   }
-  if (first == "--help" || first == "-h") {
-    fmt::print("{}", usage());
-    return 0;
-  }
-  if (first == "--version") {
+  if (args.front() == "--version") {
     fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
     return 0;
   }
-  std::vector<std::string> names;
-  for (const Command& command : commands()) {
-    names.emplace_back(command.name);
-  }
-  const auto near = closest(first, names);
-  throw ConfigError(fmt::format("{}: unknown command", printable(first)),
-                    near ? fmt::format("did you mean lockstep {}?", *near)
-                         : fmt::format("expected one of {}; see lockstep --help", join(names, ", ")));
+  return execute(find_command(args.front()), args.subspan(1), variables);
 }
 
 }  // namespace

@@ -4,22 +4,25 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/plan/plan.h>
 
 #include "base/json.h"
-#include "base/terminal.h"
+#include "cli/commands.h"
 #include "environment/job_end.h"
 #include "plan/rank_shares.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kMostNodes = 65536;
+constexpr int kMostNodes = 65536;
+
+constexpr FlagRow kFlags[] = {
+    {"nodes", "N", "plan for so many nodes like this one; 0: for the launch of this process (default: 0)"},
+    {"json", "", "print one JSON object, which docs/launching.md describes"},
+};
 
 Json to_json(const LocalDevice& device) {
   return {{"name", to_string(device.id)},
@@ -65,38 +68,39 @@ Identity one_process_per_node(int nodes, std::string launcher) {
   return {.world_size = nodes, .nodes = nodes, .starts_ranks = true, .launcher = std::move(launcher)};
 }
 
-int plan_command(std::span<const std::string> args, const Variables& variables) {
-  bool json = false;
-  std::int64_t nodes = 0;
-  Flags flags;
-  flags.add("nodes", &nodes, "plan for so many nodes like this one; 0: for the launch of this process")
-      .add("json", &json, "print one JSON object");
-  const Invocation invocation = parse_invocation({}, args, variables, flags);
-  const int width = probe_terminal(STDOUT_FILENO, variables).width;
-  if (invocation.help || invocation.help_all) {
-    fmt::print("{}", (invocation.help ? help_text : help_all_text)("lockstep plan", {}, flags, width));
-    return 0;
-  }
+namespace {
+
+int print_plan(const CommandLine& line, const Variables& variables) {
+  const Invocation& invocation = line.settings;
   if (invocation.print_config) {
     fmt::print("{}", print_config_text(invocation));
     return 0;
   }
-  if (nodes < 0 || nodes > kMostNodes) {
-    throw ConfigError(fmt::format("--nodes {}: expected a whole number from 0 to {}", nodes, kMostNodes),
-                      "leave it out to plan for one machine");
-  }
+  const int nodes = line.number("nodes", 0, kMostNodes, 0);
   auto identity = detect_identity(variables);
   if (nodes == 1) {
     identity.reset();
   } else if (nodes > 1) {
-    identity = one_process_per_node(static_cast<int>(nodes), "any launcher");
+    identity = one_process_per_node(nodes, "any launcher");
     identity->variables = {"--nodes"};
   }
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(variables) : read_hardware(invocation.hardware_file);
   const Plan plan = resolve(invocation.config, hardware, identity, {.job_end = job_end(variables)});
-  fmt::print("{}", json ? dump_json_pretty(to_json(plan, identity)) + "\n" : dry_run_text(plan, identity));
+  fmt::print("{}", line.has("json") ? dump_json_pretty(to_json(plan, identity)) + "\n" : dry_run_text(plan, identity));
   return 0;
 }
+
+}  // namespace
+
+const Command kPlanCommand{.name = "plan",
+                           .summary = "print the plan of a run and start nothing",
+                           .description =
+                               "Prints what a program with these settings would do on this machine, or on "
+                               "another one (--hardware): launch, devices, batch, and a row per rank.",
+                           .exit_codes = "0, 2 usage or no plan is possible",
+                           .flags = kFlags,
+                           .form = WordForm::settings,
+                           .run = print_plan};
 
 }  // namespace lockstep

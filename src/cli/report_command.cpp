@@ -1,7 +1,4 @@
-#include "cli/report_command.h"
-
 #include <filesystem>
-#include <optional>
 #include <vector>
 
 #include <fmt/format.h>
@@ -11,77 +8,57 @@
 
 #include "base/text.h"
 #include "base/wall_clock.h"
+#include "cli/commands.h"
 #include "cli/report_page.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kUsage =
-    "usage: lockstep report RUN... [--out FILE]\n\n"
-    "Writes one HTML file about the runs in the directories RUN: curves of all metrics over steps, time per phase and\n"
-    "rank, events on a time line, settings. Several runs share each chart. The file needs no network and no other\n"
-    "file. Without --out it is RUN/report.html of a single run, and report.html here for several.\n\n"
-    "exit code: 0, 2 usage or no run in RUN, 74 the file cannot be written\n";
-
-constexpr const char* kHint = "lockstep report RUN... [--out FILE]; see lockstep report --help";
-
-struct Request {
-  std::vector<std::filesystem::path> runs{};
-  std::filesystem::path out{};
+constexpr FlagRow kFlags[] = {
+    {"out", "FILE", "the file to write (default: RUN/report.html of a single run, report.html here for several)"},
 };
 
-Request parse(std::span<const std::string> args) {
-  constexpr std::string_view kOut = "--out=";
-  Request request;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (args[i].starts_with(kOut)) {
-      request.out = args[i].substr(kOut.size());
-    } else if (args[i] == "--out") {
-      if (++i == args.size()) {
-        throw ConfigError("report: --out: found no file", kHint);
-      }
-      request.out = args[i];
-    } else if (args[i].starts_with('-')) {
-      throw ConfigError(fmt::format("report: {}: unknown flag", printable(args[i])), kHint);
-    } else {
-      request.runs.emplace_back(args[i]);
-    }
-  }
-  if (request.runs.empty()) {
-    throw ConfigError("report: found no run, expected at least 1 directory", kHint);
-  }
-  if (request.out.empty()) {
-    request.out = request.runs.size() == 1 ? request.runs.front() / "report.html" : "report.html";
-  }
+/// Throws: ConfigError for a place that is no file: it would be replaced.
+void check_place(const std::filesystem::path& out) {
   std::error_code ignored;
-  const auto status = std::filesystem::symlink_status(request.out, ignored);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {  // it would be replaced
+  const auto status = std::filesystem::symlink_status(out, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
     throw ConfigError(
-        fmt::format("report: --out {}: this is {}, expected a new name or a file", printable(request.out.string()),
+        fmt::format("report: --out {}: this is {}, expected a new name or a file", printable(out.string()),
                     std::filesystem::is_directory(status) ? "a directory"
                     : std::filesystem::is_symlink(status) ? "a link"
                                                           : "no file"),
         "give a name such as report.html");
   }
-  return request;
+}
+
+int report(const CommandLine& line, const Variables&) {
+  const std::vector<std::filesystem::path> directories(line.arguments.begin(), line.arguments.end());
+  const std::string usual = directories.size() == 1 ? (directories.front() / "report.html").string() : "report.html";
+  const std::filesystem::path out = line.value("out", usual);
+  check_place(out);
+  FileSystem& fs = real_file_system();
+  std::vector<RunData> runs;
+  for (const auto& directory : directories) {
+    runs.push_back(read_run(fs, directory));
+  }
+  write_file(fs, out, report_page(runs, unix_time()));
+  fmt::print("{}\n", printable(out.string()));
+  return 0;
 }
 
 }  // namespace
 
-int report_command(std::span<const std::string> args) {
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  const Request request = parse(args);
-  FileSystem& fs = real_file_system();
-  std::vector<RunData> runs;
-  for (const auto& directory : request.runs) {
-    runs.push_back(read_run(fs, directory));
-  }
-  write_file(fs, request.out, report_page(runs, unix_time()));
-  fmt::print("{}\n", printable(request.out.string()));
-  return 0;
-}
+const Command kReportCommand{
+    .name = "report",
+    .arguments = "RUN...",
+    .summary = "write an HTML page with the curves and events of runs",
+    .description =
+        "Writes one HTML file about the runs in the directories RUN: curves of all metrics over steps, time per phase "
+        "and rank, events on a time line, settings. Several runs share each chart. The file needs no network and no "
+        "other file.",
+    .exit_codes = "0, 2 usage or no run in RUN, 74 the file cannot be written",
+    .flags = kFlags,
+    .run = report};
 
 }  // namespace lockstep

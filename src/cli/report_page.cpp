@@ -1,7 +1,6 @@
 #include "cli/report_page.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -15,7 +14,9 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/version.h>
 
+#include "base/special_number.h"
 #include "base/text.h"
+#include "base/wall_clock.h"
 
 namespace lockstep {
 namespace {
@@ -64,10 +65,8 @@ std::string escaped_json(const Json& value) {
 }
 
 std::string number(double value) {
-  if (std::isnan(value)) {
-    return "NaN";
-  }
-  return std::isinf(value) ? (value > 0 ? "Infinity" : "-Infinity") : fmt::format("{:.6g}", value);
+  const auto word = special_word(value);
+  return word ? std::string(*word) : fmt::format("{:.6g}", value);
 }
 
 /// Seven digits are more than a screen can show, and half the size.
@@ -81,16 +80,6 @@ std::string head(std::span<const std::string> safe_titles) {
     text += "<th scope=\"col\">" + title + "</th>";
   }
   return text + "</tr></thead>";
-}
-
-std::string utc_text(double time) {
-  const auto whole = static_cast<std::int64_t>(time);
-  const std::chrono::sys_days day{std::chrono::days(whole / 86400)};
-  const std::chrono::year_month_day date(day);
-  const std::int64_t second = whole % 86400;
-  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", static_cast<int>(date.year()),
-                     static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()), second / 3600,
-                     second / 60 % 60);
 }
 
 std::string overview(std::span<const RunData> runs) {
@@ -109,8 +98,8 @@ std::string overview(std::span<const RunData> runs) {
             cell(checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor,
                                                         number(checkpoints.best_value), *checkpoints.best))
                                   : "-") +
-            cell(run.started > 0 ? utc_text(run.started) : "-") +
-            cell(run.last_activity > 0 ? utc_text(run.last_activity) : "-") +
+            cell(run.started > 0 ? utc_minute(run.started) : "-") +
+            cell(run.last_activity > 0 ? utc_minute(run.last_activity) : "-") +
             cell(checkpoints.steps.empty()
                      ? "-"
                      : fmt::format("{}, {}", checkpoints.steps.size(), human_bytes(checkpoints.bytes))) +
@@ -348,8 +337,8 @@ std::string report_page(std::span<const RunData> runs, double now) {
   const auto groups = groups_of(runs);
   const std::map<std::string, std::string, std::less<>> places{
       {"title", title_of(runs)},
-      {"subtitle",
-       fmt::format("Training report of {}, {}", utc_text(now), counted(static_cast<std::int64_t>(runs.size()), "run"))},
+      {"subtitle", fmt::format("Training report of {}, {}", utc_minute(now),
+                               counted(static_cast<std::int64_t>(runs.size()), "run"))},
       {"overview", overview(runs)},
       {"notes", notes(runs)},
       {"values", values_table(runs, groups)},

@@ -10,6 +10,7 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/duration.h"
+#include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "environment/cpu_topology.h"
@@ -114,12 +115,8 @@ LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardwar
   return request;
 }
 
-int run_command(std::span<const std::string> args, const Variables& variables) {
-  const RunFlags flags = parse_run_flags(args, variables);
-  if (flags.help) {
-    fmt::print("{}", run_help(probe_terminal(STDOUT_FILENO, variables).width));
-    return 0;
-  }
+int run_command(const CommandLine& line, const Variables& variables) {
+  const RunFlags flags = parse_run_flags(line, variables);
   // The driver answers slowly: query the GPUs only if needed.
   const bool wants_gpus =
       flags.bind_numa || flags.rank_count == RankCount::automatic || flags.rank_count == RankCount::gpu;

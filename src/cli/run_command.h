@@ -1,8 +1,6 @@
 // `lockstep run`: the launcher for any program. Torch-free.
 #pragma once
 
-#include <optional>
-#include <span>
 #include <string>
 
 #include <lockstep/base/variables.h>
@@ -20,7 +18,7 @@ std::string find_program(const std::string& program, const Variables& variables)
 /// Resolves the flags for this machine; does not look for the program. Throws: ConfigError.
 LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardware, const Variables& variables);
 
-/// `args`: the arguments after `lockstep run`. Returns the exit code; throws the exceptions of the launcher.
-int run_command(std::span<const std::string> args, const Variables& variables);
+/// Returns the exit code; throws the exceptions of the launcher.
+int run_command(const CommandLine& line, const Variables& variables);
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -11,10 +12,12 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "base/run_files.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
 #include "config/config_file.h"
 #include "report/metric_file.h"
+#include "storage/names.h"
 #include "storage/run_directory.h"
 #include "storage/run_record.h"
 
@@ -22,9 +25,6 @@ namespace lockstep {
 namespace {
 
 using Path = std::filesystem::path;
-
-constexpr const char* kEvents = "events.jsonl";
-constexpr const char* kConfig = "config.toml";
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : dump_json(value); }
 
@@ -73,7 +73,7 @@ void read_or_note(RunData& run, const Read& read) {
 }
 
 void read_events(FileSystem& fs, RunData& run) {
-  const std::string text = read_metric_file(fs, run.directory / kEvents);
+  const std::string text = read_metric_file(fs, run.directory / kEventsName);
   std::int64_t damaged = 0;
   std::string_view rest = text;
   while (!rest.empty()) {
@@ -91,7 +91,7 @@ void read_events(FileSystem& fs, RunData& run) {
     }
   }
   if (damaged > 0) {
-    run.notes.push_back(fmt::format("{}: {} damaged and left out", kEvents,
+    run.notes.push_back(fmt::format("{}: {} damaged and left out", kEventsName,
                                     damaged == 1 ? "a line is" : counted(damaged, "line") + " are"));
   }
 }
@@ -123,27 +123,17 @@ void judge(RunData& run) {
   }
 }
 
-/// state.json of a checkpoint; an empty object: it cannot be read.
-Json read_state(const CheckpointDir& directory, std::int64_t step) {
-  try {
-    return parse_json(directory.read(step, "state.json"));
-  } catch (const std::exception&) {
-    return Json::object();
-  }
-}
-
 void read_checkpoints(FileSystem& fs, RunData& run) {
-  const CheckpointDir directory(fs, run.directory / "checkpoints");
+  const CheckpointDir directory(fs, run.directory / kCheckpointsName);
   RunCheckpointFacts& facts = run.checkpoints;
   facts.steps = directory.steps();
   facts.monitor = value_of(run.settings, "checkpoint.monitor");
   const bool is_largest = value_of(run.settings, "checkpoint.mode") == "max";
   Json newest;
   for (const std::int64_t step : facts.steps) {
+    Manifest manifest;
     try {
-      for (const Manifest::File& file : directory.manifest(step).files) {
-        facts.bytes += file.size;
-      }
+      manifest = directory.manifest(step);
     } catch (const std::exception& error) {
       if (!fs.exists(directory.path(step))) {
         continue;  // the run has deleted it meanwhile
@@ -151,7 +141,10 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
       run.notes.push_back(fmt::format("checkpoint of step {}: {}", step, error.what()));
       continue;
     }
-    newest = read_state(directory, step);
+    for (const Manifest::File& file : manifest.files) {
+      facts.bytes += file.size;
+    }
+    newest = read_state(directory, manifest);
     const auto metric = newest.find("metric." + facts.monitor);
     const auto value = metric != newest.end() && metric->is_string() && !facts.monitor.empty()
                            ? parse_double(metric->get<std::string>())
@@ -198,7 +191,7 @@ void read_record(FileSystem& fs, RunData& run) {
 }
 
 void read_settings(FileSystem& fs, RunData& run) {
-  const Path file = run.directory / kConfig;
+  const Path file = run.directory / kSettingsName;
   if (!fs.exists(file)) {
     return;
   }
@@ -249,17 +242,36 @@ std::string_view to_string(RunState state) noexcept {
   return "unknown";
 }
 
-bool is_run(FileSystem& fs, const Path& directory) {
-  return std::ranges::any_of(std::vector{kRunRecordName, kEvents, "metrics.jsonl", "metrics.csv"},
-                             [&](const char* name) { return fs.exists(directory / name); }) ||
-         !CheckpointDir(fs, directory / "checkpoints").steps().empty();
+Json read_state(const CheckpointDir& directory, const Manifest& manifest) {
+  constexpr std::int64_t kLargest = 16 << 20;
+  const auto file = std::ranges::find(manifest.files, kStateName, &Manifest::File::name);
+  if (file == manifest.files.end() || file->size > kLargest) {
+    return Json::object();
+  }
+  try {
+    std::string text(static_cast<std::size_t>(file->size), '\0');
+    directory.read(manifest.step, *file, std::as_writable_bytes(std::span(text)));
+    return parse_json(text);
+  } catch (const std::exception&) {
+    return Json::object();
+  }
 }
 
-RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes) {
+bool is_run(FileSystem& fs, const Path& directory) {
+  return std::ranges::any_of(std::vector{kRunRecordName, kEventsName, kMetricLinesName, kMetricTableName},
+                             [&](const char* name) { return fs.exists(directory / name); }) ||
+         !CheckpointDir(fs, directory / kCheckpointsName).steps().empty();
+}
+
+void require_run(FileSystem& fs, const Path& directory) {
   if (!is_run(fs, directory)) {
     throw ConfigError(fmt::format("{} contains no run", printable(directory.string())),
                       "give the directory of a run, such as runs/first; lockstep list shows the runs");
   }
+}
+
+RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes) {
+  require_run(fs, directory);
   RunData run{.directory = directory,
               .name = (std::filesystem::absolute(directory).lexically_normal() / "").parent_path().filename().string()};
   read_or_note(run, [&] { read_events(fs, run); });

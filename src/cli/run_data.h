@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <lockstep/base/file_system.h>
+#include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/json.h"
 #include "report/metric_rows.h"
@@ -63,8 +64,14 @@ struct RunData {
   std::vector<std::string> notes{};  ///< what is damaged or missing
 };
 
+/// state.json of a checkpoint; an empty object: there is none, or another program wrote it.
+Json read_state(const CheckpointDir& directory, const Manifest& manifest);
+
 /// True if the directory has a file that only a run writes.
 bool is_run(FileSystem& fs, const std::filesystem::path& directory);
+
+/// Throws: ConfigError if it has none.
+void require_run(FileSystem& fs, const std::filesystem::path& directory);
 
 /// Reads at most `last_bytes` of the metrics. Damaged and missing files become notes. Throws: ConfigError if the
 /// directory is no run, IoError.

@@ -5,11 +5,12 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
 #include <lockstep/base/variables.h>
+
+#include "cli/command_line.h"
 
 namespace lockstep {
 
@@ -27,7 +28,6 @@ struct StreamsPerRank {
 };
 
 struct RunFlags {
-  bool help = false;
   RankCount rank_count = RankCount::numbers;
   std::vector<int> ranks_per_node{1};  ///< one number per machine, for RankCount::numbers
   int nodes = 1;
@@ -45,19 +45,8 @@ struct RunFlags {
   std::vector<std::string> command{};  ///< the program and its arguments
 };
 
-/// `args`: the arguments after `lockstep run`. A flag that is not given takes its PET_ variable. Throws: ConfigError
-/// with all problems: unknown flags with "did you mean", values that do not parse, and options that only torchrun
-/// supports.
-RunFlags parse_run_flags(std::span<const std::string> args, const Variables& variables);
-
-std::string run_help(int width = 80);  ///< `width`: columns
-
-/// A flag for completion.
-struct FlagText {
-  std::string flag{};    ///< "--nnodes"
-  std::string syntax{};  ///< "N", "none|node", ""
-  std::string help{};
-};
-std::vector<FlagText> run_flag_texts();
+/// `line`: the words of kRunCommand. A flag that is not given takes its PET_ variable. Throws: ConfigError with all
+/// problems: those of the line, values that do not parse, and options that only torchrun supports.
+RunFlags parse_run_flags(const CommandLine& line, const Variables& variables);
 
 }  // namespace lockstep

@@ -1,5 +1,3 @@
-#include "cli/start_command.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -22,16 +20,24 @@
 #include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/exec_arguments.h"
+#include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
+#include "cli/commands.h"
 #include "cli/plan_command.h"
 #include "cli/run_command.h"
+#include "cli/run_data.h"
 #include "cli/shell_words.h"
 #include "config/field_value.h"
-#include "storage/run_record.h"
 
 namespace lockstep {
 namespace {
+
+constexpr FlagRow kFlags[] = {
+    {"yes", "", "start without the last question"},
+    {"print", "", "print the command and exit; it can be pasted into a shell"},
+    {"launcher", "srun|own", "in a Slurm job: srun (all its nodes) or own (this machine only)"},
+};
 
 constexpr std::string_view kOwn = "own";
 constexpr std::string_view kSrun = "srun";
@@ -40,8 +46,6 @@ constexpr std::string_view kSrun = "srun";
 struct StartRequest {
   std::string program{};
   std::string launcher{};
-  bool yes = false;
-  bool print = false;
   std::vector<std::string> settings{};           ///< as flags of the program
   std::vector<std::string> program_arguments{};  ///< those after "--"
 };
@@ -321,10 +325,10 @@ class Guide {
     const Invocation invocation = parse(request_);
     const std::filesystem::path directory = run_directory(invocation.config);
     FileSystem& fs = real_file_system();
-    if (is_set(invocation, "resume") || invocation.config.fresh || !fs.exists(directory / kRunRecordName)) {
+    if (is_set(invocation, "resume") || invocation.config.fresh || !is_run(fs, directory)) {
       return;
     }
-    const auto steps = CheckpointDir(fs, directory / "checkpoints").steps();
+    const auto steps = CheckpointDir(fs, directory / kCheckpointsName).steps();
     const std::string usual = "resume";
     interview_.say(steps.empty() ? fmt::format("{} contains a run without a checkpoint.", directory.string())
                                  : fmt::format("{} contains a run; its newest checkpoint is step {}.",
@@ -357,38 +361,24 @@ class Guide {
   throw LaunchError(fmt::format("cannot run {}: {}", file, std::strerror(errno)));
 }
 
-}  // namespace
-
-int start_command(std::span<const std::string> args, const Variables& variables) {
-  const auto end = std::find(args.begin(), args.end(), "--");
-  StartRequest request;
-  request.program_arguments.assign(end == args.end() ? end : end + 1, args.end());
-  const std::vector<std::string> own(args.begin(), end);
-  Flags flags;
-  flags.add("yes", &request.yes, "start without the last question")
-      .add("print", &request.print, "print the command and exit; it can be pasted into a shell")
-      .add("launcher", &request.launcher, "in a Slurm job: srun (all its nodes) or own (this machine only)")
-      .positional("program", &request.program, "the program; its own flags come after --");
-  const Invocation invocation = parse_invocation({}, own, variables, flags);
-  if (invocation.help || invocation.help_all) {
-    const int width = probe_terminal(STDOUT_FILENO, variables).width;
-    fmt::print("{}", (invocation.help ? help_text : help_all_text)("lockstep start", {}, flags, width));
-    return 0;
-  }
+int start(const CommandLine& line, const Variables& variables) {
   if (const auto identity = detect_identity(variables); identity && identity->launcher != "single") {
     throw ConfigError(fmt::format("start: found the variables of a launcher ({}: {}), expected a shell",
                                   identity->launcher, join(identity->variables, ", ")),
                       "start the program itself");
   }
-  request.settings = setting_words(invocation);
+  const StartRequest request{.program = line.arguments.empty() ? "" : line.arguments[0],
+                             .launcher = line.value("launcher", ""),
+                             .settings = setting_words(line.settings),
+                             .program_arguments = line.rest};
   Guide guide(request, variables);
   const std::vector<std::string> command = guide.command();
-  if (request.print) {
+  if (line.has("print")) {
     fmt::print("{}\n", shell_command(command));
     return 0;
   }
   write_line("command: " + shell_command(command));
-  bool yes = request.yes;
+  bool yes = line.has("yes");
   if (!yes) {
     guide.interview().ask({.text = "start it, y or n", .default_text = "n", .default_value = "n"},
                           [&](const std::string& answer) {
@@ -409,5 +399,22 @@ int start_command(std::span<const std::string> args, const Variables& variables)
   }
   become(command, variables);
 }
+
+}  // namespace
+
+const Command kStartCommand{
+    .name = "start",
+    .arguments = "[PROGRAM] [-- ARGUMENT...]",
+    .summary = "ask for what a run needs, then start it",
+    .description =
+        "Asks for what flags do not say: the program, the launcher in a Slurm job, ranks, batch and length, and what "
+        "to "
+        "do with an earlier run of this name. Then it prints the command and starts it. Without a terminal it takes "
+        "the "
+        "defaults. The program's own flags come after --.",
+    .exit_codes = "that of the program; 0 nothing was started, 2 usage, 126 or 127 the program cannot be started",
+    .flags = kFlags,
+    .form = WordForm::settings,
+    .run = start};
 
 }  // namespace lockstep

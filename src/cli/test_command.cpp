@@ -1,7 +1,4 @@
-#include "cli/test_command.h"
-
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -23,9 +20,10 @@
 #include "base/json.h"
 #include "base/terminal.h"
 #include "base/text.h"
+#include "cli/commands.h"
 #include "cli/doctor/facts.h"
 #include "cli/doctor/findings.h"
-#include "cli/doctor/report.h"
+#include "cli/doctor/output.h"
 #include "cli/test/probe_launch.h"
 #include "cli/test/verdict.h"
 #include "supervise/signal_inbox.h"
@@ -36,28 +34,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Path = std::filesystem::path;
 
-constexpr std::string_view kUsage =
-    "usage: lockstep test [--nprocs N] [--devices LIST] [--backend NAME] [--run-dir DIR] [--json]\n\n"
-    "Trains a small model with several ranks on this machine, and checks each part of it: the ranks meet, every\n"
-    "collective gives the right values, the weights are those of one rank, a checkpoint is saved and resumed bit for\n"
-    "bit, and a rank that is killed is noticed. Measures each backend and the disk, and says which settings follow.\n\n"
-    "  --nprocs N            ranks (default: one per GPU, without GPUs 2)\n"
-    "  --devices LIST        cpu, or GPUs as in a training: 0,1\n"
-    "  --compute-setup NAME  auto, cpu or gpu (default: auto)\n"
-    "  --backend NAME        test only this backend (default: all that can work here)\n"
-    "  --run-dir DIR         directory for runs; a directory is created there and removed (default: this directory)\n"
-    "  --time-limit SECONDS  of the whole test (default: 120)\n"
-    "  --json                one JSON object, which docs/doctor.md describes\n\n"
-    "LOCKSTEP_CFG_ variables are ignored.\n\n"
-    "exit code: 0 ready, 1 not ready, 2 usage, 127 this installation has no lockstep-probe\n";
+constexpr int kMostSeconds = 86400;
 
-constexpr std::array<std::string_view, 7> kUsedFlags = {"nprocs",  "devices",    "compute_setup", "backend",
-                                                        "run_dir", "time_limit", "json"};
+constexpr FlagRow kFlags[] = {
+    {"nprocs", "N", "ranks (default: one per GPU, without GPUs 2)"},
+    {"devices", "LIST", "cpu, or GPUs as in a training: 0,1"},
+    {"compute-setup", "NAME", "auto, cpu or gpu (default: auto)"},
+    {"backend", "NAME", "test only this backend (default: all that can work here)"},
+    {"run-dir", "DIR", "directory for runs; a directory is created there and removed (default: this directory)"},
+    {"time-limit", "SECONDS", "of the whole test (default: 120)"},
+    {"json", "", "print one JSON object, which docs/doctor.md describes"},
+};
 
 struct Request {
   TrainConfig config{};
   bool json = false;
-  std::int64_t time_limit_s = 120;
+  int time_limit_s = 120;
 };
 
 /// Settings for trainings must not change the test.
@@ -67,40 +59,16 @@ Variables without_settings(const Variables& variables) {
   return Variables(std::move(all));
 }
 
-Request parse_request(std::span<const std::string> args, const Variables& variables) {
-  constexpr std::int64_t kMostSeconds = 86400;
-  Request request;
-  Flags flags;
-  flags.add("json", &request.json, "").add("time_limit", &request.time_limit_s, "");
-  Invocation invocation = parse_invocation({}, args, variables, flags);
-  std::vector<Problem> problems;
-  const auto refuse = [&](std::string_view flag) {
-    problems.push_back({fmt::format("--{}: lockstep test does not use it", flag),
-                        "expected --nprocs, --devices, --compute-setup, --backend, --run-dir, --time-limit or --json"});
-  };
-  for (const auto& [flag, origin] : invocation.origins) {
-    if (origin == "flag" && std::ranges::find(kUsedFlags, flag) == kUsedFlags.end()) {
-      refuse(flag);
+Request parse_request(const CommandLine& line, const Variables& variables) {
+  std::vector<std::string> settings;
+  for (const std::string_view flag : {"nprocs", "devices", "compute-setup", "backend", "run-dir"}) {
+    if (const GivenFlag* given = line.find(flag)) {
+      settings.insert(settings.end(), {fmt::format("--{}", flag), given->text});
     }
   }
-  for (const auto& [is_given, flag] :
-       {std::pair(invocation.print_config, "print-config"), std::pair(!invocation.config_file.empty(), "config"),
-        std::pair(!invocation.hardware_file.empty(), "hardware"),
-        std::pair(invocation.dry_run && invocation.hardware_file.empty(), "dry-run")}) {
-    if (is_given) {
-      refuse(flag);
-    }
-  }
-  if (request.time_limit_s < 1 || request.time_limit_s > kMostSeconds) {
-    problems.push_back(
-        {fmt::format("--time-limit {}: expected a number of seconds from 1 to {}", request.time_limit_s, kMostSeconds),
-         ""});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
-  request.config = std::move(invocation.config);
-  return request;
+  return {.config = parse_invocation({}, settings, variables).config,
+          .json = line.has("json"),
+          .time_limit_s = line.number("time-limit", 1, kMostSeconds, 120)};
 }
 
 std::string backend_name(const Plan& plan) {
@@ -342,17 +310,25 @@ class Test {
   Measurements measurements_{};
 };
 
-}  // namespace
-
-int test_command(std::span<const std::string> args, const Variables& variables) {
-  if (std::ranges::any_of(args, [](const std::string& arg) { return arg == "--help" || arg == "-h"; })) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
+int test(const CommandLine& line, const Variables& variables) {
   const Variables cleaned = without_settings(variables);
-  const Request request = parse_request(args, cleaned);
+  const Request request = parse_request(line, cleaned);
   std::vector<Plan> plans = make_plans(request.config, probe_hardware(cleaned));
   return Test(request, std::move(plans), find_probe(), cleaned).run();
 }
+
+}  // namespace
+
+const Command kTestCommand{
+    .name = "test",
+    .summary = "train with several ranks on this machine and check every part",
+    .description =
+        "Trains a small model with several ranks on this machine, and checks each part of it: the ranks meet, every "
+        "collective gives the right values, the weights are those of one rank, a checkpoint is saved and resumed bit "
+        "for bit, and a rank that is killed is noticed. Measures each backend and the disk, and says which settings "
+        "follow. LOCKSTEP_CFG_ variables are ignored.",
+    .exit_codes = "0 ready, 1 not ready, 2 usage, 127 this installation has no lockstep-probe",
+    .flags = kFlags,
+    .run = test};
 
 }  // namespace lockstep

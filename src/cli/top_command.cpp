@@ -1,5 +1,3 @@
-#include "cli/top_command.h"
-
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -18,20 +16,15 @@
 #include <lockstep/base/error.h>
 
 #include "base/descriptor.h"
+#include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
+#include "cli/commands.h"
 #include "cli/top_screen.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::string_view kUsage =
-    "usage: lockstep top RUN\n\n"
-    "Shows the run in the directory RUN while it trains: step, epoch, rate, curves and last values of its metrics,\n"
-    "checkpoint and last events. It reads the files of the run and changes nothing. q or Ctrl-C ends it. Without a\n"
-    "terminal it prints the picture once.\n\n"
-    "exit code: 0, 2 usage or no run in RUN\n";
 
 constexpr std::int64_t kLastBytes = 1 << 20;  // of the metrics: more rows than any terminal has columns
 
@@ -135,7 +128,7 @@ ScreenStyle style_of(const Variables& variables) {
 /// Changes when one of the files changes.
 std::string stamp(const std::filesystem::path& run) {
   std::string text;
-  for (const char* name : {"metrics.jsonl", "metrics.csv", "events.jsonl", "run.json"}) {
+  for (const char* name : {kMetricLinesName, kMetricTableName, kEventsName, kRunRecordName}) {
     std::error_code ignored;
     const auto time = std::filesystem::last_write_time(run / name, ignored).time_since_epoch().count();
     text += fmt::format("{} {} ", std::filesystem::file_size(run / name, ignored), time);
@@ -166,18 +159,8 @@ int show_live(const std::filesystem::path& directory, const RunData& first, int 
   }
 }
 
-}  // namespace
-
-int top_command(std::span<const std::string> args, const Variables& variables) {
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  if (args.size() != 1) {
-    throw ConfigError(fmt::format("top: found {} arguments, expected 1", args.size()),
-                      "lockstep top RUN; see lockstep top --help");
-  }
-  const std::filesystem::path directory = args[0];
+int top(const CommandLine& line, const Variables& variables) {
+  const std::filesystem::path directory = line.arguments[0];
   const RunData run = read_run(real_file_system(), directory, kLastBytes);
   const Terminal terminal = probe_terminal(STDOUT_FILENO, variables);
   const ScreenStyle style = style_of(variables);
@@ -185,10 +168,23 @@ int top_command(std::span<const std::string> args, const Variables& variables) {
     return show_live(directory, run, terminal.width, style);
   }
   constexpr int kAnyHeight = 1000;
-  for (const std::string& line : top_screen(run, unix_time(), {.width = terminal.width, .height = kAnyHeight}, style)) {
-    fmt::print("{}\n", line);
+  for (const std::string& row : top_screen(run, unix_time(), {.width = terminal.width, .height = kAnyHeight}, style)) {
+    fmt::print("{}\n", row);
   }
   return 0;
 }
+
+}  // namespace
+
+const Command kTopCommand{
+    .name = "top",
+    .arguments = "RUN",
+    .summary = "show a run in the terminal while it trains",
+    .description =
+        "Shows the run in the directory RUN while it trains: step, epoch, rate, curves and last values of its metrics, "
+        "checkpoint and last events. It reads the files of the run and changes nothing. q or Ctrl-C ends it. Without a "
+        "terminal it prints the picture once.",
+    .exit_codes = "0, 2 usage or no run in RUN",
+    .run = top};
 
 }  // namespace lockstep

@@ -7,36 +7,15 @@
 
 #include <fmt/format.h>
 
+#include "base/columns.h"
 #include "base/text.h"
+#include "base/wall_clock.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::size_t kNameWidth = 16;
 constexpr std::size_t kValueWidth = 12;
-
-/// The first `width` characters.
-std::string fitted(const std::string& text, int width) {
-  std::size_t end = 0;
-  for (int column = 0; end < text.size(); ++end) {
-    const bool begins = (text[end] & 0xc0) != 0x80;
-    if (begins && column++ == std::max(width, 0)) {
-      break;
-    }
-  }
-  return text.substr(0, end);
-}
-
-std::string padded(const std::string& text, std::size_t width) {
-  const auto columns = static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
-  return columns < width ? text + std::string(width - columns, ' ') : text;
-}
-
-/// "10:02:03" of the day, UTC.
-std::string clock_text(double time) {
-  const auto seconds = static_cast<std::int64_t>(time) % 86400;
-  return fmt::format("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
-}
 
 /// The begin of the attempt that trains now, or trained last.
 double begin_of_attempt(const RunData& run) {
@@ -84,7 +63,7 @@ std::string checkpoint_line(const RunCheckpointFacts& checkpoints) {
 }
 
 std::string event_line(const RunEvent& event) {
-  std::string text = fmt::format("  {}  {}", clock_text(event.time), printable(event.name));
+  std::string text = fmt::format("  {}  {}", utc_clock(event.time), printable(event.name));
   if (event.step) {
     text += fmt::format("  step {}", *event.step);
   }
@@ -188,7 +167,7 @@ std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize s
   }
   lines.resize(std::min(lines.size(), std::max<std::size_t>(height, 1)));
   for (std::string& line : lines) {
-    line = fitted(line, size.width);
+    line = fitted(line, static_cast<std::size_t>(std::max(size.width, 0)));
   }
   return lines;
 }

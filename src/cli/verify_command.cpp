@@ -1,10 +1,7 @@
-#include "cli/verify_command.h"
-
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -15,7 +12,10 @@
 #include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/json.h"
+#include "base/run_files.h"
 #include "base/text.h"
+#include "cli/commands.h"
+#include "cli/run_data.h"
 #include "storage/names.h"
 
 namespace lockstep {
@@ -23,12 +23,7 @@ namespace {
 
 using Path = std::filesystem::path;
 
-constexpr std::string_view kUsage =
-    "usage: lockstep verify [--json] DIR\n\n"
-    "DIR is a run directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte and\n"
-    "prints for each checkpoint whether it is valid or where it is damaged, and from which one a run would resume.\n"
-    "Changes nothing. With --json it prints one JSON object, which docs/checkpoints.md describes.\n\n"
-    "exit code: 0 all are valid, 2 usage, 65 one is damaged or none is valid\n";
+constexpr FlagRow kFlags[] = {{"json", "", "print one JSON object, which docs/checkpoints.md describes"}};
 
 /// The meaning of DIR.
 struct Target {
@@ -50,7 +45,7 @@ Target find_target(const std::string& text) {
     }
     return {.directory = path.parent_path(), .step = name->step};
   }
-  const Path checkpoints = path / "checkpoints";
+  const Path checkpoints = path / kCheckpointsName;
   return {.directory = std::filesystem::is_directory(checkpoints, ignored) ? checkpoints : path};
 }
 
@@ -67,28 +62,18 @@ std::int64_t bytes(const Manifest& manifest) {
                          [](std::int64_t sum, const Manifest::File& file) { return sum + file.size; });
 }
 
-/// checkpoint.weights_only
-bool has_only_weights(FileSystem& fs, const Path& checkpoint) {
-  const Path state = checkpoint / "state.json";
-  try {
-    return fs.exists(state) && parse_json(read_file(fs, state)).contains("weights_only");
-  } catch (const std::runtime_error&) {
-    return false;  // another program's file
-  }
-}
-
-Checked check(FileSystem& fs, const CheckpointDir& directory, std::int64_t step) {
+Checked check(const CheckpointDir& directory, std::int64_t step) {
   Checked checked{.step = step, .name = directory.path(step).filename().string()};
   try {
     checked.manifest = directory.verify(step);
-    checked.is_weights_only = has_only_weights(fs, directory.path(step));
+    checked.is_weights_only = read_state(directory, *checked.manifest).contains("weights_only");
   } catch (const CheckpointError& error) {
     checked.damage = printable(error.what());
   }
   return checked;
 }
 
-std::string line(const Checked& checked) {
+std::string to_text(const Checked& checked) {
   if (!checked.manifest) {
     return fmt::format("{}: damaged: {}", checked.name, checked.damage);
   }
@@ -123,28 +108,17 @@ std::vector<std::string> left_overs(FileSystem& fs, const Path& directory, const
   return names;
 }
 
-}  // namespace
-
-int verify_command(std::span<const std::string> args) {
-  if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    fmt::print("{}", kUsage);
-    return 0;
-  }
-  std::vector<std::string> words(args.begin(), args.end());
-  const bool json = std::erase(words, "--json") != 0;
-  if (words.size() != 1) {
-    throw ConfigError(fmt::format("verify: found {} arguments, expected 1", words.size()),
-                      "lockstep verify [--json] DIR; see lockstep verify --help");
-  }
+int verify(const CommandLine& line, const Variables&) {
+  const bool json = line.has("json");
   FileSystem& fs = real_file_system();
-  const Target target = find_target(words[0]);
+  const Target target = find_target(line.arguments[0]);
   const CheckpointDir checkpoints(fs, target.directory);
   std::optional<std::int64_t> newest;
   bool newest_is_weights_only = false;
   bool damaged = false;
   Json all = Json::array();
   for (const std::int64_t step : target.step ? std::vector{*target.step} : checkpoints.steps()) {
-    const Checked checked = check(fs, checkpoints, step);
+    const Checked checked = check(checkpoints, step);
     if (checked.manifest) {
       newest = step;
       newest_is_weights_only = checked.is_weights_only;
@@ -154,7 +128,7 @@ int verify_command(std::span<const std::string> args) {
     if (json) {
       all.push_back(to_json(checked));
     } else {
-      fmt::print("{}\n", line(checked));
+      fmt::print("{}\n", to_text(checked));
     }
   }
   const auto incomplete = target.step ? std::vector<std::string>{} : left_overs(fs, target.directory, checkpoints);
@@ -175,5 +149,19 @@ int verify_command(std::span<const std::string> args) {
   }
   return newest && !damaged ? 0 : static_cast<int>(ExitCode::bad_data);
 }
+
+}  // namespace
+
+const Command kVerifyCommand{
+    .name = "verify",
+    .arguments = "DIR",
+    .summary = "read every byte of a run's checkpoints",
+    .description =
+        "DIR is a run directory, its directory of checkpoints, or one checkpoint (step-0000000500). Reads every byte "
+        "and prints for each checkpoint whether it is valid or where it is damaged, and from which one a run would "
+        "resume. Changes nothing.",
+    .exit_codes = "0 all are valid, 2 usage, 65 one is damaged or none is valid",
+    .flags = kFlags,
+    .run = verify};
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #include "config/field_value.h"
 #include "config/flags.h"
 #include "config/foreign_names.h"
+#include "config/help.h"
 
 namespace lockstep {
 namespace {
@@ -230,8 +231,10 @@ class Parser {
 
  private:
   std::vector<Option> options() const {
-    std::vector<Option> all{{"config"},   {"print_config", true}, {"dry_run", true},
-                            {"hardware"}, {"help", true},         {"help_all", true}};
+    std::vector<Option> all;
+    for (const FlagRow& flag : kProgramFlags) {
+      all.push_back({normal_name(flag.name), flag.value.empty()});
+    }
     const TrainConfig config;
     visit_fields(config, [&all]<class T>(const FieldInfo& info, const T&) {
       all.push_back({std::string(info.name), std::is_same_v<T, bool>});

@@ -1,3 +1,5 @@
+#include "config/help.h"
+
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -14,59 +16,14 @@ namespace {
 
 constexpr char kJoint = '\1';  // a blank at which lines are not broken
 
-/// Lays out flags and their help for a terminal of the given width.
-class Layout {
- public:
-  explicit Layout(int width)
-      : width_(static_cast<std::size_t>(std::clamp(width, kNarrowest, kWidest))),
-        column_(width_ < kTwoColumns ? 8 : 30) {}
+constexpr int kNarrowest = 40;
+constexpr int kWidest = 120;
+constexpr std::size_t kTwoColumns = 64;
 
-  std::string paragraph(std::string_view text) const { return joined(wrap(text, 0, width_)) + "\n"; }
-
-  /// "  --name SYNTAX        help", with the help wrapped in its column.
-  std::string entry(const std::string& name, std::string_view help) const {
-    std::string text = fitted(name);
-    if (text.size() + 2 > column_) {
-      text += '\n';
-      text.append(column_, ' ');
-    } else {
-      text.resize(column_, ' ');
-    }
-    return text + joined(wrap(help, column_, width_)) + "\n";
-  }
-
- private:
-  static constexpr int kNarrowest = 40;
-  static constexpr int kWidest = 120;
-  static constexpr std::size_t kTwoColumns = 64;
-
-  /// Words of a value that do not fit are on the next line.
-  std::string fitted(const std::string& name) const {
-    constexpr std::string_view kIndent = "      ";
-    std::string text = "  ";
-    std::size_t column = text.size();
-    for (std::size_t begin = 0; begin < name.size();) {
-      const std::size_t end = std::min(name.find('|', begin), name.size() - 1) + 1;
-      if (column + (end - begin) > width_) {
-        text += '\n';
-        text += kIndent;
-        column = kIndent.size();
-      }
-      text += name.substr(begin, end - begin);
-      column += end - begin;
-      begin = end;
-    }
-    return text;
-  }
-
-  static std::string joined(std::string text) {
-    std::replace(text.begin(), text.end(), kJoint, ' ');
-    return text;
-  }
-
-  const std::size_t width_;
-  const std::size_t column_;  // of the help
-};
+std::string joined(std::string text) {
+  std::replace(text.begin(), text.end(), kJoint, ' ');
+  return text;
+}
 
 std::string with_default(std::string_view help, std::string_view value) {
   return value.empty() ? std::string(help) : fmt::format("{} (default:{}{})", help, kJoint, value);
@@ -85,7 +42,7 @@ std::string flag_usage(std::string_view name, const std::string& syntax) {
   return syntax == "true|false" ? fmt::format("--[no-]{}", name) : fmt::format("--{} {}", name, syntax);
 }
 
-std::string program_help(const Flags& flags, const Layout& layout) {
+std::string program_help(const Flags& flags, const HelpLayout& layout) {
   std::string text;
   for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
     text += layout.entry(positional.name, with_default(positional.help, target_text(positional.target)));
@@ -98,11 +55,11 @@ std::string program_help(const Flags& flags, const Layout& layout) {
 }
 
 template <class T>
-std::string setting_help(const FieldInfo& info, const T& value, const Layout& layout) {
+std::string setting_help(const FieldInfo& info, const T& value, const HelpLayout& layout) {
   return layout.entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
 }
 
-std::string common_settings_help(const TrainConfig& defaults, const Layout& layout) {
+std::string common_settings_help(const TrainConfig& defaults, const HelpLayout& layout) {
   std::string text = "Most used settings:\n";
   int count = 0;
   visit_fields(defaults, [&](const FieldInfo& info, const auto& value) {
@@ -114,7 +71,7 @@ std::string common_settings_help(const TrainConfig& defaults, const Layout& layo
   return text + "\n" + layout.paragraph(fmt::format("--help-all lists all {} settings.", count));
 }
 
-std::string all_settings_help(const TrainConfig& defaults, const Layout& layout) {
+std::string all_settings_help(const TrainConfig& defaults, const HelpLayout& layout) {
   std::string text = layout.paragraph(
       "All settings. The first of these sources that has a value counts: the flag, LOCKSTEP_CFG_<SECTION>_<KEY>, "
       "--config FILE, the default.");
@@ -129,7 +86,7 @@ std::string all_settings_help(const TrainConfig& defaults, const Layout& layout)
   return text;
 }
 
-std::string help_frame(std::string_view program, const Flags& flags, const Layout& layout) {
+std::string program_frame(std::string_view program, const Flags& flags, const HelpLayout& layout) {
   std::string text = fmt::format("usage: {} [flags]", program);
   for (const std::string& field : FlagsAccess::positional_fields(flags)) {
     text += fmt::format(" [{}]", field);
@@ -137,16 +94,7 @@ std::string help_frame(std::string_view program, const Flags& flags, const Layou
   for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
     text += fmt::format(" [{}]", positional.name);
   }
-  text = layout.paragraph(text) + "\n" + program_help(flags, layout);
-  text += "Running:\n";
-  text += layout.entry("--config FILE", "settings from a .toml or .json file");
-  text += layout.entry("--print-config", "print all settings with their origin and exit");
-  text += layout.entry("--dry-run", "print the plan and exit");
-  text += layout.entry("--hardware FILE", "plan for the machine that FILE describes; implies --dry-run");
-  text += layout.entry("-h, --help", "print the flags that are used most and exit");
-  text += layout.entry("--help-all", "print all flags and exit");
-  text += layout.entry("--", "everything after it is not a flag");
-  return text + "\n";
+  return layout.paragraph(text) + "\n" + program_help(flags, layout);
 }
 
 std::string cell(std::string_view text) {
@@ -159,14 +107,66 @@ std::string cell(std::string_view text) {
 
 }  // namespace
 
+std::string flag_text(const FlagRow& flag) {
+  return fmt::format("{}{}--{}{}{}", flag.letter, flag.letter.empty() ? "" : ", ", flag.name,
+                     flag.value.empty() ? "" : " ", flag.value);
+}
+
+HelpLayout::HelpLayout(int width)
+    : width_(static_cast<std::size_t>(std::clamp(width, kNarrowest, kWidest))),
+      column_(width_ < kTwoColumns ? 8 : 30) {}
+
+std::string HelpLayout::paragraph(std::string_view text) const { return joined(wrap(text, 0, width_)) + "\n"; }
+
+std::string HelpLayout::entry(const std::string& name, std::string_view help) const {
+  std::string text = fitted(name);
+  if (text.size() + 2 > column_) {
+    text += '\n';
+    text.append(column_, ' ');
+  } else {
+    text.resize(column_, ' ');
+  }
+  return text + joined(wrap(help, column_, width_)) + "\n";
+}
+
+std::string HelpLayout::entry(const FlagRow& flag) const { return entry(flag_text(flag), flag.help); }
+
+/// Words of a value that do not fit are on the next line.
+std::string HelpLayout::fitted(const std::string& name) const {
+  constexpr std::string_view kIndent = "      ";
+  std::string text = "  ";
+  std::size_t column = text.size();
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('|', begin), name.size() - 1) + 1;
+    if (column + (end - begin) > width_) {
+      text += '\n';
+      text += kIndent;
+      column = kIndent.size();
+    }
+    text += name.substr(begin, end - begin);
+    column += end - begin;
+    begin = end;
+  }
+  return text;
+}
+
+std::string settings_help(const TrainConfig& defaults, const HelpLayout& layout, bool all) {
+  std::string text = "Running:\n";
+  for (const FlagRow& flag : kProgramFlags) {
+    text += layout.entry(flag);
+  }
+  text += layout.entry("--", "everything after it is not a flag") + "\n";
+  return text + (all ? all_settings_help(defaults, layout) : common_settings_help(defaults, layout));
+}
+
 std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags, int width) {
-  const Layout layout(width);
-  return help_frame(program, flags, layout) + common_settings_help(defaults, layout);
+  const HelpLayout layout(width);
+  return program_frame(program, flags, layout) + settings_help(defaults, layout, false);
 }
 
 std::string help_all_text(std::string_view program, const TrainConfig& defaults, const Flags& flags, int width) {
-  const Layout layout(width);
-  return help_frame(program, flags, layout) + all_settings_help(defaults, layout);
+  const HelpLayout layout(width);
+  return program_frame(program, flags, layout) + settings_help(defaults, layout, true);
 }
 
 std::string print_config_text(const Invocation& invocation, const Flags& flags) {

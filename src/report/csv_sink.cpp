@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/report/metric_sink.h>
 
+#include "base/special_number.h"
 #include "base/text.h"
 #include "report/metric_file.h"
 
@@ -27,13 +27,8 @@ std::string quoted(std::string_view name) {
 }
 
 std::string number(double value) {
-  if (std::isnan(value)) {
-    return "NaN";
-  }
-  if (std::isinf(value)) {
-    return value > 0 ? "Infinity" : "-Infinity";
-  }
-  return fmt::format("{}", value);
+  const auto word = special_word(value);
+  return word ? std::string(*word) : fmt::format("{}", value);
 }
 
 std::int64_t step_of(std::string_view row) {

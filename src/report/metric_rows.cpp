@@ -8,6 +8,8 @@
 #include <span>
 
 #include "base/json.h"
+#include "base/run_files.h"
+#include "base/special_number.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
 #include "report/metric_file.h"
@@ -16,18 +18,6 @@ namespace lockstep {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// The texts of numbers that JSON and CSV files of lockstep contain.
-std::optional<double> special_number(std::string_view text) {
-  if (text == "NaN") {
-    return kNaN;
-  }
-  if (text == "Infinity" || text == "-Infinity") {
-    return text.front() == '-' ? -kInfinity : kInfinity;
-  }
-  return std::nullopt;
-}
 
 struct Cell {
   std::string name{};
@@ -241,14 +231,14 @@ MetricRows parse_metric_table(std::string_view text) {
 }
 
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
-  if (const auto lines = run / "metrics.jsonl"; fs.exists(lines)) {
+  if (const auto lines = run / kMetricLinesName; fs.exists(lines)) {
     constexpr std::int64_t kMost = std::int64_t{4} << 30;
     last_bytes = std::min(last_bytes, kMost);
     MetricRows rows = parse_metric_lines(read_end(fs, lines, last_bytes));
     rows.partial = last_bytes < fs.open(lines)->size();
     return rows;
   }
-  const auto table = run / "metrics.csv";
+  const auto table = run / kMetricTableName;
   return fs.exists(table) ? std::optional(parse_metric_table(read_metric_file(fs, table))) : std::nullopt;
 }
 

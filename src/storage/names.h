@@ -9,6 +9,7 @@
 namespace lockstep {
 
 inline constexpr std::string_view kManifestName = "MANIFEST.json";
+inline constexpr std::string_view kStateName = "state.json";
 
 enum class DirectoryKind {
   committed,  ///< step-0000000500

@@ -9,11 +9,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 
 #include <lockstep/base/error.h>
 
 #include "base/descriptor.h"
+#include "base/file_lock.h"
+#include "base/run_files.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 
@@ -23,8 +24,6 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr const char* kLockName = ".lock";
-constexpr const char* kCheckpoints = "checkpoints";
-constexpr const char* kConfig = "config.toml";
 
 Path without_links(const Path& path) {
   std::error_code error;
@@ -42,7 +41,7 @@ bool contains(const Path& directory, const Path& path) {
 /// hand-written loop may hold alone. nullptr: another process holds one of them.
 std::unique_ptr<FileLock> lock_both(FileSystem& fs, const Path& directory, std::string& owner) {
   auto lock = fs.try_lock(directory / kLockName, pid_on_host(), owner);
-  const Path checkpoints = directory / kCheckpoints / kLockName;
+  const Path checkpoints = directory / kCheckpointsName / kLockName;
   if (lock != nullptr && fs.exists(checkpoints) && fs.try_lock(checkpoints, pid_on_host(), owner) == nullptr) {
     return nullptr;
   }
@@ -61,9 +60,9 @@ std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const Path& directory) no
 }
 
 bool is_run_in_use(const Path& directory) noexcept {
-  for (const Path& file : {directory / kLockName, directory / kCheckpoints / kLockName}) {
+  for (const Path& file : {directory / kLockName, directory / kCheckpointsName / kLockName}) {
     const Descriptor lock(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (lock.is_open() && ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    if (lock.is_open() && is_file_locked(lock.get())) {
       return true;
     }
   }
@@ -77,7 +76,7 @@ RunDirectory::RunDirectory(FileSystem& fs, const Path& directory, const LaunchNa
 
 RunFound RunDirectory::found() const {
   bool has_run = false;
-  for (const char* name : {kRunRecordName, kCheckpoints, kConfig}) {
+  for (const char* name : {kRunRecordName, kCheckpointsName, kSettingsName}) {
     has_run = has_run || fs_.exists(directory_ / name);
   }
   return {.directory = directory_.string(), .has_run = has_run, .json = json()};
@@ -130,8 +129,8 @@ bool RunDirectory::take(std::string& owner) {
 }
 
 void RunDirectory::lock(const LaunchName* patient_with) {
-  constexpr std::chrono::seconds kPatience{10};      // time for a process that is being killed
-  constexpr std::chrono::milliseconds kReader{200};  // is_run_in_use() of another process holds the lock for a moment
+  constexpr std::chrono::seconds kPatience{10};        // time for a process that is being killed
+  constexpr std::chrono::milliseconds kNewOwner{200};  // until its name is in the lock, that of an earlier one is there
   constexpr std::chrono::milliseconds kPause{20};
   const auto began = std::chrono::steady_clock::now();
   std::string owner;
@@ -141,7 +140,7 @@ void RunDirectory::lock(const LaunchName* patient_with) {
       return !text.empty() && same_launch(parse_run_record(text, directory_.string()).launch, *patient_with);
     }();
     const auto waited = std::chrono::steady_clock::now() - began;
-    if (waited > (!owner.empty() && !of_this_launch ? std::chrono::milliseconds(kReader) : kPatience)) {
+    if (waited > (!owner.empty() && !of_this_launch ? std::chrono::milliseconds(kNewOwner) : kPatience)) {
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
                             "wait for that run to end, or use another --run_name");

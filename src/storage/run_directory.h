@@ -15,8 +15,7 @@ namespace lockstep {
 /// locking failed.
 std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const std::filesystem::path& directory) noexcept;
 
-/// True if a process holds the lock of the directory or of its checkpoints. Creates and writes nothing, and holds a
-/// lock only for the time of the question.
+/// True if a process holds the lock of the directory or of its checkpoints. Creates, writes and locks nothing.
 bool is_run_in_use(const std::filesystem::path& directory) noexcept;
 
 class RunDirectory {

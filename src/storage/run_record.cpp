@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/json.h"
+#include "base/run_files.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -11,8 +11,6 @@
 
 namespace lockstep {
 
-inline constexpr const char* kRunRecordName = "run.json";
-
 struct RunRecord {
   std::string id{};           ///< of the run, random
   std::string program{};      ///< file name of the program; "": not known

@@ -9,6 +9,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/run_files.h"
 #include "base/text.h"
 #include "storage/names.h"
 #include "trainer/resume.h"
@@ -23,7 +24,7 @@ constexpr int kMostFailures = 3;  // consecutive; a full disk seldom becomes fre
 RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunHold& hold, RunFiles& files)
     : config_(plan.config), world_(world), hold_(hold), files_(files), run_(run_directory(plan.config)) {
   if (config_.checkpoint.enabled) {
-    store_.emplace(std::filesystem::path(run_) / "checkpoints", config_.checkpoint, world_, plan.restart);
+    store_.emplace(std::filesystem::path(run_) / kCheckpointsName, config_.checkpoint, world_, plan.restart);
   }
 }
 
@@ -64,7 +65,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
 // A fresh optimizer and another order of the data would be another training under the same name.
 RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
   if (is_weights_only(stored.contents)) {
-    const auto path = std::filesystem::path(run_) / "checkpoints" / step_name(stored.step);
+    const auto path = std::filesystem::path(run_) / kCheckpointsName / step_name(stored.step);
     throw CheckpointError(
         fmt::format("step {} in {} holds only weights (checkpoint.weights_only), so this run cannot be resumed",
                     stored.step, run_),
@@ -162,7 +163,7 @@ std::optional<BestCheckpoint> RunCheckpoints::best() {
   if (!found) {
     return std::nullopt;
   }
-  const auto folder = std::filesystem::path(run_) / "checkpoints" / step_name(found->first);
+  const auto folder = std::filesystem::path(run_) / kCheckpointsName / step_name(found->first);
   return BestCheckpoint{.step = found->first, .value = found->second, .path = folder.string()};
 }
 

@@ -9,6 +9,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/run_files.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -37,7 +38,7 @@ RunFiles::RunFiles(const Plan& plan, bool on_main)
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan.config);
   fs.create_directories(directory);
-  events_ = std::make_unique<EventLog>(fs, directory / "events.jsonl");
+  events_ = std::make_unique<EventLog>(fs, directory / kEventsName);
 }
 
 RunFiles::~RunFiles() = default;
@@ -61,16 +62,16 @@ void RunFiles::open_files(std::int64_t resume_step) {
   const std::filesystem::path directory = run_directory(plan_.config);
   const std::string config = config_toml(asked_config(plan_)) + program_comment(plan_);
   try {
-    remove_leftovers(fs, directory / "config.toml");
-    write_file(fs, directory / "config.toml", config);
+    remove_leftovers(fs, directory / kSettingsName);
+    write_file(fs, directory / kSettingsName, config);
   } catch (const IoError& error) {  // a missing report does not end the run
     log_warning(fmt::format("{}; the run goes on without it", error.what()));
   }
   if (plan_.config.report.jsonl) {
-    sinks_.push_back(jsonl_sink(fs, directory / "metrics.jsonl", resume_step));
+    sinks_.push_back(jsonl_sink(fs, directory / kMetricLinesName, resume_step));
   }
   if (plan_.config.report.csv) {
-    sinks_.push_back(csv_sink(fs, directory / "metrics.csv", resume_step));
+    sinks_.push_back(csv_sink(fs, directory / kMetricTableName, resume_step));
   }
   if (plan_.config.report.tensorboard) {
     sinks_.push_back(tensorboard_sink(fs, directory, resume_step, fmt::format("```\n{}```\n", config)));

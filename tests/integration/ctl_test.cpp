@@ -62,7 +62,7 @@ TEST_F(Ctl, NamesWhatIsWrong) {
   EXPECT_THAT(ctl("stop").err, HasSubstr("contains no run"));
   const auto unknown = ctl("pause");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.err, HasSubstr("ctl: pause: unknown command"));
+  EXPECT_THAT(unknown.err, HasSubstr("ctl: found pause, expected stop, save, validate or report"));
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "ctl"}).code, 2);
   EXPECT_THAT(run_program({LOCKSTEP_CLI, "ctl", "--help"}).out, HasSubstr("usage: lockstep ctl RUN"));
 }

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include <lockstep/environment/launch_name.h>
 
 #include "base/text.h"
@@ -74,6 +76,14 @@ int ranks_of(const FactsRequest& request, const Facts& facts) {
 }
 
 }  // namespace
+
+std::string limit_text(const std::optional<std::int64_t>& limit) {
+  return limit ? fmt::format("{}", *limit) : "unlimited";
+}
+
+std::string byte_limit_text(const std::optional<std::int64_t>& bytes) {
+  return bytes ? human_bytes(*bytes) : "unlimited";
+}
 
 LauncherFacts collect_launcher_facts(const Variables& variables) {
   LauncherFacts facts{};

@@ -136,6 +136,11 @@ struct FactsRequest {
   int port = 0;                                    ///< 0: that of the launcher, else torchrun's default
 };
 
+/// "1024", "unlimited".
+std::string limit_text(const std::optional<std::int64_t>& limit);
+/// "8.0 GiB", "unlimited".
+std::string byte_limit_text(const std::optional<std::int64_t>& bytes);
+
 Facts collect_facts(const FactsRequest& request, const Variables& variables);
 
 // Its parts.

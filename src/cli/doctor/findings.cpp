@@ -109,12 +109,6 @@ void judge_versions(const Facts& facts, Judgement judgement) {
 
 // ---- machine
 
-std::string number_text(const std::optional<std::int64_t>& limit) {
-  return limit ? fmt::format("{}", *limit) : "unlimited";
-}
-
-std::string bytes_text(const std::optional<std::int64_t>& limit) { return limit ? human_bytes(*limit) : "unlimited"; }
-
 void judge_cores(const Facts& facts, Judgement& judgement) {
   const CpuTopology& cpu = facts.machine.cpu;
   std::string text = fmt::format("{} of {} usable", cpu.cores, facts.machine.cores_present);
@@ -164,10 +158,10 @@ void judge_limits(const Facts& facts, Judgement& judgement) {
   judgement.ok("limits",
                fmt::format("open files {} (at most {}), processes {}, tasks of the control group {}, locked memory {}, "
                            "address space {}, file size {}",
-                           number_text(machine.open_files.soft), number_text(machine.open_files.hard),
-                           number_text(machine.processes.soft), number_text(machine.max_tasks),
-                           bytes_text(machine.locked_memory.soft), bytes_text(machine.address_space.soft),
-                           bytes_text(machine.file_size.soft)));
+                           limit_text(machine.open_files.soft), limit_text(machine.open_files.hard),
+                           limit_text(machine.processes.soft), limit_text(machine.max_tasks),
+                           byte_limit_text(machine.locked_memory.soft), byte_limit_text(machine.address_space.soft),
+                           byte_limit_text(machine.file_size.soft)));
   const auto& identity = facts.launcher.identity;
   const int world_size = std::max(facts.ranks, identity ? identity->world_size : 1);
   const std::int64_t files = needed_descriptors(facts.ranks, world_size);

@@ -32,7 +32,7 @@ Plan plan_of(const Path& run, const std::string& launch, bool fresh = false) {
 }
 
 std::string run_in(const Path& run) {
-  return parse_run_record(read_file(real_file_system(), run / kRunRecordName), run.string()).id;
+  return parse_run_record(read_file(real_file_system(), run / "run.json"), run.string()).id;
 }
 
 TEST(RunHold, IsSharedForTheSameDirectory) {

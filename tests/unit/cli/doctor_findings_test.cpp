@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "cli/doctor/findings.h"
-#include "cli/doctor/report.h"
+#include "cli/doctor/output.h"
 
 namespace lockstep {
 namespace {

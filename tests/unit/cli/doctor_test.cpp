@@ -143,10 +143,10 @@ TEST_F(Doctor, RejectsInvalidArguments) {
   EXPECT_EQ(run({"--run-dir="}).code, 2);
   const Process::Result unknown = run({"--ranks", "2"});
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.err, HasSubstr("doctor: --ranks: unknown argument"));
+  EXPECT_THAT(unknown.err, HasSubstr("--ranks: unknown flag"));
   const Process::Result help = run({"--help"});
   EXPECT_EQ(help.code, 0);
-  EXPECT_THAT(help.out, HasSubstr("usage: lockstep doctor [--json]"));
+  EXPECT_THAT(help.out, HasSubstr("usage: lockstep doctor [--run-dir DIR]"));
 }
 
 TEST(System, PrintsFactsAndNoUnknownVariables) {

@@ -6,6 +6,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lockstep/base/file_system.h>
 
 #include "base/json.h"
 #include "base/text.h"
@@ -18,6 +22,7 @@
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -30,22 +35,104 @@ Process::Result lockstep(std::vector<std::string> args, const std::string& direc
   return run_program(args, environment, directory);
 }
 
+std::string name_of(const Command& command) { return std::string(command.name); }
+
 TEST(Commands, AreListedAndExplainThemselves) {
-  const std::string usage = lockstep({"--help"}).out;
-  for (const Command& command : commands()) {
-    EXPECT_THAT(usage, HasSubstr(fmt::format("\n  {} ", command.name)));
-    const auto help = lockstep({std::string(command.name), "--help"});
-    EXPECT_EQ(help.code, 0) << command.name << help.err;
-    EXPECT_THAT(help.out, StartsWith(fmt::format("usage: lockstep {}", command.name)));
-    for (const std::string& word : split(command.words, ' ')) {
-      if (word != "--help") {
-        EXPECT_THAT(help.out, HasSubstr(word.substr(std::min(word.find_first_not_of('-'), word.size()))));
-      }
+  const std::string usage = lockstep({"help"}).out;
+  EXPECT_EQ(lockstep({}).out, usage);
+  EXPECT_EQ(lockstep({"--help"}).out, usage);
+  for (const Command* command : commands()) {
+    EXPECT_THAT(usage, HasSubstr(fmt::format("\n  {}", command->name)));
+    const auto help = lockstep({"help", name_of(*command)});
+    EXPECT_EQ(help.code, 0) << command->name << help.err;
+    EXPECT_THAT(help.out, StartsWith("usage: lockstep " + name_of(*command)));
+    EXPECT_THAT(help.out, HasSubstr("\nexit code: "));
+    for (const FlagRow& flag : command->flags) {
+      EXPECT_THAT(help.out, HasSubstr(fmt::format("--{}", flag.name)));
+    }
+    for (const char* flag : {"--help", "-h"}) {
+      EXPECT_EQ(lockstep({name_of(*command), flag}).out, help.out) << "whatever else is wrong or missing";
     }
   }
-  const auto wrong = lockstep({"paln"});
-  EXPECT_EQ(wrong.code, 2);
-  EXPECT_EQ(wrong.err, "error: paln: unknown command\n  hint: did you mean lockstep plan?\n");
+}
+
+TEST(Commands, RefuseWhatTheyDoNotKnow) {
+  for (const Command* command : commands()) {
+    const auto near = lockstep({name_of(*command), "--hepl"});
+    EXPECT_EQ(near.code, 2) << command->name;
+    EXPECT_THAT(near.err, HasSubstr("--hepl: unknown flag\n  hint: did you mean --help?")) << command->name;
+    EXPECT_EQ(near.out, "");
+    const auto far = lockstep({name_of(*command), "--zebra"});
+    EXPECT_EQ(far.code, 2) << command->name;
+    EXPECT_THAT(far.err, HasSubstr("--zebra: unknown flag\n  hint: see ")) << command->name;
+  }
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"paln"}, {"help", "paln"}}) {
+    const auto wrong = lockstep(words);
+    EXPECT_EQ(wrong.code, 2);
+    EXPECT_EQ(wrong.err, "error: paln: unknown command\n  hint: did you mean lockstep plan?\n");
+  }
+}
+
+TEST(Commands, SayWhichWordIsWrong) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"verify"}, "verify: DIR is missing\n  hint: usage: lockstep verify [--json] DIR\n"},
+      {{"compare", "a"}, "compare: B is missing\n  hint: usage: lockstep compare [--json] A B\n"},
+      {{"top", "a", "b"}, "top: unexpected argument \"b\"\n  hint: usage: lockstep top RUN\n"},
+      {{"ctl", "a", "sotp"}, "ctl: found sotp, expected stop, save, validate or report\n  hint: did you mean stop?\n"},
+      {{"completion", "fish"},
+       "completion: found fish, expected bash or zsh\n  hint: see lockstep completion --help\n"},
+      {{"report", "a", "--out"}, "--out: expected a value\n  hint: use --out FILE\n"},
+      {{"report", "a", "--out="}, "--out: expected a value\n  hint: use --out FILE\n"},
+      {{"list", "--json=yes"}, "--json=yes: takes no value\n  hint: use --json\n"},
+      {{"doctor", "--port", "0"}, "--port 0: expected a whole number from 1 to 65535\n  hint: --port P: "},
+      {{"plan", "--nodes", "many"}, "--nodes many: expected a whole number from 0 to 65536\n  hint: --nodes N: "},
+      {{"config", "--check", "a", "--migrate", "a"}, "config: found --check and --migrate, expected one of them"},
+  };
+  for (const auto& [words, message] : cases) {
+    const auto result = lockstep(words);
+    EXPECT_EQ(result.code, 2) << words[0];
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, StartsWith("error: " + message)) << words[0];
+  }
+  const auto all = lockstep({"verify", "--jsno", "--zebra=1"});
+  EXPECT_THAT(all.err, AllOf(HasSubstr("--jsno: unknown flag"), HasSubstr("--zebra: unknown flag")));
+}
+
+TEST(Commands, TakeNamesThatLookLikeFlags) {
+  const TempDir temp;
+  const auto result = lockstep({"verify", "--", "--json"}, temp.path().string());
+  EXPECT_THAT(result.err, HasSubstr("--json: no such directory"));
+  std::filesystem::create_directory(temp.path() / "--json");
+  EXPECT_THAT(lockstep({"verify", "--", "--json"}, temp.path().string()).out, HasSubstr("no valid checkpoint in"));
+}
+
+TEST(ManualPage, NamesEveryCommandAndFlag) {
+  const std::string page = lockstep({"help", "--man"}).out;
+  EXPECT_THAT(page, StartsWith(".TH LOCKSTEP 1 "));
+  std::string readable = page;
+  for (std::size_t at = readable.find("\\-"); at != std::string::npos; at = readable.find("\\-", at)) {
+    readable.replace(at, 2, "-");
+  }
+  for (const Command* command : commands()) {
+    EXPECT_THAT(readable, HasSubstr("\n.SS " + usage_of(*command) + "\n"));
+    for (const FlagRow& flag : command->flags) {
+      EXPECT_THAT(readable, HasSubstr(fmt::format("\\fB{}\\fR\n{}\n", flag_text(flag), flag.help)));
+    }
+  }
+}
+
+TEST(ManualPage, IsWhatManUnderstands) {
+  if (run_program({"sh", "-c", "command -v groff"}).code != 0) {
+    GTEST_SKIP() << "groff is not installed";
+  }
+  const TempDir temp;
+  const auto warnings = [&](const std::string& page) {
+    std::ofstream(temp.path() / "lockstep.1") << page;
+    return run_program({"groff", "-man", "-Tascii", "-ww", "-z", (temp.path() / "lockstep.1").string()}).err;
+  };
+  const std::string page = lockstep({"help", "--man"}).out;
+  EXPECT_EQ(warnings(page), "");
+  EXPECT_NE(warnings(page + ".nonsense\n"), "") << "the control";
 }
 
 class Config : public testing::Test {
@@ -92,6 +179,30 @@ TEST_F(Config, MigrateRenamesKeepsTheOldFileAndChecks) {
   EXPECT_EQ(read_text(name + ".old"), old);
   EXPECT_EQ(lockstep({"config", "--migrate", name}).out,
             name + ": nothing to rename\n" + name + ": 2 settings, no problem\n");
+}
+
+TEST_F(Config, MigrateKeepsModeOwnerAndLink) {
+  write("epochs = 3\n");
+  const auto mode = std::filesystem::perms(0600);
+  std::filesystem::permissions(file_, mode);
+  const auto link = temp_.path() / "link.toml";
+  std::filesystem::create_symlink("a.toml", link);
+  const bool root = getuid() == 0;
+  constexpr uid_t kOther = 12345;
+  if (root) {
+    ASSERT_EQ(chown(file_.c_str(), kOther, kOther), 0);
+  }
+  const auto result = lockstep({"config", "--migrate", link.string()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(read_text(file_), "max_epochs = 3\n");
+  for (const std::string& path : {file_.string(), file_.string() + ".old"}) {
+    struct stat status {};
+    ASSERT_EQ(stat(path.c_str(), &status), 0) << path;
+    EXPECT_EQ(status.st_mode & 07777U, 0600U) << path;
+    EXPECT_EQ(status.st_uid, root ? kOther : getuid()) << path;
+  }
+  EXPECT_EQ(real_file_system().list(temp_.path()), (std::vector<std::string>{"a.toml", "a.toml.old", "link.toml"}));
 }
 
 TEST_F(Config, MigrateOverwritesNoFileAndReportsWhatIsLeft) {
@@ -163,6 +274,7 @@ TEST(BashCompletion, OffersCommandsFlagsAndWords) {
   EXPECT_THAT(bash_offers({"lockstep", "ver"}), ElementsAre("verify"));
   EXPECT_THAT(bash_offers({"lockstep", "verify", "--j"}), ElementsAre("--json"));
   EXPECT_THAT(bash_offers({"lockstep", "completion", ""}), ElementsAre("bash", "zsh"));
+  EXPECT_THAT(bash_offers({"lockstep", "help", "com"}), ElementsAre("compare", "completion"));
   EXPECT_THAT(bash_offers({"lockstep", "ctl", "runs/a", "s"}), ElementsAre("stop", "save"));
   EXPECT_THAT(bash_offers({"lockstep", "run", "--nn"}), ElementsAre("--nnodes"));
   EXPECT_THAT(bash_offers({"lockstep", "run", "--numa-binding", ""}), ElementsAre("none", "node"));
@@ -273,6 +385,7 @@ TEST_F(Start, ReportsWrongFlagsAsTheProgramDoes) {
            {{"./train", "--global_batch_size", "3", "--accumulation", "5", "--batch_size", "1"}, 2, "expected 5 to 5"},
            {{"./nothing", "--print"}, 127, "cannot find ./nothing"},
            {{"--print"}, 2, "no program to start"},
+           {{"./train", "more"}, 2, "unexpected argument \"more\""},
            {{"./train", "--launcher", "srun"}, 2, "this shell is in no Slurm job"},
            {{"./train", "--launcher", "ssh"}, 2, "expected srun or own"}}) {
     const auto result = start(args, {{"SLURM_JOB_ID", ""}});

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "cli/commands.h"
 #include "cli/run_command.h"
 
 namespace lockstep {
@@ -20,7 +21,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 RunFlags parse(const std::string& line, const Variables& variables = {}) {
-  return parse_run_flags(split(line, ' '), variables);
+  return parse_run_flags(read_command_line(kRunCommand, split(line, ' '), variables), variables);
 }
 
 std::vector<std::string> problems_of(const std::string& line, const Variables& variables = {}) {
@@ -130,7 +131,7 @@ TEST(RunFlags, RejectsUnsupportedFlags) {
       {"--standalone=1 t", "takes no value"},
       {"--nnodes", "expected a value"},
       {"--grace -1 t", "expected seconds"},
-      {"--nnodes 1", "no program to run"},
+      {"--nnodes 1", "run: PROGRAM is missing"},
   };
   for (const auto& [line, expected] : cases) {
     EXPECT_THAT(problems_of(line), testing::Contains(HasSubstr(expected))) << line;
@@ -138,9 +139,9 @@ TEST(RunFlags, RejectsUnsupportedFlags) {
 }
 
 TEST(RunFlags, HelpNamesEveryFlag) {
-  EXPECT_TRUE(parse("--help --nonsense").help);
+  EXPECT_TRUE(read_command_line(kRunCommand, split("--nonsense --help", ' '), {}).help);
   for (const char* flag : {"--nproc-per-node", "--max-restarts", "-r, --redirects STREAMS", "--numa-binding"}) {
-    EXPECT_THAT(run_help(), HasSubstr(flag));
+    EXPECT_THAT(help_of(kRunCommand, 80), HasSubstr(flag));
   }
 }
 

@@ -1,6 +1,8 @@
 // `lockstep list`, `report` and `top` on runs that the library's own writers have written.
+#include <atomic>
 #include <limits>
 #include <optional>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -91,6 +93,24 @@ TEST(RunReading, TheQuestionForTheLockLeavesNoTrace) {
   EXPECT_EQ(read_text(run.path() / ".lock"), owner);
 }
 
+TEST(RunReading, TheQuestionForTheLockDisturbsNoStart) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  std::string owner;
+  ASSERT_NE(real_file_system().try_lock(run.path() / ".lock", "me", owner), nullptr);
+  std::atomic<bool> ends = false;
+  std::thread asks([&] {
+    while (!ends) {
+      is_run_in_use(run.path());
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    EXPECT_NE(real_file_system().try_lock(run.path() / ".lock", "me", owner), nullptr) << i;
+  }
+  ends = true;
+  asks.join();
+}
+
 TEST(RunReading, FollowsRestartsAndResumes) {
   const TempDir temp;
   const WrittenRun written(temp.path() / "a", {.checkpoint = {.monitor = "val_loss"}});
@@ -156,6 +176,34 @@ TEST(List, ShowsEveryRun) {
   EXPECT_EQ(first.at("state"), "finished");
   EXPECT_EQ(first.at("best").at("checkpoint"), (temp.path() / "first/checkpoints/step-0000000040").string());
   EXPECT_TRUE(json["runs"][1].at("best").is_null());
+}
+
+TEST(List, KnowsThatARunTrains) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const auto list = [&] { return run_program({LOCKSTEP_CLI, "list", temp.path().string()}).out; };
+  {
+    const RunDirectory held(real_file_system(), run.path(), {});
+    EXPECT_THAT(list(), HasSubstr("a     running"));
+  }
+  EXPECT_THAT(list(), HasSubstr("a     unknown")) << "the control";
+}
+
+TEST(List, FindsRunsInDirectoriesOfExperiments) {
+  const TempDir temp;
+  const WrittenRun near(temp.path() / "near");
+  const WrittenRun deep(temp.path() / "vision" / "lr" / "first");
+  const WrittenRun deeper(temp.path() / "vision" / "lr" / "more" / "second");
+  const WrittenRun inside(near.path() / "inside");
+  std::filesystem::create_directory_symlink("vision", temp.path() / "link");
+  std::filesystem::create_directory_symlink(near.path(), temp.path() / "latest");
+  const Json json = parse_json(run_program({LOCKSTEP_CLI, "list", "--json", temp.path().string()}).out);
+  std::vector<std::string> names;
+  for (const Json& found : json.at("runs")) {
+    names.push_back(found.at("name"));
+    EXPECT_EQ(found.at("directory"), (temp.path() / names.back()).string());
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAre("near", "latest", "vision/lr/first"));
 }
 
 TEST(List, SaysWhatIsWrong) {

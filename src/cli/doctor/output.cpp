@@ -1,4 +1,4 @@
-#include "cli/doctor/report.h"
+#include "cli/doctor/output.h"
 
 #include <algorithm>
 #include <map>
@@ -193,11 +193,6 @@ std::vector<std::string> interface_names(const NetworkFacts& facts) {
   return names;
 }
 
-std::string number_text(const ResourceLimit& limit) {
-  return limit.soft ? fmt::format("{}", *limit.soft) : "unlimited";
-}
-std::string bytes_text(const ResourceLimit& limit) { return limit.soft ? human_bytes(*limit.soft) : "unlimited"; }
-
 /// GPUs of one kind form one entry: "8 x NVIDIA H100 (79.6 GiB, compute 9.0)".
 std::string gpus_text(const DriverDetails& driver) {
   std::map<std::string, int> kinds;
@@ -243,10 +238,10 @@ std::vector<std::pair<std::string, std::string>> system_rows(const Facts& facts)
       {"memory", fmt::format("{} usable of {}, {} available; /dev/shm {}", human_bytes(machine.cpu.memory_bytes),
                              human_bytes(machine.cpu.machine_memory_bytes), human_bytes(machine.available_memory_bytes),
                              machine.shared_memory_bytes ? human_bytes(*machine.shared_memory_bytes) : "missing")},
-      {"limits",
-       fmt::format("open files {}, processes {}, locked memory {}, address space {}, file size {}",
-                   number_text(machine.open_files), number_text(machine.processes), bytes_text(machine.locked_memory),
-                   bytes_text(machine.address_space), bytes_text(machine.file_size))},
+      {"limits", fmt::format("open files {}, processes {}, locked memory {}, address space {}, file size {}",
+                             limit_text(machine.open_files.soft), limit_text(machine.processes.soft),
+                             byte_limit_text(machine.locked_memory.soft), byte_limit_text(machine.address_space.soft),
+                             byte_limit_text(machine.file_size.soft))},
       {"driver", driver_text(facts.gpus.driver)},
       {"GPUs", gpus_text(facts.gpus.driver)},
       {"network", fmt::format("{}{}", join(interface_names(facts.network), ", "),

@@ -1,0 +1,29 @@
+// Locks of whole files. A lock belongs to an open file and is released with it, also when its process is killed; who
+// asks for it takes nothing, so that readers never disturb a process that is starting. Torch-free.
+#pragma once
+
+#include <cerrno>
+
+#include <fcntl.h>
+
+namespace lockstep {
+
+/// `fd` is open for writing. False: another open file holds the lock (errno EAGAIN), or it is not possible.
+inline bool take_file_lock(int fd) noexcept {
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  int result = -1;
+  do {
+    result = ::fcntl(fd, F_OFD_SETLK, &whole);
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+/// True if another open file, of any process, holds the lock.
+inline bool is_file_locked(int fd) noexcept {
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  return ::fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+}
+
+}  // namespace lockstep

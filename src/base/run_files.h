@@ -1,0 +1,13 @@
+// Names in a run directory. Torch-free.
+#pragma once
+
+namespace lockstep {
+
+inline constexpr const char* kRunRecordName = "run.json";
+inline constexpr const char* kSettingsName = "config.toml";
+inline constexpr const char* kEventsName = "events.jsonl";
+inline constexpr const char* kMetricLinesName = "metrics.jsonl";
+inline constexpr const char* kMetricTableName = "metrics.csv";
+inline constexpr const char* kCheckpointsName = "checkpoints";
+
+}  // namespace lockstep
