@@ -139,7 +139,7 @@ void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
         fmt::format("optimizer state: {} is not supported, expected one of lockstep's optimizers or torch::optim's "
                     "SGD, Adam, AdamW, Adagrad or RMSprop",
                     c10::demangle(typeid(optimizer).name())),
-        "use one of these optimizers, or disable checkpoints");
+        "use one of these optimizers, or --checkpoint.enabled false, or --checkpoint.weights_only true");
   }
 }
 

@@ -183,6 +183,9 @@ class Fit {
     check_monitored_data();
     if (config_.checkpoint.enabled) {
       check_dtypes(task_.module());
+      if (!config_.checkpoint.weights_only) {
+        strategy_->optimizer_state();  // throws now, not at the first save, if an optimizer's state cannot be saved
+      }
     }
     callbacks_.begin(module, world_);
     tell_start();

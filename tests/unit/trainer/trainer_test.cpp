@@ -12,6 +12,7 @@
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/at_stage.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -21,6 +22,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::ThrowsMessage;
 
 std::vector<at::Tensor> weights_of(Task& task) {
   std::vector<at::Tensor> weights;
@@ -292,6 +294,25 @@ TEST(Trainer, DrivesAnOptimizerWithAClosure) {
       ASSERT_LT(Trainer(plan, world).validate(task, all).at(0).second, 1e-6);
     });
   }
+}
+
+// Not at the first save, which would lose the training until then.
+TEST(Trainer, RefusesAnOptimizerThatCheckpointsCannotHoldAtTheStart) {
+  const OptimizerSpec lbfgs([](ParamGroups groups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1));
+  });
+  const TempDir dir;
+  TrainConfig config = in_memory({.run_dir = (dir.path() / "run").string(), .max_epochs = 1, .batch_size = 4});
+  config.checkpoint.enabled = true;
+  Session session = Session::single(config);
+  TinyTask task(lbfgs);
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  std::int64_t started = 0;
+  Trainer trainer(session);
+  trainer.add(at_stage(Stage::step_start, [&](const StageContext&) { ++started; }));
+  EXPECT_THAT([&] { trainer.fit(task, data); },
+              ThrowsMessage<CheckpointError>(HasSubstr("torch::optim::LBFGS is not supported")));
+  EXPECT_EQ(started, 0);
 }
 
 // Two optimizers by hand, each with its own part of the module.
