@@ -183,7 +183,7 @@ def write_api(folder, errors):
     """One page per folder of headers, and a page with all names; returns the pages for the navigation."""
     folder.mkdir(parents=True)
     root = ROOT / "include/lockstep"
-    nav, index = [], ["# API", "", "`#include <lockstep/lockstep.h>` has all of it. A program that wants to compile faster includes single headers.", "",
+    nav, index = [], ["# API", "", "`#include <lockstep/lockstep.h>` has what a training program needs; the other headers are included by their names.", "",
                       "| header | names |", "|---|---|"]
     for part in [root, *sorted(entry for entry in root.iterdir() if entry.is_dir())]:
         page = f"{'front' if part == root else part.name}.md"
