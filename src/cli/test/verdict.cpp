@@ -312,10 +312,12 @@ std::vector<Finding> judge_exchange(std::string_view backend, const ProbeOutcome
   for (Finding& found : judge_checks(backend, outcome)) {
     const Json* training = outcome.measured("training");
     if (found.subject == "training" && found.level == FindingLevel::ok && training != nullptr) {
+      const double difference = training->value("difference", 0.0);
       found.found = fmt::format(
-          "after {} steps the weights are equal on all ranks, and at most {:.0e} from those of one "
-          "rank, limit {:.0e}",
-          training->value("steps", 0), training->value("difference", 0.0), training->value("limit", 0.0));
+          "after {} steps the weights are equal on all ranks, and {} those of one rank", training->value("steps", 0),
+          difference == 0
+              ? "equal to"
+              : fmt::format("at most {:.0e} (limit {:.0e}) from", difference, training->value("limit", 0.0)));
     }
     findings.push_back(std::move(found));
   }
