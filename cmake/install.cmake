@@ -8,6 +8,7 @@ install(TARGETS lockstep EXPORT lockstep-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS lockstep_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS lockstep_probe RUNTIME DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/lockstep)
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/src/cli/lockstep_convert.py DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME lockstep-convert)
 if(LOCKSTEP_CUDA)
   install(TARGETS lockstep_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -33,4 +34,4 @@ include(${CMAKE_CURRENT_LIST_DIR}/sbom.cmake)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_BINARY_DIR}/lockstep.spdx.json DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # Everything that is installed and has to be built first.
-add_custom_target(lockstep_installed DEPENDS lockstep lockstep_cli)
+add_custom_target(lockstep_installed DEPENDS lockstep lockstep_cli lockstep_probe)

@@ -61,6 +61,7 @@ const std::map<std::string_view, Names>& layers() {
       {"worker", worker},
       {"run", run},
       {"lockstep", above(run, {"run"})},
+      {"probe", above(run, {"run", "lockstep"})},
   };
   return table;
 }
