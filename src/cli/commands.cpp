@@ -11,6 +11,7 @@
 #include "cli/run_command.h"
 #include "cli/start_command.h"
 #include "cli/system_command.h"
+#include "cli/test_command.h"
 #include "cli/top_command.h"
 #include "cli/verify_command.h"
 
@@ -39,6 +40,8 @@ constexpr Command kCommands[] = {
      false, [](Args args, const Variables&) { return ctl_command(args); }},
     {"doctor", "[flags]", "check whether training can work on this machine", "--json --run-dir --nprocs --port --help",
      false, doctor_command},
+    {"test", "[flags]", "train with several ranks on this machine and check every part",
+     "--nprocs --devices --compute-setup --backend --run-dir --time-limit --json --help", false, test_command},
     {"system", "[--json]", "print the facts of this machine for an issue", "--json --help", false, system_command},
     {"completion", "bash|zsh [PROGRAM...]", "print a script that completes flags in a shell", "bash zsh --help", false,
      [](Args args, const Variables&) { return completion_command(args); }},

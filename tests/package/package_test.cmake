@@ -15,7 +15,7 @@ list(APPEND scripts ${build}/cmake_install.cmake)
 set(found 0)
 foreach(script ${scripts})
   file(READ ${script} text)
-  string(REGEX MATCHALL "\"${build}/(bin|lib)/[^\"]+\"" installed "${text}")
+  string(REGEX MATCHALL "\"${build}/(bin|lib|libexec)/[^\"]+\"" installed "${text}")
   foreach(entry ${installed})
     string(REGEX REPLACE "^\"${build}/(.*)\"$" "\\1" file "${entry}")
     math(EXPR found "${found} + 1")
@@ -41,6 +41,7 @@ run(${work}/build/consumer)
 
 # The launcher is installed, works from anywhere and runs any program, also one that knows nothing of it.
 run(${work}/moved/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
+run(${work}/moved/bin/lockstep test --nprocs 1 --run-dir ${work})  # finds its probe, which finds the library and LibTorch
 
 # A package of another minor version must not be taken.
 file(WRITE ${work}/newer/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
@@ -82,7 +83,7 @@ function(missing_hardening file result)
   set(${result} "${missing}" PARENT_SCOPE)
 endfunction()
 file(STRINGS ${build}/CMakeCache.txt debug REGEX "^CMAKE_BUILD_TYPE:[A-Z]+=Debug")
-set(files bin/lockstep lib/liblockstep.so)
+set(files bin/lockstep lib/liblockstep.so libexec/lockstep/lockstep-probe)
 if(debug)
   message("a Debug build is not hardened")
   set(files)

@@ -259,12 +259,32 @@ std::vector<std::pair<std::string, std::string>> system_rows(const Facts& facts)
 
 std::size_t columns(int width) { return static_cast<std::size_t>(std::clamp(width, 60, 120)); }
 
+constexpr std::size_t kFindingIndent = 22;
+
 }  // namespace
+
+std::string finding_text(const Finding& found, int width) {
+  std::string head = fmt::format("  {:4}  {:12}", label_of(found.level), found.subject);
+  head += head.size() < kFindingIndent ? std::string(kFindingIndent - head.size(), ' ')
+                                       : "\n" + std::string(kFindingIndent, ' ');
+  std::string text = fmt::format("{}{}\n", head, wrap(found.found, kFindingIndent, columns(width)));
+  if (!found.fix.empty()) {
+    text += fmt::format("{:{}}{}\n", "", kFindingIndent, wrap("fix: " + found.fix, kFindingIndent, columns(width)));
+  }
+  return text;
+}
+
+Json finding_json(const Finding& found) {
+  return {{"level", to_lower(label_of(found.level))},
+          {"group", found.group},
+          {"subject", found.subject},
+          {"found", found.found},
+          {"fix", found.fix}};
+}
 
 bool has_failure(const std::vector<Finding>& findings) { return count(findings, FindingLevel::failure) > 0; }
 
 std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings, int width) {
-  constexpr std::size_t kIndent = 22;
   std::string text =
       fmt::format("lockstep doctor for {} on {}\n", counted(facts.ranks, "rank"), facts.network.host.name);
   std::string group;
@@ -273,14 +293,9 @@ std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings
       group = found.group;
       text += fmt::format("\n{}\n", group);
     }
-    std::string head = fmt::format("  {:4}  {:12}", label_of(found.level), found.subject);
-    head += head.size() < kIndent ? std::string(kIndent - head.size(), ' ') : "\n" + std::string(kIndent, ' ');
-    text += fmt::format("{}{}\n", head, wrap(found.found, kIndent, columns(width)));
-    if (!found.fix.empty()) {
-      text += fmt::format("{:{}}{}\n", "", kIndent, wrap("fix: " + found.fix, kIndent, columns(width)));
-    }
+    text += finding_text(found, width);
     if (found.subject == "links") {
-      text += indented(matrix_text(facts.gpus.driver), kIndent - 4) + '\n';
+      text += indented(matrix_text(facts.gpus.driver), kFindingIndent - 4) + '\n';
     }
   }
   return text + '\n' + wrap(verdict(findings), 0, columns(width)) + '\n';
@@ -289,11 +304,7 @@ std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings
 Json doctor_json(const Facts& facts, const std::vector<Finding>& findings) {
   Json list = Json::array();
   for (const Finding& found : findings) {
-    list.push_back({{"level", to_lower(label_of(found.level))},
-                    {"group", found.group},
-                    {"subject", found.subject},
-                    {"found", found.found},
-                    {"fix", found.fix}});
+    list.push_back(finding_json(found));
   }
   Json uuids = Json::object();
   Json processes = Json::object();

@@ -10,7 +10,11 @@
 
 namespace lockstep {
 
-/// One line per finding, its fix below it, and the verdict; broken at `width` columns.
+/// A line with level and subject, and the fix below it; broken at `width` columns.
+std::string finding_text(const Finding& found, int width);
+Json finding_json(const Finding& found);
+
+/// One line per finding, its fix below it, and the verdict.
 std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings, int width);
 Json doctor_json(const Facts& facts, const std::vector<Finding>& findings);
 

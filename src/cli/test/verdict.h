@@ -1,0 +1,42 @@
+// Judges what the launches of `lockstep test` measured. Pure. Torch-free.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/doctor/facts.h"
+#include "cli/doctor/findings.h"
+#include "cli/test/probe_launch.h"
+
+namespace lockstep {
+
+/// An advice and the numbers from which it follows.
+struct Advice {
+  std::string what{};
+  std::string because{};
+};
+
+/// One group of findings for each part of the test.
+std::vector<Finding> judge_directory(const DirectoryFacts& facts);
+std::vector<Finding> judge_devices(const ProbeOutcome& outcome);
+std::vector<Finding> judge_exchange(std::string_view backend, const ProbeOutcome& outcome);
+std::vector<Finding> judge_save(const ProbeOutcome& outcome);
+/// `saved`: what judge_save() was given.
+std::vector<Finding> judge_resume(const ProbeOutcome& saved, const ProbeOutcome& outcome);
+std::vector<Finding> judge_lost_rank(int ranks, const ProbeOutcome& outcome);
+
+/// With two ranks, Gloo and shared memory promise the same bits.
+std::vector<Finding> judge_same_weights(const ProbeOutcome& gloo, const ProbeOutcome& shm);
+
+/// All launches of a test.
+struct Measurements {
+  DirectoryFacts directory{};
+  std::vector<std::pair<std::string, ProbeOutcome>> exchanges{};  ///< by backend
+  ProbeOutcome saved{};
+};
+
+/// Only what the measurements say.
+std::vector<Advice> advise(const Measurements& measurements);
+
+}  // namespace lockstep

@@ -1,0 +1,358 @@
+#include "cli/test_command.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/environment/hardware.h>
+#include <lockstep/plan/plan.h>
+
+#include "base/duration.h"
+#include "base/json.h"
+#include "base/terminal.h"
+#include "base/text.h"
+#include "cli/doctor/facts.h"
+#include "cli/doctor/findings.h"
+#include "cli/doctor/report.h"
+#include "cli/test/probe_launch.h"
+#include "cli/test/verdict.h"
+#include "supervise/signal_inbox.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Path = std::filesystem::path;
+
+constexpr std::string_view kUsage =
+    "usage: lockstep test [--nprocs N] [--devices LIST] [--backend NAME] [--run-dir DIR] [--json]\n\n"
+    "Trains a small model with several ranks on this machine, and checks each part of it: the ranks meet, every\n"
+    "collective gives the right values, the weights are those of one rank, a checkpoint is saved and resumed bit for\n"
+    "bit, and a rank that is killed is noticed. Measures each backend and the disk, and says which settings follow.\n\n"
+    "  --nprocs N            ranks (default: one per GPU, without GPUs 2)\n"
+    "  --devices LIST        cpu, or GPUs as in a training: 0,1\n"
+    "  --compute-setup NAME  auto, cpu or gpu (default: auto)\n"
+    "  --backend NAME        test only this backend (default: all that can work here)\n"
+    "  --run-dir DIR         directory for runs; a directory is created there and removed (default: this directory)\n"
+    "  --time-limit SECONDS  of the whole test (default: 120)\n"
+    "  --json                one JSON object, which docs/doctor.md describes\n\n"
+    "LOCKSTEP_CFG_ variables are ignored.\n\n"
+    "exit code: 0 ready, 1 not ready, 2 usage, 127 this installation has no lockstep-probe\n";
+
+constexpr std::array<std::string_view, 7> kUsedFlags = {"nprocs",  "devices",    "compute_setup", "backend",
+                                                        "run_dir", "time_limit", "json"};
+
+struct Request {
+  TrainConfig config{};
+  bool json = false;
+  std::int64_t time_limit_s = 120;
+};
+
+/// Settings for trainings must not change the test.
+Variables without_settings(const Variables& variables) {
+  auto all = variables.all();
+  std::erase_if(all, [](const auto& entry) { return entry.first.starts_with("LOCKSTEP_CFG_"); });
+  return Variables(std::move(all));
+}
+
+Request parse_request(std::span<const std::string> args, const Variables& variables) {
+  constexpr std::int64_t kMostSeconds = 86400;
+  Request request;
+  Flags flags;
+  flags.add("json", &request.json, "").add("time_limit", &request.time_limit_s, "");
+  Invocation invocation = parse_invocation({}, args, variables, flags);
+  std::vector<Problem> problems;
+  const auto refuse = [&](std::string_view flag) {
+    problems.push_back({fmt::format("--{}: lockstep test does not use it", flag),
+                        "expected --nprocs, --devices, --compute-setup, --backend, --run-dir, --time-limit or --json"});
+  };
+  for (const auto& [flag, origin] : invocation.origins) {
+    if (origin == "flag" && std::ranges::find(kUsedFlags, flag) == kUsedFlags.end()) {
+      refuse(flag);
+    }
+  }
+  for (const auto& [is_given, flag] :
+       {std::pair(invocation.print_config, "print-config"), std::pair(!invocation.config_file.empty(), "config"),
+        std::pair(!invocation.hardware_file.empty(), "hardware"),
+        std::pair(invocation.dry_run && invocation.hardware_file.empty(), "dry-run")}) {
+    if (is_given) {
+      refuse(flag);
+    }
+  }
+  if (request.time_limit_s < 1 || request.time_limit_s > kMostSeconds) {
+    problems.push_back(
+        {fmt::format("--time-limit {}: expected a number of seconds from 1 to {}", request.time_limit_s, kMostSeconds),
+         ""});
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  request.config = std::move(invocation.config);
+  return request;
+}
+
+std::string backend_name(const Plan& plan) {
+  for (const auto& [name, value] : config_values(plan.config)) {
+    if (name == "backend") {
+      return value;
+    }
+  }
+  return {};
+}
+
+/// A plan per backend that can work here, the default first; one plan if a backend is given or there is one rank.
+/// Throws: ConfigError
+std::vector<Plan> make_plans(TrainConfig config, const Hardware& hardware) {
+  Plan first = resolve(config, hardware, std::nullopt);
+  if (config.nprocs == 0 && !first.gpu()) {
+    config.nprocs = 2;
+    first = resolve(config, hardware, std::nullopt);
+  }
+  const bool is_only = config.backend != Backend::automatic || first.world_size == 1;
+  const Backend default_backend = first.config.backend;
+  std::vector<Plan> plans{std::move(first)};
+  for (const Backend backend : {Backend::nccl, Backend::gloo, Backend::shm}) {
+    if (is_only || backend == default_backend) {
+      continue;
+    }
+    config.backend = backend;
+    try {
+      plans.push_back(resolve(config, hardware, std::nullopt));
+    } catch (const ConfigError&) {  // it cannot work here
+    }
+  }
+  return plans;
+}
+
+/// For the runs of the test.
+class WorkDirectory {
+ public:
+  explicit WorkDirectory(const Path& below) : path_(below / fmt::format(".lockstep-test.{}", random_id())) {
+    real_file_system().create_directories(path_);
+  }
+  ~WorkDirectory() {
+    try {
+      real_file_system().remove_all(path_);
+    } catch (const IoError& error) {
+      write_line(error_text(error));
+    }
+  }
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+
+  const Path& path() const noexcept { return path_; }
+
+ private:
+  Path path_;
+};
+
+/// A signal asked this process to end.
+struct Interrupted {
+  int signal = 0;
+};
+
+class Test {
+ public:
+  Test(const Request& request, std::vector<Plan> plans, Path probe, const Variables& variables)
+      : request_(request),
+        plans_(std::move(plans)),
+        probe_(std::move(probe)),
+        variables_(variables),
+        width_(std::clamp(probe_terminal(STDOUT_FILENO, variables).width, 60, 120)),
+        shows_status_(probe_terminal(STDERR_FILENO, variables).interactive) {}
+
+  int run() {
+    const Plan& plan = plans_.front();
+    print(fmt::format("lockstep test: {} on {} ({})\n", counted(plan.world_size, "rank"), plan.host,
+                      plan.gpu() ? counted(plan.world_size, "GPU") : "CPU"));
+    try {
+      run_parts();
+    } catch (const Interrupted& interrupted) {
+      write_line("stopped");
+      return 128 + interrupted.signal;
+    }
+    const std::vector<Advice> advices = advise(measurements_);
+    print(advice_text(advices));
+    print(
+        fmt::format("\n{} ({:.1f} s)\n", wrap(verdict(), 0, static_cast<std::size_t>(width_)), seconds_since(start_)));
+    if (request_.json) {
+      fmt::print("{}\n", dump_json(to_json(advices)));
+    }
+    return static_cast<int>(has_failure(findings_) ? ExitCode::failed : ExitCode::ok);
+  }
+
+ private:
+  void run_parts() {
+    for (const std::string& warning : plans_.front().warnings) {
+      add({{.level = FindingLevel::warning, .group = "plan", .subject = "warning", .found = warning}});
+    }
+    measurements_.directory = collect_directory_facts(
+        real_file_system(), request_.config.run_dir.empty() ? Path(".") : Path(request_.config.run_dir));
+    add(judge_directory(measurements_.directory));
+    if (has_failure(findings_)) {
+      return;  // every other part writes there
+    }
+    const WorkDirectory directory(measurements_.directory.checked);
+    const Plan& plan = plans_.front();
+    const auto try_part = [&](const std::string& part, const Plan& with) {
+      return launch(part, with, directory.path() / backend_name(with));
+    };
+    if (plan.gpu()) {
+      add(judge_devices(try_part("devices", plan)));
+    }
+    for (const Plan& with : plans_) {
+      const std::string name = with.world_size > 1 ? backend_name(with) : "one rank";
+      measurements_.exchanges.emplace_back(name, try_part("exchange", with));
+      add(judge_exchange(name, measurements_.exchanges.back().second));
+    }
+    compare_backends();
+    measurements_.saved = try_part("save", plan);
+    add(judge_save(measurements_.saved));
+    if (measurements_.saved.code == 0) {
+      add(judge_resume(measurements_.saved, try_part("resume", plan)));
+    }
+    add(judge_lost_rank(plan.world_size, try_part("lose", plan)));
+  }
+
+  void compare_backends() {
+    const auto find = [&](std::string_view name) {
+      return std::ranges::find_if(measurements_.exchanges, [&](const auto& entry) { return entry.first == name; });
+    };
+    const auto gloo = find("gloo");
+    const auto shm = find("shm");
+    if (plans_.front().world_size == 2 && gloo != measurements_.exchanges.end() &&
+        shm != measurements_.exchanges.end()) {
+      add(judge_same_weights(gloo->second, shm->second));
+    }
+  }
+
+  ProbeOutcome launch(const std::string& part, const Plan& plan, const Path& run_dir) {
+    if (Clock::now() >= deadline_) {
+      return {.timed_out = true};
+    }
+    std::vector<std::string> flags{
+        "--part", part, "--run_dir", run_dir.string(), "--compute_setup", plan.gpu() ? "gpu" : "cpu"};
+    if (plan.gpu()) {
+      flags.insert(flags.end(), {"--devices", plan.config.devices.text()});
+    }
+    if (plan.world_size > 1) {
+      flags.insert(flags.end(), {"--backend", backend_name(plan)});
+    }
+    if (shows_status_) {
+      write_status(fmt::format("testing: {} ...", part));
+    }
+    ProbeOutcome outcome =
+        launch_probe({.probe = probe_, .ranks = plan.world_size, .flags = std::move(flags), .environment = variables_},
+                     deadline_, signals_);
+    if (shows_status_) {
+      write_status("");
+    }
+    if (outcome.signal) {
+      throw Interrupted{*outcome.signal};
+    }
+    return outcome;
+  }
+
+  void add(const std::vector<Finding>& findings) {
+    for (const Finding& found : findings) {
+      if (findings_.empty() || findings_.back().group != found.group) {
+        print(fmt::format("\n{}\n", found.group));
+      }
+      print(finding_text(found, width_));
+      findings_.push_back(found);
+    }
+  }
+
+  void print(const std::string& text) const {
+    if (!request_.json) {
+      fmt::print("{}", text);
+      std::fflush(stdout);
+    }
+  }
+
+  std::string verdict() const {
+    std::vector<std::string> failed;
+    for (const Finding& found : findings_) {
+      if (found.level == FindingLevel::failure) {
+        failed.push_back(fmt::format("{}: {}", found.group, found.subject));
+      }
+    }
+    return failed.empty() ? fmt::format("ready: {} {} on this machine", counted(plans_.front().world_size, "rank"),
+                                        plans_.front().world_size == 1 ? "trains" : "train")
+                          : fmt::format("not ready: {} failed ({})",
+                                        counted(static_cast<std::int64_t>(failed.size()), "check"), join(failed, ", "));
+  }
+
+  std::string advice_text(const std::vector<Advice>& advices) const {
+    std::string text = "\nrecommendations\n";
+    for (const Advice& advice : advices) {
+      text += fmt::format("  {}\n      {}\n", wrap(advice.what, 2, static_cast<std::size_t>(width_)),
+                          wrap(advice.because, 6, static_cast<std::size_t>(width_)));
+    }
+    return advices.empty() ? text + "  none: the defaults fit what was measured\n" : text;
+  }
+
+  Json to_json(const std::vector<Advice>& advices) const {
+    Json findings = Json::array();
+    for (const Finding& found : findings_) {
+      findings.push_back(finding_json(found));
+    }
+    Json recommendations = Json::array();
+    for (const Advice& advice : advices) {
+      recommendations.push_back({{"advice", advice.what}, {"because", advice.because}});
+    }
+    Json measured = Json::object();
+    for (const auto& [backend, outcome] : measurements_.exchanges) {
+      measured[backend] = outcome.lines;
+    }
+    measured["save"] = measurements_.saved.lines;
+    return {{"format", 1},
+            {"ready", !has_failure(findings_)},
+            {"verdict", verdict()},
+            {"ranks", plans_.front().world_size},
+            {"gpu", plans_.front().gpu()},
+            {"seconds", seconds_since(start_)},
+            {"findings", std::move(findings)},
+            {"recommendations", std::move(recommendations)},
+            {"measured", std::move(measured)}};
+  }
+
+  const Request& request_;
+  std::vector<Plan> plans_;
+  Path probe_;
+  const Variables& variables_;
+  int width_;
+  bool shows_status_;
+  SignalInbox signals_{};
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point deadline_ = start_ + std::chrono::seconds(request_.time_limit_s);
+  std::vector<Finding> findings_{};
+  Measurements measurements_{};
+};
+
+}  // namespace
+
+int test_command(std::span<const std::string> args, const Variables& variables) {
+  if (std::ranges::any_of(args, [](const std::string& arg) { return arg == "--help" || arg == "-h"; })) {
+    fmt::print("{}", kUsage);
+    return 0;
+  }
+  const Variables cleaned = without_settings(variables);
+  const Request request = parse_request(args, cleaned);
+  std::vector<Plan> plans = make_plans(request.config, probe_hardware(cleaned));
+  return Test(request, std::move(plans), find_probe(), cleaned).run();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+// What `lockstep test` recommends, and how it judges the end of a launch.
+#include "cli/test/verdict.h"
+
+#include <gmock/gmock.h>
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::Field;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+ProbeOutcome exchange(double small_s, double large_s) {
+  return {
+      .lines = {{{"measured", "exchange"},
+                 {"times", {{{"bytes", 4096}, {"seconds", small_s}}, {{"bytes", 16 << 20}, {"seconds", large_s}}}}}}};
+}
+
+ProbeOutcome save(double seconds) {
+  return {.lines = {{{"measured", "save"}, {"bytes", 32 << 20}, {"seconds", seconds}}}};
+}
+
+TEST(Verdict, RecommendsTheFasterBackend) {
+  const auto advice = [](double small_s, double large_s) {
+    return advise({.exchanges = {{"gloo", exchange(200e-6, 30e-3)}, {"shm", exchange(small_s, large_s)}}});
+  };
+  EXPECT_THAT(advice(50e-6, 10e-3), ElementsAre(AllOf(Field(&Advice::what, "--backend shm"),
+                                                      Field(&Advice::because, HasSubstr("gloo 200 us, shm 50 us")))));
+  EXPECT_THAT(advice(50e-6, 60e-3), ElementsAre(AllOf(Field(&Advice::what, HasSubstr("gloo for larger ones")),
+                                                      Field(&Advice::because, HasSubstr("but 16.0 MiB")))));
+  EXPECT_THAT(advice(400e-6, 60e-3), ElementsAre(Field(&Advice::what, HasSubstr("--backend gloo"))));
+  EXPECT_THAT(advice(190e-6, 31e-3), IsEmpty()) << "noise";
+  EXPECT_THAT(advise({.exchanges = {{"gloo", exchange(1, 1)}}}), IsEmpty()) << "nothing to compare";
+}
+
+TEST(Verdict, RecommendsBackgroundSavesOnASlowOrNetworkDisk) {
+  EXPECT_THAT(advise({.directory = {.file_system = "ext4"}, .saved = save(0.05)}), IsEmpty());
+  EXPECT_THAT(advise({.directory = {.file_system = "ext4"}, .saved = save(2)}),
+              ElementsAre(AllOf(Field(&Advice::what, HasSubstr("--checkpoint.async true")),
+                                Field(&Advice::because, HasSubstr("32.0 MiB durable in 2.0 s (16.0 MiB/s) on ext4")))));
+  EXPECT_THAT(advise({.directory = {.file_system = "nfs4"}, .saved = save(0.05)}),
+              ElementsAre(Field(&Advice::because, HasSubstr("a network file system"))));
+  EXPECT_THAT(advise({.directory = {.file_system = "fuse.sshfs"}, .saved = save(0.05)}), SizeIs(1));
+  EXPECT_THAT(advise({.directory = {.file_system = "fuseblk"}, .saved = save(0.05)}), IsEmpty()) << "a local disk";
+}
+
+TEST(Verdict, RecommendsFewerThreadsIfTheyAreFaster) {
+  const auto advice = [](double one_s, double four_s) {
+    const Json line = {{"measured", "threads"},
+                       {"times", {{{"threads", 4}, {"seconds", four_s}}, {{"threads", 1}, {"seconds", one_s}}}}};
+    return advise({.saved = {.lines = {line}}});
+  };
+  EXPECT_THAT(advice(4e-3, 1e-3), IsEmpty());
+  EXPECT_THAT(advice(1e-3, 4e-3), ElementsAre(Field(&Advice::what, "OMP_NUM_THREADS=1")));
+}
+
+TEST(Verdict, RecommendsFewerReportsIfTheyTakeMuchOfATinyStep) {
+  const auto advice = [](double step_s, double report_s) {
+    const Json line = {{"measured", "step"}, {"seconds", step_s}, {"report_seconds", report_s}};
+    return advise({.exchanges = {{"gloo", {.lines = {line}}}}});
+  };
+  EXPECT_THAT(advice(1e-3, 0.2e-3), IsEmpty());
+  EXPECT_THAT(advice(1e-3, 5e-3), ElementsAre(AllOf(Field(&Advice::what, HasSubstr("--report.every_steps 100")),
+                                                    Field(&Advice::because, HasSubstr("20 % of the time")))));
+}
+
+/// The end of a launch in which rank 1 was killed.
+ProbeOutcome lost(int code, std::string errors) {
+  return {.lines = {{{"measured", "lost"}, {"rank", 1}}}, .errors = std::move(errors), .code = code, .met_s = 0.5};
+}
+
+TEST(Verdict, WantsALostRankToBeBlamed) {
+  const std::string blame = "error: rank 1 (pid 7) died of signal 9 (Killed)\n  hint: see dmesg\n";
+  EXPECT_EQ(judge_lost_rank(2, lost(137, blame)).front().level, FindingLevel::ok);
+  const Finding wrong_code = judge_lost_rank(2, lost(1, blame)).front();
+  EXPECT_EQ(wrong_code.level, FindingLevel::failure);
+  EXPECT_THAT(wrong_code.found, HasSubstr("found exit code 1"));
+  const Finding other_rank = judge_lost_rank(2, lost(137, "error: rank 0 (pid 6) died of signal 9 (Killed)\n")).front();
+  EXPECT_EQ(other_rank.level, FindingLevel::failure);
+  EXPECT_THAT(other_rank.found, HasSubstr("rank 0 (pid 6) died"));
+  ProbeOutcome left = lost(137, blame);
+  left.left_behind = {7};
+  EXPECT_THAT(judge_lost_rank(2, left).front().found, HasSubstr("pid 7 did not end"));
+}
+
+TEST(Verdict, SaysWhyALaunchFailed) {
+  const auto start = [](ProbeOutcome outcome) { return judge_exchange("gloo", outcome).back(); };
+  const Finding named =
+      start({.errors = "rank 0 of 2\nerror: no room\n  hint: make some\n  exit code 74\n", .code = 74});
+  EXPECT_EQ(named.subject, "start");
+  EXPECT_EQ(named.found, "no room");
+  EXPECT_EQ(named.fix, "make some");
+  EXPECT_THAT(start({.errors = "libx.so: cannot open\n", .code = 127}).found,
+              AllOf(HasSubstr("exit code 127"), HasSubstr("libx.so: cannot open")));
+  EXPECT_THAT(start({.timed_out = true}).found, HasSubstr("time limit"));
+}
+
+TEST(Verdict, WantsTheBitsOfGlooFromSharedMemory) {
+  const auto training = [](const char* weights) {
+    return ProbeOutcome{.lines = {{{"measured", "training"}, {"weights", weights}}}};
+  };
+  EXPECT_EQ(judge_same_weights(training("1a"), training("1a")).front().level, FindingLevel::ok);
+  EXPECT_EQ(judge_same_weights(training("1a"), training("1b")).front().level, FindingLevel::failure);
+}
+
+}  // namespace
+}  // namespace lockstep
