@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/run_files.h"
 #include "base/text.h"
 #include "storage/run_record.h"
 
