@@ -18,6 +18,7 @@
 #include "base/descriptor.h"
 #include "base/duration.h"
 #include "base/event_log.h"
+#include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "ipc/progress_record.h"
@@ -197,7 +198,7 @@ class Launch {
     }
     const std::unique_ptr<FileLock> lock = request_.event_lock ? request_.event_lock(directory) : nullptr;
     if (lock != nullptr || !request_.event_lock) {
-      EventLog(real_file_system(), directory / "events.jsonl").write(event, fields);
+      EventLog(real_file_system(), directory / kEventsName).write(event, fields);
     }
   }
 
