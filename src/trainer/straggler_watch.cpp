@@ -20,6 +20,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr double kWindow = 2;          // seconds between exchanges
+constexpr double kExchanges = 100;     // that fit into a window: with many ranks, exchanges stay 1 % of the time
 constexpr double kShortestWindow = 1;  // in shorter intervals, other programs on the machine distort the times
 constexpr double kShare = 0.1;         // of the time of a step; smaller differences are ignored
 
@@ -32,7 +33,8 @@ double median(std::vector<double> values) {
 /// Sent by each rank, followed by the host name.
 struct Measured {
   StepCost cost{};
-  double window = 0;  // seconds
+  double window = 0;    // seconds
+  double exchange = 0;  // seconds, of the shortest one so far
 };
 
 std::string encode(const Measured& measured) { return {reinterpret_cast<const char*>(&measured), sizeof measured}; }
@@ -107,19 +109,22 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
   if (++steps_ < due_) {
     return {};
   }
-  const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count()};
+  const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count(), .exchange = exchange_};
   std::vector<StepCost> costs;
   std::vector<std::string> hosts;
-  double window = 0;  // rank 0's value, so that all ranks come to the same result
-  for (const std::string& answer : world_.gather(encode(mine) + host_)) {
+  const auto began = Clock::now();
+  const std::vector<std::string> answers = world_.gather(encode(mine) + host_);
+  const double took = Seconds(Clock::now() - began).count();
+  exchange_ = exchange_ > 0 ? std::min(exchange_, took) : took;
+  const Measured of_main = decode(answers.front());  // its times are used, so that all ranks agree
+  for (const std::string& answer : answers) {
     const Measured theirs = decode(answer);
-    window = costs.empty() ? theirs.window : window;
     costs.push_back(theirs.cost);
     hosts.push_back(answer.substr(sizeof theirs));
   }
-  const double wall = window / static_cast<double>(steps_);
-  begin_window(static_cast<std::int64_t>(kWindow / std::max(wall, 1e-9)));
-  return window < kShortestWindow ? std::nullopt : judge(step, wall, costs, hosts);
+  const double wall = of_main.window / static_cast<double>(steps_);
+  begin_window(static_cast<std::int64_t>(std::max(kWindow, kExchanges * of_main.exchange) / std::max(wall, 1e-9)));
+  return of_main.window < kShortestWindow ? std::nullopt : judge(step, wall, costs, hosts);
 }
 
 std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wall, std::span<const StepCost> costs,

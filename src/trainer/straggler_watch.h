@@ -47,11 +47,12 @@ struct StragglerNews {
 };
 
 /// Synchronous ranks all take as long as the slowest one. They differ in the time that they do not spend in
-/// collectives; their progress records count it. About every two seconds, and after
-/// at least 20 steps, all ranks exchange their means on the control plane. The slowest step of that interval is
-/// ignored, so that a single delay does not make a rank a straggler. Differences that are a small part of a step are
-/// ignored as well: ranks that share few cores wait during most of a step, and which rank takes longest for the rest is
-/// random. On a GPU only the host's time is measured: a slow loader or callback is detected, a slow GPU is not.
+/// collectives; their progress records count it. About every two seconds, with many ranks when 100 times
+/// the time of an exchange has passed, and after at least 20 steps, all ranks exchange their means on the control
+/// plane. The slowest step of that interval is ignored, so that a single delay does not make a rank a straggler.
+/// Differences that are a small part of a step are ignored as well: ranks that share few cores wait during most of a
+/// step, and which rank takes longest for the rest is random. On a GPU only the host's time is measured: a slow loader
+/// or callback is detected, a slow GPU is not.
 class StragglerWatch {
  public:
   static constexpr double kFactor = 1.8;  ///< a rank is a straggler at this factor or above
@@ -82,6 +83,7 @@ class StragglerWatch {
   Clock::duration steps_time_{};  // including waiting: about equal on all ranks
   std::int64_t steps_ = 0;
   std::int64_t due_ = kSteps;
+  double exchange_ = 0;  // seconds, the shortest one so far; it includes the wait for the others
   std::optional<int> named_{};
 };
 
