@@ -219,7 +219,7 @@ TEST_F(EndlessProbe, EndsIfTheToolIsKilled) {
 TEST_F(TestCommand, RefusesWhatItDoesNotUse) {
   const Process::Result result = run({"--max_epochs", "3"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--max_epochs: lockstep test does not use it"));
+  EXPECT_THAT(result.err, HasSubstr("--max_epochs: unknown flag"));
   EXPECT_EQ(run({"--nprocs", "-1"}).code, 2);
   EXPECT_EQ(run({"--backend", "mpi"}).code, 2);
   EXPECT_EQ(run({"--time-limit", "0"}).code, 2);
