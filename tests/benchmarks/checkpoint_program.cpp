@@ -50,8 +50,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// What the disk can do: the same bytes, aligned in memory, straight into a new file. The old file is removed after the
-/// measurement, as for everybody.
+/// The same bytes, aligned in memory, straight into a new file, one block after the other. The old file is removed
+/// after the measurement, as for everybody.
 double raw_direct(const std::filesystem::path& folder, std::span<const std::byte> bytes) {
   const auto start = std::chrono::steady_clock::now();
   const std::filesystem::path path = folder / "raw.new";
