@@ -38,7 +38,7 @@ class RandomAccessFile {
   virtual void read(std::int64_t offset, std::span<std::byte> out) const = 0;
 };
 
-/// A lock that is released when its owner ends (flock).
+/// A lock that is released when its owner ends.
 class FileLock {
  public:
   virtual ~FileLock() = default;

@@ -72,7 +72,7 @@ TEST(Run, RefusesBeforeAnythingStarts) {
     const char* says;
   };
   const Case cases[] = {
-      {{"run"}, 2, "no program to run"},
+      {{"run"}, 2, "run: PROGRAM is missing"},
       {{"run", "--nproc-per-nod", "2", "true"}, 2, "did you mean --nproc-per-node?"},
       {{"walk"}, 2, "unknown command"},
       {{"run", "no-such-program-anywhere"}, 127, "cannot find no-such-program-anywhere"},
