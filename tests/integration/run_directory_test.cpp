@@ -387,7 +387,7 @@ TEST_F(NumberedRuns, ARestartOfOurLauncherStaysInItsDirectory) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("restart 1 in"));
   EXPECT_THAT(names(), testing::ElementsAre("1", "2"));
-  EXPECT_THAT(read_text(numbered_run("2") / "events.jsonl"), HasSubstr("\"restart\"")) << "the launcher finds it";
+  EXPECT_THAT(read_text(numbered_run("2") / "events.jsonl"), HasSubstr("\"goodput\"")) << "the launcher finds it";
 }
 
 TEST_F(NumberedRuns, AJobThatIsKilledAndQueuedAgainStaysInItsDirectory) {

@@ -614,7 +614,7 @@ TEST(SpikeSkip, IsTheSameInARunThatIsResumedAtAnyStep) {
 
 TEST(SpikeSkip, OfALossIsTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World& world) {
-    return std::make_unique<LoudTask>(world, LoudTask::Options{.steps = {24, 31}});
+    return std::make_unique<LoudTask>(world, LoudTask::Options{.steps = {24, 31}, .added = 1000});
   };
   for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
     expect_same_if_resumed(SpikePolicy::skip, stop, 2, make);
