@@ -162,8 +162,9 @@ SharedReduction::SharedReduction(SharedMemory memory, Options options)
 SharedReduction::~SharedReduction() { set(&Counters::left, 1); }
 
 std::byte* SharedReduction::next_part(std::size_t bytes) {
-  if (pending_.empty()) {
-    used_ = 0;
+  if (done_ == pending_.size()) {
+    pending_.clear();
+    done_ = used_ = 0;
     wait_for_all(&Counters::read, published_);
   }
   LOCKSTEP_ASSERT(used_ + bytes <= options_.capacity, "the parts of a step fit into the slot");
@@ -179,18 +180,16 @@ void SharedReduction::publish(AddParts add) {
 }
 
 void SharedReduction::finish(std::byte* sum) {
-  LOCKSTEP_ASSERT(!pending_.empty(), "finish() comes after publish()");
-  const Part part = pending_.front();
-  pending_.erase(pending_.begin());
+  LOCKSTEP_ASSERT(done_ < pending_.size(), "finish() comes after publish()");
+  const Part part = pending_[done_++];
   ++finished_;
   wait_for_all(&Counters::published, finished_);
-  std::vector<const std::byte*> parts;
   const auto add = [&](std::byte* to, std::size_t first, std::size_t bytes) {
-    parts.clear();
+    slots_.clear();
     for (int rank = 0; rank < size(); ++rank) {
-      parts.push_back(slot(rank) + part.offset + first);
+      slots_.push_back(slot(rank) + part.offset + first);
     }
-    part.add(to, parts, bytes);
+    part.add(to, slots_, bytes);
   };
   if (part.bytes <= kSmall) {
     add(sum, 0, part.bytes);

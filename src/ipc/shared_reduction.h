@@ -109,9 +109,11 @@ class SharedReduction {
   SharedMemory memory_;
   Options options_;
   std::vector<Descriptor> processes_{};  // -1: this process
-  std::vector<Part> pending_{};
+  std::vector<Part> pending_{};          // published since all were finished
+  std::size_t done_ = 0;                 // of them, in their order
   Part next_{};
-  std::size_t used_ = 0;  // bytes of the slot
+  std::size_t used_ = 0;                   // bytes of the slot
+  std::vector<const std::byte*> slots_{};  // of the part that is added; kept, so that a step allocates nothing
   std::uint32_t published_ = 0;
   std::uint32_t finished_ = 0;
 };

@@ -218,10 +218,11 @@ void SharedMemoryHook::begin_backward(bool finishes_at_once) {
 }
 
 void SharedMemoryHook::finish() {
-  for (const Pending& part : std::exchange(pending_, {})) {
+  for (const Pending& part : pending_) {
     as_backend_error([&] { reduction_->finish(static_cast<std::byte*>(reals_of(part.bucket).mutable_data_ptr())); });
     part.done->markCompleted(c10::IValue(part.bucket));
   }
+  pending_.clear();  // not after a failure: begin_backward() then refuses to go on
 }
 
 }  // namespace lockstep
