@@ -82,7 +82,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
     throw_errno("memfd_create");
   }
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
-    throw_errno("ftruncate");
+    throw_errno(fmt::format("cannot have {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
   }
   const int number = file.get();
   SharedMemory made(std::move(file), bytes);

@@ -15,15 +15,19 @@ from pathlib import Path
 import report
 
 PEER = Path(__file__).parent / "peers" / "exchange.py"
-MODELS = [("MLP, 2 layers of 32", 2, 32, 1000), ("deep, 50 layers of 64", 50, 64, 200), ("large, 4 layers of 2048", 4, 2048, 20)]
+MODELS = [("MLP, 2 layers of 32", 2, 32, 1000, False), ("deep, 50 layers of 64", 50, 64, 200, False),
+          ("CNN, 3 convolutions of 32 channels", 3, 32, 200, True), ("MLP, 4 layers of 1024", 4, 1024, 50, False),
+          ("large, 4 layers of 2048", 4, 2048, 20, False)]
 
 
-def contestants(args, layers, width, steps):
+def contestants(args, layers, width, steps, images):
     ours = [str(args.program), "--nprocs", str(args.ranks), "--layers", str(layers), "--width", str(width), "--steps", str(steps)]
+    if images:
+        ours += ["--images", "true"]
     found = {"lockstep, shm": [*ours, "--backend", "shm"], "lockstep, Gloo": [*ours, "--backend", "gloo"]}
     if args.python:
         found["PyTorch DDP, Gloo"] = [str(args.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                                      str(args.ranks), str(PEER), str(layers), str(width), str(steps)]
+                                      str(args.ranks), str(PEER), str(layers), str(width), str(steps), *(["images"] if images else [])]
     return found
 
 
@@ -50,8 +54,8 @@ def main():
              + (f", {report.versions(args.python, 'torch')}." if args.python else "."),
              f"{args.rounds} rounds; each runs every contestant once in random order and takes the median time of its steps. Ratios are formed within a round; the",
              "number in the last column is their median, with the smallest and the largest.", "", f"`{' '.join(['exchange_bench.py', *sys.argv[1:]])}`"]
-    for title, layers, width, steps in MODELS:
-        commands = contestants(args, layers, width, steps)
+    for title, *model in MODELS:
+        commands = contestants(args, *model)
         times = {name: [] for name in commands}
         for _ in range(args.rounds):
             for name in random.sample(list(commands), len(commands)):

@@ -249,6 +249,12 @@ TEST(SharedReductionOfProcesses, NoticesAKilledRankAtOnce) {
 
 #endif
 
+TEST(SharedMemory, IsRefusedIfTheMachineHasLess) {
+  EXPECT_THAT([] { SharedMemory::create(std::size_t{1} << 50); },
+              testing::ThrowsMessage<std::system_error>(
+                  AllOf(HasSubstr("of shared memory"), HasSubstr("Cannot allocate memory"))));
+}
+
 TEST(SharedMemory, IsOnlyFoundUnderItsAddress) {
   const SharedMemory memory = SharedMemory::create(8192);
   const SharedMemory same = SharedMemory::open(memory.address());
