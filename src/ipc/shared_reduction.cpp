@@ -81,12 +81,12 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   if (!file.is_open()) {
     throw_errno("memfd_create");
   }
-  // Reserved now: memory that is missing later would end a rank with SIGBUS.
-  if (::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
-    throw_errno(fmt::format("cannot reserve {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_errno(fmt::format("cannot have {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
   }
   const int number = file.get();
   SharedMemory made(std::move(file), bytes);
+  made.reserve(0, kPageBytes);
   std::uint64_t nonce = 0;
   if (::getrandom(&nonce, sizeof nonce, 0) != static_cast<ssize_t>(sizeof nonce)) {
     throw_errno("getrandom");
@@ -119,37 +119,61 @@ SharedMemory SharedMemory::open(const std::string& address) {
   return opened;
 }
 
+void SharedMemory::reserve(std::size_t first, std::size_t bytes) const {
+  if (::fallocate(file_.get(), 0, static_cast<off_t>(first), static_cast<off_t>(bytes)) != 0) {
+    throw_errno(fmt::format("cannot reserve {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
+  }
+}
+
 /// Of one rank, which alone writes them. On two cache lines of their own.
 struct alignas(128) SharedReduction::Counters {
-  std::atomic<std::uint32_t> published{0};  ///< parts in its slot
+  std::atomic<std::uint32_t> published{0};  ///< parts
   std::atomic<std::uint32_t> added{0};      ///< parts of which it has added its slice
-  std::atomic<std::uint32_t> read{0};       ///< parts that it has read from all slots
   std::atomic<std::uint32_t> left{0};       ///< it takes part no more
   std::atomic<std::uint32_t> changes{0};    ///< of the numbers above; the word on which others sleep
   std::atomic<std::uint32_t> sleepers{0};   ///< ranks that sleep on it; they write it
 };
 
-std::size_t SharedReduction::bytes_needed(int ranks, std::size_t capacity) {
-  const auto count = static_cast<std::size_t>(ranks);
-  return kPageBytes + rounded_up(count * sizeof(Counters), kPageBytes) + count * rounded_up(capacity, kPageBytes);
+// The head, then the slots of the ranks, each with all parts.
+std::vector<std::size_t> SharedReduction::offsets_in_first_slot(int ranks, std::span<const std::size_t> parts) {
+  std::size_t offset = kPageBytes + rounded_up(static_cast<std::size_t>(ranks) * sizeof(Counters), kPageBytes);
+  std::vector<std::size_t> offsets;
+  for (const std::size_t part : parts) {
+    offsets.push_back(offset);
+    offset += rounded_up(part, kAlignment) * (part <= kSmall ? 3 : 1);
+  }
+  offsets.push_back(rounded_up(offset, kPageBytes));
+  return offsets;
+}
+
+std::size_t SharedReduction::bytes_needed(int ranks, std::span<const std::size_t> parts) {
+  const auto offsets = offsets_in_first_slot(ranks, parts);
+  return offsets.front() + static_cast<std::size_t>(ranks) * (offsets.back() - offsets.front());
 }
 
 SharedReduction::Counters& SharedReduction::counters(int rank) const noexcept {
   return *std::launder(
-      reinterpret_cast<Counters*>(memory_.data() + kPageBytes + static_cast<std::size_t>(rank) * sizeof(Counters)));
+      reinterpret_cast<Counters*>(memory_->data() + kPageBytes + static_cast<std::size_t>(rank) * sizeof(Counters)));
 }
 
-std::byte* SharedReduction::slot(int rank) const noexcept {
-  const std::size_t first = kPageBytes + rounded_up(options_.processes.size() * sizeof(Counters), kPageBytes);
-  return memory_.data() + first + static_cast<std::size_t>(rank) * rounded_up(options_.capacity, kPageBytes);
+std::byte* SharedReduction::place(int rank, std::size_t index) const noexcept {
+  return memory_->data() + static_cast<std::size_t>(rank) * (offsets_.back() - offsets_.front()) + offsets_[index];
+}
+
+std::byte* SharedReduction::copy(int rank, std::size_t index) const noexcept {
+  return place(rank, index) + (1 + copies_) * rounded_up(options_.parts[index], kAlignment);
 }
 
 // Memory that was never written is zero, as the counters are at first. So no rank has to construct them before the
 // others come.
-SharedReduction::SharedReduction(SharedMemory memory, Options options)
-    : memory_(std::move(memory)), options_(std::move(options)) {
+SharedReduction::SharedReduction(std::shared_ptr<const SharedMemory> memory, Options options)
+    : memory_(std::move(memory)),
+      options_(std::move(options)),
+      offsets_(offsets_in_first_slot(size(), options_.parts)) {
   static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
-  LOCKSTEP_ASSERT(memory_.size() >= bytes_needed(size(), options_.capacity), "the memory is large enough");
+  LOCKSTEP_ASSERT(memory_->size() >= bytes_needed(size(), options_.parts), "the memory is large enough");
+  memory_->reserve(0, offsets_.front());
+  memory_->reserve(static_cast<std::size_t>(part(0) - memory_->data()), offsets_.back() - offsets_.front());
   for (const pid_t process : options_.processes) {
     const bool is_this = process == ::getpid();  // ranks may be threads
     processes_.emplace_back(is_this ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
@@ -161,54 +185,54 @@ SharedReduction::SharedReduction(SharedMemory memory, Options options)
 
 SharedReduction::~SharedReduction() { set(&Counters::left, 1); }
 
-std::byte* SharedReduction::next_part(std::size_t bytes) {
-  if (pending_.empty()) {
-    used_ = 0;
-    wait_for_all(&Counters::read, published_);
+void SharedReduction::publish(std::size_t index, WriteMean write_mean) {
+  if (is_small(index)) {
+    std::memcpy(copy(options_.rank, index), part(index), options_.parts[index]);
   }
-  LOCKSTEP_ASSERT(used_ + bytes <= options_.capacity, "the parts of a step fit into the slot");
-  next_ = {.offset = used_, .bytes = bytes};
-  used_ += rounded_up(bytes, kAlignment);
-  return slot(options_.rank) + next_.offset;
-}
-
-void SharedReduction::publish(AddParts add) {
-  next_.add = add;
-  pending_.push_back(next_);
+  round_.push_back({.part = index, .write_mean = write_mean});
   set(&Counters::published, ++published_);
+  while (done_ < round_.size() && all_have_reached(&Counters::published, next_number())) {
+    add_next();
+  }
 }
 
-void SharedReduction::finish(std::byte* sum) {
-  LOCKSTEP_ASSERT(!pending_.empty(), "finish() comes after publish()");
-  const Part part = pending_.front();
-  pending_.erase(pending_.begin());
-  ++finished_;
-  wait_for_all(&Counters::published, finished_);
-  std::vector<const std::byte*> parts;
-  const auto add = [&](std::byte* to, std::size_t first, std::size_t bytes) {
-    parts.clear();
-    for (int rank = 0; rank < size(); ++rank) {
-      parts.push_back(slot(rank) + part.offset + first);
-    }
-    part.add(to, parts, bytes);
-  };
-  if (part.bytes <= kSmall) {
-    add(sum, 0, part.bytes);
-  } else {
-    const std::size_t slice =
-        rounded_up((part.bytes + options_.processes.size() - 1) / options_.processes.size(), kAlignment);
-    const auto first_of = [&](int rank) { return std::min(part.bytes, static_cast<std::size_t>(rank) * slice); };
-    const std::size_t mine = first_of(options_.rank);
-    add(slot(options_.rank) + part.offset + mine, mine, first_of(options_.rank + 1) - mine);
-    set(&Counters::added, finished_);
-    for (int i = 0; i < size(); ++i) {  // from its own one on, so that ranks read from different slots
-      const int rank = (options_.rank + i) % size();
-      wait_for(rank, &Counters::added, finished_);
-      const std::size_t first = first_of(rank);
-      std::memcpy(sum + first, slot(rank) + part.offset + first, first_of(rank + 1) - first);
-    }
+void SharedReduction::finish() {
+  if (round_.empty()) {
+    return;  // not a round: nobody else is waited for
   }
-  set(&Counters::read, finished_);
+  while (done_ < round_.size()) {
+    wait_for_all(&Counters::published, next_number());
+    add_next();
+  }
+  wait_for_all(&Counters::added, last_divided_);
+  round_.clear();
+  done_ = 0;
+  copies_ = 1 - copies_;
+}
+
+void SharedReduction::add_next() {
+  const std::uint32_t number = next_number();
+  const auto [index, write_mean] = round_[done_++];
+  const std::size_t bytes = options_.parts[index];
+  means_.clear();
+  parts_.clear();
+  if (is_small(index)) {
+    means_.push_back(part(index));
+    for (int rank = 0; rank < size(); ++rank) {
+      parts_.push_back(copy(rank, index));
+    }
+    write_mean(means_, parts_, bytes);
+    return;
+  }
+  const std::size_t slice = rounded_up((bytes + options_.processes.size() - 1) / options_.processes.size(), kAlignment);
+  const std::size_t first = std::min(bytes, static_cast<std::size_t>(options_.rank) * slice);
+  for (int rank = 0; rank < size(); ++rank) {
+    means_.push_back(place(rank, index) + first);
+    parts_.push_back(means_.back());
+  }
+  write_mean(means_, parts_, std::min(slice, bytes - first));
+  last_divided_ = number;
+  set(&Counters::added, number);
 }
 
 // Avoids lost wake-ups: set() writes the counter before it reads `sleepers`, and wait_for() increments `sleepers`
@@ -220,6 +244,15 @@ void SharedReduction::set(Counter counter, std::uint32_t value) {
   if (mine.sleepers.load(std::memory_order_seq_cst) > 0) {
     ::syscall(SYS_futex, &mine.changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
+}
+
+bool SharedReduction::all_have_reached(Counter counter, std::uint32_t value) const noexcept {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!has_reached((counters(rank).*counter).load(std::memory_order_acquire), value)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void SharedReduction::wait_for_all(Counter counter, std::uint32_t value) {

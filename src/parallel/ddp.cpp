@@ -338,14 +338,12 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   std::vector<bool> expect_sparse{false};
   std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
   std::int64_t bytes = 0;
-  std::size_t dense_bytes = lane_.nbytes();
   for (std::size_t i = parameters_.size(); i-- > 0;) {
     const auto& [name, parameter] = parameters_[i];
     names[parameters.size()] = name;
     expect_sparse.push_back(sparse_[i]);
     parameters.push_back(parameter);
     bytes += static_cast<std::int64_t>(parameter.nbytes());
-    dense_bytes += sparse_[i] ? 0 : parameter.nbytes();
   }
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
@@ -384,13 +382,15 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   if (hook != nullptr) {
     hook_ = hook.get();
     reducer_->register_comm_hook(std::move(hook));
-  } else if (WorldAccess::shares_memory(world)) {
-    auto shared = std::make_unique<SharedMemoryHook>(ddp_.world_, dense_bytes, parameters_.size() + 1);
-    shared_ = shared.get();
-    reducer_->register_comm_hook(std::move(shared));
   }
   reducer_->push_rebuilt_params_for_all_indices();
   with_peers(world, "agreement on gradient buckets", [&] { reducer_->rebuild_buckets(); });
+  if (hook_ == nullptr && WorldAccess::shares_memory(world)) {
+    auto shared =
+        std::make_unique<SharedMemoryHook>(ddp_.world_, reducer_->get_grad_buckets(/*return_zero_tensors=*/false));
+    shared_ = shared.get();
+    reducer_->register_comm_hook(std::move(shared));
+  }
   reduce_ = true;
   first_backward_ = true;
   idle_ = true;

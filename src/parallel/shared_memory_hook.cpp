@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <exception>
-#include <optional>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,7 +16,7 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
-#include <ATen/ScalarOps.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
@@ -38,6 +39,20 @@ LOCKSTEP_VECTORIZED void multiply(float* to, const float* from, std::int64_t cou
   }
 }
 
+LOCKSTEP_VECTORIZED void multiply(double* to, const double* from, std::int64_t count, double factor) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) {
+    to[i] = from[i] * factor;
+  }
+}
+
+/// Half types are added in float, but each product is rounded to the half type, as it is for the process group.
+template <class T>
+void multiply(float* to, const T* from, std::int64_t count, float factor) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) {
+    to[i] = static_cast<T>(static_cast<float>(from[i]) * factor);
+  }
+}
+
 LOCKSTEP_VECTORIZED void add(float* to, const float* from, std::int64_t count) noexcept {
   for (std::int64_t i = 0; i < count; ++i) {
     to[i] += from[i];
@@ -50,61 +65,56 @@ LOCKSTEP_VECTORIZED void add(double* to, const double* from, std::int64_t count)
   }
 }
 
-/// Half types are added in float.
+/// In blocks that stay in the first cache. They are multiplied and added in two loops, because one loop may become an
+/// instruction that rounds only once. A block is written after it was read, because `means` may be the parts.
 template <class T>
-void add(float* to, const T* from, std::int64_t count) noexcept {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to[i] += static_cast<float>(from[i]);
-  }
-}
-
-/// In blocks that stay in the first cache. `sum` may be one of the parts, because a block is written after it was read.
-template <class T>
-void add_parts(std::byte* sum, std::span<const std::byte* const> parts, std::size_t bytes) {
+void write_mean(std::span<std::byte* const> means, std::span<const std::byte* const> parts, std::size_t bytes) {
   using Sum = at::opmath_type<T>;
-  constexpr std::int64_t kBlock = 2048;
+  constexpr std::int64_t kBlock = 1024;
+  const auto factor = static_cast<Sum>(1.0 / static_cast<double>(parts.size()));
   const auto count = static_cast<std::int64_t>(bytes / sizeof(T));
   at::parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::array<Sum, kBlock> block;
+    std::array<Sum, kBlock> sum;
+    std::array<Sum, kBlock> share;
     for (std::int64_t first = begin; first < end; first += kBlock) {
       const std::int64_t here = std::min(kBlock, end - first);
-      std::fill_n(block.begin(), here, Sum{0});
-      for (const std::byte* part : parts) {
-        add(block.data(), reinterpret_cast<const T*>(part) + first, here);
+      const auto multiplied = [&](std::array<Sum, kBlock>& to, const std::byte* part) {
+        multiply(to.data(), reinterpret_cast<const T*>(part) + first, here, factor);
+      };
+      multiplied(sum, parts.front());
+      for (const std::byte* part : parts.subspan(1)) {
+        multiplied(share, part);
+        add(sum.data(), share.data(), here);
       }
-      T* const to = reinterpret_cast<T*>(sum) + first;
-      std::transform(block.begin(), block.begin() + here, to, [](Sum value) { return static_cast<T>(value); });
+      for (std::byte* mean : means) {
+        std::transform(sum.begin(), sum.begin() + here, reinterpret_cast<T*>(mean) + first,
+                       [](Sum value) { return static_cast<T>(value); });
+      }
     }
   });
 }
 
-AddParts add_parts_of(at::ScalarType type) {
+WriteMean write_mean_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
-      return &add_parts<float>;
+      return &write_mean<float>;
     case at::kDouble:
-      return &add_parts<double>;
+      return &write_mean<double>;
     case at::kHalf:
-      return &add_parts<c10::Half>;
+      return &write_mean<c10::Half>;
     case at::kBFloat16:
-      return &add_parts<c10::BFloat16>;
+      return &write_mean<c10::BFloat16>;
     default:
       throw Error(fmt::format("--backend shm: gradients of dtype {} cannot be added", c10::toString(type)),
                   "use --backend gloo");
   }
 }
 
-/// This rank's share of the mean.
-void write_share(const at::Tensor& gradients, double factor, std::byte* to) {
-  if (gradients.scalar_type() == at::kFloat) {
-    at::parallel_for(0, gradients.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      multiply(reinterpret_cast<float*>(to) + begin, gradients.const_data_ptr<float>() + begin, end - begin,
-               static_cast<float>(factor));
-    });
-  } else {
-    at::Tensor share = at::from_blob(to, gradients.sizes(), gradients.options());
-    at::mul_out(share, gradients, at::native::wrapped_scalar_tensor(factor));  // not rounded to a half type
-  }
+/// All views of the bucket are then there too. The last one of them releases the memory.
+void move_bucket(const at::Tensor& bucket, std::byte* to, const std::shared_ptr<const SharedMemory>& memory) {
+  std::memcpy(to, bucket.const_data_ptr(), bucket.nbytes());
+  bucket.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::InefficientStdFunctionContext::makeDataPtr(
+      to, [memory](void*) {}, at::kCPU));
 }
 
 /// What a rank tells the others: process, cores, and on the main rank the address of the memory, or why there is none.
@@ -141,16 +151,17 @@ std::string failure_of(const Act& act) {
 }
 
 // Every rank learns of the failure of any rank, so that all give up together.
-std::unique_ptr<SharedReduction> connect(World& world, std::size_t capacity) {
-  std::optional<SharedMemory> memory;
+std::unique_ptr<SharedReduction> connect(World& world, std::vector<std::size_t> parts) {
+  std::shared_ptr<const SharedMemory> memory;
   Introduction mine{.process = std::to_string(::getpid()), .cores = fmt::format("{}", fmt::join(allowed_cores(), " "))};
   if (world.is_main()) {
     mine.failure = failure_of([&] {
-      memory.emplace(SharedMemory::create(SharedReduction::bytes_needed(world.size(), capacity)));
+      memory = std::make_shared<SharedMemory>(SharedMemory::create(SharedReduction::bytes_needed(world.size(), parts)));
       mine.address = memory->address();
     });
   }
-  SharedReduction::Options options{.rank = world.rank(), .capacity = capacity, .timeout = WorldAccess::timeout(world)};
+  SharedReduction::Options options{
+      .rank = world.rank(), .parts = std::move(parts), .timeout = WorldAccess::timeout(world)};
   std::set<std::string> cores;
   std::string address;
   std::vector<std::string> failures;
@@ -167,9 +178,9 @@ std::unique_ptr<SharedReduction> connect(World& world, std::size_t capacity) {
   std::unique_ptr<SharedReduction> reduction;
   const std::string failure = failure_of([&] {
     if (!memory) {
-      memory.emplace(SharedMemory::open(address));
+      memory = std::make_shared<SharedMemory>(SharedMemory::open(address));
     }
-    reduction = std::make_unique<SharedReduction>(std::move(*memory), std::move(options));
+    reduction = std::make_unique<SharedReduction>(std::move(memory), std::move(options));
   });
   check_failures(world.gather(failure));
   return reduction;
@@ -184,23 +195,33 @@ auto as_backend_error(const Act& act) {
   }
 }
 
+/// Sparse buckets have no part.
+std::vector<std::size_t> part_sizes(const std::vector<c10d::GradBucket>& buckets) {
+  std::vector<std::size_t> bytes;
+  for (const c10d::GradBucket& bucket : buckets) {
+    bytes.push_back(bucket.getBuffer().defined() ? bucket.getBuffer().nbytes() : 0);
+  }
+  return bytes;
+}
+
 }  // namespace
 
-SharedMemoryHook::SharedMemoryHook(World& world, std::size_t gradients, std::size_t buckets)
-    : group_(WorldAccess::group(world)),
-      reduction_(connect(world, gradients + buckets * SharedReduction::kAlignment)) {}
+SharedMemoryHook::SharedMemoryHook(World& world, const std::vector<c10d::GradBucket>& buckets)
+    : group_(WorldAccess::group(world)), reduction_(connect(world, part_sizes(buckets))) {
+  for (const c10d::GradBucket& bucket : buckets) {
+    if (bucket.getBuffer().defined()) {
+      move_bucket(bucket.getBuffer(), reduction_->part(bucket.getIndex()), reduction_->memory());
+    }
+  }
+}
 
 c10::intrusive_ptr<c10::ivalue::Future> SharedMemoryHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor& full = bucket.getBuffer();
   if (full.is_sparse()) {
     return mean_over(*group_, full);
   }
-  const at::NoGradGuard no_grad;
-  const at::Tensor reals = reals_of(full);
-  const AddParts add = add_parts_of(reals.scalar_type());
-  std::byte* const to = as_backend_error([&] { return reduction_->next_part(reals.nbytes()); });
-  write_share(reals, 1.0 / group_->getSize(), to);
-  reduction_->publish(add);
+  LOCKSTEP_ASSERT(full.const_data_ptr() == reduction_->part(bucket.getIndex()), "the bucket is in the shared memory");
+  reduction_->publish(bucket.getIndex(), write_mean_of(reals_of(full).scalar_type()));
   const auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   pending_.push_back({.bucket = full, .done = done});
   if (finishes_at_once_) {
@@ -218,10 +239,11 @@ void SharedMemoryHook::begin_backward(bool finishes_at_once) {
 }
 
 void SharedMemoryHook::finish() {
-  for (const Pending& part : std::exchange(pending_, {})) {
-    as_backend_error([&] { reduction_->finish(static_cast<std::byte*>(reals_of(part.bucket).mutable_data_ptr())); });
+  as_backend_error([&] { reduction_->finish(); });
+  for (const Pending& part : pending_) {
     part.done->markCompleted(c10::IValue(part.bucket));
   }
+  pending_.clear();  // not after a failure: begin_backward() then refuses to go on
 }
 
 }  // namespace lockstep

@@ -1,7 +1,6 @@
 // Gradients of ranks on the CPUs of one machine, reduced in memory that they share (--backend shm).
 #pragma once
 
-#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -13,14 +12,14 @@ namespace lockstep {
 
 class World;
 
-/// A bucket is published as soon as the backward has computed it, and finished at the end of the backward: until then
-/// the rank has work of its own. The means have the same bytes on every rank. Sparse buckets go through the process
-/// group.
+/// The dense buckets lie in the shared memory, see Note [Shared reduction]. A bucket is published as soon as the
+/// backward has computed it, and finished at the end of the backward: until then the rank has work of its own. The
+/// means have the same bytes on every rank. Sparse buckets go through the process group.
 class SharedMemoryHook final : public c10d::CommHookInterface {
  public:
-  /// Collective. `gradients`: bytes of all dense gradients, in so many buckets at most. Throws: CommError, on every
-  /// rank, if one of them cannot open the memory.
-  SharedMemoryHook(World& world, std::size_t gradients, std::size_t buckets);
+  /// Collective. Moves the dense ones of `buckets`, which are all of the reducer, to the shared memory. Throws:
+  /// CommError, on every rank, if one of them cannot have the memory.
+  SharedMemoryHook(World& world, const std::vector<c10d::GradBucket>& buckets);
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }

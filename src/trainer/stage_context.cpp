@@ -13,7 +13,7 @@
 #include <lockstep/trainer/callback.h>
 
 #include "trainer/callback_list.h"
-#include "trainer/epoch_means.h"
+#include "trainer/run_metrics.h"
 #include "trainer/run_files.h"
 #include "trainer/validate.h"
 

@@ -6,12 +6,12 @@
 import steps
 
 
-def contestants(args, layers, width, count):
-    ours = steps.ours(args.program, args.ranks, layers, width, count)
+def contestants(args, model):
+    ours = steps.ours(args.program, args.ranks, model)
     found = {"lockstep, shm": [*ours, "--backend", "shm"], "lockstep, Gloo": [*ours, "--backend", "gloo"]}
     if args.python:
         found["PyTorch DDP, Gloo"] = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                                      args.ranks, steps.PEERS / "exchange.py", layers, width, count]
+                                      args.ranks, steps.PEERS / "exchange.py", *model.words()]
     return found
 
 

@@ -1,5 +1,5 @@
-// A rank of exchange_bench.py and step_bench.py: trains an MLP on the same batch. The main rank prints the time of each
-// step in nanoseconds, and the last loss. The work is that of peers/exchange.py and peers/stepping.py.
+// A rank of exchange_bench.py and step_bench.py: trains an MLP or a CNN on the same batch. The main rank prints the time
+// of each step in nanoseconds, and the last loss. The work is that of peers/step_model.py.
 #include <cstdint>
 #include <cstdio>
 
@@ -15,8 +15,10 @@ int main(int argc, char** argv) {
   std::int64_t layers = 2;
   std::int64_t width = 32;
   std::int64_t steps = 300;
+  bool images = false;
   lockstep::Flags flags;
   flags.add("layers", &layers, "hidden layers").add("width", &width, "of each").add("steps", &steps, "to measure");
+  flags.add("images", &images, "the layers are convolutions, each followed by pooling, on images of 32x32");
   const lockstep::TrainConfig defaults{
       .compute_setup = lockstep::ComputeSetup::cpu, .max_epochs = 0, .max_steps = 1'000'000'000, .barebones = true};
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
@@ -24,15 +26,22 @@ int main(int argc, char** argv) {
     torch::manual_seed(1);
     torch::nn::Sequential net;
     for (std::int64_t i = 0; i < layers; ++i) {
-      net->push_back(torch::nn::Linear(width, width));
+      if (images) {
+        net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(i == 0 ? 3 : width, width, 3).padding(1)));
+        net->push_back(torch::nn::MaxPool2d(2));
+      } else {
+        net->push_back(torch::nn::Linear(width, width));
+      }
       net->push_back(torch::nn::ReLU());
     }
-    net->push_back(torch::nn::Linear(width, 10));
+    net->push_back(torch::nn::Flatten());
+    const std::int64_t features = images ? width * (32 >> layers) * (32 >> layers) : width;
+    net->push_back(torch::nn::Linear(features, 10));
     const auto task = lockstep::make_task(
         net, [](const auto& output, const auto& target) { return torch::cross_entropy_loss(output, target); },
         lockstep::adamw({.weight_decay = 0}));
-    OneBatch data({.input = torch::randn({16, width}), .target = torch::randint(10, {16}), .samples = 16}, steps,
-                  session.world.size());
+    const at::Tensor input = images ? torch::randn({16, 3, 32, 32}) : torch::randn({16, width});
+    OneBatch data({.input = input, .target = torch::randint(10, {16}), .samples = 16}, steps, session.world.size());
     at::Tensor loss;
     lockstep::Trainer trainer(session);
     trainer.on(lockstep::Stage::fit_end, [&](const lockstep::StageContext& at) { loss = at.step.loss; });

@@ -17,11 +17,11 @@ PEERS = {
 }
 
 
-def contestants(args, layers, width, count):
-    found = {"lockstep": steps.ours(args.program, 1, layers, width, count)}
+def contestants(args, model):
+    found = {"lockstep": steps.ours(args.program, 1, model)}
     if args.python:
         for name, peer in PEERS.items():
-            found[name] = [args.python, steps.PEERS / "stepping.py", peer, layers, width, count]
+            found[name] = [args.python, steps.PEERS / "stepping.py", peer, *model.words()]
     return found
 
 

@@ -6,13 +6,35 @@ import re
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import report
 
 PEERS = Path(__file__).parent / "peers"
-# The layers are linear and square. So small models show what a trainer adds, large ones what it overlaps.
-MODELS = [("tiny, 2 layers of 32", 2, 32, 1000), ("deep, 50 layers of 64", 50, 64, 200), ("large, 4 layers of 2048", 4, 2048, 20)]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    layers: int
+    width: int
+    steps: int
+    images: bool = False
+
+    def words(self):
+        """For the programs of the peers."""
+        return [self.layers, self.width, self.steps, *(["images"] if self.images else [])]
+
+
+# Small models show what a trainer adds, large ones what it overlaps.
+MODELS = [
+    Model("MLP, 2 layers of 32", 2, 32, 1000),
+    Model("deep, 50 layers of 64", 50, 64, 200),
+    Model("CNN, 3 convolutions of 32 channels", 3, 32, 200, images=True),
+    Model("MLP, 4 layers of 1024", 4, 1024, 50),
+    Model("large, 4 layers of 2048", 4, 2048, 20),
+]
 
 
 def arguments():
@@ -24,8 +46,9 @@ def arguments():
     return parser
 
 
-def ours(program, ranks, layers, width, count):
-    return [program, "--nprocs", ranks, "--layers", layers, "--width", width, "--steps", count]
+def ours(program, ranks, model):
+    return [program, "--nprocs", ranks, "--layers", model.layers, "--width", model.width, "--steps", model.steps,
+            *(["--images", "true"] if model.images else [])]
 
 
 def measure(command):
@@ -54,8 +77,8 @@ def compare(args, title, contestants, packages):
              f"{args.rounds} rounds; each runs every contestant once in random order and takes the median time of its steps. Ratios are formed within a round; the",
              "number in the last column is their median, with the smallest and the largest. The last losses agree to 1e-4.", "",
              f"`{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`"]
-    for model, layers, width, count in MODELS:
-        commands = contestants(args, layers, width, count)
+    for model in MODELS:
+        commands = contestants(args, model)
         times = {name: [] for name in commands}
         for _ in range(args.rounds):
             losses = {}
@@ -64,7 +87,7 @@ def compare(args, title, contestants, packages):
                 times[name].append(time)
             require_same_work(losses)
         reference, *_ = commands
-        lines += ["", f"## {model}, batch of 16 per process", "",
+        lines += ["", f"## {model.name}, batch of 16 per process", "",
                   f"| contestant | best us | median us | times the step of {reference} |", "|---|---|---|---|"]
         for name, all_times in times.items():
             ratios = sorted(mine / other for mine, other in zip(all_times, times[reference]))

@@ -219,7 +219,7 @@ TEST(AStop, OfAHangNamesTheRankBeforeASchedulerKills) {
   const auto result = process.wait(Process::Seconds(60));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(29)) << result.err;
   EXPECT_EQ(result.code, 124) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop request at step 5 in optimizer"));
+  EXPECT_THAT(result.err, HasSubstr("made no progress for 20 s after a stop request at step 5 in Task::optimize"));
 }
 
 /// The program, started by a shell with `redirection`.

@@ -1,6 +1,6 @@
 """One process that trains for step_bench.py: the work of exchange_program.cpp, with a trainer of Python.
 
-  stepping.py CONTESTANT LAYERS WIDTH STEPS
+  stepping.py CONTESTANT LAYERS WIDTH STEPS [images]
 """
 import logging
 import sys
@@ -10,13 +10,12 @@ import warnings
 import torch
 from torch import nn
 
+import step_model
+
 contestant = sys.argv[1]
-layers, width, steps = (int(word) for word in sys.argv[2:])
+layers, width, steps = (int(word) for word in sys.argv[2:5])
 total = min(50, 2 * steps) + steps + 1  # as in one_batch.h
-torch.set_num_threads(1)
-torch.manual_seed(1)
-net = nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())], nn.Linear(width, 10))
-x, y = torch.randn(16, width), torch.randint(10, (16,))
+net, x, y = step_model.make(layers, width, images=sys.argv[5:] == ["images"])
 times = []
 
 

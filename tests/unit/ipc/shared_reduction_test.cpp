@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,19 +27,21 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-void add_floats(std::byte* sum, std::span<const std::byte* const> parts, std::size_t bytes) {
+void mean_of_floats(std::span<std::byte* const> means, std::span<const std::byte* const> parts, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += sizeof(float)) {
     float total = 0;
     for (const std::byte* part : parts) {
       float value = 0;
       std::memcpy(&value, part + at, sizeof value);
-      total += value;
+      total += value / static_cast<float>(parts.size());
     }
-    std::memcpy(sum + at, &total, sizeof total);
+    for (std::byte* mean : means) {
+      std::memcpy(mean + at, &total, sizeof total);
+    }
   }
 }
 
-/// Large ones are added in slices; 40,001 floats give slices of different sizes.
+/// Large ones are divided into slices; 40,001 floats give slices of different sizes.
 constexpr std::array<std::size_t, 6> kSizes{1, 3, 16, 1000, 40'001, 20'000};
 
 #if defined(__SANITIZE_THREAD__)
@@ -46,19 +50,18 @@ constexpr int kSteps = 4;  // it is slow
 constexpr int kSteps = 20;
 #endif
 
-std::size_t capacity() {
-  std::size_t bytes = 0;
+std::vector<std::size_t> parts() {
+  std::vector<std::size_t> bytes;
   for (const std::size_t size : kSizes) {
-    bytes += (size * sizeof(float) + 63) / 64 * 64;
+    bytes.push_back(size * sizeof(float));
   }
   return bytes;
 }
 
 SharedReduction make(const std::string& address, int rank, std::vector<pid_t> processes, bool spins = true,
                      milliseconds timeout = std::chrono::seconds(20)) {
-  return {
-      SharedMemory::open(address),
-      {.rank = rank, .processes = std::move(processes), .capacity = capacity(), .timeout = timeout, .spins = spins}};
+  return {std::make_shared<SharedMemory>(SharedMemory::open(address)),
+          {.rank = rank, .processes = std::move(processes), .parts = parts(), .timeout = timeout, .spins = spins}};
 }
 
 /// Sums with the last bit: floats that no other order of additions gives.
@@ -67,35 +70,43 @@ float value_of(int rank, int step, std::size_t part, std::size_t i) {
          1e-4F * static_cast<float>(i % 1009);
 }
 
-/// One step: all parts are published, then all are finished. Returns the number of wrong elements.
+/// One step: some parts are published, then all are finished, in one round or in two. Returns the number of wrong
+/// elements.
 int reduce(
     SharedReduction& reduction, int rank, int ranks, int step, const std::function<void()>& between = [] {}) {
-  for (std::size_t part = 0; part < kSizes.size(); ++part) {
-    std::byte* to = reduction.next_part(kSizes[part] * sizeof(float));
+  const bool has_two_rounds = step % 4 == 1;
+  const std::size_t first = step % 4 == 2 ? 2 : 0;
+  for (std::size_t part = first; part < kSizes.size(); ++part) {
+    std::byte* const to = reduction.part(part);
     for (std::size_t i = 0; i < kSizes[part]; ++i) {
       const float value = value_of(rank, step, part, i);
       std::memcpy(to + i * sizeof(float), &value, sizeof value);
     }
-    reduction.publish(&add_floats);
+    reduction.publish(part, &mean_of_floats);
     between();
+    if (has_two_rounds && part == 1) {
+      reduction.finish();
+    }
   }
+  reduction.finish();
+  reduction.finish();  // does nothing
+  between();
   int wrong = 0;
-  for (std::size_t part = 0; part < kSizes.size(); ++part) {
-    std::vector<float> sum(kSizes[part]);
-    reduction.finish(reinterpret_cast<std::byte*>(sum.data()));
-    for (std::size_t i = 0; i < sum.size(); ++i) {
+  for (std::size_t part = first; part < kSizes.size(); ++part) {
+    for (std::size_t i = 0; i < kSizes[part]; ++i) {
       float expected = 0;
       for (int other = 0; other < ranks; ++other) {
-        expected += value_of(other, step, part, i);
+        expected += value_of(other, step, part, i) / static_cast<float>(ranks);
       }
-      wrong += sum[i] != expected ? 1 : 0;
+      float found = 0;
+      std::memcpy(&found, reduction.part(part) + i * sizeof(float), sizeof found);
+      wrong += found != expected ? 1 : 0;
     }
-    between();
   }
   return wrong;
 }
 
-SharedMemory memory_for(int ranks) { return SharedMemory::create(SharedReduction::bytes_needed(ranks, capacity())); }
+SharedMemory memory_for(int ranks) { return SharedMemory::create(SharedReduction::bytes_needed(ranks, parts())); }
 
 TEST(SharedReductionOfThreads, AddsInTheOrderOfRanksAtEveryTiming) {
   for (const int ranks : {1, 2, 3, 4}) {
@@ -237,6 +248,12 @@ TEST(SharedReductionOfProcesses, NoticesAKilledRankAtOnce) {
 }
 
 #endif
+
+TEST(SharedMemory, IsRefusedIfTheMachineHasLess) {
+  EXPECT_THAT([] { SharedMemory::create(std::size_t{1} << 50); },
+              testing::ThrowsMessage<std::system_error>(
+                  AllOf(HasSubstr("of shared memory"), HasSubstr("Cannot allocate memory"))));
+}
 
 TEST(SharedMemory, IsOnlyFoundUnderItsAddress) {
   const SharedMemory memory = SharedMemory::create(8192);

@@ -124,6 +124,30 @@ TEST(SharedMemoryHook, ResumesWithTheBytesOfTheUndisturbedRun) {
   EXPECT_TRUE(are_equal(trained(3, Backend::shm, training)[0], straight[0]));
 }
 
+// A gradient is a view of memory that other ranks use too.
+TEST(SharedMemoryHook, LeavesAGradientToAProgramThatHoldsIt) {
+  shared_memory_world(2, [](World& world) {
+    at::Tensor held;
+    at::Tensor values;
+    {
+      TrainConfig config = in_memory({.max_epochs = 2});
+      config.global_batch_size = 6;
+      const Plan plan = plan_for(world.size(), config);
+      TinyTask task;
+      DataLoader data(tiny_data(12), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::backward_end, [&](const StageContext&) {
+        held = task.module().parameters().front().grad();
+        values = held.clone();
+      });
+      trainer.fit(task, data);
+    }
+    EXPECT_TRUE(at::equal(held, values));
+    held.fill_(1);
+    EXPECT_EQ(held.sum().item<float>(), 4);
+  });
+}
+
 class FailingTask final : public TinyTask {
  public:
   FailingTask(const World& world, int steps) : fails_(world.rank() == 1), steps_(steps) {}
