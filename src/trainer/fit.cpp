@@ -610,9 +610,9 @@ class Fit {
   void note_failure(const std::exception& error) noexcept {
     const bool is_noted = world_.size() > 1 || config_.dist.max_restarts > 0 || config_.memory.halve_batch;
     if (!is_noted) {
-      files_.event(
-          "failure",
-          {{"rank", std::int64_t{0}}, {"step", state_.step}, {"what", first_line(without_frames(error.what()))}});
+      files_.event("failure", {{"rank", std::int64_t{0}},
+                               {"step", state_.step},
+                               {"what", std::string(first_line(without_frames(error.what())))}});
     }
   }
 

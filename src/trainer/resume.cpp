@@ -40,9 +40,9 @@ std::string shown(const std::string& value) { return value.empty() ? "empty" : p
 constexpr const char* kWeightsOnly = "weights_only";  // key in the values of a checkpoint
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
-constexpr const char* kEpoch = "place.epoch";
-constexpr const char* kSteps = "place.steps";
-constexpr const char* kValidation = "place.validation_is_due";
+constexpr const char* kPlaceEpoch = "place.epoch";
+constexpr const char* kPlaceSteps = "place.steps";
+constexpr const char* kPlaceValidation = "place.validation_is_due";
 constexpr std::string_view kSpike = "spike.";  // windows of SpikeWatch
 
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
@@ -156,9 +156,9 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   values["position.global_batch"] = std::to_string(position.global_batch);
   values["position.dataset_size"] = std::to_string(position.dataset_size);
   values["position.state"] = position.state;
-  values[kEpoch] = std::to_string(run.place.number);
-  values[kSteps] = std::to_string(run.place.steps);
-  values[kValidation] = run.place.validation_is_due ? "true" : "false";
+  values[kPlaceEpoch] = std::to_string(run.place.number);
+  values[kPlaceSteps] = std::to_string(run.place.steps);
+  values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
   values["world_size"] = std::to_string(run.world.size());
   values["data_order"] = std::to_string(kDataOrder);
   values["threads"] = std::to_string(at::get_num_threads());
@@ -167,12 +167,12 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
 
 // Steps count samples of the global batch, which may be another one now.
 EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& saved, const LoaderPosition& now) {
-  const auto number = parse_int(text(contents, kEpoch));
+  const auto number = parse_int(text(contents, kPlaceEpoch));
   const std::int64_t epoch = number.value_or(saved.consumed > 0 ? saved.epoch + 1 : saved.epoch);
-  const auto steps = saved.global_batch == now.global_batch ? parse_int(text(contents, kSteps)) : std::nullopt;
+  const auto steps = saved.global_batch == now.global_batch ? parse_int(text(contents, kPlaceSteps)) : std::nullopt;
   return {.number = epoch,
           .steps = steps.value_or(now.global_batch > 0 ? saved.consumed / now.global_batch : 0),
-          .validation_is_due = text(contents, kValidation) == "true"};
+          .validation_is_due = text(contents, kPlaceValidation) == "true"};
 }
 
 }  // namespace

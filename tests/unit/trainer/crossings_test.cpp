@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
