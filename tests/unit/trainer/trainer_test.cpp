@@ -302,7 +302,8 @@ TEST(Trainer, RefusesAnOptimizerThatCheckpointsCannotHoldAtTheStart) {
     return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1));
   });
   const TempDir dir;
-  TrainConfig config = in_memory({.run_dir = (dir.path() / "run").string(), .max_epochs = 1, .batch_size = 4});
+  TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 4});
+  config.run_dir = (dir.path() / "run").string();
   config.checkpoint.enabled = true;
   Session session = Session::single(config);
   TinyTask task(lbfgs);
