@@ -241,18 +241,21 @@ NamedTensors Meter::save(World& world) {
 
 void Meter::load(const NamedTensors& sums, const World& world) {
   restored_ = {};
-  for (const auto& [name, of_ranks] : sums) {
-    at::Tensor mine = at::zeros({}, at::kDouble);
+  const auto mine = [&](const at::Tensor& of_ranks) {
+    at::Tensor sum = at::zeros({}, at::kDouble);
     for (std::int64_t rank = world.rank(); rank < of_ranks.size(0); rank += world.size()) {
-      mine += of_ranks[rank];
+      sum += of_ranks[rank];
     }
+    return sum;
+  };
+  for (const auto& [name, of_ranks] : sums) {
     if (name == kCounts) {
-      restored_.counts = mine.to(world.device());
+      restored_.counts = mine(of_ranks).to(world.device());
     } else if (name == kSamples) {
-      restored_.samples = mine.item<double>();
+      restored_.samples = mine(of_ranks).item<double>();
     } else if (name.starts_with(kSum)) {
       restored_.names.push_back(name.substr(kSum.size()));
-      restored_.sums.push_back(mine.to(world.device()));
+      restored_.sums.push_back(mine(of_ranks).to(world.device()));
     }
   }
 }

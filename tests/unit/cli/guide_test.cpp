@@ -76,7 +76,7 @@ TEST(Commands, RefuseWhatTheyDoNotKnow) {
 TEST(Commands, SayWhichWordIsWrong) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"verify"}, "verify: DIR is missing\n  hint: usage: lockstep verify [--json] DIR\n"},
-      {{"compare", "a"}, "compare: B is missing\n  hint: usage: lockstep compare [--json] A B\n"},
+      {{"compare"}, "compare: A is missing\n  hint: usage: lockstep compare [--json] A [B]\n"},
       {{"top", "a", "b"}, "top: unexpected argument \"b\"\n  hint: usage: lockstep top RUN\n"},
       {{"ctl", "a", "sotp"}, "ctl: found sotp, expected stop, save, validate or report\n  hint: did you mean stop?\n"},
       {{"completion", "fish"},

@@ -39,7 +39,8 @@ using testing::HasSubstr;
 /// Multiplies the loss of chosen steps. The task counts the calls.
 class BadSteps final : public TinyTask {
  public:
-  explicit BadSteps(std::set<std::int64_t> steps, double factor = std::nan(""), OptimizerSpec optimizer = sgd({.lr = 0.05}))
+  explicit BadSteps(std::set<std::int64_t> steps, double factor = std::nan(""),
+                    OptimizerSpec optimizer = sgd({.lr = 0.05}))
       : TinyTask(std::move(optimizer)), steps_(std::move(steps)), factor_(factor) {}
   StepOutput training_step(const Batch& batch) override {
     return TinyTask::training_step(batch).loss * (steps_.contains(step_++) ? factor_ : 1);
@@ -230,9 +231,8 @@ TEST(Crossing, ASmoothedMetricDoesNotCountTheReportOfAStop) {
 }
 
 TEST(Crossing, EarlyStoppingBelowTheMinimumKeepsItsReasonOverAResume) {
-  const auto run = [](const TempDir& dir, std::int64_t most) {
+  const auto run = [](const TempDir& dir, std::int64_t stop) {
     TrainConfig config = in_directory(forty_steps(), dir);
-    config.max_steps = most;
     config.min_steps = 30;
     BadSteps task({});
     // The first report is good enough, the second one would not be.
@@ -240,19 +240,25 @@ TEST(Crossing, EarlyStoppingBelowTheMinimumKeepsItsReasonOverAResume) {
         EarlyStoppingOptions{.metric = "lr", .patience = 1, .stopping_threshold = 0.04});
     const FitResult result = fit(config, task, [&](Trainer& trainer) {
       trainer.add(stopping);
+      trainer.on(Stage::step_end, [stop](const StageContext& at) {
+        if (at.state.step == stop) {
+          at.control.request_stop("the test", StopKind::terminate);
+        }
+      });
       trainer.on(Stage::report, [](const StageContext& at) {
-        at.strategy.optimizer().torch_optimizer().param_groups().front().options().set_lr(at.state.step == 5 ? 0.01 : 0.05);
+        at.strategy.optimizer().torch_optimizer().param_groups().front().options().set_lr(at.state.step == 5 ? 0.01
+                                                                                                             : 0.05);
       });
     });
     return std::pair(result.state.step, stopping->reason());
   };
   const TempDir whole;
-  const auto straight = run(whole, 40);
+  const auto straight = run(whole, 0);
   EXPECT_EQ(straight.first, 30);
   EXPECT_THAT(straight.second, HasSubstr("is better than 0.04"));
   const TempDir parts;
-  run(parts, 17);
-  EXPECT_EQ(run(parts, 40), straight);
+  EXPECT_EQ(run(parts, 17).first, 18);
+  EXPECT_EQ(run(parts, 0), straight);
 }
 
 TEST(Crossing, EarlyStoppingBeginsAnewWithAnotherMetric) {
@@ -260,13 +266,15 @@ TEST(Crossing, EarlyStoppingBeginsAnewWithAnotherMetric) {
   const auto run = [&](std::int64_t most, const std::string& metric) {
     TrainConfig config = in_directory(forty_steps(), dir);
     config.max_steps = most;
-    config.early_stop = {.metric = metric, .patience = 2};
     BadSteps task({});
-    return fit(config, task, [](Trainer& trainer) {
-      trainer.on(Stage::report, [](const StageContext& at) {
-        at.log("falls_from_9", 9 - 0.1 * static_cast<double>(at.state.step));
-      });
-    }).stop;
+    return fit(config, task,
+               [&](Trainer& trainer) {
+                 trainer.on(Stage::report, [](const StageContext& at) {
+                   at.log("falls_from_9", 9 - 0.1 * static_cast<double>(at.state.step));
+                 });
+                 trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = metric, .patience = 2}));
+               })
+        .stop;
   };
   EXPECT_EQ(run(10, "loss"), StopKind::none);
   EXPECT_EQ(run(40, "falls_from_9"), StopKind::none) << "9 is no improvement on a loss, but no loss was 9";
@@ -278,8 +286,7 @@ TEST(Crossing, WeightsOnlyOfAScheduleFreeOptimizerAreThoseThatItEvaluates) {
   config.checkpoint.weights_only = true;
   BadSteps task({}, 1, schedule_free_adamw({.lr = 0.05}));
   fit(config, task);  // at its end the module has these weights
-  const NamedTensors saved =
-      load_tensors(dir.path() / "run" / "checkpoints" / "step-0000000040" / "model.safetensors");
+  const NamedTensors saved = load_tensors(dir.path() / "run" / "checkpoints" / "step-0000000040" / "model.safetensors");
   const auto expected = task.module().named_parameters();
   ASSERT_EQ(saved.size(), expected.size());
   for (const auto& [name, tensor] : saved) {
