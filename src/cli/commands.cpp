@@ -13,9 +13,9 @@ namespace lockstep {
 namespace {
 
 constexpr const Command* kCommands[] = {
-    &kStartCommand,  &kRunCommand,    &kPlanCommand,       &kConfigCommand,  &kListCommand,
-    &kTopCommand,    &kReportCommand, &kVerifyCommand,     &kCompareCommand, &kCtlCommand,
-    &kDoctorCommand, &kTestCommand,   &kSystemCommand,     &kCompletionCommand, &kHelpCommand,
+    &kStartCommand,  &kRunCommand,    &kPlanCommand,   &kConfigCommand,     &kListCommand,
+    &kTopCommand,    &kReportCommand, &kVerifyCommand, &kCompareCommand,    &kCtlCommand,
+    &kDoctorCommand, &kTestCommand,   &kSystemCommand, &kCompletionCommand, &kHelpCommand,
 };
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <lockstep/trainer/callback.h>
 
 #include "trainer/callback_list.h"
-#include "trainer/run_metrics.h"
 #include "trainer/run_files.h"
+#include "trainer/run_metrics.h"
 #include "trainer/validate.h"
 
 namespace lockstep {

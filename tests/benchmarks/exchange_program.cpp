@@ -1,5 +1,5 @@
-// A rank of exchange_bench.py and step_bench.py: trains an MLP or a CNN on the same batch. The main rank prints the time
-// of each step in nanoseconds, and the last loss. The work is that of peers/step_model.py.
+// A rank of exchange_bench.py and step_bench.py: trains an MLP or a CNN on the same batch. The main rank prints the
+// time of each step in nanoseconds, and the last loss. The work is that of peers/step_model.py.
 #include <cstdint>
 #include <cstdio>
 

@@ -17,7 +17,8 @@ TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
                          .saved = config.checkpoint.enabled});
   };
   TrainConfig config{.run_dir = "runs/a"};
-  EXPECT_EQ(text(config), "stopped at step 20, epoch 2: SIGTERM, saved in runs/a; run the same command again to continue");
+  EXPECT_EQ(text(config),
+            "stopped at step 20, epoch 2: SIGTERM, saved in runs/a; run the same command again to continue");
   config.fresh = true;
   EXPECT_THAT(text(config), EndsWith("; run the same command without --fresh to continue"));
   config.fresh = false;
