@@ -252,7 +252,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false},
         c.run_dir);
   visit(Info{.name = "run_name",
-             .help = "name of the run; name-{n}: a new one per start; empty: the program's name",
+             .help = "name of the run; empty: the program's name",
              .ranks_agree = false,
              .common = true},
         c.run_name);
