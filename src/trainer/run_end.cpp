@@ -11,7 +11,7 @@
 namespace lockstep {
 
 std::string same_command(const TrainConfig& config) {
-  if (config.fresh) {
+  if (config.fresh && !config.dist.requeue) {  // a requeued job is the same launch, which does not start over again
     return "the same command without --fresh";
   }
   const bool continues = config.resume == "auto" || config.resume == "last";

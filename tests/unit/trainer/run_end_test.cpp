@@ -21,7 +21,9 @@ TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
             "stopped at step 20, epoch 2: SIGTERM, saved in runs/a; run the same command again to continue");
   config.fresh = true;
   EXPECT_THAT(text(config), EndsWith("; run the same command without --fresh to continue"));
-  config.fresh = false;
+  config.dist.requeue = true;
+  EXPECT_THAT(text(config), EndsWith("; run the same command again to continue"));
+  config.fresh = config.dist.requeue = false;
   for (const char* resume : {"never", "best", "runs/b"}) {
     config.resume = resume;
     EXPECT_THAT(text(config), EndsWith("; run the same command with --resume auto to continue")) << resume;
