@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The launchers that tests/integration/launchers_test.cpp starts, what tests/structure checks the layout with, the decoders of
 # image_folder(), what packs and checks in tests/package, and what makes the manual.
-lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf mkdocs mkdocs-material"
+lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf groff-base mkdocs mkdocs-material"
 # shellcheck source=cmake/setup.sh
 source cmake/setup.sh
 

@@ -10,13 +10,15 @@ namespace {
 
 constexpr std::pair<std::string_view, RunPattern::Kind> kPlaceholders[] = {{"{n}", RunPattern::Kind::number},
                                                                            {"{time}", RunPattern::Kind::time}};
+constexpr std::size_t kMostDigits = 18;                     // of an int64, also of the next number
 constexpr std::string_view kTimeShape = "00000000-000000";  // 20261121-100000
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 bool is_value(RunPattern::Kind kind, std::string_view value) {
   if (kind == RunPattern::Kind::number) {
-    return !value.empty() && value.front() != '0' && std::ranges::all_of(value, is_digit);
+    return !value.empty() && value.size() <= kMostDigits && value.front() != '0' &&
+           std::ranges::all_of(value, is_digit);
   }
   return std::ranges::equal(value, kTimeShape, [](char c, char like) { return like == '0' ? is_digit(c) : c == like; });
 }

@@ -108,7 +108,9 @@ std::string choose_run(FileSystem& fs, const RunPattern& pattern, const RunChoic
       fs.sync_directory(pattern.parent.empty() ? "." : pattern.parent);
       return directory;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // another start took it; a time changes each second
+    if (pattern.kind == RunPattern::Kind::time) {  // another start took this second
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
   }
 }
 

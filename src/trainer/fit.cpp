@@ -608,8 +608,8 @@ class Fit {
 
   // A launcher of ours notes the failures of its ranks.
   void note_failure(const std::exception& error) noexcept {
-    const bool is_noted = world_.size() > 1 || config_.dist.max_restarts > 0 || config_.memory.halve_batch;
-    if (!is_noted) {
+    const bool launcher_notes_it = world_.size() > 1 || config_.dist.max_restarts > 0 || config_.memory.halve_batch;
+    if (!launcher_notes_it) {
       files_.event("failure", {{"rank", std::int64_t{0}},
                                {"step", state_.step},
                                {"what", std::string(first_line(without_frames(error.what())))}});
@@ -634,7 +634,7 @@ class Fit {
         log_info(fmt::format("step {} is saved in {}{}", *step, run_directory(config_),
                              config_.checkpoint.weights_only
                                  ? " (only the weights)"
-                                 : fmt::format(": {} resumes from it", same_command(config_))));
+                                 : fmt::format(": the same command{} resumes from it", change_of_command(config_))));
       }
     } catch (const std::exception& error) {
       log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));

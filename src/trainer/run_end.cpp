@@ -10,12 +10,11 @@
 
 namespace lockstep {
 
-std::string same_command(const TrainConfig& config) {
+std::string change_of_command(const TrainConfig& config) {
   if (config.fresh && !config.dist.requeue) {  // a requeued job is the same launch, which does not start over again
-    return "the same command without --fresh";
+    return " without --fresh";
   }
-  const bool continues = config.resume == "auto" || config.resume == "last";
-  return continues ? "the same command" : "the same command with --resume auto";
+  return config.resume == "auto" || config.resume == "last" ? "" : " with --resume auto";
 }
 
 namespace {
@@ -27,8 +26,8 @@ std::string how_to_continue(const RunEnd& end) {
   if (!end.config.checkpoint.enabled) {
     return "; nothing is saved";
   }
-  const std::string command = same_command(end.config);
-  return fmt::format("; run {}{} to continue", command, command == "the same command" ? " again" : "");
+  const std::string change = change_of_command(end.config);
+  return fmt::format("; run the same command{} to continue", change.empty() ? " again" : change);
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ void StepRecorder::add(const TrainState& state, const StepBatches& batches, cons
                       .rolled_back = std::exchange(rolled_back_, false)});
   digests_.push_back((digests * weights_).sum());
   left_out_.push_back(left_out(result));
-  if (config_.dist.check_replicas) {
+  if (config_.dist.check_replicas && config_.report.every_steps > 0 && world_.size() > 1) {
     unchecked_steps_.push_back(state.step);
     unchecked_.push_back(digests_.back());
   }
@@ -90,7 +90,7 @@ void StepRecorder::add(const TrainState& state, const StepBatches& batches, cons
 }
 
 std::optional<std::int64_t> StepRecorder::find_divergence(World& world) {
-  if (unchecked_.empty() || world.size() == 1) {
+  if (unchecked_.empty()) {
     return std::nullopt;
   }
   const at::Tensor all = world.all_gather(at::stack(unchecked_).view({1, -1}));

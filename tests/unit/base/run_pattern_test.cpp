@@ -18,7 +18,8 @@ TEST(RunPattern, IsFoundInADirectory) {
 TEST(RunPattern, KnowsItsDirectories) {
   const auto number = *parse_run_pattern("runs/a{n}b");
   EXPECT_EQ(number.value_in("a10b"), "10");
-  for (const char* other : {"ab", "a0b", "a01b", "a-1b", "a1", "1b", "a1b.1", "a1bb", "runs/a1b", ""}) {
+  for (const char* other :
+       {"ab", "a0b", "a01b", "a-1b", "a1", "1b", "a1b.1", "a1bb", "runs/a1b", "", "a1234567890123456789b"}) {
     EXPECT_FALSE(number.value_in(other)) << other;
   }
   const auto time = *parse_run_pattern("runs/{time}");

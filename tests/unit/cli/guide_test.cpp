@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/shell_words.h"
 #include "support/process.h"
+#include "support/requirements.h"
 #include "support/temp_dir.h"
 #include "support/terminal.h"
 
@@ -122,9 +123,7 @@ TEST(ManualPage, NamesEveryCommandAndFlag) {
 }
 
 TEST(ManualPage, IsWhatManUnderstands) {
-  if (run_program({"sh", "-c", "command -v groff"}).code != 0) {
-    GTEST_SKIP() << "groff is not installed";
-  }
+  LOCKSTEP_REQUIRE(Requirements().that(run_program({"sh", "-c", "command -v groff"}).code == 0, "no groff"));
   const TempDir temp;
   const auto warnings = [&](const std::string& page) {
     std::ofstream(temp.path() / "lockstep.1") << page;
