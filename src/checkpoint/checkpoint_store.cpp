@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -143,10 +142,10 @@ struct CheckpointStore::Impl {
   }
 
   void note_score(std::int64_t step, const std::map<std::string, std::string>& values) {
-    const auto found = values.find("metric." + config.monitor);
+    const auto found = values.find(metric_key(config.monitor));
     const auto score = found == values.end() ? std::nullopt : parse_double(found->second);
     scores.erase(step);
-    if (score && !std::isnan(*score)) {
+    if (score) {
       scores.emplace(step, *score);
     }
   }
@@ -166,9 +165,11 @@ struct CheckpointStore::Impl {
       removing.get();  // the space of the old ones counts as free, and no more than one save's are on the disk
     }
     const std::int64_t bytes = byte_size(contents);
-    directory.make_room(
-        bytes, [&] { return newest_whole(); },
-        kept_steps(known_whole.value_or(std::numeric_limits<std::int64_t>::max())));
+    if (!config.keep_all) {
+      directory.make_room(
+          bytes, [&] { return newest_whole(); },
+          kept_steps(known_whole.value_or(std::numeric_limits<std::int64_t>::max())));
+    }
     keep_damaged();
     const auto writer = directory.begin(step, bytes);
     write_contents(*writer, step, contents, per_rank);
@@ -251,7 +252,7 @@ struct CheckpointStore::Impl {
       if (name == "step") {
         return static_cast<double>(step);
       }
-      const auto found = values.find(name == "epoch" ? "epoch" : fmt::format("metric.{}", name));
+      const auto found = values.find(name == "epoch" ? std::string(name) : metric_key(name));
       return found == values.end() ? std::nullopt : parse_double(found->second);
     };
     try {

@@ -48,6 +48,14 @@ std::string value_of(const Texts& texts, std::string_view name) {
   return found == texts.end() ? std::string() : found->second;
 }
 
+// A run that was started several times has the value of its last start.
+void add_latest(RunData& run, const char* title, const Json& fields, const char* key) {
+  if (const auto found = fields.find(key); found != fields.end()) {
+    std::erase_if(run.environment, [&](const auto& entry) { return entry.first == title; });
+    run.environment.emplace_back(title, text_of(*found));
+  }
+}
+
 RunEvent parse_event(std::string_view line) {
   Json fields = parse_json(line);
   RunEvent event{.time = parse_utc_time(fields.at("time").get<std::string>()).value(),
@@ -145,11 +153,12 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
       facts.bytes += file.size;
     }
     newest = read_state(directory, manifest);
-    const auto metric = newest.find("metric." + facts.monitor);
+    const auto metric = newest.find(metric_key(facts.monitor));
     const auto value = metric != newest.end() && metric->is_string() && !facts.monitor.empty()
                            ? parse_double(metric->get<std::string>())
                            : std::nullopt;
-    if (value && (!facts.best || (is_largest ? *value > facts.best_value : *value < facts.best_value))) {
+    // Among equals the newer, as CheckpointStore keeps it.
+    if (value && (!facts.best || (is_largest ? *value >= facts.best_value : *value <= facts.best_value))) {
       facts.best = step;
       facts.best_value = *value;
     }
@@ -286,9 +295,9 @@ RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes)
   for (const RunEvent& event : run.events) {
     run.last_activity = std::max(run.last_activity, event.time);
     run.last_step = std::max(run.last_step, event.step.value_or(0));
-    if (event.name == "start" && event.fields.contains("launch")) {
-      std::erase_if(run.environment, [](const auto& entry) { return entry.first == "launcher"; });
-      run.environment.emplace_back("launcher", text_of(event.fields["launch"]));
+    if (event.name == "start") {
+      add_latest(run, "launcher", event.fields, "launch");
+      add_latest(run, "build", event.fields, "build");
     }
   }
   if (!run.events.empty()) {

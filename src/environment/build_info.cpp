@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include <elf.h>
 #include <fmt/format.h>
 #include <link.h>
 #include <sys/auxv.h>
+
+#include <lockstep/version.h>
+
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -87,6 +92,19 @@ LibTorchBuild libtorch_build() {
 }
 
 std::string compiler() { return LOCKSTEP_COMPILER; }
+
+std::string build_text() {
+  const LibTorchBuild torch = libtorch_build();
+  std::vector<std::string> parts{fmt::format("lockstep {}", LOCKSTEP_VERSION)};
+  if (!torch.version.empty()) {
+    parts.push_back(fmt::format("LibTorch {}", torch.version));
+  }
+  if (!torch.cuda_version.empty()) {
+    parts.push_back(fmt::format("CUDA {}", torch.cuda_version));
+  }
+  parts.push_back(compiler());
+  return join(parts, ", ");
+}
 
 bool built_with_cuda() noexcept { return LOCKSTEP_CUDA_BUILT != 0; }
 bool built_with_nccl() noexcept { return LOCKSTEP_NCCL_BUILT != 0; }

@@ -22,6 +22,9 @@ LibTorchBuild libtorch_build();
 
 std::string compiler();  ///< "GNU 12.2.0"
 
+/// All of it in a line: "lockstep 0.1.0, LibTorch 2.11.0, CUDA 13.0, GNU 12.2.0".
+std::string build_text();
+
 bool built_with_cuda() noexcept;
 bool built_with_nccl() noexcept;
 

@@ -24,6 +24,8 @@ bool has_only(std::string_view name, std::string_view others) noexcept {
 
 }  // namespace
 
+std::string metric_key(std::string_view metric) { return fmt::format("metric.{}", metric); }
+
 std::string step_name(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
 std::string aside_name(std::int64_t step) { return fmt::format("{}{}{}", step_name(step), kAside, random_id()); }
 std::string temporary_name(std::int64_t step) {

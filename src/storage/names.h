@@ -17,6 +17,9 @@ enum class DirectoryKind {
   temporary,  ///< step-0000000500.tmp.<nonce>: being written or deleted
 };
 
+/// Of the value of a metric in state.json.
+std::string metric_key(std::string_view metric);
+
 struct DirectoryName {
   std::int64_t step = 0;
   DirectoryKind kind = DirectoryKind::committed;

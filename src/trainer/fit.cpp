@@ -23,6 +23,7 @@
 #include "base/kept_memory.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
+#include "environment/build_info.h"
 #include "optim/param_groups.h"
 #include "parallel/parameter_sync.h"
 #include "storage/run_commands.h"
@@ -226,7 +227,8 @@ class Fit {
     files_.event("start", {{"world_size", std::int64_t{world_.size()}},
                            {"launch", plan_.launch},
                            {"hosts", join(hosts, ", ")},
-                           {"devices", join(devices, ", ")}});
+                           {"devices", join(devices, ", ")},
+                           {"build", build_text()}});
   }
 
   // An error in the validation shows before the training, not after its first epoch.

@@ -15,6 +15,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "storage/names.h"
 
 namespace lockstep {
 
@@ -196,7 +197,7 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
     values[std::string(kProgram) + name] = value;
   }
   for (const auto& [name, value] : measured) {
-    values[fmt::format("metric.{}", name)] = fmt::format("{:.17g}", value);
+    values[metric_key(name)] = fmt::format("{:.17g}", value);
   }
   if (run.plan.config.checkpoint.weights_only) {
     values[kWeightsOnly] = "true";

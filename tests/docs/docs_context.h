@@ -11,6 +11,7 @@
 
 #include <torch/torch.h>
 
+#include <lockstep/data/replay_buffer.h>
 #include <lockstep/lockstep.h>
 
 namespace docs {
@@ -50,5 +51,30 @@ inline std::shared_ptr<lockstep::Dataset> load_digits(const std::string& part) {
   const std::int64_t count = part == "train" ? 512 : 128;
   return lockstep::tensor_dataset(torch::rand({count, 64}), torch::randint(10, {count}));
 }
+
+// What fragments name without making it. They are compiled, and never run.
+inline lockstep::OptimizerSpec spec{lockstep::adamw()};
+inline std::vector<torch::nn::Linear> blocks{};
+inline Tensor x, activations;
+inline std::shared_ptr<const lockstep::Dataset> images, photos, drawings, scans, sentences;
+inline Tensor loss(const Tensor& output, const Tensor& target) { return torch::mse_loss(output, target); }
+inline Tensor token_losses(const Tensor& logits, const Tensor&) { return logits; }
+inline Tensor simulate(Net&, const Tensor& input) { return input.sum(); }
+inline std::string generate(NetImpl&) { return {}; }
+inline Tensor decode(NetImpl&) { return {}; }
+inline void sample_images(const lockstep::StageContext&) {}
+inline lockstep::Batch play(lockstep::Task&, int) { return {}; }
+inline void delete_rows_after(std::int64_t) {}
+inline void insert(std::int64_t, std::string_view, double) {}
+struct Database : lockstep::MetricSink {
+  explicit Database(std::int64_t) {}
+  void write(std::int64_t, std::span<const lockstep::MetricValue>) override {}
+};
+struct Player : lockstep::Callback {
+  Player(lockstep::Task&, lockstep::ReplayBuffer&) {}
+  std::string_view name() const override { return "player"; }
+  std::uint32_t stages() const override { return lockstep::Stage::step_end; }
+  void on(const lockstep::StageContext&) override {}
+};
 
 }  // namespace docs

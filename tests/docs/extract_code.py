@@ -8,7 +8,7 @@ A block between ```cpp and ``` becomes, by what it contains:
     int main(...)                       a program: a namespace of its own
     struct, class, a function           declarations: the same
     a function with `override` first    members of a class derived from Task and Callback
-    anything else                       statements of a function, which gets the parameters of CONTEXT
+    anything else                       statements of a function, which gets the parameters of CONTEXT and may hide them
 
 docs_context.h has what the blocks use without declaring it. #include lines go to the top of the file. A block after the
 line <!-- not compiled: REASON --> is left out. The file ends with a table of the programs, by page and number in the
@@ -48,7 +48,7 @@ def wrap(code, number):
         return f"{begin}#line LINE\n{code}}}\n"
     if MEMBER.match(bare):
         return f"{begin}struct Block : Members {{\n#line LINE\n{code}}};\n}}\n"
-    return f"{begin}[[maybe_unused]] void block({CONTEXT}) {{\n#line LINE\n{code}}}\n}}\n"
+    return f"{begin}[[maybe_unused]] static void block({CONTEXT}) {{\n{{\n#line LINE\n{code}}}\n}}\n}}\n"
 
 
 def main():
@@ -57,8 +57,6 @@ def main():
     for page in sys.argv[3:]:
         text = (root / page).read_text(encoding="utf-8")
         found = list(BLOCK.finditer(text))
-        if not found:
-            sys.exit(f"{page}: found no C++ block")
         for index, block in enumerate(found, 1):
             if block["skip"]:
                 continue

@@ -68,6 +68,17 @@ TEST(Repository, EverySourceIsBuilt) {
   });
 }
 
+// LOCKSTEP_REQUIRE lists all reasons, and can forbid skips.
+TEST(Repository, TestsAreSkippedInOneWay) {
+  std::vector<SourceFile> tests = files("tests", {".cpp", ".h"});
+  std::erase_if(tests, [](const SourceFile& file) {
+    return file.path == "tests/support/requirements.h" || file.path == "tests/structure/repository_test.cpp";
+  });
+  expect_none(tests, [](const SourceFile& file) {
+    return file.text.find("GTEST_SKIP") == std::string::npos ? Findings() : Findings{file.path + ": GTEST_SKIP"};
+  });
+}
+
 const fs::path kGlossary = "docs/glossary.md";
 
 TEST(Repository, HasNoForbiddenSynonym) {

@@ -359,6 +359,18 @@ TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResume) {
   EXPECT_EQ(store.load_latest()->step, 13);
 }
 
+TEST(CheckpointStore, DeletesNothingForRoomIfAllAreKept) {
+  OneRank one;
+  SmallDisk disk(one.checkpoints(), 3.7);
+  CheckpointStore store(one.checkpoints(), {.keep_all = true}, one.world, 0, disk);
+  for (int step = 1; step <= 3; ++step) {
+    store.save(step, checkpoint_contents(step));
+  }
+  EXPECT_THROW(store.save(4, checkpoint_contents(4)), IoError);
+  EXPECT_THAT(names_in(one.checkpoints()),
+              ElementsAre(".lock", "last", "step-0000000001", "step-0000000002", "step-0000000003"));
+}
+
 TEST(CheckpointStore, SavesUnderANameThatIsTooLongForALink) {
   OneRank one;
   const CheckpointConfig config{.name = "{epoch}" + std::string(127, 'x')};

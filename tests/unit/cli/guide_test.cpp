@@ -323,9 +323,7 @@ TEST(BashCompletion, WorksInAShellOnATerminal) {
 }
 
 TEST(ZshCompletion, WorksInAShellOnATerminal) {
-  if (run_program({"sh", "-c", "command -v zsh"}).code != 0) {
-    GTEST_SKIP() << "zsh is not installed";
-  }
+  LOCKSTEP_REQUIRE(Requirements().that(run_program({"sh", "-c", "command -v zsh"}).code == 0, "no zsh"));
   const TempDir home;
   expect_completes({"/bin/zsh", "-f", "-i"}, "zsh",
                    {{"HOME", home.path().string()}, {"ZDOTDIR", home.path().string()}});

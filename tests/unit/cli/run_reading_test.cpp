@@ -16,6 +16,7 @@
 #include "cli/top_screen.h"
 #include "storage/run_directory.h"
 #include "support/process.h"
+#include "support/requirements.h"
 #include "support/terminal.h"
 #include "unit/cli/written_run.h"
 
@@ -129,6 +130,23 @@ TEST(RunReading, FollowsRestartsAndResumes) {
   EXPECT_TRUE(run.notes.empty()) << run.notes.front();
   EXPECT_THAT(run.environment, testing::Contains(testing::Pair("launcher", "alone")));
   EXPECT_THAT(run.settings, testing::Contains(testing::Pair("program.size", "7")));
+}
+
+TEST(RunReading, TheNewerOfEqualCheckpointsIsTheBest) {
+  const TempDir temp;
+  const WrittenRun written(temp.path() / "a", {.checkpoint = {.monitor = "val_loss"}});
+  for (const std::int64_t step : {20, 40, 60}) {
+    written.checkpoint(step, step == 60 ? 2 : 1);
+  }
+  EXPECT_EQ(read(written).checkpoints.best, 40);
+}
+
+TEST(RunReading, NamesTheBuildOfTheLastStart) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.event("start", {{"build", std::string("lockstep 0.0.9")}});
+  run.event("start", {{"build", std::string("lockstep 0.1.0")}});
+  EXPECT_THAT(read(run).environment, ElementsAre(testing::Pair("build", "lockstep 0.1.0")));
 }
 
 TEST(RunReading, NotesWhatIsDamaged) {
@@ -329,9 +347,7 @@ std::optional<std::string> browser() {
 
 TEST(Report, ABrowserDrawsItWithoutAnError) {
   const auto program = browser();
-  if (!program) {
-    GTEST_SKIP() << "found no chromium and no google-chrome in PATH; it is in the package chromium";
-  }
+  LOCKSTEP_REQUIRE(Requirements().that(program.has_value(), "no chromium and no google-chrome in PATH"));
   const TempDir temp;
   const WrittenRun run(temp.path() / "a");
   write_eventful(run);

@@ -21,6 +21,7 @@
 #include "support/loud_lines.h"
 #include "support/presence.h"
 #include "support/process.h"
+#include "support/requirements.h"
 #include "support/sweep.h"
 #include "support/temp_dir.h"
 
@@ -106,9 +107,9 @@ TEST(Run, SaysThatNoMoreProcessesAreAllowed) {  // O6
     words.insert(words.begin(), limited.begin(), limited.end());
     return run_program(words);
   };
-  if (limited_run({"true"}).code != 0) {
-    GTEST_SKIP() << "needs root, for whom there is no limit, and setpriv and prlimit to be somebody else";
-  }
+  LOCKSTEP_REQUIRE(
+      Requirements().that(limited_run({"true"}).code == 0,
+                          "not root, for whom there is no limit, or no setpriv and prlimit to be another"));
   const auto result = limited_run({LOCKSTEP_CLI, "run", "--nproc-per-node", "8", "sleep", "1000"});
   EXPECT_EQ(result.code, 126) << result.err;
   EXPECT_THAT(result.err, HasSubstr("Resource temporarily unavailable"));

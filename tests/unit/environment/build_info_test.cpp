@@ -18,6 +18,11 @@ TEST(BuildId, DiffersBetweenProgramAndLibrary) {
   EXPECT_NE(library, "unknown");
 }
 
+TEST(BuildText, NamesLibraryLibTorchAndCompiler) {
+  EXPECT_THAT(build_text(),
+              testing::MatchesRegex("lockstep [0-9.]+(, LibTorch [0-9.]+)?(, CUDA [0-9.]+)?, .+ [0-9.]+"));
+}
+
 TEST(BuildId, OfAnAddressOutsideEveryFileIsUnknown) {
   const int local = 0;
   EXPECT_EQ(build_id_of(&local), "unknown");

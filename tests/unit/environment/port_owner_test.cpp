@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "support/requirements.h"
+
 namespace lockstep {
 namespace {
 
@@ -31,9 +33,7 @@ class PortOwner : public testing::TestWithParam<int> {
     }
     socklen_t size = GetParam() == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     auto* generic = reinterpret_cast<sockaddr*>(&address);
-    if (bind(socket_, generic, size) != 0) {
-      GTEST_SKIP() << "this machine has no such loopback";
-    }
+    LOCKSTEP_REQUIRE(Requirements().that(bind(socket_, generic, size) == 0, "no such loopback"));
     getsockname(socket_, generic, &size);
     port_ = ntohs(address.sin6_port);  // at the same place in both
   }

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "environment/cpu_topology.h"
 #include "support/process.h"
+#include "support/requirements.h"
 #include "support/sweep.h"
 
 namespace lockstep {
@@ -243,9 +244,7 @@ class Freezer {
 
 TEST(RankFailure, ARankThatCannotBeKilledDoesNotHoldTheLauncher) {
   const Freezer freezer;
-  if (!freezer.exists()) {
-    GTEST_SKIP() << "no freezer control group (v1) can be made here";
-  }
+  LOCKSTEP_REQUIRE(Requirements().that(freezer.exists(), "no freezer control group (v1) can be made"));
   Process process(launch(2, kShortGrace, {"stand:8", "work"}, "500:1000"));
   ASSERT_TRUE(process.wait_for("[rank1]: ready")) << process.err();
   const auto ranks = Process::ranks_of(process.pid());
@@ -325,9 +324,7 @@ std::filesystem::path make_memory_group(std::int64_t limit) {
 
 TEST(RankFailure, TheOomKillerIsRecognised) {
   const auto group = make_memory_group(1 << 30);
-  if (group.empty()) {
-    GTEST_SKIP() << "no memory control group can be made here";
-  }
+  LOCKSTEP_REQUIRE(Requirements().that(!group.empty(), "no memory control group can be made"));
   auto argv = launch(2, kLongGrace, {"obey", "eat"});
   argv.insert(argv.begin(), {"sh", "-c", "echo $$ > \"$0\" && exec \"$@\"", (group / "cgroup.procs").string()});
   const auto result = run_program(argv, {}, ".", 60s);
