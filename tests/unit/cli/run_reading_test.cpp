@@ -146,7 +146,8 @@ TEST(RunReading, NamesTheBuildOfTheLastStart) {
   const WrittenRun run(temp.path() / "a");
   run.event("start", {{"build", std::string("lockstep 0.0.9")}});
   run.event("start", {{"build", std::string("lockstep 0.1.0")}});
-  EXPECT_THAT(read(run).environment, ElementsAre(testing::Pair("build", "lockstep 0.1.0")));
+  EXPECT_THAT(read(run).environment, testing::Contains(testing::Pair("build", testing::_)).Times(1));
+  EXPECT_THAT(read(run).environment, testing::Contains(testing::Pair("build", "lockstep 0.1.0")));
 }
 
 TEST(RunReading, NotesWhatIsDamaged) {
