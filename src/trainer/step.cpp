@@ -13,8 +13,8 @@
 
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
-#include "trainer/spike_gate.h"
 #include "trainer/times_count.h"
+#include "trainer/watch/spike_gate.h"
 
 namespace lockstep {
 

@@ -13,8 +13,8 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "trainer/agreed_stop.h"
+#include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
-#include "trainer/function_callback.h"
 #include "trainer/in_precision.h"
 #include "trainer/prediction.h"
 #include "trainer/validate.h"

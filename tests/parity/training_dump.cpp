@@ -15,9 +15,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/lbfgs.h>
 
+#include <lockstep/nn/lora.h>
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/callbacks.h>
-#include <lockstep/trainer/lora.h>
 
 #include "support/at_stage.h"
 #include "support/tiny_task.h"

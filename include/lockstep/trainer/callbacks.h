@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <lockstep/nn/freezing.h>
 #include <lockstep/trainer/callback.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
@@ -195,10 +196,5 @@ class FreezeUntil final : public Callback {
   std::int64_t epoch_;
   std::string name_;
 };
-
-/// Sets requires_grad of the parameters that the pattern selects; see named(). Returns how many. Call it before fit()
-/// or in a callback. Throws: ConfigError if it selects none.
-std::size_t freeze(torch::nn::Module& module, const std::string& pattern);
-std::size_t unfreeze(torch::nn::Module& module, const std::string& pattern);
 
 }  // namespace lockstep

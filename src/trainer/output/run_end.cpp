@@ -1,0 +1,73 @@
+#include "trainer/output/run_end.h"
+
+#include <fmt/format.h>
+
+#include <lockstep/config/config_io.h>
+
+#include "base/duration.h"
+#include "base/text.h"
+#include "trainer/output/run_reports.h"
+
+namespace lockstep {
+
+std::string change_of_command(const TrainConfig& config) {
+  if (config.fresh && !config.dist.requeue) {  // a requeued job is the same launch, which does not start over again
+    return " without --fresh";
+  }
+  return config.resume == "auto" || config.resume == "last" ? "" : " with --resume auto";
+}
+
+namespace {
+
+std::string how_to_continue(const RunEnd& end) {
+  if (end.config.checkpoint.weights_only) {
+    return " (only the weights: the run cannot be continued)";
+  }
+  if (!end.config.checkpoint.enabled) {
+    return "; nothing is saved";
+  }
+  const std::string change = change_of_command(end.config);
+  return fmt::format("; run the same command{} to continue", change.empty() ? " again" : change);
+}
+
+}  // namespace
+
+std::string describe_end(const RunEnd& end) {
+  const std::string where = fmt::format("step {}, epoch {}", end.step, end.epoch);
+  const std::string saved = end.saved ? fmt::format(", saved in {}", run_directory(end.config)) : std::string();
+  if (end.stop.kind == StopKind::program) {
+    return fmt::format("stopped at {}: {}{}", where, end.stop.text, saved);
+  }
+  if (end.stop.kind != StopKind::none) {
+    return fmt::format("stopped at {}: {}{}{}", where, end.stop.text, saved, how_to_continue(end));
+  }
+  if (end.was_finished) {
+    const std::string changed =
+        end.changed.empty() ? std::string()
+                            : fmt::format("; {}: use another --run_name to train with this", join(end.changed, ", "));
+    return fmt::format(
+        "nothing to do: this run is finished ({}){}{}; continue with a larger --max_epochs or --max_steps, or start "
+        "over with --fresh",
+        where, saved, changed);
+  }
+  return fmt::format("finished at {}{}", where, saved);
+}
+
+std::string summary(const FitResult& result, const std::string& monitor) {
+  std::vector<std::string> metrics;
+  for (const auto& [name, value] : result.metrics) {
+    if (is_for_console(name)) {
+      metrics.push_back(fmt::format("{} {:.5g}", name, value));
+    }
+  }
+  std::vector<std::string> parts{join(metrics, ", ")};
+  if (result.best) {
+    parts.push_back(fmt::format("best {} {:.5g} at step {} in {}", monitor, result.best->value, result.best->step,
+                                result.best->path));
+  }
+  parts.push_back(human_duration(result.seconds));
+  std::erase(parts, "");
+  return join(parts, " | ");
+}
+
+}  // namespace lockstep
