@@ -345,7 +345,9 @@ class Fit {
     reports_.forget_step();
     strategy_->begin_step(state_.step, requests(batches));
     if (callbacks_.has(Stage::step_start)) {
-      notify({.stage = Stage::step_start, .batches = &batches});
+      StageContext start = at(Stage::step_start);
+      start.batches = &batches;
+      notify(start);
     }
     record_.set_phase(Phase::task);
     Step step({.strategy = *strategy_,
@@ -491,7 +493,9 @@ class Fit {
 
   // Callbacks may add metrics, so they come before the row is written.
   Metrics publish(Stage stage, Metrics metrics) {
-    notify({.stage = stage, .metrics = &metrics, .log_to = &metrics});
+    StageContext context = at(stage);
+    context.metrics = context.log_to = &metrics;
+    notify(context);
     reports_.write(stage, metrics, /*may_differ=*/callbacks_.has_any());
     return metrics;
   }
@@ -602,7 +606,9 @@ class Fit {
 
   void tell_saved(const RunCheckpoints::Saves& saves) {
     for (const BackgroundSave& saved : saves) {
-      notify({.stage = Stage::checkpoint_saved, .seconds = saved.seconds});
+      StageContext context = at(Stage::checkpoint_saved);
+      context.seconds = saved.seconds;
+      notify(context);
     }
   }
 
@@ -618,7 +624,9 @@ class Fit {
 
   void tell_callbacks(const std::exception& error) noexcept {
     try {
-      notify({.stage = Stage::exception, .error = error.what()});
+      StageContext context = at(Stage::exception);
+      context.error = error.what();
+      notify(context);
     } catch (const std::exception& another) {
       log_warning(fmt::format("a callback failed after the failure: {}", without_frames(another.what())));
     }
@@ -700,28 +708,30 @@ class Fit {
     for (const auto& [name, value] : result.metrics) {
       values.push_back({.name = name, .value = value});
     }
-    files_.finish(values);
+    files_.write_end(values);
   }
 
-  // What a stage has besides the state of the run.
-  struct Event {
-    Stage stage;
-    const Metrics* metrics = nullptr;
-    double seconds = 0;
-    const StepBatches* batches = nullptr;
-    std::string_view error{};
-    Metrics* log_to = nullptr;  // nullptr: the metrics of the next report
-    StrategyOptimizer* optimizer = nullptr;
-  };
+  // What every stage has; some add a value.
+  StageContext at(Stage stage) {
+    return {.stage = stage,
+            .state = state_,
+            .module = task_.module(),
+            .strategy = *strategy_,
+            .world = world_,
+            .plan = plan_,
+            .control = control_,
+            .step = last_,
+            .log_to = &metrics_.logged(),
+            .task = &task_,
+            .train = &train_,
+            .media = files_.media()};
+  }
 
-  void notify(Stage stage) { notify(Event{.stage = stage}); }
+  void notify(Stage stage) { notify(at(stage)); }
 
-  void notify(const Event& event) {
-    const bool froze = callbacks_.call({event.stage, state_, task_.module(), *strategy_, world_, plan_, control_, last_,
-                                        event.metrics, event.seconds, event.batches, event.error,
-                                        event.log_to != nullptr ? event.log_to : &metrics_.logged(), &task_, &train_,
-                                        event.optimizer, &files_});
-    if (froze && event.stage != Stage::fit_end) {
+  void notify(const StageContext& context) {
+    const bool froze = callbacks_.call(context);
+    if (froze && context.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
     }
@@ -763,7 +773,9 @@ class Fit {
   double loss_factor_ = 1;
   ValidationTimes validation_times_{config_.validate};
   const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
-    notify({.stage = Stage::backward_end, .optimizer = &optimizer});
+    StageContext context = at(Stage::backward_end);
+    context.optimizer = &optimizer;
+    notify(context);
   };
   const PhaseTimes times_at_start_ = record_.times();
   StepTimes step_times_{world_, files_};

@@ -10,10 +10,10 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/report/metric_sink.h>
 #include <lockstep/trainer/callback.h>
 
 #include "trainer/callbacks/callback_list.h"
-#include "trainer/output/run_files.h"
 #include "trainer/output/run_metrics.h"
 #include "trainer/validate.h"
 
@@ -67,8 +67,6 @@ Image image_of(std::string_view name, const at::Tensor& image) {
   return made;
 }
 
-bool is_kept(const RunFiles* files) { return files != nullptr && files->keeps_media(); }
-
 }  // namespace
 
 void StageContext::log(std::string_view name, double value) const {
@@ -90,22 +88,22 @@ void StageContext::log(std::string_view name, double value) const {
 }
 
 void StageContext::log_text(std::string_view name, std::string_view text) const {
-  if (is_kept(files)) {
-    files->text(state.step, name, text);
+  if (media != nullptr) {
+    media->write_text(state.step, name, text);
   }
 }
 
 void StageContext::log_image(std::string_view name, const at::Tensor& image) const {
-  if (is_kept(files)) {
+  if (media != nullptr) {
     const c10::NoGradGuard no_grad;
-    files->image(state.step, name, image_of(name, image));
+    media->write_image(state.step, name, image_of(name, image));
   }
 }
 
 void StageContext::log_histogram(std::string_view name, const at::Tensor& values) const {
-  if (is_kept(files)) {
+  if (media != nullptr) {
     const c10::NoGradGuard no_grad;
-    files->histogram(state.step, name, histogram_of(values));
+    media->write_histogram(state.step, name, histogram_of(values));
   }
 }
 

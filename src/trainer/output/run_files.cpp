@@ -109,23 +109,23 @@ void RunFiles::for_each_sink(const std::function<void(MetricSink&)>& tell) {
   });
 }
 
-void RunFiles::metrics(std::int64_t step, std::span<const MetricValue> metrics) {
+void RunFiles::write(std::int64_t step, std::span<const MetricValue> metrics) {
   for_each_sink([&](MetricSink& sink) { sink.write(step, metrics); });
 }
 
-void RunFiles::histogram(std::int64_t step, std::string_view name, const Histogram& histogram) {
+void RunFiles::write_histogram(std::int64_t step, std::string_view name, const Histogram& histogram) {
   for_each_sink([&](MetricSink& sink) { sink.write_histogram(step, name, histogram); });
 }
 
-void RunFiles::text(std::int64_t step, std::string_view name, std::string_view text) {
+void RunFiles::write_text(std::int64_t step, std::string_view name, std::string_view text) {
   for_each_sink([&](MetricSink& sink) { sink.write_text(step, name, text); });
 }
 
-void RunFiles::image(std::int64_t step, std::string_view name, const Image& image) {
+void RunFiles::write_image(std::int64_t step, std::string_view name, const Image& image) {
   for_each_sink([&](MetricSink& sink) { sink.write_image(step, name, image); });
 }
 
-void RunFiles::finish(std::span<const MetricValue> metrics) {
+void RunFiles::write_end(std::span<const MetricValue> metrics) {
   std::vector<RunSetting> settings = config_values(asked_config(plan_));
   for (const auto& [name, value] : plan_.facts.program_values) {
     settings.emplace_back(name, printable(value));

@@ -14,23 +14,25 @@
 
 namespace lockstep {
 
-class RunFiles {
+class RunFiles final : public MetricSink {
  public:
   /// Creates the run directory. If `on_main` is false, it writes nothing.
   RunFiles(const Plan& plan, bool on_main);
-  ~RunFiles();
+  ~RunFiles() override;
   /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`,
   /// makes the sinks of the program.
   void begin(std::int64_t resume_step, std::span<const MetricSinkFactory> own);
   void event(std::string_view name, const EventFields& fields);
-  void metrics(std::int64_t step, std::span<const MetricValue> metrics);
-  /// True if a destination keeps histograms, texts and images; the next three do nothing otherwise.
-  bool keeps_media() const noexcept { return (active_ && plan_.config.report.tensorboard) || !own_sinks_.empty(); }
-  void histogram(std::int64_t step, std::string_view name, const Histogram& histogram);
-  void text(std::int64_t step, std::string_view name, std::string_view text);
-  void image(std::int64_t step, std::string_view name, const Image& image);
+  void write(std::int64_t step, std::span<const MetricValue> metrics) override;
+  /// This, if a destination keeps histograms, texts and images; else nullptr: they need not be made.
+  MetricSink* media() noexcept {
+    return (active_ && plan_.config.report.tensorboard) || !own_sinks_.empty() ? this : nullptr;
+  }
+  void write_histogram(std::int64_t step, std::string_view name, const Histogram& histogram) override;
+  void write_text(std::int64_t step, std::string_view name, std::string_view text) override;
+  void write_image(std::int64_t step, std::string_view name, const Image& image) override;
   /// At the end of the training: the settings of the run and its last metrics.
-  void finish(std::span<const MetricValue> metrics);
+  void write_end(std::span<const MetricValue> metrics);
   /// A row of step_times.csv.
   void step_times(std::int64_t step, std::span<const MetricValue> row);
 

@@ -79,7 +79,7 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
   } else {
     progress_.keep(now_, line);
   }
-  files_.metrics(now_.step, row);
+  files_.write(now_.step, row);
 }
 
 void RunReports::check(const Metrics& metrics) {

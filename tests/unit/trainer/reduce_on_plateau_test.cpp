@@ -95,8 +95,9 @@ TEST(ReduceOnPlateau, GoesOnWithoutAMetricThatIsMissingNowAndThen) {
   Trainer trainer(plan, world);
   trainer.add(at_stage(Stage::fit_start, [&](const StageContext& start) {
     const auto report = [&](const Metrics& metrics) {
-      StageContext context{Stage::report, start.state,   start.module, start.strategy, start.world,
-                           start.plan,    start.control, start.step,   &metrics};
+      StageContext context = start;
+      context.stage = Stage::report;
+      context.metrics = &metrics;
       plateau.on(context);
       return start.strategy.optimizer().lr();
     };
