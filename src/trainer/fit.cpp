@@ -38,6 +38,7 @@
 #include "trainer/output/time_shares.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
+#include "trainer/step_context.h"
 #include "trainer/validate.h"
 #include "trainer/validation_times.h"
 #include "trainer/watch/anomalies.h"
@@ -350,16 +351,17 @@ class Fit {
       notify(start);
     }
     record_.set_phase(Phase::task);
-    Step step({.strategy = *strategy_,
-               .world = world_,
-               .config = config_,
-               .batches = batches,
-               .meter = metrics_.of_window(),
-               .epoch_meter = metrics_.of_epoch(),
-               .spikes = anomalies_.spikes().gate(),
-               .at = schedule_step(),
-               .loss_factor = loss_factor_,
-               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr});
+    const StepContext context{.strategy = *strategy_,
+                              .world = world_,
+                              .config = config_,
+                              .batches = batches,
+                              .meter = metrics_.of_window(),
+                              .epoch_meter = metrics_.of_epoch(),
+                              .spikes = anomalies_.spikes().gate(),
+                              .at = schedule_step(),
+                              .loss_factor = loss_factor_,
+                              .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
+    Step step(context);
     task_.optimize(step);
     if (steps_here_++ == 0) {
       check_that_it_trains(step);

@@ -8,10 +8,10 @@
 
 #include <lockstep/tensor/named_tensors.h>
 #include <lockstep/trainer/callback.h>
-#include <lockstep/trainer/step_output.h>
 #include <lockstep/world/world.h>
 
 #include "metrics/metric_set.h"
+#include "trainer/meter.h"
 
 namespace lockstep {
 
