@@ -29,6 +29,7 @@
 #include "tensor/dtype_names.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/in_precision.h"
+#include "trainer/output/metric_names.h"
 #include "trainer/output/run_end.h"
 #include "trainer/output/run_files.h"
 #include "trainer/output/run_metrics.h"

@@ -27,13 +27,13 @@ namespace {
 
 void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks) {
   if (const PlateauConfig& plateau = config.plateau; !plateau.metric.empty()) {
-    callbacks.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.metric = plateau.metric,
-                                                                   .mode = plateau.mode,
-                                                                   .factor = plateau.factor,
-                                                                   .patience = plateau.patience,
-                                                                   .threshold = plateau.threshold,
-                                                                   .cooldown = plateau.cooldown,
-                                                                   .min_lr = plateau.min_lr}));
+    callbacks.add(std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.metric = plateau.metric,
+                                                                           .mode = plateau.mode,
+                                                                           .factor = plateau.factor,
+                                                                           .patience = plateau.patience,
+                                                                           .threshold = plateau.threshold,
+                                                                           .cooldown = plateau.cooldown,
+                                                                           .min_lr = plateau.min_lr}));
   }
   if (const EarlyStopConfig& stop = config.early_stop; !stop.metric.empty()) {
     callbacks.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{

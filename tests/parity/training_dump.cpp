@@ -267,8 +267,8 @@ void append(std::vector<double>& values, const at::Tensor& tensor) {
 }
 
 /// Looks at the loss of all samples, or at a score that is better when it is higher.
-PlateauOptions plateau_options(Words& words) {
-  PlateauOptions options;
+ReduceOnPlateauOptions plateau_options(Words& words) {
+  ReduceOnPlateauOptions options;
   std::string mode;
   words.take("plateau", mode);
   if (mode != "min" && mode != "max") {

@@ -12,7 +12,6 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
-#include "trainer/validate.h"
 #include "world/world_access.h"
 
 namespace lockstep {

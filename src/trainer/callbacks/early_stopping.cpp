@@ -13,7 +13,8 @@
 namespace lockstep {
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
-    : options_(std::move(options)), best_(worst_value(options_.mode)) {
+    : options_(std::move(options)),
+      metric_(std::make_unique<MonitoredMetric>("EarlyStopping", options_.metric, options_.mode)) {
   std::vector<Problem> problems;
   if (options_.metric.empty()) {
     problems.push_back({"EarlyStopping: metric is empty, expected the name of a metric", {}});
@@ -29,24 +30,21 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   }
 }
 
+EarlyStopping::~EarlyStopping() = default;
+
 void EarlyStopping::on(const StageContext& context) {
   if (context.stage != Stage::fit_start) {
     if (!reason_.empty()) {
       return;  // a run that must first reach its minimum
     }
-    const auto value = find_metric(context, options_.metric, "EarlyStopping", is_known_);
+    const auto value = metric_->find(context);
     if (!value) {
       return;
     }
     last_ = *value;
-    if (is_better(last_, best_, options_.min_delta)) {
-      best_ = last_;
-      bad_ = 0;
-    } else {
-      ++bad_;
-    }
+    metric_->add(last_, metric_->best() + metric_->sign() * options_.min_delta);
   }
-  reason_ = is_known_ ? find_reason() : std::string();  // at the start: that of a resumed run
+  reason_ = metric_->is_known() ? find_reason() : std::string();  // at the start: that of a resumed run
   if (!reason_.empty()) {
     context.control.request_stop(reason_);
   }
@@ -56,46 +54,32 @@ std::string EarlyStopping::find_reason() const {
   if (options_.check_finite && !std::isfinite(last_)) {
     return fmt::format("{} is {}", options_.metric, last_);
   }
-  if (const auto& good = options_.stopping_threshold; good && is_better(last_, *good, 0)) {
+  if (const auto& good = options_.stopping_threshold; good && metric_->is_better(last_, *good)) {
     return fmt::format("{} {:.5g} is better than {:.5g}", options_.metric, last_, *good);
   }
-  if (const auto& bad = options_.divergence_threshold; bad && is_better(*bad, last_, 0)) {
+  if (const auto& bad = options_.divergence_threshold; bad && metric_->is_better(*bad, last_)) {
     return fmt::format("{} {:.5g} is worse than {:.5g}", options_.metric, last_, *bad);
   }
-  if (bad_ >= options_.patience) {
-    return fmt::format("{} did not improve on {:.5g} in {}", options_.metric, best_, counted(bad_, "measurement"));
+  if (metric_->bad() >= options_.patience) {
+    return fmt::format("{} did not improve on {:.5g} in {}", options_.metric, metric_->best(),
+                       counted(metric_->bad(), "measurement"));
   }
   return {};
 }
 
-bool EarlyStopping::is_better(double value, double than, double delta) const {
-  return options_.mode == MonitorMode::min ? value < than - delta : value > than + delta;
-}
-
 NamedTensors EarlyStopping::save() const {
-  if (!is_known_) {
-    return {};
+  NamedTensors state = metric_->save();
+  if (!state.empty()) {
+    state.emplace_back("last", at::scalar_tensor(last_, at::kDouble));
   }
-  return {{"best", at::scalar_tensor(best_, at::kDouble)},
-          {"last", at::scalar_tensor(last_, at::kDouble)},
-          {"bad", at::scalar_tensor(bad_, at::kLong)},
-          {key_of_metric(options_.metric, options_.mode), at::scalar_tensor(1, at::kLong)}};
+  return state;
 }
 
 void EarlyStopping::load(const NamedTensors& state) {
-  best_ = worst_value(options_.mode);
-  bad_ = 0;
-  is_known_ = !state.empty() && is_of_metric(state, options_.metric, options_.mode);
-  if (!is_known_) {
-    return;
-  }
+  metric_->load(state);
   for (const auto& [name, value] : state) {
-    if (name == "best") {
-      best_ = value.item<double>();
-    } else if (name == "last") {
+    if (metric_->is_known() && name == "last") {
       last_ = value.item<double>();
-    } else if (name == "bad") {
-      bad_ = value.item<std::int64_t>();
     }
   }
 }

@@ -1,6 +1,7 @@
 // A metric by which a callback decides.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -12,17 +13,39 @@ namespace lockstep {
 /// again, so no state may depend on it.
 bool is_early_report(const StageContext& context);
 
-/// Throws: ConfigError naming `callback` if the first report or validation that should have the metric lacks it; later
-/// ones may. nullopt: not measured at this stage, or not finite although optim.non_finite lets the run go on without
-/// that step. `is_known`: it was measured before; is set.
-std::optional<double> find_metric(const StageContext& context, const std::string& metric, const char* callback,
-                                  bool& is_known);
+/// The best value of a metric, and how many measurements since then were no better.
+class MonitoredMetric {
+ public:
+  /// `callback`: its name in messages.
+  MonitoredMetric(const char* callback, std::string name, MonitorMode mode);
 
-/// Key in the state of a callback that decides by a metric. A state with the key of another metric is of no use.
-std::string key_of_metric(const std::string& metric, MonitorMode mode);
-bool is_of_metric(const NamedTensors& state, const std::string& metric, MonitorMode mode);
+  /// Throws: ConfigError if the first report or validation that should have the metric lacks it; later ones may.
+  /// nullopt: not measured at this stage, or not finite although optim.non_finite lets the run go on without that step.
+  std::optional<double> find(const StageContext& context);
+  /// A value that is better than `bound` becomes the best one; others are counted.
+  void add(double value, double bound);
+  void forget_bad() noexcept { bad_ = 0; }
 
-/// The worst value of a metric.
-double worst_value(MonitorMode mode) noexcept;
+  bool is_better(double value, double bound) const noexcept;
+  double sign() const noexcept { return mode_ == MonitorMode::min ? -1 : 1; }  ///< a better value is in its direction
+  bool is_known() const noexcept { return is_known_; }                         ///< it has been measured
+  double best() const noexcept { return best_; }
+  std::int64_t bad() const noexcept { return bad_; }  ///< measurements since the best one
+
+  /// {}: it has not been measured.
+  NamedTensors save() const;
+  /// Ignores other tensors. The state of another metric, or of another mode, is of no use: then nothing is known.
+  void load(const NamedTensors& state);
+
+ private:
+  std::string key() const;
+
+  const char* callback_;
+  std::string name_;
+  MonitorMode mode_;
+  bool is_known_ = false;
+  double best_;
+  std::int64_t bad_ = 0;
+};
 
 }  // namespace lockstep

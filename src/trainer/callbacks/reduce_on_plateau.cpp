@@ -16,8 +16,9 @@
 
 namespace lockstep {
 
-ReduceOnPlateau::ReduceOnPlateau(PlateauOptions options)
-    : options_(std::move(options)), best_(worst_value(options_.mode)) {
+ReduceOnPlateau::ReduceOnPlateau(ReduceOnPlateauOptions options)
+    : options_(std::move(options)),
+      metric_(std::make_unique<MonitoredMetric>("ReduceOnPlateau", options_.metric, options_.mode)) {
   std::vector<Problem> problems;
   const auto expect = [&](bool good, std::string_view option, auto value, std::string_view range) {
     if (!good) {
@@ -36,34 +37,30 @@ ReduceOnPlateau::ReduceOnPlateau(PlateauOptions options)
   }
 }
 
+ReduceOnPlateau::~ReduceOnPlateau() = default;
+
 // As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
 void ReduceOnPlateau::on(const StageContext& context) {
-  const auto value = find_metric(context, options_.metric, "ReduceOnPlateau", is_known_);
+  const auto value = metric_->find(context);
   if (!value) {
     return;
   }
-  if (is_better(*value)) {
-    best_ = *value;
-    bad_ = 0;
-  } else {
-    ++bad_;
-  }
+  metric_->add(*value, bound());
   if (cooldown_ > 0) {
     --cooldown_;
-    bad_ = 0;
+    metric_->forget_bad();
   }
-  if (bad_ > options_.patience) {
+  if (metric_->bad() > options_.patience) {
     reduce(context);
     cooldown_ = options_.cooldown;
-    bad_ = 0;
+    metric_->forget_bad();
   }
 }
 
-bool ReduceOnPlateau::is_better(double value) const {
-  const double sign = options_.mode == MonitorMode::min ? -1 : 1;
-  const double bound =
-      options_.threshold_is_relative ? best_ * (1 + sign * options_.threshold) : best_ + sign * options_.threshold;
-  return sign < 0 ? value < bound : value > bound;
+// A better value is an improvement.
+double ReduceOnPlateau::bound() const {
+  const double change = metric_->sign() * options_.threshold;
+  return options_.threshold_is_relative ? metric_->best() * (1 + change) : metric_->best() + change;
 }
 
 void ReduceOnPlateau::reduce(const StageContext& context) const {
@@ -77,34 +74,24 @@ void ReduceOnPlateau::reduce(const StageContext& context) const {
     }
   }
   if (context.world.is_main()) {
-    log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric, best_,
-                         counted(bad_, "measurement"), context.strategy.optimizer().lr()));
+    log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
+                         metric_->best(), counted(metric_->bad(), "measurement"), context.strategy.optimizer().lr()));
   }
 }
 
 NamedTensors ReduceOnPlateau::save() const {
-  if (!is_known_) {
-    return {};
+  NamedTensors state = metric_->save();
+  if (!state.empty()) {
+    state.emplace_back("cooldown", at::scalar_tensor(cooldown_, at::kLong));
   }
-  return {{"best", at::scalar_tensor(best_, at::kDouble)},
-          {"bad", at::scalar_tensor(bad_, at::kLong)},
-          {"cooldown", at::scalar_tensor(cooldown_, at::kLong)},
-          {key_of_metric(options_.metric, options_.mode), at::scalar_tensor(1, at::kLong)}};
+  return state;
 }
 
 void ReduceOnPlateau::load(const NamedTensors& state) {
-  best_ = worst_value(options_.mode);
-  bad_ = cooldown_ = 0;
-  is_known_ = !state.empty() && is_of_metric(state, options_.metric, options_.mode);
-  if (!is_known_) {
-    return;
-  }
+  metric_->load(state);
+  cooldown_ = 0;
   for (const auto& [name, value] : state) {
-    if (name == "best") {
-      best_ = value.item<double>();
-    } else if (name == "bad") {
-      bad_ = value.item<std::int64_t>();
-    } else if (name == "cooldown") {
+    if (metric_->is_known() && name == "cooldown") {
       cooldown_ = value.item<std::int64_t>();
     }
   }

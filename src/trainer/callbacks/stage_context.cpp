@@ -14,8 +14,7 @@
 #include <lockstep/trainer/callback.h>
 
 #include "trainer/callbacks/callback_list.h"
-#include "trainer/output/run_metrics.h"
-#include "trainer/validate.h"
+#include "trainer/output/metric_names.h"
 
 namespace lockstep {
 namespace {

@@ -7,6 +7,8 @@
 
 #include <ATen/ATen.h>
 
+#include "trainer/output/metric_names.h"
+
 namespace lockstep {
 namespace {
 

@@ -2,7 +2,6 @@
 // the present epoch. Reports and epochs end at different steps, so states of metrics are kept for both.
 #pragma once
 
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,8 +13,6 @@
 #include "trainer/meter.h"
 
 namespace lockstep {
-
-inline constexpr std::string_view kEpochPrefix = "epoch_";  ///< of the metrics of an epoch
 
 class RunMetrics {
  public:

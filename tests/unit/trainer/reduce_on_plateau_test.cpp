@@ -33,7 +33,7 @@ class Scripted final : public TinyTask {
   std::size_t next_ = 0;
 };
 
-std::vector<double> rates(TrainConfig config, World& world, PlateauOptions options, std::size_t from = 0) {
+std::vector<double> rates(TrainConfig config, World& world, ReduceOnPlateauOptions options, std::size_t from = 0) {
   config.batch_size = 4;
   const Plan plan = plan_for(world.size(), config);
   Scripted task(sgd({.lr = 0.1}));
