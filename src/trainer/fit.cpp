@@ -26,8 +26,8 @@
 #include "optim/param_groups.h"
 #include "parallel/parameter_sync.h"
 #include "storage/run_commands.h"
-#include "tensor/dtype_names.h"
 #include "trainer/agreed_stop.h"
+#include "trainer/fit_start.h"
 #include "trainer/in_precision.h"
 #include "trainer/output/metric_names.h"
 #include "trainer/output/run_end.h"
@@ -39,6 +39,7 @@
 #include "trainer/output/time_shares.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
+#include "trainer/run_limits.h"
 #include "trainer/step_context.h"
 #include "trainer/validate.h"
 #include "trainer/validation_times.h"
@@ -53,29 +54,6 @@ namespace lockstep {
 namespace {
 
 using Clock = RunReports::Clock;
-
-// Checked at the start: an error at the first save would lose the training until then.
-void check_dtypes(const torch::nn::Module& module) {
-  for (const auto& [name, tensor] : module_tensors(module)) {
-    if (!dtype_name(tensor.scalar_type())) {
-      throw CheckpointError(
-          fmt::format("{} has dtype {}, which checkpoints cannot hold", name, c10::toString(tensor.scalar_type())),
-          "use another dtype (of the complex ones complex64), or --checkpoint.enabled false");
-    }
-  }
-}
-
-std::unique_ptr<Strategy> strategy_of(const TrainerParts& trainer) {
-  if (!trainer.strategy) {
-    return make_strategy(trainer.plan, trainer.world);
-  }
-  std::unique_ptr<Strategy> strategy = trainer.strategy(trainer.plan, trainer.world);
-  if (strategy == nullptr) {
-    throw ConfigError("the function given to Trainer::use_strategy returned no strategy",
-                      "return make_strategy(plan, world), or a class of your own");
-  }
-  return strategy;
-}
 
 // One call of Trainer::fit.
 class Fit {
@@ -135,7 +113,7 @@ class Fit {
     anomalies_.begin(snapshot_parts(), state_.step);
     // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
     // stop_requested() must not be called here without a request.
-    agreed_.stop = world_.any(!control_.stop_reason().empty() && must_stop_after(state_));
+    agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
     validate_at_start();
     while (!finished()) {  // limits and agreed stop: the same result on every rank
       const StepBatches* batches = next_batches();
@@ -173,62 +151,36 @@ class Fit {
     record_.set_phase(Phase::prepare);
     torch::nn::Module& module = task_.module();
     place_module(module, world_.device(), config_);
-    tell_about_evaluation_mode();
+    if (world_.is_main()) {
+      tell_evaluation_mode(module);
+    }
     metrics_.begin(task_.metrics());
     const std::vector<OptimizerSpec> optimizers = task_.optimizers();
     const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
-    steps_per_epoch_ = train_.steps_per_epoch().value_or(0);
-    total_steps_ = limit_in_steps();
+    limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
     check_schedules(schedules, schedule_step());
-    validation_times_.begin(steps_per_epoch_);
+    validation_times_.begin(limits_.steps_per_epoch());
     strategy_->prepare(module, optimizers);
-    check_monitored_data();
+    check_monitored_data(config_, validation_ != nullptr);
     if (config_.checkpoint.enabled) {
-      check_dtypes(task_.module());
+      check_dtypes(module);
       if (!config_.checkpoint.weights_only) {
         strategy_->optimizer_state();  // throws now, not at the first save, if an optimizer's state cannot be saved
       }
     }
     callbacks_.begin(module, world_);
-    tell_start();
+    tell_start(plan_, world_, files_);
     seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
     resume(schedules);
-    lr_scale_ = batch_factor(config_.optim.lr_scaling);
-    loss_factor_ = batch_factor(config_.optim.loss_scaling);
+    const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
+    const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
+    lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
+    loss_factor_ = batch_factor(config_.optim.loss_scaling, batch, config_.optim.lr_batch_size);
     record_.set_step(state_.step);
     reports_.set_position(state_, place_);
     files_.begin(state_.step, own_sinks_);
     recorder_.open(state_.step);
     step_times_.begin(state_.step);
-  }
-
-  void check_monitored_data() const {
-    std::vector<Problem> problems;
-    const auto expect_data = [&](std::string_view setting, const std::string& metric) {
-      if (metric.starts_with(kValidationPrefix) && validation_ == nullptr) {
-        problems.push_back({fmt::format("--{} {}: found no validation data", setting, metric),
-                            "give fit() a validation source, or name a metric of the training, such as loss"});
-      }
-    };
-    expect_data("checkpoint.monitor", config_.checkpoint.monitor);
-    expect_data("plateau.metric", config_.plateau.metric);
-    expect_data("early_stop.metric", config_.early_stop.metric);
-    if (!problems.empty()) {
-      throw ConfigError(std::move(problems));
-    }
-  }
-
-  void tell_start() {
-    std::vector<std::string> hosts;
-    std::vector<std::string> devices;
-    for (const RankPlace& place : WorldAccess::places(world_)) {
-      hosts.push_back(place.host);
-      devices.push_back(place.device);
-    }
-    files_.event("start", {{"world_size", std::int64_t{world_.size()}},
-                           {"launch", plan_.launch},
-                           {"hosts", join(hosts, ", ")},
-                           {"devices", join(devices, ", ")}});
   }
 
   // An error in the validation shows before the training, not after its first epoch.
@@ -247,27 +199,6 @@ class Fit {
     }
     if (config_.validate.at_start && !resumed_) {
       validate();
-    }
-  }
-
-  // Frozen parts often stay in evaluation mode on purpose, but a whole module seldom does.
-  void tell_about_evaluation_mode() const {
-    const torch::nn::Module& module = task_.module();
-    std::vector<std::string> names;
-    for (const auto& part : module.named_modules({}, /*include_self=*/false)) {
-      if (!part.value()->is_training()) {
-        names.push_back(part.key());
-      }
-    }
-    if (!world_.is_main()) {
-      return;
-    }
-    if (!module.is_training()) {
-      log_warning(
-          "the task's module is in evaluation mode and is trained in it: dropout does nothing, batch norm keeps "
-          "its statistics; call train() before fit() if that is not meant");
-    } else if (!names.empty()) {
-      log_info(fmt::format("{} stay{} in evaluation mode", join(names, ", "), names.size() == 1 ? "s" : ""));
     }
   }
 
@@ -290,50 +221,20 @@ class Fit {
   }
 
   RunParts run_parts() {
-    return {plan_,  world_, task_.module(), *strategy_,          train_,      callbacks_,
-            state_, place_, metrics_,       anomalies_.spikes(), total_steps_};
+    return {plan_,  world_, task_.module(), *strategy_,          train_,         callbacks_,
+            state_, place_, metrics_,       anomalies_.spikes(), limits_.steps()};
   }
 
   ScheduleStep schedule_step() const {
-    return {
-        .step = state_.step, .total_steps = total_steps_, .steps_per_epoch = steps_per_epoch_, .lr_scale = lr_scale_};
+    return {.step = state_.step,
+            .total_steps = limits_.steps(),
+            .steps_per_epoch = limits_.steps_per_epoch(),
+            .lr_scale = lr_scale_};
   }
 
-  // A resumed run may keep the global batch of its checkpoint.
-  double batch_factor(LrScaling scaling) const {
-    if (scaling == LrScaling::none) {
-      return 1;
-    }
-    const std::int64_t position = train_.position().global_batch;
-    const auto batch = static_cast<double>(position > 0 ? position : plan_.loader.batch.global_batch_size);
-    const double ratio = batch / static_cast<double>(config_.optim.lr_batch_size);
-    return scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
-  }
-
-  // 0: no limit.
-  std::int64_t limit_in_steps() const {
-    const auto by_epochs = config_.max_epochs * steps_per_epoch_;
-    if (config_.max_steps > 0 && by_epochs > 0) {
-      return std::min(config_.max_steps, by_epochs);
-    }
-    return std::max(config_.max_steps, by_epochs);
-  }
-
-  bool finished() const {
-    return agreed_.stop || (config_.max_steps > 0 && state_.step >= config_.max_steps) ||
-           (config_.max_epochs > 0 && state_.epoch >= config_.max_epochs);
-  }
+  bool finished() const { return agreed_.stop || limits_.are_reached(state_); }
 
   bool due(std::int64_t every_steps) const { return every_steps > 0 && state_.step % every_steps == 0; }
-
-  // The program itself cannot end a run before its minimum.
-  bool must_stop_after(const TrainState& state) const {
-    const StopKind kind = control_.stop_requested();
-    return kind > StopKind::program || (kind == StopKind::program && !is_below_minimum(state));
-  }
-  bool is_below_minimum(const TrainState& state) const {
-    return state.step < config_.min_steps || state.epoch < config_.min_epochs;
-  }
 
   // Starts at the resume position and continues with the next epoch automatically.
   const StepBatches* next_batches() {
@@ -398,7 +299,7 @@ class Fit {
       control_.request_stop("lockstep ctl", StopKind::terminate);
     }
     const TrainState after{.step = state_.step + 1, .epoch = state_.epoch + (batches.ends_epoch ? 1 : 0), .samples = 0};
-    return {.stop = must_stop_after(after),
+    return {.stop = limits_.must_stop(control_.stop_requested(), after),
             .save = control_.take_checkpoint_request() || commands.save || checkpoints_.asks_by_time(),
             .save_ended = checkpoints_.tells_end(),
             .validate = commands.validate || (world_.is_main() && validation_times_.asks_by_time()),
@@ -445,9 +346,7 @@ class Fit {
                      config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state(),
                      recorder_.find_divergence(world_));
     }
-    if (!monitors_validation() && !monitors_epoch()) {
-      check_monitor(metrics);
-    }
+    check_monitor(Stage::report, metrics);
   }
 
   void report_epoch() {
@@ -456,32 +355,15 @@ class Fit {
     }
     record_.set_phase(Phase::report);
     const Metrics metrics = publish(Stage::epoch_report, metrics_.end_epoch());
-    if (monitors_epoch()) {
-      check_monitor(metrics);
-    }
+    check_monitor(Stage::epoch_report, metrics);
   }
 
   // Of the steps since the last report.
   Metrics window_metrics(bool ends_window) {
     Metrics metrics = ends_window ? metrics_.end_window() : metrics_.values();
-    check_names(metrics);
+    check_names_of_training(metrics, config_, validation_ != nullptr);
     append_optimizer(metrics);
     return metrics;
-  }
-
-  void check_names(const Metrics& metrics) const {
-    for (const auto& [name, value] : metrics) {
-      if (validation_ != nullptr && name.starts_with(kValidationPrefix)) {
-        throw Error(
-            fmt::format("the training reports a metric '{}', but this prefix is reserved for validation metrics", name),
-            fmt::format("give it a name that does not begin with {}", kValidationPrefix));
-      }
-      if (config_.report.epoch_means && name.starts_with(kEpochPrefix)) {
-        throw Error(
-            fmt::format("the training reports a metric '{}', but --report.epoch_means reserves this prefix", name),
-            fmt::format("give it a name that does not begin with {}", kEpochPrefix));
-      }
-    }
   }
 
   void append_optimizer(Metrics& metrics) const {
@@ -512,7 +394,7 @@ class Fit {
     const Evaluation evaluation =
         evaluate(task_, *validation_, world_, config_, control_,
                  {.max_batches = config_.validate.max_batches,
-                  .least_stop = is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
+                  .least_stop = limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
                   .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); }});
     scopes.clear();
     evaluated.reset();
@@ -530,9 +412,7 @@ class Fit {
       name = fmt::format("{}{}", kValidationPrefix, name);
     }
     metrics = publish(Stage::validation_end, std::move(metrics));
-    if (monitors_validation()) {
-      check_monitor(metrics);
-    }
+    check_monitor(Stage::validation_end, metrics);
   }
 
   CheckpointContents contents() {
@@ -575,7 +455,7 @@ class Fit {
   Metrics measured() {
     Metrics metrics = reports_.of_step();
     const std::string& monitor = config_.checkpoint.monitor;
-    if (!monitor.empty() && !monitors_validation() && !monitors_epoch() &&
+    if (!monitor.empty() && stage_of_metric(monitor, config_) == Stage::report &&
         std::ranges::find(metrics, monitor, &Metrics::value_type::first) == metrics.end()) {
       const Metrics means = window_metrics(/*ends_window=*/false);
       metrics.insert(metrics.end(), means.begin(), means.end());
@@ -583,19 +463,17 @@ class Fit {
     return metrics;
   }
 
-  bool monitors_validation() const { return config_.checkpoint.monitor.starts_with(kValidationPrefix); }
-  bool monitors_epoch() const {
-    return config_.report.epoch_means && config_.checkpoint.monitor.starts_with(kEpochPrefix);
-  }
-
   // The metrics are known only now; the training so far is saved.
-  void check_monitor(const Metrics& measured) {
+  void check_monitor(Stage stage, const Metrics& measured) {
     const std::string& monitor = config_.checkpoint.monitor;
+    if (monitor.empty() || stage_of_metric(monitor, config_) != stage) {
+      return;
+    }
     std::vector<std::string> names;
     for (const auto& [name, value] : measured) {
       names.push_back(name);
     }
-    if (!monitor.empty() && std::find(names.begin(), names.end(), monitor) == names.end()) {
+    if (std::ranges::find(names, monitor) == names.end()) {
       save();
       throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
                         fmt::format("use one of {}", join(names, ", ")));
@@ -678,40 +556,10 @@ class Fit {
                      .best = checkpoints_.best(),
                      .seconds = seconds_since(began_)};
     control_.set_agreed(result.stop);
-    tell_end(result);
-    tell_settings(result);
-    console_.line(result.why);
-    console_.line(summary(result, config_.checkpoint.monitor));
+    tell_end(result, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
     strategy_->keep_evaluation_values();
     notify(Stage::fit_end);
     return result;
-  }
-
-  void tell_end(const FitResult& result) {
-    const TimeShares times(times_at_start_, record_.times());
-    EventFields fields{{"step", state_.step},
-                       {"epoch", state_.epoch},
-                       {"why", result.why},
-                       {"stopped", result.stop > StopKind::program}};
-    for (auto& field : times.fields()) {
-      fields.push_back(std::move(field));
-    }
-    files_.event("end", fields);
-    if (const std::string text = times.text(); !text.empty()) {
-      console_.line(fmt::format("time{}: {}", world_.device().is_cpu() ? "" : " of the host", text));
-    }
-    const auto advice = times.advice(config_.data.workers);
-    if (advice && world_.is_main()) {
-      log_info(*advice);
-    }
-  }
-
-  void tell_settings(const FitResult& result) {
-    std::vector<MetricValue> values;
-    for (const auto& [name, value] : result.metrics) {
-      values.push_back({.name = name, .value = value});
-    }
-    files_.write_end(values);
   }
 
   // What every stage has; some add a value.
@@ -769,11 +617,10 @@ class Fit {
   bool resumed_ = false;
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
   std::int64_t steps_at_start_ = 0;
-  std::int64_t steps_here_ = 0;       // of this fit
-  std::int64_t total_steps_ = 0;      // 0: no limit
-  std::int64_t steps_per_epoch_ = 0;  // 0: not known
+  std::int64_t steps_here_ = 0;  // of this fit
   double lr_scale_ = 1;
   double loss_factor_ = 1;
+  RunLimits limits_{config_};
   ValidationTimes validation_times_{config_.validate};
   const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
     StageContext context = at(Stage::backward_end);

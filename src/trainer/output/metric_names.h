@@ -11,11 +11,10 @@ namespace lockstep {
 inline constexpr std::string_view kValidationPrefix = "val_";
 inline constexpr std::string_view kEpochPrefix = "epoch_";  ///< of the means of an epoch (report.epoch_means)
 
-/// The stage whose metrics have this one.
-inline Stage stage_of_metric(std::string_view name, const TrainConfig& config) {
-  return name.starts_with(kValidationPrefix)                           ? Stage::validation_end
-         : config.report.epoch_means && name.starts_with(kEpochPrefix) ? Stage::epoch_report
-                                                                       : Stage::report;
-}
+/// The stage whose metrics include this one.
+Stage stage_of_metric(std::string_view name, const TrainConfig& config);
+
+/// Throws: Error if a metric of the training has a prefix that says something else.
+void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates);
 
 }  // namespace lockstep

@@ -1,8 +1,12 @@
 #include "trainer/output/run_end.h"
 
+#include <utility>
+
 #include <fmt/format.h>
 
+#include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
+#include <lockstep/world/world.h>
 
 #include "base/duration.h"
 #include "base/text.h"
@@ -68,6 +72,32 @@ std::string summary(const FitResult& result, const std::string& monitor) {
   parts.push_back(human_duration(result.seconds));
   std::erase(parts, "");
   return join(parts, " | ");
+}
+
+void tell_end(const FitResult& result, const TimeShares& times, const TrainConfig& config, World& world,
+              Console& console, RunFiles& files) {
+  EventFields fields{{"step", result.state.step},
+                     {"epoch", result.state.epoch},
+                     {"why", result.why},
+                     {"stopped", result.stop > StopKind::program}};
+  for (auto& field : times.fields()) {
+    fields.push_back(std::move(field));
+  }
+  files.event("end", fields);
+  if (const std::string text = times.text(); !text.empty()) {
+    console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", text));
+  }
+  const auto advice = times.advice(config.data.workers);
+  if (advice && world.is_main()) {
+    log_info(*advice);
+  }
+  std::vector<MetricValue> values;
+  for (const auto& [name, value] : result.metrics) {
+    values.push_back({.name = name, .value = value});
+  }
+  files.write_end(values);
+  console.line(result.why);
+  console.line(summary(result, config.checkpoint.monitor));
 }
 
 }  // namespace lockstep

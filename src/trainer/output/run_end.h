@@ -8,7 +8,10 @@
 #include <lockstep/config/train_config.h>
 #include <lockstep/trainer/train_state.h>
 
+#include "report/console.h"
 #include "trainer/agreed_stop.h"
+#include "trainer/output/run_files.h"
+#include "trainer/output/time_shares.h"
 
 namespace lockstep {
 
@@ -28,6 +31,10 @@ std::string change_of_command(const TrainConfig& config);
 /// Where, why, and how to go on: "stopped at step 20, epoch 1: SIGTERM, saved in runs/a; run the same command again to
 /// continue".
 std::string describe_end(const RunEnd& end);
+
+/// Into the log of events, the files of metrics and the console.
+void tell_end(const FitResult& result, const TimeShares& times, const TrainConfig& config, World& world,
+              Console& console, RunFiles& files);
 
 /// "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
 std::string summary(const FitResult& result, const std::string& monitor);
