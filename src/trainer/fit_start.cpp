@@ -1,5 +1,4 @@
-#include "trainer/fit_start.h"
-
+// A fit before its first step: what it checks, tells and resumes.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -13,25 +12,18 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/rng_state.h>
 
 #include "base/text.h"
 #include "tensor/dtype_names.h"
+#include "trainer/fit_run.h"
+#include "trainer/in_precision.h"
 #include "trainer/output/metric_names.h"
+#include "trainer/validate.h"
 #include "world/world_access.h"
 
 namespace lockstep {
-
-std::unique_ptr<Strategy> strategy_of(const TrainerParts& trainer) {
-  if (!trainer.strategy) {
-    return make_strategy(trainer.plan, trainer.world);
-  }
-  std::unique_ptr<Strategy> strategy = trainer.strategy(trainer.plan, trainer.world);
-  if (strategy == nullptr) {
-    throw ConfigError("the function given to Trainer::use_strategy returned no strategy",
-                      "return make_strategy(plan, world), or a class of your own");
-  }
-  return strategy;
-}
+namespace {
 
 void check_monitored_data(const TrainConfig& config, bool validates) {
   std::vector<Problem> problems;
@@ -96,6 +88,81 @@ double batch_factor(LrScaling scaling, std::int64_t global_batch, std::int64_t r
   }
   const double ratio = static_cast<double>(global_batch) / static_cast<double>(reference);
   return scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
+}
+
+}  // namespace
+
+void Fit::prepare() {
+  record_.set_phase(Phase::prepare);
+  torch::nn::Module& module = task_.module();
+  place_module(module, world_.device(), config_);
+  if (world_.is_main()) {
+    tell_evaluation_mode(module);
+  }
+  metrics_.begin(task_.metrics());
+  const std::vector<OptimizerSpec> optimizers = task_.optimizers();
+  const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
+  limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
+  check_schedules(schedules, schedule_step());
+  validation_times_.begin(limits_.steps_per_epoch());
+  strategy_->prepare(module, optimizers);
+  check_monitored_data(config_, validation_ != nullptr);
+  if (config_.checkpoint.enabled) {
+    check_dtypes(module);
+    if (!config_.checkpoint.weights_only) {
+      strategy_->optimizer_state();  // throws now, not at the first save, if an optimizer's state cannot be saved
+    }
+  }
+  callbacks_.begin(module, world_);
+  tell_start(plan_, world_, files_);
+  seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
+  resume(schedules);
+  const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
+  const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
+  lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
+  loss_factor_ = batch_factor(config_.optim.loss_scaling, batch, config_.optim.lr_batch_size);
+  record_.set_step(state_.step);
+  reports_.set_position(state_, place_);
+  files_.begin(state_.step, own_sinks_);
+  recorder_.open(state_.step);
+  step_times_.begin(state_.step);
+}
+
+void Fit::resume(const std::vector<NamedSchedule>& schedules) {
+  record_.set_phase(Phase::resume);
+  const auto origin = checkpoints_.find_origin();
+  if (!origin) {
+    hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
+    return;
+  }
+  auto parts = run_parts();
+  changed_ = restore(parts, origin->contents, schedules);
+  hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
+  resumed_ = true;
+  steps_at_start_ = state_.step;
+  checkpoints_.begin_at(state_.step);
+  console_.line(
+      fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+  files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
+}
+
+// An error in the validation shows before the training, not after its first epoch.
+void Fit::validate_at_start() {
+  if (validation_ == nullptr || finished()) {
+    return;
+  }
+  if (place_.validation_is_due) {  // a straight run has done it before its next step
+    validate();
+    return;
+  }
+  if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
+    const LoaderPosition start = validation_->position();
+    evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
+    validation_->seek(start);
+  }
+  if (config_.validate.at_start && !resumed_) {
+    validate();
+  }
 }
 
 }  // namespace lockstep
