@@ -13,8 +13,8 @@
 
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/nn/lora.h>
 #include <lockstep/tensor/tensor_file.h>
-#include <lockstep/trainer/lora.h>
 
 /// The parameters have the names of 11_finetune.py: hidden1.weight, hidden1.bias, ...
 struct NetImpl : torch::nn::Module {

@@ -234,10 +234,8 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
     at::manual_seed(plan.config.seed);  // the same seed on all ranks, so that they build the same module
     try {
       worker(*session);
-    } catch (const ValidationStopped&) {
+    } catch (const Stopped&) {
       // On every rank: the run ends like a stopped fit.
-    } catch (const PredictionStopped&) {
-      // Likewise.
     }
     // No rank may end, and with it the store, while others still work.
     world.main_first("end of run", [] {});

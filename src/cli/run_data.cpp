@@ -252,15 +252,8 @@ std::string_view to_string(RunState state) noexcept {
 }
 
 Json read_state(const CheckpointDir& directory, const Manifest& manifest) {
-  constexpr std::int64_t kLargest = 16 << 20;
-  const auto file = std::ranges::find(manifest.files, kStateName, &Manifest::File::name);
-  if (file == manifest.files.end() || file->size > kLargest) {
-    return Json::object();
-  }
   try {
-    std::string text(static_cast<std::size_t>(file->size), '\0');
-    directory.read(manifest.step, *file, std::as_writable_bytes(std::span(text)));
-    return parse_json(text);
+    return parse_json(directory.read(manifest.step, std::string(kStateName)));
   } catch (const std::exception&) {
     return Json::object();
   }

@@ -214,28 +214,6 @@ std::string CheckpointDir::read(std::int64_t step, const std::string& name, std:
   return text;
 }
 
-std::optional<Manifest> CheckpointDir::newest_valid(
-    const std::function<void(const std::string& message)>& on_damage) const {
-  const std::vector<std::int64_t> ascending = steps();
-  for (auto step = ascending.rbegin(); step != ascending.rend(); ++step) {
-    try {
-      return verify(*step);
-    } catch (const CheckpointError& error) {
-      if (on_damage) {
-        on_damage(error.what());
-      }
-    }
-  }
-  return std::nullopt;
-}
-
-std::unique_ptr<RandomAccessFile> CheckpointDir::open(std::int64_t step, const std::string& name) const {
-  if (!is_file_name(name)) {
-    throw CheckpointError(fmt::format("checkpoint file name: found \"{}\", expected [A-Za-z0-9._-]{{1,128}}", name));
-  }
-  return fs_.open(path(step) / name);
-}
-
 std::vector<std::string> CheckpointDir::remove_incomplete() {
   const auto committed = committed_directories(fs_, directory_);
   std::vector<std::string> removed;

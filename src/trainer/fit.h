@@ -12,7 +12,7 @@
 #include <lockstep/world/world.h>
 
 #include "report/console.h"
-#include "trainer/callback_list.h"
+#include "trainer/callbacks/callback_list.h"
 
 namespace lockstep {
 

@@ -12,10 +12,10 @@
 #include <lockstep/trainer/callback.h>
 
 #include "optim/param_groups.h"
-#include "trainer/callback_list.h"
+#include "trainer/callbacks/callback_list.h"
 #include "trainer/epoch_place.h"
-#include "trainer/run_metrics.h"
-#include "trainer/spike_watch.h"
+#include "trainer/output/run_metrics.h"
+#include "trainer/watch/spike_watch.h"
 
 namespace lockstep {
 

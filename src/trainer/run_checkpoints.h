@@ -15,7 +15,7 @@
 #include <lockstep/trainer/train_state.h>
 
 #include "checkpoint/run_hold.h"
-#include "trainer/run_files.h"
+#include "trainer/output/run_files.h"
 
 namespace lockstep {
 

@@ -13,7 +13,8 @@
 
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
-#include "trainer/spike_gate.h"
+#include "trainer/micro_batches.h"
+#include "trainer/step_context.h"
 #include "trainer/times_count.h"
 
 namespace lockstep {
@@ -52,12 +53,18 @@ void Task::optimize(Step& step) {
   optimizer.update();  // mean over the global batch, clip, schedule, optimizer
 }
 
-Step::Step(const Context& context) : context_(context) {
+Step::Step(const StepContext& context) : context_(context), added_(std::make_unique<MicroBatches>()) {
   optimizers_.reserve(context_.strategy.optimizer_count());
   for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
     optimizers_.emplace_back(*this, context_.strategy.optimizer(i));
   }
 }
+
+Step::~Step() = default;
+
+std::span<const Batch> Step::batches() const noexcept { return context_.batches.micro; }
+
+std::int64_t Step::number() const noexcept { return context_.at.step; }
 
 StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
   optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
@@ -203,11 +210,11 @@ void Step::add(const StepOutput& output) {
   if (context_.epoch_meter != nullptr) {
     context_.epoch_meter->add(output, last_samples_);
   }
-  added_.add(output, last_samples_);
+  added_->add(output, last_samples_);
 }
 
 StepResult Step::result() const {
-  return {.loss = added_.empty() ? at::Tensor() : added_.mean([](const StepOutput& out) { return out.loss; }),
+  return {.loss = added_->empty() ? at::Tensor() : added_->mean([](const StepOutput& out) { return out.loss; }),
           .grad_norm = grad_norm_,
           .skipped = skipped_,
           .spike = spike_,

@@ -13,8 +13,8 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "trainer/agreed_stop.h"
+#include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
-#include "trainer/function_callback.h"
 #include "trainer/in_precision.h"
 #include "trainer/prediction.h"
 #include "trainer/validate.h"
@@ -27,13 +27,13 @@ namespace {
 
 void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks) {
   if (const PlateauConfig& plateau = config.plateau; !plateau.metric.empty()) {
-    callbacks.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.metric = plateau.metric,
-                                                                   .mode = plateau.mode,
-                                                                   .factor = plateau.factor,
-                                                                   .patience = plateau.patience,
-                                                                   .threshold = plateau.threshold,
-                                                                   .cooldown = plateau.cooldown,
-                                                                   .min_lr = plateau.min_lr}));
+    callbacks.add(std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.metric = plateau.metric,
+                                                                           .mode = plateau.mode,
+                                                                           .factor = plateau.factor,
+                                                                           .patience = plateau.patience,
+                                                                           .threshold = plateau.threshold,
+                                                                           .cooldown = plateau.cooldown,
+                                                                           .min_lr = plateau.min_lr}));
   }
   if (const EarlyStopConfig& stop = config.early_stop; !stop.metric.empty()) {
     callbacks.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{
@@ -115,7 +115,7 @@ Metrics evaluate_alone(TrainerParts& trainer, Task& task, BatchSource& data, con
   const auto scopes = trainer.callbacks.validation_scopes(trainer.world);
   Evaluation evaluation = evaluate(task, data, trainer.world, config, trainer.control, options);
   if (!evaluation.complete) {
-    throw ValidationStopped(end_by_request(trainer.world, trainer.control));
+    throw Stopped("the validation", end_by_request(trainer.world, trainer.control));
   }
   return std::move(evaluation.means);
 }
@@ -132,7 +132,7 @@ NamedTensors Trainer::predict(Task& task, BatchSource& data) {
   const auto scopes = impl_->callbacks.validation_scopes(impl_->world);
   Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
   if (!prediction.run()) {
-    throw PredictionStopped(end_by_request(impl_->world, impl_->control));
+    throw Stopped("the prediction", end_by_request(impl_->world, impl_->control));
   }
   return prediction.gather();
 }
@@ -141,7 +141,7 @@ void Trainer::predict(Task& task, BatchSource& data, const std::filesystem::path
   const auto scopes = impl_->callbacks.validation_scopes(impl_->world);
   Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
   if (!prediction.run_into(directory, every_steps)) {
-    throw PredictionStopped(end_by_request(impl_->world, impl_->control));
+    throw Stopped("the prediction", end_by_request(impl_->world, impl_->control));
   }
 }
 

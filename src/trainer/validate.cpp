@@ -10,6 +10,7 @@
 #include "trainer/agreed_stop.h"
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
+#include "trainer/meter.h"
 #include "world/world_access.h"
 
 namespace lockstep {

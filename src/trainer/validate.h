@@ -2,14 +2,10 @@
 #pragma once
 
 #include <functional>
-#include <string_view>
 
 #include <lockstep/trainer/callback.h>
 
 namespace lockstep {
-
-/// Of the names of a validation's metrics.
-inline constexpr std::string_view kValidationPrefix = "val_";
 
 struct Evaluation {
   Metrics means{};        ///< empty if a stop came first

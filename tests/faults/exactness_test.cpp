@@ -271,7 +271,8 @@ TEST(RestartedRun, GoesOnFromItsOwnNewestCheckpoint) {
   EXPECT_THAT(result.err, HasSubstr("resuming from " + (dir.path() / "first").string()));
   EXPECT_THAT(result.err, testing::ContainsRegex("resuming from step (25|30|35) in "));
   EXPECT_TRUE(final_state(dir.path() / "second") == final_state(dir.path() / "straight"));
-  EXPECT_EQ(CheckpointDir(real_file_system(), dir.path() / "second" / "checkpoints").newest_valid({})->restart, 1);
+  const CheckpointDir second(real_file_system(), dir.path() / "second" / "checkpoints");
+  EXPECT_EQ(second.manifest(second.steps().back()).restart, 1);
 }
 
 TEST(Records, TellWhereTwoRunsPart) {

@@ -53,7 +53,7 @@ LOCKSTEP_FUZZ_TARGET(checkpoint) {
   for (const Manifest::File& file : directory.manifest(1).files) {  // throws out of here: the process dies
     directory.read(1, file.name);
     if (file.name.ends_with(".safetensors")) {
-      const SafetensorsReader reader(directory.open(1, file.name), file.name);
+      const SafetensorsReader reader(fs.open(directory.path(1) / file.name), file.name);
       for (const TensorEntry& entry : reader.entries()) {
         std::vector<std::byte> bytes(static_cast<std::size_t>(entry.end - entry.begin));
         reader.read(entry, bytes);

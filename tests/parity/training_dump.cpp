@@ -15,9 +15,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/lbfgs.h>
 
+#include <lockstep/nn/lora.h>
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/callbacks.h>
-#include <lockstep/trainer/lora.h>
 
 #include "support/at_stage.h"
 #include "support/tiny_task.h"
@@ -267,8 +267,8 @@ void append(std::vector<double>& values, const at::Tensor& tensor) {
 }
 
 /// Looks at the loss of all samples, or at a score that is better when it is higher.
-PlateauOptions plateau_options(Words& words) {
-  PlateauOptions options;
+ReduceOnPlateauOptions plateau_options(Words& words) {
+  ReduceOnPlateauOptions options;
   std::string mode;
   words.take("plateau", mode);
   if (mode != "min" && mode != "max") {

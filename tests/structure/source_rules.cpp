@@ -29,7 +29,7 @@ const std::map<std::string_view, Names>& layers() {
   static const Names optim = above(world, {"world"});
   static const Names peers = above(optim, {"optim"});
   static const Names session = above(optim, {"checkpoint"});
-  static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "metrics", "session"});
+  static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "nn", "metrics", "session"});
   static const Names worker = above(trainer, {"trainer"});
   static const Names run = above(worker, {"worker"});
   static const std::map<std::string_view, Names> table = {
@@ -56,6 +56,7 @@ const std::map<std::string_view, Names>& layers() {
       {"parallel", peers},
       {"data", peers},
       {"checkpoint", peers},
+      {"nn", above(peers, {"checkpoint"})},
       {"session", session},
       {"trainer", trainer},
       {"worker", worker},

@@ -71,11 +71,8 @@ class CheckpointDir {
   /// Reads every byte, and the headers of safetensors files. Throws: CheckpointError naming file, chunk and offset, or
   /// the format version.
   Manifest verify(std::int64_t step) const;
-  /// The newest checkpoint that passes verify(). Reports damaged ones through `on_damage` and leaves them unchanged.
-  std::optional<Manifest> newest_valid(const std::function<void(const std::string& message)>& on_damage) const;
   /// Reads and checks the manifest alone, not the files that it lists. Throws: CheckpointError.
   Manifest manifest(std::int64_t step) const;
-  std::unique_ptr<RandomAccessFile> open(std::int64_t step, const std::string& name) const;
   /// Reads all bytes of `file`, an entry of the manifest of `step`, and verifies them; out.size() is the size of the
   /// file. Throws: CheckpointError naming file, chunk and offset.
   void read(std::int64_t step, const Manifest::File& file, std::span<std::byte> out) const;

@@ -21,7 +21,7 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-class RunFiles;
+class MetricSink;
 
 /// The moments of a training at which callbacks are called.
 struct Stages {
@@ -64,7 +64,7 @@ struct StageContext {
   Task* task = nullptr;                    ///< inside fit()
   BatchSource* train = nullptr;            ///< inside fit(); a callback that reads from it seeks back to its position
   StrategyOptimizer* optimizer = nullptr;  ///< backward_end
-  RunFiles* files = nullptr;               ///< inside fit(): for the three functions below
+  MetricSink* media = nullptr;             ///< gets what the three functions below make; null: nothing keeps it
 
   /// Adds a metric to the report of this stage, or, with the prefix val_, to its validation; at other stages to the
   /// next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and of other

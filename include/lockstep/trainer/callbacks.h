@@ -5,15 +5,19 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <lockstep/nn/freezing.h>
 #include <lockstep/trainer/callback.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
+
+class MonitoredMetric;
 
 /// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
 /// two more steps and a save, each as long as the longest so far. run() then returns 75: the same command resumes the
@@ -39,7 +43,7 @@ class TimeLimit final : public Callback {
 };
 
 /// Settings of ReduceOnPlateau, with the names and defaults of torch.optim.lr_scheduler.ReduceLROnPlateau.
-struct PlateauOptions {
+struct ReduceOnPlateauOptions {
   std::string metric = "val_loss";      ///< of the validation or of a report
   MonitorMode mode = MonitorMode::min;  ///< whether a lower or a higher value is better
   double factor = 0.1;                  ///< the learning rates are multiplied by it
@@ -57,7 +61,8 @@ struct PlateauOptions {
 class ReduceOnPlateau final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.
-  explicit ReduceOnPlateau(PlateauOptions options = {});
+  explicit ReduceOnPlateau(ReduceOnPlateauOptions options = {});
+  ~ReduceOnPlateau() override;
 
   std::string_view name() const override { return "reduce_on_plateau"; }
   std::uint32_t stages() const override { return Stage::validation_end | Stage::report | Stage::epoch_report; }
@@ -67,13 +72,11 @@ class ReduceOnPlateau final : public Callback {
   void load(const NamedTensors& state) override;
 
  private:
-  bool is_better(double value) const;
+  double bound() const;
   void reduce(const StageContext& context) const;
 
-  PlateauOptions options_;
-  bool is_known_ = false;  // the metric has been measured
-  double best_;
-  std::int64_t bad_ = 0;       // measurements since the best one
+  ReduceOnPlateauOptions options_;
+  std::unique_ptr<MonitoredMetric> metric_;
   std::int64_t cooldown_ = 0;  // measurements left
 };
 
@@ -95,6 +98,7 @@ class EarlyStopping final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.
   explicit EarlyStopping(EarlyStoppingOptions options = {});
+  ~EarlyStopping() override;
 
   std::string_view name() const override { return "early_stopping"; }
   std::uint32_t stages() const override {
@@ -110,14 +114,11 @@ class EarlyStopping final : public Callback {
   const std::string& reason() const noexcept { return reason_; }
 
  private:
-  bool is_better(double value, double than, double delta) const;
   std::string find_reason() const;
 
   EarlyStoppingOptions options_;
-  bool is_known_ = false;  // the metric has been measured
-  double best_;
+  std::unique_ptr<MonitoredMetric> metric_;
   double last_ = 0;
-  std::int64_t bad_ = 0;  // measurements since the best one
   std::string reason_{};
 };
 
@@ -195,10 +196,5 @@ class FreezeUntil final : public Callback {
   std::int64_t epoch_;
   std::string name_;
 };
-
-/// Sets requires_grad of the parameters that the pattern selects; see named(). Returns how many. Call it before fit()
-/// or in a callback. Throws: ConfigError if it selects none.
-std::size_t freeze(torch::nn::Module& module, const std::string& pattern);
-std::size_t unfreeze(torch::nn::Module& module, const std::string& pattern);
 
 }  // namespace lockstep

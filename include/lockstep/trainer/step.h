@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,9 +17,9 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-class SpikeGate;
+class MicroBatches;
 class Step;
-class World;
+struct StepContext;
 
 /// One optimizer's part of a step.
 class OptimizerStep {
@@ -62,27 +63,14 @@ class OptimizerStep {
 /// One training step, as Task::optimize sees it: its micro-batches and its optimizers.
 class Step {
  public:
-  /// Used by the Trainer, and by tests.
-  struct Context {
-    Strategy& strategy;
-    World& world;
-    const TrainConfig& config;
-    const StepBatches& batches;
-    Meter& meter;
-    Meter* epoch_meter = nullptr;  ///< report.epoch_means: of the whole epoch
-    SpikeGate* spikes = nullptr;   ///< spike.policy skip
-    ScheduleStep at{};             ///< its place in the run
-    double loss_factor = 1;        ///< of the loss of which gradients are computed (optim.loss_scaling)
-    /// Before the gradients of an optimizer are clipped; nullptr: nothing.
-    const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
-  };
-  explicit Step(const Context& context);
+  explicit Step(const StepContext& context);  ///< for the Trainer
+  ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  std::span<const Batch> batches() const noexcept { return context_.batches.micro; }
-  bool is_last(const Batch& batch) const noexcept { return &batch == &context_.batches.micro.back(); }
-  std::int64_t number() const noexcept { return context_.at.step; }
+  std::span<const Batch> batches() const noexcept;
+  bool is_last(const Batch& batch) const noexcept { return &batch == &batches().back(); }
+  std::int64_t number() const noexcept;
 
   std::size_t optimizer_count() const noexcept { return optimizers_.size(); }
   /// `index`: position in Task::optimizers().
@@ -105,9 +93,9 @@ class Step {
   /// Losses decide whether an update is left out.
   bool looks_at_losses() const noexcept;
 
-  const Context context_;
+  const StepContext& context_;
   std::vector<OptimizerStep> optimizers_{};
-  MicroBatches added_{};
+  std::unique_ptr<MicroBatches> added_;
   std::int64_t last_samples_ = 0;  // of the batch of the last forward
   at::Tensor grad_norm_{};
   at::Tensor skipped_{};  // 1: an update was left out; undefined: none can be

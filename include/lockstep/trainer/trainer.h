@@ -18,19 +18,13 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class Console;
 
-/// Trainer::validate was stopped on request before its end, on every rank. In run() it ends the worker function like a
-/// stopped fit: exit code 75, 130 after Ctrl-C, or 0 if the program requested the stop.
-class ValidationStopped final : public Error {
+/// Trainer::validate, test or predict was stopped on request before its end, on every rank. In run() it ends the worker
+/// function like a stopped fit: exit code 75, 130 after Ctrl-C, or 0 if the program requested the stop.
+class Stopped final : public Error {
  public:
-  explicit ValidationStopped(const std::string& reason)
-      : Error("the validation was stopped before its end: " + reason, {}, ExitCode::stopped) {}
-};
-
-/// Trainer::predict was stopped on request before its end, on every rank; else as ValidationStopped.
-class PredictionStopped final : public Error {
- public:
-  explicit PredictionStopped(const std::string& reason)
-      : Error("the prediction was stopped before its end: " + reason, {}, ExitCode::stopped) {}
+  /// `what`: "the validation", "the prediction".
+  Stopped(const std::string& what, const std::string& reason)
+      : Error(what + " was stopped before its end: " + reason, {}, ExitCode::stopped) {}
 };
 
 /// Collects the files of Trainer::predict(task, data, directory) from any number of ranks. Returns what the other
@@ -69,7 +63,7 @@ class Trainer {
 
   /// Collective. Means of "loss" and the task's metrics over every sample of one epoch of `data`. They are exact for
   /// any world size and equal on all ranks. validate.max_batches does not apply. The module runs in evaluation mode
-  /// without gradients. Throws: ValidationStopped; DataError if `data` has no samples.
+  /// without gradients. Throws: Stopped; DataError if `data` has no samples.
   Metrics validate(Task& task, BatchSource& data);
 
   /// The same with Task::test_step, for data that no decision of the training has used.
@@ -78,7 +72,7 @@ class Trainer {
   /// Collective. Calls Task::predict_step for every sample of one epoch of `data`, each once, in evaluation mode
   /// without gradients. The main rank gets the results of all samples, on the CPU: "ids" [N] and the tensors of
   /// predict_step, [N, ...], in the order of the ids; a stream has no ids, and its order is that of the steps. The
-  /// other ranks get {}. Throws: PredictionStopped, Error (a result without a row for each sample; ranks with different
+  /// other ranks get {}. Throws: Stopped, Error (a result without a row for each sample; ranks with different
   /// results), DataError if `data` has no samples.
   NamedTensors predict(Task& task, BatchSource& data);
   /// Collective. The same into files, for results that do not fit into memory: each rank writes one file per

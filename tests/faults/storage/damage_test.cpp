@@ -51,7 +51,7 @@ class Damage : public testing::Test {
     for (const std::int64_t step : {kBefore, kNewest}) {
       testing_storage::save(checkpoints_, step, contents(step));
     }
-    ASSERT_EQ(checkpoints_.newest_valid({})->step, kNewest) << "the control";
+    ASSERT_EQ(testing_storage::newest_valid(checkpoints_)->step, kNewest) << "the control";
   }
 
   Path file(const std::string& name) const { return checkpoints_.path(kNewest) / name; }
@@ -70,7 +70,7 @@ class Damage : public testing::Test {
     }
   }
 
-  bool falls_back() const { return checkpoints_.newest_valid({})->step == kBefore; }
+  bool falls_back() const { return testing_storage::newest_valid(checkpoints_)->step == kBefore; }
 
   /// Flips bits of an open file; a second call restores them.
   void flip(const std::string& name, std::int64_t offset, int bit) const {
@@ -108,7 +108,7 @@ TEST_F(Damage, OfOneBitInAnyPageIsFound) {
   }
   EXPECT_EQ(sweep.lost(), 0);
   EXPECT_GE(sweep.points(), 200);
-  EXPECT_EQ(checkpoints_.newest_valid({})->step, kNewest) << "the control: all undone";
+  EXPECT_EQ(testing_storage::newest_valid(checkpoints_)->step, kNewest) << "the control: all undone";
 }
 
 TEST_F(Damage, OfLengthsPagesChunksAndFilesIsFound) {
@@ -147,7 +147,7 @@ TEST_F(Damage, OfLengthsPagesChunksAndFilesIsFound) {
   }
   EXPECT_EQ(sweep.lost(), 0);
   EXPECT_GE(sweep.points(), 100);
-  EXPECT_EQ(checkpoints_.newest_valid({})->step, kNewest) << "the control: all undone";
+  EXPECT_EQ(testing_storage::newest_valid(checkpoints_)->step, kNewest) << "the control: all undone";
 }
 
 // An object that is not a regular file replaces a file: it is not opened, not followed, and not waited for.
@@ -187,7 +187,7 @@ TEST_F(Damage, OfAllLeavesNone) {
   for (const std::int64_t step : {kBefore, kNewest}) {
     std::filesystem::resize_file(checkpoints_.path(step) / "state.json", 3);
   }
-  EXPECT_EQ(checkpoints_.newest_valid({}), std::nullopt);
+  EXPECT_EQ(testing_storage::newest_valid(checkpoints_), std::nullopt);
 }
 
 }  // namespace

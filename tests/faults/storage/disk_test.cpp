@@ -134,7 +134,7 @@ TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
       for (const std::int64_t there : checkpoints.steps()) {
         EXPECT_NO_THROW(checkpoints.verify(there)) << there;
       }
-      const auto newest = checkpoints.newest_valid({});
+      const auto newest = testing_storage::newest_valid(checkpoints);
       EXPECT_EQ(newest ? std::optional(newest->step) : std::nullopt, acknowledged);
     }
     std::printf("room for %.1f checkpoints: %d of 20 saved\n", room, saved);
@@ -187,7 +187,7 @@ bool is_on_the_disk_when_acknowledged(const Path& scratch, bool hasty, std::int6
   run({"mount", "-o", "loop", copy.string(), at.string()});
   const Mount mount(at);
   const CheckpointDir checkpoints(real_file_system(), at / "checkpoints", "run", 1);
-  const auto newest = checkpoints.newest_valid({});
+  const auto newest = testing_storage::newest_valid(checkpoints);
   return newest && newest->step == step &&
          testing_storage::load(checkpoints, *newest) == testing_storage::sample_contents(step, 1);
 }

@@ -150,7 +150,7 @@ TEST(KilledLoad, ChangesNothing) {
         }
       });
       const CheckpointDir checkpoints(reading, directory, "run", 1);
-      testing_storage::load(checkpoints, *checkpoints.newest_valid({}));
+      testing_storage::load(checkpoints, *testing_storage::newest_valid(checkpoints));
     });
     sweep.count(everything(directory) == before);
   }

@@ -119,16 +119,16 @@ inline bool survives(const Path& directory, const Scenario& scenario, bool ackno
   FileSystem& fs = real_file_system();
   const auto check = [&] {
     const CheckpointDir checkpoints(fs, directory, "run", 1);
-    bool damaged = false;
-    const auto newest = checkpoints.newest_valid([&](const std::string&) { damaged = true; });
+    std::vector<std::string> damages;
+    const auto newest = testing_storage::newest_valid(checkpoints, &damages);
     if (!newest) {
-      return scenario.before.empty() && !acknowledged && !damaged;
+      return scenario.before.empty() && !acknowledged && damages.empty();
     }
     const auto found = testing_storage::load(checkpoints, *newest);
     const auto is = [&](Version version) {
       return newest->step == version.step && found == testing_storage::sample_contents(version.step, version.version);
     };
-    return !damaged &&
+    return damages.empty() &&
            (is(scenario.saved) || (!acknowledged && !scenario.before.empty() && is(scenario.before.back())));
   };
   const auto is_clean = [&] {
@@ -147,7 +147,7 @@ inline bool survives(const Path& directory, const Scenario& scenario, bool ackno
     return false;
   }
   save_version(fs, directory, {500, 0});
-  return is_clean() && CheckpointDir(fs, directory, "run", 1).newest_valid({})->step == 500;
+  return is_clean() && testing_storage::newest_valid(CheckpointDir(fs, directory, "run", 1))->step == 500;
 }
 
 /// Calls `at` before and after every modifying operation and in the middle of writes and removals, with the number of

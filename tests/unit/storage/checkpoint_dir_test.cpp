@@ -29,7 +29,7 @@ TEST(CheckpointDir, IsEmptyBeforeTheFirstSave) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
   EXPECT_THAT(directory.steps(), ElementsAre());
-  EXPECT_FALSE(directory.newest_valid({}));
+  EXPECT_FALSE(newest_valid(directory));
   EXPECT_THAT(directory.remove_incomplete(), ElementsAre());
   EXPECT_EQ(fs.operations(), 0) << "looking changes nothing";
 }
@@ -41,7 +41,7 @@ TEST(CheckpointDir, ReadsSavedFiles) {
   save(directory, 1000, sample_contents(1000));
   EXPECT_THAT(directory.steps(), ElementsAre(500, 1000));
   EXPECT_EQ(directory.path(500), kDirectory / "step-0000000500");
-  const auto newest = directory.newest_valid({});
+  const auto newest = newest_valid(directory);
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->step, 1000);
   EXPECT_EQ(newest->run_id, "run 7");
@@ -248,7 +248,7 @@ TEST(CheckpointDir, DropsOldOnesBeforeTheyAreRemoved) {
   ASSERT_EQ(dropped.size(), 2U);
   EXPECT_TRUE(fs.exists(dropped[0]));
   EXPECT_THAT(directory.steps(), ElementsAre(3, 4));
-  EXPECT_EQ(directory.newest_valid({})->step, 4);
+  EXPECT_EQ(newest_valid(directory)->step, 4);
   EXPECT_TRUE(directory.drop(2, 4).empty()) << "once";
   EXPECT_THAT(verbs(fs, [&] { directory.remove(dropped); }), ElementsAre("remove", "remove"));
   EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000003", "step-0000000004", "step=3", "step=4"));
@@ -292,7 +292,7 @@ TEST(CheckpointDir, ReportsMissingSpaceBeforeItWrites) {
     EXPECT_FALSE(error.hint().empty());
   }
   EXPECT_EQ(fs.list(kDirectory), names);
-  EXPECT_TRUE(directory.newest_valid({}));
+  EXPECT_TRUE(newest_valid(directory));
 }
 
 TEST(CheckpointDir, ReportsFreeAndNeededSpaceOnAFullDisk) {
@@ -352,13 +352,13 @@ TEST(CheckpointDir, WorksOnTheRealFileSystem) {
   save(directory, 300, sample_contents(300, 1));
   { directory.begin(400); }
   EXPECT_THAT(fs.list(path), ElementsAre("step-0000000200", "step-0000000300"));
-  const auto newest = CheckpointDir(fs, path, "another", 1).newest_valid({});
+  const auto newest = newest_valid(CheckpointDir(fs, path, "another", 1));
   ASSERT_TRUE(newest);
   EXPECT_EQ(load(directory, *newest), sample_contents(300, 1));
 
   const Path moved = temp.path() / "moved";  // a checkpoint does not contain its path
   std::filesystem::rename(path, moved);
-  EXPECT_TRUE(CheckpointDir(fs, moved, "run", 0).newest_valid({}));
+  EXPECT_TRUE(newest_valid(CheckpointDir(fs, moved, "run", 0)));
 }
 
 TEST(CheckpointDir, OpensNothingButRegularFilesInPlace) {
@@ -370,9 +370,12 @@ TEST(CheckpointDir, OpensNothingButRegularFilesInPlace) {
   const Path elsewhere = temp.path() / "elsewhere";
   std::filesystem::copy_file(file, elsewhere);
   const auto message = [&] {
-    std::string text = "accepted";
-    directory.newest_valid([&](const std::string& found) { text = found; });
-    return text;
+    try {
+      directory.verify(100);
+      return std::string("accepted");
+    } catch (const CheckpointError& error) {
+      return std::string(error.what());
+    }
   };
   EXPECT_EQ(message(), "accepted");
 

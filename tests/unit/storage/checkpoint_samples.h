@@ -7,10 +7,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
 namespace lockstep::testing_storage {
@@ -60,9 +63,27 @@ inline std::string read_all(const RandomAccessFile& file) {
 inline Contents load(const CheckpointDir& directory, const Manifest& manifest) {
   Contents contents;
   for (const Manifest::File& file : manifest.files) {
-    contents[file.name] = read_all(*directory.open(manifest.step, file.name));
+    std::string& text = contents[file.name];
+    text.resize(static_cast<std::size_t>(file.size));
+    directory.read(manifest.step, file, std::as_writable_bytes(std::span(text)));
   }
   return contents;
+}
+
+/// The newest checkpoint that a new process can use; the messages of the damaged ones after it go to `damages`.
+inline std::optional<Manifest> newest_valid(const CheckpointDir& directory,
+                                            std::vector<std::string>* damages = nullptr) {
+  const std::vector<std::int64_t> ascending = directory.steps();
+  for (auto step = ascending.rbegin(); step != ascending.rend(); ++step) {
+    try {
+      return directory.verify(*step);
+    } catch (const CheckpointError& error) {
+      if (damages != nullptr) {
+        damages->emplace_back(error.what());
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 /// Replaces a file's bytes behind the library's back.

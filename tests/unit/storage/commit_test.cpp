@@ -114,17 +114,17 @@ struct Tally {
 bool survives(FileSystem& fs, const Scenario& scenario, bool acknowledged) {
   const auto check = [&] {
     const CheckpointDir directory(fs, kDirectory, "run", 1);
-    bool damaged = false;
-    const auto newest = directory.newest_valid([&](const std::string&) { damaged = true; });
+    std::vector<std::string> damages;
+    const auto newest = newest_valid(directory, &damages);
     if (!newest) {
-      return scenario.before.empty() && !acknowledged && !damaged;
+      return scenario.before.empty() && !acknowledged && damages.empty();
     }
     const Contents found = load(directory, *newest);
     const bool is_saved =
         newest->step == scenario.saved.step && found == sample_contents(scenario.saved.step, scenario.saved.version);
     const bool is_before = !scenario.before.empty() && newest->step == scenario.before.back().step &&
                            found == sample_contents(newest->step, scenario.before.back().version);
-    return !damaged && (is_saved || (is_before && !acknowledged));
+    return damages.empty() && (is_saved || (is_before && !acknowledged));
   };
   if (!check()) {
     return false;
@@ -369,7 +369,6 @@ TEST(Commit, RefusesFileNamesThatCouldLeaveTheDirectory) {
                                   std::string("/etc/passwd"), std::string("a b"), std::string("a\0b", 3),
                                   std::string("\xc3\xa4"), std::string(129, 'a'), std::string("MANIFEST.json")}) {
     EXPECT_THROW(add_file(*writer, name, "x"), CheckpointError) << name;
-    EXPECT_THROW(directory.open(1, name.empty() || name == "MANIFEST.json" ? ".." : name), CheckpointError) << name;
   }
   add_file(*writer, std::string(128, 'a'), "x");
   EXPECT_THROW(add_file(*writer, std::string(128, 'a'), "x"), CheckpointError) << "twice";

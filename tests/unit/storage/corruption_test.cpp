@@ -40,7 +40,7 @@ class Corruption : public testing::Test {
   // Whether the damage was found and named, and the previous checkpoint was used.
   bool refused() {
     std::vector<std::string> messages;
-    const auto newest = directory_.newest_valid([&](const std::string& message) { messages.push_back(message); });
+    const auto newest = newest_valid(directory_, &messages);
     return newest && newest->step == 850 && messages.size() == 1 && messages[0].starts_with("step-0000000900");
   }
 
@@ -54,7 +54,7 @@ class Corruption : public testing::Test {
 
 TEST_F(Corruption, IsNotReportedForIntactFiles) {
   std::vector<std::string> messages;
-  const auto newest = directory_.newest_valid([&](const std::string& message) { messages.push_back(message); });
+  const auto newest = newest_valid(directory_, &messages);
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->step, 900);
   EXPECT_THAT(messages, ElementsAre());
@@ -112,12 +112,12 @@ TEST_F(Corruption, IsFoundWhenFilesOfTwoCheckpointsAreMixed) {
   const std::vector<std::string> names = {"MANIFEST.json", "weights.bin", "state.json"};
   for (const std::string& name : names) {
     const std::string good = text(name);
-    overwrite(fs_, kNewest / name, read_all(*directory_.open(850, name)));
+    overwrite(fs_, kNewest / name, read_all(*fs_.open(directory_.path(850) / name)));
     EXPECT_TRUE(refused()) << name;
     overwrite(fs_, kNewest / name, good);
   }
   for (const std::string& name : fs_.list(kNewest)) {  // a whole checkpoint under another step's name
-    overwrite(fs_, kNewest / name, read_all(*directory_.open(850, name)));
+    overwrite(fs_, kNewest / name, read_all(*fs_.open(directory_.path(850) / name)));
   }
   EXPECT_TRUE(refused());
   EXPECT_EQ(damage(), "step-0000000900/MANIFEST.json: found step 850, expected 900");
@@ -179,7 +179,7 @@ TEST_F(Corruption, OfAllCheckpointsIsReported) {
   fs_.corrupt(kNewest / "state.json", 0);
   fs_.remove_all(kDirectory / "step-0000000850" / "MANIFEST.json");
   std::vector<std::string> messages;
-  EXPECT_FALSE(directory_.newest_valid([&](const std::string& message) { messages.push_back(message); }));
+  EXPECT_FALSE(newest_valid(directory_, &messages));
   EXPECT_THAT(messages,
               ElementsAre(HasSubstr("step-0000000900/state.json"), HasSubstr("step-0000000850/MANIFEST.json")));
   EXPECT_THAT(directory_.steps(), ElementsAre(850, 900)) << "damaged ones are left alone";

@@ -63,7 +63,7 @@ TEST(GoldenCheckpoint, IsWrittenAgainByteForByte) {
       add_file(*writer, file.name, golden.at(file.name));
       continue;
     }
-    const SafetensorsReader reader(directory.open(10, file.name), file.name);
+    const SafetensorsReader reader(real_file_system().open(directory.path(10) / file.name), file.name);
     std::vector<std::string> data;
     std::vector<TensorView> views;
     data.reserve(reader.entries().size());
@@ -82,7 +82,7 @@ TEST(GoldenCheckpoint, IsWrittenAgainByteForByte) {
 
 TEST(GoldenCheckpoint, HasTheTensorsOfItsModel) {
   const CheckpointDir directory(real_file_system(), kGolden);
-  const SafetensorsReader model(directory.open(10, "model.safetensors"), "model.safetensors");
+  const SafetensorsReader model(real_file_system().open(directory.path(10) / "model.safetensors"), "model.safetensors");
   std::map<std::string, std::vector<std::int64_t>> shapes;
   for (const TensorEntry& entry : model.entries()) {
     EXPECT_EQ(entry.dtype, "F32");

@@ -72,7 +72,7 @@ TEST(ConfiguredCallbacks, ReduceLearningRatesAsTheCallbackDoes) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [](World& world) {
       const auto callback =
-          std::make_shared<ReduceOnPlateau>(PlateauOptions{.factor = 0.5, .patience = 1, .cooldown = 1});
+          std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.factor = 0.5, .patience = 1, .cooldown = 1});
       TrainConfig config = short_config();
       config.plateau = {.metric = "val_loss", .factor = 0.5, .patience = 1, .cooldown = 1};
       EXPECT_EQ(train(config, world).lr, train(short_config(), world, callback).lr);

@@ -172,7 +172,8 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
     task.control = &control;
     Trainer trainer(plan, world, control);
     // The worst possible threshold: each validation after the first one lowers the rate.
-    trainer.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.factor = 0.5, .patience = 0, .threshold = 0.99}));
+    trainer.add(
+        std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.factor = 0.5, .patience = 0, .threshold = 0.99}));
     DataLoader data(tiny_data(60), plan.loader, world);
     DataLoader validation(tiny_data(36), plan.eval_loader, world);
     const FitResult result = trainer.fit(task, data, &validation);

@@ -1,5 +1,5 @@
 // NaN and infinity: what is said of them, what ends the run, and what is kept.
-#include "trainer/finite_watch.h"
+#include "trainer/watch/finite_watch.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -2,11 +2,14 @@
 // resume of gradients that are rounded at random.
 #include <map>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -171,6 +174,30 @@ TEST(OwnSink, GetsTheRowsOnTheMainRank) {
       }
     });
   }
+}
+
+TEST(OwnSink, KeepsWhatACallbackMakesInItsTest) {
+  class Texts final : public MetricSink {
+   public:
+    void write(std::int64_t, std::span<const MetricValue>) override {}
+    void write_text(std::int64_t step, std::string_view name, std::string_view text) override {
+      found.push_back(fmt::format("{} {} {}", step, name, text));
+    }
+    std::vector<std::string> found{};
+  } texts;
+  Session session = Session::single(in_memory({.max_steps = 2, .batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(64), session.plan.loader, session.world);
+  Trainer trainer(session);
+  trainer.on(Stage::step_end, [&](const StageContext& at) {
+    EXPECT_EQ(at.media, nullptr) << "nothing keeps texts in this run";
+    at.log_text("note", "is dropped");
+    StageContext context = at;
+    context.media = &texts;
+    context.log_text("note", "is kept");
+  });
+  trainer.fit(task, data);
+  EXPECT_THAT(texts.found, ElementsAre("1 note is kept", "2 note is kept"));
 }
 
 TEST(OwnSink, ThatFailsOtherwiseEndsTheRun) {

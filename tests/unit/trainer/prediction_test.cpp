@@ -120,8 +120,8 @@ TEST(Predict, StopsOnRequestAndContinues) {
       DataLoader data(tiny_data(29), plan.eval_loader, world);
       if (asks) {
         control.request_stop("enough", StopKind::terminate);
-        EXPECT_THROW(trainer.predict(task, data), PredictionStopped);
-        EXPECT_THROW(trainer.predict(task, data, dir.path() / "out", 1), PredictionStopped);
+        EXPECT_THROW(trainer.predict(task, data), Stopped);
+        EXPECT_THROW(trainer.predict(task, data, dir.path() / "out", 1), Stopped);
         EXPECT_EQ(control.agreed(), StopKind::terminate);
       } else {
         trainer.predict(task, data, dir.path() / "out", 1);

@@ -33,7 +33,7 @@ class Scripted final : public TinyTask {
   std::size_t next_ = 0;
 };
 
-std::vector<double> rates(TrainConfig config, World& world, PlateauOptions options, std::size_t from = 0) {
+std::vector<double> rates(TrainConfig config, World& world, ReduceOnPlateauOptions options, std::size_t from = 0) {
   config.batch_size = 4;
   const Plan plan = plan_for(world.size(), config);
   Scripted task(sgd({.lr = 0.1}));
@@ -95,8 +95,9 @@ TEST(ReduceOnPlateau, GoesOnWithoutAMetricThatIsMissingNowAndThen) {
   Trainer trainer(plan, world);
   trainer.add(at_stage(Stage::fit_start, [&](const StageContext& start) {
     const auto report = [&](const Metrics& metrics) {
-      StageContext context{Stage::report, start.state,   start.module, start.strategy, start.world,
-                           start.plan,    start.control, start.step,   &metrics};
+      StageContext context = start;
+      context.stage = Stage::report;
+      context.metrics = &metrics;
       plateau.on(context);
       return start.strategy.optimizer().lr();
     };

@@ -170,7 +170,7 @@ TEST(Reports, AreTheSameIfTheRunContinuesBetweenTwoOfThem) {
           const Plan plan = plan_for(world.size(), config);
           Trainer trainer(plan, world);
           trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = "loss", .patience = 9}));
-          trainer.add(std::make_shared<ReduceOnPlateau>(PlateauOptions{.metric = "loss", .patience = 0}));
+          trainer.add(std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.metric = "loss", .patience = 0}));
           TinyTask task(sgd({.lr = 0.01}));
           DataLoader data(tiny_data(18), plan.loader, world);
           trainer.fit(task, data);

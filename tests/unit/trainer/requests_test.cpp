@@ -183,7 +183,7 @@ TEST(Validation, LooksForAStopAndIsNotReportedWhenItWasCut) {
       ASSERT_EQ(reported, 0);
       ASSERT_EQ(validation.position().consumed, 0);
       const int before = task.seen;
-      ASSERT_THROW(trainer.validate(task, validation), ValidationStopped) << "the signal still holds";
+      ASSERT_THROW(trainer.validate(task, validation), Stopped) << "the signal still holds";
       ASSERT_LT(task.seen - before, 3);
     });
     EXPECT_THAT(read_text(dir.path() / "run" / "metrics.jsonl"), Not(HasSubstr("val_loss")));

@@ -1,4 +1,4 @@
-#include "trainer/run_end.h"
+#include "trainer/output/run_end.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Spikes of the loss and of the gradient norm, and what follows: a warning, an end, or the weights of before.
-#include "trainer/spike_watch.h"
+#include "trainer/watch/spike_watch.h"
 
 #include <algorithm>
 #include <cmath>

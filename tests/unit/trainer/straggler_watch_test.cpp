@@ -1,4 +1,4 @@
-#include "trainer/straggler_watch.h"
+#include "trainer/watch/straggler_watch.h"
 
 #include <functional>
 #include <string>

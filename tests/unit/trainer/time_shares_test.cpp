@@ -1,4 +1,4 @@
-#include "trainer/time_shares.h"
+#include "trainer/output/time_shares.h"
 
 #include <chrono>
 #include <map>

@@ -1,0 +1,23 @@
+// lockstep/nn/recompute.h
+//
+// Activation recomputation: less memory for more time.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace [[gnu::visibility("default")]] lockstep {
+
+/// Runs `f` without keeping what its backward needs, except the inputs; the backward runs `f` again (Chen et al. 2016,
+/// "Training Deep Nets with Sublinear Memory Cost"). The second run has the random numbers and the autocast of the
+/// first, so the gradients are the same. `f` must depend on nothing that changes in between; what it writes, such as
+/// statistics of batch norm, is written twice. It works with several ranks, but not with dist.find_unused_parameters,
+/// which cannot see the parameters of `f`. There is no second derivative. Errors: those of `f`.
+std::vector<at::Tensor> recompute(std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> f,
+                                  const std::vector<at::Tensor>& inputs);
+/// `recompute([this](const at::Tensor& x) { return block(x); }, x)`
+at::Tensor recompute(std::function<at::Tensor(const at::Tensor&)> f, const at::Tensor& input);
+
+}  // namespace lockstep

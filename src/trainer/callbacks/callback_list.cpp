@@ -1,0 +1,166 @@
+#include "trainer/callbacks/callback_list.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+
+std::string_view to_string(Stage stage) noexcept {
+  switch (stage) {
+    case Stage::fit_start:
+      return "fit_start";
+    case Stage::step_end:
+      return "step_end";
+    case Stage::epoch_end:
+      return "epoch_end";
+    case Stage::validation_end:
+      return "validation_end";
+    case Stage::report:
+      return "report";
+    case Stage::checkpoint_saved:
+      return "checkpoint_saved";
+    case Stage::fit_end:
+      return "fit_end";
+    case Stage::validation_start:
+      return "validation_start";
+    case Stage::step_start:
+      return "step_start";
+    case Stage::backward_end:
+      return "backward_end";
+    case Stage::exception:
+      return "exception";
+    case Stage::epoch_report:
+      return "epoch_report";
+  }
+  return "unknown stage";
+}
+
+namespace {
+
+// Inside a step ranks need not be at the same point, and after an exception no collective works.
+constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::backward_end | Stage::exception;
+
+}  // namespace
+
+void CallbackList::add(std::shared_ptr<Callback> callback) {
+  std::string name(callback->name());
+  for (const Entry& other : entries_) {
+    if (other.name == name) {
+      throw ConfigError(fmt::format("two callbacks have the name '{}'", name), "give each callback a different name");
+    }
+  }
+  entries_.push_back({.name = std::move(name), .callback = std::move(callback)});
+}
+
+// Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.
+void CallbackList::begin(const torch::nn::Module& module, World& world) {
+  meeting_stages_ = stages_ = 0;
+  for (Entry& entry : entries_) {
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "stages()");
+    entry.stages = entry.callback->stages();
+    stages_ |= entry.stages;
+    meeting_stages_ |= entry.callback->is_light() ? 0 : entry.stages & ~kWithoutMeeting;
+  }
+  has_any_ = !entries_.empty();
+  WorldAccess::meet(world, false);
+  for (const std::string& theirs : world.gather(std::to_string(meeting_stages_))) {
+    meeting_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
+  }
+  has_any_ = world.any(has_any_);
+  parameters_ = module.parameters();
+}
+
+bool CallbackList::call(const StageContext& context) {
+  const auto stage = static_cast<std::uint32_t>(context.stage);
+  const bool meets = (meeting_stages_ & stage) != 0;
+  if (meets) {
+    note_frozen(frozen_before_);
+  }
+  for (const Entry& entry : entries_) {
+    if ((entry.stages & stage) != 0) {
+      const PhaseScope phase(WorldAccess::progress(context.world), entry.name, to_string(context.stage));
+      entry.callback->on(context);
+    }
+  }
+  if (!meets) {
+    return false;
+  }
+  note_frozen(frozen_);
+  return WorldAccess::meet(context.world, frozen_ != frozen_before_);
+}
+
+// The flags are on the host, so this does not wait for the device.
+void CallbackList::note_frozen(std::vector<bool>& frozen) const {
+  frozen.clear();
+  for (const at::Tensor& parameter : parameters_) {
+    frozen.push_back(!parameter.requires_grad());
+  }
+}
+
+std::string CallbackList::free_name(std::uint32_t stages) const {
+  std::string base = "on";
+  for (std::uint32_t bit = 1; bit != 0; bit <<= 1) {
+    if ((stages & bit) != 0) {
+      base += fmt::format("_{}", to_string(static_cast<Stage>(bit)));
+    }
+  }
+  const auto is_used = [&](const std::string& name) {
+    return std::ranges::any_of(entries_, [&](const Entry& entry) { return entry.name == name; });
+  };
+  std::string name = base;
+  for (int number = 2; is_used(name); ++number) {
+    name = fmt::format("{}_{}", base, number);
+  }
+  return name;
+}
+
+NamedTensors CallbackList::save(World& world) const {
+  NamedTensors all;
+  for (const Entry& entry : entries_) {
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "save()");
+    for (auto& [name, tensor] : entry.callback->save()) {
+      all.emplace_back(fmt::format("{}.{}", entry.name, name), tensor);
+    }
+  }
+  WorldAccess::meet(world, false);
+  return all;
+}
+
+void CallbackList::load(const NamedTensors& state, World& world, bool back) const {
+  for (const Entry& entry : entries_) {
+    const std::string prefix = fmt::format("{}.", entry.name);
+    NamedTensors mine;
+    for (const auto& [name, tensor] : state) {
+      if (name.starts_with(prefix)) {
+        mine.emplace_back(name.substr(prefix.size()), tensor);
+      }
+    }
+    if (!mine.empty() || back) {
+      const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
+      entry.callback->load(mine);
+    }
+  }
+  WorldAccess::meet(world, false);
+}
+
+std::vector<std::shared_ptr<void>> CallbackList::validation_scopes(World& world) const {
+  std::vector<std::shared_ptr<void>> scopes;
+  for (const Entry& entry : entries_) {
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "validation_scope()");
+    scopes.push_back(entry.callback->validation_scope());
+  }
+  return scopes;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,87 @@
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
+
+#include "base/text.h"
+#include "trainer/callbacks/monitored_metric.h"
+
+namespace lockstep {
+
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
+    : options_(std::move(options)),
+      metric_(std::make_unique<MonitoredMetric>("EarlyStopping", options_.metric, options_.mode)) {
+  std::vector<Problem> problems;
+  if (options_.metric.empty()) {
+    problems.push_back({"EarlyStopping: metric is empty, expected the name of a metric", {}});
+  }
+  if (options_.patience < 1) {
+    problems.push_back({fmt::format("EarlyStopping: patience is {}, expected 1 or more", options_.patience), {}});
+  }
+  if (!(options_.min_delta >= 0)) {
+    problems.push_back({fmt::format("EarlyStopping: min_delta is {}, expected 0 or more", options_.min_delta), {}});
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+EarlyStopping::~EarlyStopping() = default;
+
+void EarlyStopping::on(const StageContext& context) {
+  if (context.stage != Stage::fit_start) {
+    if (!reason_.empty()) {
+      return;  // a run that must first reach its minimum
+    }
+    const auto value = metric_->find(context);
+    if (!value) {
+      return;
+    }
+    last_ = *value;
+    metric_->add(last_, metric_->best() + metric_->sign() * options_.min_delta);
+  }
+  reason_ = metric_->is_known() ? find_reason() : std::string();  // at the start: that of a resumed run
+  if (!reason_.empty()) {
+    context.control.request_stop(reason_);
+  }
+}
+
+std::string EarlyStopping::find_reason() const {
+  if (options_.check_finite && !std::isfinite(last_)) {
+    return fmt::format("{} is {}", options_.metric, last_);
+  }
+  if (const auto& good = options_.stopping_threshold; good && metric_->is_better(last_, *good)) {
+    return fmt::format("{} {:.5g} is better than {:.5g}", options_.metric, last_, *good);
+  }
+  if (const auto& bad = options_.divergence_threshold; bad && metric_->is_better(*bad, last_)) {
+    return fmt::format("{} {:.5g} is worse than {:.5g}", options_.metric, last_, *bad);
+  }
+  if (metric_->bad() >= options_.patience) {
+    return fmt::format("{} did not improve on {:.5g} in {}", options_.metric, metric_->best(),
+                       counted(metric_->bad(), "measurement"));
+  }
+  return {};
+}
+
+NamedTensors EarlyStopping::save() const {
+  NamedTensors state = metric_->save();
+  if (!state.empty()) {
+    state.emplace_back("last", at::scalar_tensor(last_, at::kDouble));
+  }
+  return state;
+}
+
+void EarlyStopping::load(const NamedTensors& state) {
+  metric_->load(state);
+  for (const auto& [name, value] : state) {
+    if (metric_->is_known() && name == "last") {
+      last_ = value.item<double>();
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "trainer/callbacks/monitored_metric.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "trainer/output/metric_names.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr std::string_view kOf = "of ";  // in a checkpoint, before the name of the metric
+
+double worst_value(MonitorMode mode) noexcept {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return mode == MonitorMode::min ? kInfinity : -kInfinity;
+}
+
+// The steps with such values are skipped, or left out by a rollback.
+bool goes_on_without(double value, const TrainConfig& config) {
+  const NonFinitePolicy policy = config.optim.non_finite;
+  return !std::isfinite(value) && (policy == NonFinitePolicy::skip || policy == NonFinitePolicy::rollback);
+}
+
+}  // namespace
+
+bool is_early_report(const StageContext& context) {
+  const std::int64_t window = context.plan.config.report.every_steps;
+  return context.stage == Stage::report && (window == 0 || context.state.step % window != 0);
+}
+
+MonitoredMetric::MonitoredMetric(const char* callback, std::string name, MonitorMode mode)
+    : callback_(callback), name_(std::move(name)), mode_(mode), best_(worst_value(mode)) {}
+
+std::optional<double> MonitoredMetric::find(const StageContext& context) {
+  if (is_early_report(context)) {
+    return std::nullopt;
+  }
+  const TrainConfig& config = context.plan.config;
+  const auto found = std::ranges::find(*context.metrics, name_, &Metrics::value_type::first);
+  if (found != context.metrics->end()) {
+    is_known_ = true;
+    return goes_on_without(found->second, config) ? std::nullopt : std::optional(found->second);
+  }
+  if (is_known_ || context.stage != stage_of_metric(name_, config)) {
+    return std::nullopt;
+  }
+  std::vector<std::string> names;
+  std::ranges::transform(*context.metrics, std::back_inserter(names), &Metrics::value_type::first);
+  throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_),
+                    fmt::format("use one of {}", join(names, ", ")));
+}
+
+void MonitoredMetric::add(double value, double bound) {
+  if (is_better(value, bound)) {
+    best_ = value;
+    bad_ = 0;
+  } else {
+    ++bad_;
+  }
+}
+
+bool MonitoredMetric::is_better(double value, double bound) const noexcept {
+  return mode_ == MonitorMode::min ? value < bound : value > bound;
+}
+
+std::string MonitoredMetric::key() const {
+  return fmt::format("{}{} ({})", kOf, name_, mode_ == MonitorMode::min ? "min" : "max");
+}
+
+NamedTensors MonitoredMetric::save() const {
+  if (!is_known_) {
+    return {};
+  }
+  return {{"best", at::scalar_tensor(best_, at::kDouble)},
+          {"bad", at::scalar_tensor(bad_, at::kLong)},
+          {key(), at::scalar_tensor(1, at::kLong)}};
+}
+
+void MonitoredMetric::load(const NamedTensors& state) {
+  const auto is_of_another = [mine = key()](const auto& entry) {
+    return entry.first.starts_with(kOf) && entry.first != mine;
+  };
+  is_known_ = !state.empty() && std::ranges::none_of(state, is_of_another);
+  best_ = worst_value(mode_);
+  bad_ = 0;
+  for (const auto& [name, value] : state) {
+    if (is_known_ && name == "best") {
+      best_ = value.item<double>();
+    } else if (is_known_ && name == "bad") {
+      bad_ = value.item<std::int64_t>();
+    }
+  }
+}
+
+}  // namespace lockstep

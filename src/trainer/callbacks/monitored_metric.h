@@ -1,0 +1,51 @@
+// A metric by which a callback decides.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <lockstep/trainer/callback.h>
+
+namespace lockstep {
+
+/// A report before the end of its window: at the end of a run, or on request. A run that continues reports the window
+/// again, so no state may depend on it.
+bool is_early_report(const StageContext& context);
+
+/// The best value of a metric, and how many measurements since then were no better.
+class MonitoredMetric {
+ public:
+  /// `callback`: its name in messages.
+  MonitoredMetric(const char* callback, std::string name, MonitorMode mode);
+
+  /// Throws: ConfigError if the first report or validation that should have the metric lacks it; later ones may.
+  /// nullopt: not measured at this stage, or not finite although optim.non_finite lets the run go on without that step.
+  std::optional<double> find(const StageContext& context);
+  /// A value that is better than `bound` becomes the best one; others are counted.
+  void add(double value, double bound);
+  void forget_bad() noexcept { bad_ = 0; }
+
+  bool is_better(double value, double bound) const noexcept;
+  double sign() const noexcept { return mode_ == MonitorMode::min ? -1 : 1; }  ///< a better value is in its direction
+  bool is_known() const noexcept { return is_known_; }                         ///< it has been measured
+  double best() const noexcept { return best_; }
+  std::int64_t bad() const noexcept { return bad_; }  ///< measurements since the best one
+
+  /// {}: it has not been measured.
+  NamedTensors save() const;
+  /// Ignores other tensors. The state of another metric, or of another mode, is of no use: then nothing is known.
+  void load(const NamedTensors& state);
+
+ private:
+  std::string key() const;
+
+  const char* callback_;
+  std::string name_;
+  MonitorMode mode_;
+  bool is_known_ = false;
+  double best_;
+  std::int64_t bad_ = 0;
+};
+
+}  // namespace lockstep

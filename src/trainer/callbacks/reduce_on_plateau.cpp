@@ -1,0 +1,100 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/parallel/strategy.h>
+#include <lockstep/trainer/callbacks.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+#include "trainer/callbacks/monitored_metric.h"
+
+namespace lockstep {
+
+ReduceOnPlateau::ReduceOnPlateau(ReduceOnPlateauOptions options)
+    : options_(std::move(options)),
+      metric_(std::make_unique<MonitoredMetric>("ReduceOnPlateau", options_.metric, options_.mode)) {
+  std::vector<Problem> problems;
+  const auto expect = [&](bool good, std::string_view option, auto value, std::string_view range) {
+    if (!good) {
+      problems.push_back({fmt::format("ReduceOnPlateau: {} is {}, expected {}", option, value, range), {}});
+    }
+  };
+  expect(!options_.metric.empty(), "metric", "empty", "the name of a metric");
+  expect(options_.factor > 0 && options_.factor < 1, "factor", options_.factor, "a number between 0 and 1");
+  expect(options_.patience >= 0, "patience", options_.patience, "0 or more");
+  expect(options_.threshold >= 0, "threshold", options_.threshold, "0 or more");
+  expect(options_.cooldown >= 0, "cooldown", options_.cooldown, "0 or more");
+  expect(options_.min_lr >= 0, "min_lr", options_.min_lr, "0 or more");
+  expect(options_.eps >= 0, "eps", options_.eps, "0 or more");
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+ReduceOnPlateau::~ReduceOnPlateau() = default;
+
+// As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
+void ReduceOnPlateau::on(const StageContext& context) {
+  const auto value = metric_->find(context);
+  if (!value) {
+    return;
+  }
+  metric_->add(*value, bound());
+  if (cooldown_ > 0) {
+    --cooldown_;
+    metric_->forget_bad();
+  }
+  if (metric_->bad() > options_.patience) {
+    reduce(context);
+    cooldown_ = options_.cooldown;
+    metric_->forget_bad();
+  }
+}
+
+// A better value is an improvement.
+double ReduceOnPlateau::bound() const {
+  const double change = metric_->sign() * options_.threshold;
+  return options_.threshold_is_relative ? metric_->best() * (1 + change) : metric_->best() + change;
+}
+
+void ReduceOnPlateau::reduce(const StageContext& context) const {
+  for (std::size_t i = 0; i < context.strategy.optimizer_count(); ++i) {
+    for (auto& group : context.strategy.optimizer(i).torch_optimizer().param_groups()) {
+      const double lr = group.options().get_lr();
+      const double reduced = std::max(lr * options_.factor, options_.min_lr);
+      if (lr - reduced > options_.eps) {
+        group.options().set_lr(reduced);
+      }
+    }
+  }
+  if (context.world.is_main()) {
+    log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
+                         metric_->best(), counted(metric_->bad(), "measurement"), context.strategy.optimizer().lr()));
+  }
+}
+
+NamedTensors ReduceOnPlateau::save() const {
+  NamedTensors state = metric_->save();
+  if (!state.empty()) {
+    state.emplace_back("cooldown", at::scalar_tensor(cooldown_, at::kLong));
+  }
+  return state;
+}
+
+void ReduceOnPlateau::load(const NamedTensors& state) {
+  metric_->load(state);
+  cooldown_ = 0;
+  for (const auto& [name, value] : state) {
+    if (metric_->is_known() && name == "cooldown") {
+      cooldown_ = value.item<std::int64_t>();
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+// How a fit ends: finished, stopped or failed.
+#include <string>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/duration.h"
+#include "base/text.h"
+#include "trainer/agreed_stop.h"
+#include "trainer/fit_run.h"
+#include "trainer/output/run_end.h"
+#include "trainer/output/time_shares.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+
+FitResult Fit::finish() {
+  record_.set_phase(Phase::finish);
+  if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
+    if (!due(config_.report.every_steps)) {
+      report();  // metrics since the last report
+    }
+    record_.set_phase(Phase::save);
+    tell_saved(checkpoints_.save_at_end(state_.step, [this] { return contents(); }));
+  }
+  record_.set_phase(Phase::finish);
+  recorder_.flush();
+  reports_.end();
+  const StopReason stop = agreed_.stop ? agree_on_reason(world_, control_) : StopReason{};
+  FitResult result{.state = state_,
+                   .stop = stop.kind,
+                   .why = describe_end({.config = config_,
+                                        .step = state_.step,
+                                        .epoch = place_.number,
+                                        .stop = stop,
+                                        .saved = checkpoints_.durable().has_value(),
+                                        .was_finished = resumed_ && steps_at_start_ == state_.step,
+                                        .changed = changed_}),
+                   .metrics = reports_.last(),
+                   .best = checkpoints_.best(),
+                   .seconds = seconds_since(began_)};
+  control_.set_agreed(result.stop);
+  tell_end(result, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
+  strategy_->keep_evaluation_values();
+  notify(Stage::fit_end);
+  return result;
+}
+
+// A run can be saved only between steps. With several ranks, no rank knows whether all are between the same steps.
+void Fit::save_after_failure() noexcept {
+  try {
+    if (is_between_steps_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
+      checkpoints_.save_at_end(state_.step, [this] { return contents(); });
+    }
+    if (const auto step = checkpoints_.durable()) {
+      log_info(fmt::format("step {} is saved in {}{}", *step, run_directory(config_),
+                           config_.checkpoint.weights_only
+                               ? " (only the weights)"
+                               : fmt::format(": the same command{} resumes from it", change_of_command(config_))));
+    }
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
+  }
+}
+
+// A launcher of ours notes the failures of its ranks.
+void Fit::note_failure(const std::exception& error) noexcept {
+  const bool launcher_notes_it = world_.size() > 1 || config_.dist.max_restarts > 0 || config_.memory.halve_batch;
+  if (!launcher_notes_it) {
+    files_.event("failure", {{"rank", std::int64_t{0}},
+                             {"step", state_.step},
+                             {"what", std::string(first_line(without_frames(error.what())))}});
+  }
+}
+
+void Fit::tell_callbacks(const std::exception& error) noexcept {
+  try {
+    StageContext context = at(Stage::exception);
+    context.error = error.what();
+    notify(context);
+  } catch (const std::exception& another) {
+    log_warning(fmt::format("a callback failed after the failure: {}", without_frames(another.what())));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,148 @@
+// What a fit reports, and its validations.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "parallel/parameter_sync.h"
+#include "trainer/fit_run.h"
+#include "trainer/output/metric_names.h"
+#include "trainer/validate.h"
+
+namespace lockstep {
+
+void Fit::report() {
+  record_.set_phase(Phase::report);
+  const bool ends_window = due(config_.report.every_steps);  // a continued run completes the one of an early end
+  Metrics metrics = window_metrics(ends_window);
+  reports_.add_speed(metrics, state_.samples);
+  metrics.emplace_back("epoch", static_cast<double>(place_.number));
+  Metrics& logged = metrics_.logged();
+  metrics.insert(metrics.end(), logged.begin(), logged.end());
+  if (ends_window) {
+    logged.clear();
+  }
+  metrics = publish(Stage::report, std::move(metrics));
+  check_values(ends_window);
+  if (config_.report.step_times) {
+    step_times_.report(state_.step);
+  }
+  if (config_.dist.check_replicas) {
+    check_replicas(task_.module(), world_, config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state(),
+                   recorder_.find_divergence(world_));
+  }
+  check_monitor(Stage::report, metrics);
+}
+
+void Fit::report_epoch() {
+  if (!config_.report.epoch_means) {
+    return;
+  }
+  record_.set_phase(Phase::report);
+  const Metrics metrics = publish(Stage::epoch_report, metrics_.end_epoch());
+  check_monitor(Stage::epoch_report, metrics);
+}
+
+// Of the steps since the last report.
+Metrics Fit::window_metrics(bool ends_window) {
+  Metrics metrics = ends_window ? metrics_.end_window() : metrics_.values();
+  check_names_of_training(metrics, config_, validation_ != nullptr);
+  append_optimizer(metrics);
+  return metrics;
+}
+
+void Fit::append_optimizer(Metrics& metrics) const {
+  metrics.emplace_back("lr", last_.lr);
+  if (last_.grad_norm.defined()) {
+    metrics.emplace_back("grad_norm", last_.grad_norm.item<double>());
+  }
+  if (const at::Tensor scale = strategy_->optimizer().loss_scale(); scale.defined()) {
+    metrics.emplace_back("loss_scale", scale.item<double>());
+  }
+}
+
+// Callbacks may add metrics, so they come before the row is written.
+Metrics Fit::publish(Stage stage, Metrics metrics) {
+  StageContext context = at(stage);
+  context.metrics = context.log_to = &metrics;
+  notify(context);
+  reports_.write(stage, metrics, /*may_differ=*/callbacks_.has_any());
+  return metrics;
+}
+
+void Fit::validate() {
+  const auto began = Clock::now();
+  const auto batches = validation_->steps_per_epoch();
+  notify(Stage::validation_start);
+  auto evaluated = strategy_->evaluation_scope();
+  auto scopes = callbacks_.validation_scopes(world_);
+  const Evaluation evaluation =
+      evaluate(task_, *validation_, world_, config_, control_,
+               {.max_batches = config_.validate.max_batches,
+                .least_stop = limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
+                .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); }});
+  scopes.clear();
+  evaluated.reset();
+  validation_times_.note_validation();
+  reports_.leave_out(Clock::now() - began);
+  agreed_.stop = agreed_.stop || evaluation.stopped;
+  place_.validation_is_due = !evaluation.complete;
+  if (!evaluation.complete) {
+    console_.line(fmt::format("step {}: the validation was stopped before its end and is not reported", state_.step));
+    files_.event("validation_stopped", {{"step", state_.step}});
+    return;
+  }
+  Metrics metrics = evaluation.means;
+  for (auto& [name, value] : metrics) {
+    name = fmt::format("{}{}", kValidationPrefix, name);
+  }
+  metrics = publish(Stage::validation_end, std::move(metrics));
+  check_monitor(Stage::validation_end, metrics);
+}
+
+// At reports and before saves, which wait for the device anyway.
+void Fit::check_values(bool ends_window) {
+  is_between_steps_ = false;  // a step with bad values must not be saved
+  if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
+    recorder_.note_rollback();
+  }
+  is_between_steps_ = true;
+}
+
+// For the monitor of a checkpoint between two reports: the means since the last one.
+Metrics Fit::measured() {
+  Metrics metrics = reports_.of_step();
+  const std::string& monitor = config_.checkpoint.monitor;
+  if (!monitor.empty() && stage_of_metric(monitor, config_) == Stage::report &&
+      std::ranges::find(metrics, monitor, &Metrics::value_type::first) == metrics.end()) {
+    const Metrics means = window_metrics(/*ends_window=*/false);
+    metrics.insert(metrics.end(), means.begin(), means.end());
+  }
+  return metrics;
+}
+
+// The metrics are known only now; the training so far is saved.
+void Fit::check_monitor(Stage stage, const Metrics& measured) {
+  const std::string& monitor = config_.checkpoint.monitor;
+  if (monitor.empty() || stage_of_metric(monitor, config_) != stage) {
+    return;
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, value] : measured) {
+    names.push_back(name);
+  }
+  if (std::ranges::find(names, monitor) == names.end()) {
+    save();
+    throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
+                      fmt::format("use one of {}", join(names, ", ")));
+  }
+}
+
+}  // namespace lockstep

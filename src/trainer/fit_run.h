@@ -1,0 +1,141 @@
+// One call of Trainer::fit: its parts and where it is. The loop is in fit.cpp.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/parallel/strategy.h>
+#include <lockstep/trainer/step.h>
+#include <lockstep/trainer/task.h>
+
+#include "base/kept_memory.h"
+#include "checkpoint/run_hold.h"
+#include "ipc/progress_record.h"
+#include "optim/param_groups.h"
+#include "report/console.h"
+#include "storage/run_commands.h"
+#include "trainer/epoch_place.h"
+#include "trainer/fit.h"
+#include "trainer/output/run_files.h"
+#include "trainer/output/run_metrics.h"
+#include "trainer/output/run_reports.h"
+#include "trainer/output/step_recorder.h"
+#include "trainer/output/step_times.h"
+#include "trainer/resume.h"
+#include "trainer/run_checkpoints.h"
+#include "trainer/run_limits.h"
+#include "trainer/validation_times.h"
+#include "trainer/watch/anomalies.h"
+#include "trainer/watch/run_snapshot.h"
+#include "trainer/watch/straggler_watch.h"
+
+namespace lockstep {
+
+class Fit {
+ public:
+  Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* validation);
+  ~Fit() { control_.end_fit(); }
+  Fit(const Fit&) = delete;
+  Fit& operator=(const Fit&) = delete;
+
+  FitResult run();
+
+ private:
+  using Clock = RunReports::Clock;
+
+  // fit.cpp: the loop and one step
+  FitResult train();
+  const StepBatches* next_batches();
+  void step(const StepBatches& batches);
+  void count_in_epoch();
+  StepRequests requests(const StepBatches& batches);
+  void check_that_it_trains(const Step& step);
+  void look_for_straggler();
+  ScheduleStep schedule_step() const;
+  StageContext at(Stage stage);
+  void notify(Stage stage) { notify(at(stage)); }
+  void notify(const StageContext& context);
+  bool finished() const { return agreed_.stop || limits_.are_reached(state_); }
+  bool due(std::int64_t every_steps) const { return every_steps > 0 && state_.step % every_steps == 0; }
+
+  // fit_start.cpp: before the first step
+  void prepare();
+  void resume(const std::vector<NamedSchedule>& schedules);
+  void validate_at_start();
+
+  // fit_reports.cpp: reports and validation
+  void report();
+  void report_epoch();
+  Metrics window_metrics(bool ends_window);
+  void append_optimizer(Metrics& metrics) const;
+  Metrics publish(Stage stage, Metrics metrics);
+  void validate();
+  void check_values(bool ends_window);
+  Metrics measured();
+  void check_monitor(Stage stage, const Metrics& measured);
+
+  // fit_saves.cpp: checkpoints
+  void save();
+  void tell_saved(const RunCheckpoints::Saves& saves);
+  CheckpointContents contents();
+  void keep_evaluation_weights(CheckpointContents& contents);
+  RunParts run_parts();
+  RunSnapshot::Parts snapshot_parts() { return {task_.module(), *strategy_, callbacks_, world_}; }
+
+  // fit_end.cpp: the end, also by a failure
+  FitResult finish();
+  void save_after_failure() noexcept;
+  void note_failure(const std::exception& error) noexcept;
+  void tell_callbacks(const std::exception& error) noexcept;
+
+  const Plan& plan_;
+  const TrainConfig& config_;
+  World& world_;
+  ProgressRecord& record_;
+  TrainControl& control_;
+  Console& console_;
+  CallbackList& callbacks_;
+  Task& task_;
+  BatchSource& train_;
+  BatchSource* validation_;
+  const KeptMemory memory_;
+  std::unique_ptr<Strategy> strategy_;
+  const std::vector<MetricSinkFactory>& own_sinks_;
+  const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
+  RunFiles files_;
+  RunCheckpoints checkpoints_;
+  RunCommands commands_;
+  StepRecorder recorder_;
+  StragglerWatch stragglers_;
+  RunReports reports_;
+  RunMetrics metrics_{config_.report.epoch_means, world_};
+  TrainState state_{};
+  StepResult last_{};
+  Anomalies anomalies_{config_, world_, files_};
+  EpochPlace place_{};
+  StepRequests agreed_{};
+  bool resumed_ = false;
+  std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
+  std::int64_t steps_at_start_ = 0;
+  std::int64_t steps_here_ = 0;  // of this fit
+  double lr_scale_ = 1;
+  double loss_factor_ = 1;
+  RunLimits limits_{config_};
+  ValidationTimes validation_times_{config_.validate};
+  const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
+    StageContext context = at(Stage::backward_end);
+    context.optimizer = &optimizer;
+    notify(context);
+  };
+  const PhaseTimes times_at_start_ = record_.times();
+  StepTimes step_times_{world_, files_};
+  bool is_between_steps_ = true;
+  const Clock::time_point began_ = Clock::now();
+};
+
+}  // namespace lockstep

@@ -1,0 +1,170 @@
+// A fit before its first step: what it checks, tells and resumes.
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/rng_state.h>
+
+#include "base/text.h"
+#include "environment/build_info.h"
+#include "tensor/dtype_names.h"
+#include "trainer/fit_run.h"
+#include "trainer/in_precision.h"
+#include "trainer/output/metric_names.h"
+#include "trainer/validate.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+void check_monitored_data(const TrainConfig& config, bool validates) {
+  std::vector<Problem> problems;
+  const auto expect_data = [&](std::string_view setting, const std::string& metric) {
+    if (metric.starts_with(kValidationPrefix) && !validates) {
+      problems.push_back({fmt::format("--{} {}: found no validation data", setting, metric),
+                          "give fit() a validation source, or name a metric of the training, such as loss"});
+    }
+  };
+  expect_data("checkpoint.monitor", config.checkpoint.monitor);
+  expect_data("plateau.metric", config.plateau.metric);
+  expect_data("early_stop.metric", config.early_stop.metric);
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+// Checked at the start: an error at the first save would lose the training until then.
+void check_dtypes(const torch::nn::Module& module) {
+  for (const auto& [name, tensor] : module_tensors(module)) {
+    if (!dtype_name(tensor.scalar_type())) {
+      throw CheckpointError(
+          fmt::format("{} has dtype {}, which checkpoints cannot hold", name, c10::toString(tensor.scalar_type())),
+          "use another dtype (of the complex ones complex64), or --checkpoint.enabled false");
+    }
+  }
+}
+
+// Frozen parts often stay in evaluation mode on purpose, but a whole module seldom does.
+void tell_evaluation_mode(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& part : module.named_modules({}, /*include_self=*/false)) {
+    if (!part.value()->is_training()) {
+      names.push_back(part.key());
+    }
+  }
+  if (!module.is_training()) {
+    log_warning(
+        "the task's module is in evaluation mode and is trained in it: dropout does nothing, batch norm keeps "
+        "its statistics; call train() before fit() if that is not meant");
+  } else if (!names.empty()) {
+    log_info(fmt::format("{} stay{} in evaluation mode", join(names, ", "), names.size() == 1 ? "s" : ""));
+  }
+}
+
+void tell_start(const Plan& plan, World& world, RunFiles& files) {
+  std::vector<std::string> hosts;
+  std::vector<std::string> devices;
+  for (const RankPlace& place : WorldAccess::places(world)) {
+    hosts.push_back(place.host);
+    devices.push_back(place.device);
+  }
+  files.event("start", {{"world_size", std::int64_t{world.size()}},
+                        {"launch", plan.launch},
+                        {"hosts", join(hosts, ", ")},
+                        {"devices", join(devices, ", ")},
+                        {"build", build_text()}});
+}
+
+double batch_factor(LrScaling scaling, std::int64_t global_batch, std::int64_t reference) {
+  if (scaling == LrScaling::none) {
+    return 1;
+  }
+  const double ratio = static_cast<double>(global_batch) / static_cast<double>(reference);
+  return scaling == LrScaling::linear ? ratio : std::sqrt(ratio);
+}
+
+}  // namespace
+
+void Fit::prepare() {
+  record_.set_phase(Phase::prepare);
+  torch::nn::Module& module = task_.module();
+  place_module(module, world_.device(), config_);
+  if (world_.is_main()) {
+    tell_evaluation_mode(module);
+  }
+  metrics_.begin(task_.metrics());
+  const std::vector<OptimizerSpec> optimizers = task_.optimizers();
+  const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
+  limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
+  check_schedules(schedules, schedule_step());
+  validation_times_.begin(limits_.steps_per_epoch());
+  strategy_->prepare(module, optimizers);
+  check_monitored_data(config_, validation_ != nullptr);
+  if (config_.checkpoint.enabled) {
+    check_dtypes(module);
+    if (!config_.checkpoint.weights_only) {
+      strategy_->optimizer_state();  // throws now, not at the first save, if an optimizer's state cannot be saved
+    }
+  }
+  callbacks_.begin(module, world_);
+  tell_start(plan_, world_, files_);
+  seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
+  resume(schedules);
+  const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
+  const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
+  lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
+  loss_factor_ = batch_factor(config_.optim.loss_scaling, batch, config_.optim.lr_batch_size);
+  record_.set_step(state_.step);
+  reports_.set_position(state_, place_);
+  files_.begin(state_.step, own_sinks_);
+  recorder_.open(state_.step);
+  step_times_.begin(state_.step);
+}
+
+void Fit::resume(const std::vector<NamedSchedule>& schedules) {
+  record_.set_phase(Phase::resume);
+  const auto origin = checkpoints_.find_origin();
+  if (!origin) {
+    hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
+    return;
+  }
+  auto parts = run_parts();
+  changed_ = restore(parts, origin->contents, schedules);
+  hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
+  resumed_ = true;
+  steps_at_start_ = state_.step;
+  checkpoints_.begin_at(state_.step);
+  console_.line(
+      fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+  files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
+}
+
+// An error in the validation shows before the training, not after its first epoch.
+void Fit::validate_at_start() {
+  if (validation_ == nullptr || finished()) {
+    return;
+  }
+  if (place_.validation_is_due) {  // a straight run has done it before its next step
+    validate();
+    return;
+  }
+  if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
+    const LoaderPosition start = validation_->position();
+    evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
+    validation_->seek(start);
+  }
+  if (config_.validate.at_start && !resumed_) {
+    validate();
+  }
+}
+
+}  // namespace lockstep

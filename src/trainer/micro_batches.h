@@ -1,0 +1,41 @@
+// Means of losses and metrics over the micro-batches of a rank.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <lockstep/fwd.h>
+#include <lockstep/trainer/step_output.h>
+
+namespace lockstep {
+
+/// A rank's outputs of several micro-batches. Means are weighted by count and stay on the device; no call waits for it.
+class MicroBatches {
+ public:
+  using Value = std::function<at::Tensor(const StepOutput&)>;
+
+  /// Ignores an output without a loss.
+  void add(const StepOutput& output, std::int64_t samples);
+  bool empty() const noexcept { return parts_.empty(); }
+  std::int64_t samples() const;
+  /// Mean loss of this rank; 0 if the count is 0. Requires !empty().
+  at::Tensor mean(const Value& value) const;
+  /// Means of loss and metrics, and the sum of the counts. Has no loss if empty().
+  StepOutput output() const;
+  /// Collective. The mean loss over all ranks: 0-dim float64.
+  at::Tensor mean_over_ranks(World& world) const;
+
+ private:
+  struct Sum {
+    at::Tensor values{};
+    at::Tensor count{};  // undefined: only samples were counted
+    double samples = 0;
+  };
+  Sum sum(const Value& value) const;
+
+  std::vector<std::pair<StepOutput, std::int64_t>> parts_{};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#include "trainer/output/metric_names.h"
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+Stage stage_of_metric(std::string_view name, const TrainConfig& config) {
+  if (name.starts_with(kValidationPrefix)) {
+    return Stage::validation_end;
+  }
+  return config.report.epoch_means && name.starts_with(kEpochPrefix) ? Stage::epoch_report : Stage::report;
+}
+
+void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates) {
+  for (const auto& [name, value] : metrics) {
+    if (validates && name.starts_with(kValidationPrefix)) {
+      throw Error(
+          fmt::format("the training reports a metric '{}', but this prefix is reserved for validation metrics", name),
+          fmt::format("give it a name that does not begin with {}", kValidationPrefix));
+    }
+    if (config.report.epoch_means && name.starts_with(kEpochPrefix)) {
+      throw Error(
+          fmt::format("the training reports a metric '{}', but --report.epoch_means reserves this prefix", name),
+          fmt::format("give it a name that does not begin with {}", kEpochPrefix));
+    }
+  }
+}
+
+}  // namespace lockstep

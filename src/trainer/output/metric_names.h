@@ -1,0 +1,20 @@
+// What the name of a metric says.
+#pragma once
+
+#include <string_view>
+
+#include <lockstep/config/train_config.h>
+#include <lockstep/trainer/callback.h>
+
+namespace lockstep {
+
+inline constexpr std::string_view kValidationPrefix = "val_";
+inline constexpr std::string_view kEpochPrefix = "epoch_";  ///< of the means of an epoch (report.epoch_means)
+
+/// The stage whose metrics include this one.
+Stage stage_of_metric(std::string_view name, const TrainConfig& config);
+
+/// Throws: Error if a metric of the training has a prefix that says something else.
+void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates);
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#include "trainer/output/run_end.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/log.h>
+#include <lockstep/config/config_io.h>
+#include <lockstep/world/world.h>
+
+#include "base/duration.h"
+#include "base/text.h"
+#include "trainer/output/run_reports.h"
+
+namespace lockstep {
+
+std::string change_of_command(const TrainConfig& config) {
+  if (config.fresh && !config.dist.requeue) {  // a requeued job is the same launch, which does not start over again
+    return " without --fresh";
+  }
+  return config.resume == "auto" || config.resume == "last" ? "" : " with --resume auto";
+}
+
+namespace {
+
+std::string how_to_continue(const RunEnd& end) {
+  if (end.config.checkpoint.weights_only) {
+    return " (only the weights: the run cannot be continued)";
+  }
+  if (!end.config.checkpoint.enabled) {
+    return "; nothing is saved";
+  }
+  const std::string change = change_of_command(end.config);
+  return fmt::format("; run the same command{} to continue", change.empty() ? " again" : change);
+}
+
+}  // namespace
+
+std::string describe_end(const RunEnd& end) {
+  const std::string where = fmt::format("step {}, epoch {}", end.step, end.epoch);
+  const std::string saved = end.saved ? fmt::format(", saved in {}", run_directory(end.config)) : std::string();
+  if (end.stop.kind == StopKind::program) {
+    return fmt::format("stopped at {}: {}{}", where, end.stop.text, saved);
+  }
+  if (end.stop.kind != StopKind::none) {
+    return fmt::format("stopped at {}: {}{}{}", where, end.stop.text, saved, how_to_continue(end));
+  }
+  if (end.was_finished) {
+    const std::string changed =
+        end.changed.empty() ? std::string()
+                            : fmt::format("; {}: use another --run_name to train with this", join(end.changed, ", "));
+    return fmt::format(
+        "nothing to do: this run is finished ({}){}{}; continue with a larger --max_epochs or --max_steps, or start "
+        "over with --fresh",
+        where, saved, changed);
+  }
+  return fmt::format("finished at {}{}", where, saved);
+}
+
+std::string summary(const FitResult& result, const std::string& monitor) {
+  std::vector<std::string> metrics;
+  for (const auto& [name, value] : result.metrics) {
+    if (is_for_console(name)) {
+      metrics.push_back(fmt::format("{} {:.5g}", name, value));
+    }
+  }
+  std::vector<std::string> parts{join(metrics, ", ")};
+  if (result.best) {
+    parts.push_back(fmt::format("best {} {:.5g} at step {} in {}", monitor, result.best->value, result.best->step,
+                                result.best->path));
+  }
+  parts.push_back(human_duration(result.seconds));
+  std::erase(parts, "");
+  return join(parts, " | ");
+}
+
+void tell_end(const FitResult& result, const TimeShares& times, const TrainConfig& config, World& world,
+              Console& console, RunFiles& files) {
+  EventFields fields{{"step", result.state.step},
+                     {"epoch", result.state.epoch},
+                     {"why", result.why},
+                     {"stopped", result.stop > StopKind::program}};
+  for (auto& field : times.fields()) {
+    fields.push_back(std::move(field));
+  }
+  files.event("end", fields);
+  if (const std::string text = times.text(); !text.empty()) {
+    console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", text));
+  }
+  const auto advice = times.advice(config.data.workers);
+  if (advice && world.is_main()) {
+    log_info(*advice);
+  }
+  std::vector<MetricValue> values;
+  for (const auto& [name, value] : result.metrics) {
+    values.push_back({.name = name, .value = value});
+  }
+  files.write_end(values);
+  console.line(result.why);
+  console.line(summary(result, config.checkpoint.monitor));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+// The last lines of a run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/config/train_config.h>
+#include <lockstep/trainer/train_state.h>
+
+#include "report/console.h"
+#include "trainer/agreed_stop.h"
+#include "trainer/output/run_files.h"
+#include "trainer/output/time_shares.h"
+
+namespace lockstep {
+
+struct RunEnd {
+  const TrainConfig& config;
+  std::int64_t step = 0;
+  std::int64_t epoch = 0;  ///< that of the last step, from 1
+  StopReason stop{};
+  bool saved = false;
+  bool was_finished = false;           ///< before this start, so that nothing was to do
+  std::vector<std::string> changed{};  ///< settings that changed since the checkpoint was written
+};
+
+/// How the command that continues such a run differs from this one: " without --fresh"; "": not at all.
+std::string change_of_command(const TrainConfig& config);
+
+/// Where, why, and how to go on: "stopped at step 20, epoch 1: SIGTERM, saved in runs/a; run the same command again to
+/// continue".
+std::string describe_end(const RunEnd& end);
+
+/// Into the log of events, the files of metrics and the console.
+void tell_end(const FitResult& result, const TimeShares& times, const TrainConfig& config, World& world,
+              Console& console, RunFiles& files);
+
+/// "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
+std::string summary(const FitResult& result, const std::string& monitor);
+
+}  // namespace lockstep

@@ -1,0 +1,142 @@
+#include "trainer/output/run_files.h"
+
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
+#include <lockstep/config/config_io.h>
+
+#include "base/run_files.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+// These are written as comments, because only the command line sets them.
+std::string program_comment(const Plan& plan) {
+  std::string text;
+  for (const auto& [name, value] : plan.facts.program_values) {
+    text += fmt::format("#   {} {}\n", name, printable(value));
+  }
+  return text.empty() ? text : "\n# The program's own flags:\n" + text;
+}
+
+}  // namespace
+
+RunFiles::RunFiles(const Plan& plan, bool on_main)
+    : plan_(plan),
+      on_main_(on_main),
+      active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv ||
+                          plan.config.report.tensorboard || plan.config.report.prometheus ||
+                          plan.config.report.step_times || !plan.config.report.command.empty())) {
+  if (!active_) {
+    return;
+  }
+  FileSystem& fs = real_file_system();
+  const std::filesystem::path directory = run_directory(plan.config);
+  fs.create_directories(directory);
+  events_ = std::make_unique<EventLog>(fs, directory / kEventsName);
+}
+
+RunFiles::~RunFiles() = default;
+
+void RunFiles::begin(std::int64_t resume_step, std::span<const MetricSinkFactory> own) {
+  if (active_) {
+    open_files(resume_step);
+  }
+  if (!on_main_) {
+    return;
+  }
+  for (const MetricSinkFactory& make : own) {
+    if (auto sink = make(resume_step)) {
+      own_sinks_.push_back(std::move(sink));
+    }
+  }
+}
+
+void RunFiles::open_files(std::int64_t resume_step) {
+  FileSystem& fs = real_file_system();
+  const std::filesystem::path directory = run_directory(plan_.config);
+  const std::string config = config_toml(asked_config(plan_)) + program_comment(plan_);
+  try {
+    remove_leftovers(fs, directory / kSettingsName);
+    write_file(fs, directory / kSettingsName, config);
+  } catch (const IoError& error) {  // a missing report does not end the run
+    log_warning(fmt::format("{}; the run goes on without it", error.what()));
+  }
+  if (plan_.config.report.jsonl) {
+    sinks_.push_back(jsonl_sink(fs, directory / kMetricLinesName, resume_step));
+  }
+  if (plan_.config.report.csv) {
+    sinks_.push_back(csv_sink(fs, directory / kMetricTableName, resume_step));
+  }
+  if (plan_.config.report.tensorboard) {
+    sinks_.push_back(tensorboard_sink(fs, directory, resume_step, fmt::format("```\n{}```\n", config)));
+  }
+  if (plan_.config.report.prometheus) {
+    sinks_.push_back(prometheus_sink(fs, directory / "metrics.prom", directory.filename().string()));
+  }
+  if (const std::string& command = plan_.config.report.command; !command.empty()) {
+    sinks_.push_back(command_sink(command, read_environment(), directory, resume_step));
+  }
+  if (plan_.config.report.step_times) {
+    step_times_ = csv_sink(fs, directory / "step_times.csv", resume_step);
+  }
+}
+
+void RunFiles::event(std::string_view name, const EventFields& fields) {
+  if (events_) {
+    events_->write(name, fields);
+  }
+}
+
+// The files of a run warn about their own errors; a sink of the program may throw.
+void RunFiles::for_each_sink(const std::function<void(MetricSink&)>& tell) {
+  for (const auto& sink : sinks_) {
+    tell(*sink);
+  }
+  std::erase_if(own_sinks_, [&](const auto& sink) {
+    try {
+      tell(*sink);
+      return false;
+    } catch (const IoError& error) {  // a missing report does not end the run
+      log_warning(fmt::format("{}; the sink of the program gets no more rows", error.what()));
+      return true;
+    }
+  });
+}
+
+void RunFiles::write(std::int64_t step, std::span<const MetricValue> metrics) {
+  for_each_sink([&](MetricSink& sink) { sink.write(step, metrics); });
+}
+
+void RunFiles::write_histogram(std::int64_t step, std::string_view name, const Histogram& histogram) {
+  for_each_sink([&](MetricSink& sink) { sink.write_histogram(step, name, histogram); });
+}
+
+void RunFiles::write_text(std::int64_t step, std::string_view name, std::string_view text) {
+  for_each_sink([&](MetricSink& sink) { sink.write_text(step, name, text); });
+}
+
+void RunFiles::write_image(std::int64_t step, std::string_view name, const Image& image) {
+  for_each_sink([&](MetricSink& sink) { sink.write_image(step, name, image); });
+}
+
+void RunFiles::write_end(std::span<const MetricValue> metrics) {
+  std::vector<RunSetting> settings = config_values(asked_config(plan_));
+  for (const auto& [name, value] : plan_.facts.program_values) {
+    settings.emplace_back(name, printable(value));
+  }
+  for_each_sink([&](MetricSink& sink) { sink.finish(settings, metrics); });
+}
+
+void RunFiles::step_times(std::int64_t step, std::span<const MetricValue> row) {
+  if (step_times_) {
+    step_times_->write(step, row);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "trainer/output/run_metrics.h"
+
+#include <algorithm>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include "trainer/output/metric_names.h"
+
+namespace lockstep {
+namespace {
+
+// In a checkpoint. The sums of the window have no prefix.
+constexpr std::string_view kMetric = "metric.";               // states of Task::metrics
+constexpr std::string_view kWindowMetric = "window_metric.";  // the earlier ones of the window
+constexpr std::string_view kEpochMetric = "epoch_metric.";    // the earlier ones of the epoch
+constexpr std::string_view kEpoch = "epoch.";                 // sums of the epoch
+constexpr std::string_view kLogged = "logged.";
+
+NamedTensors with_prefix(const NamedTensors& tensors, std::string_view prefix) {
+  NamedTensors found;
+  for (const auto& [name, tensor] : tensors) {
+    if (name.starts_with(prefix)) {
+      found.emplace_back(name.substr(prefix.size()), tensor);
+    }
+  }
+  return found;
+}
+
+template <class Value>
+void append(std::vector<std::pair<std::string, Value>>& all, std::string_view prefix,
+            std::vector<std::pair<std::string, Value>> values) {
+  for (auto& [name, value] : values) {
+    all.emplace_back(fmt::format("{}{}", prefix, name), std::move(value));
+  }
+}
+
+}  // namespace
+
+void RunMetrics::begin(std::vector<metrics::NamedMetric> of_task) {
+  metrics_ = {std::move(of_task), world_};
+  metrics_.reset();
+}
+
+Metrics RunMetrics::values() {
+  Metrics values = window_.means(world_);
+  append(values, "", metrics_.values(world_, in_window_));
+  return values;
+}
+
+Metrics RunMetrics::end_window() {
+  Metrics values = window_.take(world_);
+  append(values, "", metrics_.values(world_, in_window_));
+  if (of_epochs_) {
+    in_epoch_ = metrics_.take(in_epoch_);
+  } else {
+    metrics_.reset();
+  }
+  in_window_.clear();
+  return values;
+}
+
+Metrics RunMetrics::end_epoch() {
+  Metrics values;
+  append(values, kEpochPrefix, epoch_.take(world_));
+  append(values, kEpochPrefix, metrics_.values(world_, in_epoch_));
+  in_window_ = metrics_.take(in_window_);
+  in_epoch_.clear();
+  return values;
+}
+
+NamedTensors RunMetrics::save() {
+  NamedTensors saved = window_.save(world_);
+  append(saved, kMetric, metrics_.save(world_));
+  if (of_epochs_) {
+    append(saved, kWindowMetric, metrics_.save(world_, in_window_));
+    append(saved, kEpochMetric, metrics_.save(world_, in_epoch_));
+    append(saved, kEpoch, epoch_.save(world_));
+  }
+  for (const auto& [name, value] : logged_) {
+    saved.emplace_back(fmt::format("{}{}", kLogged, name), at::scalar_tensor(value, at::kDouble));
+  }
+  return saved;
+}
+
+void RunMetrics::load(const NamedTensors& saved) {
+  window_.load(saved, world_);
+  if (of_epochs_) {
+    metrics_.load(with_prefix(saved, kWindowMetric), world_);
+    in_window_ = metrics_.take({});
+    metrics_.load(with_prefix(saved, kEpochMetric), world_);
+    in_epoch_ = metrics_.take({});
+    epoch_.load(with_prefix(saved, kEpoch), world_);
+  }
+  metrics_.load(with_prefix(saved, kMetric), world_);
+  for (const auto& [name, value] : with_prefix(saved, kLogged)) {
+    logged_.emplace_back(name, value.item<double>());
+  }
+}
+
+bool RunMetrics::has_epoch(const NamedTensors& saved) {
+  return std::ranges::any_of(saved, [](const auto& tensor) { return tensor.first.starts_with(kEpoch); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include "trainer/output/run_reports.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "report/metric_file.h"
+#include "world/agreement.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kSpeed = "samples_per_s";
+constexpr std::string_view kEpochNumber = "epoch";
+
+}  // namespace
+
+bool is_for_console(std::string_view metric) { return metric.find('/') == std::string_view::npos; }
+
+void RunReports::set_position(const TrainState& state, const EpochPlace& place) {
+  if (place.number != epoch_) {
+    epoch_ = place.number;
+    now_.phase = fmt::format("epoch {}", std::max(epoch_, std::int64_t{1}));
+  }
+  now_.done = place.steps;
+  now_.step = state.step;
+  now_.samples = state.samples;
+}
+
+void RunReports::show_step(const TrainState& state, const EpochPlace& place, std::optional<std::int64_t> total) {
+  set_position(state, place);
+  now_.total = total;
+  progress_.update(now_);
+}
+
+void RunReports::show_validation(std::int64_t steps, std::optional<std::int64_t> total) {
+  progress_.update({.phase = "validation", .done = steps, .total = total, .step = now_.step, .samples = now_.samples});
+}
+
+void RunReports::begin_window(std::int64_t samples) {
+  window_began_ = Clock::now();
+  window_samples_ = samples;
+}
+
+void RunReports::add_speed(Metrics& metrics, std::int64_t samples) {
+  const double seconds = std::chrono::duration<double>(Clock::now() - window_began_).count();
+  if (seconds > 0 && samples > window_samples_) {
+    metrics.emplace_back(kSpeed, static_cast<double>(samples - window_samples_) / seconds);
+  }
+  begin_window(samples);
+}
+
+void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
+  if (may_differ) {
+    check(metrics);
+  }
+  std::vector<MetricValue> row;
+  std::vector<MetricValue> line;  // the console shows epoch and speed separately
+  for (const auto& [name, value] : metrics) {
+    row.push_back({.name = name, .value = value});
+    of_step_.emplace_back(name, value);
+    if (name != kEpochNumber && name != kSpeed) {
+      if (is_for_console(name)) {
+        line.push_back(row.back());
+      }
+      remember(name, value);
+    }
+  }
+  if (stage != Stage::report) {
+    row.push_back({.name = kEpochNumber, .value = static_cast<double>(epoch_)});
+  }
+  require_distinct(row);  // on every rank
+  if (stage == Stage::report) {
+    progress_.report(now_, line);
+  } else {
+    progress_.keep(now_, line);
+  }
+  files_.write(now_.step, row);
+}
+
+void RunReports::check(const Metrics& metrics) {
+  std::string text;
+  for (const auto& [name, value] : metrics) {
+    if (name != kSpeed) {  // measured by each rank
+      text += fmt::format("{} {:.17g}\n", printable(name), value);
+    }
+  }
+  if (const auto found = find_disagreement(world_.gather(text))) {
+    throw_about_rank(found->rank, world_,
+                     CommError(fmt::format("rank {} logs other metrics than the others: '{}', {} '{}'", found->rank,
+                                           found->found, found->others, found->expected),
+                               "log the same value on every rank; World::all_reduce makes one value of several",
+                               ExitCode::disagree));
+  }
+}
+
+void RunReports::remember(const std::string& name, double value) {
+  const auto known = std::ranges::find(last_, name, &Metrics::value_type::first);
+  if (known == last_.end()) {
+    last_.emplace_back(name, value);
+  } else {
+    known->second = value;
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+// How a run shows its training: the progress line, and rows of metrics on the console and in files.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <lockstep/trainer/callback.h>
+#include <lockstep/trainer/train_state.h>
+#include <lockstep/world/world.h>
+
+#include "report/console.h"
+#include "report/progress_bar.h"
+#include "trainer/epoch_place.h"
+#include "trainer/output/run_files.h"
+
+namespace lockstep {
+
+class RunReports {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  RunReports(std::shared_ptr<Console> console, bool show_bar, World& world, RunFiles& files)
+      : world_(world), files_(files), progress_(std::move(console), show_bar) {}
+
+  /// Before the first step, perhaps of a resumed run.
+  void set_position(const TrainState& state, const EpochPlace& place);
+  /// After a step. `total`: steps of the epoch, if they are known.
+  void show_step(const TrainState& state, const EpochPlace& place, std::optional<std::int64_t> total);
+  /// `total`: steps of the validation, if they are known.
+  void show_validation(std::int64_t steps, std::optional<std::int64_t> total);
+  void end_epoch() { progress_.finish_epoch(now_); }
+  void end() { progress_.finish_phase(); }
+
+  /// The speed is measured from now on.
+  void begin_window(std::int64_t samples);
+  /// What takes `time` is not part of the training.
+  void leave_out(Clock::duration time) { window_began_ += time; }
+  /// Adds samples_per_s, and begins the next window.
+  void add_speed(Metrics& metrics, std::int64_t samples);
+
+  /// Collective if `may_differ`: decisions depend on metrics, so all ranks must have the same. A row of a report, or of
+  /// another stage. Throws: CommError (they differ), Error (a name is used twice).
+  void write(Stage stage, const Metrics& metrics, bool may_differ);
+
+  /// All metrics that were written since the last show_step().
+  const Metrics& of_step() const noexcept { return of_step_; }
+  void forget_step() { of_step_.clear(); }
+  /// The last value of each metric.
+  const Metrics& last() const noexcept { return last_; }
+
+ private:
+  void check(const Metrics& metrics);
+  void remember(const std::string& name, double value);
+
+  World& world_;
+  RunFiles& files_;
+  ProgressBar progress_;
+  Progress now_{};
+  std::int64_t epoch_ = -1;          // in now_
+  std::int64_t window_samples_ = 0;  // at its beginning
+  Clock::time_point window_began_{};
+  Metrics of_step_{};
+  Metrics last_{};
+};
+
+/// Of metrics such as "grad_norm/encoder" there can be hundreds.
+bool is_for_console(std::string_view metric);
+
+}  // namespace lockstep

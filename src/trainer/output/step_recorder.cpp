@@ -1,0 +1,133 @@
+#include "trainer/output/step_recorder.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/config/config_io.h>
+
+#include "parallel/parameter_sync.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+/// Digest of the ids of the micro-batches; a rank's samples are one block of the global batch.
+std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& world) {
+  const std::int64_t rank = world.rank();
+  std::int64_t position =
+      rank * (batches.global_samples / world.size()) + std::min(rank, batches.global_samples % world.size());
+  std::uint64_t sum = 0;
+  std::int64_t known = 0;
+  for (const Batch& batch : batches.micro) {
+    for (const std::int64_t id : batch.ids) {
+      sum += sample_digest(position++, id);
+      ++known;
+    }
+  }
+  return known == batches.local_samples ? std::optional(sum) : std::nullopt;
+}
+
+/// 0-dim bool, a tensor of its own; undefined: no update can be left out.
+at::Tensor left_out(const StepResult& result) {
+  at::Tensor any;
+  for (const at::Tensor& flag : {result.skipped, result.spike}) {
+    if (flag.defined()) {
+      any = any.defined() ? any.logical_or(flag) : flag > 0;
+    }
+  }
+  return any;
+}
+
+}  // namespace
+
+StepRecorder::StepRecorder(const TrainConfig& config, const World& world) : config_(config), world_(world) {}
+StepRecorder::~StepRecorder() = default;
+
+void StepRecorder::open(std::int64_t from_step) {
+  if (config_.report.record == 0) {
+    return;
+  }
+  FileSystem& fs = real_file_system();
+  const std::filesystem::path directory = run_directory(config_);
+  try {
+    fs.create_directories(directory);
+  } catch (const IoError&) {
+    // If this fails, the file cannot be created either, and RecordWriter reports the reason.
+  }
+  writer_ = std::make_unique<RecordWriter>(fs, directory / record_file_name(world_.rank()), world_.rank(),
+                                           world_.size(), from_step);
+}
+
+void StepRecorder::add(const TrainState& state, const StepBatches& batches, const StepResult& result,
+                       const torch::nn::Module& module) {
+  if (!writer_ || state.step % config_.report.record != 0) {
+    return;
+  }
+  const at::Tensor digests = parameter_digests(module);
+  if (!weights_.defined() || weights_.size(0) != digests.size(0)) {
+    weights_ = at::arange(digests.size(0), digests.options()).mul_(2).add_(1);
+  }
+  pending_.push_back({.step = state.step,
+                      .epoch = batches.epoch,
+                      .samples = batches.local_samples,
+                      .sample_digest = digest_of(batches, world_),
+                      .rolled_back = std::exchange(rolled_back_, false)});
+  digests_.push_back((digests * weights_).sum());
+  left_out_.push_back(left_out(result));
+  if (config_.dist.check_replicas && config_.report.every_steps > 0 && world_.size() > 1) {
+    unchecked_steps_.push_back(state.step);
+    unchecked_.push_back(digests_.back());
+  }
+  losses_.push_back((result.loss.defined() ? result.loss.detach() : at::zeros({}, digests.device())).to(at::kDouble));
+  if (pending_.size() == RecordWriter::kBuffered) {
+    flush();
+  }
+}
+
+std::optional<std::int64_t> StepRecorder::find_divergence(World& world) {
+  if (unchecked_.empty()) {
+    return std::nullopt;
+  }
+  const at::Tensor all = world.all_gather(at::stack(unchecked_).view({1, -1}));
+  const at::Tensor differ = WorldAccess::on_host(world, (all != all[0]).any(0));
+  const auto steps = std::exchange(unchecked_steps_, {});
+  unchecked_.clear();
+  const bool* first = differ.const_data_ptr<bool>();
+  const auto found = static_cast<std::size_t>(std::find(first, first + steps.size(), true) - first);
+  return found < steps.size() ? std::optional(steps[found]) : std::nullopt;
+}
+
+void StepRecorder::flush() {
+  if (!writer_) {
+    return;
+  }
+  if (!pending_.empty()) {
+    const at::Tensor digests = at::stack(digests_).cpu();
+    const at::Tensor losses = at::stack(losses_).cpu();
+    for (at::Tensor& flag : left_out_) {
+      flag = flag.defined() ? flag : at::zeros({}, at::device(digests_.front().device()).dtype(at::kBool));
+    }
+    const at::Tensor left_out = at::stack(left_out_).cpu();
+    for (std::size_t i = 0; i < pending_.size(); ++i) {
+      StepRecord& record = pending_[i];
+      record.parameter_digest = static_cast<std::uint64_t>(digests.const_data_ptr<std::int64_t>()[i]);
+      if (record.samples > 0) {
+        record.loss_bits = std::bit_cast<std::uint64_t>(losses.const_data_ptr<double>()[i]);
+      }
+      record.left_out = left_out.const_data_ptr<bool>()[i];
+      writer_->add(record);
+    }
+  }
+  pending_.clear();
+  digests_.clear();
+  losses_.clear();
+  left_out_.clear();
+  writer_->flush();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#include "trainer/output/step_times.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "trainer/output/time_shares.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+
+StepTimes::StepTimes(World& world, RunFiles& files) : world_(world), files_(files) {}
+
+void StepTimes::begin(std::int64_t step) {
+  since_ = WorldAccess::progress(world_).times();
+  step_ = step;
+}
+
+void StepTimes::report(std::int64_t step) {
+  const PhaseTimes now = WorldAccess::progress(world_).times();
+  const TimeShares shares(std::exchange(since_, now), now);
+  const auto steps = static_cast<double>(std::max<std::int64_t>(step - std::exchange(step_, step), 1));
+  const auto milliseconds = [steps](double seconds) { return std::round(1e6 * seconds / steps) / 1e3; };
+  std::vector<std::string> names{"step_ms"};
+  std::vector<double> values{milliseconds(shares.total())};
+  for (const auto& [name, seconds] : shares.parts()) {
+    names.push_back(fmt::format("{}_ms", name));
+    values.push_back(milliseconds(seconds));
+  }
+  const std::size_t bytes = values.size() * sizeof(double);
+  const auto all = world_.gather({reinterpret_cast<const char*>(values.data()), bytes});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    LOCKSTEP_ASSERT(all[rank].size() == bytes, "every rank sends its times");
+    std::memcpy(values.data(), all[rank].data(), bytes);
+    std::vector<MetricValue> row{{.name = "rank", .value = static_cast<double>(rank)}};
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      row.push_back({.name = names[i], .value = values[i]});
+    }
+    files_.step_times(step, row);
+  }
+}
+
+}  // namespace lockstep

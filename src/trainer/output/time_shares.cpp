@@ -1,0 +1,78 @@
+#include "trainer/output/time_shares.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+double to_seconds(PhaseTimes::Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+constexpr double kLong = 10;  // seconds; a shorter run says little
+
+std::string percent(double part, double total) { return fmt::format("{:.0f} %", 100 * part / total); }
+
+}  // namespace
+
+TimeShares::TimeShares(const PhaseTimes& begin, const PhaseTimes& end) : total_(to_seconds(end.now - begin.now)) {
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    spent_.own[i] = end.own[i] - begin.own[i];
+  }
+  spent_.waited = end.waited - begin.waited;
+}
+
+double TimeShares::of(Phase phase) const noexcept { return to_seconds(spent_.of(phase)); }
+
+std::vector<std::pair<std::string_view, double>> TimeShares::parts() const {
+  return {{"data", of(Phase::data)},         {"forward", of(Phase::forward)},
+          {"backward", of(Phase::backward)}, {"optimizer", of(Phase::optimizer)},
+          {"task", of(Phase::task)},         {"callback", of(Phase::callback)},
+          {"report", of(Phase::report)},     {"validation", of(Phase::validation)},
+          {"save", of(Phase::save)},         {"communication", to_seconds(spent_.waited)}};
+}
+
+EventFields TimeShares::fields() const {
+  EventFields fields{{"seconds", total_}};
+  for (const auto& [name, seconds] : parts()) {
+    fields.push_back({fmt::format("{}_seconds", name), seconds});
+  }
+  return fields;
+}
+
+std::string TimeShares::text() const {
+  if (total_ < kLong) {
+    return {};
+  }
+  auto parts = this->parts();
+  std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::vector<std::string> shown;
+  for (const auto& [name, seconds] : parts) {
+    if (seconds >= 0.01 * total_) {
+      shown.push_back(fmt::format("{} {}", name, percent(seconds, total_)));
+    }
+  }
+  return join(shown, ", ");
+}
+
+std::optional<std::string> TimeShares::advice(int workers) const {
+  constexpr double kMuch = 0.2;
+  if (total_ < kLong) {
+    return std::nullopt;
+  }
+  if (const double data = of(Phase::data); data > kMuch * total_) {
+    return fmt::format(
+        "waiting for data took {} of the time: raise --data.workers (now {}) or --data.prefetch, or cache the data",
+        percent(data, total_), workers);
+  }
+  if (const double saves = of(Phase::save); saves > kMuch * total_) {
+    return fmt::format("saving took {} of the time: save less often, or in the background with --checkpoint.async",
+                       percent(saves, total_));
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep

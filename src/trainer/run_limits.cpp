@@ -1,0 +1,26 @@
+#include "trainer/run_limits.h"
+
+#include <algorithm>
+
+namespace lockstep {
+
+std::int64_t RunLimits::steps() const noexcept {
+  const std::int64_t by_epochs = config_.max_epochs * steps_per_epoch_;
+  return config_.max_steps > 0 && by_epochs > 0 ? std::min(config_.max_steps, by_epochs)
+                                                : std::max(config_.max_steps, by_epochs);
+}
+
+bool RunLimits::are_reached(const TrainState& state) const noexcept {
+  return (config_.max_steps > 0 && state.step >= config_.max_steps) ||
+         (config_.max_epochs > 0 && state.epoch >= config_.max_epochs);
+}
+
+bool RunLimits::is_below_minimum(const TrainState& state) const noexcept {
+  return state.step < config_.min_steps || state.epoch < config_.min_epochs;
+}
+
+bool RunLimits::must_stop(StopKind requested, const TrainState& state) const noexcept {
+  return requested > StopKind::program || (requested == StopKind::program && !is_below_minimum(state));
+}
+
+}  // namespace lockstep

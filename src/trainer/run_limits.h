@@ -1,0 +1,31 @@
+// How long a run may train, and how long it must.
+#pragma once
+
+#include <cstdint>
+
+#include <lockstep/base/control.h>
+#include <lockstep/config/train_config.h>
+#include <lockstep/trainer/train_state.h>
+
+namespace lockstep {
+
+class RunLimits {
+ public:
+  explicit RunLimits(const TrainConfig& config) : config_(config) {}
+
+  /// 0: not known.
+  void set_steps_per_epoch(std::int64_t steps) noexcept { steps_per_epoch_ = steps; }
+  std::int64_t steps_per_epoch() const noexcept { return steps_per_epoch_; }
+  /// The length of the whole run; 0: no limit, or it is not known.
+  std::int64_t steps() const noexcept;
+  bool are_reached(const TrainState& state) const noexcept;
+  bool is_below_minimum(const TrainState& state) const noexcept;
+  /// The program itself cannot end a run before its minimum.
+  bool must_stop(StopKind requested, const TrainState& state) const noexcept;
+
+ private:
+  const TrainConfig& config_;
+  std::int64_t steps_per_epoch_ = 0;
+};
+
+}  // namespace lockstep

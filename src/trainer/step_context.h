@@ -1,0 +1,31 @@
+// What a Step works with.
+#pragma once
+
+#include <functional>
+
+#include <lockstep/config/train_config.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/parallel/strategy.h>
+#include <lockstep/world/world.h>
+
+#include "trainer/meter.h"
+#include "trainer/watch/spike_gate.h"
+
+namespace lockstep {
+
+/// It lives as long as its Step.
+struct StepContext {
+  Strategy& strategy;
+  World& world;
+  const TrainConfig& config;
+  const StepBatches& batches;
+  Meter& meter;
+  Meter* epoch_meter = nullptr;  ///< report.epoch_means: of the whole epoch
+  SpikeGate* spikes = nullptr;   ///< spike.policy skip
+  ScheduleStep at{};             ///< its place in the run
+  double loss_factor = 1;        ///< of the loss of which gradients are computed (optim.loss_scaling)
+  /// Before the gradients of an optimizer are clipped; nullptr: nothing.
+  const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,161 @@
+#include "trainer/watch/anomalies.h"
+
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatches& batches) {
+  finite_.add(step, result);
+  spikes_.add(step, result, batches);
+}
+
+bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
+  if (put_back_at_ == step) {
+    return false;  // a save after a report that went back: nothing was trained since
+  }
+  const auto spike = spikes_.look(world_);
+  const auto found = finite_.look(run.module, world_);
+  parameters_finite_ = !found || found->parameter.empty();
+  tell_skipped(step);
+  if (found) {
+    return act_on(*found, run, step);
+  }
+  told_non_finite_ = false;
+  const bool put_back = spike && act_on(*spike, run, step);
+  if (ends_window && spikes_.take_lr_reduction()) {
+    lower_rates(run.strategy, step);
+  }
+  if (!put_back) {
+    rollbacks_in_a_row_ = 0;
+    take_snapshot(run, step);
+  }
+  return put_back;
+}
+
+void Anomalies::tell_skipped(std::int64_t step) {
+  const std::int64_t skipped = finite_.skipped();
+  if (skipped > 0 && config_.optim.non_finite == NonFinitePolicy::skip) {
+    files_.event("skipped", {{"step", step}, {"steps", skipped}});
+    warn(fmt::format("step {}: {} skipped since the last report: a loss or a gradient was not finite", step,
+                     skipped == 1 ? "a step was" : counted(skipped, "step") + " were"));
+  }
+  const std::vector<Spike>& spikes = spikes_.skipped();
+  for (const Spike& spike : spikes) {
+    tell_spike(spike, /*skipped=*/true);
+  }
+  if (!spikes.empty()) {
+    warn(fmt::format("{}; the step changed nothing{}", spikes.front().text(),
+                     spikes.size() == 1 ? std::string()
+                                        : fmt::format(", nor did {} after it since the last report",
+                                                      counted(std::ssize(spikes) - 1, "step"))));
+  }
+}
+
+void Anomalies::tell_spike(const Spike& spike, bool skipped) {
+  files_.event("spike", {{"step", spike.step},
+                         {"metric", spike.name},
+                         {"value", spike.value},
+                         {"z_score", spike.z_score},
+                         {"skipped", skipped},
+                         {"samples", fmt::format("{}", fmt::join(spike.ids, " "))}});
+}
+
+// A rate that is written into the options becomes the base of the schedule, and is in the checkpoints.
+void Anomalies::lower_rates(Strategy& strategy, std::int64_t step) {
+  for (std::size_t i = 0; i < strategy.optimizer_count(); ++i) {
+    for (auto& group : strategy.optimizer(i).torch_optimizer().param_groups()) {
+      group.options().set_lr(group.options().get_lr() * config_.spike.lr_factor);
+    }
+  }
+  const double lr = strategy.optimizer().lr();
+  files_.event("lower_lr", {{"step", step}, {"factor", config_.spike.lr_factor}, {"lr", lr}});
+  warn(fmt::format("step {}: the learning rate is {:.3g} now", step, lr));
+}
+
+bool Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step) {
+  switch (config_.optim.non_finite) {
+    case NonFinitePolicy::rollback:
+      roll_back(found.text(), run, step);
+      return true;
+    case NonFinitePolicy::warn:
+      if (!std::exchange(told_non_finite_, true)) {
+        files_.event("non_finite", {{"step", step}, {"what", found.text()}});
+        warn(found.text());
+      }
+      break;
+    case NonFinitePolicy::stop:
+    case NonFinitePolicy::skip:
+      throw Error(found.text(),
+                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite skip "
+                  "skips steps with such a loss or gradients, --optim.non_finite warn continues despite it",
+                  ExitCode::bad_data);
+  }
+  return false;
+}
+
+bool Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step) {
+  tell_spike(spike, /*skipped=*/false);
+  switch (config_.spike.policy) {
+    case SpikePolicy::warn:
+      warn(spike.text());
+      break;
+    case SpikePolicy::skip:  // decided before the update: tell_skipped()
+      break;
+    case SpikePolicy::lower_lr:
+      spikes_.request_lr_reduction();
+      warn(spike.text());
+      break;
+    case SpikePolicy::rollback:
+      roll_back(spike.text(), run, step);
+      return true;
+    case SpikePolicy::stop:
+      throw Error(spike.text(),
+                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --spike.policy warn "
+                  "continues, --spike.policy rollback leaves those steps out",
+                  ExitCode::bad_data);
+  }
+  return false;
+}
+
+// Only the weights and what belongs to them go back: the steps are counted, and their samples are not used again.
+void Anomalies::roll_back(const std::string& why, const RunSnapshot::Parts& run, std::int64_t step) {
+  constexpr int kMost = 3;  // with the same weights and other samples each time
+  const std::int64_t to = snapshot_.step().value();
+  if (++rollbacks_in_a_row_ > kMost) {
+    throw Error(fmt::format("{}; {} rollbacks to step {} in a row did not help", why, kMost, to),
+                "look at the learning rate and the model; the last checkpoint is from before", ExitCode::bad_data);
+  }
+  snapshot_.restore(run);
+  put_back_at_ = step;
+  parameters_finite_ = true;
+  files_.event("rollback", {{"step", step}, {"to", to}, {"why", why}});
+  warn(fmt::format("{}: the weights are those of step {} again; the samples of steps {} to {} are left out", why, to,
+                   to, step - 1));
+}
+
+void Anomalies::take_snapshot(const RunSnapshot::Parts& run, std::int64_t step) {
+  if (config_.optim.non_finite == NonFinitePolicy::rollback ||
+      (config_.spike.z_score > 0 && config_.spike.policy == SpikePolicy::rollback)) {
+    snapshot_.take(run, step);
+  }
+}
+
+void Anomalies::warn(const std::string& text) const {
+  if (world_.is_main()) {
+    log_warning(text);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+// Values that are not finite or far too large, and what follows: optim.non_finite and spike.policy.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <lockstep/config/train_config.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/trainer/train_state.h>
+#include <lockstep/world/world.h>
+
+#include "trainer/output/run_files.h"
+#include "trainer/watch/finite_watch.h"
+#include "trainer/watch/run_snapshot.h"
+#include "trainer/watch/spike_watch.h"
+
+namespace lockstep {
+
+class Anomalies {
+ public:
+  Anomalies(const TrainConfig& config, World& world, RunFiles& files)
+      : config_(config), world_(world), files_(files), spikes_(config.spike) {}
+
+  /// Collective with a policy rollback. Before the first step.
+  void begin(const RunSnapshot::Parts& run, std::int64_t step) { take_snapshot(run, step); }
+  /// Records the results of a step. Does not wait for the device.
+  void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
+  /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps; warns, or puts the
+  /// weights of before back. `ends_window`: at a report that a straight run has too; only there learning rates are
+  /// lowered. Returns whether weights were put back. Waits for the device. Throws: Error (exit 65) if the run must end.
+  bool check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
+  /// Of the last check().
+  bool parameters_finite() const noexcept { return parameters_finite_; }
+
+  SpikeWatch& spikes() noexcept { return spikes_; }
+
+ private:
+  void tell_skipped(std::int64_t step);
+  void tell_spike(const Spike& spike, bool skipped);
+  void lower_rates(Strategy& strategy, std::int64_t step);
+  /// Both return whether weights were put back.
+  bool act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step);
+  bool act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step);
+  void roll_back(const std::string& why, const RunSnapshot::Parts& run, std::int64_t step);
+  void take_snapshot(const RunSnapshot::Parts& run, std::int64_t step);
+  void warn(const std::string& text) const;  // on the main rank
+
+  const TrainConfig& config_;
+  World& world_;
+  RunFiles& files_;
+  FiniteWatch finite_{};
+  SpikeWatch spikes_;
+  RunSnapshot snapshot_{};
+  int rollbacks_in_a_row_ = 0;
+  std::int64_t put_back_at_ = -1;  // the step after which that was done the last time
+  bool parameters_finite_ = true;
+  bool told_non_finite_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+#include "trainer/watch/finite_watch.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/tensor/named_tensors.h>
+
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kNever = std::int64_t{1} << 40;  // more than any run's number of steps
+constexpr std::size_t kMostPending = 256;
+// The loss scale of fp16_mixed has gone from 65536 to 0.002 then.
+constexpr std::int64_t kMostSkipped = 25;
+
+at::Tensor first_of(const at::Tensor& bad, std::int64_t begin) {
+  const at::Tensor numbers = at::arange(begin, begin + bad.size(0), bad.options().dtype(at::kLong));
+  return at::where(bad, numbers, kNever).min();
+}
+
+// Checks only trained parameters: a frozen tensor may contain infinity on purpose, such as an attention mask.
+NamedTensors trained_values(const torch::nn::Module& module) {
+  NamedTensors values;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    if (parameter.requires_grad() && parameter.numel() > 0) {
+      values.emplace_back(item.key(), parameter.is_complex() ? at::view_as_real(parameter) : parameter);
+    }
+  }
+  return values;
+}
+
+// A sum of absolute values is finite if all of them are finite.
+at::Tensor first_parameter(const NamedTensors& parameters, c10::Device device) {
+  if (parameters.empty()) {
+    return at::full({}, kNever, at::device(device).dtype(at::kLong));
+  }
+  std::vector<at::Tensor> tensors;
+  bool has_double = false;
+  for (const auto& [name, tensor] : parameters) {
+    tensors.push_back(tensor);
+    has_double = has_double || tensor.scalar_type() == at::kDouble;
+  }
+  const auto sums = at::_foreach_norm(tensors, 1, has_double ? at::kDouble : at::kFloat);
+  return first_of(at::isfinite(at::stack(sums)).logical_not(), 0);
+}
+
+}  // namespace
+
+std::string NonFinite::text() const {
+  std::string found;
+  const auto add = [&](const std::string& part) { found += (found.empty() ? "" : "; ") + part; };
+  if (loss) {
+    add(fmt::format("the loss of step {} is not finite on rank {}", loss->step, loss->rank));
+  }
+  if (grad_norm) {
+    add(fmt::format("the gradient norm of step {} is not finite", grad_norm->step));
+  }
+  if (skipped_steps > 0) {
+    add(fmt::format("a loss or a gradient of each of the last {} steps was not finite", skipped_steps));
+  }
+  add(parameter.empty() ? std::string("all parameters are finite")
+                        : fmt::format("the first parameter that is not finite is {}", parameter));
+  return found;
+}
+
+void FiniteWatch::add(std::int64_t step, const StepResult& result) {
+  if (!result.skipped.defined()) {
+    losses_.add(step, result.loss);
+    grad_norms_.add(step, result.grad_norm);
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const auto unless_skipped = [&](const at::Tensor& value) {
+    return value.defined() ? at::where(result.skipped > 0, 0, value) : value;
+  };
+  losses_.add(step, unless_skipped(result.loss));
+  grad_norms_.add(step, unless_skipped(result.grad_norm));
+  skipped_since_look_ = skipped_since_look_.defined() ? skipped_since_look_ + result.skipped : result.skipped.clone();
+  skipped_in_a_row_ =
+      (skipped_in_a_row_.defined() ? skipped_in_a_row_ + result.skipped : result.skipped) * result.skipped;
+}
+
+std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, World& world) {
+  const at::NoGradGuard no_grad;
+  const NamedTensors parameters = trained_values(module);
+  // One number encodes step and rank, so the minimum over ranks is the first.
+  const auto number_of = [&](const at::Tensor& steps) {
+    return steps.defined() ? steps.to(at::kLong) : at::zeros({}, at::device(world.device()).dtype(at::kLong));
+  };
+  const auto found = at::stack({losses_.take(world.device()), grad_norms_.take(world.device()),
+                                first_parameter(parameters, world.device()), number_of(skipped_in_a_row_),
+                                number_of(std::exchange(skipped_since_look_, {}))})
+                         .mul_(world.size())
+                         .add_(world.rank());
+  world.all_reduce(found, Reduce::min);
+  const at::Tensor host = WorldAccess::on_host(world, found);
+  const auto value = [&](std::int64_t i) -> std::optional<NonFinite::Value> {
+    const std::int64_t number = host.const_data_ptr<std::int64_t>()[i];
+    const NonFinite::Value place{.step = number / world.size(), .rank = static_cast<int>(number % world.size())};
+    return place.step < kNever ? std::optional(place) : std::nullopt;
+  };
+  NonFinite result{.loss = value(0), .grad_norm = value(1)};
+  const auto parameter = value(2);
+  if (const std::int64_t in_a_row = value(3)->step; in_a_row >= kMostSkipped) {
+    result.skipped_steps = in_a_row;
+  }
+  skipped_ = value(4)->step;
+  if (parameter) {
+    result.parameter = parameters.at(static_cast<std::size_t>(parameter->step)).first;
+  }
+  return result.loss || result.grad_norm || parameter || result.skipped_steps > 0 ? std::optional(std::move(result))
+                                                                                  : std::nullopt;
+}
+
+void FiniteWatch::Series::add(std::int64_t step, const at::Tensor& value) {
+  if (pending_.empty()) {
+    begin_ = step;
+  }
+  pending_.push_back(value);
+  if (pending_.size() == kMostPending) {
+    fold();
+  }
+}
+
+void FiniteWatch::Series::fold() {
+  const auto defined = std::find_if(pending_.begin(), pending_.end(), [](const at::Tensor& t) { return t.defined(); });
+  if (defined != pending_.end()) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor nothing = at::zeros_like(*defined);
+    for (at::Tensor& value : pending_) {
+      value = value.defined() ? value : nothing;
+    }
+    const at::Tensor first = first_of(at::isfinite(at::stack(pending_)).logical_not(), begin_);
+    first_ = first_.defined() ? at::minimum(first_, first) : first;
+  }
+  pending_.clear();
+}
+
+at::Tensor FiniteWatch::Series::take(c10::Device device) {
+  fold();
+  const at::Tensor first = first_.defined() ? first_ : at::full({}, kNever, at::device(device).dtype(at::kLong));
+  first_.reset();
+  return first.to(device);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,109 @@
+#include "trainer/watch/spike_gate.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+SpikeGate::Windows& SpikeGate::windows_of(std::size_t optimizer) {
+  windows_.resize(std::max(windows_.size(), optimizer + 1));
+  Windows& windows = windows_[optimizer];
+  if (!windows.values.defined()) {
+    windows.values = at::zeros({std::ssize(kNames), config_.window}, at::kDouble);
+    windows.counts = at::zeros({std::ssize(kNames)}, at::kDouble);
+  }
+  return windows;
+}
+
+at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const at::Tensor& loss,
+                            const at::Tensor& grad_norm) {
+  const c10::NoGradGuard no_grad;
+  Windows& windows = windows_of(optimizer);
+  if (!age_.defined()) {
+    age_ = at::arange(config_.window - 1, -1, -1, at::device(grad_norm.device()).dtype(at::kDouble));
+  }
+  const at::Tensor before = windows.values.to(age_.device());
+  const at::Tensor counts = windows.counts.to(age_.device());
+  const at::Tensor values = at::stack({loss.detach().to(at::kDouble), grad_norm.detach().to(at::kDouble)});
+  const at::Tensor divisors = counts.clamp_min(1);
+  const at::Tensor means = before.sum(1) / divisors;
+  const at::Tensor squares = (before - means.unsqueeze(1)).square_().mul_(age_ < counts.unsqueeze(1)).sum(1);
+  const at::Tensor least = means.abs().clamp_min_(kLeastSpikeDeviation).mul_(kLeastSpikeDeviation);
+  const at::Tensor deviations = at::maximum((squares / divisors).sqrt_(), least);
+  const at::Tensor limits = means + config_.z_score * deviations;
+  const at::Tensor are_finite = values.isfinite();  // FiniteWatch finds the others
+  const auto fewest = static_cast<double>(std::min(static_cast<std::int64_t>(kFewestForSpikes), config_.window));
+  const at::Tensor spikes = are_finite.logical_and(counts >= fewest).logical_and_(values > limits);
+  const at::Tensor kept = at::where(spikes, limits, values).unsqueeze(1);
+  const at::Tensor moved = at::cat({before.slice(1, 1), kept}, 1);
+  windows.values = at::where(are_finite.unsqueeze(1), moved, before);
+  windows.counts = (counts + are_finite).clamp_max_(config_.window);
+  steps_.push_back(step);
+  pending_.push_back(at::stack({values, means, (values - means) / deviations, spikes.to(at::kDouble)}));
+  return spikes.any().to(at::kFloat);
+}
+
+std::vector<SpikeGate::Skipped> SpikeGate::take_skipped() {
+  std::vector<Skipped> skipped;
+  if (pending_.empty()) {
+    return skipped;
+  }
+  const at::Tensor host = at::stack(pending_).cpu();
+  const double* row = host.const_data_ptr<double>();
+  constexpr std::size_t kColumns = kNames.size();
+  for (std::size_t i = 0; i < steps_.size(); ++i, row += 4 * kColumns) {
+    const double* is_spike = row + 3 * kColumns;
+    const auto which = static_cast<std::size_t>(std::find(is_spike, is_spike + kColumns, 1.0) - is_spike);
+    if (which < kColumns) {
+      skipped.push_back({.step = steps_[i],
+                         .name = kNames[which],
+                         .value = row[which],
+                         .mean = row[kColumns + which],
+                         .z_score = row[2 * kColumns + which]});
+    }
+  }
+  steps_.clear();
+  pending_.clear();
+  return skipped;
+}
+
+NamedTensors SpikeGate::save() const {
+  NamedTensors state;
+  for (std::size_t optimizer = 0; optimizer < windows_.size(); ++optimizer) {
+    if (!windows_[optimizer].values.defined()) {
+      continue;
+    }
+    const at::Tensor values = windows_[optimizer].values.cpu();
+    const at::Tensor counts = windows_[optimizer].counts.cpu();
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      const auto row = static_cast<std::int64_t>(i);
+      const auto size = counts[row].item<std::int64_t>();
+      state.emplace_back(fmt::format("{}.{}", optimizer, kNames[i]),
+                         values[row].narrow(0, config_.window - size, size).contiguous());
+    }
+  }
+  return state;
+}
+
+void SpikeGate::load(const NamedTensors& state) {
+  windows_.clear();
+  for (const auto& [name, values] : state) {
+    const auto parts = split(name, '.');
+    const auto row = std::ranges::find(kNames, parts.back()) - kNames.begin();
+    if (row == std::ssize(kNames)) {
+      continue;
+    }
+    Windows& windows = windows_of(static_cast<std::size_t>(parse_int(parts.front()).value_or(0)));
+    const std::int64_t size = std::min(values.numel(), config_.window);
+    windows.values[row].narrow(0, config_.window - size, size).copy_(values.narrow(0, values.numel() - size, size));
+    windows.counts[row].fill_(static_cast<double>(size));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,200 @@
+#include "trainer/watch/spike_watch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <numeric>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kSkip = "skip.";       // windows of SpikeGate
+constexpr std::string_view kLowers = "lower_lr";  // present if the next report lowers the learning rates
+
+}  // namespace
+
+std::string Spike::text() const {
+  return fmt::format(
+      "the {} of step {} is {:.5g}, {:.1f} standard deviations above the mean of the steps before, {:.5g}",
+      name == "loss" ? "loss" : "gradient norm", step, value, z_score, mean);
+}
+
+double SpikeWatch::Window::mean() const {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+std::optional<double> SpikeWatch::Window::add(double value, const SpikeConfig& config) {
+  if (!std::isfinite(value)) {
+    return std::nullopt;  // FiniteWatch finds it
+  }
+  std::optional<double> found;
+  if (values.size() >= std::min(kFewestForSpikes, static_cast<std::size_t>(config.window))) {
+    const double average = mean();
+    const double squares = std::accumulate(values.begin(), values.end(), 0.0,
+                                           [&](double sum, double x) { return sum + (x - average) * (x - average); });
+    const double deviation = std::max(std::sqrt(squares / static_cast<double>(values.size())),
+                                      kLeastSpikeDeviation * std::max(std::abs(average), kLeastSpikeDeviation));
+    if (const double z = (value - average) / deviation; z > config.z_score) {
+      found = z;
+      value = average + config.z_score * deviation;
+    }
+  }
+  values.push_back(value);
+  if (std::ssize(values) > config.window) {
+    values.pop_front();
+  }
+  return found;
+}
+
+void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatches& batches) {
+  if (config_.z_score == 0) {
+    return;
+  }
+  if (ids_.empty()) {
+    begin_ = step;
+  }
+  std::vector<std::int64_t>& ids = ids_.emplace_back();
+  for (const Batch& batch : batches.micro) {
+    ids.insert(ids.end(), batch.ids.begin(), batch.ids.end());
+  }
+  if (gate_) {
+    return;
+  }
+  const c10::NoGradGuard no_grad;
+  losses_.push_back(result.loss.defined() ? result.loss.detach().to(at::kDouble) * batches.local_samples
+                                          : at::Tensor());
+  norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
+  samples_.push_back(static_cast<double>(batches.global_samples));
+}
+
+std::optional<Spike> SpikeWatch::look(World& world) {
+  skipped_.clear();
+  std::optional<Spike> first;
+  if (gate_) {
+    for (const SpikeGate::Skipped& skipped : gate_->take_skipped()) {
+      skipped_.push_back({.step = skipped.step,
+                          .name = skipped.name,
+                          .value = skipped.value,
+                          .mean = skipped.mean,
+                          .z_score = skipped.z_score});
+    }
+  } else if (!losses_.empty()) {
+    first = first_spike(world);
+  }
+  std::vector<Spike*> found;
+  if (first) {
+    found.push_back(&*first);
+  }
+  std::ranges::transform(skipped_, std::back_inserter(found), [](Spike& spike) { return &spike; });
+  name_samples(found, world);
+  ids_.clear();
+  return first;
+}
+
+std::optional<Spike> SpikeWatch::first_spike(World& world) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor zero = at::zeros({}, at::device(world.device()).dtype(at::kDouble));
+  const auto stacked = [&](std::vector<at::Tensor>& values) {
+    for (at::Tensor& value : values) {
+      value = value.defined() ? value : zero;
+    }
+    return at::stack(values);
+  };
+  const bool has_norms = norms_.front().defined();
+  const at::Tensor losses = stacked(losses_);
+  world.all_reduce(losses, Reduce::sum);
+  // The norm is that of the reduced gradients, so every rank has the same.
+  const at::Tensor host = WorldAccess::on_host(world, at::stack({losses, stacked(norms_)}));
+  const double* loss = host.const_data_ptr<double>();
+  const double* norm = loss + losses_.size();
+  std::optional<Spike> first;
+  const auto check = [&](Window& window, const char* name, double value, std::size_t i) {
+    const double mean = window.values.empty() ? 0 : window.mean();
+    if (const auto z = window.add(value, config_); z && !first) {
+      first = Spike{
+          .step = begin_ + static_cast<std::int64_t>(i), .name = name, .value = value, .mean = mean, .z_score = *z};
+    }
+  };
+  for (std::size_t i = 0; i < losses_.size(); ++i) {
+    check(loss_, "loss", loss[i] / samples_[i], i);
+    if (has_norms) {
+      check(grad_norm_, "grad_norm", norm[i], i);
+    }
+  }
+  losses_.clear();
+  norms_.clear();
+  samples_.clear();
+  return first;
+}
+
+void SpikeWatch::name_samples(const std::vector<Spike*>& spikes, World& world) const {
+  if (spikes.empty()) {
+    return;
+  }
+  std::string mine;  // a line per spike
+  for (const Spike* spike : spikes) {
+    mine += fmt::format("{}\n", fmt::join(ids_[static_cast<std::size_t>(spike->step - begin_)], " "));
+  }
+  for (const std::string& of_rank : world.gather(mine)) {
+    std::istringstream lines(of_rank);
+    for (Spike* spike : spikes) {
+      std::string line;
+      std::getline(lines, line);
+      std::istringstream words(line);
+      std::copy(std::istream_iterator<std::int64_t>(words), {}, std::back_inserter(spike->ids));
+    }
+  }
+}
+
+NamedTensors SpikeWatch::save() const {
+  NamedTensors state;
+  for (const auto& [name, window] : {std::pair("loss", &loss_), std::pair("grad_norm", &grad_norm_)}) {
+    if (!window->values.empty()) {
+      state.emplace_back(name,
+                         at::tensor(std::vector<double>(window->values.begin(), window->values.end()), at::kDouble));
+    }
+  }
+  if (lowers_) {
+    state.emplace_back(std::string(kLowers), at::ones({}, at::kDouble));
+  }
+  if (gate_) {
+    for (auto& [optimizer, window] : gate_->save()) {
+      state.emplace_back(fmt::format("{}{}", kSkip, optimizer), std::move(window));
+    }
+  }
+  return state;
+}
+
+void SpikeWatch::load(const NamedTensors& state) {
+  NamedTensors of_gate;
+  for (const auto& [name, values] : state) {
+    if (name.starts_with(kSkip)) {
+      of_gate.emplace_back(name.substr(kSkip.size()), values);
+      continue;
+    }
+    if (name == kLowers) {
+      lowers_ = config_.policy == SpikePolicy::lower_lr;
+      continue;
+    }
+    Window& window = name == "loss" ? loss_ : grad_norm_;
+    const double* value = values.const_data_ptr<double>();
+    const std::int64_t size = std::min(values.numel(), config_.window);
+    window.values.assign(value + values.numel() - size, value + values.numel());
+  }
+  if (gate_) {
+    gate_->load(of_gate);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+// Finds losses and gradient norms that are far above those of the steps before. It does not make a step wait for the
+// device.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/config/train_config.h>
+#include <lockstep/data/data_loader.h>
+#include <lockstep/tensor/named_tensors.h>
+#include <lockstep/trainer/train_state.h>
+#include <lockstep/world/world.h>
+
+#include "trainer/watch/spike_gate.h"
+
+namespace lockstep {
+
+/// The first value that is too large; the same on every rank.
+struct Spike {
+  std::int64_t step = 0;  ///< as Step::number()
+  std::string name{};     ///< "loss" or "grad_norm"
+  double value = 0;
+  double mean = 0;  ///< of the window
+  double z_score = 0;
+  std::vector<std::int64_t> ids{};  ///< samples of that step, of all ranks; empty for a stream
+
+  std::string text() const;  ///< "the loss of step 12 is 9.1, 7.2 standard deviations above 2.3, the mean of ..."
+};
+
+class SpikeWatch {
+ public:
+  explicit SpikeWatch(const SpikeConfig& config) : config_(config) {
+    if (config.z_score > 0 && config.policy == SpikePolicy::skip) {
+      gate_.emplace(config);
+    }
+  }
+
+  /// Records the results of a step. Steps must be consecutive. Does nothing without spike.z_score.
+  void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
+  /// Collective. Checks the steps since the last call. Waits for the device.
+  std::optional<Spike> look(World& world);
+  /// The steps that spike.policy skip has skipped between the last two calls of look(); the same on every rank.
+  const std::vector<Spike>& skipped() const noexcept { return skipped_; }
+  /// For spike.policy lower_lr: remembered until a report that lowers the learning rates, also in checkpoints.
+  void request_lr_reduction() noexcept { lowers_ = true; }
+  bool take_lr_reduction() noexcept { return std::exchange(lowers_, false); }
+  /// nullptr without spike.policy skip.
+  SpikeGate* gate() noexcept { return gate_ ? &*gate_ : nullptr; }
+
+  /// Of the steps before the last look().
+  NamedTensors save() const;
+  void load(const NamedTensors& state);
+
+ private:
+  /// The values of one kind. A spike is clipped to the limit before it enters, so that the window follows a loss that
+  /// stays high.
+  class Window {
+   public:
+    /// The number of standard deviations above the mean, if that is too many.
+    std::optional<double> add(double value, const SpikeConfig& config);
+    double mean() const;
+
+    std::deque<double> values{};
+  };
+
+  /// Collective. Checks the pending values.
+  std::optional<Spike> first_spike(World& world);
+  /// Collective. Adds the samples of all ranks to each.
+  void name_samples(const std::vector<Spike*>& spikes, World& world) const;
+
+  SpikeConfig config_;
+  std::optional<SpikeGate> gate_{};  // looks at the values before the update instead
+  std::vector<Spike> skipped_{};
+  bool lowers_ = false;
+  std::int64_t begin_ = 0;            // step of the first pending value
+  std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over the samples; undefined: no samples
+  std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed
+  std::vector<double> samples_{};     // of all ranks
+  std::vector<std::vector<std::int64_t>> ids_{};
+  Window loss_{};
+  Window grad_norm_{};
+};
+
+}  // namespace lockstep

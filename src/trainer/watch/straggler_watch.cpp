@@ -1,0 +1,176 @@
+#include "trainer/watch/straggler_watch.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <numeric>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr double kWindow = 2;          // seconds between exchanges
+constexpr double kExchanges = 100;     // that fit into a window: with many ranks, exchanges stay 1 % of the time
+constexpr double kShortestWindow = 1;  // in shorter intervals, other programs on the machine distort the times
+constexpr double kShare = 0.1;         // of the time of a step; smaller differences are ignored
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// Sent by each rank, followed by the host name.
+struct Measured {
+  StepCost cost{};
+  double window = 0;    // seconds
+  double exchange = 0;  // seconds, of the shortest one so far
+};
+
+std::string encode(const Measured& measured) { return {reinterpret_cast<const char*>(&measured), sizeof measured}; }
+
+Measured decode(std::string_view bytes) {
+  LOCKSTEP_ASSERT(bytes.size() >= sizeof(Measured), "every rank sends its costs");
+  Measured measured;
+  std::memcpy(&measured, bytes.data(), sizeof measured);
+  return measured;
+}
+
+std::string duration_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.3g} s", seconds);
+}
+
+}  // namespace
+
+double StepCost::step() const noexcept { return std::accumulate(by_phase.begin(), by_phase.end(), 0.0); }
+
+Phase Lag::phase() const noexcept {
+  std::size_t largest = 0;
+  for (std::size_t i = 1; i < kPhaseCount; ++i) {
+    const auto longer_in = [this](std::size_t phase) { return mine.by_phase[phase] - others.by_phase[phase]; };
+    largest = longer_in(i) > longer_in(largest) ? i : largest;
+  }
+  return static_cast<Phase>(largest);
+}
+
+Lag lag_of(int rank, std::span<const StepCost> costs) {
+  LOCKSTEP_ASSERT(costs.size() > 1, "a rank is compared to others");
+  const auto median_of_others = [&](const auto& seconds) {
+    std::vector<double> values;
+    for (std::size_t other = 0; other < costs.size(); ++other) {
+      if (other != static_cast<std::size_t>(rank)) {
+        values.push_back(seconds(costs[other]));
+      }
+    }
+    return median(std::move(values));
+  };
+  Lag lag{.rank = rank, .mine = costs[static_cast<std::size_t>(rank)]};
+  lag.others_step = median_of_others([](const StepCost& cost) { return cost.step(); });
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    lag.others.by_phase[i] = median_of_others([i](const StepCost& cost) { return cost.by_phase[i]; });
+  }
+  lag.factor = lag.mine.step() / std::max(lag.others_step, 1e-9);
+  return lag;
+}
+
+Lag largest_lag(std::span<const StepCost> costs) {
+  const auto slowest = std::max_element(costs.begin(), costs.end(),
+                                        [](const StepCost& a, const StepCost& b) { return a.step() < b.step(); });
+  return lag_of(static_cast<int>(slowest - costs.begin()), costs);
+}
+
+StragglerWatch::StragglerWatch(World& world, std::string host)
+    : world_(world), record_(WorldAccess::progress(world)), host_(std::move(host)) {}
+
+void StragglerWatch::begin_step() { began_ = record_.times(); }
+
+std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
+  if (world_.size() == 1) {
+    return {};
+  }
+  const PhaseTimes now = record_.times();
+  StepCost cost;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    cost.by_phase[i] = Seconds(now.own[i] - began_.own[i]).count();
+    sum_.by_phase[i] += cost.by_phase[i];
+  }
+  steps_time_ += now.now - began_.now;
+  slowest_ = cost.step() > slowest_.step() ? cost : slowest_;
+  if (++steps_ < due_) {
+    return {};
+  }
+  const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count(), .exchange = exchange_};
+  std::vector<StepCost> costs;
+  std::vector<std::string> hosts;
+  const auto began = Clock::now();
+  const std::vector<std::string> answers = world_.gather(encode(mine) + host_);
+  const double took = Seconds(Clock::now() - began).count();
+  exchange_ = exchange_ > 0 ? std::min(exchange_, took) : took;
+  const Measured of_main = decode(answers.front());  // its times are used, so that all ranks agree
+  for (const std::string& answer : answers) {
+    const Measured theirs = decode(answer);
+    costs.push_back(theirs.cost);
+    hosts.push_back(answer.substr(sizeof theirs));
+  }
+  const double wall = of_main.window / static_cast<double>(steps_);
+  begin_window(static_cast<std::int64_t>(std::max(kWindow, kExchanges * of_main.exchange) / std::max(wall, 1e-9)));
+  return of_main.window < kShortestWindow ? std::nullopt : judge(step, wall, costs, hosts);
+}
+
+std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wall, std::span<const StepCost> costs,
+                                                   std::span<const std::string> hosts) {
+  const auto name_of = [&](int rank) {
+    return fmt::format("rank {} ({})", rank, hosts[static_cast<std::size_t>(rank)]);
+  };
+  if (const Lag lag = largest_lag(costs);
+      lag.rank != named_ && lag.factor >= kFactor && lag.longer() >= kShare * wall) {
+    named_ = lag.rank;
+    return StragglerNews{
+        .text = fmt::format("{} takes {:.1f} times as long for a step as the others, who wait for it: {} and {}; most "
+                            "of the difference is in phase '{}'",
+                            name_of(lag.rank), lag.factor, duration_text(lag.mine.step()),
+                            duration_text(lag.others_step), to_string(lag.phase())),
+        .event = "straggler",
+        .fields = {{"step", step},
+                   {"rank", std::int64_t{lag.rank}},
+                   {"host", hosts[static_cast<std::size_t>(lag.rank)]},
+                   {"factor", lag.factor},
+                   {"step_s", lag.mine.step()},
+                   {"others_step_s", lag.others_step},
+                   {"phase", std::string(to_string(lag.phase()))}}};
+  }
+  if (named_ && lag_of(*named_, costs).factor < kEnded) {
+    const int rank = *std::exchange(named_, std::nullopt);
+    return StragglerNews{.text = fmt::format("{} keeps up with the others again", name_of(rank)),
+                         .event = "straggler_ended",
+                         .fields = {{"step", step}, {"rank", std::int64_t{rank}}}};
+  }
+  return {};
+}
+
+StepCost StragglerWatch::mean_without_slowest() const {
+  StepCost mean;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    mean.by_phase[i] = (sum_.by_phase[i] - slowest_.by_phase[i]) / static_cast<double>(steps_ - 1);
+  }
+  return mean;
+}
+
+void StragglerWatch::begin_window(std::int64_t steps) {
+  steps_time_ = {};
+  sum_ = slowest_ = {};
+  steps_ = 0;
+  due_ = std::max(kSteps, steps);
+}
+
+}  // namespace lockstep

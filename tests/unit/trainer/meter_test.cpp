@@ -1,0 +1,83 @@
+#include "trainer/meter.h"
+
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "support/thread_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Meter, RefusesOtherMetricsOnAnotherRank) {
+  try {
+    thread_world(2, [](World& world) {
+      Meter meter;
+      meter.add({at::ones({}), {{world.rank() == 0 ? "accuracy" : "recall", at::ones({})}}}, 1);
+      meter.take(world);
+    });
+    FAIL();
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 reports other metrics than rank 0"));
+  }
+}
+
+TEST(Meter, IsExactWhenARankHasNothing) {
+  thread_world(3, [](World& world) {
+    Meter meter;
+    if (world.rank() != 1) {
+      meter.add({at::full({}, world.rank() == 0 ? 1.0F : 4.0F), {}}, world.rank() == 0 ? 1 : 2);
+    }
+    const auto means = meter.take(world);
+    ASSERT_EQ(means.size(), 1U);
+    ASSERT_NEAR(means[0].second, 3.0, 1e-12);  // (1 x 1 + 4 x 2) / 3
+  });
+}
+
+TEST(Meter, ContinuesWithSavedSumsOnAnyNumberOfRanks) {
+  const auto output = [](double loss) { return StepOutput(at::full({}, loss, at::kDouble), {{"m", at::ones({})}}); };
+  NamedTensors saved;
+  thread_world(3, [&](World& world) {
+    Meter meter;
+    EXPECT_TRUE(meter.save(world).empty());
+    if (world.rank() != 1) {
+      meter.add(output(world.rank() == 0 ? 1.0 : 4.0), world.rank() == 0 ? 1 : 2);
+    }
+    NamedTensors sums = meter.save(world);
+    if (world.is_main()) {
+      saved = std::move(sums);
+    }
+  });
+  for (const int ranks : {1, 2, 3, 4}) {
+    thread_world(ranks, [&](World& world) {
+      Meter meter;
+      meter.load(saved, world);
+      if (world.rank() == 0) {
+        meter.add(output(6.0), 1);
+      }
+      const auto means = meter.take(world);
+      ASSERT_EQ(means.size(), 2U);
+      EXPECT_DOUBLE_EQ(means[0].second, 3.75) << ranks;  // (1 x 1 + 4 x 2 + 6 x 1) / 4
+
+      Meter idle;  // no rank adds anything
+      idle.load(saved, world);
+      EXPECT_DOUBLE_EQ(idle.take(world).at(0).second, 3.0);
+
+      Meter changed;  // the program has another metric now
+      changed.load(saved, world);
+      changed.add({at::full({}, 7.0), {{"other", at::ones({})}}}, 1);
+      EXPECT_DOUBLE_EQ(changed.take(world).at(0).second, 7.0);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+#include "trainer/run_limits.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+TEST(RunLimits, EndARunAtTheFirstOfSeveral) {
+  struct Case {
+    const char* name;
+    std::int64_t max_steps;
+    std::int64_t max_epochs;
+    std::int64_t steps_per_epoch;
+    std::int64_t steps;
+  };
+  for (const Case& c : {Case{"none", 0, 0, 10, 0},
+                        {"steps", 25, 0, 10, 25},
+                        {"epochs", 0, 2, 10, 20},
+                        {"epochs end first", 25, 2, 10, 20},
+                        {"steps end first", 15, 2, 10, 15},
+                        {"epochs of unknown length", 0, 2, 0, 0},
+                        {"steps, and epochs of unknown length", 15, 2, 0, 15}}) {
+    const TrainConfig config{.max_epochs = c.max_epochs, .max_steps = c.max_steps};
+    RunLimits limits(config);
+    limits.set_steps_per_epoch(c.steps_per_epoch);
+    EXPECT_EQ(limits.steps(), c.steps) << c.name;
+  }
+}
+
+TEST(RunLimits, AreReachedByStepsOrEpochs) {
+  const TrainConfig config{.max_epochs = 2, .max_steps = 15};
+  const RunLimits limits(config);
+  EXPECT_FALSE(limits.are_reached({.step = 14, .epoch = 1}));
+  EXPECT_TRUE(limits.are_reached({.step = 15, .epoch = 1}));
+  EXPECT_TRUE(limits.are_reached({.step = 14, .epoch = 2}));
+  EXPECT_TRUE(limits.are_reached({.step = 30, .epoch = 3})) << "a resumed run can be longer than asked for";
+  const TrainConfig endless{.max_epochs = 0, .max_steps = 0};
+  EXPECT_FALSE(RunLimits(endless).are_reached({.step = 1000, .epoch = 100}));
+}
+
+TEST(RunLimits, HoldBackOnlyTheStopOfTheProgram) {
+  const TrainConfig config{.max_epochs = 9, .min_epochs = 2, .min_steps = 4};
+  const RunLimits limits(config);
+  const TrainState early_step{.step = 3, .epoch = 2};
+  const TrainState early_epoch{.step = 5, .epoch = 1};
+  const TrainState late{.step = 6, .epoch = 2};
+  EXPECT_TRUE(limits.is_below_minimum(early_step));
+  EXPECT_TRUE(limits.is_below_minimum(early_epoch));
+  EXPECT_FALSE(limits.is_below_minimum(late));
+  EXPECT_FALSE(limits.must_stop(StopKind::program, early_step));
+  EXPECT_FALSE(limits.must_stop(StopKind::program, early_epoch));
+  EXPECT_TRUE(limits.must_stop(StopKind::program, late));
+  EXPECT_TRUE(limits.must_stop(StopKind::terminate, early_step));
+  EXPECT_TRUE(limits.must_stop(StopKind::interrupt, early_step));
+  EXPECT_FALSE(limits.must_stop(StopKind::none, late));
+}
+
+}  // namespace
+}  // namespace lockstep
