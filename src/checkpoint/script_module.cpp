@@ -8,6 +8,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/script_module.h>
 
+#include "base/follow_links.h"
 #include "base/text.h"
 #include "storage/zip_reader.h"
 #include "tensor/tensor_views.h"

@@ -195,6 +195,7 @@ class Checker {
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
     check_weights_only();
+    check_resume();
     check_spikes();
   }
 
@@ -232,6 +233,23 @@ class Checker {
     }
   }
 
+  // Without checkpoints a run does not look for one either.
+  void check_resume() {
+    const TrainConfig& c = config_;
+    if (c.resume == "auto" || c.resume == "never") {
+      return;
+    }
+    const auto refuse_with = [&](bool is_set, const std::string& other) {
+      if (is_set) {
+        refuse(fmt::format("{} with {}: a run without checkpoints resumes from none", label("resume", c.resume), other),
+               "remove one of them; to begin with the weights of a file call load_module() in the program");
+      }
+    };
+    refuse_with(!c.checkpoint.enabled, label("checkpoint.enabled", c.checkpoint.enabled));
+    refuse_with(c.fast_dev_run > 0, label("fast_dev_run", c.fast_dev_run));
+    refuse_with(c.barebones, label("barebones", c.barebones));
+  }
+
   void check_spikes() {
     const TrainConfig& c = config_;
     if (c.spike.z_score == 0) {
@@ -259,7 +277,6 @@ class Checker {
     refuse_with(!c.plateau.metric.empty(), label("plateau.metric", c.plateau.metric));
     refuse_with(!c.early_stop.metric.empty(), label("early_stop.metric", c.early_stop.metric));
     refuse_with(!c.checkpoint.monitor.empty(), label("checkpoint.monitor", c.checkpoint.monitor));
-    refuse_with(c.resume == "last" || c.resume == "best", label("resume", c.resume));
     refuse_with(c.dist.max_restarts > 0, label("dist.max_restarts", c.dist.max_restarts));
   }
 

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/file_system.h>
 
+#include "base/follow_links.h"
 #include "base/json.h"
 #include "base/text.h"
 
@@ -86,10 +87,7 @@ std::string read_config_text(const std::filesystem::path& file) {
                       "rename it, or write one with --print-config");
   }
   try {
-    // Mounted configurations are often symbolic links, which FileSystem does not follow.
-    std::error_code unresolved;
-    const auto target = std::filesystem::canonical(file, unresolved);
-    return read_file(real_file_system(), unresolved ? file : target, kLargestFile);
+    return read_file(real_file_system(), follow_links(file), kLargestFile);  // mounted ones are often links
   } catch (const IoError& error) {
     throw ConfigError(fmt::format("--config {}: {}", file.string(), error.what()), error.hint());
   }

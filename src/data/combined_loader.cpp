@@ -134,15 +134,20 @@ std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
   return total;
 }
 
-// Counts steps; the positions of the loaders complete it.
+// Counts whole steps of all loaders; the positions of the loaders complete it.
 LoaderPosition CombinedLoader::position() const {
   Json loaders = Json::array();
+  std::int64_t global_batch = 0;
   for (const BatchSource* loader : loaders_) {
-    loaders.push_back(to_json(loader->position()));
+    const LoaderPosition position = loader->position();
+    global_batch = mode_ == CombineMode::sequential ? std::max(global_batch, position.global_batch)
+                                                    : global_batch + position.global_batch;
+    loaders.push_back(to_json(position));
   }
+  global_batch = std::max<std::int64_t>(global_batch, 1);  // a source of the program may not know its own
   return {.epoch = epoch_,
-          .consumed = steps_,
-          .global_batch = 1,
+          .consumed = steps_ * global_batch,
+          .global_batch = global_batch,
           .state = dump_json({{"loaders", std::move(loaders)}, {"ended", ended_}})};
 }
 
@@ -164,7 +169,7 @@ void CombinedLoader::seek(const LoaderPosition& position) {
     ended_ = ended;
   }
   epoch_ = position.epoch;
-  steps_ = position.consumed;
+  steps_ = position.consumed / std::max<std::int64_t>(position.global_batch, 1);
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include <lockstep/data/image_folder.h>
 
 #include "base/crc32c.h"
+#include "base/follow_links.h"
 #include "base/text.h"
 #include "data/image_file.h"
 #include "data/sample_error.h"
@@ -31,7 +32,7 @@ at::Tensor gray_of(const at::Tensor& rgb) {
 
 /// Shape [C, H, W].
 at::Tensor read_image(const std::filesystem::path& file, const ImageFolderOptions& options) {
-  const std::string bytes = read_file(real_file_system(), file, /*max_bytes=*/std::int64_t{1} << 30);
+  const std::string bytes = read_file(real_file_system(), follow_links(file), /*max_bytes=*/std::int64_t{1} << 30);
   at::Tensor pixels;
   try {
     decode_image(std::as_bytes(std::span(bytes)), [&](std::int64_t height, std::int64_t width) {

@@ -24,6 +24,7 @@ at::Tensor infinite(double sign) { return at::full({}, sign * std::numeric_limit
 void SumMetric::update(const at::Tensor& values) {
   const c10::NoGradGuard no_grad;
   sum_ += values.sum(at::kDouble);
+  count_ += values.numel();
 }
 
 void MeanMetric::update(const at::Tensor& values, const at::Tensor& weights) {

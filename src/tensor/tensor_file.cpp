@@ -14,6 +14,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/tensor/tensor_file.h>
 
+#include "base/follow_links.h"
 #include "base/mapped_file.h"
 #include "storage/torch_pickle.h"
 #include "storage/zip_reader.h"
@@ -105,12 +106,6 @@ NamedTensors load_torch_file(std::unique_ptr<RandomAccessFile> opened, const std
 }
 
 }  // namespace
-
-path follow_links(const path& file) {
-  std::error_code error;
-  path target = std::filesystem::canonical(file, error);
-  return error ? file : target;
-}
 
 std::string saved_dtype(const at::Tensor& tensor, const std::string& file, const std::string& name) {
   const auto dtype = dtype_name(tensor.scalar_type());

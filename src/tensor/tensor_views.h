@@ -1,7 +1,6 @@
 // Tensors <-> the bytes of a safetensors file.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,9 +8,6 @@
 #include <lockstep/tensor/named_tensors.h>
 
 namespace lockstep {
-
-/// The path of a file that the user named, whose links are followed: a RandomAccessFile follows none.
-std::filesystem::path follow_links(const std::filesystem::path& file);
 
 /// The tensor's dtype in a safetensors file. `file` and `name` are for the message. Throws: CheckpointError (a dtype
 /// that safetensors does not support).

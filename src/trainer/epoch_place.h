@@ -9,7 +9,7 @@ namespace lockstep {
 struct EpochPlace {
   std::int64_t number = 0;         ///< of its epoch, from 1; 0: before the first step
   std::int64_t steps = 0;          ///< of the epoch so far
-  bool validation_is_due = false;  ///< a validation after this step was stopped before its end
+  bool validation_is_due = false;  ///< a validation after this step has not been done to its end
 };
 
 }  // namespace lockstep

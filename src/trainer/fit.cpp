@@ -54,6 +54,9 @@ FitResult Fit::train() {
       break;
     }
     step(*batches);
+    place_.validation_is_due =
+        validation_ != nullptr &&
+        (agreed_.validate || validation_times_.is_due(state_, place_.steps, batches->ends_epoch));
     notify(Stage::step_end);
     if (batches->ends_epoch) {
       notify(Stage::epoch_end);
@@ -66,8 +69,7 @@ FitResult Fit::train() {
       reports_.end_epoch();
       report_epoch();
     }
-    if (validation_ != nullptr &&
-        (agreed_.validate || validation_times_.is_due(state_, place_.steps, batches->ends_epoch))) {
+    if (place_.validation_is_due) {
       validate();
     }
     if (agreed_.save_ended) {
@@ -133,7 +135,6 @@ void Fit::count_in_epoch() {
     place_ = {.number = state_.epoch + 1};
   }
   ++place_.steps;
-  place_.validation_is_due = false;
 }
 
 // What this rank asks for; all ranks agree on it at the end of the step.

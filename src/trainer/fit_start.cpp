@@ -150,11 +150,17 @@ void Fit::resume(const std::vector<NamedSchedule>& schedules) {
 
 // An error in the validation shows before the training, not after its first epoch.
 void Fit::validate_at_start() {
-  if (validation_ == nullptr || finished()) {
+  if (validation_ == nullptr || agreed_.stop) {
     return;
   }
-  if (place_.validation_is_due) {  // a straight run has done it before its next step
+  if (place_.validation_is_due) {  // a straight run has done it before its next step and this save
     validate();
+    if (!place_.validation_is_due) {
+      tell_saved(checkpoints_.save_again(state_.step, [this] { return contents(); }));
+    }
+    return;
+  }
+  if (finished()) {
     return;
   }
   if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {

@@ -138,7 +138,6 @@ std::string agree_on_layout(const NamedTensors& mine, World& world) {
 Prediction::Prediction(Task& task, BatchSource& data, World& world, const TrainConfig& config,
                        const TrainControl& control)
     : task_(task), data_(data), world_(world), config_(config), control_(control) {
-  place_module(task.module(), world.device(), config);
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world);
   }

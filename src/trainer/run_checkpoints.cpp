@@ -127,6 +127,10 @@ RunCheckpoints::Saves RunCheckpoints::save(std::int64_t step, const std::functio
   return before;
 }
 
+RunCheckpoints::Saves RunCheckpoints::save_again(std::int64_t step, const std::function<CheckpointContents()>& make) {
+  return store_ ? tolerating([&] { return Saves{save_now(step, make)}; }) : Saves();
+}
+
 RunCheckpoints::Saves RunCheckpoints::save_at_end(std::int64_t step, const std::function<CheckpointContents()>& make) {
   Saves saves;
   if (!store_) {

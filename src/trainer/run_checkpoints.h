@@ -52,6 +52,8 @@ class RunCheckpoints {
   /// Collective. Saves `step`, in the background if configured. Throws: the error of a save, unless
   /// config.checkpoint.on_error tolerates it.
   Saves save(std::int64_t step, const std::function<CheckpointContents()>& make);
+  /// Collective. Replaces the checkpoint of `step`, in the foreground. Throws: as save().
+  Saves save_again(std::int64_t step, const std::function<CheckpointContents()>& make);
   /// Collective. Saves in the foreground at the end of a run; does not tolerate an error.
   Saves save_at_end(std::int64_t step, const std::function<CheckpointContents()>& make);
 

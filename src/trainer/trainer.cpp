@@ -3,8 +3,11 @@
 #include <chrono>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
+
+#include <c10/core/DeviceGuard.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/precision.h>
@@ -108,12 +111,23 @@ std::string end_by_request(World& world, TrainControl& control) {
   return stop.text;
 }
 
+/// What a fit does around its validations, around one without a fit.
+class OutsideFit {
+ public:
+  OutsideFit(TrainerParts& trainer, Task& task) : on_device_(trainer.world.device()), numerics_(trainer.plan.config) {
+    place_module(task.module(), trainer.world.device(), trainer.plan.config);
+    weights_ = trainer.callbacks.validation_scopes(trainer.world);
+  }
+
+ private:
+  const c10::DeviceGuard on_device_;
+  const NumericsScope numerics_;
+  std::vector<std::shared_ptr<void>> weights_{};  // of callbacks such as WeightAverage
+};
+
 Metrics evaluate_alone(TrainerParts& trainer, Task& task, BatchSource& data, const EvaluationOptions& options) {
-  const TrainConfig& config = trainer.plan.config;
-  place_module(task.module(), trainer.world.device(), config);
-  const NumericsScope numerics(config);
-  const auto scopes = trainer.callbacks.validation_scopes(trainer.world);
-  Evaluation evaluation = evaluate(task, data, trainer.world, config, trainer.control, options);
+  const OutsideFit scope(trainer, task);
+  Evaluation evaluation = evaluate(task, data, trainer.world, trainer.plan.config, trainer.control, options);
   if (!evaluation.complete) {
     throw Stopped("the validation", end_by_request(trainer.world, trainer.control));
   }
@@ -129,7 +143,7 @@ Metrics Trainer::test(Task& task, BatchSource& data) {
 }
 
 NamedTensors Trainer::predict(Task& task, BatchSource& data) {
-  const auto scopes = impl_->callbacks.validation_scopes(impl_->world);
+  const OutsideFit scope(*impl_, task);
   Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
   if (!prediction.run()) {
     throw Stopped("the prediction", end_by_request(impl_->world, impl_->control));
@@ -138,7 +152,7 @@ NamedTensors Trainer::predict(Task& task, BatchSource& data) {
 }
 
 void Trainer::predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps) {
-  const auto scopes = impl_->callbacks.validation_scopes(impl_->world);
+  const OutsideFit scope(*impl_, task);
   Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
   if (!prediction.run_into(directory, every_steps)) {
     throw Stopped("the prediction", end_by_request(impl_->world, impl_->control));

@@ -20,6 +20,7 @@ class SumMetric final : public Metric {
 
  private:
   at::Tensor& sum_ = add_sum("sum");
+  at::Tensor& count_ = add_sum("count");  // a sum of 0 is a value too
 };
 
 /// Mean of values, also weighted.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <set>
 #include <utility>
@@ -54,7 +55,7 @@ void SmoothedMetric::on(const StageContext& context) {
   const auto found = std::ranges::find(*context.metrics, metric_, [](const auto& metric) { return metric.first; });
   double sum = sum_;
   double weight = weight_;
-  if (found != context.metrics->end()) {
+  if (found != context.metrics->end() && std::isfinite(found->second)) {
     sum = decay_ * sum_ + (1 - decay_) * found->second;
     weight = decay_ * weight_ + (1 - decay_);
   }

@@ -127,6 +127,17 @@ TEST(CombinedLoader, MayBeCombinedAgain) {
   EXPECT_EQ(take(all), step);
 }
 
+// Rates that follow the global batch read it.
+TEST(CombinedLoader, HasTheGlobalBatchOfItsSteps) {
+  World world = World::single(c10::kCPU);
+  DataLoader a = loader_of(100, 20, 2, world);
+  DataLoader b = loader_of(200, 30, 5, world);
+  for (const CombineMode mode : {CombineMode::min_size, CombineMode::max_size_cycle, CombineMode::max_size}) {
+    EXPECT_EQ(CombinedLoader({&a, &b}, mode).position().global_batch, 7);
+  }
+  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::sequential).position().global_batch, 5);
+}
+
 TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
   World world = World::single(c10::kCPU);
   DataLoader a = loader_of(100, 4, 2, world);

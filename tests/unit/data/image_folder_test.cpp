@@ -116,6 +116,9 @@ TEST(ImageFolder, FindsTheSamplesOfTorchvision) {
        {"Zebra/a.png", "cat/10.PNG", "cat/2.png", "cat/b.jpeg", "cat/a/1.png", "cat/a-b/1.png", "dog/x.png"}) {
     write(dir.path() / name, png_of(at::full({2, 3, 3}, ++value, at::kByte)));
   }
+  const TempDir elsewhere;
+  fs::rename(dir.path() / "dog/x.png", elsewhere.path() / "blob");
+  fs::create_symlink(elsewhere.path() / "blob", dir.path() / "dog/x.png");
   write(dir.path() / "cat/notes.txt", "no image");
   write(dir.path() / "labels.csv", "no folder");
   const ImageFolder folder = image_folder(dir.path(), {.bytes = true});

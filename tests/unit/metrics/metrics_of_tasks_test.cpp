@@ -30,6 +30,7 @@ class MeteredTask final : public TinyTask {
     r2_.update(predicted, batch.target);
     inputs_.update(batch.input.abs());
     batches_.update(at::ones({}));
+    errors_.update(at::zeros({}));
     return at::mse_loss(predicted, batch.target);
   }
   StepOutput validation_step(const Batch& batch) override {
@@ -39,7 +40,7 @@ class MeteredTask final : public TinyTask {
     return at::mse_loss(predicted, batch.target);
   }
   std::vector<metrics::NamedMetric> metrics() override {
-    return {{"r2", r2_}, {"input", inputs_}, {"largest", only_validation_}, {"batches", batches_}};
+    return {{"r2", r2_}, {"input", inputs_}, {"largest", only_validation_}, {"batches", batches_}, {"errors", errors_}};
   }
 
  private:
@@ -47,6 +48,7 @@ class MeteredTask final : public TinyTask {
   metrics::Quantile inputs_{{0.1, 0.9}};
   metrics::MaxMetric only_validation_{};
   metrics::SumMetric batches_{};
+  metrics::SumMetric errors_{};
 };
 
 using Rows = std::vector<std::pair<std::int64_t, Metrics>>;
@@ -101,6 +103,10 @@ TEST(MetricsOfTasks, AreTheSameOnAnyNumberOfRanks) {
       EXPECT_TRUE(std::isnan(value_of(several[row].second, "largest"))) << "is not updated in the training";
     }
   }
+}
+
+TEST(MetricsOfTasks, ReportASumOfZero) {
+  EXPECT_EQ(value_of(rows_of(2, metered_config(4)).front().second, "errors"), 0);
 }
 
 TEST(MetricsOfTasks, BeginAgainAfterAReportAndNotAfterAValidation) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -153,6 +154,7 @@ class StoppedValidation final : public TinyTask {
     }
     return TinyTask::training_step(batch);
   }
+  int validated() const { return validated_; }
   TrainControl* control = nullptr;
 
  private:
@@ -191,6 +193,56 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
   EXPECT_EQ(resumed.first.state.step, 20);
   EXPECT_TRUE(same(straight.second, resumed.second));
   EXPECT_FALSE(same(straight.second, stopped.second)) << "the control";
+}
+
+TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
+  const TempDir dir;
+  const auto run = [&](int stop_in) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
+    config.checkpoint.monitor = "val_loss";
+    StoppedValidation task(stop_in);
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    TrainControl control;
+    task.control = &control;
+    Trainer trainer(plan, world, control);
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(36), plan.eval_loader, world);
+    const FitResult result = trainer.fit(task, data, &validation);
+    return std::pair(result, task.validated());
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(run(2).first.best);
+  const auto resumed = run(0);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(resumed.second, 3) << "batches";
+  ASSERT_TRUE(resumed.first.best);
+  EXPECT_EQ(resumed.first.best->value, value_of(resumed.first.metrics, "val_loss"));
+  EXPECT_EQ(run(0).second, 0) << "it is finished";
+}
+
+TEST(Crossing, AValidationThatFailedIsDoneOnResume) {
+  class FailingValidation final : public TinyTask {
+   public:
+    StepOutput validation_step(const Batch& batch) override {
+      if (fails) {
+        throw std::runtime_error("no disk");
+      }
+      return TinyTask::training_step(batch);
+    }
+    bool fails = false;
+  };
+  const TempDir dir;
+  TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
+  FailingValidation task;
+  task.fails = true;
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(fit(config, task), std::runtime_error);
+  task.fails = false;
+  const FitResult resumed = fit(config, task);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(resumed.state.step, 5);
+  EXPECT_FALSE(std::isnan(value_of(resumed.metrics, "val_loss")));
 }
 
 TEST(Crossing, APartOfAnEpochIsCountedInAResumedRunAsBefore) {

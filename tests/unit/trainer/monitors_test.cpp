@@ -79,6 +79,15 @@ TEST(SmoothedMetric, IsAnAverageThatContinuesInAResumedRun) {
   EXPECT_THAT(message_of([] { SmoothedMetric("loss", 1); }), HasSubstr("decay is 1"));
 }
 
+TEST(SmoothedMetric, LeavesOutAValueThatIsNotFinite) {
+  const Rows rows = reports(1, monitored(12), [](Trainer& trainer) {
+    trainer.on(Stage::report, [](const StageContext& at) { at.log("extra", at.state.step == 4 ? std::nan("") : 3); });
+    trainer.add(std::make_shared<SmoothedMetric>("extra", 0.5));
+  });
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_DOUBLE_EQ(rows.back().at("extra_smoothed"), 3);
+}
+
 TEST(ThroughputMonitor, ComputesUtilizationFromTheSamples) {
   const auto add = [](Trainer& trainer) {
     trainer.add(

@@ -3,6 +3,8 @@
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -222,26 +224,56 @@ TEST(TrainerPrecision, Fp16MixedRefusesClosures) {
               testing::HasSubstr("fp16_mixed: an optimizer with"));
 }
 
-TEST(Numerics, AreSetDuringTheFitAndRestored) {
+/// Looks at the process-wide settings in each of its steps.
+class SeesNumerics final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch& batch) override {
+    look();
+    return TinyTask::training_step(batch);
+  }
+  NamedTensors predict_step(const Batch& batch) override {
+    look();
+    return {{"output", net_(batch.input)}};
+  }
+  int good = 0;
+  int bad = 0;
+
+ private:
+  void look() {
+    const at::Context& context = at::globalContext();
+    const bool is_set = context.deterministicAlgorithms() && context.deterministicAlgorithmsWarnOnly() &&
+                        context.benchmarkCuDNN() &&
+                        context.float32MatmulPrecision() == at::Float32MatmulPrecision::HIGH &&
+                        torch::autograd::AnomalyMode::is_enabled();
+    ++(is_set ? good : bad);
+  }
+};
+
+TEST(Numerics, AreSetInEveryLoopAndRestored) {
   TrainConfig config = training_in(Precision::fp32);
   config.matmul_precision = MatmulPrecision::high;
-  config.deterministic = Determinism::on;
+  config.deterministic = Determinism::warn;
+  config.benchmark = true;
   config.detect_anomaly = true;
   Session session = Session::single(config);
-  DataLoader data(tiny_data(32), session.plan.loader, session.world);
-  TinyTask task;
-  bool seen = false;
   Trainer trainer(session);
-  trainer.add(at_stage(Stage::step_end, [&](const StageContext&) {
-    seen = at::globalContext().deterministicAlgorithms() && !at::globalContext().deterministicAlgorithmsWarnOnly() &&
-           at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGH &&
-           torch::autograd::AnomalyMode::is_enabled();
-  }));
-  trainer.fit(task, data);
-  EXPECT_TRUE(seen);
-  EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
-  EXPECT_EQ(at::globalContext().float32MatmulPrecision(), at::Float32MatmulPrecision::HIGHEST);
-  EXPECT_FALSE(torch::autograd::AnomalyMode::is_enabled());
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  const std::vector<std::pair<const char*, std::function<void(Task&)>>> loops{
+      {"fit", [&](Task& task) { trainer.fit(task, data); }},
+      {"validate", [&](Task& task) { trainer.validate(task, data); }},
+      {"test", [&](Task& task) { trainer.test(task, data); }},
+      {"predict", [&](Task& task) { trainer.predict(task, data); }}};
+  for (const auto& [name, loop] : loops) {
+    SeesNumerics task;
+    loop(task);
+    EXPECT_GT(task.good, 0) << name;
+    EXPECT_EQ(task.bad, 0) << name;
+    const at::Context& context = at::globalContext();
+    EXPECT_FALSE(context.deterministicAlgorithms()) << name;
+    EXPECT_FALSE(context.benchmarkCuDNN()) << name;
+    EXPECT_EQ(context.float32MatmulPrecision(), at::Float32MatmulPrecision::HIGHEST) << name;
+    EXPECT_FALSE(torch::autograd::AnomalyMode::is_enabled()) << name;
+  }
 }
 
 TEST(LrScaling, FollowsTheGlobalBatch) {
