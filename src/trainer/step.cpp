@@ -69,19 +69,22 @@ std::int64_t Step::number() const noexcept { return context_.at.step; }
 StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
   optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
   step_.last_samples_ = batch.samples;
+  StepOutput output;
   if (batch.samples == 0) {
-    return {};
+    output.samples = 0;
+    return output;
   }
-  StepOutput output = in_precision(step_.context_.config, step_.context_.world.device().type(), batch, f);
+  output = in_precision(step_.context_.config, step_.context_.world.device().type(), batch, f);
   if (output.loss.defined() && output.loss.dim() != 0) {
     throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
                 "reduce it over the batch, for example with mean()");
   }
+  output.samples = batch.samples;
   return output;
 }
 
 void OptimizerStep::backward(const StepOutput& output) {
-  const std::int64_t samples = step_.last_samples_;
+  const std::int64_t samples = step_.samples_of(output);
   check_counts(output);
   if (evaluation_ != nullptr) {
     evaluation_->add(output, samples);
@@ -190,7 +193,9 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     return evaluation.mean_over_ranks(step_.context_.world) * step_.context_.loss_factor;
   });
   step_.last_samples_ = first.samples();
-  return first.output();
+  StepOutput output = first.output();
+  output.samples = first.samples();
+  return output;
 }
 
 // The reduction averages over ranks, so a weight of 1 is an equal share of the global batch.
@@ -206,11 +211,12 @@ void Step::add(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
   }
-  context_.meter.add(output, last_samples_);
+  const std::int64_t samples = samples_of(output);
+  context_.meter.add(output, samples);
   if (context_.epoch_meter != nullptr) {
-    context_.epoch_meter->add(output, last_samples_);
+    context_.epoch_meter->add(output, samples);
   }
-  added_->add(output, last_samples_);
+  added_->add(output, samples);
 }
 
 StepResult Step::result() const {

@@ -76,7 +76,7 @@ class Step {
   /// `index`: position in Task::optimizers().
   OptimizerStep& optimizer(std::size_t index = 0) { return optimizers_.at(index); }
 
-  /// Adds the loss and the metrics of the output to the reports.
+  /// Adds the loss and the metrics of an output to the reports, now or at the end of the step.
   void add(const StepOutput& output);
 
   /// Records whether a backward of this step, with samples, had a loss.
@@ -89,6 +89,7 @@ class Step {
  private:
   friend class OptimizerStep;
 
+  std::int64_t samples_of(const StepOutput& output) const noexcept { return output.samples.value_or(last_samples_); }
   double weight(std::int64_t samples) const noexcept;
   /// Losses decide whether an update is left out.
   bool looks_at_losses() const noexcept;

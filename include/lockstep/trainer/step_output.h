@@ -3,6 +3,8 @@
 // What a forward returns.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +23,9 @@ struct StepOutput {
   /// micro-batches of an optimizer have a count, or none has.
   at::Tensor count{};
   NamedTensors metrics{};  ///< 0-dim means over count; summed on the device, reduced over ranks only at a report
+  /// Samples of its batch: its weight, if it has no count. forward() and minimize() set it; nullopt: an output that the
+  /// task built itself, with the samples of the last forward.
+  std::optional<std::int64_t> samples{};
   StepOutput() = default;
   StepOutput(at::Tensor loss_) : loss(std::move(loss_)) {}  // NOLINT(google-explicit-constructor)
   StepOutput(at::Tensor loss_, NamedTensors metrics_) : loss(std::move(loss_)), metrics(std::move(metrics_)) {}

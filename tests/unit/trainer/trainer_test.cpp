@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -632,6 +633,46 @@ TEST(Schedule, WarnsWhenARunBecomesLonger) {
   EXPECT_THAT(longer, HasSubstr("the learning rate of step 10 becomes 0.5 of its base instead of 0"));
   EXPECT_THAT(longer, HasSubstr("until=10"));
   EXPECT_THAT(train(5, "cosine:until=20"), testing::Not(HasSubstr("follows the length of the run")));
+}
+
+TEST(Trainer, WeighsOutputsThatAreAddedAtTheEndOfAStep) {
+  /// Adds the outputs of all micro-batches after the last forward. `built`: as an output of its own.
+  class AddsLate final : public TinyTask {
+   public:
+    explicit AddsLate(bool built) : built_(built) {}
+    StepOutput training_step(const Batch& batch) override {
+      sizes.push_back(batch.samples);
+      StepOutput output = TinyTask::training_step(batch);
+      output.metrics.emplace_back("size", at::full({}, static_cast<double>(batch.samples)));
+      return output;
+    }
+    void optimize(Step& step) override {
+      std::vector<StepOutput> outputs;
+      step.optimizer().zero_grad();
+      for (const Batch& batch : step.batches()) {
+        outputs.push_back(step.optimizer().forward(batch, [this](const Batch& b) { return training_step(b); }));
+        step.optimizer().backward(outputs.back());
+      }
+      for (const StepOutput& output : outputs) {
+        step.add(built_ ? StepOutput(output.loss, output.metrics) : output);
+      }
+      step.optimizer().update();
+    }
+    std::vector<std::int64_t> sizes{};
+
+   private:
+    bool built_;
+  };
+  for (const bool built : {false, true}) {
+    Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 2, .global_batch_size = 4}));
+    AddsLate task(built);
+    DataLoader data(tiny_data(3), session.plan.loader, session.world);
+    const FitResult result = Trainer(session).fit(task, data);
+    ASSERT_THAT(task.sizes, ElementsAre(2, 1));
+    const auto size = std::ranges::find(result.metrics, "size", &Metrics::value_type::first);
+    ASSERT_NE(size, result.metrics.end());
+    EXPECT_DOUBLE_EQ(size->second, built ? 3.0 / 2 : 5.0 / 3) << "weights 1 and 1 of the last forward, or 2 and 1";
+  }
 }
 
 TEST(Trainer, NeedsTheLengthOfARunForCosine) {
