@@ -37,7 +37,10 @@ Target find_target(const std::string& text) {
     throw ConfigError(fmt::format("{}: no such directory", text),
                       "give a run's directory, its checkpoints, or one checkpoint; see lockstep verify --help");
   }
-  const Path path = std::filesystem::absolute(Path(text) / ".").parent_path();  // also with a trailing slash
+  Path path = std::filesystem::absolute(Path(text) / ".").parent_path();  // also with a trailing slash
+  if (std::filesystem::is_symlink(path)) {                                // such as best
+    path = std::filesystem::canonical(path);
+  }
   if (const auto name = parse_directory_name(path.filename().string())) {
     if (name->kind != DirectoryKind::committed) {
       throw ConfigError(fmt::format("{}: this checkpoint is incomplete", text),

@@ -128,17 +128,19 @@ Metrics Fit::measured() {
   return metrics;
 }
 
-// The metrics are known only now; the training so far is saved.
+// The metrics are known only now; the training so far is saved. Later reports may lack one that was there before.
 void Fit::check_monitor(Stage stage, const Metrics& measured) {
   const std::string& monitor = config_.checkpoint.monitor;
-  if (monitor.empty() || stage_of_metric(monitor, config_) != stage) {
+  if (monitor.empty() || monitor_is_known_ || stage_of_metric(monitor, config_) != stage) {
     return;
   }
   std::vector<std::string> names;
   for (const auto& [name, value] : measured) {
     names.push_back(name);
   }
-  if (std::ranges::find(names, monitor) == names.end()) {
+  monitor_is_known_ = std::ranges::find(names, monitor) != names.end();
+  const bool may_come = stage == Stage::report && state_.epoch == 0 && callbacks_.has(Stage::epoch_end);
+  if (!monitor_is_known_ && !may_come) {
     save();
     throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
                       fmt::format("use one of {}", join(names, ", ")));

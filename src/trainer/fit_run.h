@@ -120,6 +120,7 @@ class Fit {
   EpochPlace place_{};
   StepRequests agreed_{};
   bool resumed_ = false;
+  bool monitor_is_known_ = false;       // config.checkpoint.monitor has been measured
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
   std::int64_t steps_at_start_ = 0;
   std::int64_t steps_here_ = 0;  // of this fit

@@ -142,6 +142,7 @@ void Fit::resume(const std::vector<NamedSchedule>& schedules) {
   hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
   resumed_ = true;
   steps_at_start_ = state_.step;
+  monitor_is_known_ = checkpoints_.best().has_value();
   checkpoints_.begin_at(state_.step);
   console_.line(
       fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));

@@ -243,12 +243,15 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (!config.checkpoint.allow_partial) {
     check_module(run.module, contents.tensors.at("model"));
   }
-  // If this throws, the optimizers are discarded. The model has been checked and matches.
-  run.strategy.load_optimizer_state(optimizer->second);
   run.train.seek(position);
-  load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
-  if (const auto saved = contents.tensors.find("callbacks"); saved != contents.tensors.end()) {
-    run.callbacks.load(saved->second, run.world);
+  const LoadReport model = load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
+  if (model.missing.empty() && model.unexpected.empty() && model.different.empty()) {
+    run.strategy.load_optimizer_state(optimizer->second);
+    if (const auto saved = contents.tensors.find("callbacks"); saved != contents.tensors.end()) {
+      run.callbacks.load(saved->second, run.world);
+    }
+  } else if (run.world.is_main()) {
+    log_warning("the checkpoint is of another model: the optimizers and callbacks begin without its state");
   }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
     NamedTensors windows;

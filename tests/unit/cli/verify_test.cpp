@@ -48,9 +48,12 @@ TEST_F(Verify, ReportsValidCheckpoints) {
               "step-0000000900: valid, 84 B in 3 files, run digits, restart 2\n"
               "a run resumes from step 900\n");
   }
-  const auto one = verify(directory_ / "step-0000000500/");
-  EXPECT_EQ(one.out, "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n");
-  EXPECT_EQ(one.code, 0);
+  std::filesystem::create_directory_symlink("step-0000000500", directory_ / "best");
+  for (const char* name : {"step-0000000500/", "best"}) {
+    const auto one = verify(directory_ / name);
+    EXPECT_EQ(one.out, "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n") << name;
+    EXPECT_EQ(one.code, 0) << name;
+  }
 }
 
 TEST_F(Verify, LocatesDamageAndNamesTheNewestValidCheckpoint) {

@@ -436,6 +436,64 @@ TEST(RunCheckpoints, OfOtherProgramsGiveWeightsAndEpochs) {
   EXPECT_TRUE(at::equal(first_weight, at::full_like(first_weight, 0.5)));
 }
 
+/// A body and a head with `outputs` of them.
+class TwoParts final : public Task {
+ public:
+  explicit TwoParts(std::int64_t outputs) : head_(3, outputs) {
+    net_->register_module("body", body_);
+    net_->register_module("head", head_);
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {adamw({.lr = 0.1})}; }
+  StepOutput training_step(const Batch& batch) override {
+    return at::mse_loss(head_(body_(batch.input)).mean(1, /*keepdim=*/true), batch.target);
+  }
+  at::Tensor body() const { return body_->weight.detach().clone(); }
+
+ private:
+  std::shared_ptr<torch::nn::Module> net_ = std::make_shared<torch::nn::Module>();
+  torch::nn::Linear body_{4, 3};
+  torch::nn::Linear head_;
+};
+
+TEST(RunCheckpoints, BeginTheTrainingOfAnotherHead) {
+  const TempDir directory;
+  const auto train_parts = [&](const TrainConfig& config, TwoParts& task, at::Tensor* at_start = nullptr) {
+    Session session = Session::single(config);
+    DataLoader data(tiny_data(20), session.plan.loader, session.world);
+    Trainer trainer(session);
+    trainer.on(Stage::fit_start, [&](const StageContext&) {
+      if (at_start != nullptr) {
+        *at_start = task.body();
+      }
+    });
+    return trainer.fit(task, data);
+  };
+  const TrainConfig first = config_in(directory.path() / "first");
+  TwoParts one(1);
+  train_parts(first, one);
+  TrainConfig second = config_in(directory.path() / "second");
+  second.resume = first.run_dir;
+  second.max_epochs = 5;
+  TwoParts two(2);
+  EXPECT_THROW(train_parts(second, two), CheckpointError);
+  second.checkpoint.allow_partial = true;
+  at::Tensor body;
+  EXPECT_EQ(train_parts(second, two, &body).state.epoch, 5);
+  EXPECT_TRUE(at::equal(body, one.body()));
+}
+
+TEST(RunCheckpoints, WithAMonitorNeedNotHaveItInEveryReport) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.report.every_steps = 2;
+  config.checkpoint.monitor = "score";
+  const auto log = [](const StageContext& context) { context.log("score", 1); };
+  EXPECT_EQ(train(config, std::make_shared<Probe>(0U | Stage::epoch_end, log)).state.step, 15);
+  config.run_dir = (directory.path() / "never").string();
+  EXPECT_THROW(train(config, std::make_shared<Probe>(0U | Stage::epoch_end)), ConfigError);
+}
+
 TEST(WeightsOnly, AreSmallerAndCannotBeResumed) {
   const TempDir directory;
   const auto newest = [](const TrainConfig& config) {
