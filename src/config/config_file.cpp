@@ -83,8 +83,12 @@ std::vector<FileSetting> parse_config_json(std::string_view text, const std::str
 std::string read_config_text(const std::filesystem::path& file) {
   const std::string extension = to_lower(file.extension().string());
   if (extension != ".toml" && extension != ".json") {
+    const bool is_yaml = extension == ".yaml" || extension == ".yml";
     throw ConfigError(fmt::format("--config {}: expected a file that ends in .toml or .json", file.string()),
-                      "rename it, or write one with --print-config");
+                      is_yaml
+                          ? "make JSON of it with yq, as docs/migration.md says: then each setting is read, or refused "
+                            "with its name here"
+                          : "rename it, or write one with --print-config");
   }
   try {
     return read_file(real_file_system(), follow_links(file), kLargestFile);  // mounted ones are often links

@@ -77,6 +77,16 @@ int ranks_of(const FactsRequest& request, const Facts& facts) {
 
 }  // namespace
 
+std::string library_text(const BuildFacts& build, const LibraryFacts& library) {
+  if (!build.cuda) {
+    return "none: this build uses no CUDA";
+  }
+  if (!library.version.empty()) {
+    return library.version;
+  }
+  return library.problem.empty() ? "a part of LibTorch, which does not give its version" : "unusable";
+}
+
 std::string limit_text(const std::optional<std::int64_t>& limit) {
   return limit ? fmt::format("{}", *limit) : "unlimited";
 }

@@ -20,6 +20,18 @@
 
 namespace lockstep {
 
+/// A library that CUDA programs of this build load.
+struct LibraryFacts {
+  std::string version{};  ///< "2.28.9"; "": not known
+  std::string file{};     ///< "": none, or it is a part of LibTorch
+  std::string problem{};  ///< why the version is not known
+};
+
+struct CudaLibraries {
+  LibraryFacts nccl{};
+  LibraryFacts cudnn{};
+};
+
 struct BuildFacts {
   std::string version{};
   std::string build_id{};
@@ -28,6 +40,7 @@ struct BuildFacts {
   bool libtorch_found = false;  ///< it is still in its folder
   bool cuda = false;
   bool nccl = false;
+  CudaLibraries libraries{};  ///< if `cuda`
 };
 
 /// nullopt: unlimited.
@@ -136,6 +149,8 @@ struct FactsRequest {
   int port = 0;                                    ///< 0: that of the launcher, else torchrun's default
 };
 
+/// "2.28.9", or why there is no version; without directories.
+std::string library_text(const BuildFacts& build, const LibraryFacts& library);
 /// "1024", "unlimited".
 std::string limit_text(const std::optional<std::int64_t>& limit);
 /// "8.0 GiB", "unlimited".
@@ -145,6 +160,8 @@ Facts collect_facts(const FactsRequest& request, const Variables& variables);
 
 // Its parts.
 BuildFacts collect_build_facts();
+/// Of the library `user`, which is linked to them.
+CudaLibraries collect_cuda_libraries(const std::filesystem::path& user);
 MachineFacts collect_machine_facts();
 GpuFacts collect_gpu_facts(const Variables& variables);
 std::vector<NetworkInterface> collect_interfaces();

@@ -91,6 +91,19 @@ void judge_driver_version(const Facts& facts, Judgement& judgement) {
       fmt::format("install {}, or build with a LibTorch for CUDA {}.x", needed, major_of(driver.cuda_version)));
 }
 
+void judge_cuda_library(const Facts& facts, std::string_view name, const LibraryFacts& library, Judgement& judgement) {
+  if (!library.problem.empty()) {
+    const bool is_needed = facts.gpus.driver.state == DriverState::running;
+    judgement.add(
+        is_needed ? FindingLevel::failure : FindingLevel::warning, std::string(name),
+        library.file.empty() ? library.problem : fmt::format("{}: {}", library.file, library.problem),
+        "ranks on GPUs need it: install LibTorch or lockstep again, or take other copies out of LD_LIBRARY_PATH");
+  } else {
+    judgement.ok(std::string(name),
+                 library_text(facts.build, library) + (library.file.empty() ? "" : fmt::format(" ({})", library.file)));
+  }
+}
+
 void judge_versions(const Facts& facts, Judgement judgement) {
   const BuildFacts& build = facts.build;
   judgement.ok("lockstep", fmt::format("{}, built with {}", build.version, build.compiler));
@@ -103,6 +116,8 @@ void judge_versions(const Facts& facts, Judgement judgement) {
                     build.libtorch.folder),
         "programs look for it there: put it back, or build again with LOCKSTEP_LIBTORCH set to its directory");
   }
+  judge_cuda_library(facts, "NCCL", build.libraries.nccl, judgement);
+  judge_cuda_library(facts, "cuDNN", build.libraries.cudnn, judgement);
   judgement.ok("system", fmt::format("{}, {}", facts.machine.kernel, facts.machine.libc));
   judge_driver_version(facts, judgement);
 }

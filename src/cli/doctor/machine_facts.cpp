@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "cli/doctor/facts.h"
+#include "cli/installed_files.h"
 
 namespace lockstep {
 namespace {
@@ -121,6 +122,9 @@ BuildFacts collect_build_facts() {
                    .nccl = built_with_nccl()};
   std::error_code error;
   facts.libtorch_found = stdfs::exists(stdfs::path(facts.libtorch.folder) / "lib/libtorch_cpu.so", error);
+  if (facts.cuda) {
+    facts.libraries = collect_cuda_libraries(beside_this_program(LOCKSTEP_CUDA_LIBRARY));
+  }
   return facts;
 }
 

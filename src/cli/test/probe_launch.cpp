@@ -16,6 +16,7 @@
 
 #include "base/descriptor.h"
 #include "base/duration.h"
+#include "cli/installed_files.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
@@ -25,15 +26,6 @@ using Clock = std::chrono::steady_clock;
 using Path = std::filesystem::path;
 
 constexpr std::chrono::seconds kMostForTheEnd{5};
-
-Path own_program() {
-  std::error_code error;
-  const Path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) {
-    throw LaunchError(fmt::format("cannot read /proc/self/exe: {}", error.message()), "mount /proc");
-  }
-  return program;
-}
 
 int milliseconds_until(Clock::time_point end) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
@@ -162,7 +154,7 @@ const Json* ProbeOutcome::measured(std::string_view name) const {
 }
 
 Path find_probe() {
-  const Path probe = (own_program().parent_path() / LOCKSTEP_PROBE).lexically_normal();
+  const Path probe = beside_this_program(LOCKSTEP_PROBE);
   if (access(probe.c_str(), X_OK) != 0) {
     throw LaunchError(
         fmt::format("cannot find {}, which has the ranks of lockstep test", probe.string()),

@@ -42,7 +42,9 @@ Facts healthy(int gpus = 4) {
                         .libtorch = {.version = "2.11.0", .cuda_version = "13.0", .folder = "/opt/secret_folder"},
                         .libtorch_found = true,
                         .cuda = true,
-                        .nccl = true},
+                        .nccl = true,
+                        .libraries = {.nccl = {.version = "2.28.9", .file = "/opt/secret_folder/libnccl.so.2"},
+                                      .cudnn = {.version = "9.19.0", .file = "/opt/secret_folder/libcudnn.so.9"}}},
               .machine = {.kernel = "Linux 6.1.0 x86_64",
                           .libc = "glibc 2.36",
                           .cores_present = 16,
@@ -114,8 +116,21 @@ TEST(DoctorFindings, NothingIsWrongWithAHealthyMachine) {
   }
 }
 
+TEST(DoctorFindings, LibrariesOfCudaHaveAVersionOrAReason) {
+  EXPECT_THAT(judge(healthy()), Contains(ok("NCCL", "2.28.9 (/opt/secret_folder/libnccl.so.2)")));
+  EXPECT_THAT(judge(healthy()), Contains(ok("cuDNN", "9.19.0")));
+  const auto without_cuda = [](Facts& facts) { facts.build = {.version = "1.2.3"}; };
+  EXPECT_THAT(after(without_cuda), Contains(ok("NCCL", "none: this build uses no CUDA")));
+  const auto damaged = [](Facts& facts) {
+    facts.build.libraries.nccl = {.file = "/odd/libnccl.so.2", .problem = "it does not give its version"};
+  };
+  EXPECT_THAT(after(damaged), Contains(failure("NCCL", "/odd/libnccl.so.2: it does not", "LD_LIBRARY_PATH")));
+  EXPECT_THAT(after(damaged, 0), Contains(warning("NCCL", "it does not", "LD_LIBRARY_PATH"))) << "no GPU needs it";
+}
+
 TEST(DoctorFindings, EveryWarningAndFailureHasAFix) {
   Facts facts = healthy();
+  facts.build.libraries.nccl = {.problem = "libnccl.so.2 is not found"};
   facts.ranks = 100;
   facts.build.libtorch_found = false;
   facts.machine = {.open_files = {.hard = 10},

@@ -136,6 +136,19 @@ TEST_F(Doctor, FailsWithADriverThatDoesNotMatchItsLibrary) {
   EXPECT_EQ(result_.code, 1);
 }
 
+TEST_F(Doctor, NamesTheNcclThatAProgramWouldLoad) {
+  const auto link = temp_.path() / "libnccl.so.2";
+  std::filesystem::create_symlink(LOCKSTEP_FAKE_NCCL, link);
+  const Process::Result result =
+      run({"--json"}, {{"LD_LIBRARY_PATH", temp_.path().string()}, {"LOCKSTEP_TEST_NCCL", "23456"}});
+  const Json json = parse_json(result.out);
+  EXPECT_EQ(json["system"]["build"]["nccl_version"], built_with_nccl() ? "2.34.56" : "");
+  const std::string found = built_with_nccl() ? "2.34.56 (" + link.string() + ")" : "none: this build uses no CUDA";
+  if (built_with_nccl() || !built_with_cuda()) {
+    EXPECT_THAT(result.out, HasSubstr(found));
+  }
+}
+
 TEST_F(Doctor, RejectsInvalidArguments) {
   EXPECT_EQ(run({"--nprocs"}).code, 2);
   EXPECT_EQ(run({"--nprocs", "0"}).code, 2);
@@ -155,6 +168,7 @@ TEST(System, PrintsFactsAndNoUnknownVariables) {
   EXPECT_EQ(text.code, 0);
   EXPECT_THAT(text.out, HasSubstr("variables  "));
   EXPECT_THAT(text.out, HasSubstr("NCCL_DEBUG=INFO"));
+  EXPECT_THAT(text.out, HasSubstr("\ncuDNN      "));
   EXPECT_THAT(text.out, Not(HasSubstr("hunter2")));
   EXPECT_THAT(text.out, Not(HasSubstr("SECRET")));
   const Process::Result json = run_program({LOCKSTEP_CLI, "system", "--json"}, extra);

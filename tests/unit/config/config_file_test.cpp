@@ -15,8 +15,13 @@
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
+using testing::Contains;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
+using testing::SizeIs;
 
 class ConfigFile : public testing::Test {
  protected:
@@ -140,12 +145,38 @@ TEST_F(ConfigFile, RejectsWrongTypes) {
                           "run.json: batch_szie: unknown setting | did you mean batch_size?"));
 }
 
+// SLEAP-NN's training_config.yaml as `yq .` prints it: every field has its equivalent.
+TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfSleapNn) {
+  const std::string text = R"({
+    "data_config": {"validation_fraction": 0.1, "use_same_data_for_val": false, "data_pipeline_fw": "torch_dataset",
+      "cache_img_path": null, "use_existing_imgs": false, "delete_cache_imgs_after_training": true,
+      "parallel_caching": true, "cache_workers": 0},
+    "trainer_config": {"train_data_loader": {"batch_size": 4, "shuffle": true, "num_workers": 0},
+      "val_data_loader": {"batch_size": 4}, "model_ckpt": {"save_top_k": 1, "save_last": null},
+      "trainer_devices": null, "trainer_device_indices": null, "trainer_accelerator": "auto", "profiler": null,
+      "trainer_strategy": "auto", "enable_progress_bar": true, "min_train_steps_per_epoch": 200,
+      "train_steps_per_epoch": null, "visualize_preds_during_training": false, "keep_viz": false,
+      "viz_img_format": "png", "max_epochs": 100, "seed": 42, "use_wandb": false, "save_ckpt": false, "ckpt_dir": ".",
+      "run_name": null, "resume_ckpt_path": null, "wandb": {"entity": null}, "optimizer_name": "Adam",
+      "optimizer": {"lr": 0.0001, "amsgrad": false}, "lr_scheduler": {"reduce_lr_on_plateau": {"patience": 5}},
+      "early_stopping": {"patience": 10}, "online_hard_keypoint_mining": {"hard_to_easy_ratio": 2.0},
+      "zmq": {"controller_port": null}, "eval": {"enabled": false}}})";
+  const std::vector<std::string> found = problems("sleap.json", text);
+  EXPECT_THAT(found, SizeIs(37));
+  EXPECT_THAT(found, Each(Not(HasSubstr("--help-all"))));
+  EXPECT_THAT(found, Contains(HasSubstr("trainer_config.trainer_devices: unknown setting | use --devices N")));
+  EXPECT_THAT(found, Contains(HasSubstr("trainer_config.max_epochs: unknown setting | did you mean max_epochs?")));
+  EXPECT_THAT(problems("other.json", R"({"trainer_config": {"zebra": 1}})"), ElementsAre(HasSubstr("--help-all")))
+      << "the control";
+}
+
 TEST_F(ConfigFile, ReportsUnusableFiles) {
   EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
   EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
   EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
   EXPECT_THAT(problems("run.yaml", "seed: 1"),
-              ElementsAre(HasSubstr("--config run.yaml: expected a file that ends in .toml or .json")));
+              ElementsAre(AllOf(HasSubstr("--config run.yaml: expected a file that ends in .toml or .json"),
+                                HasSubstr("make JSON of it with yq"))));
   EXPECT_THAT(problems_of((directory_.path() / "none.toml").string()),
               ElementsAre(HasSubstr("--config none.toml: cannot open none.toml: No such file or directory")));
 }

@@ -1,0 +1,139 @@
+// NCCL and cuDNN: which files a program that trains on GPUs would load, and their versions. The loader is asked, so
+// that LD_LIBRARY_PATH and run paths count as in that program; the libraries are asked in a process of their own, which
+// a damaged one may end.
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/auxv.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/descriptor.h"
+#include "base/text.h"
+#include "cli/doctor/facts.h"
+#include "cli/shell_words.h"
+
+namespace lockstep {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+using VersionNumber = std::size_t;
+using AskVersion = VersionNumber (*)(void* library);
+
+VersionNumber ask_nccl(void* library) {
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
+  int number = 0;
+  return get != nullptr && get(&number) == 0 ? static_cast<VersionNumber>(number) : 0;
+}
+
+VersionNumber ask_cudnn(void* library) {
+  const auto get = reinterpret_cast<VersionNumber (*)()>(dlsym(library, "cudnnGetVersion"));
+  return get != nullptr ? get() : 0;
+}
+
+/// 22809 -> "2.28.9". Before NCCL 2.9 and cuDNN 9 the major number was the thousands: 8902 -> "8.9.2".
+std::string version_text(VersionNumber number) {
+  const VersionNumber major = number < 10000 ? 1000 : 10000;
+  return fmt::format("{}.{}.{}", number / major, number % major / 100, number % 100);
+}
+
+/// What the child writes: "=22809", or why it cannot.
+[[noreturn]] void answer(const char* file, AskVersion ask, int out) {
+  constexpr unsigned kSeconds = 10;
+  alarm(kSeconds);
+  void* const library = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
+  const std::string text = library != nullptr ? fmt::format("={}", ask(library)) : dlerror();
+  _exit(write(out, text.data(), text.size()) < 0 ? 1 : 0);
+}
+
+std::string read_to_end(int fd) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  ssize_t size = 0;
+  while ((size = read(fd, buffer.data(), buffer.size())) > 0) {
+    text.append(buffer.data(), static_cast<std::size_t>(size));
+  }
+  return text;
+}
+
+void find_version(LibraryFacts& facts, AskVersion ask) {
+  std::array<int, 2> ends{};
+  const pid_t child = pipe(ends.data()) == 0 ? fork() : -1;
+  if (child < 0) {
+    facts.problem = fmt::format("cannot start a process: {}", std::strerror(errno));
+    return;
+  }
+  const Descriptor in(ends[0]);
+  Descriptor out(ends[1]);
+  if (child == 0) {
+    answer(facts.file.c_str(), ask, out.get());
+  }
+  out.close();
+  const std::string text = read_to_end(in.get());
+  int status = 0;
+  waitpid(child, &status, 0);
+  const VersionNumber number =
+      static_cast<VersionNumber>(parse_int(text.substr(text.starts_with('=') ? 1 : 0)).value_or(0));
+  if (number > 0) {
+    facts.version = version_text(number);
+  } else if (WIFSIGNALED(status)) {
+    facts.problem = fmt::format("it ended a process that asked for its version: {}", strsignal(WTERMSIG(status)));
+  } else {
+    facts.problem = text == "=0" ? "it does not give its version" : printable(first_line(text));
+  }
+}
+
+/// The loader's list of the libraries of `file`, as ldd prints it, or its error.
+std::string loader_list(const stdfs::path& file) {
+  Dl_info loader{};
+  if (dladdr(reinterpret_cast<const void*>(getauxval(AT_BASE)), &loader) == 0) {
+    return {};
+  }
+  const std::array<std::string, 2> words{loader.dli_fname, file.string()};
+  const std::string command = "LD_TRACE_LOADED_OBJECTS=1 " + shell_command(words) + " 2>&1";
+  const auto close = [](FILE* stream) { pclose(stream); };
+  const std::unique_ptr<FILE, decltype(close)> stream(popen(command.c_str(), "re"), close);
+  return stream ? read_to_end(fileno(stream.get())) : std::string();
+}
+
+/// From "\tlibnccl.so.2 => /usr/lib/libnccl.so.2 (0x00007f...)".
+LibraryFacts find_library(std::string_view list, std::string_view name, AskVersion ask) {
+  constexpr std::string_view kArrow = " => ";
+  constexpr std::string_view kError = "error while loading shared libraries: ";
+  LibraryFacts facts{};
+  for (const std::string& line : split(list, '\n')) {
+    const std::size_t arrow = line.find(kArrow);
+    if (const std::size_t error = line.find(kError); error != std::string::npos) {
+      facts.problem = printable(line.substr(error + kError.size()));
+    } else if (arrow != std::string::npos && trim(line).starts_with(name)) {
+      const std::string found = line.substr(arrow + kArrow.size());
+      if (!found.starts_with('/')) {
+        facts.problem = fmt::format("{} is not found", trim(line.substr(0, arrow)));
+        break;
+      }
+      facts.file = stdfs::path(found.substr(0, found.rfind(" ("))).lexically_normal().string();
+      find_version(facts, ask);
+      break;
+    }
+  }
+  return facts;
+}
+
+}  // namespace
+
+CudaLibraries collect_cuda_libraries(const stdfs::path& user) {
+  std::error_code error;
+  if (!stdfs::exists(user, error)) {
+    const LibraryFacts missing{.problem = fmt::format("{} is missing", user.string())};
+    return {.nccl = missing, .cudnn = missing};
+  }
+  const std::string list = loader_list(user);
+  return {.nccl = find_library(list, "libnccl.so", ask_nccl), .cudnn = find_library(list, "libcudnn.so", ask_cudnn)};
+}
+
+}  // namespace lockstep
