@@ -115,7 +115,12 @@ class DatasetSource final : public BatchSource {
       prepared.batch.ids = std::move(id_storage);
     }
     if (prepared.batch.samples == 0) {
-      prepared.batch.samples = static_cast<std::int64_t>(ids.size());
+      prepared.batch.samples = std::ssize(ids);
+    }
+    if (prepared.batch.samples != std::ssize(ids) || prepared.batch.ids.size() != ids.size()) {
+      throw DataError(fmt::format("the data set returned {} with {} ids for {} ids",
+                                  counted(prepared.batch.samples, "sample"), prepared.batch.ids.size(), ids.size()),
+                      "return one sample for each id; data of another length is another data set, or a stream");
     }
     if (prefetcher_) {
       prefetcher_->send(prepared);

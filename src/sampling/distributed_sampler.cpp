@@ -54,6 +54,12 @@ void check(const Options& options) {
   }
 }
 
+/// torch_randperm uses 32 bits of its seed, and a later pass of an epoch has its number in the upper 32 bits.
+std::uint64_t pytorch_seed(std::uint64_t seed, std::int64_t epoch) {
+  const auto number = static_cast<std::uint64_t>(epoch);
+  return seed + number + (number >> 32) * 0x9E3779B9;
+}
+
 }  // namespace
 
 struct DistributedSampler::Impl {
@@ -79,7 +85,7 @@ struct DistributedSampler::Impl {
 
   void pytorch_ids(std::int64_t first, std::int64_t count, std::int64_t of_epoch, std::int64_t* ids) {
     if (options.sampler.shuffle && epoch != of_epoch) {
-      permutation = torch_randperm(options.size, options.seed + static_cast<std::uint64_t>(of_epoch));
+      permutation = torch_randperm(options.size, pytorch_seed(options.seed, of_epoch));
       epoch = of_epoch;
     }
     for (std::int64_t i = 0; i < count; ++i) {

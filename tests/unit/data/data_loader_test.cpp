@@ -259,6 +259,19 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }
 
+TEST(DataLoader, RefusesABatchOfAnotherLength) {
+  class Doubled final : public Dataset {
+   public:
+    std::int64_t size() const override { return 20; }
+    Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+      return {.input = at::zeros({2 * std::ssize(ids)}), .samples = 2 * std::ssize(ids)};
+    }
+  };
+  World world = cpu();
+  DataLoader loader(std::make_shared<Doubled>(), plan_of(20, 10, 2), world);
+  EXPECT_EQ(message_of([&] { loader.next(); }), "the data set returned 20 samples with 10 ids for 10 ids");
+}
+
 TEST(DataLoader, RefusesTheOrderOfAnotherDataSet) {
   World world = cpu();
   const std::vector<double> weights(19, 1.0);

@@ -159,6 +159,8 @@ TEST(DistributedSampler, EqualsPyTorchInPyTorchOrder) {
     for (int rank = 0; rank < 4; ++rank) {
       EXPECT_EQ(epoch_ids(sampler, 3, rank), golden.ranks[static_cast<std::size_t>(rank)]) << "rank " << rank;
       EXPECT_EQ(epoch_ids(sampler, 4, rank) == epoch_ids(sampler, 3, rank), !golden.shuffle) << "the control";
+      const std::int64_t second_pass = 3 + (std::int64_t{1} << 32);
+      EXPECT_EQ(epoch_ids(sampler, second_pass, rank) == epoch_ids(sampler, 3, rank), !golden.shuffle);
     }
   }
 }
