@@ -127,6 +127,25 @@ TEST(Trainer, ValidatesExactlyAtAnyNumberOfRanks) {
   }
 }
 
+TEST(Trainer, ValidatesOnAtMostSoManySteps) {
+  class Counts final : public TinyTask {
+   public:
+    StepOutput validation_step(const Batch& batch) override {
+      ++steps;
+      return TinyTask::training_step(batch);
+    }
+    int steps = 0;
+  };
+  for (const std::int64_t most : {0, 2}) {
+    Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4, .validate = {.max_batches = most}}));
+    Counts task;
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    DataLoader validation(tiny_data(20), session.plan.eval_loader, session.world);
+    Trainer(session).fit(task, data, &validation);
+    EXPECT_EQ(task.steps, most == 0 ? 5 : 2);
+  }
+}
+
 TEST(Trainer, RanksAsThreadsAreOneRank) {
   TinyTask one;
   {
