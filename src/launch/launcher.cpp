@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -161,7 +162,8 @@ class Launch {
     log_info(fmt::format("restart {} {}: {}", attempt, when, first_line(report.failure)));
     const auto until = Clock::now() + decision.wait;
     while (true) {
-      if (const std::optional<int> signal = signals_.take()) {
+      // SIGUSR2 asks the ranks for their stacks, and there are none now.
+      if (const std::optional<int> signal = signals_.take(); signal && *signal != SIGUSR2) {
         log_info("stopped before the restart");
         return *signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped;
       }

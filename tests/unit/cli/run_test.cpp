@@ -233,6 +233,15 @@ TEST(Restart, StopsDuringTheWait) {
   }
 }
 
+TEST(Restart, GoesOnAfterARequestForStacksDuringTheWait) {
+  Process process(run({"--max-restarts", "5"}, {"train:9:1,2,3,4,5,6"}));
+  ASSERT_TRUE(process.wait_for("restart 1 in"));
+  process.signal(SIGUSR2);
+  ASSERT_TRUE(process.wait_for("restart 2 in")) << process.err();
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait().code, 75);
+}
+
 // --- output ---
 
 TEST(RunOutput, IsCompleteInFilesThoughNobodyReadsTheTerminal) {  // L1
