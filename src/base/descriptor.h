@@ -1,6 +1,7 @@
 // A file descriptor with an owner. Torch-free.
 #pragma once
 
+#include <cerrno>
 #include <utility>
 
 #include <unistd.h>
@@ -27,6 +28,16 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+/// Repeats a system call that was interrupted by a signal.
+template <class Call>
+auto retry(Call&& call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) {
+    result = call();
+  }
+  return result;
+}
 
 /// Opens /dev/null in place of standard descriptors that are closed. Else the next file or socket would get the number,
 /// and what is printed would end up there.

@@ -1,14 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
-#include <deque>
-#include <exception>
-#include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include <dirent.h>
@@ -16,7 +9,6 @@
 #include <fmt/format.h>
 #include <ftw.h>
 #include <linux/fs.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -26,9 +18,11 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/descriptor.h"
+#include "base/direct_writer.h"
 #include "base/file_lock.h"
 #include "base/io_error.h"
 #include "base/text.h"
+#include "base/write_all.h"
 
 namespace lockstep {
 namespace {
@@ -62,16 +56,6 @@ void removing_on_failure(FileSystem& fs, const Path& temporary, const Work& work
     }
     throw;
   }
-}
-
-/// Repeats a system call that was interrupted by a signal.
-template <class Call>
-auto retry(Call&& call) {
-  auto result = call();
-  while (result == -1 && errno == EINTR) {
-    result = call();
-  }
-  return result;
 }
 
 int open_file(const Path& path, int flags) {
@@ -109,193 +93,6 @@ Descriptor open_or_create(const Path& path, int access) {
   require_regular(existing, path);
   return existing;
 }
-
-void write_all(int fd, std::span<const std::byte> bytes, const Path& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = retry([&] { return ::write(fd, bytes.data(), bytes.size()); });
-    if (written < 0) {
-      throw_io_error("write", path, errno);
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-}
-
-void write_all_at(int fd, std::span<const std::byte> bytes, std::int64_t offset, const Path& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = retry([&] { return ::pwrite(fd, bytes.data(), bytes.size(), offset); });
-    if (written < 0) {
-      throw_io_error("write", path, errno);
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-    offset += written;
-  }
-}
-
-/// Writes in large blocks past the page cache (O_DIRECT). Two threads of the file write two blocks at a time while the
-/// next one is filled, so that the disk always has work.
-class DirectWriter {
- public:
-  /// False: the file system does not support it.
-  static bool turn_on(int fd) { return set_direct(fd, true); }
-
-  DirectWriter(int fd, Path path) : fd_(fd), path_(std::move(path)) {
-    for (std::size_t i = 0; i < kThreads + 1; ++i) {
-      free_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kHugePage, kBlock)));
-      if (free_.back() == nullptr) {
-        throw std::bad_alloc();
-      }
-      ::madvise(free_.back().get(), kBlock, MADV_HUGEPAGE);  // only a hint: less work for the kernel in each write
-    }
-    filling_ = take_free();
-    try {
-      while (threads_.size() < kThreads) {
-        threads_.emplace_back([this] { write_blocks(); });
-      }
-    } catch (const std::system_error&) {  // one thread writes them all, or append() does
-    }
-  }
-
-  ~DirectWriter() {
-    {
-      const std::lock_guard lock(mutex_);
-      full_.clear();
-      ended_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
-  }
-  DirectWriter(const DirectWriter&) = delete;
-  DirectWriter& operator=(const DirectWriter&) = delete;
-
-  void append(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const auto part = bytes.first(std::min(bytes.size(), kBlock - filled_));
-      std::copy(part.begin(), part.end(), filling_.get() + filled_);
-      filled_ += part.size();
-      bytes = bytes.subspan(part.size());
-      if (filled_ == kBlock) {
-        hand_over();
-      }
-    }
-  }
-
-  /// Writes the rest; from now on the file is written in the ordinary way.
-  void finish() {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return free_.size() == kThreads; });
-      rethrow();
-    }
-    set_direct(fd_, false);
-    write_all_at(fd_, std::span(filling_.get(), filled_), offset_, path_);
-    offset_ += static_cast<std::int64_t>(std::exchange(filled_, 0));
-    if (::lseek(fd_, offset_, SEEK_SET) < 0) {
-      throw_io_error("write", path_, errno);
-    }
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* bytes) const noexcept { std::free(bytes); }
-  };
-  using Block = std::unique_ptr<std::byte[], Free>;
-  struct FullBlock {
-    Block block;
-    std::int64_t offset;
-  };
-
-  static constexpr std::size_t kBlock = 4 << 20;
-  static constexpr std::size_t kHugePage = 2 << 20;  // disks require memory, offset and length aligned to 4096 bytes
-  static constexpr std::size_t kThreads = 2;
-
-  static bool set_direct(int fd, bool on) {
-    const int flags = ::fcntl(fd, F_GETFL);
-    return flags >= 0 && ::fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
-  }
-
-  Block take_free() {
-    Block block = std::move(free_.back());
-    free_.pop_back();
-    return block;
-  }
-
-  void rethrow() const {
-    if (error_) {
-      std::rethrow_exception(error_);
-    }
-  }
-
-  /// Gives the filled block to a thread and takes a free one.
-  void hand_over() {
-    std::unique_lock lock(mutex_);
-    full_.push_back({.block = std::move(filling_), .offset = offset_});
-    offset_ += static_cast<std::int64_t>(std::exchange(filled_, 0));
-    changed_.notify_all();
-    if (threads_.empty()) {
-      write_next(lock);
-    }
-    changed_.wait(lock, [this] { return !free_.empty(); });
-    filling_ = take_free();
-    rethrow();
-  }
-
-  void write_blocks() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [this] { return ended_ || !full_.empty(); });
-      if (ended_) {
-        return;
-      }
-      write_next(lock);
-    }
-  }
-
-  /// Writes the oldest full block, without the lock meanwhile.
-  void write_next(std::unique_lock<std::mutex>& lock) {
-    FullBlock next = std::move(full_.front());
-    full_.pop_front();
-    lock.unlock();
-    std::exception_ptr error;
-    try {
-      write(std::span(next.block.get(), kBlock), next.offset);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    lock.lock();
-    if (!error_) {
-      error_ = error;
-    }
-    free_.push_back(std::move(next.block));
-    changed_.notify_all();
-  }
-
-  void write(std::span<const std::byte> bytes, std::int64_t offset) const {
-    const ssize_t written = retry([&] { return ::pwrite(fd_, bytes.data(), bytes.size(), offset); });
-    if (written < 0 && errno != EINVAL) {
-      throw_io_error("write", path_, errno);
-    }
-    if (written < static_cast<ssize_t>(bytes.size())) {  // rejected or cut short: write the rest in the ordinary way
-      const ssize_t done = std::max<ssize_t>(written, 0);
-      set_direct(fd_, false);
-      write_all_at(fd_, bytes.subspan(static_cast<std::size_t>(done)), offset + done, path_);
-    }
-  }
-
-  int fd_;
-  Path path_;
-  Block filling_{};
-  std::size_t filled_ = 0;
-  std::int64_t offset_ = 0;  // of the block that is being filled
-  std::mutex mutex_{};       // of everything below
-  std::condition_variable changed_{};
-  std::vector<Block> free_{};
-  std::deque<FullBlock> full_{};
-  std::exception_ptr error_{};
-  bool ended_ = false;
-  std::vector<std::thread> threads_{};
-};
 
 class RealWritableFile final : public WritableFile {
  public:
