@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kBlock = 4 << 20;
+constexpr std::size_t kBlockBytes = 4 << 20;
 constexpr std::size_t kHugePage = 2 << 20;  // disks require memory, offset and length aligned to 4096 bytes
 constexpr std::size_t kWriters = 2;
 
@@ -32,11 +32,11 @@ bool DirectWriter::turn_on(int fd) { return set_direct(fd, true); }
 
 DirectWriter::DirectWriter(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {
   for (std::size_t i = 0; i < kWriters + 1; ++i) {
-    free_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kHugePage, kBlock)));
+    free_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kHugePage, kBlockBytes)));
     if (free_.back() == nullptr) {
       throw std::bad_alloc();
     }
-    ::madvise(free_.back().get(), kBlock, MADV_HUGEPAGE);  // only a hint: less work for the kernel in each write
+    ::madvise(free_.back().get(), kBlockBytes, MADV_HUGEPAGE);  // only a hint: less work for the kernel in each write
   }
   filling_ = take_free();
   try {
@@ -61,11 +61,11 @@ DirectWriter::~DirectWriter() {
 
 void DirectWriter::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const auto part = bytes.first(std::min(bytes.size(), kBlock - filled_));
+    const auto part = bytes.first(std::min(bytes.size(), kBlockBytes - filled_));
     std::copy(part.begin(), part.end(), filling_.get() + filled_);
     filled_ += part.size();
     bytes = bytes.subspan(part.size());
-    if (filled_ == kBlock) {
+    if (filled_ == kBlockBytes) {
       hand_over();
     }
   }
@@ -129,7 +129,7 @@ void DirectWriter::write_next(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   std::exception_ptr error;
   try {
-    write(std::span(next.block.get(), kBlock), next.offset);
+    write(std::span(next.block.get(), kBlockBytes), next.offset);
   } catch (...) {
     error = std::current_exception();
   }
