@@ -45,6 +45,8 @@ TEST(IncludeDirection, PointsOnlyDownward) {
       {"src/data/data_loader.cpp", "<lockstep/sampling/distributed_sampler.h>", true},
       {"src/data/data_loader.cpp", "<lockstep/parallel/strategy.h>", false},
       {"src/checkpoint/checkpoint_store.cpp", "\"data/worker_pool.h\"", false},
+      {"src/nn/recompute.cpp", "<lockstep/checkpoint/rng_state.h>", true},
+      {"src/nn/lora.cpp", "<lockstep/trainer/callbacks.h>", false},
       {"src/trainer/trainer.cpp", "<lockstep/checkpoint/checkpoint_store.h>", true},
       {"src/trainer/trainer.cpp", "<lockstep/session.h>", true},
       {"src/trainer/trainer.cpp", "<lockstep/run.h>", false},
