@@ -24,10 +24,8 @@ OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
   }
   const LocalDevice& device = plan.local_devices[local];
   facts.device = device.id;
-  for (const auto& process : gpu_processes(device.uuid)) {
-    if (process.pid != getpid()) {
-      facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
-    }
+  for (const auto& process : others_than(getpid(), gpu_processes(device.uuid))) {
+    facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
   }
   const Hardware hardware = probe_hardware();
   for (std::size_t gpu = 0; gpu < hardware.gpus.size(); ++gpu) {
