@@ -1,0 +1,41 @@
+// What an exception says: memory ran out.
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/base/error.h>
+
+#include "world/out_of_memory.h"
+
+namespace lockstep {
+namespace {
+
+constexpr c10::SourceLocation kHere{"test", "gpu_errors_test.cpp", 1};
+
+c10::AcceleratorError cuda_error(const std::string& text) { return {kHere, 2, "CUDA error: " + text}; }
+
+TEST(OutOfMemory, IsSeenInTheErrorsOfEveryLibrary) {
+  EXPECT_TRUE(is_out_of_memory(c10::OutOfMemoryError(kHere, "CUDA out of memory. Tried to allocate 2 GiB")));
+  EXPECT_TRUE(is_out_of_memory(std::bad_alloc()));
+  EXPECT_TRUE(is_out_of_memory(std::runtime_error("DefaultCPUAllocator: can't allocate memory")));
+  EXPECT_TRUE(is_out_of_memory(cuda_error("out of memory\nSearch for `cudaErrorMemoryAllocation'")));
+  for (const char* text :
+       {"CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "unhandled cuda error, NCCL version 2.28.9\nLast error:\nCuda failure 2 'out of memory'"}) {
+    EXPECT_TRUE(is_out_of_memory(c10::Error(kHere, text))) << text;
+  }
+  EXPECT_FALSE(is_out_of_memory(cuda_error("device-side assert triggered")));
+  EXPECT_FALSE(is_out_of_memory(c10::Error(kHere, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")));
+}
+
+TEST(OutOfMemory, AtTheStartIsNotCuredByASmallerBatch) {
+  EXPECT_FALSE(is_out_of_memory(LaunchError("cannot use cuda:0: CUDA error: out of memory")));
+}
+
+}  // namespace
+}  // namespace lockstep
