@@ -71,7 +71,8 @@ void load_cuda() {
 // dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and
 // aborts the kernels that wait for the lost peer. World looks at the note whenever it waits for the device, and throws
 // a CommError before any later result is used or saved. If a rank hangs in NCCL all the same, the supervisor or the
-// monitor ends it.
+// monitor ends it. The watchdog would also end the process at every other error of CUDA, which it meets because it
+// queries events; the rank's own thread meets the same error and reports it.
 //
 // Between ranks of one machine NCCL would listen on any interface that is up: that of a VPN or a container may end
 // before the run does.
@@ -86,6 +87,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   const ScopedVariable only_clean_up("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   const ScopedVariable no_second_watchdog("TORCH_NCCL_ENABLE_MONITORING", "0");
   const ScopedVariable no_dump("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
+  const ScopedVariable no_rethrow("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0");
   const ScopedVariable no_wait_for_dump("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0");
   std::optional<ScopedVariable> interface;
   if (on_one_machine) {
