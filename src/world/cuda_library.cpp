@@ -14,6 +14,7 @@
 #include <lockstep/base/variables.h>
 
 #include "world/process_group.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -86,9 +87,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   }
   const ScopedVariable only_clean_up("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   const ScopedVariable no_second_watchdog("TORCH_NCCL_ENABLE_MONITORING", "0");
-  const ScopedVariable no_dump("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   const ScopedVariable no_rethrow("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0");
+  const ScopedVariable no_dump("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   const ScopedVariable no_wait_for_dump("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0");
+  const ScopedVariable connect_now("NCCL_RUNTIME_CONNECT", "0");  // not in the first collective
   std::optional<ScopedVariable> interface;
   if (on_one_machine) {
     interface.emplace("NCCL_SOCKET_IFNAME", "lo");
@@ -97,7 +99,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));
   } catch (const c10::Error& error) {
     throw CommError(fmt::format("NCCL cannot start on {}: {}", device.str(), error.what_without_backtrace()),
-                    "use --backend gloo, or set NCCL_DEBUG=INFO to see why");
+                    "use --backend gloo, or set NCCL_DEBUG=INFO to see why",
+                    is_gpu_failure(error) ? ExitCode::failed : ExitCode::peer_lost);
   }
 }
 

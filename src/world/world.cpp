@@ -46,10 +46,18 @@ std::string plain_text(const std::exception& error) {
   return text;
 }
 
+// NCCL's own text says that a call of CUDA failed.
+bool is_gpu_failure(const std::exception& error) noexcept {
+  return dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         (dynamic_cast<const c10::DistBackendError*>(&error) != nullptr &&
+          std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos);
+}
+
 bool is_peer_failure(const std::exception& error) noexcept {
   // Gloo's exception types are not in LibTorch's headers, so this compares their names.
-  return dynamic_cast<const c10::DistError*>(&error) != nullptr ||
-         std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos;
+  return !is_gpu_failure(error) && (dynamic_cast<const c10::DistError*>(&error) != nullptr ||
+                                    std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos);
 }
 
 namespace {
@@ -287,6 +295,9 @@ struct World::Impl {
       progress->end();
     } catch (const std::exception& error) {
       std::string missing;
+      if (is_gpu_failure(error)) {
+        throw;
+      }
       try {
         missing = missing_ranks_soon();
       } catch (const std::exception&) {
