@@ -233,6 +233,7 @@ struct World::Impl {
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
   std::vector<RankPlace> places{};  // of all ranks
+  std::optional<DeterministicCuda> deterministic_cuda{};
 
   bool alone() const noexcept { return place.size == 1; }
   static std::string at_key(int rank) { return fmt::format("at/{}", rank); }
@@ -294,10 +295,10 @@ struct World::Impl {
       work();
       progress->end();
     } catch (const std::exception& error) {
-      std::string missing;
       if (is_gpu_failure(error)) {
         throw;
       }
+      std::string missing;
       try {
         missing = missing_ranks_soon();
       } catch (const std::exception&) {
@@ -556,6 +557,9 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     met(world);
   }
   if (chosen.id.gpu) {
+    if (plan.config.deterministic != Determinism::off) {
+      impl.deterministic_cuda.emplace();
+    }
     impl.device = start_gpu(impl.device, uuids_of(plan.local_devices), local);
   }
   const RankPlace place{.host = plan.host, .device = device_text(chosen), .pid = getpid()};
