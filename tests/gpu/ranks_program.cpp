@@ -464,11 +464,31 @@ void check_shards(Session& session) {
 
 struct Options {
   std::string what;
-  std::string fail = "";     // throw, kill, hang, memory; more: one more collective than the others
+  std::string fail = "";     // throw, kill, hang, memory, full, assert; more: one more collective than the others
   std::string fail_in = "";  // forward, backward, optimizer, collective
   std::int64_t fail_rank = 1;
   std::int64_t fail_step = 20;
 };
+
+/// Takes all memory of a GPU and asks for more. The CPU's stays: it is that of the whole machine.
+void fill(c10::Device device) {
+  static std::vector<at::Tensor> held;  // until the process ends: what ends the run has no memory either
+  for (std::int64_t bytes = std::int64_t{1} << 30; device.is_cuda() && bytes >= 1 << 9; bytes /= 2) {
+    try {
+      while (true) {
+        held.push_back(at::empty({bytes}, at::device(device).dtype(at::kByte)));
+      }
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  }
+  at::empty({std::int64_t{1} << 50}, at::device(device));
+}
+
+/// A label that does not exist. On a GPU the kernel notices it, and no call of CUDA succeeds any more.
+void give_wrong_label(c10::Device device) {
+  const at::Tensor label = at::full({1}, 1'000'000, at::device(device).dtype(at::kLong));
+  at::cross_entropy_loss(at::zeros({1, 10}, at::device(device)), label).item<float>();
+}
 
 void fail(const std::string& how, c10::Device device) {
   const std::map<std::string, std::function<void()>> ways{
@@ -476,6 +496,8 @@ void fail(const std::string& how, c10::Device device) {
       {"kill", [] { std::raise(SIGKILL); }},
       {"hang", [] { std::this_thread::sleep_for(std::chrono::hours(1)); }},
       {"memory", [&] { at::empty({std::int64_t{1} << 50}, at::device(device)); }},
+      {"full", [&] { fill(device); }},
+      {"assert", [&] { give_wrong_label(device); }},
   };
   ways.at(how)();
 }
