@@ -422,4 +422,9 @@ std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* libra
   return found;
 }
 
+std::vector<GpuProcess> others_than(std::int64_t pid, std::vector<GpuProcess> processes) {
+  const bool is_listed = std::erase_if(processes, [&](const GpuProcess& process) { return process.pid == pid; }) > 0;
+  return is_listed ? processes : std::vector<GpuProcess>();
+}
+
 }  // namespace lockstep

@@ -74,4 +74,8 @@ DriverDetails query_driver(const char* library = "libnvidia-ml.so.1");
 /// The processes that use the GPU with this UUID; {}: none, or not known.
 std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library = "libnvidia-ml.so.1");
 
+/// The processes without `pid`, which uses the GPU; {} if it is not listed: below a container the driver's numbers are
+/// those of the host, and here they name other processes. Pure.
+std::vector<GpuProcess> others_than(std::int64_t pid, std::vector<GpuProcess> processes);
+
 }  // namespace lockstep

@@ -24,10 +24,6 @@ const char* name_of(at::Float32MatmulPrecision precision) {
   return "highest";
 }
 
-// LibTorch refuses matrix products of cuBLAS without it if deterministic algorithms are on.
-constexpr const char* kWorkspaceVariable = "CUBLAS_WORKSPACE_CONFIG";
-constexpr const char* kWorkspace = ":4096:8";
-
 }  // namespace
 
 AutocastScope::AutocastScope(Precision precision, c10::DeviceType device)
@@ -80,7 +76,7 @@ struct NumericsScope::Settings {
   at::Float32MatmulPrecision matmul = at::globalContext().float32MatmulPrecision();
   bool detects_anomaly = torch::autograd::AnomalyMode::is_enabled();
   bool checks_nan = torch::autograd::AnomalyMode::should_check_nan();
-  std::optional<ScopedVariable> workspace{};
+  std::optional<DeterministicCuda> cuda{};
 };
 
 // A default leaves the setting as the program has made it.
@@ -95,7 +91,7 @@ NumericsScope::NumericsScope(const TrainConfig& config) {
     context.setFloat32MatmulPrecision(config.matmul_precision == MatmulPrecision::high ? "high" : "medium");
   }
   if (config.deterministic != Determinism::off) {
-    before_->workspace.emplace(kWorkspaceVariable, kWorkspace);
+    before_->cuda.emplace();
     context.setDeterministicAlgorithms(true, /*warn_only=*/config.deterministic == Determinism::warn);
     context.setDeterministicCuDNN(true);
   }

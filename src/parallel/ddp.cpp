@@ -87,7 +87,13 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
       built_.elsewhere = shards_->elsewhere();
     }
   }
-  ~DdpOptimizer() override { remove_reducer(); }
+  // The gradients are views of the reducer's buckets. They are not kept, because a copy can fail: the GPU may be full,
+  // or take no more work after an error.
+  ~DdpOptimizer() override {
+    for (auto& [name, parameter] : parameters_) {
+      parameter.mutable_grad().reset();
+    }
+  }
   DdpOptimizer(const DdpOptimizer&) = delete;
   DdpOptimizer& operator=(const DdpOptimizer&) = delete;
 

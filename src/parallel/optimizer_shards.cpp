@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -87,7 +88,7 @@ NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& para
         world_.broadcast(tensor, rank);
       }
       if (world_.is_main()) {
-        of_parameter[owner->first].emplace_back(name, tensor.cpu());
+        of_parameter[owner->first].emplace_back(name, WorldAccess::on_host(world_, tensor));
       }
     }
   }

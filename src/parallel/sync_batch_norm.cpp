@@ -52,9 +52,11 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const auto capsule = context->saved_data["norm"].toCapsule();
     const auto& norm = static_cast<const NormContext&>(*capsule);
     const at::Tensor scale = weight.to(mean.dtype());
+    // Empty, not undefined: the kernels of CUDA for channels-last and [N, C] inputs refuse undefined tensors.
+    const at::Tensor none = at::empty({0}, mean.options());
     auto [dx, dweight, dbias] =
-        at::native_batch_norm_backward(gradients[0], input, scale, mean, variance, /*save_mean=*/{},
-                                       /*save_invstd=*/{}, /*train=*/false, norm.eps, {true, true, true});
+        at::native_batch_norm_backward(gradients[0], input, scale, mean, variance, /*save_mean=*/none,
+                                       /*save_invstd=*/none, /*train=*/false, norm.eps, {true, true, true});
     const ChannelSums sums =
         norm.statistics->add_up(SyncStatistics::Pass::backward, norm.index,
                                 {at::zeros_like(count), dbias.to(at::kDouble), dweight.to(at::kDouble)});

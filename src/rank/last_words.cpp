@@ -31,7 +31,9 @@ struct Announcement {
 constinit Announcement announcement;
 
 // Gloo throws in its own thread, where the exception cannot be caught: if it answers on a broken connection, or if more
-// data arrives than the collective expects. Its types are in no header, so this compares names and texts.
+// data arrives than the collective expects. After an error of a GPU, LibTorch throws again where tensors are freed, in
+// destructors. These types are in no header that this file can use, so it compares names and texts.
+bool says_gpu_failed(std::string_view type) { return type == "c10::AcceleratorError"; }
 bool says_peer_lost(std::string_view type) { return type == "gloo::IoException"; }
 bool says_mismatch(std::string_view type, std::string_view text) {
   return type == "gloo::EnforceNotMet" && text.find("collective mismatch") != std::string_view::npos;
@@ -48,6 +50,9 @@ Failure terminate_failure() {
     meaning = "the connection to another rank broke: ";
     failure.code = static_cast<int>(ExitCode::peer_lost);
     failure.is_consequence = true;
+  } else if (says_gpu_failed(type)) {
+    meaning = "the GPU reported: ";
+    failure.code = static_cast<int>(ExitCode::failed);
   } else if (says_mismatch(type, failure.text)) {
     const ProgressRecord* record = announcement.record;
     meaning = fmt::format("the ranks are in different collectives: too much data arrived{}: ",

@@ -14,6 +14,7 @@
 #include <lockstep/base/variables.h>
 
 #include "world/process_group.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -71,7 +72,8 @@ void load_cuda() {
 // dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and
 // aborts the kernels that wait for the lost peer. World looks at the note whenever it waits for the device, and throws
 // a CommError before any later result is used or saved. If a rank hangs in NCCL all the same, the supervisor or the
-// monitor ends it.
+// monitor ends it. The watchdog would also end the process at every other error of CUDA, which it meets because it
+// queries events; the rank's own thread meets the same error and reports it.
 //
 // Between ranks of one machine NCCL would listen on any interface that is up: that of a VPN or a container may end
 // before the run does.
@@ -85,8 +87,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   }
   const ScopedVariable only_clean_up("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
   const ScopedVariable no_second_watchdog("TORCH_NCCL_ENABLE_MONITORING", "0");
+  const ScopedVariable no_rethrow("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0");
   const ScopedVariable no_dump("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
   const ScopedVariable no_wait_for_dump("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0");
+  const ScopedVariable connect_now("NCCL_RUNTIME_CONNECT", "0");  // not in the first collective
   std::optional<ScopedVariable> interface;
   if (on_one_machine) {
     interface.emplace("NCCL_SOCKET_IFNAME", "lo");
@@ -95,7 +99,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
     return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store.get(), rank, size, device.index(), timeout.count()));
   } catch (const c10::Error& error) {
     throw CommError(fmt::format("NCCL cannot start on {}: {}", device.str(), error.what_without_backtrace()),
-                    "use --backend gloo, or set NCCL_DEBUG=INFO to see why");
+                    "use --backend gloo, or set NCCL_DEBUG=INFO to see why",
+                    is_gpu_failure(error) ? ExitCode::failed : ExitCode::peer_lost);
   }
 }
 

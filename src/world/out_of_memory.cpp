@@ -1,5 +1,7 @@
 #include "world/out_of_memory.h"
 
+#include <algorithm>
+#include <array>
 #include <new>
 #include <string_view>
 #include <system_error>
@@ -8,6 +10,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/environment/hardware.h>
 
 #include "environment/nvml.h"
@@ -24,10 +27,8 @@ OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
   }
   const LocalDevice& device = plan.local_devices[local];
   facts.device = device.id;
-  for (const auto& process : gpu_processes(device.uuid)) {
-    if (process.pid != getpid()) {
-      facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
-    }
+  for (const auto& process : others_than(getpid(), gpu_processes(device.uuid))) {
+    facts.tenants.push_back({.name = describe_process(static_cast<pid_t>(process.pid)), .bytes = process.bytes});
   }
   const Hardware hardware = probe_hardware();
   for (std::size_t gpu = 0; gpu < hardware.gpus.size(); ++gpu) {
@@ -40,11 +41,24 @@ OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
 
 }  // namespace
 
-// LibTorch's host allocator throws a plain c10::Error, with this name in it.
+// Only LibTorch's allocator for GPUs throws an error of its own.
 bool is_out_of_memory(const std::exception& error) noexcept {
+  constexpr std::array<std::string_view, 6> kTexts{
+      "DefaultCPUAllocator: can't allocate memory",
+      "CUDA error: out of memory",   // page-locked memory, a context, a module of kernels
+      "CUBLAS_STATUS_ALLOC_FAILED",  // the usual one where LibTorch's allocator has taken the whole GPU
+      "CUDNN_STATUS_ALLOC_FAILED",
+      "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+      "'out of memory'",  // NCCL: Cuda failure 2 'out of memory'
+  };
+  if (dynamic_cast<const LaunchError*>(&error) != nullptr) {
+    return false;  // others have the memory before this rank has a batch
+  }
+  const std::string_view text = error.what();
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
          dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
-         std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
+         std::any_of(kTexts.begin(), kTexts.end(),
+                     [&](std::string_view part) { return text.find(part) != std::string_view::npos; });
 }
 
 std::string out_of_memory_hint(const std::exception& error, const Plan& plan, int local_rank) noexcept try {

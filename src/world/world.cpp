@@ -46,10 +46,18 @@ std::string plain_text(const std::exception& error) {
   return text;
 }
 
+// NCCL's own text says that a call of CUDA failed.
+bool is_gpu_failure(const std::exception& error) noexcept {
+  return dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         (dynamic_cast<const c10::DistBackendError*>(&error) != nullptr &&
+          std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos);
+}
+
 bool is_peer_failure(const std::exception& error) noexcept {
   // Gloo's exception types are not in LibTorch's headers, so this compares their names.
-  return dynamic_cast<const c10::DistError*>(&error) != nullptr ||
-         std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos;
+  return !is_gpu_failure(error) && (dynamic_cast<const c10::DistError*>(&error) != nullptr ||
+                                    std::string_view(typeid(error).name()).find("gloo") != std::string_view::npos);
 }
 
 namespace {
@@ -225,6 +233,7 @@ struct World::Impl {
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
   std::vector<RankPlace> places{};  // of all ranks
+  std::optional<DeterministicCuda> deterministic_cuda{};
 
   bool alone() const noexcept { return place.size == 1; }
   static std::string at_key(int rank) { return fmt::format("at/{}", rank); }
@@ -286,6 +295,9 @@ struct World::Impl {
       work();
       progress->end();
     } catch (const std::exception& error) {
+      if (is_gpu_failure(error)) {
+        throw;
+      }
       std::string missing;
       try {
         missing = missing_ranks_soon();
@@ -545,6 +557,9 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
     met(world);
   }
   if (chosen.id.gpu) {
+    if (plan.config.deterministic != Determinism::off) {
+      impl.deterministic_cuda.emplace();
+    }
     impl.device = start_gpu(impl.device, uuids_of(plan.local_devices), local);
   }
   const RankPlace place{.host = plan.host, .device = device_text(chosen), .pid = getpid()};

@@ -79,6 +79,9 @@ struct WorldAccess {
 /// Waits for an event of the device and calls `check` all the time, whose exceptions end the wait.
 void wait_for_event(const c10::Event& event, const std::function<void()>& check);
 
+/// True for errors of this rank's own GPU, also those that NCCL reports: no other rank is the cause.
+bool is_gpu_failure(const std::exception& error) noexcept;
+
 /// True for exceptions of Gloo, NCCL and c10d about a lost peer or network; false for errors in the caller's code.
 bool is_peer_failure(const std::exception& error) noexcept;
 

@@ -98,6 +98,11 @@ std::vector<Fault> faults(ComputeSetup where) {
         {"memory", in, rank, 1, at_step_20(out_of_memory(where)), stopped(rank, "failed: .*" + out_of_memory(where))});
     all.push_back({"kill", in, rank, 137, "", died(rank)});
   }
+  all.push_back({"full", "optimizer", 1, 1, at_step_20(out_of_memory(where)), stopped(1, "failed: .*")});
+  // A GPU may report it once more where tensors are freed, and then the rank cannot tell the others.
+  all.push_back({"assert", "forward", 1, 1,
+                 where == ComputeSetup::gpu ? "device-side assert" : at_step_20("Target 1000000 is out of bounds"),
+                 stopped(1, "(failed: .*|ended before the others)")});
   all.push_back({"kill", "collective", 1, 137, "", died(1)});
   all.push_back({"throw", "collective", 1, 134, "std::terminate after std::runtime_error", died(1)});
   return all;

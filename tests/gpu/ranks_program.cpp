@@ -268,11 +268,14 @@ void check_all_gradients(Session& session) {
 
 // --- batch norm over ranks ---
 
+/// How the 24 features of a sample are given to the batch norm: CUDA has other kernels for each of these.
+enum class Layout { channels_first, flat, channels_last };
+
 template <class Norm>
 struct NormNet : torch::nn::Module {
-  explicit NormNet(c10::Device device) {
+  NormNet(c10::Device device, Layout of_input) : layout(of_input) {
     first = register_module("first", torch::nn::Linear(4, 24));
-    norm = register_module("norm", Norm(6));
+    norm = register_module("norm", Norm(layout == Layout::flat ? 24 : 6));
     second = register_module("second", torch::nn::Linear(24, 1));
     const at::NoGradGuard no_grad;
     double shift = 0;
@@ -281,7 +284,16 @@ struct NormNet : torch::nn::Module {
     }
     to(device);
   }
-  at::Tensor forward(const at::Tensor& x) { return second(at::relu(norm(first(x).view({-1, 6, 4}))).flatten(1)); }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor features = first(x);
+    if (layout == Layout::channels_first) {
+      features = features.view({-1, 6, 4});
+    } else if (layout == Layout::channels_last) {
+      features = features.view({-1, 6, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast);
+    }
+    return second(at::relu(norm(features)).flatten(1));
+  }
+  Layout layout;
   torch::nn::Linear first{nullptr};
   Norm norm{nullptr};
   torch::nn::Linear second{nullptr};
@@ -293,10 +305,11 @@ using Samples = std::vector<std::array<std::int64_t, 2>>;
 /// Trains on two ranks, and in each of them a second net on the samples of both. Returns the largest difference of
 /// their parameters and statistics.
 template <class Norm>
-double difference_from_whole_batch(Session& session, const Samples& samples) {
+double difference_from_whole_batch(Session& session, const Samples& samples, Layout layout = Layout::channels_first) {
   World& world = session.world;
-  NormNet<Norm> net(world.device());
-  NormNet<torch::nn::BatchNorm1d> whole(world.device());
+  NormNet<Norm> net(world.device(), layout);
+  // BatchNorm1d takes no images; it computes the same from their pixels in a row.
+  NormNet<torch::nn::BatchNorm1d> whole(world.device(), layout == Layout::flat ? layout : Layout::channels_first);
   const auto strategy = make_strategy(session.plan, world);
   const OptimizerSpec spec(sgd({.lr = 0.1}));
   strategy->prepare(net, {&spec, 1});
@@ -356,6 +369,12 @@ void check_batch_norm(Session& session) {
     const double difference = difference_from_whole_batch<SyncBatchNorm>(session, samples);
     expect(difference <= 1e-4, fmt::format("SyncBatchNorm, {}: differs by {}", name, difference));
     session.print("checked: " + name);
+  }
+  for (const auto& [name, layout] :
+       {std::pair("[N, C]", Layout::flat), std::pair("channels last", Layout::channels_last)}) {
+    const double difference = difference_from_whole_batch<SyncBatchNorm>(session, {{5, 3}}, layout);
+    expect(difference <= 1e-4, fmt::format("SyncBatchNorm, {}: differs by {}", name, difference));
+    session.print(fmt::format("checked: {}", name));
   }
   const double control = difference_from_whole_batch<torch::nn::BatchNorm1d>(session, {{4, 4}});
   expect(control > 1e-3, fmt::format("batch norm of each rank differs by {} only: the checks prove nothing", control));
@@ -445,11 +464,31 @@ void check_shards(Session& session) {
 
 struct Options {
   std::string what;
-  std::string fail = "";     // throw, kill, hang, memory; more: one more collective than the others
+  std::string fail = "";     // throw, kill, hang, memory, full, assert; more: one more collective than the others
   std::string fail_in = "";  // forward, backward, optimizer, collective
   std::int64_t fail_rank = 1;
   std::int64_t fail_step = 20;
 };
+
+/// Takes all memory of a GPU and asks for more. The CPU's stays: it is that of the whole machine.
+void fill(c10::Device device) {
+  static std::vector<at::Tensor> held;  // until the process ends: what ends the run has no memory either
+  for (std::int64_t bytes = std::int64_t{1} << 30; device.is_cuda() && bytes >= 1 << 9; bytes /= 2) {
+    try {
+      while (true) {
+        held.push_back(at::empty({bytes}, at::device(device).dtype(at::kByte)));
+      }
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  }
+  at::empty({std::int64_t{1} << 50}, at::device(device));
+}
+
+/// A label that does not exist. On a GPU the kernel notices it, and no call of CUDA succeeds any more.
+void give_wrong_label(c10::Device device) {
+  const at::Tensor label = at::full({1}, 1'000'000, at::device(device).dtype(at::kLong));
+  at::cross_entropy_loss(at::zeros({1, 10}, at::device(device)), label).item<float>();
+}
 
 void fail(const std::string& how, c10::Device device) {
   const std::map<std::string, std::function<void()>> ways{
@@ -457,6 +496,8 @@ void fail(const std::string& how, c10::Device device) {
       {"kill", [] { std::raise(SIGKILL); }},
       {"hang", [] { std::this_thread::sleep_for(std::chrono::hours(1)); }},
       {"memory", [&] { at::empty({std::int64_t{1} << 50}, at::device(device)); }},
+      {"full", [&] { fill(device); }},
+      {"assert", [&] { give_wrong_label(device); }},
   };
   ways.at(how)();
 }

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <ATen/Context.h>
+#include <ATen/ATen.h>
 
 #include "gpu/device_tests.h"
 #include "gpu/shared_gpu.h"
@@ -17,18 +17,10 @@ namespace {
 
 using testing::HasSubstr;
 
-class Deterministic {
- public:
-  Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
-  ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false); }
-  Deterministic(const Deterministic&) = delete;
-  Deterministic& operator=(const Deterministic&) = delete;
-};
-
 void train_until(std::int64_t step, ComputeSetup where, Precision precision, const std::filesystem::path& run) {
-  const Deterministic deterministic;
   TrainConfig config{.compute_setup = where,
                      .precision = precision,
+                     .deterministic = Determinism::on,
                      .max_epochs = 0,
                      .max_steps = step,
                      .batch_size = 8,
@@ -37,6 +29,8 @@ void train_until(std::int64_t step, ComputeSetup where, Precision precision, con
   config.optim.max_grad_norm = 0.5;
   config.optim.schedule = "warmup:15";
   Session session = Session::single(config);
+  const at::Tensor one = at::ones({2, 2}, at::device(session.world.device()));
+  one.mm(one);  // LibTorch decides in the first matrix product whether cuBLAS is deterministic
   DataLoader data(small_images(45), session.plan.loader, session.world);
   SmallTask task(0.2, adamw({.lr = 0.001}));
   Trainer(session).fit(task, data);

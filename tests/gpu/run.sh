@@ -219,7 +219,7 @@ stage_check() {
   if [ -z "$dry" ]; then
     note='grep -m 1 "Driver Version" nvidia-smi.log' step nvidia-smi 30 nvidia-smi || true
   fi
-  tests tests 60 -E FaultsOnGpu
+  tests tests 60 -E FaultsOnGpu --parallel 4
 
   local steps=300 first last
   [ -z "$dry" ] || steps=3
@@ -300,7 +300,8 @@ stage_bench() {
   done
 }
 
-# Under --dry tests that need a GPU are skipped and counted; on a GPU a skipped test is a failed one.
+# Under --dry tests that need a GPU are skipped and counted; on a GPU only those may be skipped that need more than one GPU, or
+# something else that not every machine has.
 if [ -n "$dry" ]; then
   settings=(CUDA_VISIBLE_DEVICES= LOCKSTEP_FORBID_SKIPS=0)
 else

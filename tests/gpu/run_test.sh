@@ -105,7 +105,7 @@ reported '| bench | not run |  |'
 with=gpu expect 2 --out "$work/dry" --build "$work/good" check
 said 'holds a report about "dry run", and this would be one about "NVIDIA Fake 80GB"'
 
-# ---- With a GPU; skipped tests are the tests' business (LOCKSTEP_FORBID_SKIPS)
+# ---- With a GPU; which tests may be skipped is the tests' business (LOCKSTEP_FORBID_SKIPS)
 make_build "$work/forbids" "4.7 3.1" Good.OnGpu '[ "$LOCKSTEP_FORBID_SKIPS" = 1 ] && [ -z "${CUDA_VISIBLE_DEVICES+set}" ]'
 with=gpu expect 0 --out "$work/with gpu" --build "$work/forbids" check
 only_report "$work/with gpu"
@@ -156,7 +156,7 @@ reported '| check | failed |'
 make_build "$work/hanging" "4 3" Good.OnGpu 'exit 0' Hangs.OnGpu 'setsid sleep 7771 & sleep 7772' Later.OnGpu 'exit 0'
 expect 4 --dry --limit 12 --out "$work/hung" --build "$work/hanging" check
 only_report "$work/hung"
-reported '1 passed, 1 failed of 3; the tests were stopped after'
+reported '2 passed, 1 failed of 3; the tests were stopped after'
 reported '`Hangs.OnGpu` failed'
 gone 7771
 gone 7772

@@ -14,6 +14,8 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <lockstep/trainer/recompute.h>
+
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
@@ -129,6 +131,16 @@ class CountingTask final : public SmallTask {
   }
 };
 
+/// The backward of its layers runs the forward again, with the random numbers of the first.
+class RecomputingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor scores = recompute([this](const at::Tensor& x) { return net_->forward(x); }, batch.input);
+    return at::cross_entropy_loss(scores, batch.target);
+  }
+};
+
 /// One optimizer for the convolution, another for the rest, as a GAN has.
 class TwoOptimizers final : public SmallTask {
  public:
@@ -166,6 +178,16 @@ std::vector<Way> ways() {
   return {
       {.name = "fp32"},
       {.name = "bf16", .configure = [](TrainConfig& config) { config.precision = Precision::bf16_mixed; }},
+      {.name = "fp16", .configure = [](TrainConfig& config) { config.precision = Precision::fp16_mixed; }},
+      {.name = "channels last", .configure = [](TrainConfig& config) { config.memory.channels_last = true; }},
+      {.name = "deterministic", .configure = [](TrainConfig& config) { config.deterministic = Determinism::on; }},
+      {.name = "recomputed", .task = [] { return std::make_unique<RecomputingTask>(0.1); }},
+      {.name = "skips what is not finite, and spikes",
+       .configure =
+           [](TrainConfig& config) {
+             config.optim.non_finite = NonFinitePolicy::skip;
+             config.spike = {.z_score = 4, .window = 20, .policy = SpikePolicy::skip};
+           }},
       {.name = "clipping", .configure = [](TrainConfig& config) { config.optim.max_grad_norm = 0.1; }},
       {.name = "schedule", .configure = [](TrainConfig& config) { config.optim.schedule = "warmup:50+cosine"; }},
       {.name = "accumulation", .configure = [](TrainConfig& config) { config.global_batch_size = 24; }},

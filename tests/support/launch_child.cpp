@@ -60,6 +60,18 @@ struct EnforceNotMet : std::runtime_error {
 };
 }  // namespace gloo
 
+namespace c10 {
+struct AcceleratorError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+}  // namespace c10
+
+/// Frees a tensor after an error of the GPU.
+struct FreesOnBrokenGpu {
+  ~FreesOnBrokenGpu() { fail(); }
+  static void fail() { throw c10::AcceleratorError("CUDA error: device-side assert triggered"); }
+};
+
 namespace {
 
 using namespace lockstep;
@@ -164,6 +176,11 @@ const std::map<std::string, void (*)()> kThrows = {
     {"int", [] { throw 5; }},
     {"noexcept", [] { throw_in_noexcept(); }},
     {"thread", [] { std::thread([] { throw_logic_error("left a thread"); }).join(); }},
+    {"gpu",
+     [] {
+       const FreesOnBrokenGpu tensor;
+       FreesOnBrokenGpu::fail();
+     }},
     {"gloo", [] { std::thread([] { throw gloo::IoException("Connection reset by peer"); }).join(); }},
     {"enforce", [] { std::thread([] { throw gloo::EnforceNotMet("unexpected op code"); }).join(); }},
     {"mismatch",

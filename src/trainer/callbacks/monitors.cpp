@@ -18,6 +18,7 @@
 #include <lockstep/trainer/monitors.h>
 
 #include "trainer/callbacks/monitored_metric.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -90,7 +91,7 @@ void ThroughputMonitor::on(const StageContext& context) {
   }
   const at::Tensor of_main = at::full({}, seconds, at::device(context.world.device()).dtype(at::kDouble));
   context.world.broadcast(of_main);
-  seconds = of_main.item<double>();
+  seconds = WorldAccess::on_host(context.world, of_main).item<double>();
   context.log("step_ms", 1000 * seconds / static_cast<double>(steps));
   if (options_.flops_per_sample > 0) {
     const double flops = options_.flops_per_sample * samples / seconds / context.world.size();
@@ -113,7 +114,7 @@ void MemoryMonitor::on(const StageContext& context) {
   for (const auto& [name, value] : found) {
     const at::Tensor largest = at::full({}, value, at::device(device).dtype(at::kDouble));
     context.world.all_reduce(largest, Reduce::max);
-    context.log(name, largest.item<double>());
+    context.log(name, WorldAccess::on_host(context.world, largest).item<double>());
   }
 }
 

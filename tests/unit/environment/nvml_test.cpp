@@ -114,6 +114,14 @@ TEST(Nvml, ListsTheProcessesOfAGpu) {
   EXPECT_TRUE(gpu_processes("GPU-a", "libno_such_driver.so").empty());
 }
 
+TEST(Nvml, NamesOtherProcessesOnlyIfItsNumbersAreThoseSeenHere) {
+  const std::vector<GpuProcess> listed{{.pid = 100, .bytes = 1}, {.pid = 7, .bytes = 2}};
+  const auto others = others_than(7, listed);
+  ASSERT_EQ(others.size(), 1U);
+  EXPECT_EQ(others[0].pid, 100);
+  EXPECT_TRUE(others_than(8, listed).empty());
+}
+
 DriverDetails details(const char* gpus) {
   const Machine machine(gpus);
   return query_driver(LOCKSTEP_FAKE_NVML);

@@ -79,6 +79,8 @@ TEST(RankFailure, IsBlamedOnTheRankWithTypeAndPlace) {
       {"throw:int", 1, " failed at step 812 in forward: unknown exception of type int"},
       {"throw:noexcept", 134, " in forward: std::terminate after std::logic_error: left a noexcept function"},
       {"throw:thread", 134, " in forward: std::terminate after std::logic_error: left a thread"},
+      {"throw:gpu", 1,
+       " in forward: the GPU reported: c10::AcceleratorError: CUDA error: device-side assert triggered"},
       {"throw:gloo", 76,
        " in forward: the connection to another rank broke: gloo::IoException: Connection reset by peer"},
       {"throw:enforce", 134, " in forward: std::terminate after gloo::EnforceNotMet: unexpected op code"},

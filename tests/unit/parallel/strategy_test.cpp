@@ -725,7 +725,7 @@ TEST(Ddp, LeavesAnOrdinaryModule) {
       strategy.optimizer().backward(loss_of(net.forward(inputs(0)), targets(0)));
       strategy.optimizer().finish();
     }
-    ASSERT_FALSE(net.a->weight.grad().is_view());
+    ASSERT_FALSE(net.a->weight.grad().defined());
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
     optimizer.zero_grad();
     loss_of(net.forward(inputs(1)), targets(1)).backward();  // no hook waits for a peer
