@@ -14,7 +14,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <lockstep/trainer/recompute.h>
+#include <lockstep/nn/recompute.h>
 
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
