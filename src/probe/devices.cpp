@@ -1,9 +1,7 @@
 #include "probe/devices.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -12,7 +10,6 @@
 #include <ATen/ATen.h>
 
 #include "base/duration.h"
-#include "environment/cuda_driver.h"
 
 namespace lockstep {
 namespace {
@@ -61,20 +58,15 @@ void check_devices(Session& session, Results& results) {
   });
   results.measured("copy", {{"bytes", kCopyBytes}, {"to_device_seconds", up}, {"to_host_seconds", down}});
 
-  // Under CUDA's own numbers, as the World's device.
-  std::vector<std::string> uuids;
-  std::transform(session.plan.local_devices.begin(), session.plan.local_devices.end(), std::back_inserter(uuids),
-                 [](const LocalDevice& local) { return local.uuid; });
-  const std::vector<int> indices = mine.is_cuda() ? cuda_indices(uuids, cuda_gpus()) : std::vector<int>();
+  const std::vector<std::string> indices = world.gather(std::to_string(mine.index()));  // CUDA's own numbers
   // Rank after rank, so that the copies do not share their way.
   Json times = Json::array();
   results.check("pairs", [&] {
     std::string problem;
     const at::Tensor here = host.to(mine);
     world.one_by_one("copies between GPUs", [&] {
-      for (std::size_t i = 0; i < uuids.size(); ++i) {
-        const int index = indices.empty() ? session.plan.local_devices[i].id.index : indices[i];
-        const c10::Device other(mine.type(), static_cast<c10::DeviceIndex>(index));
+      for (const std::string& index : indices) {
+        const c10::Device other(mine.type(), static_cast<c10::DeviceIndex>(std::stoi(index)));
         if (other == mine) {
           continue;
         }
