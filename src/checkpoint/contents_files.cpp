@@ -123,7 +123,7 @@ void write_contents(CheckpointWriter& writer, std::int64_t step, const Checkpoin
 }
 
 std::map<std::string, std::string> peek_values(const CheckpointDir& directory, std::int64_t step) {
-  constexpr std::int64_t kMaxBytes = 1 << 20;
+  constexpr std::int64_t kMaxBytes = 64 << 20;  // with the state of a program's data source
   try {
     return parse_state(directory.read(step, std::string(kStateName), kMaxBytes));
   } catch (const std::exception&) {

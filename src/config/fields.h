@@ -310,7 +310,8 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(Info{.name = "data.steps_per_epoch",
              .help = "steps per epoch of training, over a part of the data or several times over it; "
                      "0: once over the data set",
-             .minimum = 0},
+             .minimum = 0,
+             .maximum = 1e9},
         c.data.steps_per_epoch);
   visit(
       Info{.name = "data.max_bad_samples",

@@ -224,6 +224,19 @@ void warn_about_half_on_cpu(const Plan& plan, Findings& findings) {
   }
 }
 
+// c10d's reducer counts the backwards of its first iteration; a micro-batch that it does not send confuses it.
+void check_static_graph(const Plan& plan, Findings& findings) {
+  const TrainConfig& config = plan.config;
+  if (!config.dist.static_graph || plan.world_size < 2 || (config.accumulation < 2 && !config.memory.halve_batch)) {
+    return;
+  }
+  findings.problems.push_back(
+      {fmt::format("--dist.static_graph with {}: a static graph needs a step of one micro-batch",
+                   config.accumulation > 1 ? fmt::format("--accumulation {}", config.accumulation)
+                                           : std::string("--memory.halve_batch")),
+       "remove --dist.static_graph"});
+}
+
 void warn_about_halving(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
   if (plan.config.memory.halve_batch && !starts_ranks(identity) && identity->halvings < 0) {
     findings.warnings.push_back(fmt::format(
@@ -280,6 +293,7 @@ Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::opti
     const BatchPlan batch = plan_batch(config, plan.world_size, findings.problems);
     set_loaders(plan,
                 identity && identity->halvings > 0 ? halve_batch(batch, identity->halvings, plan.world_size) : batch);
+    check_static_graph(plan, findings);
   }
   if (devices) {
     set_devices(plan, hardware, *devices);

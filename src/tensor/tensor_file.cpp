@@ -120,7 +120,7 @@ std::string saved_dtype(const at::Tensor& tensor, const std::string& file, const
 TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
   for (const auto& [name, tensor] : tensors) {
     const std::string dtype = saved_dtype(tensor, file, name);
-    const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).resolve_conj().contiguous());
+    const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous());
     views.push_back({.name = name,
                      .dtype = dtype,
                      .shape = host.sizes().vec(),

@@ -16,6 +16,27 @@
 #include "world/world_access.h"
 
 namespace lockstep {
+namespace {
+
+// What a fit does after a failure must not look like the place of the failure.
+class KeptPlace {
+ public:
+  explicit KeptPlace(ProgressRecord& record)
+      : record_(record), phase_(record.phase.load(std::memory_order_relaxed)), callback_(record.callback.get()) {}
+  ~KeptPlace() {
+    record_.callback.set({callback_.data(), callback_.size()});
+    record_.set_phase(phase_);
+  }
+  KeptPlace(const KeptPlace&) = delete;
+  KeptPlace& operator=(const KeptPlace&) = delete;
+
+ private:
+  ProgressRecord& record_;
+  Phase phase_;
+  SharedText::Copy callback_;
+};
+
+}  // namespace
 
 FitResult Fit::run() {
   const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
@@ -23,18 +44,22 @@ FitResult Fit::run() {
   try {
     return train();
   } catch (const CommError& error) {  // the rank that caused it reports the last save
+    const KeptPlace place(record_);
     tell_callbacks(error);
     throw;
   } catch (const IoError& error) {  // saving failed, or would fail
+    const KeptPlace place(record_);
     note_failure(error);
     tell_callbacks(error);
     throw;
   } catch (const std::exception& error) {
+    const KeptPlace place(record_);
     save_after_failure();
     note_failure(error);
     tell_callbacks(error);
     throw;
   } catch (...) {
+    const KeptPlace place(record_);
     save_after_failure();
     throw;
   }

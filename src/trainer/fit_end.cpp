@@ -56,9 +56,9 @@ void Fit::save_after_failure() noexcept {
     }
     if (const auto step = checkpoints_.durable()) {
       log_info(fmt::format("step {} is saved in {}{}", *step, run_directory(config_),
-                           config_.checkpoint.weights_only
-                               ? " (only the weights)"
-                               : fmt::format(": the same command{} resumes from it", change_of_command(config_))));
+                           config_.checkpoint.weights_only ? " (only the weights)"
+                                                           : fmt::format(": the same command{} resumes from it",
+                                                                         change_of_command(config_, /*saved=*/true))));
     }
   } catch (const std::exception& error) {
     log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));

@@ -143,7 +143,7 @@ void Fit::resume(const std::vector<NamedSchedule>& schedules) {
   resumed_ = true;
   steps_at_start_ = state_.step;
   monitor_is_known_ = checkpoints_.best().has_value();
-  checkpoints_.begin_at(state_.step);
+  checkpoints_.begin_at(state_.step, *origin);
   console_.line(
       fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
   files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});

@@ -73,7 +73,8 @@ RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
                     "with load_tensors; --fresh starts this run over",
                     path.string(), (path / "model.safetensors").string()));
   }
-  return {.contents = std::move(stored.contents), .name = fmt::format("step {} in {}", stored.step, run_)};
+  return {
+      .contents = std::move(stored.contents), .name = fmt::format("step {} in {}", stored.step, run_), .is_own = true};
 }
 
 // Resuming from an older step would mix two histories in one directory.
@@ -86,11 +87,12 @@ void RunCheckpoints::refuse_newer_than(const CheckpointContents& contents, const
   }
 }
 
-void RunCheckpoints::begin_at(std::int64_t step) {
+void RunCheckpoints::begin_at(std::int64_t step, const Origin& origin) {
   if (from_best_) {
     store_->abandon_after(step);
   }
-  last_ = durable_ = step;
+  last_ = step;
+  durable_ = origin.is_own ? step : -1;
 }
 
 bool RunCheckpoints::asks_by_time() {

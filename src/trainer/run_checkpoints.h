@@ -29,7 +29,8 @@ class RunCheckpoints {
   /// The checkpoint from which a run resumes.
   struct Origin {
     CheckpointContents contents{};
-    std::string name{};  ///< "step 500 in runs/a"
+    std::string name{};   ///< "step 500 in runs/a"
+    bool is_own = false;  ///< a checkpoint of this run
   };
 
   /// Collective. Does nothing without config.checkpoint.enabled.
@@ -40,8 +41,8 @@ class RunCheckpoints {
   /// event. Throws: CheckpointError if the checkpoint is missing, all are damaged, or the one of this run holds only
   /// weights.
   std::optional<Origin> find_origin();
-  /// Collective. The run resumes from `step` of an origin that matches it.
-  void begin_at(std::int64_t step);
+  /// Collective. The run resumes from `origin`, which matches it and is `step`.
+  void begin_at(std::int64_t step, const Origin& origin);
 
   /// True on one rank, once, after config.checkpoint.every_s have passed since the last save.
   bool asks_by_time();

@@ -1,11 +1,14 @@
 #include "trainer/run_limits.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace lockstep {
 
 std::int64_t RunLimits::steps() const noexcept {
-  const std::int64_t by_epochs = config_.max_epochs * steps_per_epoch_;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const bool is_endless = steps_per_epoch_ > 0 && config_.max_epochs > kMost / steps_per_epoch_;
+  const std::int64_t by_epochs = is_endless ? kMost : config_.max_epochs * steps_per_epoch_;
   return config_.max_steps > 0 && by_epochs > 0 ? std::min(config_.max_steps, by_epochs)
                                                 : std::max(config_.max_steps, by_epochs);
 }

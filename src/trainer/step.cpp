@@ -94,15 +94,17 @@ void OptimizerStep::backward(const StepOutput& output) {
     optimizer_.backward_nothing();
     return;
   }
+  const double factor = step_.context_.loss_factor;
   if (step_.looks_at_losses()) {  // before the backward, which sends it
     optimizer_.add_loss(output.count.defined() ? times_count(output.loss, output.count)
                                                : output.loss.detach() * step_.weight(samples));
   }
   if (output.count.defined()) {
     optimizer_.add_count(output.count);
-    optimizer_.backward(output.loss, output.count.detach().to(output.loss.dtype()));
+    const at::Tensor count = output.count.detach().to(output.loss.dtype());
+    optimizer_.backward(output.loss, factor == 1 ? count : count * factor);
   } else {
-    optimizer_.backward(output.loss, step_.context_.loss_factor * step_.weight(samples));
+    optimizer_.backward(output.loss, factor * step_.weight(samples));
   }
 }
 
@@ -122,7 +124,7 @@ void OptimizerStep::check_counts(const StepOutput& output) {
 void OptimizerStep::finish() {
   optimizer_.finish();
   if (const auto count = optimizer_.mean_count(); count.defined()) {
-    optimizer_.scale_grads(at::where(count > 0, count.reciprocal() * step_.context_.loss_factor, 0));
+    optimizer_.scale_grads(at::where(count > 0, count.reciprocal(), 0));
   }
 }
 

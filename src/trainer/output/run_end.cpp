@@ -14,7 +14,10 @@
 
 namespace lockstep {
 
-std::string change_of_command(const TrainConfig& config) {
+std::string change_of_command(const TrainConfig& config, bool saved) {
+  if (!saved) {
+    return {};
+  }
   if (config.fresh && !config.dist.requeue) {  // a requeued job is the same launch, which does not start over again
     return " without --fresh";
   }
@@ -30,7 +33,7 @@ std::string how_to_continue(const RunEnd& end) {
   if (!end.config.checkpoint.enabled) {
     return "; nothing is saved";
   }
-  const std::string change = change_of_command(end.config);
+  const std::string change = change_of_command(end.config, end.saved);
   return fmt::format("; run the same command{} to continue", change.empty() ? " again" : change);
 }
 

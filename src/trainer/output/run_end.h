@@ -25,8 +25,9 @@ struct RunEnd {
   std::vector<std::string> changed{};  ///< settings that changed since the checkpoint was written
 };
 
-/// How the command that continues such a run differs from this one: " without --fresh"; "": not at all.
-std::string change_of_command(const TrainConfig& config);
+/// How the command that continues such a run differs from this one: " without --fresh"; "": not at all. `saved`: it
+/// has a checkpoint of its own.
+std::string change_of_command(const TrainConfig& config, bool saved);
 
 /// Where, why, and how to go on: "stopped at step 20, epoch 1: SIGTERM, saved in runs/a; run the same command again to
 /// continue".

@@ -1,6 +1,7 @@
 #include "trainer/output/run_reports.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include <fmt/format.h>
@@ -86,7 +87,9 @@ void RunReports::check(const Metrics& metrics) {
   std::string text;
   for (const auto& [name, value] : metrics) {
     if (name != kSpeed) {  // measured by each rank
-      text += fmt::format("{} {:.17g}\n", printable(name), value);
+      // The sign of NaN depends on how it came about.
+      text += std::isnan(value) ? fmt::format("{} nan\n", printable(name))
+                                : fmt::format("{} {:.17g}\n", printable(name), value);
     }
   }
   if (const auto found = find_disagreement(world_.gather(text))) {

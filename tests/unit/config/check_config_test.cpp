@@ -37,6 +37,9 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
   };
   const Case cases[] = {
       {{.batch_size = -3}, "--batch_size -3: expected a whole number of 0 or more", "samples per rank"},
+      {{.data = {.steps_per_epoch = 2'000'000'000}},
+       "--data.steps_per_epoch 2000000000: expected a whole number of 1000000000 or less",
+       ""},
       {{.batch_size = 2'000'000'000}, "--batch_size 2000000000: expected a whole number of 1000000000 or less", ""},
       {{.accumulation = -1}, "--accumulation -1: expected a whole number from 0 to 100000", "micro-batches"},
       {{.global_batch_size = -1}, "--global_batch_size -1: expected a whole number of 0 or more", ""},

@@ -47,6 +47,8 @@ TEST(TensorFile, HoldsTheValuesOfALazyConjugate) {
   const auto z = at::complex(at::ones({2}), at::ones({2}));
   save_tensors(dir.path() / "z.safetensors", {{"z", z.conj()}});
   EXPECT_TRUE(at::equal(load_tensors(dir.path() / "z.safetensors").front().second, z.conj().resolve_conj()));
+  save_tensors(dir.path() / "z.safetensors", {{"z", at::imag(z.conj())}});
+  EXPECT_TRUE(at::equal(load_tensors(dir.path() / "z.safetensors").front().second, at::full({2}, -1.0F)));
 }
 
 TEST(TensorFile, IsNotChangedThroughItsMapping) {

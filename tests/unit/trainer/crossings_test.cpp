@@ -26,10 +26,12 @@
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "ipc/progress_record.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -394,6 +396,25 @@ TEST(Crossing, TheRangeTestIgnoresSchedulesOfGroupsAndTheMonitor) {
   EXPECT_NEAR(range.lrs.front(), 1e-6, 1e-12);
   EXPECT_NEAR(range.lrs.back(), 1e-2, 1e-8);
   EXPECT_TRUE(std::ranges::is_sorted(range.lrs));
+}
+
+TEST(Crossing, AFailureIsThatOfTheCallbackThatThrew) {
+  const TempDir dir;
+  const TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
+  TinyTask task;
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  DataLoader data(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::step_end, [](const StageContext&) { throw std::runtime_error("trouble"); }, {.name = "guilty"});
+  trainer.on(Stage::exception, [](const StageContext&) {}, {.name = "told"});
+  trainer.add(std::make_shared<SmoothedMetric>("loss"));  // is saved
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(trainer.fit(task, data), std::runtime_error);
+  testing::internal::GetCapturedStderr();
+  const ProgressView place = view(WorldAccess::progress(world));
+  EXPECT_EQ(place.phase, Phase::callback);
+  EXPECT_THAT(std::string(callback_of(place)), HasSubstr("guilty"));
 }
 
 TEST(Crossing, AFailureOfTheOnlyRankIsAnEvent) {

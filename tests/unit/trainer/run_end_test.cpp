@@ -9,16 +9,20 @@ namespace {
 using testing::EndsWith;
 
 TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
-  const auto text = [](const TrainConfig& config) {
+  const auto text = [](const TrainConfig& config, bool saved = true) {
     return describe_end({.config = config,
                          .step = 20,
                          .epoch = 2,
                          .stop = {.kind = StopKind::terminate, .text = "SIGTERM"},
-                         .saved = config.checkpoint.enabled});
+                         .saved = saved && config.checkpoint.enabled});
   };
   TrainConfig config{.run_dir = "runs/a"};
   EXPECT_EQ(text(config),
             "stopped at step 20, epoch 2: SIGTERM, saved in runs/a; run the same command again to continue");
+  config.resume = "runs/b";
+  EXPECT_EQ(text(config, /*saved=*/false),
+            "stopped at step 20, epoch 2: SIGTERM; run the same command again to continue");
+  config.resume = "auto";
   config.fresh = true;
   EXPECT_THAT(text(config), EndsWith("; run the same command without --fresh to continue"));
   config.dist.requeue = true;

@@ -19,7 +19,8 @@ TEST(RunLimits, EndARunAtTheFirstOfSeveral) {
                         {"epochs end first", 25, 2, 10, 20},
                         {"steps end first", 15, 2, 10, 15},
                         {"epochs of unknown length", 0, 2, 0, 0},
-                        {"steps, and epochs of unknown length", 15, 2, 0, 15}}) {
+                        {"steps, and epochs of unknown length", 15, 2, 0, 15},
+                        {"steps, and epochs that never end", 15, std::int64_t{1} << 62, 10, 15}}) {
     const TrainConfig config{.max_epochs = c.max_epochs, .max_steps = c.max_steps};
     RunLimits limits(config);
     limits.set_steps_per_epoch(c.steps_per_epoch);

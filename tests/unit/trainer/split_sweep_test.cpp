@@ -36,10 +36,11 @@ enum Feature : unsigned {
   kGroups = 512,         // two groups, one of them with a gradient norm of its own
   kStochastic = 1024,    // gradients are rounded at random to bf16 before they are sent
   kSharedMemory = 2048,  // gradients are added in shared memory
+  kLossScaling = 4096,   // the loss follows the global batch
 };
-constexpr unsigned kFeatures = 12;
-constexpr const char* kNames[kFeatures] = {"counts", "fp16",    "clipping", "accumulation", "idle",       "two",
-                                           "sparse", "sharded", "norm",     "groups",       "stochastic", "shm"};
+constexpr unsigned kFeatures = 13;
+constexpr const char* kNames[kFeatures] = {"counts",  "fp16", "clipping", "accumulation", "idle", "two",   "sparse",
+                                           "sharded", "norm", "groups",   "stochastic",   "shm",  "scaled"};
 
 std::string name_of(unsigned features) {
   std::string name = "plain";
@@ -175,6 +176,8 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
                             : (features & kStochastic) != 0 ? GradCompression::bf16_stochastic
                                                             : GradCompression::none;
   config.dist.shard_optimizer = (features & kSharded) != 0;
+  config.optim.loss_scaling = (features & kLossScaling) != 0 ? LrScaling::sqrt : LrScaling::none;
+  config.optim.lr_batch_size = 3;
   const Plan plan = plan_for(ranks, config);
   std::vector<at::Tensor> weights;
   const auto train = [&](World& world) {
@@ -232,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(Pairs, SplitSweep, testing::ValuesIn(combinations()),
 // The control: the sweep sees weights that are wrong, and every feature changes what is computed.
 TEST(SplitSweepControl, SeesWrongWeights) {
   EXPECT_GT(difference(trained(kCounts, 3, /*wrong_weights=*/true), trained(kCounts, 1)), 1e-3);
-  for (const Feature feature : {kCounts, kClipping, kIdleRanks, kTwoOptimizers, kGroups}) {
+  for (const Feature feature : {kCounts, kClipping, kIdleRanks, kTwoOptimizers, kGroups, kLossScaling}) {
     EXPECT_GT(difference(trained(feature, 1), trained(0, 1)), 1e-3) << name_of(feature);
   }
   EXPECT_GT(difference(trained(kFp16, 2), trained(0, 2)), 0);
