@@ -1,13 +1,17 @@
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -171,6 +175,24 @@ std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& d
   }
 }
 
+/// Waits for another run that writes the same cache.
+std::unique_ptr<FileLock> lock_files(const fs::path& directory) {
+  constexpr std::chrono::milliseconds kAskAgain{100};
+  FileSystem& files = real_file_system();
+  files.create_directories(directory);
+  std::string owner;
+  bool told = false;
+  while (true) {
+    if (auto lock = files.try_lock(directory / ".lock", fmt::format("process {}", getpid()), owner)) {
+      return lock;
+    }
+    if (!std::exchange(told, true)) {
+      log_info(fmt::format("the cache in {} is being written by {}", directory.string(), printable(owner)));
+    }
+    std::this_thread::sleep_for(kAskAgain);
+  }
+}
+
 void check_cacheable(const std::shared_ptr<const Dataset>& data) {
   if (!data) {
     throw DataError("cache: the data set is null");
@@ -213,6 +235,11 @@ std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, c
   // One rank after another: the second finds the cache of the first, or is on another machine.
   world.one_by_one("the cache of the data", [&] {
     const c10::NoGradGuard no_grad;
+    cached = open_files(*data, directory);
+    if (cached) {
+      return;
+    }
+    const std::unique_ptr<FileLock> lock = lock_files(directory);
     cached = open_files(*data, directory);
     if (!cached) {
       make_files(*data, directory);

@@ -1,6 +1,10 @@
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -109,6 +113,36 @@ TEST(DiskCache, IsWrittenAgainIfIncompleteOrOfOtherData) {
   std::filesystem::remove(cache / "complete.json");
   EXPECT_TRUE(remade(301)) << "not complete";
   EXPECT_FALSE(remade(301));
+}
+
+// For example the runs of a sweep.
+TEST(DiskCache, IsWrittenByOneOfTwoRunsThatStartTogether) {
+  const TempDir dir;
+  std::atomic<int> made = 0;
+  std::promise<void> second_writes;
+  std::promise<void> first_writes;
+  const auto slow = sample_dataset(300, [&, told = std::make_shared<std::once_flag>()](std::int64_t id, std::uint64_t) {
+    std::call_once(*told, [&] {
+      first_writes.set_value();
+      second_writes.get_future().wait_for(std::chrono::milliseconds(300));  // it must not happen
+    });
+    return Batch{.input = at::full({3}, id, at::kFloat)};
+  });
+  const auto quick =
+      sample_dataset(300, [&, told = std::make_shared<std::once_flag>()](std::int64_t id, std::uint64_t) {
+        std::call_once(*told, [&] { second_writes.set_value(); });
+        ++made;
+        return Batch{.input = at::full({3}, id, at::kFloat)};
+      });
+  const auto cache = [&](const std::shared_ptr<Dataset>& data) {
+    World world = World::single(c10::kCPU);
+    return disk_cache(data, dir.path(), world);
+  };
+  auto first = std::async(std::launch::async, [&] { return cache(slow); });
+  first_writes.get_future().wait();
+  EXPECT_EQ(cache(quick)->get(Ids{7}, {}).input[0][0].item<float>(), 7);
+  EXPECT_EQ(first.get()->get(Ids{299}, {}).input[0][0].item<float>(), 299);
+  EXPECT_EQ(made, 0);
 }
 
 TEST(DiskCache, FailsOnAllRanksAndStaysIncomplete) {
