@@ -53,7 +53,11 @@ void Task::optimize(Step& step) {
   optimizer.update();  // mean over the global batch, clip, schedule, optimizer
 }
 
-Step::Step(const StepContext& context) : context_(context), added_(std::make_unique<MicroBatches>()) {
+// What a public header declares at namespace level leaves the library, so it declares members.
+struct OptimizerStep::Outputs : MicroBatches {};
+struct Step::Outputs : MicroBatches {};
+
+Step::Step(const StepContext& context) : context_(context), added_(std::make_unique<Outputs>()) {
   optimizers_.reserve(context_.strategy.optimizer_count());
   for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
     optimizers_.emplace_back(*this, context_.strategy.optimizer(i));
@@ -184,7 +188,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   optimizer_.set_lr(step_.context_.at);
   optimizer_.torch_optimizer().step([&] {
     const at::AutoGradMode gradients(true);
-    MicroBatches evaluation;
+    Outputs evaluation;
     evaluation_ = &evaluation;
     closure();
     evaluation_ = nullptr;

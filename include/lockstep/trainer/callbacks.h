@@ -17,8 +17,6 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-class MonitoredMetric;
-
 /// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
 /// two more steps and a save, each as long as the longest so far. run() then returns 75: the same command resumes the
 /// run. The Trainer adds a TimeLimit if max_time_s is set or the plan knows when the batch job ends.
@@ -72,11 +70,13 @@ class ReduceOnPlateau final : public Callback {
   void load(const NamedTensors& state) override;
 
  private:
+  struct Metric;
+
   double bound() const;
   void reduce(const StageContext& context) const;
 
   ReduceOnPlateauOptions options_;
-  std::unique_ptr<MonitoredMetric> metric_;
+  std::unique_ptr<Metric> metric_;
   std::int64_t cooldown_ = 0;  // measurements left
 };
 
@@ -114,10 +114,12 @@ class EarlyStopping final : public Callback {
   const std::string& reason() const noexcept { return reason_; }
 
  private:
+  struct Metric;
+
   std::string find_reason() const;
 
   EarlyStoppingOptions options_;
-  std::unique_ptr<MonitoredMetric> metric_;
+  std::unique_ptr<Metric> metric_;
   double last_ = 0;
   std::string reason_{};
 };

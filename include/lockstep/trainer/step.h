@@ -17,7 +17,6 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-class MicroBatches;
 class Step;
 struct StepContext;
 
@@ -50,14 +49,16 @@ class OptimizerStep {
   StepOutput minimize(const std::function<StepOutput()>& closure);
 
  private:
+  struct Outputs;
+
   void finish();
   void check_counts(const StepOutput& output);
   at::Tensor mean_loss();
 
   Step& step_;
   StrategyOptimizer& optimizer_;
-  std::optional<bool> counted_{};       // its micro-batches have counts
-  MicroBatches* evaluation_ = nullptr;  // outputs of the closure while minimize() runs it
+  std::optional<bool> counted_{};  // its micro-batches have counts
+  Outputs* evaluation_ = nullptr;  // outputs of the closure while minimize() runs it
 };
 
 /// One training step, as Task::optimize sees it: its micro-batches and its optimizers.
@@ -88,6 +89,7 @@ class Step {
 
  private:
   friend class OptimizerStep;
+  struct Outputs;
 
   std::int64_t samples_of(const StepOutput& output) const noexcept { return output.samples.value_or(last_samples_); }
   double weight(std::int64_t samples) const noexcept;
@@ -96,7 +98,7 @@ class Step {
 
   const StepContext& context_;
   std::vector<OptimizerStep> optimizers_{};
-  std::unique_ptr<MicroBatches> added_;
+  std::unique_ptr<Outputs> added_;
   std::int64_t last_samples_ = 0;  // of the batch of the last forward
   at::Tensor grad_norm_{};
   at::Tensor skipped_{};  // 1: an update was left out; undefined: none can be

@@ -12,9 +12,13 @@
 
 namespace lockstep {
 
+// What a public header declares at namespace level leaves the library, so it declares a member.
+struct EarlyStopping::Metric : MonitoredMetric {
+  using MonitoredMetric::MonitoredMetric;
+};
+
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
-    : options_(std::move(options)),
-      metric_(std::make_unique<MonitoredMetric>("EarlyStopping", options_.metric, options_.mode)) {
+    : options_(std::move(options)), metric_(std::make_unique<Metric>("EarlyStopping", options_.metric, options_.mode)) {
   std::vector<Problem> problems;
   if (options_.metric.empty()) {
     problems.push_back({"EarlyStopping: metric is empty, expected the name of a metric", {}});

@@ -16,9 +16,14 @@
 
 namespace lockstep {
 
+// What a public header declares at namespace level leaves the library, so it declares a member.
+struct ReduceOnPlateau::Metric : MonitoredMetric {
+  using MonitoredMetric::MonitoredMetric;
+};
+
 ReduceOnPlateau::ReduceOnPlateau(ReduceOnPlateauOptions options)
     : options_(std::move(options)),
-      metric_(std::make_unique<MonitoredMetric>("ReduceOnPlateau", options_.metric, options_.mode)) {
+      metric_(std::make_unique<Metric>("ReduceOnPlateau", options_.metric, options_.mode)) {
   std::vector<Problem> problems;
   const auto expect = [&](bool good, std::string_view option, auto value, std::string_view range) {
     if (!good) {
