@@ -26,4 +26,4 @@ string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
 configure_file(${debian}/changelog.in ${documents}/changelog.Debian @ONLY)
 configure_file(${CPACK_LOCKSTEP_SOURCE_DIR}/docs/changelog.md ${documents}/changelog COPYONLY)
 execute_process(COMMAND gzip -9n ${documents}/changelog.Debian ${documents}/changelog
-  ${root}/${CPACK_LOCKSTEP_MANDIR}/man1/lockstep.1 COMMAND_ERROR_IS_FATAL ANY)
+  ${root}/${CPACK_LOCKSTEP_MANDIR}/man1/lockstep.1 ${root}/${CPACK_LOCKSTEP_MANDIR}/man1/lockstep-convert.1 COMMAND_ERROR_IS_FATAL ANY)

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr FlagRow kFlags[] = {{"man", "", "print the manual page lockstep(1)"}};
+constexpr FlagRow kFlags[] = {{"man", "", "print the manual page lockstep(1), or lockstep-convert(1) after that name"}};
 
 std::string overview(int width) {
   const HelpLayout layout(width);
@@ -22,8 +22,9 @@ std::string overview(int width) {
 
 int help(const CommandLine& line, const Variables& variables) {
   const int width = probe_terminal(STDOUT_FILENO, variables).width;
-  fmt::print("{}", line.has("man")          ? manual_page()
-                   : line.arguments.empty() ? overview(width)
+  const bool is_converter = !line.arguments.empty() && line.arguments[0] == "lockstep-convert";
+  fmt::print("{}", line.has("man")          ? is_converter ? converter_manual_page() : manual_page()
+                            : line.arguments.empty() ? overview(width)
                                             : help_of(find_command(line.arguments[0]), width));
   return 0;
 }

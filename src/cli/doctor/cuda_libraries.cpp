@@ -81,10 +81,12 @@ void find_version(LibraryFacts& facts, AskVersion ask) {
       static_cast<VersionNumber>(parse_int(text.substr(text.starts_with('=') ? 1 : 0)).value_or(0));
   if (number > 0) {
     facts.version = version_text(number);
-  } else if (WIFSIGNALED(status)) {
-    facts.problem = fmt::format("it ended a process that asked for its version: {}", strsignal(WTERMSIG(status)));
-  } else {
+  } else if (!text.empty()) {
     facts.problem = text == "=0" ? "it does not give its version" : printable(first_line(text));
+  } else {
+    facts.problem = fmt::format(
+        "it ended a process that asked for its version: {}",
+        WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : fmt::format("exit code {}", WEXITSTATUS(status)));
   }
 }
 

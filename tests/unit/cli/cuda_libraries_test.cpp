@@ -73,6 +73,8 @@ TEST_F(CudaLibrariesTest, MayEndTheProcessThatAsks) {
   EXPECT_EQ(found.nccl.version, "");
   EXPECT_THAT(found.nccl.problem, StartsWith("it ended a process that asked for its version: "));
   EXPECT_EQ(found.cudnn.version, "9.19.0");
+  setenv("LOCKSTEP_TEST_NCCL", "exit", 1);
+  EXPECT_THAT(collect_cuda_libraries(user_).nccl.problem, HasSubstr("asked for its version: exit code 3"));
 }
 
 TEST_F(CudaLibrariesTest, MayBePartsOfLibTorch) {

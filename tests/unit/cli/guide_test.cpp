@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -24,6 +26,7 @@ namespace lockstep {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -107,19 +110,40 @@ TEST(Commands, TakeNamesThatLookLikeFlags) {
   EXPECT_THAT(lockstep({"verify", "--", "--json"}, temp.path().string()).out, HasSubstr("no valid checkpoint in"));
 }
 
+/// Without the escapes of man.
+std::string readable(std::string page) {
+  for (std::size_t at = page.find("\\-"); at != std::string::npos; at = page.find("\\-", at)) {
+    page.replace(at, 2, "-");
+  }
+  return page;
+}
+
 TEST(ManualPage, NamesEveryCommandAndFlag) {
   const std::string page = lockstep({"help", "--man"}).out;
   EXPECT_THAT(page, StartsWith(".TH LOCKSTEP 1 "));
-  std::string readable = page;
-  for (std::size_t at = readable.find("\\-"); at != std::string::npos; at = readable.find("\\-", at)) {
-    readable.replace(at, 2, "-");
-  }
+  const std::string text = readable(page);
   for (const Command* command : commands()) {
-    EXPECT_THAT(readable, HasSubstr("\n.SS " + usage_of(*command) + "\n"));
+    EXPECT_THAT(text, HasSubstr("\n.SS " + usage_of(*command) + "\n"));
     for (const FlagRow& flag : command->flags) {
-      EXPECT_THAT(readable, HasSubstr(fmt::format("\\fB{}\\fR\n{}\n", flag_text(flag), flag.help)));
+      EXPECT_THAT(text, HasSubstr(fmt::format("\\fB{}\\fR\n{}\n", flag_text(flag), flag.help)));
     }
   }
+}
+
+TEST(ManualPage, OfTheConverterHasTheFlagsOfTheScript) {
+  const std::string page = readable(lockstep({"help", "--man", "lockstep-convert"}).out);
+  EXPECT_THAT(page, StartsWith(".TH LOCKSTEP-CONVERT 1 "));
+  std::istringstream script(read_text(LOCKSTEP_CONVERTER));
+  const std::regex flag(R"re(add_argument\("--([a-z]+)".*help="([^"]*)"\))re");
+  int flags = 0;
+  std::smatch found;
+  for (std::string line; std::getline(script, line);) {
+    if (std::regex_search(line, found, flag)) {
+      ++flags;
+      EXPECT_THAT(page, ContainsRegex("fB--" + found[1].str() + "( [A-Za-z_|]+)?.fR\n" + found[2].str() + "\n"));
+    }
+  }
+  EXPECT_EQ(flags, 4);
 }
 
 TEST(ManualPage, IsWhatManUnderstands) {
@@ -131,6 +155,7 @@ TEST(ManualPage, IsWhatManUnderstands) {
   };
   const std::string page = lockstep({"help", "--man"}).out;
   EXPECT_EQ(warnings(page), "");
+  EXPECT_EQ(warnings(lockstep({"help", "--man", "lockstep-convert"}).out), "");
   EXPECT_NE(warnings(page + ".nonsense\n"), "") << "the control";
 }
 
