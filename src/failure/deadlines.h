@@ -49,10 +49,12 @@ inline constexpr milliseconds kNotice{500};  ///< most ranks have ended by thems
 inline constexpr milliseconds kDying{5000};  ///< after SIGKILL; a process in a broken driver call may never end
 inline constexpr seconds kDescendants{5};    ///< to find and kill what the ranks left behind
 inline constexpr milliseconds kSecondInterrupt{1000};  ///< a second Ctrl-C after so long ends everything at once
+inline constexpr seconds kAnswer{5};            ///< after dist.init_timeout_s: rank 0 tells the others who is missing
 inline constexpr seconds kRanksSpeakFirst{10};  ///< after dist.init_timeout_s: the ranks themselves know who is missing
 
 static_assert(kLook + kAskAgain < kLinger, "the others look before rank 0 ends");
 static_assert(kFirstReport + kAskAgain + kLook < kHeadStart, "a report that another rank has to write comes in time");
+static_assert(kAnswer < kRanksSpeakFirst, "the ranks know who is missing before their supervisor ends them");
 static_assert(kLinger < kHeadStart, "rank 0 ends before those that end because of it");
 static_assert(kLook + kAskAgain < kWaitForCause, "a consequence looks before it counts as a cause");
 

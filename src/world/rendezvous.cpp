@@ -22,6 +22,7 @@
 #include "environment/process_name.h"
 #include "failure/linger.h"
 #include "launch/store_listener.h"
+#include "world/remote_error.h"
 #include "world/store_socket.h"
 
 namespace lockstep {
@@ -33,7 +34,9 @@ using std::chrono::milliseconds;
 
 constexpr const char* kHandshake = "lockstep/handshake";
 constexpr const char* kRefused = "refused";
-constexpr const char* kRefusedRead = "refused/read";  // number of ranks that have read it
+constexpr const char* kAnswer = "answer";           // of rank 0 to all ranks, see Note [One answer for all]
+constexpr const char* kAnswerRead = "answer/read";  // number of ranks that have read why they may not start
+constexpr const char* kStart = "start";
 constexpr int kProtocol = 1;
 constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes the handshake first
 
@@ -138,10 +141,16 @@ Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseco
   return theirs;
 }
 
-/// Waiting ranks are told as well, because the error concerns the whole launch.
+/// Rank 0 passes it on to the waiting ranks, because the error concerns the whole launch.
 [[noreturn]] void refuse(c10d::Store& launch, const CommError& reason) {
-  store_set(launch, kRefused, fmt::format("{} {}", static_cast<int>(reason.exit_code()), reason.what()));
+  store_set(launch, kRefused, encode_error(reason));
   throw reason;
+}
+
+[[noreturn]] void throw_refusal(const std::string& encoded) {
+  const Json reason = parse_json(encoded);
+  throw CommError(printable(reason.at("what").get<std::string>()), printable(reason.at("hint").get<std::string>()),
+                  static_cast<ExitCode>(reason.at("code").get<int>()));
 }
 
 void compare_handshake(c10d::Store& launch, const Handshake& theirs, const Identity& identity) {
@@ -183,31 +192,26 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
   return missing;
 }
 
-/// The store ends with rank 0, so rank 0 waits until all connected ranks have read the reason.
-void throw_if_refused(c10d::Store& store, c10d::Store& launch, const Identity& identity) {
-  if (!store_check(launch, kRefused)) {
-    return;
-  }
-  const std::string text = store_get(launch, kRefused);
-  store_add(launch, kRefusedRead, 1);
-  if (serves(identity)) {
-    const auto present = [&] {
-      return identity.world_size - static_cast<std::int64_t>(missing_ranks(store, identity.world_size).size());
-    };
-    linger(deadlines::kLingerRefused, [&] { return store_add(launch, kRefusedRead, 0) >= present(); });
-  }
-  const auto space = std::min(text.find(' '), text.size() - 1);
-  const auto code = parse_int(std::string_view(text).substr(0, space)).value_or(0);
-  throw CommError(printable(text.substr(space + 1)), "see that rank's own message",
-                  code == static_cast<int>(ExitCode::disagree) ? ExitCode::disagree : ExitCode::usage);
+CommError ranks_are_late(c10d::Store& store, const Identity& identity, milliseconds timeout) {
+  const auto missing = missing_ranks(store, identity.world_size);
+  const std::string what =
+      missing.empty()
+          ? fmt::format("rank 0 did not say within {} s that all ranks are there", whole_seconds(timeout))
+          : fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(), identity.world_size,
+                        whole_seconds(timeout), missing.size() == 1 ? "rank" : "ranks", join(missing, ", "));
+  return CommError(what, "look at their output; a slow start can be given more time with --dist.init_timeout_s",
+                   ExitCode::timeout);
 }
 
-void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& identity, milliseconds timeout) {
+/// Asks for each rank; only rank 0 does.
+void wait_for_each(c10d::Store& store, c10d::Store& launch, const Identity& identity, milliseconds timeout) {
   constexpr auto kSayEvery = std::chrono::seconds(10);
   const auto start = Clock::now();
   auto say_at = start + kSayEvery;
-  const auto wait_for_one = [&](Clock::duration) {
-    throw_if_refused(store, launch, identity);
+  const auto meanwhile = [&](Clock::duration) {
+    if (store_check(launch, kRefused)) {
+      throw_refusal(store_get(launch, kRefused));
+    }
     if (const auto now = Clock::now(); now >= say_at) {
       say_at += kSayEvery;
       log_info(fmt::format("waiting for rank {} ({} of {} s)", join(missing_ranks(store, identity.world_size), ", "),
@@ -216,14 +220,40 @@ void wait_for_all(c10d::Store& store, c10d::Store& launch, const Identity& ident
   };
   for (int rank = 0; rank < identity.world_size; ++rank) {
     const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
-    if (!poll_key(store, here_key(rank), left, wait_for_one)) {
-      const auto missing = missing_ranks(store, identity.world_size);
-      throw CommError(
-          fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(), identity.world_size,
-                      whole_seconds(timeout), missing.size() == 1 ? "rank" : "ranks", join(missing, ", ")),
-          "look at their output; a slow start can be given more time with --dist.init_timeout_s", ExitCode::timeout);
+    if (!poll_key(store, here_key(rank), left, meanwhile)) {
+      throw ranks_are_late(store, identity, timeout);
     }
   }
+}
+
+// Note [One answer for all]: if every rank asked for every other one, n ranks would ask the store n^2 questions. So
+// only rank 0 does, and writes for the others that they may start, or why they may not. Each of them waits for this
+// key.
+void wait_for_answer(c10d::Store& store, const Identity& identity, milliseconds timeout) {
+  if (!store_wait(store, kAnswer, timeout + deadlines::kAnswer)) {
+    throw ranks_are_late(store, identity, timeout);
+  }
+  if (const std::string answer = store_get(store, kAnswer); answer != kStart) {
+    store_add(store, kAnswerRead, 1);
+    throw_refusal(answer);
+  }
+}
+
+/// The store may end with rank 0, so after a failure rank 0 waits until all connected ranks have read the answer.
+void answer_all(c10d::Store& store, c10d::Store& launch, const Identity& identity, milliseconds timeout) {
+  try {
+    wait_for_each(store, launch, identity, timeout);
+  } catch (const CommError& error) {
+    store_set(store, kAnswer, encode_error(error));
+    if (serves(identity)) {
+      const auto others = [&] {
+        return identity.world_size - 1 - static_cast<std::int64_t>(missing_ranks(store, identity.world_size).size());
+      };
+      linger(deadlines::kLingerRefused, [&] { return store_add(store, kAnswerRead, 0) >= others(); });
+    }
+    throw;
+  }
+  store_set(store, kAnswer, kStart);
 }
 
 // Note [Attempts under an agent's store]: torchrun's agents serve one store for all attempts, but count attempts
@@ -242,7 +272,7 @@ std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const 
     const auto number = store_add(*run, "attempts", 1);
     const auto attempt = attempt_store(number);
     store_set(*attempt, here_key(0), me);
-    wait_for_all(*attempt, *attempt, identity, timeout);
+    wait_for_each(*attempt, *attempt, identity, timeout);
     std::vector<std::string> members;
     for (int rank = 0; rank < identity.world_size; ++rank) {
       members.push_back(store_get(*attempt, here_key(rank)));
@@ -274,26 +304,14 @@ std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const 
                   ExitCode::timeout);
 }
 
-c10::intrusive_ptr<c10d::Store> meet(const Identity& identity, milliseconds timeout) {
-  if (!serves(identity) && !launched_by_us(identity)) {
+c10::intrusive_ptr<c10d::Store> connect_store(const Identity& identity, milliseconds timeout) {
+  if (serves(identity)) {
+    return serve_store(identity, timeout);
+  }
+  if (!launched_by_us(identity)) {
     reach_store(identity, timeout);
   }
-  const auto tcp = serves(identity) ? serve_store(identity, timeout) : join_store(identity, timeout);
-  Handshake handshake{.run = identity.run_id, .world_size = identity.world_size};
-  if (!identity.agent_store) {
-    handshake = serves(identity) ? write_handshake(*tcp, identity) : read_handshake(*tcp, identity, timeout);
-  }
-  // After a restart, the store still has the keys of the previous attempt; a second world finds those of the first.
-  const auto run = c10::make_intrusive<c10d::PrefixStore>(run_prefix(handshake.run), tcp);
-  const auto attempt = identity.agent_store ? agree_on_attempt(run, identity, timeout) : handshake.attempt;
-  const auto launch = c10::make_intrusive<c10d::PrefixStore>(std::to_string(attempt), run);
-  compare_handshake(*launch, handshake, identity);
-  claim_rank(*launch, identity);
-  const auto nth = store_add(*launch, fmt::format("connects/{}", identity.rank), 1);
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(nth), launch);
-  store_set(*store, here_key(identity.rank), to_string(this_process()));
-  wait_for_all(*store, *launch, identity, timeout);
-  return store;
+  return join_store(identity, timeout);
 }
 
 /// A connection that breaks during a request means a lost peer.
@@ -353,9 +371,32 @@ LaunchName identify_launch(const Variables& variables, const std::optional<Ident
   return name;
 }
 
+c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& served, const Identity& identity,
+                                     milliseconds timeout) {
+  Handshake handshake{.run = identity.run_id, .world_size = identity.world_size};
+  if (!identity.agent_store) {
+    handshake = serves(identity) ? write_handshake(*served, identity) : read_handshake(*served, identity, timeout);
+  }
+  // After a restart, the store still has the keys of the previous attempt; a second world finds those of the first.
+  const auto run = c10::make_intrusive<c10d::PrefixStore>(run_prefix(handshake.run), served);
+  const auto attempt = identity.agent_store ? agree_on_attempt(run, identity, timeout) : handshake.attempt;
+  const auto launch = c10::make_intrusive<c10d::PrefixStore>(std::to_string(attempt), run);
+  compare_handshake(*launch, handshake, identity);
+  claim_rank(*launch, identity);
+  const auto nth = store_add(*launch, fmt::format("connects/{}", identity.rank), 1);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(nth), launch);
+  store_set(*store, here_key(identity.rank), to_string(this_process()));
+  if (identity.rank == 0) {
+    answer_all(*store, *launch, identity, timeout);
+  } else {
+    wait_for_answer(*store, identity, timeout);
+  }
+  return store;
+}
+
 Meeting rendezvous(const Identity& identity, milliseconds timeout) {
   try {
-    return {.store = meet(identity, timeout), .address = local_address(identity)};
+    return {.store = meet(connect_store(identity, timeout), identity, timeout), .address = local_address(identity)};
   } catch (const c10::Error& error) {
     throw CommError(fmt::format("rank {} cannot reach the rendezvous store at {}: {}", identity.rank,
                                 store_address(identity), error.what_without_backtrace()),

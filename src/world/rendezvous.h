@@ -24,6 +24,11 @@ struct Meeting {
 /// or a rank that two processes claim (exit 2); for different world sizes or versions (exit 78).
 Meeting rendezvous(const Identity& identity, std::chrono::milliseconds timeout);
 
+/// Collective. The part of rendezvous() after the connection: `served` is this process's connection to the store of the
+/// launch. Every rank asks the store a fixed number of questions; rank 0, one more for each rank.
+c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& served, const Identity& identity,
+                                     std::chrono::milliseconds timeout);
+
 /// launch_name(), but with torchrun rank 0 takes its id from the store of the agents, which exists as long as the
 /// launch: agents can leave and join, and they count restarts differently.
 LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity);

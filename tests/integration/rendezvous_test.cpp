@@ -195,6 +195,32 @@ TEST_F(Rendezvous, RanksOfTwoWorldSizesAreNamedOnEveryRank) {
   }
 }
 
+TEST_F(Rendezvous, ARankThatDoesNotComeIsNamedOnEveryRank) {
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (const int rank : {0, 1, 3}) {
+    ranks.push_back(start(rank, 4, {}, {"--dist.init_timeout_s", "8"}));
+  }
+  for (const auto& rank : ranks) {
+    const auto result = rank->wait(Process::Seconds(60));
+    EXPECT_EQ(result.code, 124) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("1 of 4 ranks did not start within 8 s: missing rank 2"));
+    EXPECT_THAT(result.err, HasSubstr("--dist.init_timeout_s"));
+    EXPECT_THAT(result.err, Not(HasSubstr("waitForInput"))) << "a warning of c10d";
+    EXPECT_LT(result.seconds, 8 + 10) << "a start on busy cores";
+  }
+}
+
+// Rank 1 is the first to give up, so it looks itself who is missing.
+TEST_F(Rendezvous, ARankWithLessPatienceThanRankZeroNamesTheMissingOne) {
+  const auto zero = start(0, 3);
+  const auto one = start(1, 3, {}, {"--dist.init_timeout_s", "6"});
+  const auto result = one->wait(Process::Seconds(60));
+  EXPECT_EQ(result.code, 124) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("1 of 3 ranks did not start within 6 s: missing rank 2"));
+  zero->signal(SIGKILL);
+  zero->wait();
+}
+
 TEST_F(Rendezvous, WaitsForALateRankZero) {
   const auto one = start(1, 2, {}, {"--max_steps", "2"});
   EXPECT_FALSE(one->wait_for("error", Process::Seconds(3)));
