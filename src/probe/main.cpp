@@ -26,6 +26,7 @@ void exchange(Session& session, Results& results) {
 
 void save(Session& session, Results& results) {
   measure_threads(session, results);
+  measure_workers(session, results);
   save_half(session, results);
 }
 

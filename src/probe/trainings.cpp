@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -119,6 +120,16 @@ Plan alone(const Plan& plan) {
   return Session::single(config).plan;
 }
 
+/// As an image that is decoded keeps a core busy, in plain code that LibTorch's threads do not share.
+Batch calculated_sample(std::int64_t id, std::uint64_t) {
+  constexpr int kSines = 20'000;  // about a quarter of a millisecond
+  double sum = 0;
+  for (int i = 0; i < kSines; ++i) {
+    sum += std::sin(static_cast<double>(id + i));
+  }
+  return {.input = at::full({1}, sum)};
+}
+
 Plan without_checkpoints(Plan plan) {
   plan.config.checkpoint.enabled = false;
   return plan;
@@ -194,6 +205,62 @@ void measure_threads(Session& session, Results& results) {
   }
   at::set_num_threads(threads_before);
   results.measured("threads", {{"times", std::move(times)}});
+}
+
+void measure_workers(Session& session, Results& results) {
+  constexpr int kMostWorkers = 8;
+  constexpr std::int64_t kSize = 256;
+  constexpr int kRounds = 2;
+  const at::Tensor a = at::rand({kSize, kSize}, session.world.device());
+  const auto step = [&] { at::mm(a, a)[0][0].item<float>(); };
+  const auto time_of = [](const auto& work) {
+    std::vector<double> seconds;
+    for (int i = 0; i < 5; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      work();
+      seconds.push_back(seconds_since(start));
+    }
+    return median(std::move(seconds));
+  };
+  const LoaderPlan& loader = session.plan.loader;
+  const auto data = sample_dataset(loader.batch.global_batch_size, calculated_sample);
+  const std::vector<std::int64_t> ids(static_cast<std::size_t>(loader.batch.batch_size), 0);
+  session.world.barrier("workers");
+  const double step_s = time_of(step);
+  const double batch_s = time_of([&] { data->get(ids, {}); });
+
+  std::map<int, double> best;
+  for (int round = 0; round < kRounds; ++round) {  // another program may disturb one of them
+    for (int workers = 0; workers <= std::clamp(session.plan.threads_per_rank, 2, kMostWorkers);
+         workers = std::max(1, 2 * workers)) {
+      const std::int64_t steps = 10 + 4 * workers;  // many more than can be ready before the first one
+      LoaderPlan plan = loader;
+      plan.data.workers = workers;
+      plan.data.prefetch = std::max(loader.data.prefetch, workers);
+      DataLoader batches(data, plan, session.world);
+      const auto take = [&](std::int64_t count) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          batches.next();
+          step();
+        }
+      };
+      take(2 + workers);
+      session.world.barrier("workers");
+      const auto start = std::chrono::steady_clock::now();
+      take(steps);
+      const double seconds = seconds_since(start) / static_cast<double>(steps);
+      const auto [known, is_new] = best.emplace(workers, seconds);
+      known->second = std::min(known->second, seconds);
+    }
+  }
+  Json times = Json::array();
+  for (const auto& [workers, seconds] : best) {
+    times.push_back({{"workers", workers}, {"seconds", seconds}});
+  }
+  results.measured("workers", {{"default", loader.data.workers},
+                               {"step_seconds", step_s},
+                               {"batch_seconds", batch_s},
+                               {"times", std::move(times)}});
 }
 
 void save_half(Session& session, Results& results) {

@@ -16,6 +16,9 @@ void measure_step(Session& session, Results& results);
 /// Collective. The time of a matrix product on all ranks at once, by number of threads.
 void measure_threads(Session& session, Results& results);
 
+/// Collective. The time of a step whose data must be calculated, on all ranks at once, by number of data workers.
+void measure_workers(Session& session, Results& results);
+
 /// Collective. One training from start to end, and one that stops and saves half-way; how long a save takes.
 void save_half(Session& session, Results& results);
 

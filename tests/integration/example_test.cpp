@@ -20,6 +20,7 @@ namespace {
 
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::MatchesRegex;
 
 std::string example(const std::string& name) { return std::string(EXAMPLES_DIR) + "/" + name; }
 std::string source(const std::string& name) { return std::string(EXAMPLE_SOURCES) + "/" + name; }
@@ -102,6 +103,63 @@ TEST(Example, AnUntrainedModelFailsTheSampleTest) {
       run_program(command(example("06_char_gpt"), dir.path() / "run", {"--nprocs", "2", "--max_steps", "1"}));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_LT(words_known(result.err), 30);
+}
+
+// --- lines of other systems ---
+
+/// The lines of a rank on the standard output.
+std::string lines_of_rank(const std::string& output, int rank) {
+  const std::string prefix = "[rank" + std::to_string(rank) + "]: ";
+  std::istringstream all(output);
+  std::string text;
+  for (std::string line; std::getline(all, line);) {
+    text += line.starts_with(prefix) ? line.substr(prefix.size()) + "\n" : "";
+  }
+  return text;
+}
+
+TEST(Example, PrintsTheLinesOfTheTutorial) {
+  const TempDir dir;
+  const auto run = [&](const char* epochs) {
+    const auto result = run_program(
+        command(example("12_console_lines"), dir.path() / "run", {epochs, "2", "--lines", "tutorial", "--nprocs", "2"}),
+        kOneThread);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  const std::string saved = "Training snapshot saved at " + (dir.path() / "run/checkpoints").string() + "\n";
+  const std::string first = run("3");
+  EXPECT_EQ(lines_of_rank(first, 0),
+            "[GPU0] Epoch 0 | Batchsize: 32 | Steps: 32\n"
+            "[GPU0] Epoch 1 | Batchsize: 32 | Steps: 32\n"
+            "Epoch 1 | " +
+                saved +
+                "[GPU0] Epoch 2 | Batchsize: 32 | Steps: 32\n"
+                "Epoch 2 | " +
+                saved);
+  EXPECT_EQ(lines_of_rank(first, 1),
+            "[GPU1] Epoch 0 | Batchsize: 32 | Steps: 32\n"
+            "[GPU1] Epoch 1 | Batchsize: 32 | Steps: 32\n"
+            "[GPU1] Epoch 2 | Batchsize: 32 | Steps: 32\n");
+  EXPECT_EQ(lines_of_rank(run("4"), 1),
+            "Loading snapshot\n"
+            "Resuming training from snapshot at Epoch 3\n"
+            "[GPU1] Epoch 3 | Batchsize: 32 | Steps: 32\n");
+}
+
+TEST(Example, PrintsTheLinesOfPerceptrain) {
+  const TempDir dir;
+  const auto two = run_program(
+      command(example("12_console_lines"), dir.path() / "two", {"2", "2", "--lines", "perceptrain", "--nprocs", "2"}),
+      kOneThread);
+  ASSERT_EQ(two.code, 0) << two.err;
+  const std::string loss = R"( Train_Loss: [0-9]\.[0-9]{7} -)";
+  EXPECT_THAT(lines_of_rank(two.out, 1), MatchesRegex(R"(P  1\|cpu    \| Iteration       1\|)" + loss +
+                                                      "\nP  1\\|cpu    \\| Iteration       2\\|" + loss + "\n"));
+  EXPECT_THAT(lines_of_rank(two.out, 0), HasSubstr("P  0|cpu    | Iteration       1| Train_Loss: "));
+  const auto other = run_program(command(example("12_console_lines"), dir.path() / "other", {"--lines", "both"}));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("--lines both: expected tutorial or perceptrain"));
 }
 
 // --- torchrun ---

@@ -104,6 +104,7 @@ TEST_F(TestCommand, TestsOneRankAndFour) {
   EXPECT_EQ(one["ready"], true);
   EXPECT_THAT(subjects(one, "ok"), Contains("one rank: training"));
   EXPECT_THAT(subjects(one, "ok"), Contains("failure: killed rank"));
+  EXPECT_THAT(one["measured"]["save"].dump(), HasSubstr(R"("measured":"workers")"));
   // A launcher's variables and settings for trainings have no effect.
   const nlohmann::json four =
       json({"--nprocs=4", "--compute-setup", "cpu", "--backend", "shm"},

@@ -1,5 +1,5 @@
 # Packs a DEB and a TGZ twice and compares the bytes; checks the DEB's fields and what lintian says; unpacks it, builds a program
-# against it, and starts the tools.
+# against it, and starts the tools; lets apt install it.
 # cmake -D source=... -D build=... -D libtorch=... -D work=... -D compiler=... -P archives_test.cmake
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
@@ -53,13 +53,15 @@ if(NOT named MATCHES "lockstep.pc" OR NOT named MATCHES "lockstep-config.cmake")
 endif()
 run(${root}/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
 run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libtorch}/lib ${root}/bin/lockstep test --nprocs 1 --run-dir ${work})
-output_of(manual ${root}/bin/lockstep help --man)
-file(READ ${root}/share/man/man1/lockstep.1 page)
-string(STRIP "${page}" page)
-string(STRIP "${manual}" manual)
-if(NOT page STREQUAL manual)
-  message(FATAL_ERROR "share/man/man1/lockstep.1 is not what `lockstep help --man` prints")
-endif()
+foreach(program lockstep lockstep-convert)
+  output_of(manual ${root}/bin/lockstep help --man ${program})
+  file(READ ${root}/share/man/man1/${program}.1 page)
+  string(STRIP "${page}" page)
+  string(STRIP "${manual}" manual)
+  if(NOT page STREQUAL manual)
+    message(FATAL_ERROR "share/man/man1/${program}.1 is not what `lockstep help --man ${program}` prints")
+  endif()
+endforeach()
 
 if(NOT DEB IN_LIST generators)
   return()
@@ -80,6 +82,8 @@ build_and_run_small(${work}/root/usr ${work}/program -D LOCKSTEP_LIBTORCH=${libt
 run(${work}/root/usr/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
 run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libtorch}/lib ${work}/root/usr/bin/lockstep test --nprocs 1 --run-dir ${work})
 
+run(${CMAKE_CURRENT_LIST_DIR}/apt_install.sh ${deb} ${work}/apt)
+
 find_program(lintian lintian)
 if(lintian)
   # With overridden errors in its list it fails for them as well, so the list decides.
@@ -87,7 +91,7 @@ if(lintian)
   if(output MATCHES "(^|\n)E: ")
     message(FATAL_ERROR "lintian: ${output}")
   endif()
-  if(output MATCHES "manual-page[^\n]*usr/(bin/lockstep\\]|share/man)")
+  if(output MATCHES "manual-page[^\n]*usr/(bin/lockstep(-convert)?\\]|share/man)")
     message(FATAL_ERROR "lintian on the manual page: ${output}")
   endif()
   if(NOT output MATCHES "O: lockstep: custom-library-search-path")  # the control: it looks, and only the override keeps it silent

@@ -238,6 +238,35 @@ std::optional<Advice> advise_threads(const Measurements& measurements) {
                             best.value("threads", 1))};
 }
 
+std::optional<Advice> advise_workers(const Measurements& measurements) {
+  constexpr double kClear = 0.8;
+  const Json* line = measurements.saved.measured("workers");
+  if (line == nullptr) {
+    return std::nullopt;
+  }
+  const int now = line->value("default", 0);
+  const Json* best = nullptr;
+  const Json* with_default = nullptr;
+  for (const Json& time : line->at("times")) {
+    if (best == nullptr || time.value("seconds", 0.0) < best->value("seconds", 0.0)) {
+      best = &time;
+    }
+    if (time.value("workers", 0) == now) {
+      with_default = &time;
+    }
+  }
+  if (with_default == nullptr || best->value("seconds", 0.0) >= kClear * with_default->value("seconds", 0.0)) {
+    return std::nullopt;
+  }
+  const int workers = best->value("workers", 0);
+  return Advice{fmt::format("--data.workers {}{}, if your data must be calculated or decoded", workers,
+                            workers > now ? fmt::format(" --data.prefetch {}", workers) : ""),
+                fmt::format("with batches that take {} to build, a step of {} takes {} with {}, {} with {}",
+                            seconds_text(*line, "batch_seconds"), seconds_text(*line, "step_seconds"),
+                            seconds_text(*with_default, "seconds"), counted(now, "worker"),
+                            seconds_text(*best, "seconds"), counted(workers, "worker"))};
+}
+
 /// A report costs the same for every model, so its share is the largest with a tiny step.
 std::optional<Advice> advise_reports(const Measurements& measurements) {
   constexpr int kEverySteps = 20;  // the default of report.every_steps
@@ -425,7 +454,7 @@ std::vector<Finding> judge_lost_rank(int ranks, const ProbeOutcome& outcome) {
 std::vector<Advice> advise(const Measurements& measurements) {
   std::vector<Advice> all;
   for (const auto& advice : {advise_backend(measurements), advise_saves(measurements), advise_threads(measurements),
-                             advise_reports(measurements)}) {
+                             advise_workers(measurements), advise_reports(measurements)}) {
     if (advice) {
       all.push_back(*advice);
     }

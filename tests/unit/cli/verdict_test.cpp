@@ -57,6 +57,25 @@ TEST(Verdict, RecommendsFewerThreadsIfTheyAreFaster) {
   EXPECT_THAT(advice(1e-3, 4e-3), ElementsAre(Field(&Advice::what, "OMP_NUM_THREADS=1")));
 }
 
+TEST(Verdict, RecommendsMoreOrFewerDataWorkersIfTheyAreFaster) {
+  const auto advice = [](double none_s, double two_s, double four_s) {
+    const Json line = {{"measured", "workers"},
+                       {"default", 2},
+                       {"step_seconds", 1e-3},
+                       {"batch_seconds", 4e-3},
+                       {"times",
+                        {{{"workers", 0}, {"seconds", none_s}},
+                         {{"workers", 2}, {"seconds", two_s}},
+                         {{"workers", 4}, {"seconds", four_s}}}}};
+    return advise({.saved = {.lines = {line}}});
+  };
+  EXPECT_THAT(advice(5e-3, 2e-3, 1.9e-3), IsEmpty());
+  EXPECT_THAT(advice(5e-3, 2e-3, 1e-3),
+              ElementsAre(AllOf(Field(&Advice::what, HasSubstr("--data.workers 4 --data.prefetch 4, if")),
+                                Field(&Advice::because, HasSubstr("takes 2.0 ms with 2 workers, 1.0 ms with 4")))));
+  EXPECT_THAT(advice(1e-3, 2e-3, 2e-3), ElementsAre(Field(&Advice::what, HasSubstr("--data.workers 0, if"))));
+}
+
 TEST(Verdict, RecommendsFewerReportsIfTheyTakeMuchOfATinyStep) {
   const auto advice = [](double step_s, double report_s) {
     const Json line = {{"measured", "step"}, {"seconds", step_s}, {"report_seconds", report_s}};
