@@ -102,10 +102,11 @@ TEST(ProcessWideNames, StandOnlyWhereTheyBelong) {
   const auto check = [](const char* text) { return check_process_wide_names({"src/plan/resolve.cpp", text}); };
   EXPECT_THAT(check("\nauto x = std::getenv(\"HOME\");"), ElementsAre(HasSubstr("src/plan/resolve.cpp:2: getenv")));
   EXPECT_THAT(check("::setenv(a, b, 1);"), ElementsAre(HasSubstr("setenv")));
+  EXPECT_THAT(check("read_environment();"), ElementsAre(HasSubstr("read_environment may be used only in")));
   EXPECT_THAT(check("std::exit(1);"), ElementsAre(HasSubstr("std::exit")));
   EXPECT_THAT(check("std::cout << 1;"), ElementsAre(HasSubstr("std::cout")));
   EXPECT_THAT(check("std::chrono::system_clock::now();"), ElementsAre(HasSubstr("system_clock")));
-  EXPECT_THAT(check("read_environment(); // not getenv\nthrow Error(\"getenv\"); my_getenv();"), IsEmpty());
+  EXPECT_THAT(check("environment(); // not getenv\nthrow Error(\"getenv\"); my_getenv();"), IsEmpty());
 }
 
 TEST(PublicHeader, BeginsWithCommentThenPragma) {

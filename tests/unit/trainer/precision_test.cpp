@@ -227,6 +227,7 @@ TEST(TrainerPrecision, Fp16MixedRefusesClosures) {
 /// Looks at the process-wide settings in each of its steps.
 class SeesNumerics final : public TinyTask {
  public:
+  explicit SeesNumerics(bool benchmark) : benchmark_(benchmark) {}
   StepOutput training_step(const Batch& batch) override {
     look();
     return TinyTask::training_step(batch);
@@ -241,19 +242,25 @@ class SeesNumerics final : public TinyTask {
  private:
   void look() {
     const at::Context& context = at::globalContext();
-    const bool is_set = context.deterministicAlgorithms() && context.deterministicAlgorithmsWarnOnly() &&
-                        context.benchmarkCuDNN() &&
+    const bool is_set = context.deterministicAlgorithms() != benchmark_ &&
+                        context.deterministicAlgorithmsWarnOnly() != benchmark_ &&
+                        context.benchmarkCuDNN() == benchmark_ &&
                         context.float32MatmulPrecision() == at::Float32MatmulPrecision::HIGH &&
                         torch::autograd::AnomalyMode::is_enabled();
     ++(is_set ? good : bad);
   }
+
+  bool benchmark_;  // and not deterministic
 };
 
-TEST(Numerics, AreSetInEveryLoopAndRestored) {
+class Numerics : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Benchmark, Numerics, testing::Bool());
+
+TEST_P(Numerics, AreSetInEveryLoopAndRestored) {
   TrainConfig config = training_in(Precision::fp32);
   config.matmul_precision = MatmulPrecision::high;
-  config.deterministic = Determinism::warn;
-  config.benchmark = true;
+  config.benchmark = GetParam();
+  config.deterministic = GetParam() ? Determinism::off : Determinism::warn;
   config.detect_anomaly = true;
   Session session = Session::single(config);
   Trainer trainer(session);
@@ -264,7 +271,7 @@ TEST(Numerics, AreSetInEveryLoopAndRestored) {
       {"test", [&](Task& task) { trainer.test(task, data); }},
       {"predict", [&](Task& task) { trainer.predict(task, data); }}};
   for (const auto& [name, loop] : loops) {
-    SeesNumerics task;
+    SeesNumerics task(GetParam());
     loop(task);
     EXPECT_GT(task.good, 0) << name;
     EXPECT_EQ(task.bad, 0) << name;
