@@ -240,18 +240,24 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (optimizer == contents.tensors.end()) {
     throw CheckpointError("the checkpoint has no optimizer.safetensors", "choose another checkpoint");
   }
-  if (!config.checkpoint.allow_partial) {
+  bool is_of_this_model = true;
+  try {
     check_module(run.module, contents.tensors.at("model"));
-  }
-  run.train.seek(position);
-  const LoadReport model = load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
-  if (model.missing.empty() && model.unexpected.empty() && model.different.empty()) {
-    run.strategy.load_optimizer_state(optimizer->second);
-    if (const auto saved = contents.tensors.find("callbacks"); saved != contents.tensors.end()) {
-      run.callbacks.load(saved->second, run.world);
+  } catch (const CheckpointError&) {
+    if (!config.checkpoint.allow_partial) {
+      throw;
     }
+    is_of_this_model = false;
+  }
+  if (is_of_this_model) {  // if this throws, the optimizers are discarded, and the model is as before
+    run.strategy.load_optimizer_state(optimizer->second);
   } else if (run.world.is_main()) {
     log_warning("the checkpoint is of another model: the optimizers and callbacks begin without its state");
+  }
+  run.train.seek(position);
+  load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
+  if (const auto saved = contents.tensors.find("callbacks"); is_of_this_model && saved != contents.tensors.end()) {
+    run.callbacks.load(saved->second, run.world);
   }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
     NamedTensors windows;
