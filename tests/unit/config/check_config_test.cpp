@@ -86,7 +86,7 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
        "--resume runs/other with --checkpoint.enabled false: a run without checkpoints resumes from none",
        "remove one of them; to begin with the weights of a file call load_module()"},
       {{.fast_dev_run = 3, .resume = "last"}, "--resume last with --fast_dev_run 3: a run without checkpoints", ""},
-      {{.barebones = true, .resume = "best"}, "--resume best with --barebones true: a run without checkpoints", ""},
+      {{.barebones = true, .resume = "last"}, "--resume last with --barebones true: a run without checkpoints", ""},
       {{.fast_dev_run = 3, .barebones = true}, "--barebones true with --fast_dev_run 3", "remove one of them"},
       {{.barebones = true, .spike = {.z_score = 6}}, "--barebones true with --spike.z_score 6", "remove one of them"},
       {{.optim = {.lr_batch_size = 0}}, "--optim.lr_batch_size 0: expected a whole number of 1 or more", ""},
