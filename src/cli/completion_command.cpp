@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/shell_words.h"
+#include "cli/launch/shell_words.h"
 #include "config/field_value.h"
 
 namespace lockstep {

@@ -95,7 +95,7 @@ const std::vector<Home>& name_homes() {
       {"environ", {"src/base/variables.cpp"}},
       {"read_environment",
        {"include/lockstep/base/variables.h", "src/base/kept_memory.cpp", "src/base/variables.cpp", "src/cli/main.cpp",
-        "src/cli/run_flags.cpp", "src/environment/hardware.cpp", "src/run.cpp", "src/session.cpp",
+        "src/cli/launch/run_flags.cpp", "src/environment/hardware.cpp", "src/run.cpp", "src/session.cpp",
         "src/trainer/output/run_files.cpp", "src/world/cuda_library.cpp", "src/world/world.cpp"}},
       {"std::exit", {}},
       {"std::filesystem::remove_all", {}},  // see RealFileSystem::remove_all

@@ -15,7 +15,7 @@
 #include "base/descriptor.h"
 #include "base/text.h"
 #include "cli/doctor/facts.h"
-#include "cli/shell_words.h"
+#include "cli/launch/shell_words.h"
 
 namespace lockstep {
 namespace {

@@ -16,7 +16,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/shell_words.h"
+#include "cli/launch/shell_words.h"
 #include "support/process.h"
 #include "support/requirements.h"
 #include "support/temp_dir.h"

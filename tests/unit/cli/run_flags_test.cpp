@@ -1,4 +1,4 @@
-#include "cli/run_flags.h"
+#include "cli/launch/run_flags.h"
 
 #include <map>
 #include <string>
@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/run_command.h"
+#include "cli/launch/run_command.h"
 
 namespace lockstep {
 namespace {

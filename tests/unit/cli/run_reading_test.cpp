@@ -10,10 +10,10 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
-#include "cli/list_command.h"
-#include "cli/report_page.h"
-#include "cli/run_data.h"
-#include "cli/top_screen.h"
+#include "cli/runs/list_command.h"
+#include "cli/runs/report_page.h"
+#include "cli/runs/run_data.h"
+#include "cli/runs/top_screen.h"
 #include "storage/run_directory.h"
 #include "support/process.h"
 #include "support/requirements.h"

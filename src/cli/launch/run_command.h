@@ -7,7 +7,7 @@
 #include <lockstep/environment/hardware.h>
 #include <lockstep/launch/launcher.h>
 
-#include "cli/run_flags.h"
+#include "cli/launch/run_flags.h"
 
 namespace lockstep {
 

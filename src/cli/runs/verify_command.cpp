@@ -15,7 +15,7 @@
 #include "base/run_files.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/run_data.h"
+#include "cli/runs/run_data.h"
 #include "storage/names.h"
 
 namespace lockstep {

@@ -5,11 +5,11 @@
 #include <string>
 #include <string_view>
 
-#include "cli/run_data.h"
+#include "cli/runs/run_data.h"
 
 namespace lockstep {
 
-/// src/cli/report_page.html, which CMake turns into a string. Its places {{name}} are filled in by report_page().
+/// src/cli/runs/report_page.html, which CMake turns into a string. Its places {{name}} are filled in by report_page().
 extern const std::string_view kReportTemplate;
 
 /// `now`: seconds since 1970. Texts of the runs are escaped: none of them can become a tag or a script.

@@ -1,4 +1,4 @@
-#include "cli/plan_command.h"
+#include "cli/launch/plan_command.h"
 
 #include <optional>
 #include <utility>

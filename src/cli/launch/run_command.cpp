@@ -1,4 +1,4 @@
-#include "cli/run_command.h"
+#include "cli/launch/run_command.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "cli/top_screen.h"
+#include "cli/runs/top_screen.h"
 
 #include <algorithm>
 #include <array>

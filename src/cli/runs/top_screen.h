@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/run_data.h"
+#include "cli/runs/run_data.h"
 
 namespace lockstep {
 

@@ -24,10 +24,10 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/plan_command.h"
-#include "cli/run_command.h"
-#include "cli/run_data.h"
-#include "cli/shell_words.h"
+#include "cli/launch/plan_command.h"
+#include "cli/launch/run_command.h"
+#include "cli/launch/shell_words.h"
+#include "cli/runs/run_data.h"
 #include "config/field_value.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <lockstep/base/error.h>
 
 #include "cli/commands.h"
-#include "cli/run_data.h"
+#include "cli/runs/run_data.h"
 #include "storage/run_commands.h"
 #include "storage/run_directory.h"
 #include "storage/run_record.h"

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "base/wall_clock.h"
 #include "cli/commands.h"
-#include "cli/report_page.h"
+#include "cli/runs/report_page.h"
 
 namespace lockstep {
 namespace {

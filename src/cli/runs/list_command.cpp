@@ -1,4 +1,4 @@
-#include "cli/list_command.h"
+#include "cli/runs/list_command.h"
 
 #include <algorithm>
 #include <array>

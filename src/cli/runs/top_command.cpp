@@ -21,7 +21,7 @@
 #include "base/text.h"
 #include "base/wall_clock.h"
 #include "cli/commands.h"
-#include "cli/top_screen.h"
+#include "cli/runs/top_screen.h"
 
 namespace lockstep {
 namespace {

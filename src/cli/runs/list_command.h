@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "cli/run_data.h"
+#include "cli/runs/run_data.h"
 
 namespace lockstep {
 

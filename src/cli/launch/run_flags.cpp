@@ -1,4 +1,4 @@
-#include "cli/run_flags.h"
+#include "cli/launch/run_flags.h"
 
 #include <algorithm>
 #include <limits>
@@ -12,7 +12,7 @@
 
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/run_command.h"
+#include "cli/launch/run_command.h"
 #include "config/command_tokens.h"
 
 namespace lockstep {

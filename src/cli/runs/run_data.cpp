@@ -1,4 +1,4 @@
-#include "cli/run_data.h"
+#include "cli/runs/run_data.h"
 
 #include <algorithm>
 #include <exception>
