@@ -119,29 +119,41 @@ TrainConfig base(const Named& optimizer, Precision precision) {
   return config;
 }
 
+/// Between one rank and several. Prodigy's rate grows from 0.001 of the others', and what was rounded grows with it.
+double tolerance(const Named& optimizer, Precision precision) {
+  if (precision == Precision::fp64) {
+    return 1e-10;
+  }
+  return optimizer.name == std::string_view("prodigy") ? 1e-3 : 1e-5;
+}
+
 TEST(OptimizerSweep, RanksAgreeWithOneRank) {
   Sweep sweep("optimizers on ranks");
-  for (const Named& optimizer : optimizers()) {
-    Result one;
-    thread_world(1, [&](World& world) { one = train(optimizer.make, world, base(optimizer, Precision::fp64)); });
-    for (const int ranks : {2, 4}) {
-      std::vector<Result> found(static_cast<std::size_t>(ranks));
-      thread_world(ranks, [&](World& world) {
-        found[static_cast<std::size_t>(world.rank())] = train(optimizer.make, world, base(optimizer, Precision::fp64));
-      });
-      const bool same = found.front().distance(one) < 1e-10;
-      EXPECT_TRUE(same) << optimizer.name << ", " << ranks << " ranks: " << found.front().distance(one);
-      EXPECT_TRUE(found.front() == found.back()) << optimizer.name << ": the ranks differ";
-      sweep.count(same);
-    }
-    // Control: another seed is seen.
-    thread_world(1, [&](World& world) {
-      TrainConfig other = base(optimizer, Precision::fp64);
+  for (const Precision precision : {Precision::fp64, Precision::fp32}) {
+    for (const Named& optimizer : optimizers()) {
+      SCOPED_TRACE(std::string(optimizer.name) + (precision == Precision::fp64 ? " in fp64" : " in fp32"));
+      const TrainConfig config = base(optimizer, precision);
+      Result one;
+      thread_world(1, [&](World& world) { one = train(optimizer.make, world, config); });
+      for (const int ranks : {2, 4}) {
+        std::vector<Result> found(static_cast<std::size_t>(ranks));
+        thread_world(ranks, [&](World& world) {
+          found[static_cast<std::size_t>(world.rank())] = train(optimizer.make, world, config);
+        });
+        const bool same = found.front().distance(one) < tolerance(optimizer, precision);
+        EXPECT_TRUE(same) << ranks << " ranks: " << found.front().distance(one);
+        EXPECT_TRUE(found.front() == found.back()) << "the ranks differ";
+        sweep.count(same);
+      }
+      // Control: another seed is seen.
+      TrainConfig other = config;
       other.seed = 43;
-      EXPECT_GT(train(optimizer.make, world, other).distance(one), 1e-10) << optimizer.name;
-    });
+      thread_world(1, [&](World& world) {
+        EXPECT_GT(train(optimizer.make, world, other).distance(one), tolerance(optimizer, precision));
+      });
+    }
   }
-  EXPECT_EQ(sweep.points(), 16 * 2);
+  EXPECT_EQ(sweep.points(), 2 * 16 * 2);
 }
 
 TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
