@@ -512,8 +512,8 @@ const std::map<std::string, int (*)(const Worker&)> kTasks = {
 
 }  // namespace
 
-// At the end of a rank under load, the thread of LeakSanitizer that stops the others sometimes waits for ever. What these
-// short ranks leave behind is of no interest.
+// At the end of a rank under load, the thread of LeakSanitizer that stops the others sometimes waits for ever. What
+// these short ranks leave behind is of no interest.
 extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() { return 1; }
 
 int main(int argc, char** argv) {
