@@ -11,7 +11,6 @@
 #include "base/follow_links.h"
 #include "base/text.h"
 #include "storage/zip_reader.h"
-#include "tensor/tensor_views.h"
 
 namespace lockstep {
 

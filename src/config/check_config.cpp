@@ -241,7 +241,7 @@ class Checker {
     }
     const auto refuse_with = [&](bool is_set, const std::string& other) {
       if (is_set) {
-        refuse(fmt::format("{} with {}: a run without checkpoints resumes from none", label("resume", c.resume), other),
+        refuse(fmt::format("{} with {}: a run without checkpoints cannot resume", label("resume", c.resume), other),
                "remove one of them; to begin with the weights of a file call load_module() in the program");
       }
     };

@@ -118,9 +118,10 @@ class DatasetSource final : public BatchSource {
       prepared.batch.samples = std::ssize(ids);
     }
     if (prepared.batch.samples != std::ssize(ids) || prepared.batch.ids.size() != ids.size()) {
-      throw DataError(fmt::format("the data set returned {} with {} ids for {} ids",
-                                  counted(prepared.batch.samples, "sample"), prepared.batch.ids.size(), ids.size()),
-                      "return one sample for each id; data of another length is another data set, or a stream");
+      throw DataError(
+          fmt::format("the data set was asked for {} and returned {} with {}", counted(std::ssize(ids), "sample"),
+                      counted(prepared.batch.samples, "sample"), counted(std::ssize(prepared.batch.ids), "id")),
+          "return from get() one sample for each id that it was given");
     }
     if (prefetcher_) {
       prefetcher_->send(prepared);

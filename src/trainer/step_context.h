@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// It lives as long as its Step.
+/// The Step refers to it, so it must live longer.
 struct StepContext {
   Strategy& strategy;
   World& world;

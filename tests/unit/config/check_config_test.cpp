@@ -83,7 +83,7 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
        "--barebones true with --early_stop.metric val_loss: such a run neither reports, validates nor saves",
        "remove one of them"},
       {{.resume = "runs/other", .checkpoint = {.enabled = false}},
-       "--resume runs/other with --checkpoint.enabled false: a run without checkpoints resumes from none",
+       "--resume runs/other with --checkpoint.enabled false: a run without checkpoints cannot resume",
        "remove one of them; to begin with the weights of a file call load_module()"},
       {{.fast_dev_run = 3, .resume = "last"}, "--resume last with --fast_dev_run 3: a run without checkpoints", ""},
       {{.barebones = true, .resume = "last"}, "--resume last with --barebones true: a run without checkpoints", ""},

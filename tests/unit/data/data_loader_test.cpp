@@ -269,7 +269,8 @@ TEST(DataLoader, RefusesABatchOfAnotherLength) {
   };
   World world = cpu();
   DataLoader loader(std::make_shared<Doubled>(), plan_of(20, 10, 2), world);
-  EXPECT_THAT(message_of([&] { loader.next(); }), HasSubstr("the data set returned 20 samples with 10 ids for 10 ids"));
+  EXPECT_THAT(message_of([&] { loader.next(); }),
+              HasSubstr("the data set was asked for 10 samples and returned 20 samples with 10 ids"));
 }
 
 TEST(DataLoader, RefusesTheOrderOfAnotherDataSet) {

@@ -581,5 +581,18 @@ TEST(Resolve, PlansADescribedMachine) {
   EXPECT_THAT(devices(resolve({}, read_hardware(folder / "no_gpu.json"), kAlone)), ElementsAre("cpu"));
 }
 
+TEST(Plan, NeedsOneMicroBatchForAStaticGraph) {
+  TrainConfig config{.batch_size = 4, .accumulation = 2, .dist = {.static_graph = true}};
+  config.nprocs = 2;
+  EXPECT_EQ(refusal(config, no_gpu()),
+            "--dist.static_graph with --accumulation 2: a static graph needs a step of one micro-batch | remove "
+            "--dist.static_graph");
+  config.accumulation = 1;
+  EXPECT_TRUE(problems(config, no_gpu()).empty());
+  config.accumulation = 2;
+  config.nprocs = 1;
+  EXPECT_TRUE(problems(config, no_gpu()).empty()) << "there is no reducer";
+}
+
 }  // namespace
 }  // namespace lockstep

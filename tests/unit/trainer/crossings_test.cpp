@@ -152,16 +152,27 @@ class StoppedValidation final : public TinyTask {
   explicit StoppedValidation(int stop_in) : TinyTask(sgd({.lr = 0.05})), stop_in_(stop_in) {}
   StepOutput validation_step(const Batch& batch) override {
     if (++validated_ == stop_in_) {
-      control->request_stop("the test", StopKind::terminate);
+      control_.request_stop("the test", StopKind::terminate);
     }
     return TinyTask::training_step(batch);
   }
   int validated() const { return validated_; }
-  TrainControl* control = nullptr;
+  /// One rank; three batches in each validation.
+  FitResult fit(
+      const TrainConfig& config, const std::function<void(Trainer&)>& add = [](Trainer&) {}) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    Trainer trainer(plan, world, control_);
+    add(trainer);
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(36), plan.eval_loader, world);
+    return trainer.fit(*this, data, &validation);
+  }
 
  private:
   int stop_in_;
   int validated_ = 0;
+  TrainControl control_{};
 };
 
 TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
@@ -170,24 +181,18 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
     config.report.every_steps = 5;
     config.checkpoint.enabled = true;
     StoppedValidation task(stop_in);
-    World world = World::single(c10::kCPU);
-    const Plan plan = plan_for(1, config);
-    TrainControl control;
-    task.control = &control;
-    Trainer trainer(plan, world, control);
     // The worst possible threshold: each validation after the first one lowers the rate.
-    trainer.add(
-        std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.factor = 0.5, .patience = 0, .threshold = 0.99}));
-    DataLoader data(tiny_data(60), plan.loader, world);
-    DataLoader validation(tiny_data(36), plan.eval_loader, world);
-    const FitResult result = trainer.fit(task, data, &validation);
+    const FitResult result = task.fit(config, [](Trainer& trainer) {
+      trainer.add(
+          std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.factor = 0.5, .patience = 0, .threshold = 0.99}));
+    });
     return std::pair(result, weights_of(task));
   };
   testing::internal::CaptureStderr();
   const TempDir whole;
   const auto straight = run(whole, 0);
   const TempDir parts;
-  const auto stopped = run(parts, 3 + 2);  // three batches in each validation: in the second one
+  const auto stopped = run(parts, 3 + 2);  // in the second validation
   EXPECT_EQ(stopped.first.stop, StopKind::terminate);
   EXPECT_EQ(stopped.first.state.step, 10);
   const auto resumed = run(parts, 0);
@@ -203,14 +208,7 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
     TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
     config.checkpoint.monitor = "val_loss";
     StoppedValidation task(stop_in);
-    World world = World::single(c10::kCPU);
-    const Plan plan = plan_for(1, config);
-    TrainControl control;
-    task.control = &control;
-    Trainer trainer(plan, world, control);
-    DataLoader data(tiny_data(60), plan.loader, world);
-    DataLoader validation(tiny_data(36), plan.eval_loader, world);
-    const FitResult result = trainer.fit(task, data, &validation);
+    const FitResult result = task.fit(config);
     return std::pair(result, task.validated());
   };
   testing::internal::CaptureStderr();
@@ -396,6 +394,22 @@ TEST(Crossing, TheRangeTestIgnoresSchedulesOfGroupsAndTheMonitor) {
   EXPECT_NEAR(range.lrs.front(), 1e-6, 1e-12);
   EXPECT_NEAR(range.lrs.back(), 1e-2, 1e-8);
   EXPECT_TRUE(std::ranges::is_sorted(range.lrs));
+}
+
+TEST(Crossing, AStopBeforeTheFirstSaveIsContinuedFromTheOtherRun) {
+  const TempDir first;
+  const TempDir second;
+  TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), first);
+  testing::internal::CaptureStderr();
+  StoppedValidation(0).fit(config);
+  TrainConfig next = in_directory(config, second);
+  next.max_epochs = 2;
+  next.resume = config.run_dir;
+  const auto stop = [](Trainer& trainer) { trainer.control().request_stop("the test", StopKind::terminate); };
+  const std::string why = StoppedValidation(0).fit(next, stop).why;
+  testing::internal::GetCapturedStderr();
+  EXPECT_THAT(why, HasSubstr("stopped at step 5"));
+  EXPECT_THAT(why, testing::EndsWith("the test; run the same command again to continue")) << "it has saved nothing";
 }
 
 TEST(Crossing, AFailureIsThatOfTheCallbackThatThrew) {
