@@ -13,7 +13,7 @@ cmake --build --preset release --target 06_char_gpt lockstep_installed
 program=$PWD/build/release/examples/06_char_gpt
 case " $* " in
 *" --nprocs"* | *" --devices"*) ;;
-*) nvidia-smi --list-gpus 2>/dev/null | grep -q . || set -- --nprocs 2 "$@" ;;
+*) gpus=$(nvidia-smi --list-gpus 2>/dev/null) && [ -n "$gpus" ] || set -- --nprocs 2 "$@" ;;
 esac
 printf '\n$ %s\n' "$program $*"
 cd "$start"

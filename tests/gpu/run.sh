@@ -55,7 +55,7 @@ at_least() { (($1 <= worst)) || worst=$1; }
 # ---- What this machine is: written once per --out, so that a report is about one machine and never half a dry run.
 
 fact() { sed -n "s/^$1\t//p" "$out/run.tsv"; }
-nvidia() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+nvidia() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | sed -n 1p; }
 
 { mkdir -p "$out" && : >>"$out/run.tsv"; } 2>/dev/null || refuse "cannot write to $out; name another folder with --out"
 if [ -n "$dry" ]; then
@@ -196,7 +196,7 @@ stage_build() {
     ! grep -q 'libnccl\.so' "$build/lib/liblockstep_cuda.so" || nccl=ON
   fi
   if [ -n "$dry" ] || [ $cuda$nccl = ONON ]; then
-    add "CUDA and NCCL" passed 0 "CUDA $cuda, NCCL $nccl, $("$compiler" --version | head -n 1)"
+    add "CUDA and NCCL" passed 0 "CUDA $cuda, NCCL $nccl, $("$compiler" --version | sed -n 1p)"
   else
     add "CUDA and NCCL" missing 0 "CUDA $cuda, NCCL $nccl: configure.log says why (\"lockstep: CUDA\")"
   fi

@@ -32,10 +32,10 @@ fail() { echo "$1"; exit 1; }
 [ ! -e "$root/usr/bin/lockstep" ] || fail "/usr/bin/lockstep is there before the installation"
 inside apt-get install -q -y --no-install-recommends /tmp/lockstep.deb
 [ -z "$(inside dpkg --verify lockstep)" ] || fail "dpkg --verify finds changed files"
-inside ldconfig -p | grep -q 'liblockstep\.so\.' || fail "ldconfig does not know the library: its trigger did not run"
+grep -q 'liblockstep\.so\.' <<<"$(inside ldconfig -p)" || fail "ldconfig does not know the library: its trigger did not run"
 inside lockstep --version
 inside lockstep run --nproc-per-node 2 -- true
-inside lockstep doctor --run-dir /tmp --json | grep -q '"failures":' || fail "lockstep doctor does not work"
+grep -q '"failures":' <<<"$(inside lockstep doctor --run-dir /tmp --json)" || fail "lockstep doctor does not work"
 files=$(inside dpkg --listfiles lockstep | grep -v '/$')
 inside apt-get remove -q -y lockstep
 while read -r file; do
