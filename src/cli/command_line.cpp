@@ -41,12 +41,8 @@ std::vector<Slot> slots_of(const Command& command) {
   return slots;
 }
 
-std::string one_of(const std::vector<std::string>& words) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 < words.size() ? ", " : " or ") + words[i];
-  }
-  return text;
+bool is_placeholder(std::string_view word) {
+  return std::ranges::all_of(word, [](char c) { return c >= 'A' && c <= 'Z'; });
 }
 
 class Reader {
@@ -134,8 +130,9 @@ class Reader {
         refuse(fmt::format("{}: unexpected argument \"{}\"", command_.name, word), hint);
         continue;
       }
-      const std::vector<std::string> choices = choices_of(slots[std::min(i, slots.size() - 1)].name);
-      if (!choices.empty() && std::ranges::find(choices, word) == choices.end()) {
+      const std::string& slot = slots[std::min(i, slots.size() - 1)].name;
+      const std::vector<std::string> choices = choices_of(slot);
+      if (!choices.empty() && !takes_other_words(slot) && std::ranges::find(choices, word) == choices.end()) {
         refuse(fmt::format("{}: found {}, expected {}", command_.name, word, one_of(choices)),
                hint_for(word, choices, "", help_flag(command_)));
       }
@@ -261,9 +258,24 @@ std::string help_of(const Command& command, int width, bool all_settings) {
   return settings ? text + "\n" + settings_help({}, layout, all_settings) : text;
 }
 
-std::vector<std::string> choices_of(std::string_view argument) {
-  return argument.find('|') == std::string_view::npos ? std::vector<std::string>{} : split(argument, '|');
+std::string one_of(std::span<const std::string> words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 < words.size() ? ", " : " or ") + words[i];
+  }
+  return text;
 }
+
+std::vector<std::string> choices_of(std::string_view argument) {
+  if (argument.find('|') == std::string_view::npos) {
+    return {};
+  }
+  std::vector<std::string> words = split(argument, '|');
+  std::erase_if(words, is_placeholder);
+  return words;
+}
+
+bool takes_other_words(std::string_view argument) { return std::ranges::any_of(split(argument, '|'), is_placeholder); }
 
 std::string hint_for(std::string_view word, std::span<const std::string> candidates, std::string_view prefix,
                      std::string_view otherwise) {

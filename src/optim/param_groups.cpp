@@ -9,17 +9,13 @@
 #include <fmt/format.h>
 
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/text.h"
+#include "optim/option_values.h"
 #include "optim/rule_optimizer.h"
 
 namespace lockstep {
@@ -27,20 +23,6 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
-
-/// The weight decay in an optimizer's options; nullptr: they have none, or their type is unknown.
-double* find_weight_decay(OptimizerOptions& options) {
-  const auto as = [&]<class Options>(Options* typed) { return typed == nullptr ? nullptr : &typed->weight_decay(); };
-  double* found = as(dynamic_cast<torch::optim::AdamWOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::SGDOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdamOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdagradOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::RMSpropOptions*>(&options));
-  if (auto* rule = dynamic_cast<RuleOptions*>(&options); rule != nullptr && rule->weight_decay) {
-    found = &*rule->weight_decay;
-  }
-  return found;
-}
 
 /// Distributes parameters to the groups that select them; the last entry gets the unselected ones.
 std::vector<NamedTensors> deal(const std::vector<GroupSpec>& groups, const NamedTensors& parameters) {

@@ -254,6 +254,7 @@ void Ddp::write_requests(StepRequests mine) {
   lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
   lane_values_.select(0, kValidate).fill_(mine.validate ? 1 : 0);
   lane_values_.select(0, kReport).fill_(mine.report ? 1 : 0);
+  lane_values_.select(0, kCommand).fill_(mine.command ? 1 : 0);
 }
 
 StepRequests Ddp::agreed() {
@@ -267,7 +268,8 @@ StepRequests Ddp::agreed() {
           .save = sums[kSave] > 0,
           .save_ended = sums[kSaveEnded] > 0,
           .validate = sums[kValidate] > 0,
-          .report = sums[kReport] > 0};
+          .report = sums[kReport] > 0,
+          .command = sums[kCommand] > 0};
 }
 
 void DdpOptimizer::build_again() {

@@ -1,5 +1,7 @@
 #include "storage/run_commands.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -8,17 +10,58 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/text.h"
+
 namespace lockstep {
 
 std::filesystem::path command_file(const std::filesystem::path& run, std::string_view command) {
   return run / "commands" / command;
 }
 
-RunCommands::RunCommands(FileSystem& fs, std::filesystem::path run) : fs_(fs), run_(std::move(run)) {
-  if (!run_.empty()) {
-    for (const std::string_view command : kRunCommands) {
-      take(command);
+namespace {
+
+// No command: words have no dot.
+std::filesystem::path own_commands_file(const std::filesystem::path& run) { return run / "commands" / ".own"; }
+
+}  // namespace
+
+std::vector<std::string> commands_of_run(FileSystem& fs, const std::filesystem::path& run) {
+  std::vector<std::string> commands(kRunCommands.begin(), kRunCommands.end());
+  if (const std::filesystem::path file = own_commands_file(run); fs.exists(file)) {
+    for (const std::string& word : split(read_file(fs, file), '\n')) {
+      if (!word.empty()) {
+        commands.push_back(word);
+      }
     }
+  }
+  return commands;
+}
+
+RunCommands::RunCommands(FileSystem& fs, std::filesystem::path run, std::vector<std::string> own)
+    : fs_(fs), run_(std::move(run)), own_(std::move(own)) {
+  if (run_.empty()) {
+    return;
+  }
+  for (const std::string_view command : kRunCommands) {
+    take(command);
+  }
+  for (const std::string& command : own_) {
+    take(command);
+  }
+  note_own();
+}
+
+void RunCommands::note_own() {
+  const std::filesystem::path file = own_commands_file(run_);
+  try {
+    if (!own_.empty()) {
+      fs_.create_directories(file.parent_path());
+      write_file(fs_, file, join(own_, "\n"));
+    } else if (fs_.exists(file)) {
+      fs_.remove(file);
+    }
+  } catch (const IoError& error) {
+    log_warning(fmt::format("lockstep ctl does not know the commands of the program: {}", error.what()));
   }
 }
 
@@ -28,7 +71,10 @@ CommandsTaken RunCommands::take() {
     return {};
   }
   looked_ = now;
-  return {.stop = take("stop"), .save = take("save"), .validate = take("validate"), .report = take("report")};
+  CommandsTaken taken{
+      .stop = take("stop"), .save = take("save"), .validate = take("validate"), .report = take("report")};
+  std::ranges::copy_if(own_, std::back_inserter(taken.own), [this](const std::string& word) { return take(word); });
+  return taken;
 }
 
 // A file that cannot be removed would ask again and again.

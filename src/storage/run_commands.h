@@ -4,16 +4,22 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <lockstep/base/file_system.h>
 
 namespace lockstep {
 
+/// Every training has these; a program can add its own.
 inline constexpr std::array<std::string_view, 4> kRunCommands{"stop", "save", "validate", "report"};
 
 /// The file that asks the run in this directory for a command. The run removes it when it takes the command.
 std::filesystem::path command_file(const std::filesystem::path& run, std::string_view command);
+
+/// All commands that the last training in this directory takes.
+std::vector<std::string> commands_of_run(FileSystem& fs, const std::filesystem::path& run);
 
 /// What the main rank was asked to do.
 struct CommandsTaken {
@@ -21,12 +27,14 @@ struct CommandsTaken {
   bool save = false;
   bool validate = false;
   bool report = false;
+  std::vector<std::string> own{};  ///< those of the program
 };
 
 class RunCommands {
  public:
-  /// Removes commands that an earlier training has not taken. `run`: empty: there are no commands.
-  RunCommands(FileSystem& fs, std::filesystem::path run);
+  /// Removes commands that an earlier training has not taken, and notes those of the program for commands_of_run().
+  /// `run`: empty: there are no commands.
+  RunCommands(FileSystem& fs, std::filesystem::path run, std::vector<std::string> own = {});
 
   /// Looks at most once per second.
   CommandsTaken take();
@@ -35,9 +43,11 @@ class RunCommands {
   using Clock = std::chrono::steady_clock;
 
   bool take(std::string_view command);
+  void note_own();
 
   FileSystem& fs_;
   std::filesystem::path run_;
+  std::vector<std::string> own_;
   Clock::time_point looked_ = Clock::now();
 };
 

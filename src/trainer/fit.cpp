@@ -1,7 +1,10 @@
 // The training loop is Fit::train; one step is Fit::step, and Task::optimize in step.cpp.
 #include "trainer/fit.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -11,6 +14,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/optim/precision.h>
 
+#include "base/text.h"
 #include "trainer/fit_run.h"
 #include "trainer/step_context.h"
 #include "world/world_access.h"
@@ -69,22 +73,37 @@ FitResult Fit::train() {
   prepare();
   notify(Stage::fit_start);
   anomalies_.begin(snapshot_parts(), state_.step);
+  const Step::Context context{.strategy = *strategy_,
+                              .world = world_,
+                              .config = config_,
+                              .meter = metrics_.of_window(),
+                              .epoch_meter = metrics_.of_epoch(),
+                              .spikes = anomalies_.spikes().gate(),
+                              .loss_factor = loss_factor_,
+                              .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
+  Step step(context);
   // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
   // stop_requested() must not be called here without a request.
   agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
   validate_at_start();
   while (!finished()) {  // limits and agreed stop: the same result on every rank
+    if (place_.number != state_.epoch + 1) {
+      notify(Stage::epoch_start);
+    }
     const StepBatches* batches = next_batches();
     if (batches == nullptr) {
       break;
     }
-    step(*batches);
+    run_step(step, *batches);
     place_.validation_is_due =
         validation_ != nullptr &&
         (agreed_.validate || validation_times_.is_due(state_, place_.steps, batches->ends_epoch));
     notify(Stage::step_end);
     if (batches->ends_epoch) {
       notify(Stage::epoch_end);
+    }
+    if (agreed_.command) {
+      run_commands();
     }
     look_for_straggler();
     if (due(config_.report.every_steps) || agreed_.report) {
@@ -114,7 +133,7 @@ const StepBatches* Fit::next_batches() {
   return train_.next();
 }
 
-void Fit::step(const StepBatches& batches) {
+void Fit::run_step(Step& step, const StepBatches& batches) {
   is_between_steps_ = false;
   reports_.forget_step();
   strategy_->begin_step(state_.step, requests(batches));
@@ -124,17 +143,7 @@ void Fit::step(const StepBatches& batches) {
     notify(start);
   }
   record_.set_phase(Phase::task);
-  const StepContext context{.strategy = *strategy_,
-                            .world = world_,
-                            .config = config_,
-                            .batches = batches,
-                            .meter = metrics_.of_window(),
-                            .epoch_meter = metrics_.of_epoch(),
-                            .spikes = anomalies_.spikes().gate(),
-                            .at = schedule_step(),
-                            .loss_factor = loss_factor_,
-                            .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
-  Step step(context);
+  step.begin(batches, schedule_step());
   task_.optimize(step);
   if (steps_here_++ == 0) {
     check_that_it_trains(step);
@@ -165,6 +174,7 @@ void Fit::count_in_epoch() {
 // What this rank asks for; all ranks agree on it at the end of the step.
 StepRequests Fit::requests(const StepBatches& batches) {
   const CommandsTaken commands = commands_.take();
+  std::ranges::copy(commands.own, std::back_inserter(own_commands_));
   if (commands.stop) {
     control_.request_stop("lockstep ctl", StopKind::terminate);
   }
@@ -173,7 +183,18 @@ StepRequests Fit::requests(const StepBatches& batches) {
           .save = control_.take_checkpoint_request() || commands.save || checkpoints_.asks_by_time(),
           .save_ended = checkpoints_.tells_end(),
           .validate = commands.validate || (world_.is_main() && validation_times_.asks_by_time()),
-          .report = commands.report};
+          .report = commands.report,
+          .command = !commands.own.empty()};
+}
+
+// Only the main rank has seen their words.
+void Fit::run_commands() {
+  const std::string words = world_.broadcast_bytes(join(std::exchange(own_commands_, {}), "\n"));
+  for (const std::string& word : split(words, '\n')) {
+    StageContext context = at(Stage::command);
+    context.command = word;
+    notify(context);
+  }
 }
 
 // Once per fit: without a loss on any rank, nothing is trained.
@@ -207,11 +228,11 @@ StageContext Fit::at(Stage stage) {
   return {.stage = stage,
           .state = state_,
           .module = task_.module(),
-          .strategy = *strategy_,
           .world = world_,
           .plan = plan_,
           .control = control_,
           .step = last_,
+          .strategy = strategy_.get(),
           .log_to = &metrics_.logged(),
           .task = &task_,
           .train = &train_,
@@ -259,7 +280,8 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       hold_(RunHold::take(plan_, world_)),
       files_(plan_, world_.is_main()),
       checkpoints_(plan_, world_, *hold_, files_),
-      commands_(real_file_system(), world_.is_main() ? hold_->written_directory() : std::string()),
+      commands_(real_file_system(), world_.is_main() ? hold_->written_directory() : std::string(),
+                callbacks_.commands()),
       recorder_(config_, world_),
       stragglers_(world_, plan_.host),
       reports_(trainer.console, config_.report.progress, world_, files_) {}

@@ -87,7 +87,8 @@ void Fit::validate() {
       evaluate(task_, *validation_, world_, config_, control_,
                {.max_batches = config_.validate.max_batches,
                 .least_stop = limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
-                .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); }});
+                .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); },
+                .on_output = output_callbacks(callbacks_, at(Stage::validation_batch_end))});
   scopes.clear();
   evaluated.reset();
   validation_times_.note_validation();

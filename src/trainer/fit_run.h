@@ -51,10 +51,11 @@ class Fit {
   // fit.cpp: the loop and one step
   FitResult train();
   const StepBatches* next_batches();
-  void step(const StepBatches& batches);
+  void run_step(Step& step, const StepBatches& batches);
   void count_in_epoch();
   StepRequests requests(const StepBatches& batches);
   void check_that_it_trains(const Step& step);
+  void run_commands();
   void look_for_straggler();
   ScheduleStep schedule_step() const;
   StageContext at(Stage stage);
@@ -119,6 +120,7 @@ class Fit {
   Anomalies anomalies_{config_, world_, files_};
   EpochPlace place_{};
   StepRequests agreed_{};
+  std::vector<std::string> own_commands_{};  // taken, not yet agreed on
   bool resumed_ = false;
   bool monitor_is_known_ = false;       // config.checkpoint.monitor has been measured
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written

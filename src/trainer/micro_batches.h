@@ -18,6 +18,8 @@ class MicroBatches {
 
   /// Ignores an output without a loss.
   void add(const StepOutput& output, std::int64_t samples);
+  /// The memory is kept.
+  void clear() noexcept { parts_.clear(); }
   bool empty() const noexcept { return parts_.empty(); }
   std::int64_t samples() const;
   /// Mean loss of this rank; 0 if the count is 0. Requires !empty().

@@ -135,11 +135,11 @@ std::string agree_on_layout(const NamedTensors& mine, World& world) {
 
 }  // namespace
 
-Prediction::Prediction(Task& task, BatchSource& data, World& world, const TrainConfig& config,
-                       const TrainControl& control)
-    : task_(task), data_(data), world_(world), config_(config), control_(control) {
+Prediction::Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks,
+                       const StageContext& at)
+    : task_(task), data_(data), world_(at.world), config_(config), callbacks_(callbacks), at_(at) {
   if (config.dist.broadcast_buffers) {
-    broadcast_buffers(task.module(), world);
+    broadcast_buffers(task.module(), world_);
   }
 }
 
@@ -166,6 +166,12 @@ void Prediction::add(const Batch& batch) {
   if (results.empty()) {
     throw Error("predict_step() returned nothing", "return the tensors to keep, by name");
   }
+  if (callbacks_.has(at_.stage)) {
+    at_.batch = &batch;
+    at_.results = &results;
+    ++at_.batch_number;
+    callbacks_.call(at_);
+  }
   has_ids_ = !batch.ids.empty();
   for (std::int64_t row = 0; row < batch.samples; ++row) {
     keys_.push_back(has_ids_ ? batch.ids[static_cast<std::size_t>(row)] : step_);
@@ -177,7 +183,7 @@ Prediction::End Prediction::run_steps(std::int64_t most) {
   const PhaseScope phase(WorldAccess::progress(world_), Phase::validation);
   const EvaluationScope scope(task_.module(), world_.device());
   const at::NoGradGuard no_grad;
-  AgreedStop stop(world_, control_);
+  AgreedStop stop(world_, at_.control);
   for (std::int64_t done = 0; most == 0 || done < most; ++done) {
     const StepBatches* step = data_.next();
     if (step == nullptr) {

@@ -6,16 +6,17 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/control.h>
 #include <lockstep/trainer/task.h>
 #include <lockstep/world/world.h>
+
+#include "trainer/callbacks/callback_list.h"
 
 namespace lockstep {
 
 class Prediction {
  public:
-  /// Moves the module to the device.
-  Prediction(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control);
+  /// `callbacks`: those of the stage of `at` are called after each batch of this rank.
+  Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks, const StageContext& at);
 
   /// Collective. Predicts to the end of the epoch, or continues the files in `directory`. False: all ranks agreed on a
   /// stop.
@@ -38,7 +39,8 @@ class Prediction {
   BatchSource& data_;
   World& world_;
   const TrainConfig& config_;
-  const TrainControl& control_;
+  CallbackList& callbacks_;
+  StageContext at_;
   std::int64_t step_ = 0;  // of the prediction
   std::vector<std::int64_t> keys_{};
   bool has_ids_ = true;

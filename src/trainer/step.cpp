@@ -57,7 +57,7 @@ void Task::optimize(Step& step) {
 struct OptimizerStep::Outputs : MicroBatches {};
 struct Step::Outputs : MicroBatches {};
 
-Step::Step(const StepContext& context) : context_(context), added_(std::make_unique<Outputs>()) {
+Step::Step(const Context& context) : context_(context), added_(std::make_unique<Outputs>()) {
   optimizers_.reserve(context_.strategy.optimizer_count());
   for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
     optimizers_.emplace_back(*this, context_.strategy.optimizer(i));
@@ -66,13 +66,17 @@ Step::Step(const StepContext& context) : context_(context), added_(std::make_uni
 
 Step::~Step() = default;
 
-std::span<const Batch> Step::batches() const noexcept { return context_.batches.micro; }
-
-std::int64_t Step::number() const noexcept { return context_.at.step; }
+void Step::begin(const StepBatches& batches, const ScheduleStep& at) {
+  now_ = {.batches = &batches, .at = at};
+  added_->clear();
+  for (OptimizerStep& optimizer : optimizers_) {
+    optimizer.counted_.reset();
+  }
+}
 
 StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
   optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
-  step_.last_samples_ = batch.samples;
+  step_.now_.last_samples = batch.samples;
   StepOutput output;
   if (batch.samples == 0) {
     output.samples = 0;
@@ -93,7 +97,7 @@ void OptimizerStep::backward(const StepOutput& output) {
   if (evaluation_ != nullptr) {
     evaluation_->add(output, samples);
   }
-  (output.loss.defined() ? step_.with_loss_ : step_.without_loss_) |= samples > 0;
+  (output.loss.defined() ? step_.now_.with_loss : step_.now_.without_loss) |= samples > 0;
   if (!output.loss.defined()) {
     optimizer_.backward_nothing();
     return;
@@ -149,7 +153,7 @@ void OptimizerStep::update() {
   const double limit = step_.context_.config.optim.max_grad_norm;
   SpikeGate* spikes = step_.context_.spikes;
   if (limit > 0 || spikes != nullptr) {
-    step_.grad_norm_ = optimizer_.grad_norm();
+    step_.now_.grad_norm = optimizer_.grad_norm();
   }
   at::Tensor not_finite;
   at::Tensor spike;
@@ -160,19 +164,19 @@ void OptimizerStep::update() {
     }
     if (spikes != nullptr) {
       const auto index = static_cast<std::size_t>(this - step_.optimizers_.data());
-      spike = spikes->check(step_.number(), index, loss, step_.grad_norm_);
+      spike = spikes->check(step_.number(), index, loss, step_.now_.grad_norm);
     }
     optimizer_.skip_if(any_of(not_finite, spike));
   }
   if (limit > 0) {
-    optimizer_.scale_grads(clip_factor(step_.grad_norm_, limit));
+    optimizer_.scale_grads(clip_factor(step_.now_.grad_norm, limit));
   } else if (const double largest = step_.context_.config.optim.max_grad_value; largest > 0) {
     optimizer_.clamp_grads(largest);
   }
-  optimizer_.set_lr(step_.context_.at);
+  optimizer_.set_lr(step_.now_.at);
   optimizer_.step();
-  step_.skipped_ = any_of(step_.skipped_, any_of(optimizer_.skipped(), not_finite));
-  step_.spike_ = any_of(step_.spike_, spike);
+  step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));
+  step_.now_.spike = any_of(step_.now_.spike, spike);
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
@@ -185,7 +189,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
                       "use --precision bf16_mixed or fp32");
   }
   MicroBatches first;
-  optimizer_.set_lr(step_.context_.at);
+  optimizer_.set_lr(step_.now_.at);
   optimizer_.torch_optimizer().step([&] {
     const at::AutoGradMode gradients(true);
     Outputs evaluation;
@@ -198,7 +202,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     }
     return evaluation.mean_over_ranks(step_.context_.world) * step_.context_.loss_factor;
   });
-  step_.last_samples_ = first.samples();
+  step_.now_.last_samples = first.samples();
   StepOutput output = first.output();
   output.samples = first.samples();
   return output;
@@ -206,7 +210,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
 
 // The reduction averages over ranks, so a weight of 1 is an equal share of the global batch.
 double Step::weight(std::int64_t samples) const noexcept {
-  return static_cast<double>(samples * context_.world.size()) / static_cast<double>(context_.batches.global_samples);
+  return static_cast<double>(samples * context_.world.size()) / static_cast<double>(now_.batches->global_samples);
 }
 
 bool Step::looks_at_losses() const noexcept {
@@ -227,9 +231,9 @@ void Step::add(const StepOutput& output) {
 
 StepResult Step::result() const {
   return {.loss = added_->empty() ? at::Tensor() : added_->mean([](const StepOutput& out) { return out.loss; }),
-          .grad_norm = grad_norm_,
-          .skipped = skipped_,
-          .spike = spike_,
+          .grad_norm = now_.grad_norm,
+          .skipped = now_.skipped,
+          .spike = now_.spike,
           .lr = context_.strategy.optimizer().lr()};
 }
 

@@ -1,11 +1,11 @@
-// What a Step works with.
+// What the steps of a fit work with.
 #pragma once
 
 #include <functional>
 
 #include <lockstep/config/train_config.h>
-#include <lockstep/data/data_loader.h>
 #include <lockstep/parallel/strategy.h>
+#include <lockstep/trainer/step.h>
 #include <lockstep/world/world.h>
 
 #include "trainer/meter.h"
@@ -14,15 +14,13 @@
 namespace lockstep {
 
 /// The Step refers to it, so it must live longer.
-struct StepContext {
+struct Step::Context {
   Strategy& strategy;
   World& world;
   const TrainConfig& config;
-  const StepBatches& batches;
   Meter& meter;
   Meter* epoch_meter = nullptr;  ///< report.epoch_means: of the whole epoch
   SpikeGate* spikes = nullptr;   ///< spike.policy skip
-  ScheduleStep at{};             ///< its place in the run
   double loss_factor = 1;        ///< of the loss of which gradients are computed (optim.loss_scaling)
   /// Before the gradients of an optimizer are clipped; nullptr: nothing.
   const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;

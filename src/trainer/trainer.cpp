@@ -1,7 +1,9 @@
 // What a program calls. The training loop is in fit.cpp.
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
 #include "trainer/in_precision.h"
+#include "trainer/output/metric_names.h"
 #include "trainer/prediction.h"
 #include "trainer/validate.h"
 
@@ -41,6 +44,31 @@ void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks
   if (const EarlyStopConfig& stop = config.early_stop; !stop.metric.empty()) {
     callbacks.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{
         .metric = stop.metric, .mode = stop.mode, .patience = stop.patience, .min_delta = stop.min_delta}));
+  }
+}
+
+void check_options(std::uint32_t stages, bool has_function, const OnOptions& options) {
+  std::vector<Problem> problems;
+  if (!has_function) {
+    problems.push_back({"Trainer::on: the function is missing"});
+  }
+  if (options.every < 1) {
+    problems.push_back({fmt::format("Trainer::on: every is {}, expected 1 or more", options.every)});
+  }
+  if (!(options.every_s >= 0)) {
+    problems.push_back({fmt::format("Trainer::on: every_s is {}, expected 0 or more", options.every_s)});
+  }
+  if (options.every_s > 0 && (options.every != 1 || options.is_light)) {
+    problems.push_back(
+        {fmt::format("Trainer::on: every_s together with {}", options.is_light ? "is_light" : "every"),
+         options.is_light ? "leave out is_light: the ranks send a message to agree on the time" : "use one of them"});
+  }
+  if (options.every_s > 0 && (stages & kWithoutMeeting) != 0) {
+    problems.push_back({"Trainer::on: every_s at a stage inside a step or a loop, where the ranks do not meet",
+                        "use another stage, such as step_end"});
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
   }
 }
 
@@ -73,12 +101,15 @@ Trainer& Trainer::add(std::shared_ptr<Callback> callback) {
 }
 
 Trainer& Trainer::on(std::uint32_t stages, std::function<void(const StageContext&)> f, OnOptions options) {
-  if (!f || options.every < 1) {
-    throw ConfigError(f ? fmt::format("Trainer::on: every is {}, expected 1 or more", options.every)
-                        : "Trainer::on: the function is missing");
-  }
+  check_options(stages, f != nullptr, options);
   const std::string name = options.name.empty() ? impl_->callbacks.free_name(stages) : options.name;
   return add(std::make_shared<FunctionCallback>(name, stages, std::move(f), std::move(options)));
+}
+
+Trainer& Trainer::on_command(const std::string& word, std::function<void(const StageContext&)> f) {
+  impl_->callbacks.add_command(word);
+  return on(Stage::command, std::move(f),
+            {.when = [word](const StageContext& at) { return at.command == word; }, .name = "command " + word});
 }
 
 Trainer& Trainer::add_sink(MetricSinkFactory make) {
@@ -111,52 +142,128 @@ std::string end_by_request(World& world, TrainControl& control) {
   return stop.text;
 }
 
-/// What a fit does around its validations, around one without a fit.
+/// What a fit does around its validations, around a loop without a fit.
 class OutsideFit {
  public:
-  OutsideFit(TrainerParts& trainer, Task& task) : on_device_(trainer.world.device()), numerics_(trainer.plan.config) {
+  OutsideFit(TrainerParts& trainer, Task& task)
+      : on_device_(trainer.world.device()), numerics_(trainer.plan.config), trainer_(trainer), task_(task) {
     place_module(task.module(), trainer.world.device(), trainer.plan.config);
-    weights_ = trainer.callbacks.validation_scopes(trainer.world);
+    trainer.callbacks.begin(task.module(), trainer.world);
+  }
+
+  StageContext at(Stage stage) {
+    return {.stage = stage,
+            .state = state_,
+            .module = task_.module(),
+            .world = trainer_.world,
+            .plan = trainer_.plan,
+            .control = trainer_.control,
+            .step = step_,
+            .task = &task_};
   }
 
  private:
   const c10::DeviceGuard on_device_;
   const NumericsScope numerics_;
-  std::vector<std::shared_ptr<void>> weights_{};  // of callbacks such as WeightAverage
+  TrainerParts& trainer_;
+  Task& task_;
+  const TrainState state_{};
+  const StepResult step_{};
 };
 
-Metrics evaluate_alone(TrainerParts& trainer, Task& task, BatchSource& data, const EvaluationOptions& options) {
-  const OutsideFit scope(trainer, task);
-  Evaluation evaluation = evaluate(task, data, trainer.world, trainer.plan.config, trainer.control, options);
+/// A loop over data without gradients, for Trainer::validate and test.
+struct EvaluationLoop {
+  StepOutput (Task::*step)(const Batch&);
+  Stage start;
+  Stage batch_end;
+  Stage end;
+  std::string_view prefix;  ///< of the metrics, for callbacks
+  const char* name;
+};
+
+constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
+                                     .start = Stage::validation_start,
+                                     .batch_end = Stage::validation_batch_end,
+                                     .end = Stage::validation_end,
+                                     .prefix = kValidationPrefix,
+                                     .name = "the validation"};
+constexpr EvaluationLoop kTest{.step = &Task::test_step,
+                               .start = Stage::test_start,
+                               .batch_end = Stage::test_batch_end,
+                               .end = Stage::test_end,
+                               .prefix = kTestPrefix,
+                               .name = "the test"};
+
+Metrics evaluate_alone(TrainerParts& trainer, Task& task, BatchSource& data, const EvaluationLoop& loop) {
+  OutsideFit outside(trainer, task);
+  Metrics metrics;
+  Metrics logged;
+  const auto at = [&](Stage stage) {
+    StageContext context = outside.at(stage);
+    context.log_to = stage == loop.end ? &metrics : &logged;
+    return context;
+  };
+  trainer.callbacks.call(at(loop.start));
+  auto weights = trainer.callbacks.validation_scopes(trainer.world);
+  Evaluation evaluation =
+      evaluate(task, data, trainer.world, trainer.plan.config, trainer.control,
+               {.step = loop.step, .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
+  weights.clear();
   if (!evaluation.complete) {
-    throw Stopped("the validation", end_by_request(trainer.world, trainer.control));
+    throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
   }
-  return std::move(evaluation.means);
+  metrics = std::move(evaluation.means);
+  for (auto& [name, value] : metrics) {
+    name.insert(0, loop.prefix);
+  }
+  StageContext end = at(loop.end);
+  end.metrics = &metrics;
+  for (const auto& [name, value] : logged) {
+    end.log(name, value);
+  }
+  trainer.callbacks.call(end);
+  for (auto& [name, value] : metrics) {
+    name.erase(0, loop.prefix.size());
+  }
+  return metrics;
+}
+
+/// `predict` returns false if all ranks agreed on a stop.
+template <class Predict>
+void predict_alone(TrainerParts& trainer, Task& task, BatchSource& data, const Predict& predict) {
+  OutsideFit outside(trainer, task);
+  trainer.callbacks.call(outside.at(Stage::predict_start));
+  auto weights = trainer.callbacks.validation_scopes(trainer.world);
+  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end));
+  const bool is_complete = predict(prediction);
+  weights.clear();
+  if (!is_complete) {
+    throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));
+  }
+  trainer.callbacks.call(outside.at(Stage::predict_end));
 }
 
 }  // namespace
 
-Metrics Trainer::validate(Task& task, BatchSource& data) { return evaluate_alone(*impl_, task, data, {}); }
+Metrics Trainer::validate(Task& task, BatchSource& data) { return evaluate_alone(*impl_, task, data, kValidation); }
 
-Metrics Trainer::test(Task& task, BatchSource& data) {
-  return evaluate_alone(*impl_, task, data, {.step = &Task::test_step});
-}
+Metrics Trainer::test(Task& task, BatchSource& data) { return evaluate_alone(*impl_, task, data, kTest); }
 
 NamedTensors Trainer::predict(Task& task, BatchSource& data) {
-  const OutsideFit scope(*impl_, task);
-  Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
-  if (!prediction.run()) {
-    throw Stopped("the prediction", end_by_request(impl_->world, impl_->control));
-  }
-  return prediction.gather();
+  NamedTensors results;
+  predict_alone(*impl_, task, data, [&](Prediction& prediction) {
+    if (!prediction.run()) {
+      return false;
+    }
+    results = prediction.gather();
+    return true;
+  });
+  return results;
 }
 
 void Trainer::predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps) {
-  const OutsideFit scope(*impl_, task);
-  Prediction prediction(task, data, impl_->world, impl_->plan.config, impl_->control);
-  if (!prediction.run_into(directory, every_steps)) {
-    throw Stopped("the prediction", end_by_request(impl_->world, impl_->control));
-  }
+  predict_alone(*impl_, task, data,
+                [&](Prediction& prediction) { return prediction.run_into(directory, every_steps); });
 }
 
 TrainControl Trainer::control() const { return impl_->control; }

@@ -15,6 +15,19 @@
 
 namespace lockstep {
 
+std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackList& callbacks,
+                                                                      const StageContext& context) {
+  if (!callbacks.has(context.stage)) {
+    return {};
+  }
+  return [&callbacks, at = context](const Batch& batch, const StepOutput& output) mutable {
+    at.batch = &batch;
+    at.output = &output;
+    ++at.batch_number;
+    callbacks.call(at);
+  };
+}
+
 Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control,
                     const EvaluationOptions& options) {
   const PhaseScope phase(WorldAccess::progress(world), Phase::validation);
@@ -35,9 +48,12 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   for (const StepBatches* step = data.next(); step != nullptr; step = data.next()) {
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
-        meter.add(
-            in_precision(config, world.device().type(), batch, [&](const Batch& b) { return (task.*options.step)(b); }),
-            batch.samples);
+        const StepOutput output =
+            in_precision(config, world.device().type(), batch, [&](const Batch& b) { return (task.*options.step)(b); });
+        meter.add(output, batch.samples);
+        if (options.on_output) {
+          options.on_output(batch, output);
+        }
       }
     }
     options.on_batch(++done);

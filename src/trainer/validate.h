@@ -5,6 +5,8 @@
 
 #include <lockstep/trainer/callback.h>
 
+#include "trainer/callbacks/callback_list.h"
+
 namespace lockstep {
 
 struct Evaluation {
@@ -18,7 +20,12 @@ struct EvaluationOptions {
   std::int64_t max_batches = 0;             ///< maximum number of steps; 0: no limit
   StopKind least_stop = StopKind::program;  ///< weaker stops do not end the validation
   std::function<void(std::int64_t done)> on_batch = [](std::int64_t) {};
+  std::function<void(const Batch&, const StepOutput&)> on_output{};  ///< after each batch of this rank
 };
+
+/// For EvaluationOptions::on_output: calls the callbacks of the context's stage. Empty if there are none.
+std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackList& callbacks,
+                                                                      const StageContext& context);
 
 /// Collective. Validates on one epoch of `data` from its position, every sample once, weighted by count over all ranks.
 /// Runs in evaluation mode without gradients, then restores the random generators and the training flag of every

@@ -63,6 +63,8 @@ inline Tensor simulate(Net&, const Tensor& input) { return input.sum(); }
 inline std::string generate(NetImpl&) { return {}; }
 inline Tensor decode(NetImpl&) { return {}; }
 inline void sample_images(const lockstep::StageContext&) {}
+inline void upload_checkpoints(const lockstep::StageContext&) {}
+inline void write_samples(torch::nn::Module&, std::int64_t) {}
 inline lockstep::Batch play(lockstep::Task&, int) { return {}; }
 inline void delete_rows_after(std::int64_t) {}
 inline void insert(std::int64_t, std::string_view, double) {}

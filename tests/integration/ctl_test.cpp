@@ -1,5 +1,6 @@
 // `lockstep ctl` and a training that runs.
 #include <filesystem>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -58,11 +59,31 @@ TEST_F(Ctl, SavesReportsValidatesAndStopsARunningTraining) {
   }
 }
 
+TEST_F(Ctl, CallsTheProgramsOwnCommandOnAllRanksAtOneStep) {
+  for (const int ranks : {1, 2}) {
+    Process training(train(std::to_string(ranks)));
+    ASSERT_TRUE(training.wait_for("val_loss")) << training.err();
+    const auto unknown = ctl("pause");
+    EXPECT_EQ(unknown.code, 2);
+    EXPECT_THAT(unknown.err, HasSubstr("ctl: found pause, expected stop, save, validate, report or sample"));
+    EXPECT_EQ(ctl("../../sample").code, 2);
+    EXPECT_EQ(ctl("sample").out, "sample: taken\n");
+    EXPECT_EQ(ctl("stop").code, 0);
+    const std::string text = training.wait().err;
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(text, found, std::regex("rank 0 samples at step ([0-9]+)"))) << text;
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_THAT(text, HasSubstr("rank " + std::to_string(rank) + " samples at step " + found[1].str()));
+    }
+    EXPECT_EQ(std::regex_replace(text, std::regex("samples at step"), "").size(),
+              text.size() - static_cast<std::size_t>(ranks) * std::string("samples at step").size())
+        << "once per rank";
+    std::filesystem::remove_all(run());
+  }
+}
+
 TEST_F(Ctl, NamesWhatIsWrong) {
   EXPECT_THAT(ctl("stop").err, HasSubstr("contains no run"));
-  const auto unknown = ctl("pause");
-  EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.err, HasSubstr("ctl: found pause, expected stop, save, validate or report"));
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "ctl"}).code, 2);
   EXPECT_THAT(run_program({LOCKSTEP_CLI, "ctl", "--help"}).out, HasSubstr("usage: lockstep ctl RUN"));
 }

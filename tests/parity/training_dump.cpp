@@ -410,7 +410,7 @@ void train(World& world, const std::string& precision, const std::string& optimi
     if (plateau) {
       rates.push_back(context.step.lr);
     }
-    if (const auto scale = context.strategy.optimizer().loss_scale(); scale.defined()) {
+    if (const auto scale = context.strategy->optimizer().loss_scale(); scale.defined()) {
       scales.push_back(scale.item<double>());
     }
   }));

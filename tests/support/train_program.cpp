@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -273,6 +274,9 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   if (options.fail_in.starts_with("callback")) {
     trainer.add(std::make_shared<Everywhere>(failure));
   }
+  trainer.on_command("sample", [](const lockstep::StageContext& at) {
+    std::fprintf(stderr, "rank %d samples at step %lld\n", at.world.rank(), static_cast<long long>(at.state.step));
+  });
   trainer.add(std::make_shared<AfterSave>(failure)).fit(task, data, &validation);
 }
 

@@ -31,10 +31,11 @@ struct StepRequests {
   bool save_ended = false;  ///< a background save has ended
   bool validate = false;
   bool report = false;
+  bool command = false;  ///< a command of the program (Trainer::on_command)
   bool operator==(const StepRequests&) const = default;
   StepRequests operator|(const StepRequests& other) const noexcept {
-    return {stop || other.stop, save || other.save, save_ended || other.save_ended, validate || other.validate,
-            report || other.report};
+    return {stop || other.stop,         save || other.save,     save_ended || other.save_ended,
+            validate || other.validate, report || other.report, command || other.command};
   }
 };
 

@@ -23,7 +23,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class MetricSink;
 
-/// The moments of a training at which callbacks are called.
+/// The moments at which callbacks are called. Those of a validation are in fit() and in Trainer::validate.
 struct Stages {
   enum Stage : std::uint32_t {
     fit_start = 1,          ///< prepared and resumed; before the first step
@@ -39,6 +39,18 @@ struct Stages {
     backward_end = 512,   ///< of each optimizer that has no closure: the gradients are the mean over the global batch
     exception = 1024,     ///< on the rank that an exception ends; no collective works any more
     epoch_report = 2048,  ///< with report.epoch_means: `metrics` holds the means of the epoch that ended
+    epoch_start = 4096,   ///< before the first batch of an epoch is taken
+    command = 8192,       ///< after a step: `command` holds the word; use Trainer::on_command
+    // Of Trainer::test and Trainer::predict.
+    test_start = 16384,     ///< before the first batch
+    test_end = 32768,       ///< `metrics` holds the means
+    predict_start = 65536,  ///< before the first batch
+    predict_end = 131072,   ///< after the last batch of all ranks
+    // After each batch of this rank, of which the ranks may have different numbers: no collective works. A callback
+    // there freezes nothing.
+    validation_batch_end = 262144,  ///< `batch` and its `output`
+    test_batch_end = 524288,        ///< `batch` and its `output`
+    predict_batch_end = 1048576,    ///< `batch` and its `results`
   };
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
@@ -49,26 +61,32 @@ using Metrics = std::vector<std::pair<std::string, double>>;
 /// What a callback can read and change. A pointer is null if the stage has no value for it.
 struct StageContext {
   Stage stage;
-  const TrainState& state;
+  const TrainState& state;  ///< outside fit(): zeros
   torch::nn::Module& module;
-  Strategy& strategy;
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;                  ///< of the last step
+  const StepResult& step;                  ///< of the last step; outside fit(): empty
+  Strategy* strategy = nullptr;            ///< inside fit()
   const Metrics* metrics = nullptr;        ///< the same on all ranks
   double seconds = 0;                      ///< checkpoint_saved: duration of the save, also in the background
   const StepBatches* batches = nullptr;    ///< step_start
+  const Batch* batch = nullptr;            ///< validation_batch_end, test_batch_end, predict_batch_end
+  std::int64_t batch_number = 0;           ///< the same: of the batch among those of this rank, from 1
+  const StepOutput* output = nullptr;      ///< validation_batch_end, test_batch_end
+  const NamedTensors* results = nullptr;   ///< predict_batch_end: of predict_step, on the CPU
   std::string_view error{};                ///< exception: its text
+  std::string_view command{};              ///< command: its word
   Metrics* log_to = nullptr;               ///< see log()
-  Task* task = nullptr;                    ///< inside fit()
+  Task* task = nullptr;                    ///< always set by the Trainer
   BatchSource* train = nullptr;            ///< inside fit(); a callback that reads from it seeks back to its position
   StrategyOptimizer* optimizer = nullptr;  ///< backward_end
   MetricSink* media = nullptr;             ///< gets what the three functions below make; null: nothing keeps it
 
-  /// Adds a metric to the report of this stage, or, with the prefix val_, to its validation; at other stages to the
-  /// next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and of other
-  /// callbacks. Give the same value on every rank.
+  /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other
+  /// stages to the next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and
+  /// of other callbacks. Trainer::validate and test return what was logged with their means. Give the same value on
+  /// every rank. Throws: Error (a name that the report has; in a prediction, which has no report).
   void log(std::string_view name, double value) const;
 
   /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call
@@ -85,8 +103,8 @@ struct StageContext {
 class Callback {
  public:
   virtual ~Callback() = default;
-  virtual std::string_view name() const = 0;         ///< unique in a trainer; the key of its state in checkpoints
-  virtual std::uint32_t stages() const = 0;          ///< a Stage, or several with |; called once per fit
+  virtual std::string_view name() const = 0;  ///< unique in a trainer; the key of its state in checkpoints
+  virtual std::uint32_t stages() const = 0;   ///< a Stage, or several with |; called once per call of the Trainer
   virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
   /// Is kept during each validation and destroyed after it, also after a failure. Example: other weights.
   virtual std::shared_ptr<void> validation_scope() { return nullptr; }
@@ -100,7 +118,13 @@ class Callback {
 
 /// For Trainer::on.
 struct OnOptions {
-  std::int64_t every = 1;  ///< only at multiples of it: of completed epochs at epoch_end, else of completed steps
+  /// Only at multiples of it: of completed epochs at epoch_start and epoch_end, of batches at the ends of batches, else
+  /// of completed steps.
+  std::int64_t every = 1;
+  /// Only if so many seconds have passed on rank 0 since it was added, or since the last call. The ranks agree on it
+  /// with a small message at each of its stages. Instead of `every`; not with is_light, and not inside a step or a
+  /// loop.
+  double every_s = 0;
   std::function<bool(const StageContext&)> when{};  ///< only if it returns true; empty: always
   bool is_light = false;                            ///< see Callback::is_light
   std::string name{};                               ///< unique in a trainer; "": made from the stages

@@ -15,13 +15,24 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// What else LearningRateMonitor reports.
+struct LearningRateMonitorOptions {
+  bool momentum = false;      ///< "momentum_0_1": of SGD and RMSprop; the first beta of Adam and AdamW
+  bool weight_decay = false;  ///< "weight_decay_0_1", where the optimizer has one
+};
+
 /// Learning rate of every parameter group: "lr_0_1" is that of group 1 of optimizer 0.
 class LearningRateMonitor final : public Callback {
  public:
+  explicit LearningRateMonitor(LearningRateMonitorOptions options = {}) : options_(options) {}
+
   std::string_view name() const override { return "learning_rate_monitor"; }
   std::uint32_t stages() const override { return Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
+
+ private:
+  LearningRateMonitorOptions options_;
 };
 
 /// Exponential moving average of a metric of reports, such as the loss: "loss_smoothed". It is in the checkpoints.

@@ -18,7 +18,6 @@
 namespace [[gnu::visibility("default")]] lockstep {
 
 class Step;
-struct StepContext;
 
 /// One optimizer's part of a step.
 class OptimizerStep {
@@ -49,6 +48,7 @@ class OptimizerStep {
   StepOutput minimize(const std::function<StepOutput()>& closure);
 
  private:
+  friend class Step;
   struct Outputs;
 
   void finish();
@@ -57,21 +57,25 @@ class OptimizerStep {
 
   Step& step_;
   StrategyOptimizer& optimizer_;
-  std::optional<bool> counted_{};  // its micro-batches have counts
+  std::optional<bool> counted_{};  // the micro-batches of this step have counts
   Outputs* evaluation_ = nullptr;  // outputs of the closure while minimize() runs it
 };
 
 /// One training step, as Task::optimize sees it: its micro-batches and its optimizers.
 class Step {
  public:
-  explicit Step(const StepContext& context);  ///< for the Trainer
+  /// For the Trainer, which uses one object for all steps of a fit.
+  struct Context;
+  explicit Step(const Context& context);
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
+  /// The step `at` begins, with these batches, which must live until the next one begins.
+  void begin(const StepBatches& batches, const ScheduleStep& at);
 
-  std::span<const Batch> batches() const noexcept;
+  std::span<const Batch> batches() const noexcept { return now_.batches->micro; }
   bool is_last(const Batch& batch) const noexcept { return &batch == &batches().back(); }
-  std::int64_t number() const noexcept;
+  std::int64_t number() const noexcept { return now_.at.step; }
 
   std::size_t optimizer_count() const noexcept { return optimizers_.size(); }
   /// `index`: position in Task::optimizers().
@@ -81,8 +85,8 @@ class Step {
   void add(const StepOutput& output);
 
   /// Records whether a backward of this step, with samples, had a loss.
-  bool backward_with_loss() const noexcept { return with_loss_; }
-  bool backward_without_loss() const noexcept { return without_loss_; }
+  bool backward_with_loss() const noexcept { return now_.with_loss; }
+  bool backward_without_loss() const noexcept { return now_.without_loss; }
 
   /// Mean loss of the added outputs of this rank, the last gradient norm and learning rate.
   StepResult result() const;
@@ -91,20 +95,29 @@ class Step {
   friend class OptimizerStep;
   struct Outputs;
 
-  std::int64_t samples_of(const StepOutput& output) const noexcept { return output.samples.value_or(last_samples_); }
+  std::int64_t samples_of(const StepOutput& output) const noexcept {
+    return output.samples.value_or(now_.last_samples);
+  }
   double weight(std::int64_t samples) const noexcept;
   /// Losses decide whether an update is left out.
   bool looks_at_losses() const noexcept;
 
-  const StepContext& context_;
+  // Of the present step.
+  struct Now {
+    const StepBatches* batches = nullptr;
+    ScheduleStep at{};
+    std::int64_t last_samples = 0;  // of the batch of the last forward
+    at::Tensor grad_norm{};
+    at::Tensor skipped{};  // 1: an update was left out; undefined: none can be
+    at::Tensor spike{};    // likewise
+    bool with_loss = false;
+    bool without_loss = false;
+  };
+
+  const Context& context_;
   std::vector<OptimizerStep> optimizers_{};
   std::unique_ptr<Outputs> added_;
-  std::int64_t last_samples_ = 0;  // of the batch of the last forward
-  at::Tensor grad_norm_{};
-  at::Tensor skipped_{};  // 1: an update was left out; undefined: none can be
-  at::Tensor spike_{};    // likewise
-  bool with_loss_ = false;
-  bool without_loss_ = false;
+  Now now_{};
 };
 
 }  // namespace lockstep

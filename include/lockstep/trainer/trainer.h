@@ -43,8 +43,11 @@ class Trainer {
 
   Trainer& add(std::shared_ptr<Callback> callback);
   /// Adds a callback without a class: `trainer.on(Stage::epoch_end, [](const StageContext& at) { ... })`. `stages`: a
-  /// Stage, or several with |. Throws: ConfigError (no function; options.every < 1; a name that is in use).
+  /// Stage, or several with |. Throws: ConfigError (no function; options out of range; a name that is in use).
   Trainer& on(std::uint32_t stages, std::function<void(const StageContext&)> f, OnOptions options = {});
+  /// Adds a word to those of `lockstep ctl RUN WORD`: a fit calls `f` on all ranks after the step in which it sees the
+  /// word. Throws: ConfigError (no function; a word with other characters than a-z, 0-9, - and _; one that is in use).
+  Trainer& on_command(const std::string& word, std::function<void(const StageContext&)> f);
 
   /// Metrics also go to a sink of the program. It is made on the main rank at the start of each fit and destroyed at
   /// its end; `make` may return nullptr. A write that throws an IoError is a warning, and the sink gets no more rows;

@@ -1,11 +1,15 @@
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/text.h"
 #include "cli/commands.h"
 #include "cli/runs/run_data.h"
 #include "storage/run_commands.h"
@@ -37,6 +41,11 @@ int ctl(const CommandLine& line, const Variables&) {
     throw CheckpointError(fmt::format("no training runs in {} now", run.string()),
                           "start it with the command of the run");
   }
+  if (const std::vector<std::string> known = commands_of_run(fs, run);
+      std::ranges::find(known, command) == known.end()) {
+    throw ConfigError(fmt::format("ctl: found {}, expected {}", printable(command), one_of(known)),
+                      hint_for(command, known, "", "a program adds commands with Trainer::on_command"));
+  }
   const std::filesystem::path file = command_file(run, command);
   fs.create_directories(file.parent_path());
   write_file(fs, file, "");
@@ -49,7 +58,7 @@ int ctl(const CommandLine& line, const Variables&) {
 
 const Command kCtlCommand{
     .name = "ctl",
-    .arguments = "RUN stop|save|validate|report",
+    .arguments = "RUN stop|save|validate|report|WORD",
     .summary = "stop, save, validate or report a running training",
     .description =
         "Asks the training that runs in the directory RUN for something, at the end of its current step:\n"
@@ -57,9 +66,12 @@ const Command kCtlCommand{
         "  save       write a checkpoint\n"
         "  validate   validate now, if the training has validation data\n"
         "  report     report the metrics since the last report\n"
+        "  WORD       a command of the program (Trainer::on_command), such as sample\n"
         "It waits 10 seconds for the training to take the command. A program can create the file RUN/commands/stop "
         "itself, for example on another machine.",
-    .exit_codes = "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, 65 no training runs in RUN",
+    .exit_codes =
+        "0 taken, 1 not taken yet: a long step or validation runs, 2 the training has no such command, 65 no "
+        "training runs in RUN",
     .run = ctl};
 
 }  // namespace lockstep

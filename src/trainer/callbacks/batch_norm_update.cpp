@@ -133,7 +133,7 @@ void update_batch_norm(const StageContext& context, std::int64_t steps) {
         in_precision(context.plan.config, context.world.device().type(), batch,
                      [&](const Batch& b) { return context.task->training_step(b); });
       }
-      context.strategy.end_forward(batch.samples > 0);
+      context.strategy->end_forward(batch.samples > 0);
     }
     if (step->ends_epoch) {
       break;

@@ -12,6 +12,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "storage/run_commands.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -42,16 +43,27 @@ std::string_view to_string(Stage stage) noexcept {
       return "exception";
     case Stage::epoch_report:
       return "epoch_report";
+    case Stage::epoch_start:
+      return "epoch_start";
+    case Stage::command:
+      return "command";
+    case Stage::test_start:
+      return "test_start";
+    case Stage::test_end:
+      return "test_end";
+    case Stage::predict_start:
+      return "predict_start";
+    case Stage::predict_end:
+      return "predict_end";
+    case Stage::validation_batch_end:
+      return "validation_batch_end";
+    case Stage::test_batch_end:
+      return "test_batch_end";
+    case Stage::predict_batch_end:
+      return "predict_batch_end";
   }
   return "unknown stage";
 }
-
-namespace {
-
-// Inside a step ranks need not be at the same point, and after an exception no collective works.
-constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::backward_end | Stage::exception;
-
-}  // namespace
 
 void CallbackList::add(std::shared_ptr<Callback> callback) {
   std::string name(callback->name());
@@ -81,11 +93,28 @@ void CallbackList::begin(const torch::nn::Module& module, World& world) {
   parameters_ = module.parameters();
 }
 
+void CallbackList::add_command(const std::string& word) {
+  const auto is_allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+  };
+  if (word.empty() || !std::ranges::all_of(word, is_allowed)) {
+    throw ConfigError(fmt::format("Trainer::on_command: the word is \"{}\"", printable(word)),
+                      "use the characters a-z, 0-9, - and _");
+  }
+  if (std::ranges::find(kRunCommands, word) != kRunCommands.end() ||
+      std::ranges::find(commands_, word) != commands_.end()) {
+    throw ConfigError(fmt::format("Trainer::on_command: the word {} is in use", word), "use another one");
+  }
+  commands_.push_back(word);
+}
+
+// A callback may begin a validation of its own, so this function may run inside itself.
 bool CallbackList::call(const StageContext& context) {
   const auto stage = static_cast<std::uint32_t>(context.stage);
   const bool meets = (meeting_stages_ & stage) != 0;
+  std::vector<bool> before = std::exchange(frozen_before_, {});
   if (meets) {
-    note_frozen(frozen_before_);
+    note_frozen(before);
   }
   for (const Entry& entry : entries_) {
     if ((entry.stages & stage) != 0) {
@@ -93,11 +122,12 @@ bool CallbackList::call(const StageContext& context) {
       entry.callback->on(context);
     }
   }
-  if (!meets) {
-    return false;
+  if (meets) {
+    note_frozen(frozen_);
   }
-  note_frozen(frozen_);
-  return WorldAccess::meet(context.world, frozen_ != frozen_before_);
+  const bool changed = meets && WorldAccess::meet(context.world, frozen_ != before);
+  frozen_before_ = std::move(before);
+  return changed;
 }
 
 // The flags are on the host, so this does not wait for the device.

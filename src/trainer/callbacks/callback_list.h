@@ -14,15 +14,24 @@
 
 namespace lockstep {
 
+/// Inside a step or a loop ranks need not be at the same point, and after an exception no collective works.
+inline constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::backward_end | Stage::exception |
+                                                 Stage::validation_batch_end | Stage::test_batch_end |
+                                                 Stage::predict_batch_end;
+
 class CallbackList {
  public:
   /// Throws: ConfigError if the name is already used.
   void add(std::shared_ptr<Callback> callback);
 
-  /// Collective. Begins a fit, with `module` on its device: reads the stages of every callback.
+  /// Collective. Begins a fit or another loop, with `module` on its device: reads the stages of every callback.
   void begin(const torch::nn::Module& module, World& world);
   /// Collective. Calls the callbacks of the stage. True: one of them froze or unfroze parameters on any rank.
   bool call(const StageContext& context);
+
+  /// A word for `lockstep ctl`. Throws: ConfigError (other characters than a-z, 0-9, - and _; in use).
+  void add_command(const std::string& word);
+  const std::vector<std::string>& commands() const noexcept { return commands_; }
 
   /// A name for a callback that has none: "on_step_end", "on_step_end_2".
   std::string free_name(std::uint32_t stages) const;
@@ -54,8 +63,9 @@ class CallbackList {
   std::uint32_t stages_ = 0;          // for which this rank has a callback
   std::uint32_t meeting_stages_ = 0;  // stages for which any rank has a callback that is not light
   std::vector<at::Tensor> parameters_{};
-  std::vector<bool> frozen_before_{};  // same order as parameters_
+  std::vector<bool> frozen_before_{};  // memory for call(); same order as parameters_
   std::vector<bool> frozen_{};
+  std::vector<std::string> commands_{};
 };
 
 std::string_view to_string(Stage stage) noexcept;  ///< "epoch_end"

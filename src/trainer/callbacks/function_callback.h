@@ -1,11 +1,14 @@
 // A callback made from a function.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 
 #include <lockstep/trainer/callback.h>
+#include <lockstep/world/world.h>
 
 namespace lockstep {
 
@@ -19,17 +22,37 @@ class FunctionCallback final : public Callback {
   std::uint32_t stages() const override { return stages_; }
   bool is_light() const override { return options_.is_light; }
   void on(const StageContext& context) override {
-    const std::int64_t count = context.stage == Stage::epoch_end ? context.state.epoch : context.state.step;
-    if (count % options_.every == 0 && (!options_.when || options_.when(context))) {
+    if (is_due(context) && (!options_.when || options_.when(context))) {
       f_(context);
     }
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_due(const StageContext& context) {
+    if (options_.every_s == 0) {
+      return count_of(context) % options_.every == 0;
+    }
+    const auto now = Clock::now();
+    const bool is_time = std::chrono::duration<double>(now - last_).count() >= options_.every_s;
+    if (!context.world.any(is_time && context.world.is_main())) {
+      return false;
+    }
+    last_ = now;
+    return true;
+  }
+
+  static std::int64_t count_of(const StageContext& context) {
+    const bool is_of_epochs = ((Stage::epoch_start | Stage::epoch_end) & context.stage) != 0;
+    return context.batch != nullptr ? context.batch_number : is_of_epochs ? context.state.epoch : context.state.step;
+  }
+
   std::string name_;
   std::uint32_t stages_;
   std::function<void(const StageContext&)> f_;
   OnOptions options_;
+  Clock::time_point last_ = Clock::now();  // every_s: of the last call
 };
 
 }  // namespace lockstep

@@ -44,7 +44,7 @@ MonitoredMetric::MonitoredMetric(const char* callback, std::string name, Monitor
     : callback_(callback), name_(std::move(name)), mode_(mode), best_(worst_value(mode)) {}
 
 std::optional<double> MonitoredMetric::find(const StageContext& context) {
-  if (is_early_report(context)) {
+  if (context.strategy == nullptr || is_early_report(context)) {  // a validation outside fit() decides nothing
     return std::nullopt;
   }
   const TrainConfig& config = context.plan.config;

@@ -17,6 +17,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "optim/option_values.h"
 #include "trainer/callbacks/monitored_metric.h"
 #include "world/world_access.h"
 
@@ -37,10 +38,17 @@ double process_memory() {
 }  // namespace
 
 void LearningRateMonitor::on(const StageContext& context) {
-  for (std::size_t i = 0; i < context.strategy.optimizer_count(); ++i) {
-    const auto& groups = context.strategy.optimizer(i).torch_optimizer().param_groups();
+  for (std::size_t i = 0; i < context.strategy->optimizer_count(); ++i) {
+    auto& groups = context.strategy->optimizer(i).torch_optimizer().param_groups();
     for (std::size_t group = 0; group < groups.size(); ++group) {
-      context.log(fmt::format("lr_{}_{}", i, group), groups[group].options().get_lr());
+      torch::optim::OptimizerOptions& options = groups[group].options();
+      context.log(fmt::format("lr_{}_{}", i, group), options.get_lr());
+      if (const auto momentum = momentum_of(options); momentum && options_.momentum) {
+        context.log(fmt::format("momentum_{}_{}", i, group), *momentum);
+      }
+      if (const double* decay = find_weight_decay(options); decay != nullptr && options_.weight_decay) {
+        context.log(fmt::format("weight_decay_{}_{}", i, group), *decay);
+      }
     }
   }
 }

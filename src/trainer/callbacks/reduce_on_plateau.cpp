@@ -69,8 +69,8 @@ double ReduceOnPlateau::bound() const {
 }
 
 void ReduceOnPlateau::reduce(const StageContext& context) const {
-  for (std::size_t i = 0; i < context.strategy.optimizer_count(); ++i) {
-    for (auto& group : context.strategy.optimizer(i).torch_optimizer().param_groups()) {
+  for (std::size_t i = 0; i < context.strategy->optimizer_count(); ++i) {
+    for (auto& group : context.strategy->optimizer(i).torch_optimizer().param_groups()) {
       const double lr = group.options().get_lr();
       const double reduced = std::max(lr * options_.factor, options_.min_lr);
       if (lr - reduced > options_.eps) {
@@ -80,7 +80,7 @@ void ReduceOnPlateau::reduce(const StageContext& context) const {
   }
   if (context.world.is_main()) {
     log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
-                         metric_->best(), counted(metric_->bad(), "measurement"), context.strategy.optimizer().lr()));
+                         metric_->best(), counted(metric_->bad(), "measurement"), context.strategy->optimizer().lr()));
   }
 }
 

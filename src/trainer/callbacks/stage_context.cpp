@@ -73,6 +73,7 @@ void StageContext::log(std::string_view name, double value) const {
     throw Error(fmt::format("metric {}: nothing can be logged at {}", name, to_string(stage)), "log at another stage");
   }
   const std::string_view prefix = stage == Stage::validation_end ? kValidationPrefix
+                                  : stage == Stage::test_end     ? kTestPrefix
                                   : stage == Stage::epoch_report ? kEpochPrefix
                                                                  : std::string_view();
   const std::string full = fmt::format("{}{}", name.starts_with(prefix) ? std::string_view() : prefix, name);

@@ -59,7 +59,7 @@ void WeightAverage::on(const StageContext& context) {
     const auto step = context.state.step;
     if (step >= options_.first_step && (step - options_.first_step) % options_.every_steps == 0 &&
         epoch_ >= options_.first_epoch) {
-      const auto evaluated = context.strategy.evaluation_scope();
+      const auto evaluated = context.strategy->evaluation_scope();
       update(step);
     }
     epoch_ = context.state.epoch + 1;

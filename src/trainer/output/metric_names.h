@@ -9,6 +9,7 @@
 namespace lockstep {
 
 inline constexpr std::string_view kValidationPrefix = "val_";
+inline constexpr std::string_view kTestPrefix = "test_";
 inline constexpr std::string_view kEpochPrefix = "epoch_";  ///< of the means of an epoch (report.epoch_means)
 
 /// The stage whose metrics include this one.

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "support/temp_dir.h"
@@ -35,6 +36,26 @@ TEST(RunCommands, AreTakenOnceAndAtMostOncePerSecond) {
   EXPECT_FALSE(taken.stop);
   EXPECT_FALSE(taken.report);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path() / "commands"));
+}
+
+TEST(RunCommands, OfAProgramAreKnownToOthersUntilTheNextTraining) {
+  const TempDir dir;
+  FileSystem& fs = real_file_system();
+  ask(dir.path(), "sample");
+  RunCommands commands(fs, dir.path(), {"sample", "print-table"});
+  EXPECT_FALSE(std::filesystem::exists(command_file(dir.path(), "sample"))) << "of an earlier training";
+  EXPECT_THAT(commands_of_run(fs, dir.path()),
+              testing::ElementsAre("stop", "save", "validate", "report", "sample", "print-table"));
+  ask(dir.path(), "print-table");
+  CommandsTaken taken;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (taken.own.empty() && std::chrono::steady_clock::now() < end) {
+    taken = commands.take();
+    std::this_thread::yield();
+  }
+  EXPECT_THAT(taken.own, testing::ElementsAre("print-table"));
+  const RunCommands next(fs, dir.path());
+  EXPECT_THAT(commands_of_run(fs, dir.path()), testing::ElementsAre("stop", "save", "validate", "report"));
 }
 
 TEST(RunCommands, AreNotLookedForWithoutADirectory) {

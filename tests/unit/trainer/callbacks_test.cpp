@@ -56,6 +56,7 @@ TEST(On, CallsAFunctionAtItsStages) {
       };
       fit(world, [&](Trainer& trainer) {
         trainer.on(Stage::fit_start, note("F"))
+            .on(Stage::epoch_start, note("^"))
             .on(Stage::step_start, note("("))
             .on(Stage::backward_end, note("b"))
             .on(Stage::step_end, note(")"))
@@ -65,7 +66,7 @@ TEST(On, CallsAFunctionAtItsStages) {
             .on(Stage::validation_end, note(">"))
             .on(Stage::fit_end, note("."));
       });
-      EXPECT_EQ(stages, "F(b)(b)r(b)(b)er<>(b)(b)r(b)(b)er<>.");
+      EXPECT_EQ(stages, "F^(b)(b)r(b)(b)er<>^(b)(b)r(b)(b)er<>.");
     });
   }
 }

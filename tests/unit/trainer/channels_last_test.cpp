@@ -75,7 +75,7 @@ NamedTensors trained(World& world, TrainConfig config, const OptimizerSpec& opti
   Trainer trainer(plan, world);
   trainer.add(std::make_shared<WeightAverage>());
   trainer.add(at_stage(Stage::fit_end, [&](const StageContext& context) {
-    for (const auto& [name, tensor] : context.strategy.optimizer_state()) {
+    for (const auto& [name, tensor] : context.strategy->optimizer_state()) {
       found.emplace_back(name, tensor.clone());
     }
   }));

@@ -123,7 +123,7 @@ TEST(Crossing, ARollbackPutsBackARateThatACallbackWroteInTheSameReport) {
   fit(config, task, [&](Trainer& trainer) {
     trainer.on(Stage::report, [](const StageContext& at) {
       if (at.state.step == 25) {
-        auto& options = at.strategy.optimizer().torch_optimizer().param_groups().front().options();
+        auto& options = at.strategy->optimizer().torch_optimizer().param_groups().front().options();
         options.set_lr(options.get_lr() / 2);
       }
     });
@@ -299,8 +299,8 @@ TEST(Crossing, EarlyStoppingBelowTheMinimumKeepsItsReasonOverAResume) {
         }
       });
       trainer.on(Stage::report, [](const StageContext& at) {
-        at.strategy.optimizer().torch_optimizer().param_groups().front().options().set_lr(at.state.step == 5 ? 0.01
-                                                                                                             : 0.05);
+        at.strategy->optimizer().torch_optimizer().param_groups().front().options().set_lr(at.state.step == 5 ? 0.01
+                                                                                                              : 0.05);
       });
     });
     return std::pair(result.state.step, stopping->reason());

@@ -246,7 +246,7 @@ TEST(NonFinitePolicy, WarnGoesOnAndKeepsTheLastFiniteCheckpoint) {
 /// The model and the optimizer state.
 NamedTensors state_of(const StageContext& at) {
   NamedTensors all = module_tensors(at.module);
-  for (auto& entry : at.strategy.optimizer_state()) {
+  for (auto& entry : at.strategy->optimizer_state()) {
     all.push_back(std::move(entry));
   }
   for (auto& [name, tensor] : all) {

@@ -98,7 +98,7 @@ Result train(const OptimizerFactory& make, World& world, TrainConfig config) {
   Trainer trainer(plan, world);
   trainer.add(average);
   trainer.add(at_stage(Stage::fit_end, [&](const StageContext& context) {
-    for (auto& [name, tensor] : context.strategy.optimizer_state()) {
+    for (auto& [name, tensor] : context.strategy->optimizer_state()) {
       result.tensors.emplace_back(name, tensor.clone());
     }
   }));

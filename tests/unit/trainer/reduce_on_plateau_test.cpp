@@ -99,7 +99,7 @@ TEST(ReduceOnPlateau, GoesOnWithoutAMetricThatIsMissingNowAndThen) {
       context.stage = Stage::report;
       context.metrics = &metrics;
       plateau.on(context);
-      return start.strategy.optimizer().lr();
+      return start.strategy->optimizer().lr();
     };
     EXPECT_THROW(report({{"lr", 0.1}}), ConfigError);
     EXPECT_EQ(report({{"loss", 2}}), 0.1);

@@ -205,7 +205,7 @@ TEST(LearningRate, OfACallbackSurvivesAResume) {
     trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
       result.rates.push_back(context.step.lr);
       if (sets_rate && context.state.step == 4) {
-        context.strategy.optimizer().torch_optimizer().param_groups().front().options().set_lr(0.02);
+        context.strategy->optimizer().torch_optimizer().param_groups().front().options().set_lr(0.02);
       }
     }));
     DataLoader data(tiny_data(64), plan.loader, world);
@@ -235,7 +235,7 @@ TEST(LearningRate, OfACallbackIsKept) {
       Trainer trainer(plan, world);
       trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
         rates.push_back(context.step.lr);
-        auto& options = context.strategy.optimizer().torch_optimizer().param_groups().front().options();
+        auto& options = context.strategy->optimizer().torch_optimizer().param_groups().front().options();
         if (context.state.step == 2) {
           options.set_lr(0.02);  // where the schedule is at a half
         } else if (context.state.step == 6) {

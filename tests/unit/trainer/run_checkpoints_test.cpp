@@ -599,7 +599,7 @@ TEST(CheckReplicas, FindsAnOptimizerThatDivergedAtAReport) {
       trainer.add(std::make_shared<Probe>(0U | Stage::report, [&](const StageContext& context) {
         if (context.state.step == 2 && context.world.rank() == odd) {
           const at::NoGradGuard no_grad;
-          for (auto& [name, tensor] : context.strategy.optimizer_state()) {
+          for (auto& [name, tensor] : context.strategy->optimizer_state()) {
             if (name == "bias.exp_avg") {
               tensor.view(at::kInt).bitwise_xor_(1);
             }

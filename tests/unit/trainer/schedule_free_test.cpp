@@ -69,9 +69,9 @@ struct TrainedRun {
     trainer.add(ema);
     trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
       y.push_back(task.weight());
-      const at::Tensor z = find(context.strategy.optimizer_state(), "weight.z");
+      const at::Tensor z = find(context.strategy->optimizer_state(), "weight.z");
       x.push_back(z.defined() ? average_of(y.back(), z) : at::Tensor());
-      const auto evaluated = context.strategy.evaluation_scope();
+      const auto evaluated = context.strategy->evaluation_scope();
       scoped.push_back(task.weight());
     }));
     trainer.fit(task, data, &validation);
@@ -152,7 +152,7 @@ TEST(ScheduleFree, FrozenParametersAreEvaluatedToo) {
   trainer.add(at_stage(Stage::epoch_end, [&](const StageContext& context) {
     freeze(context.module, "weight");
     y = y.defined() ? y : task.weight();
-    x = average_of(y, find(context.strategy.optimizer_state(), "weight.z"));
+    x = average_of(y, find(context.strategy->optimizer_state(), "weight.z"));
     EXPECT_TRUE(at::equal(task.weight(), y)) << "a frozen parameter stays";
   }));
   trainer.fit(task, data);
@@ -166,7 +166,7 @@ TEST(ScheduleFree, OtherOptimizersHaveOnePoint) {
   DataLoader data(tiny_data(8), session.plan.loader, session.world);
   Trainer trainer(session);
   trainer.add(at_stage(Stage::step_end,
-                       [](const StageContext& context) { EXPECT_EQ(context.strategy.evaluation_scope(), nullptr); }));
+                       [](const StageContext& context) { EXPECT_EQ(context.strategy->evaluation_scope(), nullptr); }));
   trainer.fit(task, data);
 }
 

@@ -194,7 +194,7 @@ NamedTensors state_after(int ranks, const TrainConfig& config,
     DataLoader data(tiny_data(60), plan.loader, world);
     Trainer trainer(plan, world);
     trainer.on(Stage::fit_end, [&](const StageContext& at) {
-      const NamedTensors optimizer = at.strategy.optimizer_state();  // collective if it is sharded
+      const NamedTensors optimizer = at.strategy->optimizer_state();  // collective if it is sharded
       if (world.is_main()) {
         for (const auto& item : at.module.named_parameters()) {
           state.emplace_back(item.key(), item.value().detach().clone());

@@ -231,14 +231,13 @@ TEST(Trainer, StopsAndSavesBeforeItsTimeIsOver) {
 TEST(TimeLimit, LeavesTimeForTwoStepsAndASave) {
   Session session = Session::single(in_memory({}));
   TinyTask task;
-  const auto strategy = make_strategy(session.plan, session.world);
   const auto stops = [&](std::chrono::milliseconds left, bool saves_slowly) {
     TrainControl control;
     const TrainState state;
     const StepResult step;
     TimeLimit limit(TimeLimit::Clock::now() + left);
     const auto at = [&](Stage stage) {
-      limit.on({stage, state, task.module(), *strategy, session.world, session.plan, control, step});
+      limit.on({stage, state, task.module(), session.world, session.plan, control, step});
     };
     at(Stage::fit_start);
     at(Stage::step_end);

@@ -1,0 +1,290 @@
+// Callbacks in validations, tests and predictions, at the beginning of epochs, and by time.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::Contains;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Key;
+using testing::Pair;
+using testing::SizeIs;
+
+/// Predicts too.
+class Predicting final : public TinyTask {
+ public:
+  NamedTensors predict_step(const Batch& batch) override { return {{"y", net_(batch.input)}}; }
+};
+
+Plan plan_of(const World& world, TrainConfig config = in_memory({})) {
+  config.batch_size = std::max(1, 4 / world.size());
+  return plan_for(world.size(), config);
+}
+
+/// One of Trainer::validate, test and predict, over 7 samples.
+struct Loop {
+  const char* name;
+  Stage start;
+  Stage batch_end;
+  Stage end;
+  std::function<void(Trainer&, Task&, BatchSource&)> run;
+};
+
+std::vector<Loop> loops() {
+  return {{"validate", Stage::validation_start, Stage::validation_batch_end, Stage::validation_end,
+           [](Trainer& trainer, Task& task, BatchSource& data) { trainer.validate(task, data); }},
+          {"test", Stage::test_start, Stage::test_batch_end, Stage::test_end,
+           [](Trainer& trainer, Task& task, BatchSource& data) { trainer.test(task, data); }},
+          {"predict", Stage::predict_start, Stage::predict_batch_end, Stage::predict_end,
+           [](Trainer& trainer, Task& task, BatchSource& data) { trainer.predict(task, data); }}};
+}
+
+TEST(EvaluationStages, AreCalledOutsideOfAFit) {
+  for (const Loop& loop : loops()) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_of(world);
+        Predicting task;
+        DataLoader data(tiny_data(7), plan.eval_loader, world);
+        std::string order;
+        auto samples = at::zeros({}, at::kLong);
+        Trainer trainer(plan, world);
+        trainer
+            .on(loop.start | loop.end,
+                [&](const StageContext& at) {
+                  order += at.stage == loop.start ? '<' : '>';
+                  EXPECT_EQ(at.strategy, nullptr);
+                  EXPECT_EQ(at.task, &task);
+                })
+            .on(loop.batch_end, [&](const StageContext& at) {
+              order += order.back() == 'b' ? "" : "b";
+              samples += at.batch->samples;
+              const bool predicts = loop.batch_end == Stage::predict_batch_end;
+              EXPECT_EQ(at.results != nullptr, predicts);
+              EXPECT_EQ(at.output != nullptr, !predicts);
+              if (predicts) {
+                EXPECT_EQ(at.results->front().second.size(0), at.batch->samples);
+              }
+              EXPECT_FALSE(at.module.is_training());
+            });
+        loop.run(trainer, task, data);
+        loop.run(trainer, task, data);
+        world.all_reduce(samples, Reduce::sum);
+        EXPECT_EQ(samples.item<std::int64_t>(), 14) << loop.name << " on " << ranks;
+        if (world.is_main()) {
+          EXPECT_EQ(order, "<b><b>") << loop.name << " on " << ranks;
+        }
+      });
+    }
+  }
+}
+
+TEST(EvaluationStages, SeeTheBatchesOfAValidationInAFit) {
+  for (const int ranks : {1, 2, 4}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world, in_memory({.max_epochs = 2}));
+      TinyTask task;
+      DataLoader train(tiny_data(8), plan.loader, world);
+      DataLoader validation(tiny_data(7), plan.eval_loader, world);
+      auto samples = at::zeros({}, at::kLong);
+      std::vector<std::int64_t> numbers;
+      Trainer trainer(plan, world);
+      trainer.on(Stage::validation_batch_end, [&](const StageContext& at) {
+        samples += at.batch->samples;
+        numbers.push_back(at.batch_number);
+        EXPECT_NE(at.strategy, nullptr);
+      });
+      trainer.fit(task, train, &validation);
+      world.all_reduce(samples, Reduce::sum);
+      EXPECT_EQ(samples.item<std::int64_t>(), 14);
+      if (world.is_main()) {
+        EXPECT_THAT(numbers, ElementsAre(1, 2, 1, 2));
+      }
+    });
+  }
+}
+
+TEST(EvaluationStages, AddMetricsToWhatTheLoopReturns) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world);
+      TinyTask task;
+      DataLoader data(tiny_data(7), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::validation_end | Stage::test_end, [&](const StageContext& at) {
+        const std::string prefix = at.stage == Stage::test_end ? "test_" : "val_";
+        EXPECT_THAT(*at.metrics, Contains(Key(prefix + "loss")));
+        at.log("twice", 2 * at.metrics->front().second);
+      });
+      trainer.on(Stage::validation_start | Stage::test_start, [](const StageContext& at) { at.log("began", 1); });
+      for (const Metrics& metrics : {trainer.validate(task, data), trainer.test(task, data)}) {
+        ASSERT_THAT(metrics, SizeIs(3));
+        EXPECT_THAT(metrics, Contains(Key("loss")));
+        EXPECT_THAT(metrics, Contains(Pair("twice", 2 * metrics.front().second)));
+        EXPECT_THAT(metrics, Contains(Pair("began", 1)));
+      }
+    });
+  }
+}
+
+TEST(EvaluationStages, HaveNoReportInAPrediction) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(world);
+  Predicting task;
+  DataLoader data(tiny_data(4), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::predict_end, [](const StageContext& at) { at.log("x", 1); });
+  EXPECT_THAT(message_of([&] { trainer.predict(task, data); }), HasSubstr("nothing can be logged at predict_end"));
+}
+
+TEST(EvaluationStages, DecideNothingOutsideOfAFit) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(world, in_memory({.max_epochs = 3}));
+  const auto epochs_after = [&](int validations, bool in_fit) {
+    TinyTask task(sgd({.lr = 0.0}));  // the loss never improves
+    DataLoader train(tiny_data(8), plan.loader, world);
+    DataLoader validation(tiny_data(4), plan.eval_loader, world);
+    Trainer trainer(plan, world);
+    trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = in_fit ? 1 : 5}));
+    trainer.add(std::make_shared<ReduceOnPlateau>());
+    for (int i = 0; i < validations; ++i) {
+      trainer.validate(task, validation);
+    }
+    return trainer.fit(task, train, &validation).state.epoch;
+  };
+  EXPECT_EQ(epochs_after(8, false), 3);
+  EXPECT_LT(epochs_after(0, true), 3) << "control: it would have stopped the training";
+}
+
+TEST(EvaluationStages, MayRunInsideACallbackThatFreezes) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world, in_memory({.max_epochs = 2}));
+      TinyTask task;
+      DataLoader train(tiny_data(8), plan.loader, world);
+      DataLoader other(tiny_data(7), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      std::vector<double> losses;
+      at::Tensor frozen_at;
+      const at::Tensor bias = task.module().named_parameters()["bias"];
+      trainer.on(Stage::validation_start, [](const StageContext&) {});
+      trainer.on(Stage::epoch_end, [&](const StageContext& at) {
+        if (at.state.epoch == 1) {
+          bias.requires_grad_(false);
+          frozen_at = bias.clone();
+        }
+        losses.push_back(trainer.validate(task, other).front().second);
+      });
+      trainer.fit(task, train);
+      EXPECT_THAT(losses, SizeIs(2));
+      EXPECT_TRUE(bias.equal(frozen_at)) << "the freezing before the validation is seen";
+    });
+  }
+}
+
+TEST(EpochStart, ComesOnceBeforeEachEpochAlsoWithStops) {
+  for (const std::int64_t stop : {1, 3, 4, 5, 8, 9}) {
+    const TempDir dir;
+    World world = World::single(c10::kCPU);
+    std::vector<std::int64_t> steps;
+    std::vector<std::int64_t> second;
+    for (const std::int64_t limit : {stop, std::int64_t{12}}) {
+      const Plan plan = plan_of(
+          world,
+          {.compute_setup = ComputeSetup::cpu, .max_epochs = 0, .max_steps = limit, .run_dir = dir.path() / "run"});
+      TinyTask task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      Trainer(plan, world)
+          .on(Stage::epoch_start, [&](const StageContext& at) { steps.push_back(at.state.step); })
+          .on(Stage::epoch_start, [&](const StageContext& at) { second.push_back(at.state.epoch); }, {.every = 2})
+          .fit(task, data);
+    }
+    EXPECT_THAT(steps, ElementsAre(0, 4, 8)) << stop;
+    EXPECT_THAT(second, ElementsAre(0, 2)) << stop;
+  }
+}
+
+TEST(OnOptions, CanBeASpanOfTime) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world, in_memory({.max_epochs = 0, .max_steps = 5}));
+      const auto steps_with = [&](double seconds) {
+        TinyTask task;
+        DataLoader data(tiny_data(16), plan.loader, world);
+        std::vector<std::int64_t> steps;
+        Trainer(plan, world)
+            .on(Stage::step_end, [&](const StageContext& at) { steps.push_back(at.state.step); }, {.every_s = seconds})
+            .fit(task, data);
+        return steps;
+      };
+      EXPECT_THAT(steps_with(1e-9), ElementsAre(1, 2, 3, 4, 5));
+      EXPECT_THAT(steps_with(1e9), IsEmpty());
+    });
+  }
+}
+
+TEST(OnOptions, RefuseTimesThatNoRankAgreesOn) {
+  World world = World::single(c10::kCPU);
+  Trainer trainer(plan_of(world), world);
+  const auto refuse = [&](std::uint32_t stages, const OnOptions& options) {
+    return message_of([&] {
+      trainer.on(
+          stages, [](const StageContext&) {}, options);
+    });
+  };
+  EXPECT_THAT(refuse(Stage::step_end, {.every_s = -1}), HasSubstr("every_s is -1, expected 0 or more"));
+  EXPECT_THAT(refuse(Stage::step_end, {.every = 2, .every_s = 1}), HasSubstr("every_s together with every"));
+  EXPECT_THAT(refuse(Stage::step_end, {.every_s = 1, .is_light = true}), HasSubstr("leave out is_light"));
+  EXPECT_THAT(refuse(Stage::step_start, {.every_s = 1}), HasSubstr("inside a step or a loop"));
+  EXPECT_EQ(refuse(Stage::step_end, {.every_s = 1}), "no error");
+}
+
+TEST(OnOptions, CountBatchesAtTheirEnds) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(world);
+  TinyTask task;
+  DataLoader data(tiny_data(20), plan.eval_loader, world);
+  std::vector<std::int64_t> numbers;
+  Trainer trainer(plan, world);
+  trainer.on(Stage::test_batch_end, [&](const StageContext& at) { numbers.push_back(at.batch_number); }, {.every = 2});
+  trainer.test(task, data);
+  EXPECT_THAT(numbers, ElementsAre(2, 4));
+}
+
+TEST(OnCommand, RefusesWordsThatCannotBeGiven) {
+  World world = World::single(c10::kCPU);
+  Trainer trainer(plan_of(world), world);
+  const auto refuse = [&](const std::string& word) {
+    return message_of([&] { trainer.on_command(word, [](const StageContext&) {}); });
+  };
+  for (const std::string wrong : {"", "a b", "../x", "Sample", "a.b"}) {
+    EXPECT_THAT(refuse(wrong), HasSubstr("use the characters a-z, 0-9, - and _")) << wrong;
+  }
+  EXPECT_THAT(refuse("stop"), HasSubstr("the word stop is in use"));
+  EXPECT_EQ(refuse("sample_2"), "no error");
+  EXPECT_THAT(refuse("sample_2"), HasSubstr("the word sample_2 is in use"));
+}
+
+}  // namespace
+}  // namespace lockstep
