@@ -60,6 +60,23 @@ TEST(LearningRateMonitor, ReportsEveryGroup) {
   ASSERT_EQ(rows.size(), 2U);
   EXPECT_EQ(rows[0].at("lr_0_0"), rows[0].at("lr"));
   EXPECT_LT(rows[1].at("lr_0_0"), rows[0].at("lr_0_0"));
+  EXPECT_FALSE(rows[0].contains("momentum_0_0")) << "only on request";
+}
+
+TEST(LearningRateMonitor, ReportsMomentumAndWeightDecayOnRequest) {
+  const Rows rows = reports(2, monitored(4), [](Trainer& trainer) {
+    trainer.add(
+        std::make_shared<LearningRateMonitor>(LearningRateMonitorOptions{.momentum = true, .weight_decay = true}));
+    trainer.on(Stage::fit_start, [](const StageContext& at) {
+      auto& options = at.strategy->optimizer().torch_optimizer().param_groups().front().options();
+      auto& sgd = dynamic_cast<torch::optim::SGDOptions&>(options);
+      sgd.momentum(0.75);
+      sgd.weight_decay(0.125);
+    });
+  });
+  ASSERT_FALSE(rows.empty());
+  EXPECT_EQ(rows[0].at("momentum_0_0"), 0.75);
+  EXPECT_EQ(rows[0].at("weight_decay_0_0"), 0.125);
 }
 
 TEST(SmoothedMetric, IsAnAverageThatContinuesInAResumedRun) {
