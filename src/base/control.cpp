@@ -4,6 +4,8 @@
 #include <lockstep/base/control.h>
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
+
 namespace lockstep {
 
 struct TrainControl::State {

@@ -52,6 +52,7 @@ Terminal probe_terminal(int fd, const Variables& variables) {
   winsize size{};
   if (is_terminal && ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     terminal.width = size.ws_col;
+    terminal.height = size.ws_row > 0 ? size.ws_row : terminal.height;
   } else if (const auto columns = parse_int(variables.get("COLUMNS").value_or("")); columns && *columns > 0) {
     terminal.width = static_cast<int>(std::min<std::int64_t>(*columns, 10'000));
   }

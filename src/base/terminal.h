@@ -6,13 +6,15 @@
 
 namespace lockstep {
 
+class Variables;
+
 struct Terminal {
   bool interactive = false;  ///< a terminal that can redraw (not TERM=dumb, not in CI)
   int width = 80;
+  int height = 24;
 };
 
 /// Queries a descriptor; the caller passes the environment variables.
-class Variables;
 Terminal probe_terminal(int fd, const Variables& variables);
 
 /// Writes one whole line to standard error, above the status line. Thread-safe; one write per line.

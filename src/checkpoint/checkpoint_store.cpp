@@ -24,6 +24,7 @@
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/world/world.h>
 
+#include "base/assertion.h"
 #include "base/duration.h"
 #include "base/run_files.h"
 #include "base/text.h"
@@ -147,6 +148,15 @@ struct CheckpointStore::Impl {
     scores.erase(step);
     if (score) {
       scores.emplace(step, *score);
+    }
+  }
+
+  void forget_after(std::int64_t step) {
+    std::erase_if(scores, [&](const auto& score) { return score.first > step; });
+    damaged.erase(damaged.upper_bound(step), damaged.end());
+    not_finite.erase(not_finite.upper_bound(step), not_finite.end());
+    if (known_whole > step) {
+      known_whole.reset();
     }
   }
 
@@ -470,6 +480,7 @@ std::optional<StoredCheckpoint> CheckpointStore::load_best(const OnDamage& on_da
 }
 
 std::optional<std::pair<std::int64_t, double>> CheckpointStore::best() {
+  wait_for_save();
   std::string mine;  // rank 0 has the scores
   if (const auto steps = impl_->by_score(); !steps.empty()) {
     mine = fmt::format("{} {:.17g}", steps.front(), impl_->scores.at(steps.front()));
@@ -490,7 +501,7 @@ void CheckpointStore::abandon_after(std::int64_t step) {
     for (const std::string& name : impl_->directory.abandon(steps)) {
       log_warning(fmt::format("newer than step {}, and no longer part of the run: {}", step, name));
     }
-    std::erase_if(impl_->scores, [&](const auto& score) { return score.first > step; });
+    impl_->forget_after(step);
     return std::string();
   });
 }

@@ -538,8 +538,8 @@ void visit_fields(Config& c, Visit&& visit) {
            .help = "dtype in which gradients are sent and averaged; none: their own dtype; bf16_stochastic: rounded at "
                    "random before they are sent; fp32_stochastic: afterwards, to bf16 parameters"},
       c.dist.compression);
-  visit(Info{.name = "dist.sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
-        c.dist.sync_batch_norm);
+  visit(Info{.name = "dist.require_sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
+        c.dist.require_sync_batch_norm);
   visit(Info{.name = "dist.check_replicas",
              .help = "check at each report that parameters and optimizer state are equal on all ranks, and name the "
                      "rank that differs; saves check the parameters anyway"},

@@ -144,7 +144,7 @@ constexpr ForeignName kRows[] = {
     {"ddp_find_unused_parameters", "use --dist.find_unused_parameters", "dist.find_unused_parameters"},
     {"ddp_broadcast_buffers", "use --dist.broadcast_buffers", "dist.broadcast_buffers"},
     {"sync_batchnorm sync_batch_norm sync_bn use_sync_bn",
-     "declare lockstep::SyncBatchNorm in the module; --dist.sync_batch_norm refuses any other batch norm"},
+     "declare lockstep::SyncBatchNorm in the module; --dist.require_sync_batch_norm refuses any other batch norm"},
     {"zero_stage zero_optimization zero_redundancy_optimizer shard_optimizer_state sharded_ddp",
      "use --dist.shard_optimizer, which is ZeRO stage 1"},
     {"use_deepspeed use_fsdp fsdp deepspeed fsdp_config deepspeed_config",

@@ -23,9 +23,10 @@
 #include <lockstep/data/file_datasets.h>
 #include <lockstep/world/world.h>
 
+#include "base/assertion.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "data/columns.h"
+#include "data/batch_columns.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "formats/array_file.h"

@@ -12,7 +12,7 @@
 #include <lockstep/data/replay_buffer.h>
 #include <lockstep/world/world.h>
 
-#include "data/columns.h"
+#include "data/batch_columns.h"
 #include "data/step_plan.h"
 #include "sampling/epoch_hash.h"
 

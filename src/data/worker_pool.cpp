@@ -8,6 +8,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/assertion.h"
+
 namespace lockstep {
 
 WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), ready_(workers) {

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/vectorized.h"
 
 namespace lockstep {

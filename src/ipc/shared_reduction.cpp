@@ -21,6 +21,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/text.h"
 
 namespace lockstep {

@@ -16,6 +16,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/launch/launcher.h>
 
+#include "base/assertion.h"
 #include "base/descriptor.h"
 #include "base/duration.h"
 #include "base/event_log.h"

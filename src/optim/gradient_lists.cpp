@@ -9,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
+
 namespace lockstep {
 namespace {
 

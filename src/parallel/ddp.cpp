@@ -249,12 +249,9 @@ void Ddp::write_requests(StepRequests mine) {
   }
   requests_in_lane_ = mine;
   const at::NoGradGuard no_grad;
-  lane_values_.select(0, kStop).fill_(mine.stop ? 1 : 0);
-  lane_values_.select(0, kSave).fill_(mine.save ? 1 : 0);
-  lane_values_.select(0, kSaveEnded).fill_(mine.save_ended ? 1 : 0);
-  lane_values_.select(0, kValidate).fill_(mine.validate ? 1 : 0);
-  lane_values_.select(0, kReport).fill_(mine.report ? 1 : 0);
-  lane_values_.select(0, kCommand).fill_(mine.command ? 1 : 0);
+  for (std::size_t i = 0; i < StepRequests::kAll.size(); ++i) {
+    lane_values_.select(0, kRequests + static_cast<std::int64_t>(i)).fill_(mine.*StepRequests::kAll[i] ? 1 : 0);
+  }
 }
 
 StepRequests Ddp::agreed() {
@@ -264,12 +261,11 @@ StepRequests Ddp::agreed() {
     progress_.end_waiting();
   }
   const std::vector<float>& sums = sums_->read();
-  return {.stop = sums[kStop] > 0,
-          .save = sums[kSave] > 0,
-          .save_ended = sums[kSaveEnded] > 0,
-          .validate = sums[kValidate] > 0,
-          .report = sums[kReport] > 0,
-          .command = sums[kCommand] > 0};
+  StepRequests agreed;
+  for (std::size_t i = 0; i < StepRequests::kAll.size(); ++i) {
+    agreed.*StepRequests::kAll[i] = sums[kRequests + i] > 0;
+  }
+  return agreed;
 }
 
 void DdpOptimizer::build_again() {

@@ -52,18 +52,7 @@ class Ddp final : public SingleDevice {
   // lane, with the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and
   // every rank reads the same numbers after the same step. A request is sent in one reduction and read in one step. On
   // a GPU no step waits for the copy to the host: it is read one step later. Counts and losses stay on the device.
-  enum LaneSlot : std::int64_t {
-    kStop,
-    kSave,
-    kSaveEnded,
-    kValidate,
-    kReport,
-    kCommand,
-    kCount,
-    kCounted,
-    kLoss,
-    kLaneSize
-  };
+  enum LaneSlot : std::int64_t { kRequests = 0, kCount = StepRequests::kAll.size(), kCounted, kLoss, kLaneSize };
   at::Tensor lane_values_{};  // [kLaneSize] on the device: values of this rank
   bool lane_has_count_ = false;
   bool lane_has_loss_ = false;

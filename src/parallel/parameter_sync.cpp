@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/text.h"
 #include "world/agreement.h"
 #include "world/world_access.h"

@@ -22,6 +22,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/assertion.h"
 #include "base/text.h"
 #include "base/vectorized.h"
 #include "environment/cpu_topology.h"

@@ -214,7 +214,7 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
     throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
   }
   check_schedules(schedules_of(optimizers, config_));
-  if (options_.sync_batch_norm) {
+  if (options_.require_sync_batch_norm) {
     refuse_plain_batch_norm(module);
   }
   module_ = &module;

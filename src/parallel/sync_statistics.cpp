@@ -119,10 +119,11 @@ void refuse_plain_batch_norm(const torch::nn::Module& module) {
     }
   }
   if (!names.empty()) {
-    throw ConfigError(fmt::format("--dist.sync_batch_norm true: these modules are batch norm of torch::nn, whose "
-                                  "statistics are those of one rank: {}",
-                                  join(names, ", ")),
-                      "declare them as lockstep::SyncBatchNorm, which has the same options and parameters");
+    throw ConfigError(
+        fmt::format("--dist.require_sync_batch_norm true: these modules are batch norm of torch::nn, whose "
+                    "statistics are those of one rank: {}",
+                    join(names, ", ")),
+        "declare them as lockstep::SyncBatchNorm, which has the same options and parameters");
   }
 }
 

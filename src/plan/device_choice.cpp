@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/assertion.h"
 #include "base/text.h"
 #include "environment/visible_devices.h"
 

@@ -20,6 +20,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/descriptor.h"
 #include "failure/deadlines.h"
 #include "failure/end_process.h"

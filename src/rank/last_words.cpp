@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/about_another_rank.h"
+#include "base/assertion.h"
 #include "base/text.h"
 #include "failure/deadlines.h"
 #include "failure/end_process.h"
@@ -112,7 +113,7 @@ Failure current_failure() {
 LastWords::LastWords(const ProgressRecord& record, Tell tell)
     : tell_(std::move(tell)),
       terminate_before_(std::set_terminate(on_terminate)),
-      assertion_before_(detail::set_assertion_listener(on_assertion)) {
+      assertion_before_(set_assertion_listener(on_assertion)) {
   announcement.record = &record;
   announcement.before = terminate_before_;
   announcement.tell = &tell_;
@@ -121,7 +122,7 @@ LastWords::LastWords(const ProgressRecord& record, Tell tell)
 LastWords::~LastWords() {
   announcement.tell = nullptr;
   announcement.record = nullptr;
-  detail::set_assertion_listener(assertion_before_);
+  set_assertion_listener(assertion_before_);
   std::set_terminate(terminate_before_);
 }
 

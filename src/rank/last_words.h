@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "failure/failure.h"
 #include "ipc/progress_record.h"
 
@@ -30,7 +31,7 @@ class LastWords {
  private:
   Tell tell_;
   std::terminate_handler terminate_before_;
-  detail::AssertionListener assertion_before_;
+  AssertionListener assertion_before_;
 };
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "failure/deadlines.h"
 #include "rank/line_buffer.h"
 

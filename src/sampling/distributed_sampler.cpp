@@ -9,6 +9,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
+#include "base/assertion.h"
+
 namespace lockstep {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
+#include "base/assertion.h"
 #include "sampling/epoch_hash.h"
 
 namespace lockstep {

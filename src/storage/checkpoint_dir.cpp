@@ -10,6 +10,7 @@
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/storage/safetensors.h>
 
+#include "base/assertion.h"
 #include "base/crc32c.h"
 #include "base/text.h"
 #include "storage/commit.h"

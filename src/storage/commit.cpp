@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/crc32c.h"
 #include "base/text.h"
 #include "storage/manifest.h"

@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/safetensors.h>
 
+#include "base/assertion.h"
 #include "base/json.h"
 #include "base/text.h"
 

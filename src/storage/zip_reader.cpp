@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/crc32c.h"
 #include "base/text.h"
 #include "storage/little_endian.h"

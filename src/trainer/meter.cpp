@@ -114,7 +114,7 @@ at::Tensor Meter::own_sums(const World& world) const {
   return at::stack(values).to(at::kDouble);
 }
 
-std::vector<std::pair<std::string, double>> Meter::means(World& world) {
+Metrics Meter::means(World& world) {
   const at::NoGradGuard no_grad;
   if (!agreed_) {
     agree_on_names(world);
@@ -127,14 +127,14 @@ std::vector<std::pair<std::string, double>> Meter::means(World& world) {
   const auto host = WorldAccess::on_host(world, totals);
   const double* value = host.const_data_ptr<double>();
   const double weight = value[names_.size()] + value[names_.size() + 1];
-  std::vector<std::pair<std::string, double>> means;
+  Metrics means;
   for (std::size_t i = 0; i < names_.size() && weight > 0; ++i) {
     means.emplace_back(names_[i], value[i] / weight);
   }
   return means;
 }
 
-std::vector<std::pair<std::string, double>> Meter::take(World& world) {
+Metrics Meter::take(World& world) {
   auto means = this->means(world);
   sums_.clear();
   samples_ = 0;

@@ -17,9 +17,9 @@ class Meter {
   void add(const StepOutput& output, std::int64_t samples);
   /// Collective. Means over all ranks since the last take(), "loss" first; {} if no rank added anything. Waits for the
   /// device.
-  std::vector<std::pair<std::string, double>> means(World& world);
+  Metrics means(World& world);
   /// Collective. Returns the same means and resets the sums.
-  std::vector<std::pair<std::string, double>> take(World& world);
+  Metrics take(World& world);
   /// Collective. The sums of each rank since the last take(), for a checkpoint; {} if no rank added anything.
   NamedTensors save(World& world);
   /// Continues with the sums of save(), on any number of ranks, if the metrics are still the same. Ignores other

@@ -52,11 +52,19 @@ bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.") || field.starts_with("spike.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 13> kFields{
-      "min_epochs",          "min_steps",        "max_epochs",          "max_steps",
-      "max_time_s",          "nprocs",           "batch_size",          "accumulation",
-      "global_batch_size",   "optim.non_finite", "dist.check_replicas", "dist.shard_optimizer",
-      "dist.sync_batch_norm"};
+  constexpr std::array<std::string_view, 13> kFields{"min_epochs",
+                                                     "min_steps",
+                                                     "max_epochs",
+                                                     "max_steps",
+                                                     "max_time_s",
+                                                     "nprocs",
+                                                     "batch_size",
+                                                     "accumulation",
+                                                     "global_batch_size",
+                                                     "optim.non_finite",
+                                                     "dist.check_replicas",
+                                                     "dist.shard_optimizer",
+                                                     "dist.require_sync_batch_norm"};
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 

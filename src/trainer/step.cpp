@@ -60,7 +60,7 @@ struct Step::Outputs : MicroBatches {};
 Step::Step(const Context& context) : context_(context), added_(std::make_unique<Outputs>()) {
   optimizers_.reserve(context_.strategy.optimizer_count());
   for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
-    optimizers_.emplace_back(*this, context_.strategy.optimizer(i));
+    optimizers_.push_back(OptimizerStep(*this, i, context_.strategy.optimizer(i)));
   }
 }
 
@@ -163,8 +163,7 @@ void OptimizerStep::update() {
       not_finite = loss.isfinite().logical_not_().to(at::kFloat);
     }
     if (spikes != nullptr) {
-      const auto index = static_cast<std::size_t>(this - step_.optimizers_.data());
-      spike = spikes->check(step_.number(), index, loss, step_.now_.grad_norm);
+      spike = spikes->check(step_.number(), index_, loss, step_.now_.grad_norm);
     }
     optimizer_.skip_if(any_of(not_finite, spike));
   }

@@ -24,6 +24,7 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
+#include "base/assertion.h"
 #include "base/duration.h"
 #include "base/text.h"
 #include "environment/cuda_driver.h"

@@ -35,6 +35,7 @@
 #include <lockstep/base/variables.h>
 #include <lockstep/launch/launcher.h>
 
+#include "base/assertion.h"
 #include "base/text.h"
 #include "failure/peer_monitor.h"
 #include "ipc/channel.h"

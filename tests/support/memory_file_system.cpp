@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "base/io_error.h"
 
 namespace lockstep {

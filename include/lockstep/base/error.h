@@ -105,17 +105,4 @@ std::string error_text(const std::exception& error);
 /// The exit code for an exception: its own code if it is an Error, else ExitCode::failed.
 ExitCode exit_code_of(const std::exception& error) noexcept;
 
-namespace detail {
-/// Receives the text of a failed assertion in place of standard error; nullptr: none. Returns the previous listener.
-using AssertionListener = void (*)(const char* text) noexcept;
-AssertionListener set_assertion_listener(AssertionListener listener) noexcept;
-
-[[noreturn]] void assertion_failed(const char* condition, const char* why, const char* file, int line) noexcept;
-}  // namespace detail
-
 }  // namespace lockstep
-
-/// For bugs in lockstep only (always enabled): prints condition, reason and location, and ends the process with
-/// ExitCode::internal.
-#define LOCKSTEP_ASSERT(condition, why) \
-  ((condition) ? static_cast<void>(0) : ::lockstep::detail::assertion_failed(#condition, why, __FILE__, __LINE__))

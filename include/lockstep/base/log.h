@@ -28,6 +28,5 @@ void log(LogLevel level, std::string_view message);
 /// log() with the level in the name.
 inline void log_info(std::string_view message) { log(LogLevel::info, message); }
 inline void log_warning(std::string_view message) { log(LogLevel::warning, message); }
-inline void log_error(std::string_view message) { log(LogLevel::error, message); }
 
 }  // namespace lockstep

@@ -144,7 +144,7 @@ struct DistConfig {
   bool static_graph = false;      ///< the graph is the same in every step
   bool broadcast_buffers = true;  ///< copy the buffers of rank 0 (batch norm statistics) to all ranks once per step
   GradCompression compression = GradCompression::none;  ///< dtype in which gradients are sent
-  bool sync_batch_norm = false;                         ///< refuse batch norm that is not SyncBatchNorm
+  bool require_sync_batch_norm = false;                 ///< refuse batch norm that is not SyncBatchNorm
   bool check_replicas = false;   ///< at each report: parameters and optimizer state are equal on all ranks
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
 };

@@ -8,6 +8,7 @@
 // global samples, it is the mean over the global batch for any split.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -34,10 +35,23 @@ struct StepRequests {
   bool command = false;  ///< a command of the program (Trainer::on_command)
   bool operator==(const StepRequests&) const = default;
   StepRequests operator|(const StepRequests& other) const noexcept {
-    return {stop || other.stop,         save || other.save,     save_ended || other.save_ended,
-            validate || other.validate, report || other.report, command || other.command};
+    StepRequests both;
+    for (const auto request : kAll) {
+      both.*request = this->*request || other.*request;
+    }
+    return both;
   }
+
+  /// Every request; what is sent has this order.
+  static const std::array<bool StepRequests::*, 6> kAll;
 };
+}
+}
+;
+
+inline constexpr std::array<bool StepRequests::*, 6> StepRequests::kAll{
+    &StepRequests::stop,     &StepRequests::save,   &StepRequests::save_ended,
+    &StepRequests::validate, &StepRequests::report, &StepRequests::command};
 
 /// One optimizer with its parameters, their gradients, and the reduction of the gradients over ranks. Reductions of
 /// different optimizers are independent: a GAN's generator step neither reduces the discriminator's gradients nor waits
@@ -122,7 +136,8 @@ class Strategy {
   /// Begins a step. `number`: of the step in the run, from 0, also after a resume: random rounding depends on it
   /// (dist.compression). Before its first forward, rank 0 sends its buffers to all ranks (dist.broadcast_buffers). The
   /// requests of this rank are sent with the next reduction, in this step or a later one.
-  virtual void begin_step(std::int64_t number, StepRequests mine = {}) = 0;
+  virtual void begin_step(std::int64_t number, StepRequests mine) = 0;
+  void begin_step(std::int64_t number) { begin_step(number, {}); }
 
   /// Call it at the end of a step. Returns the requests of all ranks, the same on every rank; each request is returned
   /// in only one step. On a CPU they belong to this step's reductions, on a GPU to those of the previous step, to avoid

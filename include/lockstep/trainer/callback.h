@@ -55,9 +55,6 @@ struct Stages {
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
 
-/// Names and values of metrics, in the order of the report.
-using Metrics = std::vector<std::pair<std::string, double>>;
-
 /// What a callback can read and change. A pointer is null if the stage has no value for it.
 struct StageContext {
   Stage stage;

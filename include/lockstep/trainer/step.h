@@ -22,8 +22,6 @@ class Step;
 /// One optimizer's part of a step.
 class OptimizerStep {
  public:
-  OptimizerStep(Step& step, StrategyOptimizer& optimizer) : step_(step), optimizer_(optimizer) {}
-
   /// Drops the gradients.
   void zero_grad() { optimizer_.zero_grad(); }
 
@@ -51,11 +49,15 @@ class OptimizerStep {
   friend class Step;
   struct Outputs;
 
+  OptimizerStep(Step& step, std::size_t index, StrategyOptimizer& optimizer)
+      : step_(step), index_(index), optimizer_(optimizer) {}
+
   void finish();
   void check_counts(const StepOutput& output);
   at::Tensor mean_loss();
 
   Step& step_;
+  std::size_t index_;
   StrategyOptimizer& optimizer_;
   std::optional<bool> counted_{};  // the micro-batches of this step have counts
   Outputs* evaluation_ = nullptr;  // outputs of the closure while minimize() runs it

@@ -14,6 +14,9 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// Names and values of metrics, in the order of the report.
+using Metrics = std::vector<std::pair<std::string, double>>;
+
 /// How far a training is.
 struct TrainState {
   std::int64_t step = 0;     ///< completed optimizer updates
@@ -43,11 +46,11 @@ struct BestCheckpoint {
 /// How a fit ended, and its last values.
 struct FitResult {
   TrainState state{};
-  StopKind stop = StopKind::none;                         ///< none: the limits were reached
-  std::string why{};                                      ///< one line: the step at which the run ended, and the reason
-  std::vector<std::pair<std::string, double>> metrics{};  ///< the last value of every reported metric, "val_..." too
-  std::optional<BestCheckpoint> best{};                   ///< by checkpoint.monitor; nullopt: no such checkpoint
-  double seconds = 0;                                     ///< of this fit
+  StopKind stop = StopKind::none;        ///< none: the limits were reached
+  std::string why{};                     ///< one line: the step at which the run ended, and the reason
+  Metrics metrics{};                     ///< the last value of every reported metric, "val_..." too
+  std::optional<BestCheckpoint> best{};  ///< by checkpoint.monitor; nullopt: no such checkpoint
+  double seconds = 0;                    ///< of this fit
 };
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/version.h>
 
+#include "base/assertion.h"
 #include "base/special_number.h"
 #include "base/text.h"
 #include "base/wall_clock.h"

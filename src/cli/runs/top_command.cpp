@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <sys/signalfd.h>
 #include <termios.h>
 #include <unistd.h>
@@ -109,12 +108,6 @@ class LiveTerminal {
   Descriptor signals_{};
 };
 
-ScreenSize size_of_terminal(int width) {
-  winsize size{};
-  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0;
-  return known ? ScreenSize{.width = size.ws_col, .height = size.ws_row} : ScreenSize{.width = width};
-}
-
 ScreenStyle style_of(const Variables& variables) {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     if (const auto value = variables.get(name); value && !value->empty()) {
@@ -136,7 +129,8 @@ std::string stamp(const std::filesystem::path& run) {
   return text;
 }
 
-int show_live(const std::filesystem::path& directory, const RunData& first, int width, ScreenStyle style) {
+int show_live(const std::filesystem::path& directory, const RunData& first, const Variables& variables,
+              ScreenStyle style) {
   constexpr int kPause = 250;      // milliseconds; a poll also works for files that another machine writes
   constexpr int kRereadEvery = 8;  // pauses: the state changes without a file when a process is killed
   RunData run = first;
@@ -152,7 +146,8 @@ int show_live(const std::filesystem::path& directory, const RunData& first, int 
       }
       seen = now;
     }
-    terminal.draw(top_screen(run, unix_time(), size_of_terminal(width), style));
+    const Terminal screen = probe_terminal(STDOUT_FILENO, variables);  // a window can change its size
+    terminal.draw(top_screen(run, unix_time(), {.width = screen.width, .height = screen.height}, style));
     if (const auto code = terminal.wait(kPause)) {
       return *code;
     }
@@ -165,7 +160,7 @@ int top(const CommandLine& line, const Variables& variables) {
   const Terminal terminal = probe_terminal(STDOUT_FILENO, variables);
   const ScreenStyle style = style_of(variables);
   if (terminal.interactive && ::isatty(STDIN_FILENO) == 1) {
-    return show_live(directory, run, terminal.width, style);
+    return show_live(directory, run, variables, style);
   }
   constexpr int kAnyHeight = 1000;
   for (const std::string& row : top_screen(run, unix_time(), {.width = terminal.width, .height = kAnyHeight}, style)) {

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "trainer/output/time_shares.h"
 #include "world/world_access.h"
 

@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/assertion.h"
 #include "world/world_access.h"
 
 namespace lockstep {

@@ -3,6 +3,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/assertion.h"
+
 namespace lockstep {
 namespace {
 

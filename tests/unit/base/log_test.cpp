@@ -32,7 +32,7 @@ TEST(Log, LabelsLinesWithTheRankOfTheThread) {
     std::thread([] {
       set_log_rank(1, 2);
       log_info("only the main rank says this");
-      log_error("broken");
+      log(LogLevel::error, "broken");
     }).join();
     log_info("still alone");
   });
@@ -44,9 +44,9 @@ TEST(Log, DropsLinesBelowTheLevel) {
     log(LogLevel::debug, "debug");
     set_log_level(LogLevel::error);
     log_warning("warning");
-    log_error("error");
+    log(LogLevel::error, "error");
     set_log_level(LogLevel::off);
-    log_error("nothing");
+    log(LogLevel::error, "nothing");
     set_log_level(LogLevel::debug);
     log(LogLevel::debug, "shown");
     set_log_level(LogLevel::info);

@@ -483,6 +483,19 @@ TEST(CheckpointStore, FindsTheBest) {
   EXPECT_FALSE(CheckpointStore(one.directory.path() / "other", config, one.world).load_best());
 }
 
+TEST(CheckpointStore, KnowsTheBestOfASaveThatIsStillWritten) {
+  OneRank one;
+  CheckpointStore store(one.checkpoints(), {.monitor = "val_loss"}, one.world);
+  CheckpointContents contents = checkpoint_contents(1);
+  contents.values["metric.val_loss"] = "0.5";
+  store.save(1, contents);
+  contents.values["metric.val_loss"] = "0.25";
+  store.save_in_background(2, contents);
+  EXPECT_EQ(store.best(), std::pair(std::int64_t{2}, 0.25));
+  store.abandon_after(1);
+  EXPECT_EQ(store.best(), std::pair(std::int64_t{1}, 0.5));
+}
+
 TEST(CheckpointStore, LoadsACheckpointOfAnyRunByNameOrLink) {
   OneRank one;
   {

@@ -284,7 +284,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                .find_unused_parameters = true,
                .broadcast_buffers = false,
                .compression = GradCompression::bf16,
-               .sync_batch_norm = true,
+               .require_sync_batch_norm = true,
                .check_replicas = true,
                .shard_optimizer = true},
       .memory = {.keep_freed = false, .halve_batch = true, .channels_last = true},

@@ -286,9 +286,10 @@ TEST(SyncBatchNorm, IsPlainBatchNormAlone) {
 TEST(SyncBatchNorm, OfAStrategyThatHasEndedIsPlainBatchNorm) {
   thread_world(2, [](World& world) {
     SyncNet net;
+    PlainNet plain;
     { Prepared prepared(net, world); }
-    if (world.rank() == 0) {
-      net.forward(inputs(0, 4));  // would wait for the other rank
+    if (world.rank() == 0) {  // would wait for the other rank
+      EXPECT_TRUE(net.forward(inputs(0, 4)).equal(plain.forward(inputs(0, 4))));
     }
   });
 }
@@ -333,7 +334,7 @@ TEST(SyncBatchNorm, IsRequiredOnRequest) {
     }
   } module;
   World alone = World::single(c10::kCPU);
-  SingleDevice strategy({}, {.sync_batch_norm = true}, alone);
+  SingleDevice strategy({}, {.require_sync_batch_norm = true}, alone);
   const OptimizerSpec spec(sgd({.lr = 0.1}));
   try {
     strategy.prepare(module, {&spec, 1});

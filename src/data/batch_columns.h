@@ -1,4 +1,4 @@
-// data/columns.h
+// data/batch_columns.h
 #pragma once
 
 #include <lockstep/data/batch.h>

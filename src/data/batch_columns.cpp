@@ -1,4 +1,4 @@
-#include "data/columns.h"
+#include "data/batch_columns.h"
 
 #include <string_view>
 #include <utility>
