@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <typeinfo>
 
 #include <fmt/format.h>

@@ -79,6 +79,20 @@ TEST(Repository, TestsAreSkippedInOneWay) {
   });
 }
 
+// With pipefail, a program that writes to a reader that has ended fails the pipeline by chance.
+TEST(Repository, ScriptsReadPipesToTheirEnd) {
+  std::vector<SourceFile> scripts;
+  for (const char* folder : {"cmake", "examples", "tests", "docs"}) {
+    std::ranges::move(files(folder, {".sh", ".sbatch"}), std::back_inserter(scripts));
+  }
+  const std::regex ends_early(R"(\|\s*(head\b|grep\s+-[a-zA-Z]*q))");
+  expect_none(scripts, [&](const SourceFile& file) {
+    return std::regex_search(file.text, ends_early) ? Findings{file.path + ": a pipeline into head or grep -q"}
+                                                    : Findings();
+  });
+  EXPECT_TRUE(std::regex_search("ldconfig -p | grep -q x", ends_early)) << "control";
+}
+
 const fs::path kGlossary = "docs/glossary.md";
 
 TEST(Repository, HasNoForbiddenSynonym) {

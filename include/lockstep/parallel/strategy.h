@@ -45,9 +45,6 @@ struct StepRequests {
   /// Every request; what is sent has this order.
   static const std::array<bool StepRequests::*, 6> kAll;
 };
-}
-}
-;
 
 inline constexpr std::array<bool StepRequests::*, 6> StepRequests::kAll{
     &StepRequests::stop,     &StepRequests::save,   &StepRequests::save_ended,
