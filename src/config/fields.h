@@ -199,13 +199,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 65536,
              .common = true},
         c.nprocs);
-  visit(
-      Info{
-          .name = "backend",
-          .help =
-              "communication backend: nccl between GPUs, else gloo; shm: gloo with gradients in shared memory, for CPU "
-              "ranks of one machine; not used with one rank"},
-      c.backend);
+  visit(Info{.name = "backend",
+             .help =
+                 "communication backend; auto: nccl between GPUs, shm between CPU ranks of one machine that can share "
+                 "memory, else gloo; shm: gloo with gradients in shared memory; not used with one rank"},
+        c.backend);
   visit(Info{.name = "precision",
              .help = "number format; bf16_mixed and fp16_mixed only in the forward pass, with fp32 weights (fp16_mixed "
                      "with a dynamic loss scale); the others also for weights and inputs",

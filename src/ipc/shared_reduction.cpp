@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -53,6 +54,17 @@ bool has_reached(std::uint32_t value, std::uint32_t target) noexcept {
   return static_cast<std::int32_t>(value - target) >= 0;
 }
 
+/// A process that goes beyond its limit of file sizes gets a signal, which ends it.
+void check_file_limit(std::size_t bytes) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur) {
+    errno = EFBIG;
+    throw_errno(fmt::format("cannot have {} of shared memory (ulimit -f: {})",
+                            human_bytes(static_cast<std::int64_t>(bytes)),
+                            human_bytes(static_cast<std::int64_t>(limit.rlim_cur))));
+  }
+}
+
 std::size_t rounded_up(std::size_t bytes, std::size_t unit) noexcept { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -82,6 +94,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   if (!file.is_open()) {
     throw_errno("memfd_create");
   }
+  check_file_limit(bytes);
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
     throw_errno(fmt::format("cannot have {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
   }
@@ -121,6 +134,7 @@ SharedMemory SharedMemory::open(const std::string& address) {
 }
 
 void SharedMemory::reserve(std::size_t first, std::size_t bytes) const {
+  check_file_limit(first + bytes);
   if (::fallocate(file_.get(), 0, static_cast<off_t>(first), static_cast<off_t>(bytes)) != 0) {
     throw_errno(fmt::format("cannot reserve {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
   }

@@ -111,9 +111,9 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
 
   /// Collective. `sparse`: parameters of the module with sparse gradients.
   void make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse);
+  void remove_reducer();
 
  private:
-  void remove_reducer();
   void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients);
   void check_all_used() const;
   NamedTensors all_parameters() const;
@@ -190,8 +190,15 @@ std::unique_ptr<SingleDeviceOptimizer> Ddp::make_optimizer(const OptimizerSpec& 
 
 void Ddp::make_reducers() {
   const auto sparse = sparse_parameters(*module_);
+  const bool shares_memory = WorldAccess::shares_memory(world_);
   for (const auto& optimizer : optimizers_) {
     static_cast<DdpOptimizer&>(*optimizer).make_reducer(sparse);
+  }
+  if (shares_memory && !WorldAccess::shares_memory(world_)) {  // there was not enough for all: none takes it
+    for (const auto& optimizer : optimizers_) {
+      static_cast<DdpOptimizer&>(*optimizer).remove_reducer();
+      static_cast<DdpOptimizer&>(*optimizer).make_reducer(sparse);
+    }
   }
   buffers_due_ = true;
 }
@@ -390,10 +397,10 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   reducer_->push_rebuilt_params_for_all_indices();
   with_peers(world, "agreement on gradient buckets", [&] { reducer_->rebuild_buckets(); });
   if (hook_ == nullptr && WorldAccess::shares_memory(world)) {
-    auto shared =
-        std::make_unique<SharedMemoryHook>(ddp_.world_, reducer_->get_grad_buckets(/*return_zero_tensors=*/false));
-    shared_ = shared.get();
-    reducer_->register_comm_hook(std::move(shared));
+    if (auto shared = SharedMemoryHook::make(ddp_.world_, reducer_->get_grad_buckets(/*return_zero_tensors=*/false))) {
+      shared_ = shared.get();
+      reducer_->register_comm_hook(std::move(shared));
+    }
   }
   reduce_ = true;
   first_backward_ = true;

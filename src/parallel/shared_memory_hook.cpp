@@ -132,13 +132,10 @@ struct Introduction {
   }
 };
 
-void check_failures(const std::vector<std::string>& failures) {
+/// "": there is none.
+std::string first_failure(const std::vector<std::string>& failures) {
   const auto first = std::ranges::find_if(failures, [](const std::string& text) { return !text.empty(); });
-  if (first != failures.end()) {
-    throw CommError(fmt::format("--backend shm: rank {}: {}", first - failures.begin(), *first),
-                    "the ranks must be processes of one user that see each other in /proc; else use --backend gloo",
-                    ExitCode::usage);
-  }
+  return first == failures.end() ? std::string() : fmt::format("rank {}: {}", first - failures.begin(), *first);
 }
 
 template <class Act>
@@ -151,8 +148,12 @@ std::string failure_of(const Act& act) {
   }
 }
 
-// Every rank learns of the failure of any rank, so that all give up together.
-std::unique_ptr<SharedReduction> connect(World& world, std::vector<std::size_t> parts) {
+struct Connection {
+  std::unique_ptr<SharedReduction> reduction{};
+  std::string failure{};  ///< the same on every rank, so that all give up together; "": there is none
+};
+
+Connection connect(World& world, std::vector<std::size_t> parts) {
   std::shared_ptr<const SharedMemory> memory;
   Introduction mine{.process = std::to_string(::getpid()), .cores = fmt::format("{}", fmt::join(allowed_cores(), " "))};
   if (world.is_main()) {
@@ -174,7 +175,9 @@ std::unique_ptr<SharedReduction> connect(World& world, std::vector<std::size_t> 
     address += theirs.address;
     failures.push_back(theirs.failure);
   }
-  check_failures(failures);
+  if (std::string failure = first_failure(failures); !failure.empty()) {
+    return {.failure = std::move(failure)};
+  }
   options.spins = cores.size() >= options.processes.size();
   std::unique_ptr<SharedReduction> reduction;
   const std::string failure = failure_of([&] {
@@ -183,8 +186,7 @@ std::unique_ptr<SharedReduction> connect(World& world, std::vector<std::size_t> 
     }
     reduction = std::make_unique<SharedReduction>(std::move(memory), std::move(options));
   });
-  check_failures(world.gather(failure));
-  return reduction;
+  return {.reduction = std::move(reduction), .failure = first_failure(world.gather(failure))};
 }
 
 template <class Act>
@@ -207,8 +209,24 @@ std::vector<std::size_t> part_sizes(const std::vector<c10d::GradBucket>& buckets
 
 }  // namespace
 
-SharedMemoryHook::SharedMemoryHook(World& world, const std::vector<c10d::GradBucket>& buckets)
-    : group_(WorldAccess::group(world)), reduction_(connect(world, part_sizes(buckets))) {
+std::unique_ptr<SharedMemoryHook> SharedMemoryHook::make(World& world, const std::vector<c10d::GradBucket>& buckets) {
+  Connection connection = connect(world, part_sizes(buckets));
+  if (connection.failure.empty()) {
+    return std::unique_ptr<SharedMemoryHook>(
+        new SharedMemoryHook(WorldAccess::group(world), std::move(connection.reduction), buckets));
+  }
+  if (!WorldAccess::leave_shared_memory(world, connection.failure)) {
+    throw CommError(fmt::format("--backend shm: {}", connection.failure),
+                    "the ranks must be processes of one user that see each other in /proc; else use --backend gloo",
+                    ExitCode::usage);
+  }
+  return nullptr;
+}
+
+SharedMemoryHook::SharedMemoryHook(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                   std::unique_ptr<SharedReduction> reduction,
+                                   const std::vector<c10d::GradBucket>& buckets)
+    : group_(std::move(group)), reduction_(std::move(reduction)) {
   for (const c10d::GradBucket& bucket : buckets) {
     if (bucket.getBuffer().defined()) {
       move_bucket(bucket.getBuffer(), reduction_->part(bucket.getIndex()), reduction_->memory());

@@ -1,4 +1,4 @@
-// Gradients of ranks on the CPUs of one machine, reduced in memory that they share (--backend shm).
+// Gradients of ranks on the CPUs of one machine, reduced in memory that they share (--backend shm, or auto).
 #pragma once
 
 #include <memory>
@@ -17,9 +17,10 @@ class World;
 /// means have the same bytes on every rank. Sparse buckets go through the process group.
 class SharedMemoryHook final : public c10d::CommHookInterface {
  public:
-  /// Collective. Moves the dense ones of `buckets`, which are all of the reducer, to the shared memory. Throws:
-  /// CommError, on every rank, if one of them cannot have the memory.
-  SharedMemoryHook(World& world, const std::vector<c10d::GradBucket>& buckets);
+  /// Collective. Moves the dense ones of `buckets`, which are all of the reducer, to the shared memory. If a rank
+  /// cannot have it, `world` leaves shared memory, and every rank gets nullptr. Throws: CommError, on every rank, if it
+  /// may not.
+  static std::unique_ptr<SharedMemoryHook> make(World& world, const std::vector<c10d::GradBucket>& buckets);
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
@@ -30,6 +31,9 @@ class SharedMemoryHook final : public c10d::CommHookInterface {
   void finish();
 
  private:
+  SharedMemoryHook(c10::intrusive_ptr<c10d::ProcessGroup> group, std::unique_ptr<SharedReduction> reduction,
+                   const std::vector<c10d::GradBucket>& buckets);
+
   struct Pending {
     at::Tensor bucket{};
     c10::intrusive_ptr<c10::ivalue::Future> done{};

@@ -42,7 +42,8 @@ Backend resolve_backend(const TrainConfig& config, const Hardware& hardware, con
     if (wants_nccl && !asked_cpu) {  // else reported by check_config
       findings.problem("--backend nccl: needs a GPU per rank, found ranks on the CPU", "use --backend gloo");
     }
-    return Backend::gloo;
+    // A plan does not try the memory: see Note [Shared memory of auto].
+    return config.backend == Backend::automatic && plan.nodes == 1 ? Backend::shm : Backend::gloo;
   }
   if (config.backend == Backend::gloo) {
     findings.notes.push_back("gloo with GPUs: gradients are staged through the host; nccl is faster");

@@ -137,6 +137,12 @@ void Fit::resume(const std::vector<NamedSchedule>& schedules) {
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;
   }
+  // So that a resumed run stays bitwise equal to an undisturbed one.
+  if (adds_as_gloo(origin->contents, world_) &&
+      WorldAccess::leave_shared_memory(
+          world_, "the checkpoint was written so by as many ranks, and --backend shm would add in another order")) {
+    strategy_->prepare_again();
+  }
   auto parts = run_parts();
   changed_ = restore(parts, origin->contents, schedules);
   hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);

@@ -15,7 +15,9 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "config/field_value.h"
 #include "storage/names.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -41,6 +43,9 @@ std::string shown(const std::string& value) { return value.empty() ? "empty" : p
 constexpr const char* kWeightsOnly = "weights_only";  // key in the values of a checkpoint
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
+constexpr std::string_view kBackend = "backend";
+constexpr const char* kWorldSize = "world_size";
+constexpr const char* kPositionEpoch = "position.epoch";
 constexpr const char* kPlaceEpoch = "place.epoch";
 constexpr const char* kPlaceSteps = "place.steps";
 constexpr const char* kPlaceValidation = "place.validation_is_due";
@@ -68,7 +73,33 @@ bool may_change(std::string_view field) {
   return std::find(kFields.begin(), kFields.end(), field) != kFields.end();
 }
 
-std::vector<std::string> changes(const Plan& plan, const CheckpointContents& contents) {
+/// The configuration with what this run found out: the ranks may have left shared memory.
+TrainConfig config_in_use(const RunParts& run) {
+  TrainConfig config = run.plan.config;
+  if (run.world.size() > 1) {
+    config.backend = WorldAccess::backend(run.world);
+  }
+  return config;
+}
+
+std::string saved_backend(const CheckpointContents& contents) {
+  return text(contents, fmt::format("{}{}", kConfig, kBackend));
+}
+
+bool has_as_many_ranks(const CheckpointContents& contents, const World& world) {
+  return text(contents, kWorldSize) == std::to_string(world.size());
+}
+
+/// Two ranks have only one order, and with another number of ranks every order is new.
+bool adds_in_no_other_order(Backend now, const CheckpointContents& contents, const World& world) {
+  const auto is_either = [](const std::string& name) {
+    return name == to_text(Backend::gloo) || name == to_text(Backend::shm);
+  };
+  return is_either(to_text(now)) && is_either(saved_backend(contents)) &&
+         (world.size() <= 2 || !has_as_many_ranks(contents, world));
+}
+
+std::vector<std::string> changes(const RunParts& run, const CheckpointContents& contents) {
   std::vector<std::string> found;
   const auto compare = [&](std::string_view kind, const std::string& name, const std::string& value) {
     const auto saved = contents.values.find(std::string(kind) + name);
@@ -77,12 +108,14 @@ std::vector<std::string> changes(const Plan& plan, const CheckpointContents& con
           fmt::format("--{} is {} now, {} when the checkpoint was written", name, shown(value), shown(saved->second)));
     }
   };
-  for (const auto& [name, value] : config_values(plan.config)) {
-    if (ranks_agree_on(name) && !may_change(name)) {
+  const TrainConfig now = config_in_use(run);
+  for (const auto& [name, value] : config_values(now)) {
+    const bool adds_alike = name == kBackend && adds_in_no_other_order(now.backend, contents, run.world);
+    if (ranks_agree_on(name) && !may_change(name) && !adds_alike) {
       compare(kConfig, name, value);
     }
   }
-  for (const auto& [name, value] : plan.facts.program_values) {
+  for (const auto& [name, value] : run.plan.facts.program_values) {
     compare(kProgram, name, value);
   }
   return found;
@@ -160,7 +193,7 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   const LoaderPosition position = run.train.position();
   auto& values = contents.values;
   values["total_steps"] = std::to_string(run.total_steps);
-  values["position.epoch"] = std::to_string(position.epoch);
+  values[kPositionEpoch] = std::to_string(position.epoch);
   values["position.consumed"] = std::to_string(position.consumed);
   values["position.global_batch"] = std::to_string(position.global_batch);
   values["position.dataset_size"] = std::to_string(position.dataset_size);
@@ -168,7 +201,7 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   values[kPlaceEpoch] = std::to_string(run.place.number);
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
-  values["world_size"] = std::to_string(run.world.size());
+  values[kWorldSize] = std::to_string(run.world.size());
   values["data_order"] = std::to_string(kDataOrder);
   values["threads"] = std::to_string(at::get_num_threads());
   contents.per_rank = rng_state(run.world.device());
@@ -186,6 +219,11 @@ EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& sa
 
 }  // namespace
 
+bool adds_as_gloo(const CheckpointContents& contents, const World& world) {
+  return contents.values.contains(kPositionEpoch) && world.size() > 2 && has_as_many_ranks(contents, world) &&
+         saved_backend(contents) == to_text(Backend::gloo);
+}
+
 bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnly); }
 
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
@@ -198,7 +236,7 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   values["step"] = std::to_string(run.state.step);
   values["epoch"] = std::to_string(run.state.epoch);
   values["samples"] = std::to_string(run.state.samples);
-  for (const auto& [name, value] : config_values(run.plan.config)) {
+  for (const auto& [name, value] : config_values(config_in_use(run))) {
     values[std::string(kConfig) + name] = value;
   }
   for (const auto& [name, value] : run.plan.facts.program_values) {
@@ -221,7 +259,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (!contents.tensors.contains("model")) {
     throw CheckpointError("the checkpoint has no model.safetensors", "choose another checkpoint");
   }
-  if (!contents.values.contains("position.epoch")) {
+  if (!contents.values.contains(kPositionEpoch)) {
     restore_weights(run, contents);
     return {};
   }
@@ -229,12 +267,12 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
     throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
                           "use the lockstep version that wrote it");
   }
-  const LoaderPosition position{.epoch = integer(contents, "position.epoch"),
+  const LoaderPosition position{.epoch = integer(contents, kPositionEpoch),
                                 .consumed = integer(contents, "position.consumed"),
                                 .dataset_size = integer(contents, "position.dataset_size"),
                                 .global_batch = integer(contents, "position.global_batch"),
                                 .state = text(contents, "position.state")};
-  const auto world_size = integer(contents, "world_size");
+  const auto world_size = integer(contents, kWorldSize);
   if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
     throw CheckpointError(
         fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size,
@@ -297,7 +335,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
                           run.world.size()));
     seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
   }
-  std::vector<std::string> changed = changes(run.plan, contents);
+  std::vector<std::string> changed = changes(run, contents);
   warn_about(changed, contents, run.world);
   warn_about_schedules(schedules, run, contents);
   return changed;

@@ -40,6 +40,9 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
 /// Whether only the model was saved (checkpoint.weights_only).
 bool is_weights_only(const CheckpointContents& contents);
 
+/// A run of as many ranks wrote it, which added gradients as Gloo does: not in the order of shared memory.
+bool adds_as_gloo(const CheckpointContents& contents, const World& world);
+
 /// Collective: same result on every rank. Throws: CheckpointError (exit 65) if model, data or data order do not match;
 /// changes nothing then. Warns about every hyperparameter that differs, and returns their descriptions.
 /// Warns also about `schedules` that follow the length of the run, if that has changed.

@@ -226,8 +226,9 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::ProcessGroup> group{};
   c10::intrusive_ptr<c10d::Backend> gloo{};
   c10::intrusive_ptr<c10d::Backend> nccl{};  // null without NCCL
-  bool shares_memory = false;
-  std::int64_t operations = 0;  // control-plane collectives begun by this rank
+  Backend backend = Backend::gloo;           // in use
+  bool may_leave_shared_memory = false;      // nobody asked for it
+  std::int64_t operations = 0;               // control-plane collectives begun by this rank
   ProgressRecord own_progress{};
   std::optional<ProgressBoard> board{};  // that of the launcher, if there is one
   ProgressRecord* progress = &own_progress;
@@ -333,9 +334,15 @@ struct World::Impl {
     group->setGroupName("lockstep");
   }
 
-  void connect_data_plane(c10::Device on, Backend backend) {
+  /// Note [Shared memory of auto]: with --backend auto, a rank on the CPU plans for shared memory if its launcher shows
+  /// one machine. The ranks agree on Gloo if they find several machines when they meet, if one cannot have the memory,
+  /// which they know only when they build a reducer, or if the checkpoint was written with Gloo. So nothing depends on
+  /// what a plan cannot know. Whoever asks for shm gets it or an error.
+  /// `asked`: automatic: shm, which the ranks may leave.
+  void connect_data_plane(c10::Device on, Backend asked) {
     device = on;
-    shares_memory = backend == Backend::shm;
+    may_leave_shared_memory = asked == Backend::automatic;
+    backend = may_leave_shared_memory ? Backend::shm : asked;
     if (alone() || !device.is_cuda()) {
       return;
     }
@@ -383,21 +390,31 @@ struct World::Impl {
     return all;
   }
 
-  // Not every launcher provides the node of a rank or the number of ranks on it.
-  void learn_nodes(const Identity& identity) {
+  /// Not every launcher provides the node of a rank or the number of ranks on it. Returns why the ranks do not share
+  /// memory; "": `wants_memory` on all of them, and they are on one machine.
+  std::string learn_nodes(const Identity& identity, bool wants_memory) {
     std::vector<NodeClaim> claims;
-    for (const std::string& theirs : gather(
-             "gather of nodes",
-             fmt::format("{} {} {}", identity.local_rank, identity.node_is_guess ? -1 : identity.node, host_name()))) {
+    std::string refusal;
+    for (const std::string& theirs : gather("gather of nodes", fmt::format("{} {} {} {}", identity.local_rank,
+                                                                           identity.node_is_guess ? -1 : identity.node,
+                                                                           wants_memory ? 1 : 0, host_name()))) {
       const auto words = split(theirs, ' ');
+      if (words.at(2) != "1" && refusal.empty()) {
+        refusal = fmt::format("rank {} plans another backend", claims.size());
+      }
       claims.push_back({.local_rank = static_cast<int>(parse_int(words.at(0)).value_or(0)),
                         .node = static_cast<int>(parse_int(words.at(1)).value_or(-1)),
-                        .host = words.at(2)});
+                        .host = words.at(3)});
     }
-    const NodePlace mine = place_on_nodes(claims).at(static_cast<std::size_t>(place.rank));
+    const std::vector<NodePlace> on_nodes = place_on_nodes(claims);
+    const NodePlace mine = on_nodes.at(static_cast<std::size_t>(place.rank));
     place.node = mine.node;
     place.nodes = mine.nodes;
     place.local_size = mine.local_size;
+    const auto other =
+        std::ranges::find_if(on_nodes, [&](const NodePlace& of) { return of.node != on_nodes.front().node; });
+    return other == on_nodes.end() ? refusal
+                                   : fmt::format("rank {} is on another machine than rank 0", other - on_nodes.begin());
   }
 
   std::int64_t control_all_reduce(std::string_view what, Operation operation, std::int64_t value, c10d::ReduceOp op,
@@ -500,7 +517,21 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Rank
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& WorldAccess::group(const World& world) { return world.impl_->group; }
 
-bool WorldAccess::shares_memory(const World& world) { return world.impl_->shares_memory; }
+Backend WorldAccess::backend(const World& world) { return world.impl_->backend; }
+
+bool WorldAccess::shares_memory(const World& world) { return backend(world) == Backend::shm; }
+
+bool WorldAccess::leave_shared_memory(World& world, std::string_view reason) {
+  World::Impl& impl = *world.impl_;
+  if (!shares_memory(world) || !impl.may_leave_shared_memory) {
+    return false;
+  }
+  impl.backend = Backend::gloo;
+  if (world.is_main()) {
+    log_info(fmt::format("gradients go through Gloo, not through shared memory: {}", reason));
+  }
+  return true;
+}
 
 milliseconds WorldAccess::timeout(const World& world) { return world.impl_->timeout; }
 
@@ -584,12 +615,21 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   }
   try {
     impl.connect_control_plane();
-    impl.learn_nodes(identity);
+    const bool shares_by_itself =
+        plan.config.backend == Backend::shm && plan.asked && plan.asked->backend == Backend::automatic;
+    const std::string refusal = impl.learn_nodes(identity, plan.config.backend == Backend::shm);
+    TrainConfig compared = plan.config;
+    if (shares_by_itself) {
+      compared.backend = Backend::gloo;  // what ranks may plan whose launcher shows them several machines
+    }
     // NCCL identifies the host by this variable.
     impl.places = agree_at_start(
-        plan.config, chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""),
-        world, place);
-    impl.connect_data_plane(impl.device, plan.config.backend);
+        compared, chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""), world,
+        place);
+    impl.connect_data_plane(impl.device, shares_by_itself ? Backend::automatic : plan.config.backend);
+    if (shares_by_itself && !refusal.empty()) {
+      WorldAccess::leave_shared_memory(world, refusal);
+    }
     return world;
   } catch (const Error&) {
     throw;

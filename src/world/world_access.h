@@ -43,7 +43,8 @@ struct WorldAccess {
   /// and before the device is used. The World then has its coordinates and its store.
   static World connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met);
   /// Collective. Creates a world with an existing store whose keys belong only to this world. Every rank passes its own
-  /// connection (ranks that are threads may share a HashStore).
+  /// connection (ranks that are threads may share a HashStore). `backend`: automatic: shared memory that the ranks may
+  /// leave.
   static World make(const c10::intrusive_ptr<c10d::Store>& store, const RankCoordinates& place, c10::Device device,
                     Backend backend, std::chrono::milliseconds timeout);
   /// Collective. Another world of the same ranks and device, whose collectives may have another order on each rank than
@@ -51,8 +52,13 @@ struct WorldAccess {
   static World second(World& world, std::string_view purpose);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);
-  /// Gradients are reduced in memory that the ranks share (--backend shm).
+  /// The one in use. For several ranks.
+  static Backend backend(const World& world);
+  /// Gradients are reduced in memory that the ranks share.
   static bool shares_memory(const World& world);
+  /// Every rank calls it at the same place: gradients of reducers that are built from now on go through Gloo, and the
+  /// main rank logs why. false: they do already, or somebody asked for shared memory.
+  static bool leave_shared_memory(World& world, std::string_view reason);
   /// Longest wait for a peer in a collective.
   static std::chrono::milliseconds timeout(const World& world);
   /// Waits for an event of the device. Throws: CommError as soon as a collective on the device has failed: results that

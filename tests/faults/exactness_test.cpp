@@ -110,7 +110,7 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StopsAfterEveryStep,
-                         testing::Values(Trained{1}, Trained{2}, Trained{4},
+                         testing::Values(Trained{1}, Trained{2}, Trained{4}, Trained{4, {"--backend", "gloo"}, "_gloo"},
                                          Trained{2, {"--dist.compression", "bf16_stochastic"}, "_bf16_stochastic"}),
                          [](const auto& test) { return std::to_string(test.param.ranks) + test.param.name; });
 
@@ -169,10 +169,10 @@ TEST(SampleLedger, IsExactThroughRandomCrashes) {
   for (int run = 0; sweep.points() < wanted; ++run) {
     const auto folder = dir.path() / std::to_string(run);
     std::filesystem::create_directories(folder);
-    Process process(
-        command(TRAIN_PROGRAM, folder / "run",
-                with(flags(2), {"--ledger", folder.string(), "--dist.max_restarts", "100", "--checkpoint.async",
-                                "--checkpoint.every_steps", "3", "--report.every_steps", "1"})));
+    Process process(command(TRAIN_PROGRAM, folder / "run",
+                            with(flags(2), {"--backend", sweep.between(0, 1) == 0 ? "auto" : "gloo", "--ledger",
+                                            folder.string(), "--dist.max_restarts", "100", "--checkpoint.async",
+                                            "--checkpoint.every_steps", "3", "--report.every_steps", "1"})));
     int crashes = 0;
     for (int step = sweep.between(1, 12); step < kSteps; step += sweep.between(4, 16)) {
       if (!process.wait_for(fmt::format("step {} ", step), Process::Seconds(30))) {

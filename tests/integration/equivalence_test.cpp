@@ -73,8 +73,8 @@ TEST_F(Equivalence, OneTwoAndFourRanksLearnTheSame) {
   const auto four = train("four", {"--nprocs", "4", "--batch_size", "2"});
   EXPECT_LE(worst_difference(one, two), 1e-5);
   EXPECT_LE(worst_difference(one, four), 1e-5);
-  for (const auto& [name, ranks] : {std::pair("shared_two", "2"), std::pair("shared_three", "3")}) {
-    EXPECT_LE(worst_difference(one, train(name, {"--nprocs", ranks, "--backend", "shm"})), 1e-5) << name;
+  for (const auto& [name, ranks] : {std::pair("gloo_two", "2"), std::pair("gloo_three", "3")}) {
+    EXPECT_LE(worst_difference(one, train(name, {"--nprocs", ranks, "--backend", "gloo"})), 1e-5) << name;
   }
   // Control: a different seed gives a different training.
   const auto other = train("other", {"--nprocs", "2", "--seed", "7"});

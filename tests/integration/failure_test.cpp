@@ -29,14 +29,14 @@ struct Failure {
 };
 std::ostream& operator<<(std::ostream& out, const Failure& failure) { return out << failure.how; }
 
-class OneRankFails : public testing::TestWithParam<std::tuple<Failure, int>> {};
+class OneRankFails : public testing::TestWithParam<std::tuple<Failure, int, std::string>> {};
 
 TEST_P(OneRankFails, AndIsBlamed) {
-  const auto& [failure, rank] = GetParam();
+  const auto& [failure, rank, backend] = GetParam();
   const TempDir dir;
-  const auto result = run_program(
-      command(TRAIN_PROGRAM, dir.path() / "run",
-              {"--nprocs", "3", "--fail", failure.how, "--fail_rank", std::to_string(rank), "--fail_step", "5"}));
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                                          {"--nprocs", "3", "--fail", failure.how, "--fail_rank", std::to_string(rank),
+                                           "--fail_step", "5", "--backend", backend}));
   EXPECT_EQ(result.code, failure.code) << result.err;
   EXPECT_LT(result.seconds, 15);
   const auto last = result.err.rfind("rank " + std::to_string(rank) + " ");
@@ -53,9 +53,10 @@ INSTANTIATE_TEST_SUITE_P(
                                      Failure{"noexcept", 134, "std::terminate after std::runtime_error"},
                                      Failure{"thread", 134, "std::terminate after std::runtime_error"},
                                      Failure{"terminate", 134, "std::terminate after no exception"}),
-                     testing::Values(0, 2)),
+                     testing::Values(0, 2), testing::Values("auto", "gloo")),
     [](const auto& test) {
-      return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param));
+      return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param)) + "_" +
+             std::get<2>(test.param);
     });
 
 TEST(OneRank, CrashesWithTheNamesOfItsFunctions) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/plain_ranks.h"
 #include "support/python.h"
 #include "support/requirements.h"
 #include "support/runs.h"
@@ -56,7 +57,7 @@ TEST(Torchrun, MayStartDifferentNumbersOfRanksOnItsNodes) {
   ASSERT_EQ(second.code, 0) << second.err;
   EXPECT_THAT(first.err + second.err, HasSubstr("torchrun, 3 ranks on 2 nodes"));
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "own",
-                                {"--max_epochs", "2", "--data.workers", "1", "--nprocs", "3"}),
+                                {"--max_epochs", "2", "--data.workers", "1", "--nprocs", "3", "--backend", "gloo"}),
                         {{"OMP_NUM_THREADS", "1"}})
                 .code,
             0);
@@ -91,8 +92,9 @@ TEST(SlurmTasks, MayStartDifferentNumbersOfRanksOnTheirNodes) {
   ASSERT_EQ(first.code, 0) << first.err;
   ASSERT_EQ(second.code, 0) << second.err;
   EXPECT_THAT(first.err, HasSubstr("x 3 ranks")) << "the table counts the ranks of all nodes";
-  ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "own", {"--max_epochs", "2", "--nprocs", "3"}),
-                        {{"OMP_NUM_THREADS", "1"}})
+  ASSERT_EQ(run_program(
+                command(TRAIN_PROGRAM, dir.path() / "own", {"--max_epochs", "2", "--nprocs", "3", "--backend", "gloo"}),
+                {{"OMP_NUM_THREADS", "1"}})
                 .code,
             0);
   EXPECT_EQ(final_state(dir.path() / "own"), final_state(dir.path() / "slurm"));
@@ -115,6 +117,47 @@ TEST(Environment, NeedsNoLocalWorldSize) {
     const auto result = rank->wait();
     EXPECT_EQ(result.code, 0) << result.err;
   }
+}
+
+/// Rank 1 may have only small files, and shared memory is one.
+std::vector<Process::Result> with_a_limited_rank(const std::filesystem::path& run, const std::vector<std::string>& more,
+                                                 const std::string& limit) {
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto words = command(TRAIN_PROGRAM, run, with({"--max_epochs", "1"}, more));
+    if (rank == 1) {
+      words = with({"sh", "-c", "ulimit -f " + limit + " && exec \"$0\" \"$@\""}, words);
+    }
+    ranks.push_back(std::make_unique<Process>(words, rank_variables(rank, 3, port)));
+  }
+  std::vector<Process::Result> results;
+  for (const auto& rank : ranks) {
+    results.push_back(rank->wait());
+  }
+  return results;
+}
+
+TEST(Environment, RanksLeaveSharedMemoryIfOneOfThemCannotHaveIt) {
+  const TempDir dir;
+  const std::vector<Process::Result> limited = with_a_limited_rank(dir.path() / "auto", {}, "24");
+  for (const auto& result : limited) {
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  EXPECT_THAT(limited[0].err, testing::ContainsRegex("gradients go through Gloo, not through shared memory: rank 1: "
+                                                     "cannot have .* of shared memory \\(ulimit -f"));
+  EXPECT_THAT(limited[1].err + limited[2].err, testing::Not(HasSubstr("go through Gloo"))) << "once";
+  for (const auto& result : with_a_limited_rank(dir.path() / "gloo", {"--backend", "gloo"}, "24")) {
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  EXPECT_EQ(final_state(dir.path() / "auto"), final_state(dir.path() / "gloo"));
+  for (const auto& result : with_a_limited_rank(dir.path() / "shared", {"--backend", "shm"}, "24")) {
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("--backend shm: rank 1: cannot have "));
+  }
+  const std::vector<Process::Result> enough = with_a_limited_rank(dir.path() / "enough", {}, "100000");  // the control
+  EXPECT_EQ(enough[0].code, 0) << enough[0].err;
+  EXPECT_THAT(enough[0].err, testing::Not(HasSubstr("go through Gloo")));
 }
 
 TEST(Environment, PartialVariablesAreRefused) {

@@ -35,6 +35,7 @@ using Clock = std::chrono::steady_clock;
 using Path = std::filesystem::path;
 
 constexpr int kMostSeconds = 86400;
+constexpr const char* kExchange = "exchange";
 
 constexpr FlagRow kFlags[] = {
     {"nprocs", "N", "ranks (default: one per GPU, without GPUs 2)"},
@@ -71,8 +72,8 @@ Request parse_request(const CommandLine& line, const Variables& variables) {
           .time_limit_s = line.number("time-limit", 1, kMostSeconds, 120)};
 }
 
-std::string backend_name(const Plan& plan) {
-  for (const auto& [name, value] : config_values(plan.config)) {
+std::string backend_name(const TrainConfig& config) {
+  for (const auto& [name, value] : config_values(config)) {
     if (name == "backend") {
       return value;
     }
@@ -175,14 +176,14 @@ class Test {
     const WorkDirectory directory(measurements_.directory.checked);
     const Plan& plan = plans_.front();
     const auto try_part = [&](const std::string& part, const Plan& with) {
-      return launch(part, with, directory.path() / backend_name(with));
+      return launch(part, with, directory.path() / backend_name(with.config));
     };
     if (plan.gpu()) {
       add(judge_devices(try_part("devices", plan)));
     }
     for (const Plan& with : plans_) {
-      const std::string name = with.world_size > 1 ? backend_name(with) : "one rank";
-      measurements_.exchanges.emplace_back(name, try_part("exchange", with));
+      const std::string name = with.world_size > 1 ? backend_name(with.config) : "one rank";
+      measurements_.exchanges.emplace_back(name, try_part(kExchange, with));
       add(judge_exchange(name, measurements_.exchanges.back().second));
     }
     compare_backends();
@@ -216,7 +217,8 @@ class Test {
       flags.insert(flags.end(), {"--devices", plan.config.devices.text()});
     }
     if (plan.world_size > 1) {
-      flags.insert(flags.end(), {"--backend", backend_name(plan)});
+      // Only an exchange tests one backend; all else trains as a program would.
+      flags.insert(flags.end(), {"--backend", backend_name(part == kExchange ? plan.config : plan.asked.value())});
     }
     if (shows_status_) {
       write_status(fmt::format("testing: {} ...", part));

@@ -181,13 +181,13 @@ std::optional<Advice> advise_backend(const Measurements& measurements) {
     }
   }
   if (shm_wins.empty()) {
-    return gloo_wins.empty() ? std::nullopt
-                             : std::optional(Advice{"--backend gloo, the default", join(gloo_wins, "; ")});
+    return gloo_wins.empty() ? std::nullopt : std::optional(Advice{"--backend gloo", join(gloo_wins, "; ")});
   }
-  return Advice{gloo_wins.empty()
-                    ? "--backend shm"
-                    : "--backend shm for models whose gradients are as small as these, gloo for larger ones",
-                join(shm_wins, "; ") + (gloo_wins.empty() ? "" : "; but " + join(gloo_wins, "; "))};
+  return Advice{
+      gloo_wins.empty()
+          ? "--backend shm, the default"
+          : "--backend shm, the default, for models whose gradients are as small as these; gloo for larger ones",
+      join(shm_wins, "; ") + (gloo_wins.empty() ? "" : "; but " + join(gloo_wins, "; "))};
 }
 
 bool is_on_a_network(std::string_view file_system) {

@@ -17,6 +17,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -253,6 +254,21 @@ TEST(SharedMemory, IsRefusedIfTheMachineHasLess) {
   EXPECT_THAT([] { SharedMemory::create(std::size_t{1} << 50); },
               testing::ThrowsMessage<std::system_error>(
                   AllOf(HasSubstr("of shared memory"), HasSubstr("Cannot allocate memory"))));
+}
+
+// The system would end the process.
+TEST(SharedMemory, IsRefusedBeyondTheLimitOfFileSizes) {
+  const SharedMemory memory = SharedMemory::create(std::size_t{1} << 20);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit limit{.rlim_cur = 65536, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const auto is_refused = testing::ThrowsMessage<std::system_error>(
+      AllOf(HasSubstr("of shared memory (ulimit -f: 64.0 KiB)"), HasSubstr("File too large")));
+  EXPECT_THAT([] { SharedMemory::create(65537); }, is_refused);
+  EXPECT_THAT([&] { memory.reserve(65536, 1); }, is_refused);
+  memory.reserve(0, 65536);
+  ::setrlimit(RLIMIT_FSIZE, &before);
 }
 
 TEST(SharedMemory, IsOnlyFoundUnderItsAddress) {

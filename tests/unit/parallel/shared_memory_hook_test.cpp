@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
@@ -47,6 +48,7 @@ struct Training {
   double bucket_mib = 1;
   std::string run_dir{};  ///< "": no checkpoints
   std::int64_t max_steps = 0;
+  Backend* in_use = nullptr;  ///< at the end
 };
 
 /// The parameters of each rank at the end.
@@ -66,6 +68,9 @@ std::vector<NamedTensors> trained(int ranks, Backend backend, const Training& tr
         adamw({.lr = 1e-3}));
     DataLoader data(tiny_data(14), plan.loader, world);
     Trainer(plan, world).fit(*task, data);
+    if (training.in_use != nullptr && world.is_main()) {
+      *training.in_use = WorldAccess::backend(world);
+    }
     for (const auto& [name, tensor] : module_tensors(task->module())) {
       found[static_cast<std::size_t>(world.rank())].emplace_back(name, tensor.detach().clone());
     }
@@ -122,6 +127,83 @@ TEST(SharedMemoryHook, ResumesWithTheBytesOfTheUndisturbedRun) {
   trained(3, Backend::shm, training);
   training.max_steps = 0;
   EXPECT_TRUE(are_equal(trained(3, Backend::shm, training)[0], straight[0]));
+}
+
+/// As the rank of a machine that has no more memory for files.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(SharedMemoryOfAuto, IsTakenAndIsLeftByAllIfItIsMissing) {
+  const auto shared = trained(3, Backend::shm);
+  const auto sent = trained(3, Backend::gloo);
+  ASSERT_FALSE(are_equal(shared[0], sent[0])) << "three ranks have several orders";
+  Backend in_use = Backend::automatic;
+  const Training training{.in_use = &in_use};
+  EXPECT_TRUE(are_equal(trained(3, Backend::automatic, training)[0], shared[0]));
+  EXPECT_EQ(in_use, Backend::shm);
+  const FileLimit limit(100'000);
+  testing::internal::CaptureStderr();
+  const auto found = trained(3, Backend::automatic, training);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::ContainsRegex("gradients go through Gloo, not through shared memory: rank 0: cannot have .* of "
+                                     "shared memory \\(ulimit -f"));
+  EXPECT_EQ(in_use, Backend::gloo);
+  for (const NamedTensors& of_rank : found) {
+    EXPECT_TRUE(are_equal(of_rank, sent[0]));
+  }
+  EXPECT_THAT(message_of<CommError>([] { trained(3, Backend::shm); }),
+              HasSubstr("--backend shm: rank 0: cannot have "));
+}
+
+// The sums of three ranks depend on the order.
+TEST(SharedMemoryOfAuto, KeepsTheOrderOfTheCheckpoint) {
+  for (const Backend begun : {Backend::gloo, Backend::shm}) {
+    const auto straight = trained(3, begun);
+    const TempDir dir;
+    Backend in_use = Backend::automatic;
+    Training training{.run_dir = (dir.path() / "run").string(), .max_steps = 2, .in_use = &in_use};
+    trained(3, begun, training);
+    for (const std::int64_t steps : {4, 0}) {  // twice: the second checkpoint is of a run that left shared memory
+      training.max_steps = steps;
+      testing::internal::CaptureStderr();
+      const auto found = trained(3, Backend::automatic, training);
+      const std::string log = testing::internal::GetCapturedStderr();
+      EXPECT_EQ(in_use, begun);
+      EXPECT_EQ(log.find("the checkpoint was written so") != std::string::npos, begun == Backend::gloo) << log;
+      EXPECT_THAT(log, testing::Not(HasSubstr("warning")));
+      EXPECT_TRUE(steps > 0 || are_equal(found[0], straight[0]));
+    }
+  }
+}
+
+TEST(SharedMemoryOfAuto, WarnsOnlyWhereSumsHaveAnotherOrder) {
+  const auto log_of = [](int before, Backend first, int now, Backend second) {
+    const TempDir dir;
+    Training training{.width = 8, .run_dir = (dir.path() / "run").string(), .max_steps = 2};
+    trained(before, first, training);
+    training.max_steps = 4;
+    testing::internal::CaptureStderr();
+    trained(now, second, training);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(log_of(3, Backend::gloo, 3, Backend::shm),
+              HasSubstr("--backend is shm now, gloo when the checkpoint was written"));
+  EXPECT_THAT(log_of(3, Backend::shm, 3, Backend::gloo), HasSubstr("--backend is gloo now, shm when"));
+  EXPECT_THAT(log_of(2, Backend::shm, 2, Backend::gloo), testing::Not(HasSubstr("--backend")));
+  EXPECT_THAT(log_of(2, Backend::gloo, 2, Backend::automatic), testing::Not(HasSubstr("Gloo"))) << "the same bytes";
+  EXPECT_THAT(log_of(3, Backend::gloo, 2, Backend::automatic), testing::Not(HasSubstr("--backend")));
 }
 
 // A gradient is a view of memory that other ranks use too.

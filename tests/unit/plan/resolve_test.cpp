@@ -231,8 +231,6 @@ TEST(Resolve, CountsRanksOnTheCpu) {
   const Plan plan = resolve({.nprocs = 3}, machine_with(0, 2), kAlone);
   EXPECT_EQ(plan.threads_per_rank, 1);
   EXPECT_EQ(plan.config.devices, DeviceSpec("cpu"));
-  EXPECT_EQ(plan.config.backend, Backend::gloo);
-  EXPECT_EQ(resolve({.nprocs = 3, .backend = Backend::shm}, no_gpu(), kAlone).config.backend, Backend::shm);
 }
 
 TEST(Resolve, RefusesContradictionsOnce) {
@@ -375,6 +373,24 @@ TEST(Resolve, ChoosesTheBackend) {
   EXPECT_EQ(resolve({.nprocs = 1}, no_nccl, kAlone).config.backend, Backend::gloo);
   EXPECT_EQ(refusal({.nprocs = 2, .backend = Backend::nccl}, no_gpu()),
             "--backend nccl: needs a GPU per rank, found ranks on the CPU | use --backend gloo");
+}
+
+TEST(Resolve, SharesMemoryBetweenCpuRanksOfOneMachine) {
+  const auto of = [](const TrainConfig& config, const Identity& identity) {
+    return resolve(config, no_gpu(), identity).config.backend;
+  };
+  const Plan plan = resolve({.nprocs = 3}, no_gpu(), kAlone);
+  EXPECT_EQ(plan.config.backend, Backend::shm);
+  EXPECT_EQ(plan.asked->backend, Backend::automatic);
+  EXPECT_EQ(asked_config(plan).backend, Backend::automatic);
+  EXPECT_EQ(resolve({.devices = "cpu", .nprocs = 2}, machine_with(2), kAlone).config.backend, Backend::shm);
+  EXPECT_EQ(of({}, launched(0, 4)), Backend::shm);
+  EXPECT_EQ(of({}, launched(0, 4, 2)), Backend::gloo) << "two machines";
+  EXPECT_EQ(of({.backend = Backend::gloo}, launched(0, 4)), Backend::gloo);
+  EXPECT_EQ(of({.backend = Backend::shm}, launched(0, 4)), Backend::shm);
+  EXPECT_EQ(resolve({.nprocs = 1}, no_gpu(), kAlone).config.backend, Backend::gloo);
+  EXPECT_THAT(refusal({.backend = Backend::shm}, no_gpu(), launched(0, 4, 2)),
+              StartsWith("--backend shm: it is for ranks of one machine, found 2 machines"));
 }
 
 TEST(Resolve, IgnoresTheBackendOfOneRankWithANote) {
