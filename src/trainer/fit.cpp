@@ -1,4 +1,4 @@
-// The training loop is Fit::train; one step is Fit::step, and Task::optimize in step.cpp.
+// The training loop is Fit::train; one step is Fit::run_step, and Task::optimize in step.cpp.
 #include "trainer/fit.h"
 
 #include <algorithm>
@@ -191,6 +191,9 @@ StepRequests Fit::requests(const StepBatches& batches) {
 void Fit::run_commands() {
   const std::string words = world_.broadcast_bytes(join(std::exchange(own_commands_, {}), "\n"));
   for (const std::string& word : split(words, '\n')) {
+    if (word.empty()) {  // an earlier agreement has run what was taken since
+      continue;
+    }
     StageContext context = at(Stage::command);
     context.command = word;
     notify(context);

@@ -18,6 +18,9 @@ namespace lockstep {
 
 FitResult Fit::finish() {
   record_.set_phase(Phase::finish);
+  if (world_.any(!own_commands_.empty())) {  // taken in the last step, on a GPU
+    run_commands();
+  }
   if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
     if (!due(config_.report.every_steps)) {
       report();  // metrics since the last report

@@ -139,8 +139,9 @@ void Fit::resume(const std::vector<NamedSchedule>& schedules) {
   }
   // So that a resumed run stays bitwise equal to an undisturbed one.
   if (adds_as_gloo(origin->contents, world_) &&
-      WorldAccess::leave_shared_memory(
-          world_, "the checkpoint was written so by as many ranks, and --backend shm would add in another order")) {
+      WorldAccess::leave_shared_memory(world_,
+                                       "the checkpoint was written with Gloo by the same number of ranks, and shared "
+                                       "memory would add in another order")) {
     strategy_->prepare_again();
   }
   auto parts = run_parts();

@@ -8,6 +8,7 @@
 
 #include <lockstep/fwd.h>
 #include <lockstep/trainer/step_output.h>
+#include <lockstep/trainer/train_state.h>
 
 namespace lockstep {
 

@@ -30,6 +30,19 @@ NamedTensors Task::predict_step(const Batch&) {
 
 namespace {
 
+/// A pointer points to an object while this one lives.
+template <class T>
+class PointedTo {
+ public:
+  PointedTo(T*& pointer, T& object) : pointer_(pointer) { pointer_ = &object; }
+  ~PointedTo() { pointer_ = nullptr; }
+  PointedTo(const PointedTo&) = delete;
+  PointedTo& operator=(const PointedTo&) = delete;
+
+ private:
+  T*& pointer_;
+};
+
 // Flags of 0 and 1; an undefined one is 0.
 at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() ? at::maximum(a, b) : a.defined() ? a : b;
@@ -71,6 +84,7 @@ void Step::begin(const StepBatches& batches, const ScheduleStep& at) {
   added_->clear();
   for (OptimizerStep& optimizer : optimizers_) {
     optimizer.counted_.reset();
+    optimizer.evaluation_ = nullptr;
   }
 }
 
@@ -192,9 +206,8 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   optimizer_.torch_optimizer().step([&] {
     const at::AutoGradMode gradients(true);
     Outputs evaluation;
-    evaluation_ = &evaluation;
+    const PointedTo scope(evaluation_, evaluation);
     closure();
-    evaluation_ = nullptr;
     finish();
     if (first.empty()) {
       first = evaluation;

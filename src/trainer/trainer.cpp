@@ -107,6 +107,9 @@ Trainer& Trainer::on(std::uint32_t stages, std::function<void(const StageContext
 }
 
 Trainer& Trainer::on_command(const std::string& word, std::function<void(const StageContext&)> f) {
+  if (!f) {
+    throw ConfigError("Trainer::on_command: the function is missing");
+  }
   impl_->callbacks.add_command(word);
   return on(Stage::command, std::move(f),
             {.when = [word](const StageContext& at) { return at.command == word; }, .name = "command " + word});
@@ -148,7 +151,7 @@ class OutsideFit {
   OutsideFit(TrainerParts& trainer, Task& task)
       : on_device_(trainer.world.device()), numerics_(trainer.plan.config), trainer_(trainer), task_(task) {
     place_module(task.module(), trainer.world.device(), trainer.plan.config);
-    trainer.callbacks.begin(task.module(), trainer.world);
+    trainer.callbacks.begin(trainer.world);
   }
 
   StageContext at(Stage stage) {

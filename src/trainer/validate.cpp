@@ -20,7 +20,9 @@ std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackLi
   if (!callbacks.has(context.stage)) {
     return {};
   }
-  return [&callbacks, at = context](const Batch& batch, const StepOutput& output) mutable {
+  StageContext of_batch = context;
+  of_batch.log_to = nullptr;  // ranks have other batches, and other numbers of them
+  return [&callbacks, at = of_batch](const Batch& batch, const StepOutput& output) mutable {
     at.batch = &batch;
     at.output = &output;
     ++at.batch_number;

@@ -142,7 +142,7 @@ class Strategy {
   virtual StepRequests agreed() = 0;
 
   virtual std::size_t optimizer_count() const noexcept = 0;
-  /// `index`: position in the list given to prepare().
+  /// `index`: position in the list given to prepare(). The same object for the rest of the training.
   virtual StrategyOptimizer& optimizer(std::size_t index) = 0;
   StrategyOptimizer& optimizer() { return optimizer(0); }
 

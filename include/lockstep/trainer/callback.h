@@ -37,7 +37,7 @@ struct Stages {
     // Inside a step. A callback there must be as short as a step and freeze nothing.
     step_start = 256,     ///< `batches` holds this rank's part of the step; before the first forward
     backward_end = 512,   ///< of each optimizer that has no closure: the gradients are the mean over the global batch
-    exception = 1024,     ///< on the rank that an exception ends; no collective works any more
+    exception = 1024,     ///< on the rank whose fit an exception ends; no collective works any more
     epoch_report = 2048,  ///< with report.epoch_means: `metrics` holds the means of the epoch that ended
     epoch_start = 4096,   ///< before the first batch of an epoch is taken
     command = 8192,       ///< after a step: `command` holds the word; use Trainer::on_command
@@ -83,7 +83,7 @@ struct StageContext {
   /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other
   /// stages to the next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and
   /// of other callbacks. Trainer::validate and test return what was logged with their means. Give the same value on
-  /// every rank. Throws: Error (a name that the report has; in a prediction, which has no report).
+  /// every rank. Throws: Error (a name that the report has; at the end of a batch, and in a prediction).
   void log(std::string_view name, double value) const;
 
   /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call

@@ -66,7 +66,7 @@ class Trainer {
 
   /// Collective. Means of "loss" and the task's metrics over every sample of one epoch of `data`. They are exact for
   /// any world size and equal on all ranks. validate.max_batches does not apply. The module runs in evaluation mode
-  /// without gradients. Throws: Stopped; DataError if `data` has no samples.
+  /// without gradients. Calls the callbacks of validations. Throws: Stopped; DataError if `data` has no samples.
   Metrics validate(Task& task, BatchSource& data);
 
   /// The same with Task::test_step, for data that no decision of the training has used.

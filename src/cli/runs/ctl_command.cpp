@@ -70,7 +70,8 @@ const Command kCtlCommand{
         "It waits 10 seconds for the training to take the command. A program can create the file RUN/commands/stop "
         "itself, for example on another machine.",
     .exit_codes =
-        "0 taken, 1 not taken yet: a long step or validation runs, 2 the training has no such command, 65 no "
+        "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, or no run in RUN, or the training has no "
+        "such command, 65 no "
         "training runs in RUN",
     .run = ctl};
 

@@ -76,7 +76,7 @@ void CallbackList::add(std::shared_ptr<Callback> callback) {
 }
 
 // Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.
-void CallbackList::begin(const torch::nn::Module& module, World& world) {
+void CallbackList::begin(World& world) {
   meeting_stages_ = stages_ = 0;
   for (Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "stages()");
@@ -90,6 +90,10 @@ void CallbackList::begin(const torch::nn::Module& module, World& world) {
     meeting_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
   }
   has_any_ = world.any(has_any_);
+}
+
+void CallbackList::begin(const torch::nn::Module& module, World& world) {
+  begin(world);
   parameters_ = module.parameters();
 }
 
@@ -108,6 +112,21 @@ void CallbackList::add_command(const std::string& word) {
   commands_.push_back(word);
 }
 
+namespace {
+
+class FlagScope {
+ public:
+  explicit FlagScope(bool& flag) : flag_(flag) { flag_ = true; }
+  ~FlagScope() { flag_ = false; }
+  FlagScope(const FlagScope&) = delete;
+  FlagScope& operator=(const FlagScope&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+}  // namespace
+
 // A callback may begin a validation of its own, so this function may run inside itself.
 bool CallbackList::call(const StageContext& context) {
   const auto stage = static_cast<std::uint32_t>(context.stage);
@@ -116,8 +135,9 @@ bool CallbackList::call(const StageContext& context) {
   if (meets) {
     note_frozen(before);
   }
-  for (const Entry& entry : entries_) {
-    if ((entry.stages & stage) != 0) {
+  for (Entry& entry : entries_) {
+    if ((entry.stages & stage) != 0 && !entry.is_running) {
+      const FlagScope running(entry.is_running);
       const PhaseScope phase(WorldAccess::progress(context.world), entry.name, to_string(context.stage));
       entry.callback->on(context);
     }
@@ -184,11 +204,11 @@ void CallbackList::load(const NamedTensors& state, World& world, bool back) cons
   WorldAccess::meet(world, false);
 }
 
-std::vector<std::shared_ptr<void>> CallbackList::validation_scopes(World& world) const {
-  std::vector<std::shared_ptr<void>> scopes;
+ValidationScopes CallbackList::validation_scopes(World& world) const {
+  ValidationScopes scopes;
   for (const Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "validation_scope()");
-    scopes.push_back(entry.callback->validation_scope());
+    scopes.add(entry.callback->validation_scope());
   }
   return scopes;
 }

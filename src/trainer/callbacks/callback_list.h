@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/trainer/callback.h>
@@ -19,14 +20,36 @@ inline constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::back
                                                  Stage::validation_batch_end | Stage::test_batch_end |
                                                  Stage::predict_batch_end;
 
+/// What the callbacks keep during a validation. The last one goes first: each restores what it found.
+class ValidationScopes {
+ public:
+  ValidationScopes() = default;
+  ~ValidationScopes() { clear(); }
+  ValidationScopes(ValidationScopes&&) = default;
+  ValidationScopes& operator=(ValidationScopes&&) = delete;
+
+  void add(std::shared_ptr<void> scope) { scopes_.push_back(std::move(scope)); }
+  void clear() {
+    while (!scopes_.empty()) {
+      scopes_.pop_back();
+    }
+  }
+
+ private:
+  std::vector<std::shared_ptr<void>> scopes_{};
+};
+
 class CallbackList {
  public:
   /// Throws: ConfigError if the name is already used.
   void add(std::shared_ptr<Callback> callback);
 
-  /// Collective. Begins a fit or another loop, with `module` on its device: reads the stages of every callback.
+  /// Collective. Begins a fit, with `module` on its device: reads the stages of every callback.
   void begin(const torch::nn::Module& module, World& world);
-  /// Collective. Calls the callbacks of the stage. True: one of them froze or unfroze parameters on any rank.
+  /// Collective. Begins another loop, which may be inside a callback of a fit.
+  void begin(World& world);
+  /// Collective. Calls the callbacks of the stage, but not those inside of which it is called. True: one of them froze
+  /// or unfroze parameters of the fit's module on any rank.
   bool call(const StageContext& context);
 
   /// A word for `lockstep ctl`. Throws: ConfigError (other characters than a-z, 0-9, - and _; in use).
@@ -46,14 +69,14 @@ class CallbackList {
   NamedTensors save(World& world) const;
   void load(const NamedTensors& state, World& world, bool back = false) const;
 
-  /// What the callbacks keep during a validation; destroyed in reverse order.
-  std::vector<std::shared_ptr<void>> validation_scopes(World& world) const;
+  ValidationScopes validation_scopes(World& world) const;
 
  private:
   struct Entry {
     std::string name{};
     std::shared_ptr<Callback> callback{};
     std::uint32_t stages = 0;
+    bool is_running = false;
   };
 
   void note_frozen(std::vector<bool>& frozen) const;

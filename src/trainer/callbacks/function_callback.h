@@ -10,6 +10,8 @@
 #include <lockstep/trainer/callback.h>
 #include <lockstep/world/world.h>
 
+#include "world/world_access.h"
+
 namespace lockstep {
 
 class FunctionCallback final : public Callback {
@@ -23,6 +25,7 @@ class FunctionCallback final : public Callback {
   bool is_light() const override { return options_.is_light; }
   void on(const StageContext& context) override {
     if (is_due(context) && (!options_.when || options_.when(context))) {
+      last_ = Clock::now();
       f_(context);
     }
   }
@@ -30,18 +33,15 @@ class FunctionCallback final : public Callback {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool is_due(const StageContext& context) {
+  bool is_due(const StageContext& context) const {
     if (options_.every_s == 0) {
       return count_of(context) % options_.every == 0;
     }
-    const auto now = Clock::now();
-    const bool is_time = std::chrono::duration<double>(now - last_).count() >= options_.every_s;
-    if (!context.world.any(is_time && context.world.is_main())) {
-      return false;
-    }
-    last_ = now;
-    return true;
+    // Without a time limit: another callback of the stage may keep rank 0 for any time.
+    return WorldAccess::meet(context.world, context.world.is_main() && is_time());
   }
+
+  bool is_time() const { return std::chrono::duration<double>(Clock::now() - last_).count() >= options_.every_s; }
 
   static std::int64_t count_of(const StageContext& context) {
     const bool is_of_epochs = ((Stage::epoch_start | Stage::epoch_end) & context.stage) != 0;

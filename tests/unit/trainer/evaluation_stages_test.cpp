@@ -1,9 +1,12 @@
 // Callbacks in validations, tests and predictions, at the beginning of epochs, and by time.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -203,6 +206,102 @@ TEST(EvaluationStages, MayRunInsideACallbackThatFreezes) {
   }
 }
 
+TEST(EvaluationStages, OfAnotherModuleHideNoFreezing) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world, in_memory({.max_epochs = 3}));
+      TinyTask task;
+      TinyTask teacher;
+      DataLoader train(tiny_data(8), plan.loader, world);
+      DataLoader other(tiny_data(7), plan.eval_loader, world);
+      at::Tensor bias = task.module().named_parameters()["bias"];
+      bias.requires_grad_(false);
+      at::Tensor before;
+      Trainer trainer(plan, world);
+      trainer.on(Stage::epoch_end, [&](const StageContext& at) {
+        if (at.state.epoch == 1) {
+          trainer.validate(teacher, other);
+        } else if (at.state.epoch == 2) {
+          before = bias.clone();
+          bias.requires_grad_(true);
+        }
+      });
+      trainer.fit(task, train);
+      EXPECT_FALSE(bias.equal(before)) << "trained from the third epoch on";
+    });
+  }
+}
+
+TEST(EvaluationStages, DoNotCallACallbackInsideOfItself) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world, in_memory({.max_epochs = 2}));
+      TinyTask task;
+      DataLoader train(tiny_data(8), plan.loader, world);
+      DataLoader first(tiny_data(7), plan.eval_loader, world);
+      DataLoader second(tiny_data(5), plan.eval_loader, world);
+      int outer = 0;
+      int all = 0;
+      Trainer trainer(plan, world);
+      trainer.on(Stage::validation_end, [&](const StageContext&) {
+        ++outer;
+        trainer.validate(task, second);
+      });
+      trainer.on(Stage::validation_end, [&](const StageContext&) { ++all; });
+      trainer.fit(task, train, &first);
+      EXPECT_EQ(outer, 2);
+      EXPECT_EQ(all, 4) << "the other callback sees both validations of each epoch";
+    });
+  }
+}
+
+TEST(EvaluationStages, LogNothingAtTheEndOfABatch) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(world, in_memory({.max_epochs = 1}));
+  TinyTask task;
+  DataLoader train(tiny_data(8), plan.loader, world);
+  DataLoader data(tiny_data(7), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::validation_batch_end, [](const StageContext& at) { at.log("x", 1); });
+  for (const auto& run : {std::function<void()>([&] { trainer.validate(task, data); }),
+                          std::function<void()>([&] { trainer.fit(task, train, &data); })}) {
+    EXPECT_THAT(message_of(run), HasSubstr("nothing can be logged at validation_batch_end"));
+  }
+}
+
+/// Replaces a value, and puts back what it found.
+class Replacing final : public Callback {
+ public:
+  Replacing(std::string name, int& value, int with) : name_(std::move(name)), value_(value), with_(with) {}
+  std::string_view name() const override { return name_; }
+  std::uint32_t stages() const override { return 0; }
+  void on(const StageContext&) override {}
+  std::shared_ptr<void> validation_scope() override {
+    const int found = std::exchange(value_, with_);
+    return std::shared_ptr<void>(&value_, [this, found](void*) { value_ = found; });
+  }
+
+ private:
+  std::string name_;
+  int& value_;
+  int with_;
+};
+
+TEST(ValidationScopes, EndInReverseOrder) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(world, in_memory({.max_epochs = 1}));
+  TinyTask task;
+  DataLoader train(tiny_data(8), plan.loader, world);
+  DataLoader data(tiny_data(7), plan.eval_loader, world);
+  int value = 1;
+  Trainer trainer(plan, world);
+  trainer.add(std::make_shared<Replacing>("first", value, 2)).add(std::make_shared<Replacing>("second", value, 3));
+  trainer.fit(task, train, &data);
+  EXPECT_EQ(value, 1);
+  trainer.validate(task, data);
+  EXPECT_EQ(value, 1);
+}
+
 TEST(EpochStart, ComesOnceBeforeEachEpochAlsoWithStops) {
   for (const std::int64_t stop : {1, 3, 4, 5, 8, 9}) {
     const TempDir dir;
@@ -242,6 +341,25 @@ TEST(OnOptions, CanBeASpanOfTime) {
       EXPECT_THAT(steps_with(1e9), IsEmpty());
     });
   }
+}
+
+TEST(OnOptions, KeepATimeThatIsDueUntilTheConditionHolds) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(world, in_memory({.max_epochs = 0, .max_steps = 5}));
+  TinyTask task;
+  DataLoader data(tiny_data(16), plan.loader, world);
+  std::vector<std::int64_t> steps;
+  const auto begin = std::chrono::steady_clock::now();
+  Trainer(plan, world)
+      .on(Stage::step_start,
+          [&](const StageContext& at) {
+            while (at.state.step == 1 && std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(50)) {
+            }
+          })
+      .on(Stage::step_end, [&](const StageContext& at) { steps.push_back(at.state.step); },
+          {.every_s = 0.04, .when = [](const StageContext& at) { return at.state.step == 4; }})
+      .fit(task, data);
+  EXPECT_THAT(steps, ElementsAre(4));
 }
 
 TEST(OnOptions, RefuseTimesThatNoRankAgreesOn) {

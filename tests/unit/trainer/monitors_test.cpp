@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/lr_range.h>
