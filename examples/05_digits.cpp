@@ -4,7 +4,7 @@
 //   python3 05_digits.py digits        writes the 1,797 digits of scikit-learn as IDX files into the folder digits
 //   ./05_digits digits                 99 % of the test images are right after 30 epochs
 //   ./05_digits mnist --max_epochs 5   or a folder with the four files of MNIST
-#include <fmt/format.h>
+#include <fmt/format.h>  // link fmt::fmt-header-only
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>

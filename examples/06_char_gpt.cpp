@@ -1,6 +1,6 @@
 // A small GPT learns English from the licence texts on this machine, or from --text FILE, with one rank per device.
 // Stop it with Ctrl-C and start it again: it resumes.
-#include <fmt/format.h>
+#include <fmt/format.h>  // link fmt::fmt-header-only
 
 #include "char_gpt.h"
 

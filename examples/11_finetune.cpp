@@ -7,7 +7,7 @@
 //
 // load_tensors() reads files of torch.save as well. For a TorchScript file, lockstep::script_module() gives the whole
 // model, so that no network has to be written in C++ (docs/checkpoints.md, "Models from Python").
-#include <fmt/format.h>
+#include <fmt/format.h>  // link fmt::fmt-header-only
 
 #include <torch/torch.h>
 

@@ -6,7 +6,7 @@
 // They go to the standard output; lockstep's own lines are on the standard error.
 #include <cstdio>
 
-#include <fmt/format.h>
+#include <fmt/format.h>  // link fmt::fmt-header-only
 
 #include <torch/torch.h>
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -96,6 +97,15 @@ std::string hint_for_unknown(std::string_view name, const std::vector<std::strin
     return std::string(foreign->hint);
   }
   const auto names = with_near_spelling(name, known);
+  if (names.empty() || closest(name, names)) {  // not if only the key of a section is near
+    std::vector<std::string> near = names;      // a setting is preferred
+    for (const ForeignName& row : foreign_names()) {
+      std::ranges::copy(split(row.names, ' '), std::back_inserter(near));
+    }
+    if (const auto nearest = closest(name, near); nearest && std::ranges::find(names, *nearest) == names.end()) {
+      return fmt::format("did you mean {}? {}", *nearest, find_foreign_name(*nearest)->hint);
+    }
+  }
   return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
 }
 

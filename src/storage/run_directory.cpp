@@ -114,7 +114,7 @@ Path RunDirectory::set_aside() {
 
 void RunDirectory::write(const RunRecord& record) { write_file(fs_, directory_ / kRunRecordName, to_json(record)); }
 
-bool RunDirectory::take(std::string& owner) {
+bool RunDirectory::take(std::string& owner, std::optional<IoError>& missing) {
   try {
     fs_.create_directories(directory_);
     lock_ = lock_both(fs_, directory_, owner);
@@ -123,7 +123,8 @@ bool RunDirectory::take(std::string& owner) {
     if (error.number() != ENOENT) {
       throw;
     }
-    owner.clear();  // another start has just renamed the directory
+    owner.clear();  // another start has just renamed the directory, or it can never be made
+    missing = error;
     return false;
   }
 }
@@ -134,13 +135,16 @@ void RunDirectory::lock(const LaunchName* patient_with) {
   constexpr std::chrono::milliseconds kPause{20};
   const auto began = std::chrono::steady_clock::now();
   std::string owner;
-  while (!take(owner)) {
+  for (std::optional<IoError> missing; !take(owner, missing); missing.reset()) {
     const bool of_this_launch = patient_with != nullptr && [&] {
       const std::string text = json();
       return !text.empty() && same_launch(parse_run_record(text, directory_.string()).launch, *patient_with);
     }();
     const auto waited = std::chrono::steady_clock::now() - began;
     if (waited > (!owner.empty() && !of_this_launch ? std::chrono::milliseconds(kNewOwner) : kPatience)) {
+      if (missing) {
+        throw *missing;
+      }
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
                             "wait for that run to end, or use another --run_name");

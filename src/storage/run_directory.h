@@ -3,8 +3,10 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
 #include "storage/run_record.h"
@@ -33,7 +35,7 @@ class RunDirectory {
 
  private:
   void lock(const LaunchName* patient_with);
-  bool take(std::string& owner);
+  bool take(std::string& owner, std::optional<IoError>& missing);
   std::string json() const;
 
   FileSystem& fs_;

@@ -390,7 +390,8 @@ SafetensorsReader::SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std
   const auto limit = static_cast<std::uint64_t>(std::min(rest, kMaxHeaderBytes));
   if (length > limit) {
     refuse_pytorch_file(prefix, name_);
-    throw CheckpointError(fmt::format("{}: found a header of {} bytes, expected at most {}", name_, length, limit));
+    throw CheckpointError(fmt::format("{}: found a header of {} bytes, expected at most {}", name_, length, limit),
+                          "it is no safetensors file, or it is damaged");
   }
   std::string header(static_cast<std::size_t>(length), '\0');
   file_->read(static_cast<std::int64_t>(kLengthBytes), std::as_writable_bytes(std::span(header)));

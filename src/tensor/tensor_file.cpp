@@ -155,6 +155,10 @@ NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
 }
 
 NamedTensors load_tensors(const path& file, const std::string& key) {
+  if (std::error_code ignored; std::filesystem::is_directory(file, ignored)) {
+    throw CheckpointError(fmt::format("{}: found a directory, expected a file of tensors", file.string()),
+                          "of a checkpoint load model.safetensors");
+  }
   auto opened = real_file_system().open(follow_links(file));
   if (is_zip(*opened)) {
     return load_torch_file(std::move(opened), file.string(), key);

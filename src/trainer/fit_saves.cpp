@@ -51,8 +51,8 @@ void Fit::keep_evaluation_weights(CheckpointContents& contents) {
 }
 
 RunParts Fit::run_parts() {
-  return {plan_,  world_, task_.module(), *strategy_,          train_,         callbacks_,
-          state_, place_, metrics_,       anomalies_.spikes(), limits_.steps()};
+  return {plan_,  world_, task_.module(), *strategy_,          train_, callbacks_,
+          state_, place_, metrics_,       anomalies_.spikes(), limits_};
 }
 
 }  // namespace lockstep

@@ -106,7 +106,6 @@ void Fit::prepare() {
   const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
   limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
   check_schedules(schedules, schedule_step());
-  validation_times_.begin(limits_.steps_per_epoch());
   strategy_->prepare(module, optimizers);
   check_monitored_data(config_, validation_ != nullptr);
   if (config_.checkpoint.enabled) {
@@ -119,6 +118,8 @@ void Fit::prepare() {
   tell_start(plan_, world_, files_);
   seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
   resume(schedules);
+  check_schedules(schedules, schedule_step());  // a resumed epoch may have another number of steps
+  validation_times_.begin(limits_.steps_per_epoch());
   const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
   const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
   lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -49,7 +50,12 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
     throw Error(fmt::format("a step returned {} metrics, the first one {}", output.metrics.size(), names_.size() - 1),
                 "return the same metrics from every step");
   }
-  const auto add_weighted = [&](at::Tensor& sum, const at::Tensor& value) {
+  const auto add_weighted = [&](const std::string& name, at::Tensor& sum, const at::Tensor& given) {
+    if (given.numel() != 1) {
+      throw Error(fmt::format("metric {} has the shape [{}], expected a scalar", name, fmt::join(given.sizes(), ", ")),
+                  "return one number, for example the mean over the batch");
+    }
+    const at::Tensor value = given.dim() == 0 ? given : given.reshape({});
     if (output.count.defined()) {
       sum.add_(times_count(value, output.count));
     } else if (is_float_on_host(value) && sum.is_cpu()) {
@@ -58,14 +64,14 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
       sum.add_(value, samples);
     }
   };
-  add_weighted(sums_[0], output.loss);
+  add_weighted(names_[0], sums_[0], output.loss);
   for (std::size_t i = 0; i < output.metrics.size(); ++i) {
     if (output.metrics[i].first != names_[i + 1]) {
       throw Error(
           fmt::format("metric {} is called '{}', in the first step '{}'", i, output.metrics[i].first, names_[i + 1]),
           "return the same metrics in the same order from every step");
     }
-    add_weighted(sums_[i + 1], output.metrics[i].second);
+    add_weighted(names_[i + 1], sums_[i + 1], output.metrics[i].second);
   }
   if (output.count.defined()) {
     counts_.add_(output.count);

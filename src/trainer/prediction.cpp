@@ -166,6 +166,12 @@ void Prediction::add(const Batch& batch) {
   if (results.empty()) {
     throw Error("predict_step() returned nothing", "return the tensors to keep, by name");
   }
+  const std::string layout = layout_of(results);
+  if (!layout_.empty() && layout != layout_) {
+    throw Error(fmt::format("predict_step() returned {} for a batch, and {} for the batches before", layout, layout_),
+                "return the same tensors in the same order for every batch");
+  }
+  layout_ = layout;
   if (callbacks_.has(at_.stage)) {
     at_.batch = &batch;
     at_.results = &results;

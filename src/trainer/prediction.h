@@ -44,6 +44,7 @@ class Prediction {
   std::int64_t step_ = 0;  // of the prediction
   std::vector<std::int64_t> keys_{};
   bool has_ids_ = true;
+  std::string layout_{};  // of the results of this rank
   std::vector<NamedTensors> results_{};
 };
 

@@ -142,7 +142,7 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
 void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunParts& run,
                           const CheckpointContents& contents) {
   const auto before = parse_int(text(contents, "total_steps")).value_or(0);
-  if (!run.world.is_main() || before == 0 || before == run.total_steps) {
+  if (!run.world.is_main() || before == 0 || before == run.limits.steps()) {
     return;
   }
   const auto per_epoch = run.train.steps_per_epoch().value_or(0);
@@ -156,10 +156,16 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
           "checkpoint was written: the learning rate of step {} becomes {:.3g} of its base instead of {:.3g}; lengths "
           "and "
           "ends in steps keep it (until={})",
-          schedule.text(), optimizer, run.total_steps, before, run.state.step, factor(schedule, run.total_steps),
+          schedule.text(), optimizer, run.limits.steps(), before, run.state.step, factor(schedule, run.limits.steps()),
           factor(schedule, before), before));
     }
   }
+}
+
+// A loader may keep the global batch of the position, and so the length of its epochs.
+void seek(RunParts& run, const LoaderPosition& position) {
+  run.train.seek(position);
+  run.limits.set_steps_per_epoch(run.train.steps_per_epoch().value_or(0));
 }
 
 // For a checkpoint of another program, such as lockstep-convert, which has only weights and completed epochs.
@@ -173,7 +179,7 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
   }
   const LoaderPosition position{.epoch = integer(contents, "epoch")};
   const TrainState state{.step = integer(contents, "step"), .epoch = position.epoch, .samples = 0};
-  run.train.seek(position);
+  seek(run, position);
   load_module(run.module, contents.tensors.at("model"), /*allow_partial=*/true);
   run.state = state;
   run.place = {.number = state.epoch};
@@ -192,7 +198,7 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   }
   const LoaderPosition position = run.train.position();
   auto& values = contents.values;
-  values["total_steps"] = std::to_string(run.total_steps);
+  values["total_steps"] = std::to_string(run.limits.steps());
   values[kPositionEpoch] = std::to_string(position.epoch);
   values["position.consumed"] = std::to_string(position.consumed);
   values["position.global_batch"] = std::to_string(position.global_batch);
@@ -300,7 +306,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   } else if (run.world.is_main()) {
     log_warning("the checkpoint is of another model: the optimizers and callbacks begin without its state");
   }
-  run.train.seek(position);
+  seek(run, position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
   if (const auto saved = contents.tensors.find("callbacks"); is_of_this_model && saved != contents.tensors.end()) {
     run.callbacks.load(saved->second, run.world);

@@ -15,6 +15,7 @@
 #include "trainer/callbacks/callback_list.h"
 #include "trainer/epoch_place.h"
 #include "trainer/output/run_metrics.h"
+#include "trainer/run_limits.h"
 #include "trainer/watch/spike_watch.h"
 
 namespace lockstep {
@@ -31,7 +32,7 @@ struct RunParts {
   EpochPlace& place;
   RunMetrics& metrics;
   SpikeWatch& spikes;
-  std::int64_t total_steps;  ///< of the whole run; 0: not limited
+  RunLimits& limits;
 };
 
 /// `measured`: metrics of this step. With checkpoint.weights_only: without what only a resume needs.

@@ -27,7 +27,9 @@
 
 namespace lockstep {
 
-struct Trainer::Impl : TrainerParts {};
+struct Trainer::Impl : TrainerParts {
+  bool is_configured = false;  // the callbacks of the configuration were added
+};
 
 namespace {
 
@@ -90,7 +92,6 @@ Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
   if (deadline) {
     impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline));
   }
-  add_configured_callbacks(impl_->plan.config, impl_->callbacks);
 }
 
 Trainer::~Trainer() = default;
@@ -132,6 +133,9 @@ Trainer& Trainer::use_strategy(StrategyFactory make) {
 }
 
 FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) {
+  if (!std::exchange(impl_->is_configured, true)) {
+    add_configured_callbacks(impl_->plan.config, impl_->callbacks);  // after those that log what they look at
+  }
   return lockstep::fit(*impl_, task, train, validation);
 }
 

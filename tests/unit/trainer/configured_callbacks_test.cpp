@@ -52,6 +52,20 @@ Ended train(const TrainConfig& config, World& world, const std::shared_ptr<Callb
   return ended;
 }
 
+TEST(ConfiguredCallbacks, SeeWhatACallbackLogs) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = short_config();
+  config.early_stop = {.metric = "val_mine", .patience = 1};
+  config.plateau = {.metric = "val_mine"};
+  const Plan plan = plan_for(1, config);
+  TinyTask task;
+  DataLoader data(tiny_data(8), plan.loader, world);
+  DataLoader validation(tiny_data(4), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::validation_end, [](const StageContext& at) { at.log("mine", 1); });  // never improves
+  EXPECT_LT(trainer.fit(task, data, &validation).state.epoch, 8);
+}
+
 TEST(ConfiguredCallbacks, StopEarlyAsTheCallbackDoes) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [](World& world) {

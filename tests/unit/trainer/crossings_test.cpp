@@ -268,6 +268,55 @@ TEST(Crossing, APartOfAnEpochIsCountedInAResumedRunAsBefore) {
   EXPECT_THAT(steps(parts, 12), ElementsAre(9, 12));
 }
 
+// The loader keeps the global batch of the checkpoint, so an epoch keeps its length too.
+TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
+  struct Seen {
+    std::vector<double> rates{};
+    std::vector<std::int64_t> validations{};
+  };
+  const auto run = [](const TempDir& dir, int ranks, std::int64_t stop_after, Seen& seen) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config{.compute_setup = ComputeSetup::cpu,
+                         .max_epochs = 3,
+                         .batch_size = 2,
+                         .run_dir = dir.path() / "run",
+                         .optim = {.schedule = "linear"},
+                         .validate = {.every_epochs = 0.5}};
+      const Plan plan = plan_for(ranks, config);
+      TinyTask task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      DataLoader validation(tiny_data(6), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::step_end, [&](const StageContext& at) {
+        if (world.is_main()) {
+          seen.rates.push_back(at.step.lr);
+        }
+        if (at.state.step == stop_after) {
+          at.control.request_stop("enough");
+        }
+      });
+      trainer.on(Stage::validation_end, [&](const StageContext& at) {
+        if (world.is_main()) {
+          seen.validations.push_back(at.state.step);
+        }
+      });
+      trainer.fit(task, data, &validation);
+    });
+  };
+  for (const auto& [before, after] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 3)}) {
+    const TempDir straight_dir;
+    const TempDir dir;
+    Seen straight;
+    Seen resumed;
+    run(straight_dir, before, 0, straight);
+    run(dir, before, 3, resumed);
+    run(dir, after, 0, resumed);
+    EXPECT_EQ(resumed.rates, straight.rates) << before << " and then " << after << " ranks";
+    EXPECT_EQ(resumed.validations, straight.validations) << before << " and then " << after << " ranks";
+    EXPECT_LT(resumed.rates.back(), resumed.rates.front() / 2);
+  }
+}
+
 TEST(Crossing, ASmoothedMetricDoesNotCountTheReportOfAStop) {
   const auto last = [](const TempDir& dir, std::int64_t most) {
     TrainConfig config = in_directory(forty_steps(), dir);

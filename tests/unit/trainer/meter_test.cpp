@@ -42,6 +42,22 @@ TEST(Meter, IsExactWhenARankHasNothing) {
   });
 }
 
+TEST(Meter, TakesOneElementOfAnyShapeAndNamesAMetricWithMore) {
+  thread_world(1, [](World& world) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      Meter meter;
+      meter.add({at::full({}, 1.0), {{"m", at::full({1}, 3.0, dtype)}}}, 2);
+      EXPECT_DOUBLE_EQ(meter.take(world).at(1).second, 3.0);
+    }
+    Meter meter;
+    EXPECT_THAT(
+        [&] {
+          meter.add({at::full({}, 1.0), {{"m", at::ones({2})}}}, 2);
+        },
+        testing::ThrowsMessage<Error>(HasSubstr("metric m has the shape [2], expected a scalar")));
+  });
+}
+
 TEST(Meter, ContinuesWithSavedSumsOnAnyNumberOfRanks) {
   const auto output = [](double loss) { return StepOutput(at::full({}, loss, at::kDouble), {{"m", at::ones({})}}); };
   NamedTensors saved;

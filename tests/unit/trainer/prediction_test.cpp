@@ -235,5 +235,28 @@ TEST(MakeTask, PredictsWhatItsModuleReturns) {
   EXPECT_EQ(found[1].second.sizes(), (std::vector<std::int64_t>{5, 2}));
 }
 
+/// Returns its two results in another order for every second batch.
+class Swapping final : public TinyTask {
+ public:
+  NamedTensors predict_step(const Batch& batch) override {
+    const at::Tensor y = net_(batch.input);
+    return ++calls_ % 2 == 1 ? NamedTensors{{"y", y}, {"twice", 2 * y}} : NamedTensors{{"twice", 2 * y}, {"y", y}};
+  }
+
+ private:
+  int calls_ = 0;
+};
+
+TEST(Prediction, RefusesResultsInAnotherOrder) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({});
+  config.batch_size = 4;
+  const Plan plan = plan_for(1, config);
+  Swapping task;
+  DataLoader data(tiny_data(8), plan.eval_loader, world);
+  EXPECT_THAT(message_of([&] { Trainer(plan, world).predict(task, data); }),
+              testing::HasSubstr("return the same tensors in the same order for every batch"));
+}
+
 }  // namespace
 }  // namespace lockstep
