@@ -9,6 +9,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/data/file_datasets.h>
 #include <lockstep/data/split.h>
 #include <lockstep/data/transforms.h>
@@ -76,7 +78,11 @@ int main(int argc, char** argv) {
 
     Digits task;
     lockstep::Trainer trainer(session);
-    trainer.fit(task, train, &validation);
+    const lockstep::FitResult result = trainer.fit(task, train, &validation);
+    if (result.best) {  // test with the best weights, not with the last ones
+      const auto best = lockstep::load_checkpoint(result.best->path, session.world);
+      lockstep::load_module(task.module(), best.tensors.at("model"));
+    }
     for (const auto& [name, value] : trainer.test(task, test)) {
       if (name == "accuracy") {
         session.print(fmt::format("{:.1f} % of the test images are right", 100 * value));

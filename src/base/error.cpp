@@ -35,6 +35,9 @@ constexpr KnownCause kKnownCauses[] = {
     {"is out of bounds", "labels and indices go from 0 to the number of classes or rows less one"},
     {"Expected more than 1 value per channel", "give every rank more than one sample in a micro-batch, or use eval()"},
     {"shapes cannot be multiplied", "compare the shape of a sample with what the first layer takes"},
+    {"does not require grad",
+     "the loss depends on no trained parameter: it was detached, calculated without gradients, "
+     "or from frozen parameters only"},
     {"same dtype", "convert the samples or the module, for example with .to(torch::kFloat)"},
     {"expected scalar type", "convert the samples or the module, for example with .to(torch::kFloat)"},
 };

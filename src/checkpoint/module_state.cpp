@@ -99,8 +99,8 @@ Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_part
   }
   if (mismatch.any() && !allow_partial) {
     throw CheckpointError("the checkpoint does not match the model: " + mismatch.text(),
-                          "load it into the model it was saved from, or allow a partial match "
-                          "(--checkpoint.allow_partial=true)");
+                          "load it into the model it was saved from, or allow a partial match: "
+                          "--checkpoint.allow_partial, or load_module(..., /*allow_partial=*/true)");
   }
   if (mismatch.any() && log_rank() == 0) {  // every rank finds the same mismatch
     log_warning("the checkpoint matches only a part of the model: " + mismatch.text());

@@ -35,6 +35,9 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
     return get_batch(data, ids, seed);
   } catch (const Error&) {
     if (most_ == 0) {
+      for (const std::int64_t id : ids) {
+        get_batch(data, {&id, 1}, seed);  // throws the error of the first bad one, which names only it
+      }
       throw;
     }
     // To find the bad ones, load each sample alone. If all of them load, the samples are not the cause.

@@ -170,9 +170,11 @@ void check_loader_plan(const LoaderPlan& plan) {
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {
   if (position.dataset_size != 0 && position.dataset_size != dataset_size) {
-    throw CheckpointError(fmt::format("checkpoint position: found a data set of {} samples, expected {}",
-                                      position.dataset_size, dataset_size),
-                          "resume with the data set of the checkpoint, or start over with --fresh");
+    throw CheckpointError(
+        fmt::format("checkpoint position: the data set has {} samples, and that of the checkpoint had {}", dataset_size,
+                    position.dataset_size),
+        "resume with the data set of the checkpoint; to train its weights on another one, load its "
+        "model.safetensors in the program (load_module), and begin a new run");
   }
   if (position.epoch < 0 || position.consumed < 0 || position.consumed > most_consumed) {
     throw CheckpointError(fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}",

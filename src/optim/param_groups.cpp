@@ -228,7 +228,8 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
                       "set OptimizerSpec::make, for example to adamw()");
   }
   if (parameters.empty() && frozen.empty()) {
-    throw ConfigError(fmt::format("optimizer '{}': no parameter requires gradients", spec.name));
+    throw ConfigError(fmt::format("optimizer '{}': no parameter requires gradients", spec.name),
+                      "register the layers with register_module(), or unfreeze some of them");
   }
   const std::vector<NamedTensors> given = given_groups(spec, parameters, frozen);
   BuiltOptimizer built{.optimizer = make_optimizer(spec, given), .frozen = std::move(frozen)};

@@ -42,6 +42,32 @@ void check_monitored_data(const TrainConfig& config, bool validates) {
   }
 }
 
+bool never_validates(const TrainConfig& config) {
+  const ValidateConfig& validate = config.validate;
+  const bool by_epochs = validate.every_epochs > 0 &&
+                         (config.max_epochs == 0 || validate.every_epochs <= static_cast<double>(config.max_epochs));
+  return !by_epochs && validate.every_steps == 0 && validate.every_s == 0 && !validate.at_start;
+}
+
+// They are allowed, and seldom meant.
+void warn_about_monitors(const TrainConfig& config) {
+  const auto look = [&](std::string_view section, std::string_view setting, const std::string& metric,
+                        MonitorMode mode) {
+    if (metric.starts_with(kValidationPrefix) && never_validates(config)) {
+      log_warning(
+          fmt::format("--{}.{} {}: no validation will happen; see --validate.every_epochs", section, setting, metric));
+    }
+    const bool is_loss = metric.ends_with("loss");
+    if ((is_loss && mode == MonitorMode::max) || (metric.ends_with("accuracy") && mode == MonitorMode::min)) {
+      log_warning(fmt::format("--{}.{} {} with --{}.mode {}: the {} value counts as the best", section, setting, metric,
+                              section, is_loss ? "max" : "min", is_loss ? "largest" : "smallest"));
+    }
+  };
+  look("checkpoint", "monitor", config.checkpoint.monitor, config.checkpoint.mode);
+  look("plateau", "metric", config.plateau.metric, config.plateau.mode);
+  look("early_stop", "metric", config.early_stop.metric, config.early_stop.mode);
+}
+
 // Checked at the start: an error at the first save would lose the training until then.
 void check_dtypes(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : module_tensors(module)) {
@@ -108,6 +134,9 @@ void Fit::prepare() {
   check_schedules(schedules, schedule_step());
   strategy_->prepare(module, optimizers);
   check_monitored_data(config_, validation_ != nullptr);
+  if (world_.is_main()) {
+    warn_about_monitors(config_);
+  }
   if (config_.checkpoint.enabled) {
     check_dtypes(module);
     if (!config_.checkpoint.weights_only) {

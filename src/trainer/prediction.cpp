@@ -12,9 +12,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/crc32c.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "parallel/parameter_sync.h"
@@ -59,6 +62,7 @@ NamedTensors in_order(const std::vector<NamedTensors>& parts) {
 
 /// The state of a prediction in files: which ones count, and where it continues.
 struct PartList {
+  std::string weights{};  ///< digest of the module's; "": not known
   std::int64_t step = 0;
   bool complete = false;
   LoaderPosition position{};
@@ -70,6 +74,7 @@ Path part_list_file(const Path& directory) { return directory / "predictions.jso
 std::string to_text(const PartList& progress) {
   const LoaderPosition& at = progress.position;
   return dump_json({{"format", 1},
+                    {"weights", progress.weights},
                     {"step", progress.step},
                     {"complete", progress.complete},
                     {"epoch", at.epoch},
@@ -83,7 +88,8 @@ std::string to_text(const PartList& progress) {
 PartList parse_part_list(const std::string& text, const Path& directory) {
   try {
     const Json json = parse_json(text);
-    return {.step = json.at("step").get<std::int64_t>(),
+    return {.weights = json.value("weights", std::string()),
+            .step = json.at("step").get<std::int64_t>(),
             .complete = json.at("complete").get<bool>(),
             .position = {.epoch = json.at("epoch").get<std::int64_t>(),
                          .consumed = json.at("consumed").get<std::int64_t>(),
@@ -95,6 +101,15 @@ PartList parse_part_list(const std::string& text, const Path& directory) {
     throw CheckpointError(fmt::format("{} is damaged: {}", part_list_file(directory).string(), error.what()),
                           "remove the directory, and predict again");
   }
+}
+
+std::string digest_of(const torch::nn::Module& module) {
+  std::uint32_t crc = 0;
+  for (const auto& [name, tensor] : module_tensors(module)) {
+    const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();
+    crc = crc32c({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}, crc);
+  }
+  return fmt::format("{:08x}", crc);
 }
 
 /// Name, dtype and shape of a row of each result; "": this rank has none.
@@ -264,12 +279,22 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
     text = fs.exists(part_list_file(directory)) ? read_file(fs, part_list_file(directory)) : std::string();
   }
   text = world_.broadcast_bytes(text);
+  const std::string weights = world_.broadcast_bytes(world_.is_main() ? digest_of(task_.module()) : std::string());
   if (!text.empty()) {
     progress = parse_part_list(text, directory);
+    if (!progress.weights.empty() && progress.weights != weights) {
+      throw CheckpointError(fmt::format("{} contains predictions of other weights", directory.string()),
+                            "remove the directory, or give another one");
+    }
     progress.position.global_batch = data_.position().global_batch;  // only the place counts, not the steps
     data_.seek(progress.position);
     step_ = progress.step;
+    if (progress.complete && world_.is_main()) {
+      log_info(fmt::format("{} has a complete prediction and is left as it is; remove it to predict again",
+                           directory.string()));
+    }
   }
+  progress.weights = weights;
   while (!progress.complete) {
     const std::int64_t first = step_;
     const End end = run_steps(every_steps);

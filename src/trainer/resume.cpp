@@ -150,14 +150,15 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
     return schedule.factor({.step = run.state.step, .total_steps = total, .steps_per_epoch = per_epoch});
   };
   for (const auto& [optimizer, schedule] : schedules) {
-    if (schedule.depends_on_total_steps()) {
+    const double now = factor(schedule, run.limits.steps());
+    const double then = factor(schedule, before);
+    if (schedule.depends_on_total_steps() && now != then) {
       log_warning(fmt::format(
           "the schedule {} of optimizer '{}' follows the length of the run, which is {} steps now and was {} when the "
           "checkpoint was written: the learning rate of step {} becomes {:.3g} of its base instead of {:.3g}; lengths "
           "and "
           "ends in steps keep it (until={})",
-          schedule.text(), optimizer, run.limits.steps(), before, run.state.step, factor(schedule, run.limits.steps()),
-          factor(schedule, before), before));
+          schedule.text(), optimizer, run.limits.steps(), before, run.state.step, now, then, before));
     }
   }
 }

@@ -143,7 +143,7 @@ TEST(ParseInvocation, SuggestsTheNearestName) {
       {"--every_steps=3", "did you mean --validate.every_steps, --checkpoint.every_steps or --report.every_steps?"},
       {"--checkpoint.keep=3", "did you mean --checkpoint.keep_last?"},
       {"--zebra=3", "see --help-all for all flags"},
-      {"--ephocs=3", "did you mean epochs? use --max_epochs N"},
+      {"--epohcs=3", "did you mean epochs? use --max_epochs N"},
       {"--dryrun", "did you mean --dry_run?"},
       {"--hidden_siz=3", "did you mean --hidden_size?"},
       {"-lr", "did you mean --optim.lr?"},

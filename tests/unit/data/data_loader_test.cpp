@@ -253,8 +253,7 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
     DataLoader loader(std::make_shared<Scripted>(on_get), in_order(plan_of(20, 10, 2)), world);
     return message_of([&] { loader.next(); });
   };
-  EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }),
-            "samples 0, 1, 2, 3, 4, 5, 6, 7, ... (10 samples): std::out_of_range: row 7");
+  EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }), "sample 0: std::out_of_range: row 7");
   EXPECT_EQ(message([](std::int64_t) { throw IoError("shard 3: short read"); }), "shard 3: short read");
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }

@@ -278,7 +278,7 @@ TEST(StepPlanner, RejectsPositionsOfOtherDataSets) {
   } cases[] = {
       {keyed, {3, 55, 100}, ""},
       {keyed, {3, 55, 0}, ""},
-      {keyed, {0, 10, 120}, "checkpoint position: found a data set of 120 samples, expected 100"},
+      {keyed, {0, 10, 120}, "checkpoint position: the data set has 100 samples, and that of the checkpoint had 120"},
       {keyed, {0, 101, 100}, "checkpoint position: found epoch 0 with 101 samples consumed, expected 0 to 100"},
       {keyed, {0, -1, 100}, "checkpoint position: found epoch 0 with -1 samples consumed, expected 0 to 100"},
       {keyed, {-1, 0, 100}, "checkpoint position: found epoch -1 with 0 samples consumed, expected 0 to 100"},

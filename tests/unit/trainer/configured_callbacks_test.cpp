@@ -1,4 +1,5 @@
 // Early stopping and reduction on a plateau by settings: the same as by the callbacks of the program.
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -64,6 +65,26 @@ TEST(ConfiguredCallbacks, SeeWhatACallbackLogs) {
   Trainer trainer(plan, world);
   trainer.on(Stage::validation_end, [](const StageContext& at) { at.log("mine", 1); });  // never improves
   EXPECT_LT(trainer.fit(task, data, &validation).state.epoch, 8);
+}
+
+TEST(ConfiguredCallbacks, OfWhatNeverHappensOrIsSeldomMeantAreWarnings) {
+  World world = World::single(c10::kCPU);
+  const auto log_of = [&](const std::function<void(TrainConfig&)>& change) {
+    TrainConfig config = in_memory({.max_epochs = 1});
+    change(config);
+    testing::internal::CaptureStderr();
+    train(config, world);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(log_of([](TrainConfig& c) {
+                c.early_stop.metric = "val_loss";
+                c.validate.every_epochs = 2;
+              }),
+              HasSubstr("--early_stop.metric val_loss: no validation will happen"));
+  EXPECT_THAT(
+      log_of([](TrainConfig& c) { c.early_stop = {.metric = "val_loss", .mode = MonitorMode::max}; }),
+      HasSubstr("--early_stop.metric val_loss with --early_stop.mode max: the largest value counts as the best"));
+  EXPECT_THAT(log_of([](TrainConfig& c) { c.early_stop.metric = "val_loss"; }), testing::Not(HasSubstr("warning")));
 }
 
 TEST(ConfiguredCallbacks, StopEarlyAsTheCallbackDoes) {

@@ -247,6 +247,31 @@ class Swapping final : public TinyTask {
   int calls_ = 0;
 };
 
+TEST(Prediction, IsNeverMixedWithThatOfOtherWeights) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({});
+      config.batch_size = 4;
+      const Plan plan = plan_for(ranks, config);
+      class Predicting final : public TinyTask {
+       public:
+        NamedTensors predict_step(const Batch& batch) override { return {{"y", net_(batch.input)}}; }
+      } task;
+      DataLoader data(tiny_data(8), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      trainer.predict(task, data, dir.path() / "out");
+      trainer.predict(task, data, dir.path() / "out");  // complete: it is left as it is
+      {
+        const at::NoGradGuard no_grad;
+        task.module().parameters().front().add_(1);
+      }
+      EXPECT_THAT(message_of<CheckpointError>([&] { trainer.predict(task, data, dir.path() / "out"); }),
+                  HasSubstr("contains predictions of other weights"));
+    });
+  }
+}
+
 TEST(Prediction, RefusesResultsInAnotherOrder) {
   World world = World::single(c10::kCPU);
   TrainConfig config = in_memory({});
