@@ -45,7 +45,7 @@ struct StepRequests {
   /// Every request; what is sent has this order.
   static const std::array<bool StepRequests::*, 6> kAll;
 };
-
+/// All requests, in the order in which they are sent.
 inline constexpr std::array<bool StepRequests::*, 6> StepRequests::kAll{
     &StepRequests::stop,     &StepRequests::save,   &StepRequests::save_ended,
     &StepRequests::validate, &StepRequests::report, &StepRequests::command};
