@@ -146,6 +146,13 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return text;
 }
 
+std::string join_or(std::span<const std::string> words) {
+  if (words.size() < 2) {
+    return join(words, "");
+  }
+  return join(words.first(words.size() - 1), ", ") + " or " + words.back();
+}
+
 std::string to_lower(std::string_view text) {
   std::string result(text);
   std::transform(result.begin(), result.end(), result.begin(), lower);

@@ -133,7 +133,7 @@ class Reader {
       const std::string& slot = slots[std::min(i, slots.size() - 1)].name;
       const std::vector<std::string> choices = choices_of(slot);
       if (!choices.empty() && !takes_other_words(slot) && std::ranges::find(choices, word) == choices.end()) {
-        refuse(fmt::format("{}: found {}, expected {}", command_.name, word, one_of(choices)),
+        refuse(fmt::format("{}: found {}, expected {}", command_.name, word, join_or(choices)),
                hint_for(word, choices, "", help_flag(command_)));
       }
     }
@@ -256,14 +256,6 @@ std::string help_of(const Command& command, int width, bool all_settings) {
   }
   text += "\n" + layout.paragraph(fmt::format("exit code: {}", command.exit_codes));
   return settings ? text + "\n" + settings_help({}, layout, all_settings) : text;
-}
-
-std::string one_of(std::span<const std::string> words) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 < words.size() ? ", " : " or ") + words[i];
-  }
-  return text;
 }
 
 std::vector<std::string> choices_of(std::string_view argument) {

@@ -73,7 +73,6 @@ std::string help_of(const Command& command, int width, bool all_settings = false
 std::vector<std::string> choices_of(std::string_view argument);
 /// It can be another word too: "stop|save|WORD".
 bool takes_other_words(std::string_view argument);
-std::string one_of(std::span<const std::string> words);  ///< "a, b or c"
 
 /// "did you mean X?", or "see Y" if no candidate is near.
 std::string hint_for(std::string_view word, std::span<const std::string> candidates, std::string_view prefix,

@@ -78,12 +78,10 @@ std::vector<std::string> with_near_spelling(std::string_view name, const std::ve
 
 /// "did you mean --a, --b or --c?"
 std::string did_you_mean(const std::vector<std::string>& names, std::string_view prefix) {
-  std::string text = "did you mean ";
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    text += i == 0 ? "" : i + 1 < names.size() ? ", " : " or ";
-    text += fmt::format("{}{}", prefix, names[i]);
-  }
-  return text + "?";
+  std::vector<std::string> written;
+  std::ranges::transform(names, std::back_inserter(written),
+                         [&](const std::string& name) { return fmt::format("{}{}", prefix, name); });
+  return fmt::format("did you mean {}?", join_or(written));
 }
 
 /// The hint for an unknown name: the same key in a section, the name that another system uses for it, the nearest

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -221,12 +224,9 @@ std::string expected_number(const FieldInfo& info, bool whole, bool too_large) {
 namespace detail {
 
 std::string expected_spelling(std::span<const Spelling> spellings) {
-  std::string text = "expected ";
-  for (std::size_t i = 0; i < spellings.size(); ++i) {
-    text += i == 0 ? "" : i + 1 < spellings.size() ? ", " : " or ";
-    text += spellings[i].text;
-  }
-  return text;
+  std::vector<std::string> words;
+  std::ranges::transform(spellings, std::back_inserter(words), [](const Spelling& s) { return std::string(s.text); });
+  return "expected " + join_or(words);
 }
 
 Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,

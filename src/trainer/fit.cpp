@@ -87,7 +87,7 @@ FitResult Fit::train() {
   agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
   validate_at_start();
   while (!finished()) {  // limits and agreed stop: the same result on every rank
-    if (place_.number != state_.epoch + 1) {
+    if (begins_epoch()) {
       notify(Stage::epoch_start);
     }
     const StepBatches* batches = next_batches();
@@ -165,7 +165,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
 }
 
 void Fit::count_in_epoch() {
-  if (place_.number != state_.epoch + 1) {
+  if (begins_epoch()) {
     place_ = {.number = state_.epoch + 1};
   }
   ++place_.steps;

@@ -53,6 +53,7 @@ class Fit {
   const StepBatches* next_batches();
   void run_step(Step& step, const StepBatches& batches);
   void count_in_epoch();
+  bool begins_epoch() const { return place_.number != state_.epoch + 1; }
   StepRequests requests(const StepBatches& batches);
   void check_that_it_trains(const Step& step);
   void run_commands();

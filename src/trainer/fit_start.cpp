@@ -1,6 +1,8 @@
 // A fit before its first step: what it checks, tells and resumes.
+#include <array>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,17 +28,28 @@
 namespace lockstep {
 namespace {
 
+/// Settings that name a metric by which something is decided.
+struct Monitor {
+  std::string_view setting;
+  const std::string& metric;
+  std::string_view mode_setting;
+  MonitorMode mode;
+};
+
+std::array<Monitor, 3> monitors_of(const TrainConfig& config) {
+  return {{{"checkpoint.monitor", config.checkpoint.monitor, "checkpoint.mode", config.checkpoint.mode},
+           {"plateau.metric", config.plateau.metric, "plateau.mode", config.plateau.mode},
+           {"early_stop.metric", config.early_stop.metric, "early_stop.mode", config.early_stop.mode}}};
+}
+
 void check_monitored_data(const TrainConfig& config, bool validates) {
   std::vector<Problem> problems;
-  const auto expect_data = [&](std::string_view setting, const std::string& metric) {
-    if (metric.starts_with(kValidationPrefix) && !validates) {
-      problems.push_back({fmt::format("--{} {}: found no validation data", setting, metric),
+  for (const Monitor& monitor : monitors_of(config)) {
+    if (monitor.metric.starts_with(kValidationPrefix) && !validates) {
+      problems.push_back({fmt::format("--{} {}: found no validation data", monitor.setting, monitor.metric),
                           "give fit() a validation source, or name a metric of the training, such as loss"});
     }
-  };
-  expect_data("checkpoint.monitor", config.checkpoint.monitor);
-  expect_data("plateau.metric", config.plateau.metric);
-  expect_data("early_stop.metric", config.early_stop.metric);
+  }
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
   }
@@ -51,21 +64,18 @@ bool never_validates(const TrainConfig& config) {
 
 // They are allowed, and seldom meant.
 void warn_about_monitors(const TrainConfig& config) {
-  const auto look = [&](std::string_view section, std::string_view setting, const std::string& metric,
-                        MonitorMode mode) {
+  for (const auto& [setting, metric, mode_setting, mode] : monitors_of(config)) {
     if (metric.starts_with(kValidationPrefix) && never_validates(config)) {
+      log_warning(fmt::format("--{} {}: no validation will happen; see --validate.every_epochs", setting, metric));
+    }
+    if (metric.ends_with("loss") && mode == MonitorMode::max) {
       log_warning(
-          fmt::format("--{}.{} {}: no validation will happen; see --validate.every_epochs", section, setting, metric));
+          fmt::format("--{} {} with --{} max: the largest value counts as the best", setting, metric, mode_setting));
+    } else if (metric.ends_with("accuracy") && mode == MonitorMode::min) {
+      log_warning(
+          fmt::format("--{} {} with --{} min: the smallest value counts as the best", setting, metric, mode_setting));
     }
-    const bool is_loss = metric.ends_with("loss");
-    if ((is_loss && mode == MonitorMode::max) || (metric.ends_with("accuracy") && mode == MonitorMode::min)) {
-      log_warning(fmt::format("--{}.{} {} with --{}.mode {}: the {} value counts as the best", section, setting, metric,
-                              section, is_loss ? "max" : "min", is_loss ? "largest" : "smallest"));
-    }
-  };
-  look("checkpoint", "monitor", config.checkpoint.monitor, config.checkpoint.mode);
-  look("plateau", "metric", config.plateau.metric, config.plateau.mode);
-  look("early_stop", "metric", config.early_stop.metric, config.early_stop.mode);
+  }
 }
 
 // Checked at the start: an error at the first save would lose the training until then.

@@ -11,6 +11,7 @@
 #include <lockstep/trainer/task.h>
 #include <lockstep/world/world.h>
 
+#include "base/temporary_value.h"
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
 #include "trainer/micro_batches.h"
@@ -29,19 +30,6 @@ NamedTensors Task::predict_step(const Batch&) {
 }
 
 namespace {
-
-/// A pointer points to an object while this one lives.
-template <class T>
-class PointedTo {
- public:
-  PointedTo(T*& pointer, T& object) : pointer_(pointer) { pointer_ = &object; }
-  ~PointedTo() { pointer_ = nullptr; }
-  PointedTo(const PointedTo&) = delete;
-  PointedTo& operator=(const PointedTo&) = delete;
-
- private:
-  T*& pointer_;
-};
 
 // Flags of 0 and 1; an undefined one is 0.
 at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
@@ -84,7 +72,6 @@ void Step::begin(const StepBatches& batches, const ScheduleStep& at) {
   added_->clear();
   for (OptimizerStep& optimizer : optimizers_) {
     optimizer.counted_.reset();
-    optimizer.evaluation_ = nullptr;
   }
 }
 
@@ -206,7 +193,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   optimizer_.torch_optimizer().step([&] {
     const at::AutoGradMode gradients(true);
     Outputs evaluation;
-    const PointedTo scope(evaluation_, evaluation);
+    const TemporaryValue<Outputs*> scope(evaluation_, &evaluation);
     closure();
     finish();
     if (first.empty()) {

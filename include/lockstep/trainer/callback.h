@@ -101,7 +101,7 @@ class Callback {
  public:
   virtual ~Callback() = default;
   virtual std::string_view name() const = 0;  ///< unique in a trainer; the key of its state in checkpoints
-  virtual std::uint32_t stages() const = 0;   ///< a Stage, or several with |; called once per call of the Trainer
+  virtual std::uint32_t stages() const = 0;   ///< a Stage, or several with |; read when a fit or another loop begins
   virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
   /// Is kept during each validation and destroyed after it, also after a failure. Example: other weights.
   virtual std::shared_ptr<void> validation_scope() { return nullptr; }
@@ -119,8 +119,8 @@ struct OnOptions {
   /// of completed steps.
   std::int64_t every = 1;
   /// Only if so many seconds have passed on rank 0 since it was added, or since the last call. The ranks agree on it
-  /// with a small message at each of its stages. Instead of `every`; not with is_light, and not inside a step or a
-  /// loop.
+  /// with a small message at each of its stages, so every rank must add it. Instead of `every`. Not with is_light, and
+  /// not at the stages inside a step or a loop.
   double every_s = 0;
   std::function<bool(const StageContext&)> when{};  ///< only if it returns true; empty: always
   bool is_light = false;                            ///< see Callback::is_light

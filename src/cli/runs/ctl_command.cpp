@@ -43,7 +43,7 @@ int ctl(const CommandLine& line, const Variables&) {
   }
   if (const std::vector<std::string> known = commands_of_run(fs, run);
       std::ranges::find(known, command) == known.end()) {
-    throw ConfigError(fmt::format("ctl: found {}, expected {}", printable(command), one_of(known)),
+    throw ConfigError(fmt::format("ctl: found {}, expected {}", printable(command), join_or(known)),
                       hint_for(command, known, "", "a program adds commands with Trainer::on_command"));
   }
   const std::filesystem::path file = command_file(run, command);
@@ -70,9 +70,8 @@ const Command kCtlCommand{
         "It waits 10 seconds for the training to take the command. A program can create the file RUN/commands/stop "
         "itself, for example on another machine.",
     .exit_codes =
-        "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, or no run in RUN, or the training has no "
-        "such command, 65 no "
-        "training runs in RUN",
+        "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, no run in RUN, or no such command of its "
+        "training, 65 no training runs in RUN",
     .run = ctl};
 
 }  // namespace lockstep

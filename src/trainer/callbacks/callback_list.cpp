@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/temporary_value.h"
 #include "base/text.h"
 #include "storage/run_commands.h"
 #include "world/world_access.h"
@@ -112,21 +113,6 @@ void CallbackList::add_command(const std::string& word) {
   commands_.push_back(word);
 }
 
-namespace {
-
-class FlagScope {
- public:
-  explicit FlagScope(bool& flag) : flag_(flag) { flag_ = true; }
-  ~FlagScope() { flag_ = false; }
-  FlagScope(const FlagScope&) = delete;
-  FlagScope& operator=(const FlagScope&) = delete;
-
- private:
-  bool& flag_;
-};
-
-}  // namespace
-
 // A callback may begin a validation of its own, so this function may run inside itself.
 bool CallbackList::call(const StageContext& context) {
   const auto stage = static_cast<std::uint32_t>(context.stage);
@@ -137,7 +123,7 @@ bool CallbackList::call(const StageContext& context) {
   }
   for (Entry& entry : entries_) {
     if ((entry.stages & stage) != 0 && !entry.is_running) {
-      const FlagScope running(entry.is_running);
+      const TemporaryValue running(entry.is_running, true);
       const PhaseScope phase(WorldAccess::progress(context.world), entry.name, to_string(context.stage));
       entry.callback->on(context);
     }

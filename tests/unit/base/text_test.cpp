@@ -16,6 +16,10 @@ TEST(Text, TrimsSplitsAndJoins) {
   EXPECT_THAT(split("a,,b,", ','), ElementsAre("a", "", "b", ""));
   EXPECT_THAT(split("", ','), ElementsAre(""));
   EXPECT_EQ(join(split("a,b,c", ','), " or "), "a or b or c");
+  EXPECT_EQ(join_or(split("a,b,c", ',')), "a, b or c");
+  EXPECT_EQ(join_or(split("a,b", ',')), "a or b");
+  EXPECT_EQ(join_or(split("a", ',')), "a");
+  EXPECT_EQ(join_or({}), "");
   EXPECT_EQ(to_lower("AbC-É"), "abc-É");
 }
 
