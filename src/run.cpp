@@ -23,9 +23,11 @@
 #include <lockstep/environment/launch_name.h>
 #include <lockstep/launch/launcher.h>
 #include <lockstep/run.h>
+#include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/descriptor.h"
 #include "base/duration.h"
+#include "base/run_files.h"
 #include "base/run_pattern.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
@@ -38,6 +40,7 @@
 #include "storage/run_choice.h"
 #include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
+#include "trainer/output/run_end.h"
 #include "worker.h"
 #include "world/rendezvous.h"
 
@@ -73,6 +76,10 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   request.event_directory = [directory = run_directory(plan.config)](const std::string& launch) {
     const auto pattern = parse_run_pattern(directory);  // then the ranks choose a directory
     return pattern ? find_run_of(real_file_system(), *pattern, launch) : directory;
+  };
+  request.after_failure = [config = plan.config](const auto& directory) {
+    const auto steps = CheckpointDir(real_file_system(), directory / kCheckpointsName).steps();
+    return steps.empty() ? std::string() : describe_saved(config, directory.string(), steps.back());
   };
   request.event_lock = [](const auto& directory) { return try_lock_run(real_file_system(), directory); };
   if (!plan.config.report.log_dir.empty()) {
@@ -157,12 +164,17 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   const LaunchFacts facts{.launch_name = identify_launch(environment, identity),
                           .program = program,
                           .program_values = program_values(flags),
+                          .supervised = launched_by_us(identity),
                           .job_end = job_end(environment)};
   // At the default the level stays that which the program may have set.
   if (const LogLevel level = invocation.config.report.log_level; level != LogLevel::info) {
     set_log_level(level);
   }
-  const auto make_plan = [&] { return resolve(invocation.config, hardware, identity, facts); };
+  const auto make_plan = [&] {
+    Plan plan = resolve(invocation.config, hardware, identity, facts);
+    plan.warnings.insert(plan.warnings.begin(), invocation.warnings.begin(), invocation.warnings.end());
+    return plan;
+  };
   Plan plan = make_plan();
   if (plan.config.dist.requeue && requeue_command(environment).empty()) {
     throw ConfigError("--dist.requeue: found no SLURM_JOB_ID, expected a Slurm job",

@@ -10,6 +10,7 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "config/command_tokens.h"
+#include "config/flags.h"
 
 namespace lockstep {
 namespace {
@@ -153,7 +154,7 @@ CommandLine read_with_settings(const Command& command, std::span<const std::stri
   const auto end = command.arguments.empty() ? args.end() : std::ranges::find(args, "--");
   std::map<std::string_view, std::string> texts;
   std::map<std::string_view, bool> switches;
-  Flags flags;
+  Flags flags = FlagsAccess::for_tool();
   for (const FlagRow& row : command.flags) {
     if (row.value.empty()) {
       flags.add(std::string(row.name), &switches[row.name], std::string(row.help));

@@ -8,12 +8,14 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 
 #include "base/io_error.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "config/config_file.h"
+#include "config/flags.h"
 #include "config/migrate.h"
 
 namespace lockstep {
@@ -31,7 +33,10 @@ constexpr FlagRow kFlags[] = {
 /// Throws: ConfigError with all problems of the file.
 void check(const std::string& file) {
   const std::vector<std::string> args{"--config=" + file};
-  const Invocation invocation = parse_invocation({}, args, {});
+  const Invocation invocation = parse_invocation({}, args, {}, FlagsAccess::for_tool());
+  for (const std::string& warning : invocation.warnings) {
+    log_warning(warning);
+  }
   const auto set = std::count_if(invocation.origins.begin(), invocation.origins.end(),
                                  [](const auto& origin) { return origin.second.starts_with("file "); });
   fmt::print("{}: {}, no problem\n", file, counted(set, "setting"));

@@ -17,6 +17,8 @@
 #include "config/flags.h"
 #include "config/foreign_names.h"
 #include "config/help.h"
+#include "config/idle_settings.h"
+#include "config/toml_writer.h"
 
 namespace lockstep {
 namespace {
@@ -199,16 +201,21 @@ class CommandLine {
 class Parser {
  public:
   Parser(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables, const Flags& flags)
-      : variables_(variables),
+      : defaults_(defaults),
+        variables_(variables),
         flags_(FlagsAccess::flags(flags)),
         positional_fields_(FlagsAccess::positional_fields(flags)),
         positionals_(FlagsAccess::positionals(flags)),
+        of_tool_(FlagsAccess::of_tool(flags)),
         line_(args, options()) {
     result_.config = defaults;
     for (const std::string& name : field_names()) {
       result_.origins[name] = "program";
       // An invalid default is a mistake of the program; the message must say so.
       labels_[name] = fmt::format("{} {} (the program's default)", name, value_text(name));
+    }
+    for (const std::string& name : program_names()) {
+      result_.origins[name] = "program";
     }
   }
 
@@ -225,9 +232,9 @@ class Parser {
     apply_environment();
     apply_flags();
     let_the_name_decide();
-    read_program_values();
     const std::vector<Problem> found = check_config(result_.config, labels_);
     problems_.insert(problems_.end(), found.begin(), found.end());
+    find_idle();
     if (!problems_.empty()) {
       throw ConfigError(std::move(problems_));
     }
@@ -335,25 +342,50 @@ class Parser {
       const std::string name = normal_name(setting.name);
       const std::string label =
           fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value)));
+      const auto parse = [&](const FieldInfo& info, auto& value) { return from_file(info, setting.value, value); };
+      const std::string origin = "file " + *config_file_;
       if (!seen.insert(name).second) {
         refuse(fmt::format("{}: {} is set twice", setting.place, setting.name), "remove one of them");
-      } else if (!set_field(name, label, "file " + *config_file_, [&](const FieldInfo& info, auto& value) {
-                   return from_file(info, setting.value, value);
-                 })) {
+      } else if (const auto own = name_of_program(name); own && of_tool_) {
+        continue;  // only the program can check it
+      } else if (own && !set_program_value(*own, label, origin, parse)) {
+        refuse(fmt::format("{}: {}: this program has no such flag", setting.place, printable(setting.name)),
+               hint_for_unknown(*own, program_names(), fmt::format("{}.", kProgramSection),
+                                "see --help for the program's own flags"));
+      } else if (!own && !set_field(name, label, origin, parse)) {
         refuse(fmt::format("{}: {}: unknown setting", setting.place, printable(setting.name)),
-               is_program_flag(name) ? fmt::format("--{} is the program's own flag; give it on the command line", name)
-                                     : hint_for_unknown(name, field_names(), "", "see --help-all for all settings"));
+               is_program_flag(name)
+                   ? fmt::format("this is the program's own flag; write it in the section [{}]", kProgramSection)
+                   : hint_for_unknown(name, field_names(), "", "see --help-all for all settings"));
       }
     }
   }
 
+  /// "width" of "program.width".
+  static std::optional<std::string> name_of_program(std::string_view name) {
+    const std::string prefix = fmt::format("{}.", kProgramSection);
+    return name.starts_with(prefix) ? std::optional(std::string(name.substr(prefix.size()))) : std::nullopt;
+  }
+
+  std::vector<std::string> program_names() const {
+    std::vector<std::string> names;
+    for (const auto* kind : {&flags_, &positionals_}) {
+      std::ranges::transform(*kind, std::back_inserter(names), &ProgramFlag::name);
+    }
+    return names;
+  }
+
   void apply_environment() {
-    const std::vector<std::string> fields = field_names();
+    std::vector<std::string> settings = field_names();
+    for (const std::string& name : program_names()) {
+      settings.push_back(fmt::format("{}.{}", kProgramSection, name));
+    }
     std::vector<std::string> known;
-    std::transform(fields.begin(), fields.end(), std::back_inserter(known),
-                   [](const std::string& field) { return variable_name(kEnvironmentPrefix, field); });
+    std::transform(settings.begin(), settings.end(), std::back_inserter(known),
+                   [](const std::string& setting) { return variable_name(kEnvironmentPrefix, setting); });
+    const std::string of_program = variable_name(kEnvironmentPrefix, fmt::format("{}.", kProgramSection));
     for (const auto& [variable, text] : variables_.all()) {
-      if (!variable.starts_with(kEnvironmentPrefix)) {
+      if (!variable.starts_with(kEnvironmentPrefix) || (of_tool_ && variable.starts_with(of_program))) {
         continue;
       }
       const auto found = std::find(known.begin(), known.end(), variable);
@@ -363,10 +395,15 @@ class Parser {
                                 "unset it, or see --help-all for all settings"));
         continue;
       }
-      set_field(fields[static_cast<std::size_t>(found - known.begin())], printable(variable + "=" + text),
-                "environment " + variable, [&value_text = text](const FieldInfo& info, auto& value) {
-                  return from_text(info, value_text, value);
-                });
+      const std::string& name = settings[static_cast<std::size_t>(found - known.begin())];
+      const std::string label = printable(variable + "=" + text);
+      const std::string origin = "environment " + variable;
+      const auto parse = [&given = text](const FieldInfo& info, auto& value) { return from_text(info, given, value); };
+      if (const auto own = name_of_program(name)) {
+        set_program_value(*own, label, origin, parse);
+      } else {
+        set_field(name, label, origin, parse);
+      }
     }
   }
 
@@ -379,45 +416,89 @@ class Parser {
 
   void apply_flags() {
     for (const Assignment& given : line_.assignments()) {
-      set_field(given.name, given.label, "flag",
-                [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); });
+      const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); };
+      set_field(given.name, given.label, "flag", parse);
+      set_program_value(given.name, given.label, "flag", parse);
     }
     const std::vector<std::string>& words = line_.words();
-    for (std::size_t i = 0; i < std::min(words.size(), positional_fields_.size()); ++i) {
-      set_field(positional_fields_[i], fmt::format("{} {}", positional_fields_[i], printable(words[i])), "flag",
-                [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); });
+    const std::size_t fields = positional_fields_.size();
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); };
+      const auto label = [&](const std::string& name) { return fmt::format("{} {}", name, printable(words[i])); };
+      if (i < fields) {
+        set_field(positional_fields_[i], label(positional_fields_[i]), "flag", parse);
+      } else if (i - fields < positionals_.size()) {
+        const std::string& name = positionals_[i - fields].name;
+        set_program_value(name, label(name), "flag", parse);
+      } else {
+        refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
+      }
     }
+  }
+
+  static constexpr int kWeightOfFile = 1;
+  static int weight_of(std::string_view origin) {
+    return origin == "flag"                     ? 3
+           : origin.starts_with("environment ") ? 2
+           : origin.starts_with("file ")        ? kWeightOfFile
+                                                : 0;
   }
 
   /// If a run_name comes from a stronger source than run_dir (such as the config.toml of another run), run_dir does not
   /// apply.
   void let_the_name_decide() {
-    const auto weight = [](std::string_view origin) {
-      return origin == "flag" ? 3 : origin.starts_with("environment ") ? 2 : origin.starts_with("file ") ? 1 : 0;
-    };
-    if (weight(result_.origins["run_name"]) > weight(result_.origins["run_dir"])) {
+    if (weight_of(result_.origins["run_name"]) > weight_of(result_.origins["run_dir"])) {
       result_.config.run_dir.clear();
       result_.origins["run_dir"] = result_.origins["run_name"];
     }
   }
 
   bool is_program_flag(std::string_view name) const {
-    return std::any_of(flags_.begin(), flags_.end(), [&](const ProgramFlag& flag) { return flag.name == name; });
+    const auto names = program_names();
+    return std::ranges::find(names, name) != names.end();
   }
 
-  /// Program values are stored separately until the whole command line is valid.
-  void read_program_value(const ProgramFlag& flag, const std::string& text, const std::string& label) {
-    std::visit(
-        [&](auto* target) {
-          auto value = *target;
-          if (const Refusal refusal = from_text(FieldInfo{}, text, value)) {
-            refuse(label + ": " + refusal->what, fmt::format("{}: {}", flag.name, flag.help));
-            return;
-          }
-          commits_.push_back([target, value = std::move(value)] { *target = value; });
-          result_.origins[flag.name] = "flag";
-        },
-        flag.target);
+  /// Finds the program's flag and lets `parse(info, value)` set its value, which is stored separately until the whole
+  /// configuration is valid. False: there is no such flag.
+  template <class Parse>
+  bool set_program_value(const std::string& name, const std::string& label, const std::string& origin, Parse&& parse) {
+    for (const auto* kind : {&flags_, &positionals_}) {
+      for (const ProgramFlag& flag : *kind) {
+        if (flag.name == name) {
+          std::visit([&](auto* target) { set_program_target(flag, target, label, origin, parse); }, flag.target);
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  template <class T, class Parse>
+  void set_program_target(const ProgramFlag& flag, T* target, const std::string& label, const std::string& origin,
+                          Parse&& parse) {
+    T value = *target;
+    if (const Refusal refusal = parse(FieldInfo{}, value)) {
+      refuse(label + ": " + refusal->what, fmt::format("{}: {}", flag.name, flag.help));
+      return;
+    }
+    commits_.push_back([target, value = std::move(value)] { *target = value; });
+    result_.origins[flag.name] = origin;
+  }
+
+  /// A mistake on the command line; a file may be shared by several programs and runs.
+  void find_idle() {
+    for (const IdleSetting& idle : find_idle_settings(defaults_, result_.config)) {
+      const int weight = weight_of(result_.origins[idle.name]);
+      if (weight < weight_of(result_.origins[idle.needs])) {
+        continue;  // what it needs was switched off on purpose
+      }
+      const std::string what = fmt::format("{}: has no effect without {}", labels_[idle.name], idle.needs);
+      if (weight > kWeightOfFile) {
+        refuse(what, idle.hint);
+      } else if (weight == kWeightOfFile) {
+        result_.warnings.push_back(fmt::format("{}; {}", what, idle.hint));
+      }
+    }
   }
 
   static std::string at_most(std::size_t words) {
@@ -428,36 +509,12 @@ class Parser {
                        words == 1 ? "one argument" : fmt::format("{} arguments", words));
   }
 
-  void read_program_values() {
-    for (const ProgramFlag& flag : flags_) {
-      result_.origins.emplace(flag.name, "program");
-    }
-    for (const Assignment& given : line_.assignments()) {
-      for (const ProgramFlag& flag : flags_) {
-        if (flag.name == given.name) {
-          read_program_value(flag, given.text, given.label);
-        }
-      }
-    }
-    const std::vector<std::string>& words = line_.words();
-    const std::size_t fields = positional_fields_.size();
-    for (std::size_t i = fields; i < words.size(); ++i) {
-      if (i - fields < positionals_.size()) {
-        const ProgramFlag& positional = positionals_[i - fields];
-        read_program_value(positional, words[i], fmt::format("{} {}", positional.name, printable(words[i])));
-      } else {
-        refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
-      }
-    }
-    for (const ProgramFlag& positional : positionals_) {
-      result_.origins.emplace(positional.name, "program");
-    }
-  }
-
+  const TrainConfig& defaults_;
   const Variables& variables_;
   const std::vector<ProgramFlag>& flags_;
   const std::vector<std::string>& positional_fields_;
   const std::vector<ProgramFlag>& positionals_;
+  const bool of_tool_;
   CommandLine line_;
   Invocation result_{};
   std::optional<std::string> config_file_{};

@@ -21,6 +21,7 @@ struct Flags::Impl {
   std::vector<ProgramFlag> flags{};
   std::vector<std::string> positional_fields{};  ///< fields of TrainConfig; these come before the program's own
   std::vector<ProgramFlag> positionals{};
+  bool of_tool = false;
 };
 
 struct FlagsAccess {
@@ -29,6 +30,13 @@ struct FlagsAccess {
     return flags.impl_->positional_fields;
   }
   static const std::vector<ProgramFlag>& positionals(const Flags& flags) { return flags.impl_->positionals; }
+  static bool of_tool(const Flags& flags) { return flags.impl_->of_tool; }
+  /// Flags of the lockstep tool. It does not know the program that a file is for, so it does not read [program].
+  static Flags for_tool() {
+    Flags flags;
+    flags.impl_->of_tool = true;
+    return flags;
+  }
 };
 
 }  // namespace lockstep

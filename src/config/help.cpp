@@ -170,27 +170,17 @@ std::string help_all_text(std::string_view program, const TrainConfig& defaults,
 }
 
 std::string print_config_text(const Invocation& invocation, const Flags& flags) {
-  std::string text = write_toml(invocation.config, invocation.origins);
-  const auto origin = [&](const std::string& name) {
-    const auto found = invocation.origins.find(name);
-    return found == invocation.origins.end() ? std::string("program") : found->second;
-  };
-  std::string own;
-  for (const ProgramFlag& flag : FlagsAccess::flags(flags)) {
-    own += fmt::format("#   --{} {} ({})\n", flag.name, printable(target_text(flag.target)), origin(flag.name));
-  }
-  for (const ProgramFlag& positional : FlagsAccess::positionals(flags)) {
-    own += fmt::format("#   {} {} ({})\n", positional.name, printable(target_text(positional.target)),
-                       origin(positional.name));
-  }
-  return own.empty() ? text : text + "\n# This program's own flags, which only the command line sets:\n" + own;
+  return write_toml(invocation.config, invocation.origins) +
+         write_program_toml(program_values(flags), invocation.origins);
 }
 
-std::vector<std::pair<std::string, std::string>> program_values(const Flags& flags) {
-  std::vector<std::pair<std::string, std::string>> values;
+std::vector<ProgramValue> program_values(const Flags& flags) {
+  std::vector<ProgramValue> values;
   for (const auto* kind : {&FlagsAccess::flags(flags), &FlagsAccess::positionals(flags)}) {
     for (const ProgramFlag& flag : *kind) {
-      values.emplace_back(flag.name, target_text(flag.target));
+      values.push_back({.name = flag.name,
+                        .text = target_text(flag.target),
+                        .is_text = std::holds_alternative<std::string*>(flag.target)});
     }
   }
   return values;
@@ -218,7 +208,8 @@ std::string config_template() {
   constexpr std::size_t kWidth = 100;
   std::string text =
       "# Settings of a lockstep program, for --config. A line without its first # sets a value; the values shown are\n"
-      "# the defaults of lockstep, which a program may have changed: --print-config shows those of the program.\n";
+      "# the defaults of lockstep, which a program may have changed: --print-config shows those of the program.\n"
+      "# The program's own flags are in a section [program].\n";
   const auto comment = [&](std::string_view words) {
     for (const std::string& line : split(wrap(words, 0, kWidth - 2), '\n')) {
       text += "# " + line + "\n";

@@ -15,6 +15,7 @@
 #include "config/config_file.h"
 #include "config/field_value.h"
 #include "config/foreign_names.h"
+#include "config/toml_writer.h"
 
 namespace lockstep {
 namespace {
@@ -213,7 +214,8 @@ class Migrator {
   static bool rename_one(const Document& document, Migration& migration) {
     for (const FileSetting& setting : document.settings()) {
       const std::string name = normal_name(setting.name);
-      const ForeignName* foreign = is_field(name) ? nullptr : find_foreign_name(name);
+      const bool is_of_program = section_of(name) == kProgramSection;
+      const ForeignName* foreign = is_of_program || is_field(name) ? nullptr : find_foreign_name(name);
       if (foreign == nullptr || foreign->field.empty()) {
         continue;
       }

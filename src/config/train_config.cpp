@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cctype>
+
 #include <fmt/format.h>
 
 #include <lockstep/config/config_io.h>
@@ -23,7 +26,33 @@ bool ranks_agree_on(std::string_view field) {
   return agree;
 }
 
+namespace {
+
+std::string toml_line(std::string_view key, const std::string& value, std::string_view name,
+                      const std::map<std::string, std::string>& comments) {
+  const std::string line = fmt::format("{} = {}", key, value);
+  const auto comment = comments.find(std::string(name));
+  return comment == comments.end() ? line + "\n" : fmt::format("{:<40}  # {}\n", line, comment->second);
+}
+
+bool is_bare_key(std::string_view name) {
+  return !name.empty() && std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
+}  // namespace
+
 std::string config_toml(const TrainConfig& config) { return write_toml(config, {}); }
+std::string program_toml(std::span<const ProgramValue> values) { return write_program_toml(values, {}); }
+
+std::string write_program_toml(std::span<const ProgramValue> values,
+                               const std::map<std::string, std::string>& comments) {
+  std::string text = values.empty() ? "" : fmt::format("\n[{}]\n", kProgramSection);
+  for (const ProgramValue& value : values) {
+    text += toml_line(is_bare_key(value.name) ? value.name : in_quotes(value.name),
+                      value.is_text ? in_quotes(value.text) : value.text, value.name, comments);
+  }
+  return text;
+}
 
 std::string write_toml(const TrainConfig& config, const std::map<std::string, std::string>& comments) {
   std::string text;
@@ -38,9 +67,7 @@ std::string write_toml(const TrainConfig& config, const std::map<std::string, st
       section = info.name.substr(0, dot);
       text += fmt::format("\n[{}]\n", section);
     }
-    const std::string line = fmt::format("{} = {}", key, to_toml(value));
-    const auto comment = comments.find(std::string(info.name));
-    text += comment == comments.end() ? line + "\n" : fmt::format("{:<40}  # {}\n", line, comment->second);
+    text += toml_line(key, to_toml(value), info.name, comments);
   });
   return text;
 }

@@ -58,8 +58,9 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
 }
 
 const StepBatches* CombinedLoader::next() {
-  current_ = {.micro = std::move(current_.micro), .epoch = epoch_};
+  current_ = {.micro = std::move(current_.micro), .blocks = std::move(current_.blocks), .epoch = epoch_};
   current_.micro.clear();
+  current_.blocks.clear();
   // Decide who takes part before any call of next(): a loader may end its epoch in this step.
   std::vector<std::size_t> parts;
   for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
@@ -78,6 +79,11 @@ const StepBatches* CombinedLoader::next() {
     }
     current_.local_samples += part->local_samples;
     current_.global_samples += part->global_samples;
+    if (part->blocks.empty()) {
+      current_.blocks.push_back({part->micro.size(), part->global_samples});
+    } else {
+      current_.blocks.insert(current_.blocks.end(), part->blocks.begin(), part->blocks.end());
+    }
     ended_[loader] = ended_[loader] || part->ends_epoch;
   }
   ++steps_;

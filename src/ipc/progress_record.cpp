@@ -55,6 +55,10 @@ std::string_view to_string(Phase phase) noexcept {
       return "report";
     case Phase::validation:
       return "validation";
+    case Phase::test:
+      return "test";
+    case Phase::prediction:
+      return "prediction";
     case Phase::save:
       return "save";
     case Phase::finish:

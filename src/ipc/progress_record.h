@@ -27,6 +27,8 @@ enum class Phase : std::uint8_t {
   callback,  ///< code of the program between steps: may take any time
   report,
   validation,
+  test,
+  prediction,
   save,
   finish,
   teardown,  ///< the work is done and announced; destructors and exit handlers remain

@@ -191,11 +191,20 @@ class Launch {
     if (!decision.reason.empty()) {
       log_info(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
     }
+    if (report.failed_rank >= 0 && report.step > 0 && request_.after_failure) {
+      if (const std::string text = request_.after_failure(event_directory()); !text.empty()) {
+        log_info(text);
+      }
+    }
+  }
+
+  std::filesystem::path event_directory() const {
+    return request_.event_directory ? request_.event_directory(launch_id_) : std::filesystem::path();
   }
 
   void write_event(std::string_view event, const EventFields& fields) const {
     std::error_code ignored;
-    const auto directory = request_.event_directory ? request_.event_directory(launch_id_) : std::filesystem::path();
+    const auto directory = event_directory();
     if (!std::filesystem::is_directory(directory, ignored)) {
       return;
     }

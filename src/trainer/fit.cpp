@@ -145,6 +145,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   record_.set_phase(Phase::task);
   step.begin(batches, schedule_step());
   task_.optimize(step);
+  step.end();
   if (steps_here_++ == 0) {
     check_that_it_trains(step);
   }

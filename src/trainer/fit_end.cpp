@@ -57,22 +57,17 @@ void Fit::save_after_failure() noexcept {
     if (is_between_steps_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
       checkpoints_.save_at_end(state_.step, [this] { return contents(); });
     }
-    if (const auto step = checkpoints_.durable()) {
-      log_info(fmt::format("step {} is saved in {}{}", *step, run_directory(config_),
-                           config_.checkpoint.weights_only ? " (only the weights)"
-                                                           : fmt::format(": the same command{} resumes from it",
-                                                                         change_of_command(config_, /*saved=*/true))));
+    if (const auto step = checkpoints_.durable(); step && !plan_.facts.supervised) {
+      log_info(describe_saved(config_, run_directory(config_), *step));
     }
   } catch (const std::exception& error) {
     log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
   }
 }
 
-// A launcher of ours notes the failures of its ranks.
 void Fit::note_failure(const std::exception& error) noexcept {
-  const bool launcher_notes_it = world_.size() > 1 || config_.dist.max_restarts > 0 || config_.memory.halve_batch;
-  if (!launcher_notes_it) {
-    files_.event("failure", {{"rank", std::int64_t{0}},
+  if (!plan_.facts.supervised) {
+    files_.event("failure", {{"rank", std::int64_t{world_.rank()}},
                              {"step", state_.step},
                              {"what", std::string(first_line(without_frames(error.what())))}});
   }

@@ -144,7 +144,7 @@ void Fit::check_monitor(Stage stage, const Metrics& measured) {
   if (!monitor_is_known_ && !may_come) {
     save();
     throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
-                      fmt::format("use one of {}", join(names, ", ")));
+                      hint_for_metric(monitor, names));
   }
 }
 

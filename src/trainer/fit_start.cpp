@@ -1,4 +1,5 @@
 // A fit before its first step: what it checks, tells and resumes.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
@@ -48,6 +49,23 @@ void check_monitored_data(const TrainConfig& config, bool validates) {
     if (monitor.metric.starts_with(kValidationPrefix) && !validates) {
       problems.push_back({fmt::format("--{} {}: found no validation data", monitor.setting, monitor.metric),
                           "give fit() a validation source, or name a metric of the training, such as loss"});
+    }
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+void check_monitors_of_validation(const Metrics& means, const TrainConfig& config) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : means) {
+    names.push_back(fmt::format("{}{}", kValidationPrefix, name));
+  }
+  std::vector<Problem> problems;
+  for (const Monitor& monitor : monitors_of(config)) {
+    if (monitor.metric.starts_with(kValidationPrefix) && std::ranges::find(names, monitor.metric) == names.end()) {
+      problems.push_back({fmt::format("--{} {}: found no such metric", monitor.setting, monitor.metric),
+                          hint_for_metric(monitor.metric, names)});
     }
   }
   if (!problems.empty()) {
@@ -213,8 +231,11 @@ void Fit::validate_at_start() {
   }
   if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
     const LoaderPosition start = validation_->position();
-    evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
+    const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
     validation_->seek(start);
+    if (tried.complete && !callbacks_.has(Stage::validation_end)) {  // where callbacks may add some
+      check_monitors_of_validation(tried.means, config_);
+    }
   }
   if (config_.validate.at_start && !resumed_) {
     validate();

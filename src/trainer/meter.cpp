@@ -30,7 +30,7 @@ bool is_float_on_host(const at::Tensor& value) {
 
 }  // namespace
 
-void Meter::add(const StepOutput& output, std::int64_t samples) {
+void Meter::add(const StepOutput& output, std::int64_t samples, const at::Tensor& left_out) {
   const at::NoGradGuard no_grad;
   if (sums_.empty()) {
     const auto zero = at::zeros({}, output.loss.options().dtype(at::kDouble));
@@ -50,14 +50,19 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
     throw Error(fmt::format("a step returned {} metrics, the first one {}", output.metrics.size(), names_.size() - 1),
                 "return the same metrics from every step");
   }
+  at::Tensor weight = output.count;  // undefined: the samples
+  if (left_out.defined()) {
+    const at::Tensor whole = weight.defined() ? weight : at::full({}, samples, counts_.options());
+    weight = at::where(left_out > 0, 0, whole);
+  }
   const auto add_weighted = [&](const std::string& name, at::Tensor& sum, const at::Tensor& given) {
     if (given.numel() != 1) {
       throw Error(fmt::format("metric {} has the shape [{}], expected a scalar", name, fmt::join(given.sizes(), ", ")),
                   "return one number, for example the mean over the batch");
     }
     const at::Tensor value = given.dim() == 0 ? given : given.reshape({});
-    if (output.count.defined()) {
-      sum.add_(times_count(value, output.count));
+    if (weight.defined()) {
+      sum.add_(times_count(value, weight));
     } else if (is_float_on_host(value) && sum.is_cpu()) {
       *sum.mutable_data_ptr<double>() += static_cast<double>(samples) * double{*value.const_data_ptr<float>()};
     } else {
@@ -73,8 +78,8 @@ void Meter::add(const StepOutput& output, std::int64_t samples) {
     }
     add_weighted(names_[i + 1], sums_[i + 1], output.metrics[i].second);
   }
-  if (output.count.defined()) {
-    counts_.add_(output.count);
+  if (weight.defined()) {
+    counts_.add_(weight);
   } else {
     samples_ += static_cast<double>(samples);
   }
@@ -128,14 +133,16 @@ Metrics Meter::means(World& world) {
   if (!agreed_) {
     return {};
   }
-  at::Tensor totals = own_sums(world);
+  const at::Tensor sums = own_sums(world);
+  at::Tensor totals = at::cat({sums, at::full({1}, sums_.empty() ? 0 : 1, sums.options())});
   world.all_reduce(totals, Reduce::sum);
   const auto host = WorldAccess::on_host(world, totals);
   const double* value = host.const_data_ptr<double>();
   const double weight = value[names_.size()] + value[names_.size() + 1];
+  const bool any_added = value[names_.size() + 2] > 0;
   Metrics means;
-  for (std::size_t i = 0; i < names_.size() && weight > 0; ++i) {
-    means.emplace_back(names_[i], value[i] / weight);
+  for (std::size_t i = 0; i < names_.size() && any_added; ++i) {
+    means.emplace_back(names_[i], value[i] / weight);  // 0 / 0 is NaN
   }
   return means;
 }

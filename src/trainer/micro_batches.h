@@ -21,6 +21,8 @@ class MicroBatches {
   /// The memory is kept.
   void clear() noexcept { parts_.clear(); }
   bool empty() const noexcept { return parts_.empty(); }
+  /// The outputs, without their graphs, and their samples.
+  const std::vector<std::pair<StepOutput, std::int64_t>>& parts() const noexcept { return parts_; }
   std::int64_t samples() const;
   /// Mean loss of this rank; 0 if the count is 0. Requires !empty().
   at::Tensor mean(const Value& value) const;

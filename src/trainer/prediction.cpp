@@ -201,7 +201,7 @@ void Prediction::add(const Batch& batch) {
 }
 
 Prediction::End Prediction::run_steps(std::int64_t most) {
-  const PhaseScope phase(WorldAccess::progress(world_), Phase::validation);
+  const PhaseScope phase(WorldAccess::progress(world_), Phase::prediction);
   const EvaluationScope scope(task_.module(), world_.device());
   const at::NoGradGuard no_grad;
   AgreedStop stop(world_, at_.control);

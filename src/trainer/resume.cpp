@@ -115,8 +115,8 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
       compare(kConfig, name, value);
     }
   }
-  for (const auto& [name, value] : run.plan.facts.program_values) {
-    compare(kProgram, name, value);
+  for (const ProgramValue& value : run.plan.facts.program_values) {
+    compare(kProgram, value.name, value.text);
   }
   return found;
 }
@@ -246,8 +246,8 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   for (const auto& [name, value] : config_values(config_in_use(run))) {
     values[std::string(kConfig) + name] = value;
   }
-  for (const auto& [name, value] : run.plan.facts.program_values) {
-    values[std::string(kProgram) + name] = value;
+  for (const ProgramValue& value : run.plan.facts.program_values) {
+    values[std::string(kProgram) + value.name] = value.text;
   }
   for (const auto& [name, value] : measured) {
     values[metric_key(name)] = fmt::format("{:.17g}", value);

@@ -177,6 +177,7 @@ void OptimizerStep::update() {
   optimizer_.step();
   step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));
   step_.now_.spike = any_of(step_.now_.spike, spike);
+  step_.now_.uncounted = any_of(step_.now_.uncounted, any_of(not_finite, spike));
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
@@ -216,16 +217,16 @@ bool Step::looks_at_losses() const noexcept {
   return context_.spikes != nullptr || context_.config.optim.non_finite == NonFinitePolicy::skip;
 }
 
-void Step::add(const StepOutput& output) {
-  if (!output.loss.defined()) {
-    return;
+void Step::add(const StepOutput& output) { added_->add(output, samples_of(output)); }
+
+// Only now it is known whether the step counts.
+void Step::end() {
+  for (const auto& [output, samples] : added_->parts()) {
+    context_.meter.add(output, samples, now_.uncounted);
+    if (context_.epoch_meter != nullptr) {
+      context_.epoch_meter->add(output, samples, now_.uncounted);
+    }
   }
-  const std::int64_t samples = samples_of(output);
-  context_.meter.add(output, samples);
-  if (context_.epoch_meter != nullptr) {
-    context_.epoch_meter->add(output, samples);
-  }
-  added_->add(output, samples);
 }
 
 StepResult Step::result() const {

@@ -2,28 +2,19 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include <c10/core/DeviceGuard.h>
-
 #include <lockstep/base/error.h>
-#include <lockstep/optim/precision.h>
 #include <lockstep/session.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
-#include "trainer/agreed_stop.h"
 #include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
-#include "trainer/in_precision.h"
-#include "trainer/output/metric_names.h"
-#include "trainer/prediction.h"
-#include "trainer/validate.h"
+#include "trainer/outside_fit.h"
 
 namespace lockstep {
 
@@ -139,138 +130,14 @@ FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) 
   return lockstep::fit(*impl_, task, train, validation);
 }
 
-namespace {
+Metrics Trainer::validate(Task& task, BatchSource& data) { return validate_alone(*impl_, task, data); }
 
-/// Collective. Why all ranks stop, at the end of something other than a fit.
-std::string end_by_request(World& world, TrainControl& control) {
-  const StopReason stop = agree_on_reason(world, control);
-  control.set_agreed(stop.kind);
-  control.end_fit();
-  return stop.text;
-}
+Metrics Trainer::test(Task& task, BatchSource& data) { return test_alone(*impl_, task, data); }
 
-/// What a fit does around its validations, around a loop without a fit.
-class OutsideFit {
- public:
-  OutsideFit(TrainerParts& trainer, Task& task)
-      : on_device_(trainer.world.device()), numerics_(trainer.plan.config), trainer_(trainer), task_(task) {
-    place_module(task.module(), trainer.world.device(), trainer.plan.config);
-    trainer.callbacks.begin(trainer.world);
-  }
-
-  StageContext at(Stage stage) {
-    return {.stage = stage,
-            .state = state_,
-            .module = task_.module(),
-            .world = trainer_.world,
-            .plan = trainer_.plan,
-            .control = trainer_.control,
-            .step = step_,
-            .task = &task_};
-  }
-
- private:
-  const c10::DeviceGuard on_device_;
-  const NumericsScope numerics_;
-  TrainerParts& trainer_;
-  Task& task_;
-  const TrainState state_{};
-  const StepResult step_{};
-};
-
-/// A loop over data without gradients, for Trainer::validate and test.
-struct EvaluationLoop {
-  StepOutput (Task::*step)(const Batch&);
-  Stage start;
-  Stage batch_end;
-  Stage end;
-  std::string_view prefix;  ///< of the metrics, for callbacks
-  const char* name;
-};
-
-constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
-                                     .start = Stage::validation_start,
-                                     .batch_end = Stage::validation_batch_end,
-                                     .end = Stage::validation_end,
-                                     .prefix = kValidationPrefix,
-                                     .name = "the validation"};
-constexpr EvaluationLoop kTest{.step = &Task::test_step,
-                               .start = Stage::test_start,
-                               .batch_end = Stage::test_batch_end,
-                               .end = Stage::test_end,
-                               .prefix = kTestPrefix,
-                               .name = "the test"};
-
-Metrics evaluate_alone(TrainerParts& trainer, Task& task, BatchSource& data, const EvaluationLoop& loop) {
-  OutsideFit outside(trainer, task);
-  Metrics metrics;
-  Metrics logged;
-  const auto at = [&](Stage stage) {
-    StageContext context = outside.at(stage);
-    context.log_to = stage == loop.end ? &metrics : &logged;
-    return context;
-  };
-  trainer.callbacks.call(at(loop.start));
-  auto weights = trainer.callbacks.validation_scopes(trainer.world);
-  Evaluation evaluation =
-      evaluate(task, data, trainer.world, trainer.plan.config, trainer.control,
-               {.step = loop.step, .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
-  weights.clear();
-  if (!evaluation.complete) {
-    throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
-  }
-  metrics = std::move(evaluation.means);
-  for (auto& [name, value] : metrics) {
-    name.insert(0, loop.prefix);
-  }
-  StageContext end = at(loop.end);
-  end.metrics = &metrics;
-  for (const auto& [name, value] : logged) {
-    end.log(name, value);
-  }
-  trainer.callbacks.call(end);
-  for (auto& [name, value] : metrics) {
-    name.erase(0, loop.prefix.size());
-  }
-  return metrics;
-}
-
-/// `predict` returns false if all ranks agreed on a stop.
-template <class Predict>
-void predict_alone(TrainerParts& trainer, Task& task, BatchSource& data, const Predict& predict) {
-  OutsideFit outside(trainer, task);
-  trainer.callbacks.call(outside.at(Stage::predict_start));
-  auto weights = trainer.callbacks.validation_scopes(trainer.world);
-  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end));
-  const bool is_complete = predict(prediction);
-  weights.clear();
-  if (!is_complete) {
-    throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));
-  }
-  trainer.callbacks.call(outside.at(Stage::predict_end));
-}
-
-}  // namespace
-
-Metrics Trainer::validate(Task& task, BatchSource& data) { return evaluate_alone(*impl_, task, data, kValidation); }
-
-Metrics Trainer::test(Task& task, BatchSource& data) { return evaluate_alone(*impl_, task, data, kTest); }
-
-NamedTensors Trainer::predict(Task& task, BatchSource& data) {
-  NamedTensors results;
-  predict_alone(*impl_, task, data, [&](Prediction& prediction) {
-    if (!prediction.run()) {
-      return false;
-    }
-    results = prediction.gather();
-    return true;
-  });
-  return results;
-}
+NamedTensors Trainer::predict(Task& task, BatchSource& data) { return predict_alone(*impl_, task, data); }
 
 void Trainer::predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps) {
-  predict_alone(*impl_, task, data,
-                [&](Prediction& prediction) { return prediction.run_into(directory, every_steps); });
+  predict_into(*impl_, task, data, directory, every_steps);
 }
 
 TrainControl Trainer::control() const { return impl_->control; }

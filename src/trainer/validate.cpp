@@ -32,7 +32,7 @@ std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackLi
 
 Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control,
                     const EvaluationOptions& options) {
-  const PhaseScope phase(WorldAccess::progress(world), Phase::validation);
+  const PhaseScope phase(WorldAccess::progress(world), options.phase);
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world);
   }

@@ -5,6 +5,7 @@
 
 #include <lockstep/trainer/callback.h>
 
+#include "ipc/progress_record.h"
 #include "trainer/callbacks/callback_list.h"
 
 namespace lockstep {
@@ -17,6 +18,7 @@ struct Evaluation {
 
 struct EvaluationOptions {
   StepOutput (Task::*step)(const Batch&) = &Task::validation_step;
+  Phase phase = Phase::validation;
   std::int64_t max_batches = 0;             ///< maximum number of steps; 0: no limit
   StopKind least_stop = StopKind::program;  ///< weaker stops do not end the validation
   std::function<void(std::int64_t done)> on_batch = [](std::int64_t) {};

@@ -14,13 +14,14 @@
 #include <vector>
 
 #include <lockstep/base/variables.h>
+#include <lockstep/config/program_value.h>
 #include <lockstep/config/train_config.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 
 /// The program's own flags and positional arguments: they appear in --help, "did you mean" and --print-config. The
-/// values behind the pointers are the defaults; they are written only if parsing succeeds. The pointers must outlive
-/// the parsing.
+/// section [program] of a --config file and the variables LOCKSTEP_CFG_PROGRAM_<NAME> set them too. The values behind
+/// the pointers are the defaults; they are written only if parsing succeeds. The pointers must outlive the parsing.
 class Flags {
  public:
   Flags();
@@ -51,6 +52,7 @@ struct Invocation {
   bool dry_run = false;                   ///< print the plan, start no process (implied by hardware_file)
   std::filesystem::path hardware_file{};  ///< plan for the machine that this file describes
   std::filesystem::path config_file{};    ///< that was read; "": none
+  std::vector<std::string> warnings{};    ///< settings of a file that have no effect
 };
 
 /// Parses a command line (without argv[0]). Throws: ConfigError with all problems: unknown names with "did you mean",
@@ -64,13 +66,15 @@ std::vector<Problem> check_config(const TrainConfig& config);
 /// "section.key" -> value as text, for every field, in declaration order. Checkpoints store and compare these.
 std::vector<std::pair<std::string, std::string>> config_values(const TrainConfig& config);
 
-/// The values of the program's own flags and positional arguments, as text.
-std::vector<std::pair<std::string, std::string>> program_values(const Flags& flags);
+/// The values of the program's own flags and positional arguments.
+std::vector<ProgramValue> program_values(const Flags& flags);
 
 /// True if the field must be equal on all ranks; a resumed run warns if it changed.
 bool ranks_agree_on(std::string_view field);
 
 std::string config_toml(const TrainConfig& config);  ///< --config can read this text
+/// The section [program] behind it; "": there are no values.
+std::string program_toml(std::span<const ProgramValue> values);
 /// The settings that most users need. `width`: columns of the terminal.
 std::string help_text(std::string_view program, const TrainConfig& defaults, const Flags& flags = {}, int width = 80);
 /// All settings.

@@ -4,6 +4,7 @@
 // (seed, epoch, position).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,11 +31,18 @@ struct LoaderPosition {
   bool operator==(const LoaderPosition&) const = default;
 };
 
+/// The micro-batches that one loader of a CombinedLoader gave for a step.
+struct LoaderBlock {
+  std::size_t micro_batches = 0;
+  std::int64_t global_samples = 0;  ///< over all ranks
+};
+
 /// This rank's part of one step.
 struct StepBatches {
   std::vector<Batch> micro{};  ///< the same number on every rank; an empty one has samples == 0 and no tensors
   std::int64_t local_samples = 0;
-  std::int64_t global_samples = 0;  ///< over all ranks, known without communication
+  std::int64_t global_samples = 0;    ///< over all ranks, known without communication
+  std::vector<LoaderBlock> blocks{};  ///< of a CombinedLoader, in the order of `micro`; else empty: one block
   std::int64_t epoch = 0;
   bool ends_epoch = false;
 };

@@ -47,6 +47,8 @@ struct LaunchRequest {
   std::function<std::filesystem::path(const std::string& launch)> event_directory{};
   /// Locks that directory; returns nullptr while another launch holds it and writes the log. {}: no lock needed.
   std::function<std::unique_ptr<FileLock>(const std::filesystem::path& directory)> event_lock{};
+  /// After a failure, what is left in event_directory, as the last line of the launch; "": nothing to say.
+  std::function<std::string(const std::filesystem::path& directory)> after_failure{};
 };
 
 /// Starts one worker process per rank of this machine (own process group, dies with this process), prefixes its output

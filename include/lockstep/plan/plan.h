@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include <lockstep/config/program_value.h>
 #include <lockstep/config/train_config.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/environment/identity.h>
@@ -56,8 +56,8 @@ struct LoaderPlan {
 struct LaunchFacts {
   LaunchName launch_name{};
   std::string program{};  ///< file name of the program that called run(); "": lockstep is embedded in another program
-  /// The program's own flags by name. Stored in config.toml and in checkpoints.
-  std::vector<std::pair<std::string, std::string>> program_values{};
+  std::vector<ProgramValue> program_values{};  ///< stored in config.toml and in checkpoints
+  bool supervised = false;                     ///< our launcher has started this process and reports failures
   std::optional<std::chrono::steady_clock::time_point> job_end{};  ///< of the batch job; training stops before it
 };
 

@@ -83,8 +83,12 @@ class Step {
   /// `index`: position in Task::optimizers().
   OptimizerStep& optimizer(std::size_t index = 0) { return optimizers_.at(index); }
 
-  /// Adds the loss and the metrics of an output to the reports, now or at the end of the step.
+  /// Adds the loss and the metrics of an output to the reports. At the end of the step: if its update is left out
+  /// because its loss is not finite or a spike (optim.non_finite skip, spike.policy skip), they do not count.
   void add(const StepOutput& output);
+
+  /// For the Trainer, after optimize().
+  void end();
 
   /// Records whether a backward of this step, with samples, had a loss.
   bool backward_with_loss() const noexcept { return now_.with_loss; }
@@ -110,8 +114,9 @@ class Step {
     ScheduleStep at{};
     std::int64_t last_samples = 0;  // of the batch of the last forward
     at::Tensor grad_norm{};
-    at::Tensor skipped{};  // 1: an update was left out; undefined: none can be
-    at::Tensor spike{};    // likewise
+    at::Tensor skipped{};    // 1: an update was left out; undefined: none can be
+    at::Tensor spike{};      // likewise
+    at::Tensor uncounted{};  // likewise: 1: its loss is not counted
     bool with_loss = false;
     bool without_loss = false;
   };

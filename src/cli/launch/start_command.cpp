@@ -29,6 +29,7 @@
 #include "cli/launch/shell_words.h"
 #include "cli/runs/run_data.h"
 #include "config/field_value.h"
+#include "config/flags.h"
 
 namespace lockstep {
 namespace {
@@ -174,7 +175,7 @@ class Guide {
 
  private:
   Invocation parse(const StartRequest& request) const {
-    return parse_invocation(defaults(request), request.settings, variables_);
+    return parse_invocation(defaults(request), request.settings, variables_, FlagsAccess::for_tool());
   }
 
   static TrainConfig defaults(const StartRequest& request) {

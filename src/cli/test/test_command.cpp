@@ -26,6 +26,7 @@
 #include "cli/doctor/output.h"
 #include "cli/test/probe_launch.h"
 #include "cli/test/verdict.h"
+#include "config/flags.h"
 #include "supervise/signal_inbox.h"
 
 namespace lockstep {
@@ -67,7 +68,7 @@ Request parse_request(const CommandLine& line, const Variables& variables) {
       settings.insert(settings.end(), {fmt::format("--{}", flag), given->text});
     }
   }
-  return {.config = parse_invocation({}, settings, variables).config,
+  return {.config = parse_invocation({}, settings, variables, FlagsAccess::for_tool()).config,
           .json = line.has("json"),
           .time_limit_s = line.number("time-limit", 1, kMostSeconds, 120)};
 }

@@ -30,7 +30,8 @@ double worst_value(MonitorMode mode) noexcept {
 // The steps with such values are skipped, or left out by a rollback.
 bool goes_on_without(double value, const TrainConfig& config) {
   const NonFinitePolicy policy = config.optim.non_finite;
-  return !std::isfinite(value) && (policy == NonFinitePolicy::skip || policy == NonFinitePolicy::rollback);
+  return !std::isfinite(value) && (policy == NonFinitePolicy::skip || policy == NonFinitePolicy::rollback ||
+                                   config.spike.policy == SpikePolicy::skip);
 }
 
 }  // namespace
@@ -58,8 +59,7 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
   }
   std::vector<std::string> names;
   std::ranges::transform(*context.metrics, std::back_inserter(names), &Metrics::value_type::first);
-  throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_),
-                    fmt::format("use one of {}", join(names, ", ")));
+  throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_), hint_for_metric(name_, names));
 }
 
 void MonitoredMetric::add(double value, double bound) {

@@ -1,8 +1,11 @@
 #include "trainer/output/metric_names.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+
+#include "base/text.h"
 
 namespace lockstep {
 
@@ -26,6 +29,11 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
           fmt::format("give it a name that does not begin with {}", kEpochPrefix));
     }
   }
+}
+
+std::string hint_for_metric(std::string_view name, std::span<const std::string> names) {
+  const auto near = closest(name, names);
+  return fmt::format("{}use one of {}", near ? fmt::format("did you mean {}? ", *near) : "", fmt::join(names, ", "));
 }
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 // What the name of a metric says.
 #pragma once
 
+#include <span>
+#include <string>
 #include <string_view>
 
 #include <lockstep/config/train_config.h>
@@ -17,5 +19,8 @@ Stage stage_of_metric(std::string_view name, const TrainConfig& config);
 
 /// Throws: Error if a metric of the training has a prefix that says something else.
 void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates);
+
+/// "did you mean val_loss? use one of loss, lr, val_loss". `names`: of all metrics there are.
+std::string hint_for_metric(std::string_view name, std::span<const std::string> names);
 
 }  // namespace lockstep

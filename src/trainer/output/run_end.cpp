@@ -24,6 +24,13 @@ std::string change_of_command(const TrainConfig& config, bool saved) {
   return config.resume == "auto" || config.resume == "last" ? "" : " with --resume auto";
 }
 
+std::string describe_saved(const TrainConfig& config, const std::string& directory, std::int64_t step) {
+  const std::string how = config.checkpoint.weights_only ? " (only the weights)"
+                                                         : fmt::format(": the same command{} resumes from it",
+                                                                       change_of_command(config, /*saved=*/true));
+  return fmt::format("step {} is saved in {}{}", step, directory, how);
+}
+
 namespace {
 
 std::string how_to_continue(const RunEnd& end) {

@@ -13,18 +13,6 @@
 #include "base/text.h"
 
 namespace lockstep {
-namespace {
-
-// These are written as comments, because only the command line sets them.
-std::string program_comment(const Plan& plan) {
-  std::string text;
-  for (const auto& [name, value] : plan.facts.program_values) {
-    text += fmt::format("#   {} {}\n", name, printable(value));
-  }
-  return text.empty() ? text : "\n# The program's own flags:\n" + text;
-}
-
-}  // namespace
 
 RunFiles::RunFiles(const Plan& plan, bool on_main)
     : plan_(plan),
@@ -60,7 +48,7 @@ void RunFiles::begin(std::int64_t resume_step, std::span<const MetricSinkFactory
 void RunFiles::open_files(std::int64_t resume_step) {
   FileSystem& fs = real_file_system();
   const std::filesystem::path directory = run_directory(plan_.config);
-  const std::string config = config_toml(asked_config(plan_)) + program_comment(plan_);
+  const std::string config = config_toml(asked_config(plan_)) + program_toml(plan_.facts.program_values);
   try {
     remove_leftovers(fs, directory / kSettingsName);
     write_file(fs, directory / kSettingsName, config);
@@ -127,8 +115,8 @@ void RunFiles::write_image(std::int64_t step, std::string_view name, const Image
 
 void RunFiles::write_end(std::span<const MetricValue> metrics) {
   std::vector<RunSetting> settings = config_values(asked_config(plan_));
-  for (const auto& [name, value] : plan_.facts.program_values) {
-    settings.emplace_back(name, printable(value));
+  for (const ProgramValue& value : plan_.facts.program_values) {
+    settings.emplace_back(value.name, printable(value.text));
   }
   for_each_sink([&](MetricSink& sink) { sink.finish(settings, metrics); });
 }

@@ -16,18 +16,26 @@
 namespace lockstep {
 namespace {
 
-/// Digest of the ids of the micro-batches; a rank's samples are one block of the global batch.
+/// Digest of the ids of the micro-batches. A rank's samples of a loader are one block of the loader's samples.
 std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& world) {
   const std::int64_t rank = world.rank();
-  std::int64_t position =
-      rank * (batches.global_samples / world.size()) + std::min(rank, batches.global_samples % world.size());
+  std::vector<LoaderBlock> blocks = batches.blocks;
+  if (blocks.empty()) {
+    blocks.push_back({batches.micro.size(), batches.global_samples});
+  }
   std::uint64_t sum = 0;
   std::int64_t known = 0;
-  for (const Batch& batch : batches.micro) {
-    for (const std::int64_t id : batch.ids) {
-      sum += sample_digest(position++, id);
-      ++known;
+  std::int64_t first = 0;  // position of the loader's samples in the global batch
+  auto batch = batches.micro.begin();
+  for (const auto& [micro_batches, samples] : blocks) {
+    std::int64_t position = first + rank * (samples / world.size()) + std::min(rank, samples % world.size());
+    for (std::size_t i = 0; i < micro_batches; ++i, ++batch) {
+      for (const std::int64_t id : batch->ids) {
+        sum += sample_digest(position++, id);
+        ++known;
+      }
     }
+    first += samples;
   }
   return known == batches.local_samples ? std::optional(sum) : std::nullopt;
 }

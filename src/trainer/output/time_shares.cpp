@@ -28,11 +28,16 @@ TimeShares::TimeShares(const PhaseTimes& begin, const PhaseTimes& end) : total_(
 double TimeShares::of(Phase phase) const noexcept { return to_seconds(spent_.of(phase)); }
 
 std::vector<std::pair<std::string_view, double>> TimeShares::parts() const {
-  return {{"data", of(Phase::data)},         {"forward", of(Phase::forward)},
-          {"backward", of(Phase::backward)}, {"optimizer", of(Phase::optimizer)},
-          {"task", of(Phase::task)},         {"callback", of(Phase::callback)},
-          {"report", of(Phase::report)},     {"validation", of(Phase::validation)},
-          {"save", of(Phase::save)},         {"communication", to_seconds(spent_.waited)}};
+  return {{"data", of(Phase::data)},
+          {"forward", of(Phase::forward)},
+          {"backward", of(Phase::backward)},
+          {"optimizer", of(Phase::optimizer)},
+          {"task", of(Phase::task)},
+          {"callback", of(Phase::callback)},
+          {"report", of(Phase::report)},
+          {"validation", of(Phase::validation) + of(Phase::test) + of(Phase::prediction)},
+          {"save", of(Phase::save)},
+          {"communication", to_seconds(spent_.waited)}};
 }
 
 EventFields TimeShares::fields() const {

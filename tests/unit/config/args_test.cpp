@@ -371,6 +371,34 @@ TEST(ParseInvocation, FillsTheProgramsOwnFlags) {
   EXPECT_FALSE(quiet);
 }
 
+TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
+  EXPECT_THAT(
+      problems({"--early_stop.patience", "5", "--plateau.factor=0.5", "--checkpoint.keep_best", "2"},
+               {{"LOCKSTEP_CFG_SPIKE_POLICY", "skip"}}),
+      ElementsAre(
+          "LOCKSTEP_CFG_SPIKE_POLICY=skip: has no effect without spike.z_score | set how many standard deviations are "
+          "a spike, for example spike.z_score 6",
+          HasSubstr("--plateau.factor=0.5: has no effect without plateau.metric | name the metric"),
+          HasSubstr("--early_stop.patience 5: has no effect without early_stop.metric | name the metric"),
+          HasSubstr("--checkpoint.keep_best 2: has no effect without checkpoint.monitor | name the metric")));
+  EXPECT_THAT(problems({"--spike.z_score=6", "--spike.lr_factor=0.1"}),
+              ElementsAre(HasSubstr("--spike.lr_factor=0.1: has no effect without spike.policy")));
+  EXPECT_THAT(problems({"--early_stop.patience", "3"}), ElementsAre()) << "this is the default";
+  EXPECT_THAT(problems({"--early_stop.patience", "5", "--early_stop.metric", "val_loss"}), ElementsAre());
+}
+
+TEST(ParseInvocation, WarnsOfSettingsOfAFileWithoutEffect) {
+  const TempDir directory;
+  const auto file = (directory.path() / "run.toml").string();
+  std::ofstream(file) << "[early_stop]\npatience = 5\n[plateau]\nmetric = \"loss\"\nfactor = 0.5\n";
+  EXPECT_THAT(parse({"--config", file}).warnings,
+              ElementsAre(HasSubstr("run.toml:2: early_stop.patience = 5: has no effect without early_stop.metric; ")));
+  EXPECT_THAT(parse({"--config", file, "--plateau.metric", ""}).warnings, testing::SizeIs(1))
+      << "a flag has switched the other one off";
+  EXPECT_THAT(parse({"--config", file}, {}, {.early_stop = {.patience = 5}}).warnings, ElementsAre())
+      << "the program's default";
+}
+
 TEST(ParseInvocation, ChangesNoProgramValueAfterAnError) {
   std::int64_t hidden = 64;
   std::int64_t epochs = 1;

@@ -10,6 +10,7 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "config/flags.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -198,16 +199,88 @@ TEST_F(ConfigFile, HintsAtRemovedSettings) {
   }
 }
 
-TEST_F(ConfigFile, RejectsProgramFlags) {
-  std::int64_t hidden = 0;
-  Flags flags;
-  flags.add("hidden", &hidden, "width");
-  try {
-    parse_invocation({}, std::vector<std::string>{"--config", write("run.toml", "hidden = 3")}, {}, flags);
-    FAIL() << "had to be refused";
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.hint(), "--hidden is the program's own flag; give it on the command line");
+/// A program with flags of its own.
+struct OwnFlags {
+  std::string data = "digits";
+  std::int64_t hidden = 64;
+  double dropout = 0.5;
+  bool quiet = false;
+  std::int64_t rounds = 1;
+  Flags flags{};
+  OwnFlags() {
+    flags.add("data.set", &data, "d").add("hidden", &hidden, "width").add("dropout", &dropout, "p");
+    flags.add("quiet", &quiet, "q").positional("rounds", &rounds, "r");
   }
+};
+
+TEST_F(ConfigFile, ReadsTheProgramsOwnValues) {
+  for (
+      const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+          {"run.toml",
+           "seed = 3\n[program]\n\"data.set\" = \"a # b\"\nhidden = 8\ndropout = 1\nquiet = true\nrounds = 7\n"},
+          {"run.json",
+           R"({"program": {"data.set": "a # b", "hidden": 8, "dropout": 1, "quiet": true, "rounds": 7}, "seed": 3})"}}) {
+    OwnFlags own;
+    const std::string file = write(name, text);
+    const Invocation invocation = parse_invocation(
+        {}, std::vector<std::string>{"--config", file, "--no-quiet"},
+        Variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_PROGRAM_DROPOUT", "0.25"}}),
+        own.flags);
+    EXPECT_EQ(own.data, "a # b");
+    EXPECT_EQ(own.hidden, 8);
+    EXPECT_EQ(own.dropout, 0.25) << "the environment wins over the file";
+    EXPECT_FALSE(own.quiet) << "the flag wins over the file";
+    EXPECT_EQ(own.rounds, 7);
+    EXPECT_EQ(invocation.config.seed, 3U);
+    EXPECT_EQ(invocation.origins.at("hidden"), "file " + file);
+    EXPECT_EQ(invocation.origins.at("dropout"), "environment LOCKSTEP_CFG_PROGRAM_DROPOUT");
+    EXPECT_EQ(invocation.origins.at("quiet"), "flag");
+  }
+}
+
+TEST_F(ConfigFile, RoundTripsTheProgramsOwnValues) {
+  OwnFlags written;
+  written.data = "\"7\"\n";
+  written.dropout = 1e-300;
+  written.quiet = true;
+  const std::string file = write("run.toml", config_toml({}) + program_toml(program_values(written.flags)));
+  OwnFlags read;
+  parse_invocation({}, std::vector<std::string>{"--config", file}, {}, read.flags);
+  EXPECT_EQ(read.data, written.data);
+  EXPECT_EQ(read.dropout, written.dropout);
+  EXPECT_TRUE(read.quiet);
+  EXPECT_EQ(program_toml({}), "");
+}
+
+TEST_F(ConfigFile, NamesTheFaultsOfTheProgramsOwnValues) {
+  OwnFlags own;
+  std::vector<std::string> found;
+  try {
+    parse_invocation(
+        {},
+        std::vector<std::string>{"--config", write("run.toml", "hidden = 3\n[program]\nhiden = 3\ndropout = \"x\"\n")},
+        Variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_PROGRAM_HIDDEN", "wide"}}), own.flags);
+  } catch (const ConfigError& error) {
+    for (const Problem& problem : error.problems()) {
+      found.push_back(problem.what + " | " + problem.hint);
+    }
+  }
+  EXPECT_THAT(found,
+              ElementsAre(AllOf(HasSubstr("run.toml:1: hidden: unknown setting | this is the program's own flag"),
+                                HasSubstr("write it in the section [program]")),
+                          AllOf(HasSubstr("run.toml:3: program.hiden: this program has no such flag | "),
+                                HasSubstr("did you mean program.hidden?")),
+                          HasSubstr("run.toml:4: program.dropout = the text \"x\": expected a number"),
+                          HasSubstr("LOCKSTEP_CFG_PROGRAM_HIDDEN=wide: expected a whole number")));
+  EXPECT_EQ(own.hidden, 64);
+}
+
+// The tool does not know the program.
+TEST_F(ConfigFile, LeavesTheProgramsOwnValuesToTheProgram) {
+  const std::vector<std::string> args{"--config", write("run.toml", "seed = 3\n[program]\nanything = []\n")};
+  const Variables variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_PROGRAM_ANYTHING", "wide"}});
+  EXPECT_EQ(parse_invocation({}, args, variables, FlagsAccess::for_tool()).config.seed, 3U);
+  EXPECT_THROW(parse_invocation({}, args, variables), ConfigError);
 }
 
 TEST_F(ConfigFile, RoundTripsEveryValue) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -20,6 +21,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
@@ -27,10 +29,12 @@
 #include <lockstep/trainer/monitors.h>
 
 #include "ipc/progress_record.h"
+#include "report/record_comparison.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
+#include "trainer/output/step_recorder.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -314,6 +318,120 @@ TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
     EXPECT_EQ(resumed.rates, straight.rates) << before << " and then " << after << " ranks";
     EXPECT_EQ(resumed.validations, straight.validations) << before << " and then " << after << " ranks";
     EXPECT_LT(resumed.rates.back(), resumed.rates.front() / 2);
+  }
+}
+
+/// The reported means, by step.
+std::map<std::int64_t, double> losses_of(const TrainConfig& config, Task& task, const std::string& name = "loss") {
+  std::map<std::int64_t, double> losses;
+  const auto note = [&](const StageContext& at) {
+    if (const double value = value_of(*at.metrics, name); at.stage == Stage::report || name.starts_with("epoch_")) {
+      losses[at.state.step] = value;
+    }
+  };
+  fit(
+      config, task, [&](Trainer& trainer) { trainer.on(Stage::report | Stage::epoch_report, note); }, 48);
+  return losses;
+}
+
+TEST(Crossing, AStepThatIsLeftOutDoesNotCountInTheReports) {
+  for (const bool spikes : {false, true}) {
+    TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 12, .global_batch_size = 12});
+    config.report.every_steps = 4;
+    config.report.epoch_means = true;
+    if (spikes) {
+      config.spike = {.z_score = 4, .window = 3, .policy = SpikePolicy::skip};
+    } else {
+      config.optim.non_finite = NonFinitePolicy::skip;
+    }
+    const double factor = spikes ? 1e6 : std::nan("");
+    std::vector<double> single;  // the losses of each step
+    {
+      TrainConfig each = config;
+      each.report.every_steps = 1;
+      BadSteps task({5}, factor);
+      for (const auto& [step, loss] : losses_of(each, task)) {
+        single.push_back(loss);
+      }
+    }
+    ASSERT_EQ(single.size(), 12U);
+    EXPECT_TRUE(std::isnan(single[5])) << "nothing is left to report";
+    BadSteps task({5}, factor);
+    const auto of_windows = losses_of(config, task);
+    EXPECT_NEAR(of_windows.at(4), (single[0] + single[1] + single[2] + single[3]) / 4, 1e-6);
+    EXPECT_NEAR(of_windows.at(8), (single[4] + single[6] + single[7]) / 3, 1e-6);
+    BadSteps again({5}, factor);
+    const auto of_epochs = losses_of(config, again, "epoch_loss");
+    EXPECT_NEAR(of_epochs.at(8), of_windows.at(8), 1e-12);
+  }
+}
+
+TEST(Crossing, EarlyStoppingPassesOverAReportOfWhichEveryStepWasLeftOut) {
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 12, .global_batch_size = 12});
+  config.report.every_steps = 1;
+  config.optim.non_finite = NonFinitePolicy::skip;
+  config.early_stop = {.metric = "loss", .patience = 20};
+  BadSteps task({0, 5});
+  const auto losses = losses_of(config, task);
+  EXPECT_EQ(losses.size(), 12U) << "the first report has the metric, too";
+}
+
+/// By step: the digests of the samples of all ranks.
+std::map<std::int64_t, std::uint64_t> sample_digests(int ranks, bool combined) {
+  const TempDir dir;
+  TrainConfig config = in_memory({.max_epochs = 1, .global_batch_size = 7, .run_dir = dir.path() / "run"});
+  config.report.record = 1;
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, config);
+    const auto loader = [&](std::int64_t samples) { return DataLoader(tiny_data(samples), plan.loader, world); };
+    DataLoader a = loader(22);
+    DataLoader b = loader(13);
+    DataLoader c = loader(40);
+    CombinedLoader inner({&a, &b}, CombineMode::max_size);
+    CombinedLoader outer({&inner, &c}, CombineMode::min_size);
+    BatchSource& source = combined ? static_cast<BatchSource&>(outer) : a;
+    TinyTask task;
+    StepRecorder recorder(config, world);
+    recorder.open(0);
+    for (std::int64_t step = 1; step <= 6; ++step) {
+      recorder.add({.step = step}, *source.next(), {}, task.module());
+    }
+    recorder.flush();
+  });
+  std::map<std::int64_t, std::uint64_t> sums;
+  for (const auto& rank : read_run_records(real_file_system(), dir.path() / "run").ranks) {
+    for (const auto& entry : rank.entries) {
+      sums[entry.record.step] += entry.record.sample_digest.value();
+    }
+  }
+  return sums;
+}
+
+TEST(Crossing, RecordsOfCombinedLoadersAreThoseOfAnyNumberOfRanks) {
+  for (const bool combined : {false, true}) {
+    const auto expected = sample_digests(1, combined);
+    ASSERT_EQ(expected.size(), 6U);
+    EXPECT_NE(expected.at(1), expected.at(2));
+    for (const int ranks : {2, 3, 4}) {
+      EXPECT_EQ(sample_digests(ranks, combined), expected) << ranks << " ranks, combined " << combined;
+    }
+  }
+}
+
+TEST(Crossing, TheFirstStepsOfAValidationShowAMonitorThatDoesNotExist) {
+  TrainConfig config = in_memory({.max_epochs = 1, .global_batch_size = 12});
+  config.early_stop = {.metric = "val_los", .patience = 20};
+  config.plateau.metric = "val_accuracy";
+  config.validate.sanity_steps = 1;
+  BadSteps task({});
+  try {
+    fit(config, task);
+    FAIL() << "had to be refused";
+  } catch (const ConfigError& error) {
+    ASSERT_EQ(error.problems().size(), 2U);
+    EXPECT_EQ(error.problems()[0].what, "--plateau.metric val_accuracy: found no such metric");
+    EXPECT_EQ(error.problems()[1].what, "--early_stop.metric val_los: found no such metric");
+    EXPECT_EQ(error.problems()[1].hint, "did you mean val_loss? use one of val_loss");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "trainer/meter.h"
 
+#include <cmath>
 #include <utility>
 
 #include <gmock/gmock.h>
@@ -55,6 +56,25 @@ TEST(Meter, TakesOneElementOfAnyShapeAndNamesAMetricWithMore) {
           meter.add({at::full({}, 1.0), {{"m", at::ones({2})}}}, 2);
         },
         testing::ThrowsMessage<Error>(HasSubstr("metric m has the shape [2], expected a scalar")));
+  });
+}
+
+TEST(Meter, CountsNothingThatIsLeftOut) {
+  thread_world(2, [](World& world) {
+    for (const bool counts : {false, true}) {
+      StepOutput bad(at::full({}, std::nanf("")), {{"m", at::full({}, std::nanf(""))}});
+      StepOutput good(at::full({}, 3.0F), {{"m", at::full({}, 1.0F)}});
+      if (counts) {
+        bad.count = good.count = at::full({}, 2, at::kLong);
+      }
+      Meter meter;
+      meter.add(bad, 2, at::ones({}));
+      const Metrics nothing = meter.means(world);
+      ASSERT_EQ(nothing.size(), 2U);
+      EXPECT_TRUE(std::isnan(nothing[0].second) && std::isnan(nothing[1].second));
+      meter.add(good, 2, at::zeros({}));
+      EXPECT_EQ(meter.take(world), (Metrics{{"loss", 3}, {"m", 1}}));
+    }
   });
 }
 

@@ -235,14 +235,14 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   const TempDir dir;
   Session session = Session::single(
       {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
-  session.plan.facts.program_values = {{"hidden", "64"}};
+  session.plan.facts.program_values = {{.name = "hidden", .text = "64"}};
   TinyTask task;
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   Trainer(session).fit(task, data);
-  EXPECT_THAT(read_text(dir.path() / "run" / "config.toml"), HasSubstr("#   hidden 64\n"));
+  EXPECT_THAT(read_text(dir.path() / "run" / "config.toml"), HasSubstr("\n[program]\nhidden = 64\n"));
   const CheckpointContents contents = load_checkpoint(dir.path() / "run", session.world);
   EXPECT_EQ(contents.values.at("program.hidden"), "64");
-  session.plan.facts.program_values = {{"hidden", "32"}};
+  session.plan.facts.program_values = {{.name = "hidden", .text = "32"}};
   session.plan.config.max_epochs = 2;
   testing::internal::CaptureStderr();
   Trainer(session).fit(task, data);

@@ -1,0 +1,15 @@
+// lockstep/config/program_value.h
+#pragma once
+
+#include <string>
+
+namespace [[gnu::visibility("default")]] lockstep {
+
+/// The value of one of the program's own flags or positional arguments (see Flags).
+struct ProgramValue {
+  std::string name{};
+  std::string text{};
+  bool is_text = false;  ///< in quotes in a file; else a number, true or false
+};
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#include "config/idle_settings.h"
+
+#include <cstddef>
+#include <string_view>
+
+#include <lockstep/config/config_io.h>
+
+namespace lockstep {
+namespace {
+
+struct Feature {
+  std::string_view settings;  // a section with its dot, or one setting
+  std::string_view needs;
+  bool (*is_on)(const TrainConfig& config);
+  std::string_view hint;
+};
+
+constexpr Feature kFeatures[] = {
+    {"early_stop.", "early_stop.metric", [](const TrainConfig& c) { return !c.early_stop.metric.empty(); },
+     "name the metric, for example early_stop.metric val_loss"},
+    {"plateau.", "plateau.metric", [](const TrainConfig& c) { return !c.plateau.metric.empty(); },
+     "name the metric, for example plateau.metric val_loss"},
+    {"checkpoint.mode", "checkpoint.monitor", [](const TrainConfig& c) { return !c.checkpoint.monitor.empty(); },
+     "name the metric, for example checkpoint.monitor val_loss"},
+    {"checkpoint.keep_best", "checkpoint.monitor", [](const TrainConfig& c) { return !c.checkpoint.monitor.empty(); },
+     "name the metric, for example checkpoint.monitor val_loss"},
+    {"spike.", "spike.z_score", [](const TrainConfig& c) { return c.spike.z_score > 0; },
+     "set how many standard deviations are a spike, for example spike.z_score 6"},
+    {"spike.lr_factor", "spike.policy",
+     [](const TrainConfig& c) { return c.spike.z_score == 0 || c.spike.policy == SpikePolicy::lower_lr; },
+     "use spike.policy lower_lr, or leave it out"},
+};
+
+bool belongs(std::string_view name, const Feature& feature) {
+  return name != feature.needs &&
+         (feature.settings.ends_with('.') ? name.starts_with(feature.settings) : name == feature.settings);
+}
+
+}  // namespace
+
+std::vector<IdleSetting> find_idle_settings(const TrainConfig& of_program, const TrainConfig& config) {
+  const auto before = config_values(of_program);
+  const auto now = config_values(config);
+  std::vector<IdleSetting> idle;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    for (const Feature& feature : kFeatures) {
+      if (now[i] != before[i] && belongs(now[i].first, feature) && !feature.is_on(config)) {
+        idle.push_back({now[i].first, std::string(feature.needs), std::string(feature.hint)});
+      }
+    }
+  }
+  return idle;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,161 @@
+#include "trainer/outside_fit.h"
+
+#include <string_view>
+#include <utility>
+
+#include <c10/core/DeviceGuard.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/optim/precision.h>
+
+#include "ipc/progress_record.h"
+#include "trainer/agreed_stop.h"
+#include "trainer/in_precision.h"
+#include "trainer/output/metric_names.h"
+#include "trainer/prediction.h"
+#include "trainer/validate.h"
+
+namespace lockstep {
+namespace {
+
+/// Collective. Why all ranks stop, at the end of something other than a fit.
+std::string end_by_request(World& world, TrainControl& control) {
+  const StopReason stop = agree_on_reason(world, control);
+  control.set_agreed(stop.kind);
+  control.end_fit();
+  return stop.text;
+}
+
+/// What a fit does around its validations, around a loop without a fit.
+class OutsideFit {
+ public:
+  OutsideFit(TrainerParts& trainer, Task& task)
+      : on_device_(trainer.world.device()), numerics_(trainer.plan.config), trainer_(trainer), task_(task) {
+    place_module(task.module(), trainer.world.device(), trainer.plan.config);
+    trainer.callbacks.begin(trainer.world);
+  }
+
+  StageContext at(Stage stage) {
+    return {.stage = stage,
+            .state = state_,
+            .module = task_.module(),
+            .world = trainer_.world,
+            .plan = trainer_.plan,
+            .control = trainer_.control,
+            .step = step_,
+            .task = &task_};
+  }
+
+ private:
+  const c10::DeviceGuard on_device_;
+  const NumericsScope numerics_;
+  TrainerParts& trainer_;
+  Task& task_;
+  const TrainState state_{};
+  const StepResult step_{};
+};
+
+/// A loop over data without gradients, for Trainer::validate and test.
+struct EvaluationLoop {
+  StepOutput (Task::*step)(const Batch&);
+  Stage start;
+  Stage batch_end;
+  Stage end;
+  std::string_view prefix;  ///< of the metrics, for callbacks
+  Phase phase;
+  const char* name;
+};
+
+constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
+                                     .start = Stage::validation_start,
+                                     .batch_end = Stage::validation_batch_end,
+                                     .end = Stage::validation_end,
+                                     .prefix = kValidationPrefix,
+                                     .phase = Phase::validation,
+                                     .name = "the validation"};
+constexpr EvaluationLoop kTest{.step = &Task::test_step,
+                               .start = Stage::test_start,
+                               .batch_end = Stage::test_batch_end,
+                               .end = Stage::test_end,
+                               .prefix = kTestPrefix,
+                               .phase = Phase::test,
+                               .name = "the test"};
+
+Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, const EvaluationLoop& loop) {
+  OutsideFit outside(trainer, task);
+  Metrics metrics;
+  Metrics logged;
+  const auto at = [&](Stage stage) {
+    StageContext context = outside.at(stage);
+    context.log_to = stage == loop.end ? &metrics : &logged;
+    return context;
+  };
+  trainer.callbacks.call(at(loop.start));
+  auto weights = trainer.callbacks.validation_scopes(trainer.world);
+  Evaluation evaluation = evaluate(
+      task, data, trainer.world, trainer.plan.config, trainer.control,
+      {.step = loop.step, .phase = loop.phase, .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
+  weights.clear();
+  if (!evaluation.complete) {
+    throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
+  }
+  metrics = std::move(evaluation.means);
+  for (auto& [name, value] : metrics) {
+    name.insert(0, loop.prefix);
+  }
+  StageContext end = at(loop.end);
+  end.metrics = &metrics;
+  for (const auto& [name, value] : logged) {
+    end.log(name, value);
+  }
+  trainer.callbacks.call(end);
+  for (auto& [name, value] : metrics) {
+    name.erase(0, loop.prefix.size());
+  }
+  return metrics;
+}
+
+/// `predict` returns false if all ranks agreed on a stop.
+template <class Predict>
+void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Predict& predict) {
+  OutsideFit outside(trainer, task);
+  trainer.callbacks.call(outside.at(Stage::predict_start));
+  auto weights = trainer.callbacks.validation_scopes(trainer.world);
+  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end));
+  const bool is_complete = predict(prediction);
+  weights.clear();
+  if (!is_complete) {
+    throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));
+  }
+  trainer.callbacks.call(outside.at(Stage::predict_end));
+}
+
+}  // namespace
+
+Metrics validate_alone(TrainerParts& trainer, Task& task, BatchSource& data) {
+  return evaluate_with(trainer, task, data, kValidation);
+}
+
+Metrics test_alone(TrainerParts& trainer, Task& task, BatchSource& data) {
+  return evaluate_with(trainer, task, data, kTest);
+}
+
+NamedTensors predict_alone(TrainerParts& trainer, Task& task, BatchSource& data) {
+  NamedTensors results;
+  predict_with(trainer, task, data, [&](Prediction& prediction) {
+    if (!prediction.run()) {
+      return false;
+    }
+    results = prediction.gather();
+    return true;
+  });
+  return results;
+}
+
+void predict_into(TrainerParts& trainer, Task& task, BatchSource& data, const std::filesystem::path& directory,
+                  std::int64_t every_steps) {
+  predict_with(trainer, task, data,
+               [&](Prediction& prediction) { return prediction.run_into(directory, every_steps); });
+}
+
+}  // namespace lockstep
