@@ -164,6 +164,12 @@ class Checker {
                          label("checkpoint.monitor", std::string("\"\""))),
              "set the metric, for example --checkpoint.monitor val_loss");
     }
+    const bool resumes_itself = c.resume == "auto" || c.resume == "never" || c.resume == "last" || c.resume == "best";
+    if (!c.init_weights.empty() && !resumes_itself) {
+      refuse(fmt::format("{} with {}: both say with which weights the run begins",
+                         label("init_weights", c.init_weights), label("resume", c.resume)),
+             "remove one of them; --resume also continues with the optimizers and the place in the data");
+    }
     if (c.optim.max_grad_norm > 0 && c.optim.max_grad_value > 0) {
       refuse(fmt::format("{} with {}: gradients are clipped in one way",
                          label("optim.max_grad_norm", c.optim.max_grad_norm),

@@ -258,6 +258,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "use the CPU with a warning if a GPU is requested and none is usable",
              .ranks_agree = false},
         c.allow_fallback);
+  visit(Info{.name = "init_weights",
+             .help = "a new run begins with these weights: the directory of a run or of a checkpoint, or a file of "
+                     "safetensors or torch.save; a run that resumes does not read them",
+             .common = true},
+        c.init_weights);
   visit(
       Info{.name = "resume",
            .help = "auto (the newest checkpoint, if there is one), never, last, best, or the directory of a checkpoint "

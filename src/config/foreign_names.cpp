@@ -117,6 +117,9 @@ constexpr ForeignName kRows[] = {
     {"resume_from_checkpoint resume_from resume_ckpt_path ckpt_path checkpoint_path snapshot_path load_checkpoint",
      "the same command resumes automatically; --resume DIR selects another checkpoint or run"},
     {"overwrite_output_dir from_scratch restart", "use --fresh"},
+    {"pretrained pretrained_weights pretrained_model init_from load_weights finetune_from base_model_name "
+     "pretrained_backbone_weights pretrained_head_weights model_name_or_path",
+     "use --init_weights PATH", "init_weights"},
     {"output_dir out_dir save_dir log_folder root_folder default_root_dir workspace_dir ckpt_dir", "use --run_dir DIR",
      "run_dir"},
     {"experiment_name exp_name", "use --run_name NAME", "run_name"},

@@ -173,8 +173,8 @@ void check_position(const LoaderPosition& position, std::int64_t dataset_size, s
     throw CheckpointError(
         fmt::format("checkpoint position: the data set has {} samples, and that of the checkpoint had {}", dataset_size,
                     position.dataset_size),
-        "resume with the data set of the checkpoint; to train its weights on another one, load its "
-        "model.safetensors in the program (load_module), and begin a new run");
+        "resume with the data set of the checkpoint; to train its weights on another one, begin a new run with "
+        "--init_weights");
   }
   if (position.epoch < 0 || position.consumed < 0 || position.consumed > most_consumed) {
     throw CheckpointError(fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}",

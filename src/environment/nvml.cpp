@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -34,6 +33,11 @@ struct PciInfo {
   char legacy_bus_id[16];
   unsigned domain, bus, device, device_id, subsystem_id;
   char bus_id[32];
+};
+
+struct Utilization {
+  unsigned gpu;
+  unsigned memory;
 };
 
 struct ProcessInfo {
@@ -70,6 +74,9 @@ class Nvml {
     find_if_there(get_ecc_errors, "nvmlDeviceGetTotalEccErrors");
     find_if_there(get_power_limit, "nvmlDeviceGetPowerManagementLimit");
     find_if_there(get_default_power_limit, "nvmlDeviceGetPowerManagementDefaultLimit");
+    find_if_there(get_utilization, "nvmlDeviceGetUtilizationRates");
+    find_if_there(get_power, "nvmlDeviceGetPowerUsage");
+    find_if_there(get_temperature, "nvmlDeviceGetTemperature");
     find_if_there(get_nvlink_state, "nvmlDeviceGetNvLinkState");
     find_if_there(get_common_ancestor, "nvmlDeviceGetTopologyCommonAncestor");
     find_if_there(get_p2p_status, "nvmlDeviceGetP2PStatus");
@@ -100,6 +107,9 @@ class Nvml {
   Result (*get_ecc_errors)(Device, int, int, unsigned long long*) = nullptr;
   Result (*get_power_limit)(Device, unsigned*) = nullptr;
   Result (*get_default_power_limit)(Device, unsigned*) = nullptr;
+  Result (*get_utilization)(Device, Utilization*) = nullptr;
+  Result (*get_power)(Device, unsigned*) = nullptr;
+  Result (*get_temperature)(Device, int, unsigned*) = nullptr;
   Result (*get_nvlink_state)(Device, unsigned, int*) = nullptr;
   Result (*get_common_ancestor)(Device, Device, int*) = nullptr;
   Result (*get_p2p_status)(Device, Device, int, int*) = nullptr;
@@ -361,65 +371,114 @@ void examine_all(const Nvml& nvml, DriverDetails& driver) {
 }
 
 struct WhyNot {
-  DriverState state;
-  std::string text;
+  DriverState state = DriverState::absent;
+  std::string text{};
 };
 
-/// nullopt: loaded; else the reason why not.
-std::optional<WhyNot> with_nvml(const char* library, const std::function<void(const Nvml&)>& use) {
-  const std::unique_ptr<void, CloseLibrary> handle(dlopen(library, RTLD_NOW | RTLD_LOCAL));
-  if (!handle) {
-    return WhyNot{DriverState::absent, fmt::format("no NVIDIA driver ({} cannot be loaded)", library)};
+/// The library with NVML started, or the reason why there is none.
+class Driver {
+ public:
+  explicit Driver(const char* library) : handle_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {
+    if (!handle_) {
+      why_not_ = {DriverState::absent, fmt::format("no NVIDIA driver ({} cannot be loaded)", library)};
+      return;
+    }
+    nvml_.emplace(handle_.get());
+    if (nvml_->missing != nullptr) {
+      why_not_ = {DriverState::unusable,
+                  fmt::format("the NVIDIA driver is too old ({} has no {})", library, nvml_->missing)};
+      nvml_.reset();
+    } else if (const Result result = nvml_->init(); result != kSuccess) {
+      why_not_ = {DriverState::unusable,
+                  fmt::format("the NVIDIA driver does not start: {}", nvml_->error_string(result))};
+      nvml_.reset();
+    }
   }
-  const Nvml nvml(handle.get());
-  if (nvml.missing != nullptr) {
-    return WhyNot{DriverState::unusable,
-                  fmt::format("the NVIDIA driver is too old ({} has no {})", library, nvml.missing)};
+  ~Driver() {
+    if (nvml_) {
+      nvml_->shutdown();
+    }
   }
-  if (const Result result = nvml.init(); result != kSuccess) {
-    return WhyNot{DriverState::unusable,
-                  fmt::format("the NVIDIA driver does not start: {}", nvml.error_string(result))};
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  const Nvml* nvml() const noexcept { return nvml_ ? &*nvml_ : nullptr; }
+  const WhyNot& why_not() const noexcept { return why_not_; }
+
+ private:
+  std::unique_ptr<void, CloseLibrary> handle_;
+  std::optional<Nvml> nvml_{};
+  WhyNot why_not_{};
+};
+
+/// Null: there is none with this UUID.
+Device find_gpu(const Nvml& nvml, const std::string& uuid) {
+  unsigned gpus = 0;
+  nvml.get_count(&gpus);
+  for (unsigned index = 0; index < gpus; ++index) {
+    Device device = nullptr;
+    Gpu gpu{};
+    if (nvml.get_handle(index, &device) == kSuccess && describe(nvml, device, gpu) == kSuccess && gpu.uuid == uuid) {
+      return device;
+    }
   }
-  use(nvml);
-  nvml.shutdown();
-  return std::nullopt;
+  return nullptr;
 }
 
 }  // namespace
 
 NvmlFacts query_nvml(const char* library) {
-  NvmlFacts facts{};
-  if (const auto why_not = with_nvml(library, [&](const Nvml& nvml) { facts = list_gpus(nvml); })) {
-    facts.note = why_not->text;
-  }
-  return facts;
+  const Driver driver(library);
+  return driver.nvml() != nullptr ? list_gpus(*driver.nvml()) : NvmlFacts{.note = driver.why_not().text};
 }
 
 DriverDetails query_driver(const char* library) {
-  DriverDetails driver{};
-  if (const auto why_not = with_nvml(library, [&](const Nvml& nvml) { examine_all(nvml, driver); })) {
-    driver.state = why_not->state;
-    driver.note = why_not->text;
+  const Driver driver(library);
+  DriverDetails details{.state = DriverState::running};
+  if (driver.nvml() != nullptr) {
+    examine_all(*driver.nvml(), details);
   } else {
-    driver.state = DriverState::running;
+    details.state = driver.why_not().state;
+    details.note = driver.why_not().text;
   }
-  return driver;
+  return details;
 }
 
 std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library) {
-  std::vector<GpuProcess> found;
-  with_nvml(library, [&](const Nvml& nvml) {
-    unsigned gpus = 0;
-    nvml.get_count(&gpus);
-    for (unsigned index = 0; index < gpus; ++index) {
-      Device device = nullptr;
-      Gpu gpu{};
-      if (nvml.get_handle(index, &device) == kSuccess && describe(nvml, device, gpu) == kSuccess && gpu.uuid == uuid) {
-        found = list_processes(nvml, device);
-      }
-    }
-  });
-  return found;
+  const Driver driver(library);
+  const Device device = driver.nvml() != nullptr ? find_gpu(*driver.nvml(), uuid) : nullptr;
+  return device != nullptr ? list_processes(*driver.nvml(), device) : std::vector<GpuProcess>();
+}
+
+struct GpuLoadReader::Impl {
+  explicit Impl(const char* library) : driver(library) {}
+  Driver driver;
+  Device device = nullptr;  // null: no such GPU
+};
+
+GpuLoadReader::GpuLoadReader(const std::string& uuid, const char* library) : impl_(std::make_unique<Impl>(library)) {
+  if (const Nvml* nvml = impl_->driver.nvml()) {
+    impl_->device = find_gpu(*nvml, uuid);
+  }
+}
+
+GpuLoadReader::~GpuLoadReader() = default;
+
+GpuLoad GpuLoadReader::read() const {
+  constexpr int kOfTheGpu = 0;
+  GpuLoad load{};
+  if (impl_->device == nullptr) {
+    return load;
+  }
+  const Nvml& nvml = *impl_->driver.nvml();
+  if (Utilization used{}; ask(nvml.get_utilization, impl_->device, &used)) {
+    load.percent = used.gpu;
+  }
+  load.power_w = watts(nvml.get_power, impl_->device);
+  if (unsigned celsius = 0; ask(nvml.get_temperature, impl_->device, kOfTheGpu, &celsius)) {
+    load.celsius = celsius;
+  }
+  return load;
 }
 
 std::vector<GpuProcess> others_than(std::int64_t pid, std::vector<GpuProcess> processes) {

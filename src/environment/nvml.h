@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,6 +71,29 @@ struct DriverDetails {
 
 /// All that a report on the machine needs. Never throws.
 DriverDetails query_driver(const char* library = "libnvidia-ml.so.1");
+
+/// What a GPU does at the moment; what it does not tell is empty.
+struct GpuLoad {
+  std::optional<double> percent{};  ///< of the time in which it computed, over the last second or less
+  std::optional<double> power_w{};
+  std::optional<double> celsius{};
+};
+
+/// Keeps the driver's library open, because starting it takes milliseconds.
+class GpuLoadReader {
+ public:
+  explicit GpuLoadReader(const std::string& uuid, const char* library = "libnvidia-ml.so.1");
+  ~GpuLoadReader();
+  GpuLoadReader(const GpuLoadReader&) = delete;
+  GpuLoadReader& operator=(const GpuLoadReader&) = delete;
+
+  /// Never throws. All empty: there is no driver, or no such GPU.
+  GpuLoad read() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 /// The processes that use the GPU with this UUID; {}: none, or not known.
 std::vector<GpuProcess> gpu_processes(const std::string& uuid, const char* library = "libnvidia-ml.so.1");

@@ -278,6 +278,7 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       task_(task),
       train_(train),
       validation_(validation),
+      has_fitted_before_(std::exchange(trainer.has_fitted, true)),
       memory_(config_.memory.keep_freed),
       strategy_(strategy_of(trainer)),
       own_sinks_(trainer.sinks),

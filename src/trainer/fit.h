@@ -25,6 +25,7 @@ struct TrainerParts {
   CallbackList callbacks{};
   std::vector<MetricSinkFactory> sinks{};
   StrategyFactory strategy{};  ///< empty: make_strategy
+  bool has_fitted = false;     ///< a fit has begun: the module has weights that a later one continues with
 };
 
 /// Collective. `validation` may be nullptr.

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,8 @@ class Fit {
 
   // fit_start.cpp: before the first step
   void prepare();
-  void resume(const std::vector<NamedSchedule>& schedules);
+  void begin_with_weights();
+  void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
   void validate_at_start();
 
   // fit_reports.cpp: reports and validation
@@ -105,6 +107,7 @@ class Fit {
   Task& task_;
   BatchSource& train_;
   BatchSource* validation_;
+  const bool has_fitted_before_;  // this trainer, in this process
   const KeptMemory memory_;
   std::unique_ptr<Strategy> strategy_;
   const std::vector<MetricSinkFactory>& own_sinks_;

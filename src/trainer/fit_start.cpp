@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,11 +17,14 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
+#include <lockstep/tensor/tensor_file.h>
 
 #include "base/text.h"
 #include "environment/build_info.h"
+#include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
 #include "trainer/fit_run.h"
 #include "trainer/in_precision.h"
@@ -138,6 +144,44 @@ void tell_start(const Plan& plan, World& world, RunFiles& files) {
                         {"build", build_text()}});
 }
 
+/// With the dtypes of the module: weights of another precision may begin a training.
+NamedTensors in_dtypes_of(const torch::nn::Module& module, NamedTensors tensors) {
+  std::map<std::string_view, at::ScalarType> dtypes;
+  const NamedTensors own = module_tensors(module);
+  for (const auto& [name, tensor] : own) {
+    dtypes.emplace(name, tensor.scalar_type());
+  }
+  for (auto& [name, tensor] : tensors) {
+    const auto dtype = dtypes.find(name);
+    if (dtype != dtypes.end() && tensor.is_floating_point() && at::isFloatingType(dtype->second)) {
+      tensor = tensor.to(dtype->second);
+    }
+  }
+  return tensors;
+}
+
+/// Collective. Rank 0 reads; every rank gets the weights. Returns the number of tensors that were loaded.
+std::size_t load_weights(torch::nn::Module& module, const std::string& from, bool allow_partial, World& world) {
+  compare_parameters(module, world);
+  NamedTensors weights;
+  if (world.any(world.is_main() && std::filesystem::is_directory(from))) {
+    CheckpointContents contents = load_checkpoint(from, world);
+    weights = std::move(contents.tensors["model"]);
+  } else if (world.is_main()) {
+    weights = load_tensors(from);
+  }
+  std::size_t loaded = 0;
+  if (world.is_main()) {
+    loaded = load_module(module, in_dtypes_of(module, std::move(weights)), allow_partial).loaded.size();
+    if (loaded == 0) {
+      throw CheckpointError(fmt::format("--init_weights {}: no tensor in it has the name of one of the model", from),
+                            "choose the weights of this model; rename() changes the names of those of another one");
+    }
+  }
+  broadcast_module(module, world);
+  return loaded;
+}
+
 double batch_factor(LrScaling scaling, std::int64_t global_batch, std::int64_t reference) {
   if (scaling == LrScaling::none) {
     return 1;
@@ -156,6 +200,10 @@ void Fit::prepare() {
     tell_evaluation_mode(module);
   }
   metrics_.begin(task_.metrics());
+  std::optional<RunCheckpoints::Origin> origin = checkpoints_.find_origin();
+  if (!origin) {
+    begin_with_weights();
+  }
   const std::vector<OptimizerSpec> optimizers = task_.optimizers();
   const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
   limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
@@ -174,7 +222,7 @@ void Fit::prepare() {
   callbacks_.begin(module, world_);
   tell_start(plan_, world_, files_);
   seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
-  resume(schedules);
+  resume(std::move(origin), schedules);
   check_schedules(schedules, schedule_step());  // a resumed epoch may have another number of steps
   validation_times_.begin(limits_.steps_per_epoch());
   const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
@@ -188,9 +236,20 @@ void Fit::prepare() {
   step_times_.begin(state_.step);
 }
 
-void Fit::resume(const std::vector<NamedSchedule>& schedules) {
+// Before optimizers and callbacks copy the weights.
+void Fit::begin_with_weights() {
+  const std::string& from = config_.init_weights;
+  if (from.empty() || has_fitted_before_) {
+    return;
+  }
+  const PhaseScope phase(record_, Phase::resume);
+  const std::size_t tensors = load_weights(task_.module(), from, config_.checkpoint.allow_partial, world_);
+  console_.line(fmt::format("beginning with {} of {}", counted(static_cast<std::int64_t>(tensors), "tensor"), from));
+  files_.event("init_weights", {{"from", from}, {"tensors", static_cast<std::int64_t>(tensors)}});
+}
+
+void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules) {
   record_.set_phase(Phase::resume);
-  const auto origin = checkpoints_.find_origin();
   if (!origin) {
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;

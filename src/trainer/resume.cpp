@@ -57,7 +57,8 @@ bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.") || field.starts_with("spike.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 13> kFields{"min_epochs",
+  constexpr std::array<std::string_view, 14> kFields{"init_weights",
+                                                     "min_epochs",
                                                      "min_steps",
                                                      "max_epochs",
                                                      "max_steps",

@@ -69,9 +69,8 @@ RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
     throw CheckpointError(
         fmt::format("step {} in {} holds only weights (checkpoint.weights_only), so this run cannot be resumed",
                     stored.step, run_),
-        fmt::format("start another run from them: --run_name NAME --resume {} --checkpoint.allow_partial, or load {} "
-                    "with load_tensors; --fresh starts this run over",
-                    path.string(), (path / "model.safetensors").string()));
+        fmt::format("start another run from them: --run_name NAME --init_weights {}; --fresh starts this run over",
+                    path.string()));
   }
   return {
       .contents = std::move(stored.contents), .name = fmt::format("step {} in {}", stored.step, run_), .is_own = true};

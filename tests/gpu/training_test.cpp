@@ -36,7 +36,7 @@ std::vector<double> train(const TrainConfig& config, Task& task, const std::shar
   DataLoader data(samples, session.plan.loader, session.world);
   DataLoader validation(validation_samples, session.plan.eval_loader, session.world);
   const auto recorder = std::make_shared<LossRecorder>();
-  Trainer(session).add(recorder).add(std::make_shared<MemoryMonitor>()).fit(task, data, &validation);
+  Trainer(session).add(recorder).add(std::make_shared<DeviceMonitor>()).fit(task, data, &validation);
   return recorder->losses;
 }
 

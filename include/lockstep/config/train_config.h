@@ -199,6 +199,7 @@ struct TrainConfig {
   std::string run_dir{};               ///< "": runs/<run_name>
   std::string run_name{};              ///< "": the program's name
   bool allow_fallback = false;         ///< use the CPU with a warning if a GPU is requested and none is available
+  std::string init_weights{};          ///< a new run begins with these weights: of a run, a checkpoint or a file
   std::string resume = "auto";         ///< auto, never, last, best, or a directory: a checkpoint's or a run's
   bool fresh = false;                  ///< start over: rename an old run directory, delete nothing
   double max_time_s = 0;               ///< stop and save before this many seconds have passed, exit 75; 0: no limit

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,14 +82,23 @@ class ThroughputMonitor final : public Callback {
   TrainState state_{};
 };
 
-/// Memory in MiB, the largest of all ranks: "memory_mib" of the process, and with a GPU "gpu_memory_mib" and
-/// "gpu_memory_peak_mib" of LibTorch's tensors.
-class MemoryMonitor final : public Callback {
+/// Load and memory, at each report, of all ranks: "memory_mib" (largest) and "cpu_percent" (largest; 100: one core,
+/// since the last report) of the process. With a GPU "gpu_memory_mib" and "gpu_memory_peak_mib" (largest) of LibTorch's
+/// tensors, and from the driver, where it tells them: "gpu_percent" (smallest; share of the time in which the GPU
+/// computed, over the last second or less), "gpu_power_w" and "gpu_celsius" (largest).
+class DeviceMonitor final : public Callback {
  public:
-  std::string_view name() const override { return "memory_monitor"; }
-  std::uint32_t stages() const override { return Stage::report; }
+  DeviceMonitor();
+  ~DeviceMonitor() override;
+
+  std::string_view name() const override { return "device_monitor"; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 /// Which steps Profiler records, and what of them.

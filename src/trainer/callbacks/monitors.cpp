@@ -1,8 +1,14 @@
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <fstream>
+#include <iterator>
+#include <limits>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -17,6 +23,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "environment/nvml.h"
 #include "optim/option_values.h"
 #include "trainer/callbacks/monitored_metric.h"
 #include "world/world_access.h"
@@ -34,6 +41,15 @@ double process_memory() {
   file >> pages >> resident;
   return resident * static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMib;
 }
+
+/// Processor time of all threads of this process.
+double process_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+constexpr const char* kGpuPercent = "gpu_percent";
 
 }  // namespace
 
@@ -110,19 +126,56 @@ void ThroughputMonitor::on(const StageContext& context) {
   }
 }
 
-void MemoryMonitor::on(const StageContext& context) {
+struct DeviceMonitor::Impl {
+  std::optional<GpuLoadReader> driver{};
+  double cpu_seconds = 0;
+  std::chrono::steady_clock::time_point measured{};
+
+  /// Of one core, since the last call.
+  double cpu_percent() {
+    const auto now = std::chrono::steady_clock::now();
+    const double cpu = process_seconds();
+    const double passed = std::chrono::duration<double>(now - std::exchange(measured, now)).count();
+    return 100 * (cpu - std::exchange(cpu_seconds, cpu)) / passed;
+  }
+};
+
+DeviceMonitor::DeviceMonitor() : impl_(std::make_unique<Impl>()) {}
+DeviceMonitor::~DeviceMonitor() = default;
+
+void DeviceMonitor::on(const StageContext& context) {
   const c10::Device device = context.world.device();
-  std::vector<std::pair<const char*, double>> found{{"memory_mib", process_memory()}};
+  const double cpu_percent = impl_->cpu_percent();
+  if (context.stage == Stage::fit_start) {
+    if (device.is_cuda()) {
+      const auto local = static_cast<std::size_t>(context.world.local_rank());
+      impl_->driver.emplace(context.plan.local_devices.at(local).uuid);
+    }
+    return;
+  }
+  // What a rank does not know must not win: the largest of -value is the smallest value.
+  constexpr double kUnknown = -std::numeric_limits<double>::infinity();
+  std::vector<std::pair<const char*, double>> largest{{"memory_mib", process_memory()}, {"cpu_percent", cpu_percent}};
   if (device.is_cuda()) {
     constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto bytes = at::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes[kAll];
-    found.emplace_back("gpu_memory_mib", static_cast<double>(bytes.current) / kMib);
-    found.emplace_back("gpu_memory_peak_mib", static_cast<double>(bytes.peak) / kMib);
+    const GpuLoad load = impl_->driver->read();
+    largest.emplace_back("gpu_memory_mib", static_cast<double>(bytes.current) / kMib);
+    largest.emplace_back("gpu_memory_peak_mib", static_cast<double>(bytes.peak) / kMib);
+    largest.emplace_back("gpu_power_w", load.power_w.value_or(kUnknown));
+    largest.emplace_back("gpu_celsius", load.celsius.value_or(kUnknown));
+    largest.emplace_back(kGpuPercent, load.percent ? -*load.percent : kUnknown);
   }
-  for (const auto& [name, value] : found) {
-    const at::Tensor largest = at::full({}, value, at::device(device).dtype(at::kDouble));
-    context.world.all_reduce(largest, Reduce::max);
-    context.log(name, WorldAccess::on_host(context.world, largest).item<double>());
+  std::vector<double> values;
+  std::ranges::transform(largest, std::back_inserter(values), [](const auto& value) { return value.second; });
+  const at::Tensor of_all = at::tensor(values, at::kDouble).to(device);
+  context.world.all_reduce(of_all, Reduce::max);
+  const at::Tensor host = WorldAccess::on_host(context.world, of_all);
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    const double value = host.const_data_ptr<double>()[i];
+    if (value != kUnknown) {
+      context.log(largest[i].first, largest[i].first == kGpuPercent ? -value : value);
+    }
   }
 }
 

@@ -36,6 +36,9 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
     const char* hint;
   };
   const Case cases[] = {
+      {{.init_weights = "runs/a", .resume = "runs/b"},
+       "--init_weights runs/a with --resume runs/b: both say with which weights the run begins",
+       "remove one of them"},
       {{.batch_size = -3}, "--batch_size -3: expected a whole number of 0 or more", "samples per rank"},
       {{.data = {.steps_per_epoch = 2'000'000'000}},
        "--data.steps_per_epoch 2000000000: expected a whole number of 1000000000 or less",

@@ -49,6 +49,30 @@ TEST(Nvml, ReadsEveryGpu) {
   EXPECT_EQ(facts.gpus[1].free_bytes, 100);
 }
 
+TEST(Nvml, ReadsTheLoadOfAGpu) {
+  const Machine machine("GPU-a free,GPU-b busy,GPU-c mig:2");
+  const GpuLoadReader reader("GPU-b", LOCKSTEP_FAKE_NVML);
+  for (int i = 0; i < 2; ++i) {
+    const GpuLoad load = reader.read();
+    EXPECT_EQ(load.percent, 51);
+    EXPECT_EQ(load.power_w, 101);
+    EXPECT_EQ(load.celsius, 41);
+  }
+}
+
+TEST(Nvml, LeavesOutWhatAGpuDoesNotTell) {
+  {
+    const Machine machine("GPU-a free,GPU-b mig:2");
+    const GpuLoad divided = GpuLoadReader("MIG-b-0", LOCKSTEP_FAKE_NVML).read();
+    EXPECT_EQ(divided.percent, std::nullopt);
+    EXPECT_EQ(divided.power_w, 101);
+    const GpuLoad other = GpuLoadReader("GPU-x", LOCKSTEP_FAKE_NVML).read();
+    EXPECT_FALSE(other.percent || other.power_w || other.celsius);
+  }
+  const GpuLoad none = GpuLoadReader("GPU-a", "libno-such-driver.so").read();
+  EXPECT_FALSE(none.percent || none.power_w || none.celsius);
+}
+
 TEST(Nvml, KnowsOnWhichGpusATensorCanBePut) {
   const NvmlFacts facts = query("GPU-0 busy,GPU-1 taken,GPU-2 exclusive,GPU-3 prohibited");
   ASSERT_EQ(facts.gpus.size(), 4U);

@@ -168,11 +168,16 @@ TEST(HistogramMonitor, WritesParametersAndGradientsAndChangesNothing) {
   EXPECT_THROW(HistogramMonitor({.every_reports = 0}), ConfigError);
 }
 
-TEST(MemoryMonitor, ReportsTheMemoryOfTheProcess) {
-  const Rows rows = reports(2, monitored(4), [](Trainer& trainer) { trainer.add(std::make_shared<MemoryMonitor>()); });
-  EXPECT_GT(rows.at(0).at("memory_mib"), 20);
-  EXPECT_LT(rows.at(0).at("memory_mib"), 100000);
-  EXPECT_FALSE(rows.at(0).contains("gpu_memory_mib"));
+TEST(DeviceMonitor, ReportsMemoryAndLoadOfTheProcess) {
+  const Rows rows = reports(2, monitored(8), [](Trainer& trainer) { trainer.add(std::make_shared<DeviceMonitor>()); });
+  for (const auto& row : rows) {
+    EXPECT_GT(row.at("memory_mib"), 20);
+    EXPECT_LT(row.at("memory_mib"), 100000);
+    EXPECT_GT(row.at("cpu_percent"), 0);
+    EXPECT_LT(row.at("cpu_percent"), 100 * 1000);
+    EXPECT_FALSE(row.contains("gpu_memory_mib"));
+    EXPECT_FALSE(row.contains("gpu_percent"));
+  }
 }
 
 TEST(Profiler, WritesATraceOfTheStepsThatItIsToldTo) {
