@@ -260,8 +260,7 @@ void visit_fields(Config& c, Visit&& visit) {
         c.allow_fallback);
   visit(Info{.name = "init_weights",
              .help = "a new run begins with these weights: the directory of a run or of a checkpoint, or a file of "
-                     "safetensors or torch.save; a run that resumes does not read them",
-             .common = true},
+                     "safetensors or torch.save; a run that resumes does not read them"},
         c.init_weights);
   visit(
       Info{.name = "resume",

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <lockstep/base/control.h>
@@ -14,8 +15,8 @@ namespace lockstep {
 /// batch if there is only one rank. The check does not wait for the device.
 class AgreedStop {
  public:
-  /// `least`: weaker kinds are not looked for.
-  AgreedStop(World& world, const TrainControl& control, StopKind least = StopKind::program)
+  /// `least`: weaker kinds are not looked for; nullopt: nothing is.
+  AgreedStop(World& world, const TrainControl& control, std::optional<StopKind> least = StopKind::program)
       : world_(world), control_(control), least_(least) {}
 
   /// Collective: call it after the same batch on every rank. True on every rank or on none.
@@ -28,7 +29,7 @@ class AgreedStop {
 
   World& world_;
   const TrainControl& control_;
-  StopKind least_;
+  std::optional<StopKind> least_;
   Clock::time_point looked_ = Clock::now();
   std::int64_t batches_ = 0;  // since the last check
   std::int64_t due_ = 1;      // batches between two checks

@@ -14,6 +14,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/optim/precision.h>
 
+#include "base/temporary_value.h"
 #include "base/text.h"
 #include "trainer/fit_run.h"
 #include "trainer/step_context.h"
@@ -113,6 +114,7 @@ FitResult Fit::train() {
       reports_.end_epoch();
       report_epoch();
     }
+    is_between_steps_ = true;
     if (place_.validation_is_due) {
       validate();
     }
@@ -158,7 +160,6 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   last_ = step.result();
   anomalies_.add(state_.step - 1, last_, batches);
   recorder_.add(state_, batches, last_, task_.module());
-  is_between_steps_ = true;
   if (steps_here_ == 1) {  // the first step warms up caches, memory and data loading
     reports_.begin_window(state_.samples);
   }
@@ -292,6 +293,7 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       reports_(trainer.console, config_.report.progress, world_, files_) {}
 
 FitResult fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* validation) {
+  const TemporaryValue<bool> fitting(trainer.is_fitting, true);
   return Fit(trainer, task, train, validation).run();
 }
 

@@ -25,6 +25,7 @@ struct TrainerParts {
   CallbackList callbacks{};
   std::vector<MetricSinkFactory> sinks{};
   StrategyFactory strategy{};  ///< empty: make_strategy
+  bool is_fitting = false;     ///< a fit is running
   bool has_fitted = false;     ///< a fit has begun: the module has weights that a later one continues with
 };
 

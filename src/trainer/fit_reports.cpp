@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "base/text.h"
 #include "parallel/parameter_sync.h"
@@ -110,21 +111,32 @@ void Fit::validate() {
 
 // At reports and before saves, which wait for the device anyway.
 void Fit::check_values(bool ends_window) {
-  is_between_steps_ = false;  // a step with bad values must not be saved
+  const bool before = std::exchange(is_between_steps_, false);  // if this throws, the step must not be saved
   if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
     recorder_.note_rollback();
   }
-  is_between_steps_ = true;
+  is_between_steps_ = before;
 }
 
-// For the monitor of a checkpoint between two reports: the means since the last one.
+// For the monitor of a checkpoint between two reports: the means since the last one, and what callbacks have logged.
 Metrics Fit::measured() {
   Metrics metrics = reports_.of_step();
   const std::string& monitor = config_.checkpoint.monitor;
-  if (!monitor.empty() && stage_of_metric(monitor, config_) == Stage::report &&
-      std::ranges::find(metrics, monitor, &Metrics::value_type::first) == metrics.end()) {
-    const Metrics means = window_metrics(/*ends_window=*/false);
-    metrics.insert(metrics.end(), means.begin(), means.end());
+  const auto has_monitor = [&] {
+    return std::ranges::find(metrics, monitor, &Metrics::value_type::first) != metrics.end();
+  };
+  if (monitor.empty() || stage_of_metric(monitor, config_) != Stage::report || has_monitor()) {
+    return metrics;
+  }
+  const Metrics means = window_metrics(/*ends_window=*/false);
+  metrics.insert(metrics.end(), means.begin(), means.end());
+  const Metrics& logged = metrics_.logged();
+  metrics.insert(metrics.end(), logged.begin(), logged.end());
+  if (!has_monitor() && world_.is_main() && !std::exchange(told_missing_monitor_, true)) {
+    log_warning(
+        fmt::format("--checkpoint.monitor {}: step {} has no value of it, so its checkpoint is not compared with "
+                    "others; save where it is measured, or log it at the end of each epoch",
+                    monitor, state_.step));
   }
   return metrics;
 }
@@ -132,7 +144,8 @@ Metrics Fit::measured() {
 // The metrics are known only now; the training so far is saved. Later reports may lack one that was there before.
 void Fit::check_monitor(Stage stage, const Metrics& measured) {
   const std::string& monitor = config_.checkpoint.monitor;
-  if (monitor.empty() || monitor_is_known_ || stage_of_metric(monitor, config_) != stage) {
+  if (monitor.empty() || monitor_is_known_ || stage_of_metric(monitor, config_) != stage ||
+      may_lack_metrics(measured, config_)) {
     return;
   }
   std::vector<std::string> names;

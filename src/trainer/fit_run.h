@@ -126,6 +126,7 @@ class Fit {
   StepRequests agreed_{};
   std::vector<std::string> own_commands_{};  // taken, not yet agreed on
   bool resumed_ = false;
+  bool told_missing_monitor_ = false;
   bool monitor_is_known_ = false;       // config.checkpoint.monitor has been measured
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
   std::int64_t steps_at_start_ = 0;

@@ -292,7 +292,7 @@ void Fit::validate_at_start() {
     const LoaderPosition start = validation_->position();
     const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
     validation_->seek(start);
-    if (tried.complete && !callbacks_.has(Stage::validation_end)) {  // where callbacks may add some
+    if (tried.complete && !callbacks_.may_log(Stage::validation_end)) {
       check_monitors_of_validation(tried.means, config_);
     }
   }

@@ -13,6 +13,8 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "config/without_files.h"
+#include "trainer/in_precision.h"
+#include "trainer/times_count.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -107,12 +109,16 @@ class RangeRecorder final : public Callback {
   }
 
  private:
-  /// Over all ranks, weighted by their samples.
+  /// Over all ranks, weighted by their counts or samples.
   double mean_loss(const StageContext& context) const {
     const c10::NoGradGuard no_grad;
     const at::Tensor sums = at::zeros({2}, at::device(context.world.device()).dtype(at::kDouble));
-    if (context.step.loss.defined()) {
-      sums[0] = context.step.loss.detach().to(at::kDouble) * samples_;
+    const StepResult& step = context.step;
+    if (step.count.defined()) {
+      sums[0] = times_count(step.loss, step.count);
+      sums[1] = step.count;
+    } else if (step.loss.defined()) {
+      sums[0] = step.loss.detach().to(at::kDouble) * samples_;
       sums[1] = samples_;
     }
     context.world.all_reduce(sums, Reduce::sum);
@@ -147,6 +153,7 @@ std::optional<double> steepest(const LrRange& range) {
 
 LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, const LrRangeOptions& options) {
   check_range_options(options);
+  place_module(task.module(), world.device(), plan.config);  // as the training below does
   NamedTensors weights;
   {
     const c10::NoGradGuard no_grad;

@@ -133,16 +133,14 @@ Metrics Meter::means(World& world) {
   if (!agreed_) {
     return {};
   }
-  const at::Tensor sums = own_sums(world);
-  at::Tensor totals = at::cat({sums, at::full({1}, sums_.empty() ? 0 : 1, sums.options())});
+  at::Tensor totals = own_sums(world);
   world.all_reduce(totals, Reduce::sum);
   const auto host = WorldAccess::on_host(world, totals);
   const double* value = host.const_data_ptr<double>();
   const double weight = value[names_.size()] + value[names_.size() + 1];
-  const bool any_added = value[names_.size() + 2] > 0;
   Metrics means;
-  for (std::size_t i = 0; i < names_.size() && any_added; ++i) {
-    means.emplace_back(names_[i], value[i] / weight);  // 0 / 0 is NaN
+  for (std::size_t i = 0; i < names_.size() && weight > 0; ++i) {
+    means.emplace_back(names_[i], value[i] / weight);
   }
   return means;
 }

@@ -17,8 +17,8 @@ class Meter {
  public:
   /// `left_out`: 0-dim, 1: the output does not count, 0: it does; undefined: it does.
   void add(const StepOutput& output, std::int64_t samples, const at::Tensor& left_out = {});
-  /// Collective. Means over all ranks since the last take(), "loss" first; {} if no rank added anything, NaN if nothing
-  /// that was added counts. Waits for the device.
+  /// Collective. Means over all ranks since the last take(), "loss" first; {} if nothing counts. Waits for the
+  /// device.
   Metrics means(World& world);
   /// Collective. Returns the same means and resets the sums.
   Metrics take(World& world);

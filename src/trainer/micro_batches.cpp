@@ -59,13 +59,23 @@ at::Tensor MicroBatches::mean(const Value& value) const {
   return at::where(weight > 0, all.values / weight, 0);
 }
 
+at::Tensor MicroBatches::count() const {
+  at::Tensor count;
+  for (const auto& [output, samples] : parts_) {
+    if (output.count.defined()) {
+      count = count.defined() ? count + output.count : output.count;
+    }
+  }
+  return count;
+}
+
 StepOutput MicroBatches::output() const {
   StepOutput mean_output;
   if (empty()) {
     return mean_output;
   }
   mean_output.loss = mean([](const StepOutput& out) { return out.loss; });
-  mean_output.count = sum([](const StepOutput& out) { return out.loss; }).count;
+  mean_output.count = count();
   const NamedTensors& metrics = parts_.front().first.metrics;
   for (std::size_t i = 0; i < metrics.size(); ++i) {
     mean_output.metrics.emplace_back(metrics[i].first,

@@ -26,6 +26,8 @@ class MicroBatches {
   std::int64_t samples() const;
   /// Mean loss of this rank; 0 if the count is 0. Requires !empty().
   at::Tensor mean(const Value& value) const;
+  /// Sum of the counts; undefined: the outputs have none.
+  at::Tensor count() const;
   /// Means of loss and metrics, and the sum of the counts. Has no loss if empty().
   StepOutput output() const;
   /// Collective. The mean loss over all ranks: 0-dim float64.

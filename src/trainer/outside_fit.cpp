@@ -1,5 +1,6 @@
 #include "trainer/outside_fit.h"
 
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "trainer/agreed_stop.h"
 #include "trainer/in_precision.h"
 #include "trainer/output/metric_names.h"
+#include "trainer/output/run_reports.h"
 #include "trainer/prediction.h"
 #include "trainer/validate.h"
 
@@ -24,6 +26,11 @@ std::string end_by_request(World& world, TrainControl& control) {
   control.set_agreed(stop.kind);
   control.end_fit();
   return stop.text;
+}
+
+/// A callback of a fit may call the loops. Then a stop waits for them: the fit ends by itself, and saves.
+std::optional<StopKind> least_stop(const TrainerParts& trainer) {
+  return trainer.is_fitting ? std::nullopt : std::optional(StopKind::program);
 }
 
 /// What a fit does around its validations, around a loop without a fit.
@@ -92,9 +99,11 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
   };
   trainer.callbacks.call(at(loop.start));
   auto weights = trainer.callbacks.validation_scopes(trainer.world);
-  Evaluation evaluation = evaluate(
-      task, data, trainer.world, trainer.plan.config, trainer.control,
-      {.step = loop.step, .phase = loop.phase, .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
+  Evaluation evaluation = evaluate(task, data, trainer.world, trainer.plan.config, trainer.control,
+                                   {.step = loop.step,
+                                    .phase = loop.phase,
+                                    .least_stop = least_stop(trainer),
+                                    .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
   weights.clear();
   if (!evaluation.complete) {
     throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
@@ -109,6 +118,9 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
     end.log(name, value);
   }
   trainer.callbacks.call(end);
+  if (trainer.callbacks.has_any()) {
+    check_same_on_all_ranks(metrics, trainer.world);
+  }
   for (auto& [name, value] : metrics) {
     name.erase(0, loop.prefix.size());
   }
@@ -121,7 +133,8 @@ void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Pr
   OutsideFit outside(trainer, task);
   trainer.callbacks.call(outside.at(Stage::predict_start));
   auto weights = trainer.callbacks.validation_scopes(trainer.world);
-  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end));
+  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end),
+                        least_stop(trainer));
   const bool is_complete = predict(prediction);
   weights.clear();
   if (!is_complete) {

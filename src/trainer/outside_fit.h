@@ -1,4 +1,5 @@
-// Validations, tests and predictions that are not part of a fit: Trainer::validate, test and predict.
+// Validations, tests and predictions that the program asks for: Trainer::validate, test and predict. Alone, or in a
+// callback of a fit.
 #pragma once
 
 #include <cstdint>

@@ -151,8 +151,14 @@ std::string agree_on_layout(const NamedTensors& mine, World& world) {
 }  // namespace
 
 Prediction::Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks,
-                       const StageContext& at)
-    : task_(task), data_(data), world_(at.world), config_(config), callbacks_(callbacks), at_(at) {
+                       const StageContext& at, std::optional<StopKind> least_stop)
+    : task_(task),
+      data_(data),
+      world_(at.world),
+      config_(config),
+      callbacks_(callbacks),
+      at_(at),
+      least_stop_(least_stop) {
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world_);
   }
@@ -201,10 +207,11 @@ void Prediction::add(const Batch& batch) {
 }
 
 Prediction::End Prediction::run_steps(std::int64_t most) {
-  const PhaseScope phase(WorldAccess::progress(world_), Phase::prediction);
+  ProgressRecord& record = WorldAccess::progress(world_);
+  const PhaseScope phase(record, Phase::prediction);
   const EvaluationScope scope(task_.module(), world_.device());
   const at::NoGradGuard no_grad;
-  AgreedStop stop(world_, at_.control);
+  AgreedStop stop(world_, at_.control, least_stop_);
   for (std::int64_t done = 0; most == 0 || done < most; ++done) {
     const StepBatches* step = data_.next();
     if (step == nullptr) {
@@ -219,6 +226,7 @@ Prediction::End Prediction::run_steps(std::int64_t most) {
     if (step->ends_epoch) {
       return End::epoch;
     }
+    record.set_phase(Phase::prediction);  // progress, also if nobody looks for a stop
     if (stop.look()) {
       return End::stop;
     }
@@ -244,11 +252,9 @@ NamedTensors Prediction::take() {
 
 bool Prediction::run() {
   const LoaderPosition start = data_.position();
-  if (run_steps(0) == End::stop) {
-    data_.seek(start);
-    return false;
-  }
-  return true;
+  const bool is_complete = run_steps(0) != End::stop;
+  data_.seek(start);  // as after a validation
+  return is_complete;
 }
 
 NamedTensors Prediction::gather() {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,10 @@ namespace lockstep {
 
 class Prediction {
  public:
-  /// `callbacks`: those of the stage of `at` are called after each batch of this rank.
-  Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks, const StageContext& at);
+  /// `callbacks`: those of the stage of `at` are called after each batch of this rank. `least_stop`: weaker stops do
+  /// not end it; nullopt: no stop does.
+  Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks, const StageContext& at,
+             std::optional<StopKind> least_stop);
 
   /// Collective. Predicts to the end of the epoch, or continues the files in `directory`. False: all ranks agreed on a
   /// stop.
@@ -41,6 +44,7 @@ class Prediction {
   const TrainConfig& config_;
   CallbackList& callbacks_;
   StageContext at_;
+  std::optional<StopKind> least_stop_;
   std::int64_t step_ = 0;  // of the prediction
   std::vector<std::int64_t> keys_{};
   bool has_ids_ = true;

@@ -288,7 +288,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
         fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
                     world_size));
   }
-  const TrainState state{
+  TrainState state{
       .step = integer(contents, "step"), .epoch = integer(contents, "epoch"), .samples = integer(contents, "samples")};
   const auto optimizer = contents.tensors.find("optimizer");
   if (optimizer == contents.tensors.end()) {
@@ -329,8 +329,11 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
     }
     run.spikes.load(windows);
   }
+  // With another global batch the epoch may be over at this position.
+  const std::int64_t ended = run.train.position().epoch - position.epoch;
+  state.epoch += ended;
   run.state = state;
-  run.place = place_of(contents, position, run.train.position());
+  run.place = ended > 0 ? EpochPlace{.number = state.epoch} : place_of(contents, position, run.train.position());
   if (fits_rng_state(contents.per_rank, run.world.device())) {
     set_rng_state(contents.per_rank, run.world.device());
   } else {

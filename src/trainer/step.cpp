@@ -231,6 +231,7 @@ void Step::end() {
 
 StepResult Step::result() const {
   return {.loss = added_->empty() ? at::Tensor() : added_->mean([](const StepOutput& out) { return out.loss; }),
+          .count = added_->count(),
           .grad_norm = now_.grad_norm,
           .skipped = now_.skipped,
           .spike = now_.spike,

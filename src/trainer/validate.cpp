@@ -32,7 +32,8 @@ std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackLi
 
 Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control,
                     const EvaluationOptions& options) {
-  const PhaseScope phase(WorldAccess::progress(world), options.phase);
+  ProgressRecord& record = WorldAccess::progress(world);
+  const PhaseScope phase(record, options.phase);
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world);
   }
@@ -59,18 +60,16 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
       }
     }
     options.on_batch(++done);
-    if (step->ends_epoch) {
+    if (step->ends_epoch || done == options.max_batches) {
       break;
     }
-    if (done == options.max_batches) {
-      data.seek(start);
-      break;
-    }
+    record.set_phase(options.phase);  // progress, also if nobody looks for a stop
     if (stop.look()) {
       data.seek(start);
       return {.stopped = true};
     }
   }
+  data.seek(start);                  // every validation has the same random numbers, also in a resumed run
   result.stopped = stop.look_now();  // so that the training stops without another step
   result.means = meter.take(world);
   if (result.means.empty()) {

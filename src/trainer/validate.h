@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include <lockstep/trainer/callback.h>
 
@@ -19,8 +20,8 @@ struct Evaluation {
 struct EvaluationOptions {
   StepOutput (Task::*step)(const Batch&) = &Task::validation_step;
   Phase phase = Phase::validation;
-  std::int64_t max_batches = 0;             ///< maximum number of steps; 0: no limit
-  StopKind least_stop = StopKind::program;  ///< weaker stops do not end the validation
+  std::int64_t max_batches = 0;                            ///< maximum number of steps; 0: no limit
+  std::optional<StopKind> least_stop = StopKind::program;  ///< weaker stops do not end it; nullopt: no stop does
   std::function<void(std::int64_t done)> on_batch = [](std::int64_t) {};
   std::function<void(const Batch&, const StepOutput&)> on_output{};  ///< after each batch of this rank
 };

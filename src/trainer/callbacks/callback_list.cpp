@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/trainer/callbacks.h>
 #include <lockstep/world/world.h>
 
 #include "base/temporary_value.h"
@@ -134,6 +135,14 @@ bool CallbackList::call(const StageContext& context) {
   const bool changed = meets && WorldAccess::meet(context.world, frozen_ != before);
   frozen_before_ = std::move(before);
   return changed;
+}
+
+bool CallbackList::may_log(Stage stage) const noexcept {
+  return std::ranges::any_of(entries_, [&](const Entry& entry) {
+    const Callback* callback = entry.callback.get();
+    return (entry.stages & stage) != 0 && dynamic_cast<const EarlyStopping*>(callback) == nullptr &&
+           dynamic_cast<const ReduceOnPlateau*>(callback) == nullptr;
+  });
 }
 
 // The flags are on the host, so this does not wait for the device.

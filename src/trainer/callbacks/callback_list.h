@@ -61,6 +61,8 @@ class CallbackList {
 
   /// True if a callback of this rank has the stage.
   bool has(Stage stage) const noexcept { return (stages_ & stage) != 0; }
+  /// True if one of them may log a metric: it is none of those that only decide by metrics.
+  bool may_log(Stage stage) const noexcept;
   /// True if any rank has a callback.
   bool has_any() const noexcept { return has_any_; }
 

@@ -30,8 +30,7 @@ double worst_value(MonitorMode mode) noexcept {
 // The steps with such values are skipped, or left out by a rollback.
 bool goes_on_without(double value, const TrainConfig& config) {
   const NonFinitePolicy policy = config.optim.non_finite;
-  return !std::isfinite(value) && (policy == NonFinitePolicy::skip || policy == NonFinitePolicy::rollback ||
-                                   config.spike.policy == SpikePolicy::skip);
+  return !std::isfinite(value) && (policy == NonFinitePolicy::skip || policy == NonFinitePolicy::rollback);
 }
 
 }  // namespace
@@ -54,7 +53,7 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
     is_known_ = true;
     return goes_on_without(found->second, config) ? std::nullopt : std::optional(found->second);
   }
-  if (is_known_ || context.stage != stage_of_metric(name_, config)) {
+  if (is_known_ || context.stage != stage_of_metric(name_, config) || may_lack_metrics(*context.metrics, config)) {
     return std::nullopt;
   }
   std::vector<std::string> names;

@@ -204,7 +204,11 @@ void Profiler::on(const StageContext& context) {
     case Stage::fit_start: {
       const std::filesystem::path directory =
           options_.directory.empty() ? run_directory(context.plan.config) : options_.directory.string();
-      std::filesystem::create_directories(directory);
+      const bool leaves_no_files = context.plan.config.fast_dev_run > 0 || context.plan.config.barebones;
+      if (options_.directory.empty() && leaves_no_files) {
+        first_ = -1;
+        break;
+      }
       file_ = directory / fmt::format("trace-rank-{}.json", context.world.rank());
       first_ = step + options_.first_step;
       break;
@@ -242,6 +246,7 @@ void Profiler::start(const StageContext& context) {
 
 void Profiler::finish() {
   is_recording_ = false;
+  std::filesystem::create_directories(file_.parent_path());
   const auto result = torch::autograd::profiler::disableProfiler();
   result->save(file_.string());
   log_info(fmt::format("recorded {} operations in {}", result->events().size(), file_.string()));

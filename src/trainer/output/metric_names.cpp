@@ -1,5 +1,7 @@
 #include "trainer/output/metric_names.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,6 +31,11 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
           fmt::format("give it a name that does not begin with {}", kEpochPrefix));
     }
   }
+}
+
+bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
+  const bool skips = config.optim.non_finite == NonFinitePolicy::skip || config.spike.policy == SpikePolicy::skip;
+  return skips && std::ranges::find(metrics, "loss", &Metrics::value_type::first) == metrics.end();
 }
 
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names) {

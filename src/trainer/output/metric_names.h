@@ -20,6 +20,10 @@ Stage stage_of_metric(std::string_view name, const TrainConfig& config);
 /// Throws: Error if a metric of the training has a prefix that says something else.
 void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates);
 
+/// A report may lack the metrics of the steps, because all of them were left out. Then nothing says which ones there
+/// are.
+bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config);
+
 /// "did you mean val_loss? use one of loss, lr, val_loss". `names`: of all metrics there are.
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names);
 

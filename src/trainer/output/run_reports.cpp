@@ -22,6 +22,24 @@ constexpr std::string_view kEpochNumber = "epoch";
 
 bool is_for_console(std::string_view metric) { return metric.find('/') == std::string_view::npos; }
 
+void check_same_on_all_ranks(const Metrics& metrics, World& world) {
+  std::string text;
+  for (const auto& [name, value] : metrics) {
+    if (name != kSpeed) {  // measured by each rank
+      // The sign of NaN depends on how it came about.
+      text += std::isnan(value) ? fmt::format("{} nan\n", printable(name))
+                                : fmt::format("{} {:.17g}\n", printable(name), value);
+    }
+  }
+  if (const auto found = find_disagreement(world.gather(text))) {
+    throw_about_rank(found->rank, world,
+                     CommError(fmt::format("rank {} logs other metrics than the others: '{}', {} '{}'", found->rank,
+                                           found->found, found->others, found->expected),
+                               "log the same value on every rank; World::all_reduce makes one value of several",
+                               ExitCode::disagree));
+  }
+}
+
 void RunReports::set_position(const TrainState& state, const EpochPlace& place) {
   if (place.number != epoch_) {
     epoch_ = place.number;
@@ -57,7 +75,7 @@ void RunReports::add_speed(Metrics& metrics, std::int64_t samples) {
 
 void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
   if (may_differ) {
-    check(metrics);
+    check_same_on_all_ranks(metrics, world_);
   }
   std::vector<MetricValue> row;
   std::vector<MetricValue> line;  // the console shows epoch and speed separately
@@ -81,24 +99,6 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
     progress_.keep(now_, line);
   }
   files_.write(now_.step, row);
-}
-
-void RunReports::check(const Metrics& metrics) {
-  std::string text;
-  for (const auto& [name, value] : metrics) {
-    if (name != kSpeed) {  // measured by each rank
-      // The sign of NaN depends on how it came about.
-      text += std::isnan(value) ? fmt::format("{} nan\n", printable(name))
-                                : fmt::format("{} {:.17g}\n", printable(name), value);
-    }
-  }
-  if (const auto found = find_disagreement(world_.gather(text))) {
-    throw_about_rank(found->rank, world_,
-                     CommError(fmt::format("rank {} logs other metrics than the others: '{}', {} '{}'", found->rank,
-                                           found->found, found->others, found->expected),
-                               "log the same value on every rank; World::all_reduce makes one value of several",
-                               ExitCode::disagree));
-  }
 }
 
 void RunReports::remember(const std::string& name, double value) {

@@ -54,7 +54,6 @@ class RunReports {
   const Metrics& last() const noexcept { return last_; }
 
  private:
-  void check(const Metrics& metrics);
   void remember(const std::string& name, double value);
 
   World& world_;
@@ -67,6 +66,9 @@ class RunReports {
   Metrics of_step_{};
   Metrics last_{};
 };
+
+/// Collective. Throws: CommError naming the rank whose metrics are not those of the others.
+void check_same_on_all_ranks(const Metrics& metrics, World& world);
 
 /// Of metrics such as "grad_norm/encoder" there can be hundreds.
 bool is_for_console(std::string_view metric);

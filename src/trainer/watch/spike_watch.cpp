@@ -14,6 +14,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "trainer/times_count.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -72,10 +73,13 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
     return;
   }
   const c10::NoGradGuard no_grad;
-  losses_.push_back(result.loss.defined() ? result.loss.detach().to(at::kDouble) * batches.local_samples
-                                          : at::Tensor());
+  const bool counted = result.count.defined();
+  losses_.push_back(counted                 ? times_count(result.loss, result.count)
+                    : result.loss.defined() ? result.loss.detach().to(at::kDouble) * batches.local_samples
+                                            : at::Tensor());
+  counts_.push_back(counted ? result.count.detach().to(at::kDouble) : at::Tensor());
+  samples_.push_back(counted || !result.loss.defined() ? 0.0 : static_cast<double>(batches.local_samples));
   norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
-  samples_.push_back(static_cast<double>(batches.global_samples));
 }
 
 std::optional<Spike> SpikeWatch::look(World& world) {
@@ -112,12 +116,14 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
     return at::stack(values);
   };
   const bool has_norms = norms_.front().defined();
-  const at::Tensor losses = stacked(losses_);
-  world.all_reduce(losses, Reduce::sum);
+  const at::Tensor weights = stacked(counts_) + at::tensor(samples_, at::kDouble).to(world.device());
+  const at::Tensor sums = at::stack({stacked(losses_), weights});
+  world.all_reduce(sums, Reduce::sum);
   // The norm is that of the reduced gradients, so every rank has the same.
-  const at::Tensor host = WorldAccess::on_host(world, at::stack({losses, stacked(norms_)}));
+  const at::Tensor host = WorldAccess::on_host(world, at::stack({sums[0], sums[1], stacked(norms_)}));
   const double* loss = host.const_data_ptr<double>();
-  const double* norm = loss + losses_.size();
+  const double* weight = loss + losses_.size();
+  const double* norm = weight + losses_.size();
   std::optional<Spike> first;
   const auto check = [&](Window& window, const char* name, double value, std::size_t i) {
     const double mean = window.values.empty() ? 0 : window.mean();
@@ -127,12 +133,13 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
     }
   };
   for (std::size_t i = 0; i < losses_.size(); ++i) {
-    check(loss_, "loss", loss[i] / samples_[i], i);
+    check(loss_, "loss", loss[i] / weight[i], i);
     if (has_norms) {
       check(grad_norm_, "grad_norm", norm[i], i);
     }
   }
   losses_.clear();
+  counts_.clear();
   norms_.clear();
   samples_.clear();
   return first;

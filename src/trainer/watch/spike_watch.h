@@ -79,9 +79,10 @@ class SpikeWatch {
   std::vector<Spike> skipped_{};
   bool lowers_ = false;
   std::int64_t begin_ = 0;            // step of the first pending value
-  std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over the samples; undefined: no samples
+  std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over its counts or samples; undefined: none
+  std::vector<at::Tensor> counts_{};  // 0-dim, of this rank; undefined: samples are counted
   std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed
-  std::vector<double> samples_{};     // of all ranks
+  std::vector<double> samples_{};     // of this rank; 0: it has a count instead
   std::vector<std::vector<std::int64_t>> ids_{};
   Window loss_{};
   Window grad_norm_{};

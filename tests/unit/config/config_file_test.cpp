@@ -270,7 +270,7 @@ TEST_F(ConfigFile, NamesTheFaultsOfTheProgramsOwnValues) {
                                 HasSubstr("write it in the section [program]")),
                           AllOf(HasSubstr("run.toml:3: program.hiden: this program has no such flag | "),
                                 HasSubstr("did you mean program.hidden?")),
-                          HasSubstr("run.toml:4: program.dropout = the text \"x\": expected a number"),
+                          HasSubstr("run.toml:4: program.dropout = \"x\": expected a number"),
                           HasSubstr("LOCKSTEP_CFG_PROGRAM_HIDDEN=wide: expected a whole number")));
   EXPECT_EQ(own.hidden, 64);
 }
@@ -305,6 +305,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
       .run_dir = "/tmp/a \"b\" \\ c",
       .run_name = "größe \x7f?",
       .allow_fallback = true,
+      .init_weights = "other.pt",
       .resume = "never",
       .max_time_s = 1.5,
       .data = {.workers = 3, .prefetch = 4, .pin_memory = false, .steps_per_epoch = 10, .max_bad_samples = 11},

@@ -1,6 +1,7 @@
 // Features that meet: a rollback, a stop or a resume, and what else a run does at that moment.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -345,21 +346,16 @@ TEST(Crossing, AStepThatIsLeftOutDoesNotCountInTheReports) {
       config.optim.non_finite = NonFinitePolicy::skip;
     }
     const double factor = spikes ? 1e6 : std::nan("");
-    std::vector<double> single;  // the losses of each step
-    {
-      TrainConfig each = config;
-      each.report.every_steps = 1;
-      BadSteps task({5}, factor);
-      for (const auto& [step, loss] : losses_of(each, task)) {
-        single.push_back(loss);
-      }
-    }
+    TrainConfig each = config;
+    each.report.every_steps = 1;
+    BadSteps task_of_each({5}, factor);
+    auto single = losses_of(each, task_of_each);  // of each step, named by the number of steps after it
     ASSERT_EQ(single.size(), 12U);
-    EXPECT_TRUE(std::isnan(single[5])) << "nothing is left to report";
+    EXPECT_TRUE(std::isnan(single.at(6))) << "nothing is left to report";
     BadSteps task({5}, factor);
     const auto of_windows = losses_of(config, task);
-    EXPECT_NEAR(of_windows.at(4), (single[0] + single[1] + single[2] + single[3]) / 4, 1e-6);
-    EXPECT_NEAR(of_windows.at(8), (single[4] + single[6] + single[7]) / 3, 1e-6);
+    EXPECT_NEAR(of_windows.at(4), (single.at(1) + single.at(2) + single.at(3) + single.at(4)) / 4, 1e-6);
+    EXPECT_NEAR(of_windows.at(8), (single.at(5) + single.at(7) + single.at(8)) / 3, 1e-6);
     BadSteps again({5}, factor);
     const auto of_epochs = losses_of(config, again, "epoch_loss");
     EXPECT_NEAR(of_epochs.at(8), of_windows.at(8), 1e-12);
@@ -374,6 +370,194 @@ TEST(Crossing, EarlyStoppingPassesOverAReportOfWhichEveryStepWasLeftOut) {
   BadSteps task({0, 5});
   const auto losses = losses_of(config, task);
   EXPECT_EQ(losses.size(), 12U) << "the first report has the metric, too";
+}
+
+/// Trains with a callback that tests at the end of each epoch of 5 steps; returns the result of rank 0 and the number
+/// of complete tests.
+std::pair<FitResult, int> fit_with_tests(int ranks, const TrainConfig& config,
+                                         const std::function<void(Trainer&)>& add) {
+  std::pair<FitResult, int> found;
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, config);
+    BadSteps task({});
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(12), plan.eval_loader, world);
+    DataLoader test(tiny_data(7), plan.eval_loader, world);
+    Trainer trainer(plan, world);
+    int tests = 0;
+    trainer.on(Stage::epoch_end, [&](const StageContext&) {
+      trainer.test(task, test);
+      ++tests;
+    });
+    if (add) {
+      add(trainer);
+    }
+    FitResult result = trainer.fit(task, data, &validation);
+    if (world.is_main()) {
+      found = {std::move(result), tests};
+    }
+  });
+  return found;
+}
+
+TEST(Crossing, ATestInACallbackTakesNoStopFromTheFit) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    TrainConfig config = in_directory(in_memory({.max_epochs = 8, .min_epochs = 5, .global_batch_size = 12}), dir);
+    config.early_stop = {.metric = "val_loss", .patience = 1, .min_delta = 100};  // asks in the second epoch
+    testing::internal::CaptureStderr();
+    const auto [result, tests] = fit_with_tests(ranks, config, {});
+    testing::internal::GetCapturedStderr();
+    EXPECT_EQ(result.state.step, 25) << "the minimum, and then the stop";
+    EXPECT_EQ(result.stop, StopKind::program);
+    EXPECT_EQ(tests, 5);
+    EXPECT_TRUE(std::filesystem::exists(dir.path() / "run" / "checkpoints" / "step-0000000025"));
+  }
+}
+
+TEST(Crossing, ASignalInATestOfACallbackEndsTheFitAndSaves) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    const TrainConfig config = in_directory(in_memory({.max_epochs = 8, .global_batch_size = 12}), dir);
+    testing::internal::CaptureStderr();
+    const auto [result, tests] = fit_with_tests(ranks, config, [](Trainer& trainer) {
+      trainer.on(Stage::test_batch_end,
+                 [](const StageContext& at) { at.control.request_stop("SIGTERM", StopKind::terminate); });
+    });
+    testing::internal::GetCapturedStderr();
+    EXPECT_EQ(tests, 1) << "it was completed";
+    EXPECT_EQ(result.stop, StopKind::terminate);
+    EXPECT_EQ(result.state.step, 6) << "the step in which the ranks agree";
+    EXPECT_TRUE(std::filesystem::exists(dir.path() / "run" / "checkpoints" / "step-0000000006"));
+  }
+}
+
+TEST(Crossing, TheBestCheckpointFollowsAMetricThatACallbackLogs) {
+  for (const Stage stage : {Stage::step_end, Stage::epoch_end}) {
+    const TempDir dir;
+    TrainConfig config = in_directory(in_memory({.max_epochs = 5, .global_batch_size = 12}), dir);
+    config.report.every_steps = 3;  // not at the ends of epochs
+    config.checkpoint.monitor = "score";
+    BadSteps task({});
+    testing::internal::CaptureStderr();
+    const FitResult result = fit(config, task, [&](Trainer& trainer) {
+      trainer.on(stage, [](const StageContext& at) {
+        at.log("score", std::abs(static_cast<double>(at.state.step) - 10) + 0.5);
+      });
+    });
+    testing::internal::GetCapturedStderr();
+    ASSERT_TRUE(result.best);
+    EXPECT_EQ(result.best->step, 10);
+    EXPECT_EQ(result.best->value, 0.5);
+    EXPECT_TRUE(std::filesystem::exists(result.best->path)) << "it was kept";
+  }
+}
+
+TEST(Crossing, ASaveWithoutAValueOfTheMonitorIsTold) {
+  const TempDir dir;
+  TrainConfig config = in_directory(in_memory({.max_epochs = 3, .global_batch_size = 12}), dir);
+  config.report.every_steps = 3;
+  config.checkpoint.monitor = "score";
+  BadSteps task({});
+  testing::internal::CaptureStderr();
+  fit(config, task,
+      [](Trainer& trainer) { trainer.on(Stage::report, [](const StageContext& at) { at.log("score", 1); }); });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("--checkpoint.monitor score: step 5 has no value of it, so its checkpoint is not compared"));
+}
+
+// What a callback has not done of a step would be missing in the resumed run.
+TEST(Crossing, AFailedCallbackLeavesTheLastSave) {
+  for (const Stage stage : {Stage::step_end, Stage::epoch_end, Stage::report, Stage::epoch_report}) {
+    const auto run = [&](const TempDir& dir, std::int64_t fails_at) {
+      TrainConfig config = in_directory(in_memory({.max_epochs = 4, .global_batch_size = 12}), dir);
+      config.report.every_steps = 4;
+      config.report.epoch_means = true;
+      config.checkpoint.every_steps = 3;
+      BadSteps task({});
+      const auto add = [&](Trainer& trainer) {
+        trainer.on(stage, [=](const StageContext& at) {
+          if (at.state.step == fails_at) {
+            throw std::runtime_error("no disk");
+          }
+        });
+        trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.5}));
+        trainer.add(std::make_shared<ReduceOnPlateau>(
+            ReduceOnPlateauOptions{.metric = "epoch_loss", .factor = 0.5, .patience = 0, .threshold = 0.9}));
+      };
+      fit(config, task, add);
+      return weights_of(task);
+    };
+    testing::internal::CaptureStderr();
+    const TempDir whole;
+    const auto straight = run(whole, 0);
+    const TempDir parts;
+    EXPECT_THROW(run(parts, stage == Stage::report ? 12 : 10), std::runtime_error);
+    const auto resumed = run(parts, 0);
+    testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(same(straight, resumed)) << static_cast<std::uint32_t>(stage);
+    EXPECT_EQ(read_text(parts.path() / "run" / "checkpoints" / "last" / "callbacks.safetensors"),
+              read_text(whole.path() / "run" / "checkpoints" / "last" / "callbacks.safetensors"));
+  }
+}
+
+// Else a resumed run would choose another best checkpoint than a straight one.
+TEST(Crossing, EveryValidationHasTheSameRandomNumbers) {
+  const auto run = [](const TempDir& dir, std::int64_t epochs) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = epochs, .global_batch_size = 12}), dir);
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    const auto noisy = sample_dataset(6, [](std::int64_t id, std::uint64_t seed) {
+      const double noise = static_cast<double>(seed % 1000) / 1000;
+      return Batch{.input = at::full({4}, static_cast<double>(id) + noise), .target = at::full({1}, noise)};
+    });
+    BadSteps task({});
+    DataLoader data(tiny_data(24), plan.loader, world);
+    DataLoader validation(noisy, plan.eval_loader, world);
+    std::vector<double> losses;
+    Trainer trainer(plan, world);
+    trainer.on(Stage::validation_end,
+               [&](const StageContext& at) { losses.push_back(value_of(*at.metrics, "val_loss")); });
+    trainer.fit(task, data, &validation);
+    return losses;
+  };
+  testing::internal::CaptureStderr();
+  const TempDir whole;
+  auto straight = run(whole, 4);
+  const TempDir parts;
+  auto resumed = run(parts, 2);
+  const auto rest = run(parts, 4);
+  testing::internal::GetCapturedStderr();
+  resumed.insert(resumed.end(), rest.begin(), rest.end());
+  EXPECT_EQ(resumed, straight);
+  EXPECT_NE(straight.at(0), straight.at(1)) << "the weights changed";
+}
+
+// The position of the checkpoint may be the end of an epoch of the new run.
+TEST(Crossing, RunAndLoaderAgreeOnTheEpochAfterAResumeWithAnotherGlobalBatch) {
+  const TempDir dir;
+  const auto run = [&](std::int64_t batch, std::int64_t steps) {
+    TrainConfig config =
+        in_directory(in_memory({.max_epochs = 0, .max_steps = steps, .global_batch_size = batch}), dir);
+    config.data.steps_per_epoch = 10;
+    BadSteps task({});
+    std::vector<std::pair<std::int64_t, std::int64_t>> epochs;  // of the run and of the data
+    fit(config, task, [&](Trainer& trainer) {
+      trainer.on(Stage::step_start,
+                 [&](const StageContext& at) { epochs.emplace_back(at.state.epoch, at.batches->epoch); });
+    });
+    return epochs;
+  };
+  testing::internal::CaptureStderr();
+  run(8, 6);  // 48 samples, and then an epoch has 40
+  const auto resumed = run(4, 28);
+  testing::internal::GetCapturedStderr();
+  ASSERT_EQ(resumed.size(), 22U);
+  for (const auto& [of_run, of_data] : resumed) {
+    EXPECT_EQ(of_run, of_data);
+  }
+  EXPECT_EQ(resumed.front().first, 1);
+  EXPECT_EQ(resumed.back().first, 3);
 }
 
 /// By step: the digests of the samples of all ranks.

@@ -404,5 +404,25 @@ TEST(OnCommand, RefusesWordsThatCannotBeGiven) {
   EXPECT_THAT(refuse("sample_2"), HasSubstr("the word sample_2 is in use"));
 }
 
+TEST(EvaluationStages, RefuseMetricsThatDifferBetweenRanks) {
+  for (const bool differ : {false, true}) {
+    const auto validate = [&] {
+      thread_world(2, [&](World& world) {
+        const Plan plan = plan_of(world);
+        TinyTask task;
+        DataLoader data(tiny_data(7), plan.eval_loader, world);
+        Trainer trainer(plan, world);
+        trainer.on(Stage::validation_end, [&](const StageContext& at) { at.log("mine", differ ? world.rank() : 1); });
+        trainer.validate(task, data);
+      });
+    };
+    if (differ) {
+      EXPECT_THAT(message_of<CommError>(validate), HasSubstr("rank 1 logs other metrics than the others"));
+    } else {
+      EXPECT_NO_THROW(validate());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -199,6 +199,17 @@ TEST(Profiler, WritesATraceOfTheStepsThatItIsToldTo) {
   EXPECT_THAT(message_of([] { Profiler({.steps = 0}); }), HasSubstr("steps is 0"));
 }
 
+TEST(Profiler, LeavesNoFileAfterATrial) {
+  const TempDir dir;
+  TrainConfig config = monitored(8);
+  config.run_dir = (dir.path() / "run").string();
+  config.fast_dev_run = 8;
+  reports(1, config, [&](Trainer& trainer) {
+    trainer.add(std::make_shared<Profiler>(ProfilerOptions{.first_step = 1, .steps = 2}));
+  });
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "run"));
+}
+
 LrRange range_on(int ranks, const LrRangeOptions& options, bool* unchanged = nullptr) {
   LrRange range;
   thread_world(ranks, [&](World& world) {
@@ -238,6 +249,54 @@ TEST(LrRange, GrowsFromTheSmallestToTheLargestRateAndRestoresTheWeights) {
   ASSERT_EQ(three.lrs.size(), one.lrs.size());
   for (std::size_t i = 0; i < one.losses.size(); ++i) {
     EXPECT_NEAR(three.losses[i], one.losses[i], 1e-4 * std::max(1.0, one.losses[i]));
+  }
+}
+
+/// Counts only a part of the samples: how many differs between ranks.
+class CountingTask final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor counted = (batch.target > 0).to(at::kFloat);
+    StepOutput output;
+    output.count = counted.sum().to(at::kLong);
+    output.loss = ((net_(batch.input) - batch.target).square() * counted).sum() / output.count.clamp_min(1);
+    return output;
+  }
+};
+
+TEST(LrRange, WeighsLossesByTheirCounts) {
+  const auto losses = [](int ranks) {
+    std::vector<double> found;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, monitored(8));
+      CountingTask task;
+      DataLoader data(tiny_data(60), plan.loader, world);
+      const LrRange range = find_lr(plan, world, task, data, {.min_lr = 1e-5, .max_lr = 1e-2, .steps = 10});
+      if (world.is_main()) {
+        found = range.losses;
+      }
+    });
+    return found;
+  };
+  const auto one = losses(1);
+  for (const int ranks : {2, 3}) {
+    const auto several = losses(ranks);
+    ASSERT_EQ(several.size(), one.size());
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      EXPECT_NEAR(several[i], one[i], 1e-5 * one[i]) << ranks;
+    }
+  }
+}
+
+TEST(LrRange, WorksInEveryPrecision) {
+  for (const Precision precision : {Precision::fp64, Precision::bf16, Precision::bf16_mixed}) {
+    TrainConfig config = monitored(8);
+    config.precision = precision;
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    TinyTask task;
+    DataLoader data(tiny_data(60), plan.loader, world);
+    EXPECT_EQ(find_lr(plan, world, task, data, {.min_lr = 1e-5, .max_lr = 1e-2, .steps = 10}).lrs.size(), 10U);
   }
 }
 

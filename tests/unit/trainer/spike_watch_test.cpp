@@ -103,6 +103,28 @@ TEST(SpikeWatch, IsTheSameOnEveryRankAndNamesTheSamples) {
   }
 }
 
+TEST(SpikeWatch, WeighsLossesByTheirCounts) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      SpikeWatch watch({.z_score = 4, .window = 10});
+      for (std::int64_t step = 0; step < 20; ++step) {
+        const double spike = step == 15 ? 30 : 0;
+        // Of four numbers, 0 + 0 + 0 + 4 (1 + spike): rank 0 of two has three of them.
+        const std::int64_t count = ranks == 1 ? 4 : world.is_main() ? 3 : 1;
+        const double sum = ranks == 1 || !world.is_main() ? 4 * (1 + spike + 0.1 * static_cast<double>(step % 3)) : 0;
+        watch.add(
+            step,
+            {.loss = at::scalar_tensor(sum / static_cast<double>(count)), .count = at::scalar_tensor(count, at::kLong)},
+            {.local_samples = 2 / ranks, .global_samples = 2});
+      }
+      const auto spike = watch.look(world);
+      ASSERT_TRUE(spike);
+      EXPECT_EQ(spike->step, 15);
+      EXPECT_NEAR(spike->value, 31, 1e-5);
+    });
+  }
+}
+
 /// Scales the loss of chosen steps of this process, or makes it NaN.
 class SpikingTask final : public TinyTask {
  public:
