@@ -26,6 +26,7 @@
 #include "parallel/parameter_sync.h"
 #include "parallel/shared_memory_hook.h"
 #include "world/agreement.h"
+#include "world/peer_errors.h"
 #include "world/world_access.h"
 
 namespace lockstep {

@@ -96,7 +96,7 @@ const std::vector<Home>& name_homes() {
       {"read_environment",
        {"include/lockstep/base/variables.h", "src/base/kept_memory.cpp", "src/base/variables.cpp", "src/cli/main.cpp",
         "src/cli/launch/run_flags.cpp", "src/environment/hardware.cpp", "src/run.cpp", "src/session.cpp",
-        "src/trainer/output/run_files.cpp", "src/world/cuda_library.cpp", "src/world/world.cpp"}},
+        "src/trainer/output/run_files.cpp", "src/world/connect.cpp", "src/world/cuda_library.cpp"}},
       {"std::exit", {}},
       {"std::filesystem::remove_all", {}},  // see RealFileSystem::remove_all
       {"std::quick_exit", {}},
