@@ -75,7 +75,7 @@ const std::vector<Home>& header_homes() {
       {"toml++/", {"src/config/toml.cpp"}},
       {"torch/csrc/distributed/c10d/ProcessGroupGloo.hpp", {"src/world/gloo_process_group.cpp"}},
       {"torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp", {"src/world/nccl_process_group.cpp"}},
-      {"torch/csrc/distributed/c10d/reducer.hpp", {"src/parallel/ddp.cpp"}},
+      {"torch/csrc/distributed/c10d/reducer.hpp", {"src/parallel/ddp_optimizer.cpp"}},
       {"torch/torch.h", {}},
   };
   return homes;
