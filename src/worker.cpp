@@ -80,7 +80,9 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.store_fd >= 0) {
     listen(identity.store_fd, SOMAXCONN);  // `lockstep run` does not listen; early ranks would be rejected
   }
-  return std::make_shared<Channel>(identity.control_fd);
+  auto channel = std::make_shared<Channel>(identity.control_fd);
+  channel->send({.kind = Message::Kind::started});
+  return channel;
 }
 
 // If the launcher binds ranks to cores, each rank sees only its own cores, and its plan would divide them again.
@@ -158,110 +160,156 @@ void queue_again(const Variables& environment) {
   }
 }
 
+/// One rank from its start to its exit code.
+class RankProcess {
+ public:
+  RankProcess(const Plan& plan, Identity identity, const Variables& environment, const TrainControl& control);
+
+  int run(const std::function<void(Session&)>& worker);
+
+ private:
+  ProgressRecord& record() { return progress_[identity_.local_rank]; }
+  Session& connect();
+  /// All ranks have done their work. Returns the exit code.
+  int finish(World& world);
+  /// Call it while an exception is handled. Returns the exit code, or ends the process.
+  int fail(const std::string& advice, std::optional<ExitCode> code = {});
+
+  const Plan& plan_;
+  Identity identity_;
+  const Variables& environment_;
+  const TrainControl& control_;
+  const std::shared_ptr<Channel> channel_;  // null: no supervisor of ours
+  ProgressBoard progress_;
+  const CrashHandler crash_handler_;
+  const LastWords last_words_;
+  const std::function<void(const Parting&)> say_;  // {}: the supervisor does
+  PeerMonitor monitor_;
+  std::optional<Session> session_{};
+  std::shared_ptr<RunHold> run_hold_{};
+};
+
+RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& environment, const TrainControl& control)
+    : plan_(plan),
+      identity_(std::move(identity)),
+      environment_(environment),
+      control_(control),
+      channel_(take_channel(identity_)),
+      progress_(identity_.progress_fd >= 0 ? ProgressBoard(identity_.progress_fd, identity_.local_rank)
+                                           : ProgressBoard(identity_.local_world_size)),
+      crash_handler_(identity_.rank, &record()),
+      last_words_(record(),
+                  [this](const Failure& failure) {
+                    set_log_rank(identity_.rank, identity_.world_size);  // in the thread that reports
+                    if (channel_) {
+                      channel_->send(to_message(failure));
+                    } else {
+                      say_on_terminal(failure, identity_);
+                    }
+                  }),
+      say_(channel_ ? std::function<void(const Parting&)>()
+                    : [this](const Parting& parting) { say_on_terminal(parting, identity_); }),
+      monitor_({.rank = identity_.rank,
+                .size = identity_.world_size,
+                .supervisor = link_to_supervisor(channel_, identity_),
+                .say = say_,
+                .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
+  identity_.progress_fd = progress_.fd();  // the World maps the descriptor again
+  if (!plan_.threads_are_given) {
+    at::set_num_threads(plan_.threads_per_rank);
+  }
+}
+
+int RankProcess::run(const std::function<void(Session&)>& worker) {
+  try {
+    Session& session = connect();
+    try {
+      worker(session);
+    } catch (const Stopped&) {
+      // On every rank: the run ends like a stopped fit.
+    }
+    return finish(session.world);
+  } catch (const std::exception& error) {
+    if (environment_.has("TORCH_SHOW_CPP_STACKTRACES")) {
+      write_line(std::string(frames_of(error.what())));
+    }
+    const bool halves_batch =
+        plan_.config.memory.halve_batch && plan_.loader.batch.batch_size > 1 && is_out_of_memory(error);
+    return fail(out_of_memory_hint(error, plan_, identity_.local_rank),
+                halves_batch ? std::optional(ExitCode::out_of_memory) : std::nullopt);
+  } catch (...) {
+    return fail({});
+  }
+}
+
+Session& RankProcess::connect() {
+  World connected = WorldAccess::connect(
+      plan_, identity_, [&](const World& met) { watch_peers(monitor_, met, plan_, identity_, environment_); });
+  Plan chosen = with_run_directory(plan_, connected);
+  session_.emplace(std::move(chosen), std::move(connected), control_, make_console(channel_, environment_));
+  World& world = session_->world;
+  print_rank_places(*session_);
+  if (identity_.halvings > 0) {
+    log_info(fmt::format("batch after memory ran out: {}", plan_.loader.batch.explanation));
+  }
+  monitor_.watch_nodes({.count = world.nodes(),
+                        .mine = world.node(),
+                        .watches_next = world.local_rank() == 0,
+                        .silence = to_milliseconds(plan_.config.dist.heartbeat_timeout_s)});
+  if (world.size() > 1 && !channel_ && !plan_.threads_are_given) {
+    use_bound_cores(world, plan_);
+  }
+  if (plan_.config.fresh) {
+    run_hold_ = RunHold::take(session_->plan, world);  // for a loop in the program, which does not lock the directory
+  }
+  at::manual_seed(plan_.config.seed);  // the same seed on all ranks, so that they build the same module
+  return *session_;
+}
+
+int RankProcess::finish(World& world) {
+  // No rank may end, and with it the store, while others still work.
+  world.main_first("end of run", [] {});
+  monitor_.leave_peers();
+  world.barrier("end of run");
+  const StopKind stop = control_.agreed();
+  const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted
+                           : stop == StopKind::terminate ? ExitCode::stopped
+                                                         : ExitCode::ok);
+  if (stop == StopKind::terminate && plan_.config.dist.requeue && world.is_main()) {
+    queue_again(environment_);
+  }
+  record().set_phase(Phase::teardown);
+  if (channel_) {
+    channel_->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
+  }
+  return code;
+}
+
+// Ends one of several ranks at once: a normal exit joins threads of collectives that may never end. The other ranks are
+// told first, because writing to standard error may block.
+int RankProcess::fail(const std::string& advice, std::optional<ExitCode> code) {
+  Failure failure = current_failure();
+  failure.text += advice;
+  failure.code = code ? code_of(*code) : failure.code;
+  failure.where = place_of_failure(record());
+  const Parting parting = monitor_.fail(failure);
+  const auto say_it = [&] {
+    if (say_) {
+      say_(parting);
+    }
+  };
+  if (plan_.world_size > 1) {
+    end_process(parting.code, say_it);
+  }
+  say_it();
+  return parting.code;
+}
+
 }  // namespace
 
 int be_a_worker(const Plan& plan, Identity identity, const Variables& environment, const TrainControl& control,
                 const std::function<void(Session&)>& worker) {
-  const std::shared_ptr<Channel> channel = take_channel(identity);
-  if (channel) {
-    channel->send({.kind = Message::Kind::started});
-  }
-  ProgressBoard progress = identity.progress_fd >= 0 ? ProgressBoard(identity.progress_fd, identity.local_rank)
-                                                     : ProgressBoard(identity.local_world_size);
-  identity.progress_fd = progress.fd();  // the World maps the descriptor again
-  const CrashHandler crash_handler(identity.rank, &progress[identity.local_rank]);
-  const LastWords last_words(progress[identity.local_rank], [&](const Failure& failure) {
-    set_log_rank(identity.rank, identity.world_size);  // in the thread that reports
-    if (channel) {
-      channel->send(to_message(failure));
-    } else {
-      say_on_terminal(failure, identity);
-    }
-  });
-  std::function<void(const Parting&)> say;
-  if (!channel) {
-    say = [&identity](const Parting& parting) { say_on_terminal(parting, identity); };
-  }
-  PeerMonitor monitor({.rank = identity.rank,
-                       .size = identity.world_size,
-                       .supervisor = link_to_supervisor(channel, identity),
-                       .say = say,
-                       .may_lose_launcher = [control] { return !control.stop_reason().empty(); }});
-  if (!plan.threads_are_given) {
-    at::set_num_threads(plan.threads_per_rank);
-  }
-  std::optional<Session> session;
-  std::shared_ptr<RunHold> run_hold;
-  // Ends one of several ranks at once: a normal exit joins threads of collectives that may never end. The other ranks
-  // are told first, because writing to standard error may block.
-  const auto fail = [&](const std::string& advice, bool halves_batch = false) {
-    Failure failure = current_failure();
-    failure.text += advice;
-    failure.code = halves_batch ? code_of(ExitCode::out_of_memory) : failure.code;
-    failure.where = place_of_failure(progress[identity.local_rank]);
-    const Parting parting = monitor.fail(failure);
-    const auto say_it = [&] {
-      if (say) {
-        say(parting);
-      }
-    };
-    if (plan.world_size > 1) {
-      end_process(parting.code, say_it);
-    }
-    say_it();
-    return parting.code;
-  };
-  try {
-    World connected = WorldAccess::connect(
-        plan, identity, [&](const World& met) { watch_peers(monitor, met, plan, identity, environment); });
-    Plan chosen = with_run_directory(plan, connected);
-    session.emplace(std::move(chosen), std::move(connected), control, make_console(channel, environment));
-    World& world = session->world;
-    print_rank_places(*session);
-    if (identity.halvings > 0) {
-      log_info(fmt::format("batch after memory ran out: {}", plan.loader.batch.explanation));
-    }
-    monitor.watch_nodes({.count = world.nodes(),
-                         .mine = world.node(),
-                         .watches_next = world.local_rank() == 0,
-                         .silence = to_milliseconds(plan.config.dist.heartbeat_timeout_s)});
-    if (world.size() > 1 && !channel && !plan.threads_are_given) {
-      use_bound_cores(world, plan);
-    }
-    if (plan.config.fresh) {
-      run_hold = RunHold::take(session->plan, world);  // for a loop in the program, which does not lock the directory
-    }
-    at::manual_seed(plan.config.seed);  // the same seed on all ranks, so that they build the same module
-    try {
-      worker(*session);
-    } catch (const Stopped&) {
-      // On every rank: the run ends like a stopped fit.
-    }
-    // No rank may end, and with it the store, while others still work.
-    world.main_first("end of run", [] {});
-    monitor.leave_peers();
-    world.barrier("end of run");
-    const StopKind stop = control.agreed();
-    const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted
-                             : stop == StopKind::terminate ? ExitCode::stopped
-                                                           : ExitCode::ok);
-    if (stop == StopKind::terminate && plan.config.dist.requeue && world.is_main()) {
-      queue_again(environment);
-    }
-    progress[identity.local_rank].set_phase(Phase::teardown);
-    if (channel) {
-      channel->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
-    }
-    return code;
-  } catch (const std::exception& error) {
-    if (environment.has("TORCH_SHOW_CPP_STACKTRACES")) {
-      write_line(std::string(frames_of(error.what())));
-    }
-    return fail(out_of_memory_hint(error, plan, identity.local_rank),
-                plan.config.memory.halve_batch && plan.loader.batch.batch_size > 1 && is_out_of_memory(error));
-  } catch (...) {
-    return fail({});
-  }
+  return RankProcess(plan, std::move(identity), environment, control).run(worker);
 }
 
 }  // namespace lockstep

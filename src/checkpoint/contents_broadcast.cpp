@@ -1,8 +1,10 @@
 #include "checkpoint/contents_broadcast.h"
 
+#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
@@ -50,6 +52,23 @@ StoredContents from_description(std::string_view text) {
   return saved;
 }
 
+at::Tensor to_tensor(std::string_view bytes) {
+  if (bytes.empty()) {
+    return {};
+  }
+  at::Tensor tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+/// This rank's part of the loaded contents.
+CheckpointContents take(StoredContents saved, const World& world) {
+  if (saved.per_rank.size() == static_cast<std::size_t>(world.size())) {
+    saved.contents.per_rank = to_tensor(saved.per_rank[static_cast<std::size_t>(world.rank())]);
+  }
+  return std::move(saved.contents);
+}
+
 }  // namespace
 
 void broadcast_contents(World& world, int source, StoredContents& saved) {
@@ -78,6 +97,16 @@ void broadcast_contents(World& world, int source, StoredContents& saved) {
   for (std::string& bytes : saved.per_rank) {
     bytes = world.broadcast_bytes(bytes, source);
   }
+}
+
+CheckpointContents load_on(World& world, int source, const std::function<StoredContents()>& read) {
+  StoredContents saved;
+  run_on(world, "loading a checkpoint", world.rank() == source, [&] {
+    saved = read();
+    return std::string();
+  });
+  broadcast_contents(world, source, saved);
+  return take(std::move(saved), world);
 }
 
 }  // namespace lockstep

@@ -18,7 +18,7 @@
 #include "base/address.h"
 #include "base/descriptor.h"
 #include "base/text.h"
-#include "launch/store_listener.h"
+#include "environment/store_listener.h"
 
 namespace lockstep {
 namespace {

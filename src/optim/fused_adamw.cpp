@@ -7,7 +7,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -56,49 +55,37 @@ void FusedAdamWState::serialize(torch::serialize::OutputArchive& archive) const 
 
 FusedAdamW::FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                        const torch::optim::AdamWOptions& defaults, WeightDecay weight_decay)
-    : Optimizer(groups, std::make_unique<torch::optim::AdamWOptions>(defaults)),
-      weight_decay_(weight_decay),
-      gradients_(first_moment) {}
+    : ListOptimizer(groups, std::make_unique<torch::optim::AdamWOptions>(defaults), first_moment),
+      weight_decay_(weight_decay) {}
 
-at::Tensor FusedAdamW::step(LossClosure closure) {
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable(true);
-    loss = closure();
-  }
-  const at::NoGradGuard no_grad;
-  if (gradients_.take(*this)) {
-    collect_moments();
-  }
+void FusedAdamW::update() {
   const at::Tensor skip = std::exchange(found_inf_, {});
   const std::optional<at::Tensor> found_inf = skip.defined() ? std::optional(skip) : std::nullopt;
   if (!counters_.empty()) {
     at::_foreach_add_(counters_, 1);
   }
   for (std::size_t i = 0; i < moments_.size(); ++i) {
-    const GradientList& list = gradients_.lists()[i];
+    const GradientList& list = lists()[i];
     const Moments& moments = moments_[i];
-    const auto& options = static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options());
+    const auto& options = options_of<torch::optim::AdamWOptions>(list);
     const auto [beta1, beta2] = options.betas();
-    const auto update = [&](auto kernel) {
+    const auto call = [&](auto kernel) {
       kernel(list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, moments.max_exp_avg_sqs, moments.steps,
              options.lr(), beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false,
              /*grad_scale=*/std::optional<at::Tensor>(), found_inf);
     };
     if (weight_decay_ == WeightDecay::decoupled) {
-      update([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+      call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
     } else {
-      update([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+      call([](auto&&... arguments) { at::_fused_adam_(arguments...); });
     }
   }
   if (found_inf.has_value() && !counters_.empty()) {
     at::_foreach_add_(counters_, *found_inf, -1);  // the counters of a skipped step stay
   }
-  gradients_.release();
-  return loss;
 }
 
-void FusedAdamW::collect_moments() {
+void FusedAdamW::lists_changed() {
   create_states();
   // If some parameters of a list have gradients and others have not, their step counts diverge: the first continue with
   // a copy of the common counter.
@@ -109,7 +96,7 @@ void FusedAdamW::collect_moments() {
   std::unordered_map<const c10::TensorImpl*, Split> splits;
   moments_.clear();
   counters_.clear();
-  for (const GradientList& list : gradients_.lists()) {
+  for (const GradientList& list : lists()) {
     Moments& moments = moments_.emplace_back();
     for (const at::Tensor& parameter : list.parameters) {
       FusedAdamWState& state = state_cast(*state_.at(parameter.unsafeGetTensorImpl()));
@@ -131,11 +118,11 @@ void FusedAdamW::collect_moments() {
 
 void FusedAdamW::create_states() {
   std::unordered_map<c10::Device, at::Tensor> zeros;
-  for (const GradientList& list : gradients_.lists()) {
+  for (const GradientList& list : lists()) {
     if (!list.is_new) {
       continue;
     }
-    const bool amsgrad = static_cast<const torch::optim::AdamWOptions&>(param_groups_[list.group].options()).amsgrad();
+    const bool amsgrad = options_of<torch::optim::AdamWOptions>(list).amsgrad();
     for (const at::Tensor& parameter : list.parameters) {
       at::Tensor& zero = zeros[parameter.device()];
       if (!zero.defined()) {
@@ -162,7 +149,7 @@ void FusedAdamW::share_steps() {
         counters.try_emplace({device.type(), device.index(), state.step.item().toLong()}, state.step);
     state.step = found->second;
   }
-  gradients_ = GradientLists(first_moment);
+  forget_lists();
 }
 
 void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {

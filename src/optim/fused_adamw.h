@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
-#include "optim/gradient_lists.h"
+#include "optim/list_optimizer.h"
 #include "optim/loss_scaler.h"
 
 namespace lockstep {
@@ -26,16 +26,13 @@ struct FusedAdamWState : public torch::optim::OptimizerCloneableParamState<Fused
 
 enum class WeightDecay { decoupled, in_gradient };  ///< of AdamW, of Adam
 
-/// Update and options of torch::optim::AdamW and Adam, on at::_fused_adamw_ and at::_fused_adam_. Skips parameters
-/// without a gradient.
-class FusedAdamW : public torch::optim::Optimizer, public SkipsOnDevice {
+/// Update and options of torch::optim::AdamW and Adam, on at::_fused_adamw_ and at::_fused_adam_.
+class FusedAdamW : public ListOptimizer, public SkipsOnDevice {
  public:
   explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                       const torch::optim::AdamWOptions& defaults = {},
                       WeightDecay weight_decay = WeightDecay::decoupled);
 
-  /// Throws: Error naming a parameter with a sparse gradient.
-  at::Tensor step(LossClosure closure = nullptr) override;
   void skip_if(at::Tensor found_inf) override { found_inf_ = std::move(found_inf); }
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -52,13 +49,13 @@ class FusedAdamW : public torch::optim::Optimizer, public SkipsOnDevice {
     std::vector<at::Tensor> steps{};
   };
 
-  void collect_moments();
+  void lists_changed() override;
+  void update() override;
   void create_states();
 
   const WeightDecay weight_decay_;
-  at::Tensor found_inf_{};  // of the next step
-  GradientLists gradients_;
-  std::vector<Moments> moments_{};      // in the order of gradients_.lists()
+  at::Tensor found_inf_{};              // of the next step
+  std::vector<Moments> moments_{};      // in the order of lists()
   std::vector<at::Tensor> counters_{};  // the distinct tensors among all `steps`
 };
 

@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -27,7 +26,7 @@ bool has_wrong_kernel(const GradientList& list) {
 }
 
 /// The same update by operations on all tensors of the list together.
-void update(const GradientList& list, const torch::optim::SGDOptions& options, at::TensorList buffers) {
+void update_by_foreach(const GradientList& list, const torch::optim::SGDOptions& options, at::TensorList buffers) {
   std::vector<at::Tensor> changes(list.gradients.begin(), list.gradients.end());
   if (options.weight_decay() != 0) {
     changes = at::_foreach_add(changes, list.values, options.weight_decay());
@@ -48,22 +47,13 @@ void update(const GradientList& list, const torch::optim::SGDOptions& options, a
 
 FusedSgd::FusedSgd(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const torch::optim::SGDOptions& defaults)
-    : Optimizer(groups, std::make_unique<torch::optim::SGDOptions>(defaults)), gradients_(momentum_buffer) {}
+    : ListOptimizer(groups, std::make_unique<torch::optim::SGDOptions>(defaults), momentum_buffer) {}
 
-at::Tensor FusedSgd::step(LossClosure closure) {
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable(true);
-    loss = closure();
-  }
-  const at::NoGradGuard no_grad;
+void FusedSgd::update() {
   const at::Tensor skip = std::exchange(found_inf_, {});
-  if (gradients_.take(*this)) {
-    buffers_.assign(gradients_.lists().size(), {});
-  }
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    const GradientList& list = gradients_.lists()[i];
-    const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[list.group].options());
+    const GradientList& list = lists()[i];
+    const auto& options = options_of<torch::optim::SGDOptions>(list);
     const bool with_momentum = options.momentum() != 0;
     if (with_momentum && list.is_new && skip.defined() && skip.item<float>() != 0) {
       continue;  // a new buffer gets its first values from the kernel, which would not write them
@@ -73,7 +63,7 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     }
     if (has_wrong_kernel(list)) {
       if (!skip.defined() || skip.item<float>() == 0) {
-        update(list, options, buffers_[i]);
+        update_by_foreach(list, options, buffers_[i]);
       }
       continue;
     }
@@ -83,8 +73,6 @@ at::Tensor FusedSgd::step(LossClosure closure) {
                     /*maximize=*/false, /*is_first_step=*/list.is_new, /*grad_scale=*/{},
                     skip.defined() ? std::optional(skip) : std::nullopt);
   }
-  gradients_.release();
-  return loss;
 }
 
 std::vector<at::Tensor> FusedSgd::momentum_buffers(const GradientList& list) {

@@ -45,6 +45,11 @@ bool GradientLists::take(const torch::optim::Optimizer& optimizer) {
   return true;
 }
 
+void GradientLists::forget() noexcept {
+  members_.clear();
+  lists_.clear();
+}
+
 void GradientLists::release() noexcept {
   for (GradientList& list : lists_) {
     list.values.clear();
@@ -83,8 +88,7 @@ bool GradientLists::take_gradients(const torch::optim::Optimizer& optimizer) {
 }
 
 void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
-  members_.clear();
-  lists_.clear();
+  forget();
   const auto& groups = optimizer.param_groups();
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (const at::Tensor& parameter : groups[group].params()) {

@@ -34,6 +34,8 @@ class GradientLists {
   /// Collects the gradients of this step. Returns true if the lists were rebuilt.
   /// Throws: Error naming a parameter whose memory has gaps or whose gradient is sparse.
   bool take(const torch::optim::Optimizer& optimizer);
+  /// The next take() builds new lists.
+  void forget() noexcept;
   /// Releases the gradients, so that zero_grad() frees their memory.
   void release() noexcept;
 

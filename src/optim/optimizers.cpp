@@ -1,63 +1,18 @@
-#include <cmath>
 #include <memory>
 #include <optional>
-#include <regex>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
 
-#include "base/text.h"
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
+#include "optim/option_check.h"
 #include "optim/update_rules.h"
 
 namespace lockstep {
 namespace {
-
-/// Collects the problems of an optimizer's options.
-class OptionCheck {
- public:
-  explicit OptionCheck(std::string optimizer) : optimizer_(std::move(optimizer)) {}
-
-  void expect(const char* name, double value, bool good, const char* range) {
-    if (!good) {
-      problems_.push_back({.what = fmt::format("{}: {} is {}, expected {}", optimizer_, name, value, range)});
-    }
-  }
-  template <class Options>
-  void expect_rates(const Options& options) {
-    expect("lr", options.lr, options.lr >= 0, "0 or more");
-    if constexpr (requires { options.weight_decay; }) {
-      expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
-    }
-    if constexpr (requires { options.eps; }) {
-      expect("eps", options.eps, options.eps >= 0, "0 or more");
-    }
-  }
-  template <class Options>
-  void expect_betas(const Options& options) {
-    expect_share("beta1", options.beta1);
-    expect_share("beta2", options.beta2);
-  }
-  void expect_share(const char* name, double value) {
-    expect(name, value, value >= 0 && value < 1, "0 or more and less than 1");
-  }
-  void throw_problems() {
-    if (!problems_.empty()) {
-      throw ConfigError(std::move(problems_));
-    }
-  }
-
- private:
-  std::string optimizer_;
-  std::vector<Problem> problems_{};
-};
 
 /// Divides each group into the parameters that stay in it and the rest, which gets `options`.
 ParamGroups divided(const ParamGroups& groups, bool (*stays)(const at::Tensor&),
@@ -113,47 +68,7 @@ OptimizerFactory by_rule(double lr, std::optional<double> weight_decay, std::sha
   };
 }
 
-/// `*` stands for any characters, `?` for one.
-bool matches(std::string_view pattern, std::string_view text) {
-  std::size_t p = 0;
-  std::size_t t = 0;
-  std::size_t star = std::string_view::npos;
-  std::size_t after_star = 0;  // in the text: where the last star may end
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
-      ++p;
-      ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      after_star = t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++after_star;
-    } else {
-      return false;
-    }
-  }
-  return pattern.substr(p).find_first_not_of('*') == std::string_view::npos;
-}
-
 }  // namespace
-
-std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern) {
-  return [pattern = std::move(pattern)](std::string_view name, const at::Tensor&) { return matches(pattern, name); };
-}
-
-std::function<bool(std::string_view name, const at::Tensor& parameter)> matching(const std::string& expression) {
-  std::regex regex;
-  try {
-    regex.assign(expression);
-  } catch (const std::regex_error& error) {
-    throw ConfigError(fmt::format("matching(): '{}' is no regular expression: {}", printable(expression), error.what()),
-                      "use the syntax of ECMAScript, or named() with * and ?");
-  }
-  return [regex = std::move(regex)](std::string_view name, const at::Tensor&) {
-    return std::regex_match(name.begin(), name.end(), regex);
-  };
-}
 
 OptimizerFactory adamw(AdamWOptions options) { return fused_adam("adamw", options, WeightDecay::decoupled); }
 
@@ -318,19 +233,6 @@ OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options) {
   check.expect("weight_lr_power", options.weight_lr_power, options.weight_lr_power >= 0, "0 or more");
   check.throw_problems();
   return by_rule(options.lr, options.weight_decay, schedule_free_adamw_rule(options));
-}
-
-std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay) {
-  OptionCheck check("layerwise_groups");
-  check.expect("decay", decay, decay > 0 && decay <= 1, "more than 0 and at most 1");
-  check.expect("the number of patterns", static_cast<double>(layers.size()), !layers.empty(), "1 or more");
-  check.throw_problems();
-  std::vector<GroupSpec> groups;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    groups.push_back(
-        {.select = named(layers[i]), .lr_scale = std::pow(decay, static_cast<double>(layers.size() - 1 - i))});
-  }
-  return groups;
 }
 
 }  // namespace lockstep

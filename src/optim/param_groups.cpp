@@ -174,6 +174,11 @@ std::vector<std::optional<std::size_t>> continued_groups(const BuiltOptimizer& b
   return continued;
 }
 
+/// Its state belongs to all parameters together.
+bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
+}
+
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
   const double wanted = spec.groups[group].weight_decay;
   if (wanted < 0) {
@@ -261,7 +266,7 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built) {
   const auto* rule = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());
   const bool has_common = rule != nullptr && !rule->rule_defaults().rule->common().empty();
-  if (has_common || dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) != nullptr) {
+  if (has_common || is_lbfgs(*built.optimizer)) {
     throw ConfigError(fmt::format("--dist.shard_optimizer true: optimizer '{}' is {}, which updates all parameters "
                                   "together",
                                   spec.name, has_common ? "Prodigy" : "LBFGS"),
@@ -270,8 +275,7 @@ void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimize
 }
 
 void take_over(BuiltOptimizer& built, BuiltOptimizer& before) {
-  if (dynamic_cast<const torch::optim::LBFGS*>(built.optimizer.get()) ==
-      nullptr) {  // its state belongs to all parameters together
+  if (!is_lbfgs(*built.optimizer)) {
     auto& states = built.optimizer->state();
     for (auto& [parameter, state] : before.optimizer->state()) {
       states[parameter] = std::move(state);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 
 #include <lockstep/base/error.h>
 
@@ -48,31 +47,21 @@ RuleState::RuleState(std::span<const StateSlot> rule_slots)
     : kinds(rule_slots), step(at::zeros({}, at::kLong)), slots(rule_slots.size()) {}
 
 RuleOptimizer::RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults)
-    : Optimizer(groups, std::make_unique<RuleOptions>(defaults)), gradients_(identity_of) {}
+    : ListOptimizer(groups, std::make_unique<RuleOptions>(defaults), identity_of) {}
 
-at::Tensor RuleOptimizer::step(LossClosure closure) {
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable(true);
-    loss = closure();
+void RuleOptimizer::update() {
+  if (parts_.empty()) {
+    return;
   }
-  const at::NoGradGuard no_grad;
-  if (gradients_.take(*this)) {
-    collect_parts();
+  prepare_common();
+  for (Part& part : parts_) {
+    update_part(part);
   }
-  if (!parts_.empty()) {
-    prepare_common();
-    for (Part& part : parts_) {
-      update(part);
-    }
-    rule_defaults().rule->finish_step(common_);
-  }
-  gradients_.release();
-  return loss;
+  rule_defaults().rule->finish_step(common_);
 }
 
 void RuleOptimizer::create_states(const GradientList& list) {
-  const auto& options = static_cast<const RuleOptions&>(param_groups_[list.group].options());
+  const auto& options = options_of<RuleOptions>(list);
   for (const at::Tensor& parameter : list.parameters) {
     auto state = std::make_unique<RuleState>(options.rule->slots());
     for (std::size_t i = 0; i < state->slots.size(); ++i) {
@@ -86,19 +75,19 @@ void RuleOptimizer::create_states(const GradientList& list) {
   }
 }
 
-void RuleOptimizer::collect_parts() {
+void RuleOptimizer::lists_changed() {
   parts_.clear();
-  const auto lists = gradients_.lists();
-  for (std::size_t list = 0; list < lists.size(); ++list) {
-    if (lists[list].is_new) {
-      create_states(lists[list]);
+  for (std::size_t i = 0; i < lists().size(); ++i) {
+    const GradientList& list = lists()[i];
+    if (list.is_new) {
+      create_states(list);
     }
     std::map<std::int64_t, Part> by_count;
-    for (std::size_t i = 0; i < lists[list].parameters.size(); ++i) {
-      auto& state = static_cast<RuleState&>(*state_.at(lists[list].parameters[i].unsafeGetTensorImpl()));
+    for (std::size_t member = 0; member < list.parameters.size(); ++member) {
+      auto& state = static_cast<RuleState&>(*state_.at(list.parameters[member].unsafeGetTensorImpl()));
       Part& part = by_count[state.count()];
-      part.list = list;
-      part.members.push_back(i);
+      part.list = i;
+      part.members.push_back(member);
       part.states.push_back(&state);
       part.slots.resize(state.slots.size());
       for (std::size_t slot = 0; slot < state.slots.size(); ++slot) {
@@ -114,7 +103,7 @@ void RuleOptimizer::collect_parts() {
 
 // Those of a checkpoint are on the host.
 void RuleOptimizer::prepare_common() {
-  const auto options = gradients_.lists().front().parameters.front().options().dtype(at::kDouble).requires_grad(false);
+  const auto options = lists().front().parameters.front().options().dtype(at::kDouble).requires_grad(false);
   if (common_.empty()) {
     for (const CommonNumber& number : rule_defaults().rule->common()) {
       common_.push_back(at::full({}, number.first, options));
@@ -125,14 +114,14 @@ void RuleOptimizer::prepare_common() {
   }
 }
 
-void RuleOptimizer::update(Part& part) {
-  const GradientList& list = gradients_.lists()[part.list];
+void RuleOptimizer::update_part(Part& part) {
+  const GradientList& list = lists()[part.list];
   for (std::size_t i = 0; i < part.members.size(); ++i) {
     ++part.states[i]->count();
     part.values.push_back(list.values[part.members[i]]);
     part.gradients.push_back(list.gradients[part.members[i]]);
   }
-  const auto& options = static_cast<const RuleOptions&>(param_groups_[list.group].options());
+  const auto& options = options_of<RuleOptions>(list);
   options.rule->update({.step = part.states.front()->count(),
                         .lr = options.lr,
                         .weight_decay = options.weight_decay.value_or(0),

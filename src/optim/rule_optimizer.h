@@ -12,7 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include "optim/gradient_lists.h"
+#include "optim/list_optimizer.h"
 
 namespace lockstep {
 
@@ -88,14 +88,12 @@ struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> 
   std::vector<at::Tensor> slots;     ///< in the order of `kinds`; undefined: the parameter has no such slot
 };
 
-/// Skips parameters without a gradient. Archives of torch::save are not supported: save() and load() throw Error.
-class RuleOptimizer final : public torch::optim::Optimizer {
+/// Archives of torch::save are not supported: save() and load() throw Error.
+class RuleOptimizer final : public ListOptimizer {
  public:
   /// A group may have a rule of its own. Common numbers are those of the rule of `defaults`.
   RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults);
 
-  /// Throws: Error naming a parameter with a sparse gradient.
-  at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -115,12 +113,12 @@ class RuleOptimizer final : public torch::optim::Optimizer {
     std::vector<at::Tensor> gradients{};
   };
 
+  void lists_changed() override;
+  void update() override;
   void create_states(const GradientList& list);
-  void collect_parts();
   void prepare_common();
-  void update(Part& part);
+  void update_part(Part& part);
 
-  GradientLists gradients_;
   std::vector<Part> parts_{};
   std::vector<at::Tensor> common_{};
 };

@@ -12,6 +12,7 @@
 
 #include "base/splitmix.h"
 #include "parallel/stochastic_rounding.h"
+#include "world/peer_errors.h"
 #include "world/world_access.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-// Distributed data parallel over c10d::Reducer. The only includer of reducer.hpp is ddp.cpp.
+// Distributed data parallel over c10d::Reducer.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 #include <lockstep/config/train_config.h>
 
-#include "parallel/lane_sums.h"
+#include "parallel/control_lane.h"
 #include "parallel/single_device.h"
 #include "parallel/sync_statistics.h"
 
@@ -38,26 +38,13 @@ class Ddp final : public SingleDevice {
   void compare_hooks();
   void make_reducers();
   void send_buffers();
-  void write_requests(StepRequests mine);
-  void write_count(const at::Tensor& count);
-  void write_loss(const at::Tensor& loss);
 
   const std::uint64_t seed_;  // of random rounding
   const GradientHook hook_;   // empty: the reducer's own reduction, or dist.compression
   std::int64_t step_ = 0;     // number of the current step
   bool buffers_due_ = true;   // true once per step, before its first forward
 
-  // Note [Control lane]: requests such as stop or save, the token count and the loss are the gradient of a small
-  // additional parameter of the reducer that is not part of the module. backward() starts from the loss and from this
-  // lane, with the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and
-  // every rank reads the same numbers after the same step. A request is sent in one reduction and read in one step. On
-  // a GPU no step waits for the copy to the host: it is read one step later. Counts and losses stay on the device.
-  enum LaneSlot : std::int64_t { kRequests = 0, kCount = StepRequests::kAll.size(), kCounted, kLoss, kLaneSize };
-  at::Tensor lane_values_{};  // [kLaneSize] on the device: values of this rank
-  bool lane_has_count_ = false;
-  bool lane_has_loss_ = false;
-  StepRequests requests_in_lane_{};
-  std::optional<LaneSums> sums_{};
+  std::optional<ControlLane> lane_{};             // once prepared
   std::shared_ptr<SyncStatistics> statistics_{};  // nullptr without SyncBatchNorm
 };
 

@@ -16,6 +16,7 @@
 #include "base/assertion.h"
 #include "base/text.h"
 #include "world/agreement.h"
+#include "world/peer_errors.h"
 #include "world/world_access.h"
 
 namespace lockstep {

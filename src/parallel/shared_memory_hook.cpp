@@ -27,6 +27,7 @@
 #include "base/vectorized.h"
 #include "environment/cpu_topology.h"
 #include "parallel/bucket_hook.h"
+#include "world/peer_errors.h"
 #include "world/world_access.h"
 
 namespace lockstep {

@@ -1,5 +1,4 @@
-// The tensors of a file of torch.save, as its record data.pkl describes them. This reads a pickle of protocol 2 as
-// data: it executes nothing and makes no Python objects. Torch-free.
+// The tensors of a file of torch.save, as the pickle in its record data.pkl describes them. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,7 @@ struct PickledTensor {
 };
 
 /// The tensors of the dictionary under `key`, in its order. Without a key: of the whole content if it is a dictionary
-/// of tensors, otherwise of its only entry that is one. Takes memory in proportion to the pickle, which may have at
-/// most 64 MiB. Throws: CheckpointError.
+/// of tensors, otherwise of its only entry that is one. Throws: CheckpointError.
 std::vector<PickledTensor> parse_torch_pickle(std::string_view pickle, const std::string& key);
 
 }  // namespace lockstep

@@ -13,8 +13,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 
+#include "world/peer_errors.h"
 #include "world/process_group.h"
-#include "world/world_access.h"
 
 namespace lockstep {
 

@@ -20,10 +20,11 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "environment/process_name.h"
+#include "environment/store_listener.h"
 #include "failure/linger.h"
-#include "launch/store_listener.h"
 #include "world/remote_error.h"
 #include "world/store_socket.h"
+#include "world/text_store.h"
 
 namespace lockstep {
 
@@ -314,44 +315,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const Identity& identity, millisec
   return join_store(identity, timeout);
 }
 
-/// A connection that breaks during a request means a lost peer.
-template <class Question>
-auto ask(Question&& question) {
-  try {
-    return question();
-  } catch (const c10::DistNetworkError& error) {
-    throw CommError(fmt::format("the rendezvous store is gone: {}", error.what_without_backtrace()),
-                    "rank 0 or the launcher that serves the store has ended, or the connection was interrupted");
-  }
-}
-
 }  // namespace
-
-void store_set(c10d::Store& store, const std::string& key, std::string_view value) {
-  ask([&] { store.set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
-}
-
-std::string store_get(c10d::Store& store, const std::string& key) {
-  const auto bytes = ask([&] { return store.get(key); });
-  return {bytes.begin(), bytes.end()};
-}
-
-bool store_check(c10d::Store& store, const std::string& key) {
-  return ask([&] { return store.check({key}); });
-}
-
-std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta) {
-  return ask([&] { return store.add(key, delta); });
-}
-
-bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout) {
-  try {
-    ask([&] { store.wait({key}, timeout); });
-    return true;
-  } catch (const c10::DistStoreError&) {
-    return false;
-  }
-}
 
 LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity) {
   constexpr milliseconds kPatience{10000};

@@ -33,12 +33,4 @@ c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& serv
 /// launch: agents can leave and join, and they count restarts differently.
 LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity);
 
-// Functions for c10d's store with text values. Throw: CommError if the store or the connection is lost.
-void store_set(c10d::Store& store, const std::string& key, std::string_view value);
-std::string store_get(c10d::Store& store, const std::string& key);
-bool store_check(c10d::Store& store, const std::string& key);
-std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta);
-/// Waits at most `timeout`; false: the key did not appear.
-bool store_wait(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);
-
 }  // namespace lockstep

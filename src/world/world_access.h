@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -81,21 +80,5 @@ struct WorldAccess {
   friend class World;
   static World connect_again(World& world, std::string_view purpose, c10::Device device, Backend backend);
 };
-
-/// Waits for an event of the device and calls `check` all the time, whose exceptions end the wait.
-void wait_for_event(const c10::Event& event, const std::function<void()>& check);
-
-/// True for errors of this rank's own GPU, also those that NCCL reports: no other rank is the cause.
-bool is_gpu_failure(const std::exception& error) noexcept;
-
-/// True for exceptions of Gloo, NCCL and c10d about a lost peer or network; false for errors in the caller's code.
-bool is_peer_failure(const std::exception& error) noexcept;
-
-/// The message as one line, without LibTorch's backtrace.
-std::string plain_text(const std::exception& error);
-
-/// Runs `work`, which calls the process group directly. An exception about a lost peer becomes a CommError that names
-/// `what`; other exceptions are passed on.
-void with_peers(const World& world, std::string_view what, const std::function<void()>& work);
 
 }  // namespace lockstep

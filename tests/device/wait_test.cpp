@@ -10,6 +10,7 @@
 #include <lockstep/world/world.h>
 
 #include "device/simulated_device.h"
+#include "world/rank_device.h"
 #include "world/world_access.h"
 
 namespace lockstep {

@@ -18,6 +18,7 @@
 #include "support/listener.h"
 #include "support/plain_ranks.h"
 #include "support/requirements.h"
+#include "world/text_store.h"
 
 namespace lockstep {
 namespace {

@@ -19,50 +19,46 @@ using Names = std::vector<std::string_view>;
 const Names kCore = {"base",      "config", "environment", "plan",    "failure", "ipc",    "rank",
                      "supervise", "launch", "sampling",    "storage", "formats", "report", "version"};
 
-/// What each module may include besides itself. docs/architecture.md has the picture.
+/// What each module may include besides itself: what it does include, so a new dependency changes this table.
+/// docs/architecture.md has the picture.
 const std::map<std::string_view, Names>& layers() {
-  const auto above = [](Names below, const Names& more) {
-    below.insert(below.end(), more.begin(), more.end());
-    return below;
-  };
-  static const Names world = above(kCore, {"fwd", "tensor"});
-  static const Names optim = above(world, {"world"});
-  static const Names peers = above(optim, {"optim"});
-  static const Names session = above(optim, {"checkpoint"});
-  static const Names trainer = above(peers, {"parallel", "data", "checkpoint", "nn", "metrics", "session"});
-  static const Names worker = above(trainer, {"trainer"});
-  static const Names run = above(worker, {"worker"});
   static const std::map<std::string_view, Names> table = {
       {"version", {}},
-      {"base", {"version"}},
-      {"config", {"version", "base"}},
-      {"environment", {"version", "base"}},
-      {"plan", {"version", "base", "config", "environment"}},
-      {"failure", {"version", "base", "environment"}},
-      {"ipc", {"version", "base", "config", "environment", "plan", "failure"}},
-      {"rank", {"version", "base", "failure", "ipc"}},
-      {"supervise", {"version", "base", "environment", "failure", "ipc"}},
-      {"launch", {"version", "base", "config", "environment", "plan", "failure", "ipc", "supervise"}},
-      {"cli", {"version", "base", "config", "environment", "plan", "ipc", "supervise", "launch", "storage", "report"}},
-      {"sampling", {"version", "base", "lockstep/config/train_config.h"}},
-      {"storage", {"version", "base", "environment"}},
-      {"formats", {"version", "base"}},
-      {"report", {"version", "base", "ipc"}},
       {"fwd", {}},
-      {"tensor", {"version", "base", "storage"}},
-      {"world", world},
-      {"optim", optim},
-      {"metrics", optim},
-      {"parallel", peers},
-      {"data", peers},
-      {"checkpoint", peers},
-      {"nn", above(peers, {"checkpoint"})},
-      {"session", session},
-      {"trainer", trainer},
-      {"worker", worker},
-      {"run", run},
-      {"lockstep", above(run, {"run"})},
-      {"probe", above(run, {"run", "lockstep"})},
+      {"base", {"version"}},
+      {"config", {"base"}},
+      {"environment", {"version", "base"}},
+      {"plan", {"base", "config", "environment"}},
+      {"failure", {"base", "environment"}},
+      {"ipc", {"base", "failure"}},
+      {"rank", {"base", "failure", "ipc"}},
+      {"supervise", {"base", "environment", "failure", "ipc"}},
+      {"launch", {"base", "environment", "failure", "ipc", "supervise"}},
+      {"sampling", {"base", "lockstep/config/train_config.h"}},
+      {"storage", {"base", "environment"}},
+      {"formats", {"base"}},
+      {"report", {"base", "ipc"}},
+      {"cli", {"version", "base", "config", "environment", "plan", "supervise", "launch", "storage", "report"}},
+      {"tensor", {"base", "storage"}},
+      {"world", {"version", "base", "config", "environment", "plan", "failure", "ipc", "fwd", "tensor"}},
+      {"optim", {"base", "config", "fwd", "tensor", "world"}},
+      {"metrics", {"base", "fwd", "tensor", "world"}},
+      {"parallel", {"base", "config", "environment", "plan", "ipc", "fwd", "tensor", "world", "optim"}},
+      {"data", {"base", "plan", "sampling", "formats", "fwd", "tensor", "world"}},
+      {"checkpoint", {"base", "config", "environment", "plan", "sampling", "storage", "fwd", "tensor", "world"}},
+      {"nn", {"base", "fwd", "tensor", "optim", "checkpoint"}},
+      {"session", {"base", "config", "environment", "plan", "report", "world", "checkpoint"}},
+      {"trainer",
+       {"base", "config", "environment", "plan", "ipc", "sampling", "storage", "report", "fwd", "tensor", "world",
+        "optim", "metrics", "parallel", "data", "checkpoint", "nn", "session"}},
+      {"worker",
+       {"base", "environment", "plan", "failure", "ipc", "rank", "launch", "report", "world", "checkpoint", "session",
+        "trainer"}},
+      {"run",
+       {"base", "config", "environment", "plan", "failure", "rank", "supervise", "launch", "storage", "world",
+        "session", "worker"}},
+      {"lockstep", {"base", "trainer", "run"}},
+      {"probe", {"base", "world", "parallel", "data", "checkpoint", "session", "trainer", "lockstep"}},
   };
   return table;
 }
@@ -79,7 +75,7 @@ const std::vector<Home>& header_homes() {
       {"toml++/", {"src/config/toml.cpp"}},
       {"torch/csrc/distributed/c10d/ProcessGroupGloo.hpp", {"src/world/gloo_process_group.cpp"}},
       {"torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp", {"src/world/nccl_process_group.cpp"}},
-      {"torch/csrc/distributed/c10d/reducer.hpp", {"src/parallel/ddp.cpp"}},
+      {"torch/csrc/distributed/c10d/reducer.hpp", {"src/parallel/ddp_optimizer.cpp"}},
       {"torch/torch.h", {}},
   };
   return homes;
@@ -96,7 +92,7 @@ const std::vector<Home>& name_homes() {
       {"read_environment",
        {"include/lockstep/base/variables.h", "src/base/kept_memory.cpp", "src/base/variables.cpp", "src/cli/main.cpp",
         "src/cli/launch/run_flags.cpp", "src/environment/hardware.cpp", "src/run.cpp", "src/session.cpp",
-        "src/trainer/output/run_files.cpp", "src/world/cuda_library.cpp", "src/world/world.cpp"}},
+        "src/trainer/output/run_files.cpp", "src/world/connect.cpp", "src/world/cuda_library.cpp"}},
       {"std::exit", {}},
       {"std::filesystem::remove_all", {}},  // see RealFileSystem::remove_all
       {"std::quick_exit", {}},

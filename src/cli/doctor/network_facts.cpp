@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "cli/doctor/facts.h"
 #include "environment/process_name.h"
-#include "launch/store_listener.h"
+#include "environment/store_listener.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "launch/store_listener.h"
+#include "environment/store_listener.h"
 
 namespace lockstep {
 namespace {

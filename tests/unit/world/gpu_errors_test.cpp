@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 
 #include "world/out_of_memory.h"
-#include "world/world_access.h"
+#include "world/peer_errors.h"
 
 namespace lockstep {
 namespace {

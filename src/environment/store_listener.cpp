@@ -1,4 +1,4 @@
-#include "launch/store_listener.h"
+#include "environment/store_listener.h"
 
 #include <cerrno>
 #include <cstring>

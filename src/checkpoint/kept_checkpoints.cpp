@@ -1,0 +1,234 @@
+#include "checkpoint/kept_checkpoints.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "base/text.h"
+#include "checkpoint/contents_files.h"
+#include "config/name_template.h"
+#include "environment/process_name.h"
+#include "storage/names.h"
+
+namespace lockstep {
+namespace {
+
+using std::filesystem::path;
+
+std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
+  fs.create_directories(directory);
+  // The directory of the run must be as durable as the checkpoints in it.
+  const path run = std::filesystem::absolute(directory / ".").parent_path().parent_path();
+  fs.sync_directory(run);
+  fs.sync_directory(run.parent_path());
+  std::string owner;
+  auto lock = fs.try_lock(directory / ".lock", pid_on_host(), owner);
+  if (lock == nullptr) {
+    throw CheckpointError(fmt::format("checkpoints in {}: locked by {}", directory.string(), printable(owner)),
+                          "wait for that run to end, or use another run directory");
+  }
+  return lock;
+}
+
+/// The directory of the run, which identifies its checkpoints in the log.
+std::string run_name(const path& checkpoints) {
+  return std::filesystem::absolute(checkpoints / ".").parent_path().parent_path().filename().string();
+}
+
+void tolerating_old_ones(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const IoError& error) {
+    log_warning(fmt::format("could not delete old checkpoints: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+KeptCheckpoints::KeptCheckpoints(path directory, const CheckpointConfig& config, int restart, FileSystem& fs)
+    : fs_(fs), path_(std::move(directory)), config_(config), directory_(fs, path_, run_name(path_), restart) {
+  config_.keep_last = std::max(config.keep_last, 2);
+}
+
+KeptCheckpoints::~KeptCheckpoints() {
+  if (removing_.valid()) {
+    removing_.wait();
+  }
+}
+
+void KeptCheckpoints::open() {
+  lock_ = lock_directory(fs_, path_);
+  if (const auto removed = directory_.remove_incomplete(); !removed.empty()) {
+    log_info(fmt::format("removed incomplete checkpoints: {}", join(removed, ", ")));
+  }
+  for (const std::int64_t step : directory_.steps()) {
+    note_values(step, peek_values(directory_, step));
+  }
+}
+
+void KeptCheckpoints::note_values(std::int64_t step, const std::map<std::string, std::string>& values) {
+  const auto finite = values.find(kParametersFinite);
+  not_finite_.erase(step);
+  if (finite != values.end() && finite->second == "false") {
+    not_finite_.insert(step);
+  }
+  const auto metric = values.find(metric_key(config_.monitor));
+  const auto score = metric == values.end() ? std::nullopt : parse_double(metric->second);
+  scores_.erase(step);
+  if (score) {
+    scores_.emplace(step, *score);
+  }
+}
+
+void KeptCheckpoints::abandon_after(std::int64_t step) {
+  std::vector<std::int64_t> steps = directory_.steps();
+  std::erase_if(steps, [&](std::int64_t other) { return other <= step; });
+  for (const std::string& name : directory_.abandon(steps)) {
+    log_warning(fmt::format("newer than step {}, and no longer part of the run: {}", step, name));
+  }
+  std::erase_if(scores_, [&](const auto& score) { return score.first > step; });
+  damaged_.erase(damaged_.upper_bound(step), damaged_.end());
+  not_finite_.erase(not_finite_.upper_bound(step), not_finite_.end());
+  if (known_whole_ > step) {
+    known_whole_.reset();
+  }
+}
+
+std::vector<std::int64_t> KeptCheckpoints::by_score() const {
+  std::vector<std::int64_t> steps;
+  std::transform(scores_.rbegin(), scores_.rend(), std::back_inserter(steps), [](const auto& s) { return s.first; });
+  std::stable_sort(steps.begin(), steps.end(), [&](std::int64_t a, std::int64_t b) {
+    return config_.mode == MonitorMode::min ? scores_.at(a) < scores_.at(b) : scores_.at(a) > scores_.at(b);
+  });
+  return steps;
+}
+
+std::map<std::int64_t, double> KeptCheckpoints::newest_first() const {
+  std::map<std::int64_t, double> keys;
+  for (const std::int64_t step : directory_.steps()) {
+    keys.emplace(step, static_cast<double>(step));
+  }
+  return keys;
+}
+
+std::map<std::int64_t, double> KeptCheckpoints::best_first() const {
+  auto keys = scores_;
+  for (auto& [step, key] : keys) {
+    key = config_.mode == MonitorMode::min ? -key : key;
+  }
+  return keys;
+}
+
+std::optional<std::pair<std::int64_t, double>> KeptCheckpoints::best() const {
+  const auto steps = by_score();
+  return steps.empty() ? std::nullopt : std::optional(std::pair(steps.front(), scores_.at(steps.front())));
+}
+
+void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& contents,
+                            const std::vector<std::string>& per_rank) {
+  if (removing_.valid()) {
+    removing_.get();  // the space of the old ones counts as free, and no more than one save's are on the disk
+  }
+  const std::int64_t bytes = byte_size(contents);
+  if (!config_.keep_all) {
+    directory_.make_room(
+        bytes, [&] { return newest_whole(); },
+        kept_steps(known_whole_.value_or(std::numeric_limits<std::int64_t>::max())));
+  }
+  keep_damaged();
+  const auto writer = directory_.begin(step, bytes);
+  write_contents(*writer, step, contents, per_rank);
+  writer->commit();
+  known_whole_ = step;
+  note_values(step, contents.values);
+  retain(step);
+  link(step, contents.values);
+}
+
+// Deletes nothing until at least one checkpoint is known to be undamaged.
+std::optional<std::int64_t> KeptCheckpoints::newest_whole() {
+  const auto steps = directory_.steps();
+  for (auto step = steps.rbegin(); step != steps.rend() && !known_whole_; ++step) {
+    try {
+      known_whole_ = directory_.verify(*step).step;
+    } catch (const CheckpointError&) {
+      damaged_.insert(*step);
+    }
+  }
+  return known_whole_;
+}
+
+void KeptCheckpoints::keep_damaged() {
+  for (const std::string& name : directory_.abandon(std::vector(damaged_.begin(), damaged_.end()))) {
+    log_warning(fmt::format("damaged, and no longer part of the run: {}", name));
+  }
+  for (const std::int64_t step : std::exchange(damaged_, {})) {
+    scores_.erase(step);
+  }
+}
+
+std::vector<std::int64_t> KeptCheckpoints::kept_steps(std::int64_t saved) const {
+  auto kept = by_score();
+  kept.resize(std::min(kept.size(), static_cast<std::size_t>(config_.keep_best)));
+  const auto steps = directory_.steps();
+  const auto finite = std::find_if(steps.rbegin(), steps.rend(), [&](std::int64_t step) {
+    return step <= saved && !not_finite_.contains(step) && !damaged_.contains(step);
+  });
+  if (finite != steps.rend()) {
+    kept.push_back(*finite);
+  }
+  return kept;
+}
+
+// The new checkpoint is durable even if old ones cannot be removed. Returning their space to the disk can take as
+// long as half a save, so nobody waits for it but the next save.
+void KeptCheckpoints::retain(std::int64_t saved) {
+  if (config_.keep_all) {
+    return;
+  }
+  tolerating_old_ones([&] {
+    std::vector<path> dropped = directory_.drop(config_.keep_last, saved, kept_steps(saved));
+    const auto left = directory_.steps();
+    std::erase_if(scores_,
+                  [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });
+    if (!dropped.empty()) {
+      // The default policy: if no thread can be created, the next save removes them.
+      removing_ = std::async([this, rank = log_rank(), world_size = log_world_size(), dropped = std::move(dropped)] {
+        set_log_rank(rank, world_size);
+        tolerating_old_ones([&] { directory_.remove(dropped); });
+      });
+    }
+  });
+}
+
+void KeptCheckpoints::link(std::int64_t step, const std::map<std::string, std::string>& values) {
+  const auto value = [&](std::string_view name) -> std::optional<double> {
+    if (name == "step") {
+      return static_cast<double>(step);
+    }
+    const auto found = values.find(name == "epoch" ? std::string(name) : metric_key(name));
+    return found == values.end() ? std::nullopt : parse_double(found->second);
+  };
+  try {
+    directory_.link("last", step);
+    if (!scores_.empty()) {
+      directory_.link("best", by_score().front());
+    }
+    if (const auto name = fill_name(config_.name, value); name && !name->empty()) {
+      directory_.link(*name, step);
+    }
+  } catch (const IoError&) {
+    // Links are only for people, and not every file system supports them.
+  } catch (const CheckpointError& error) {  // a value made the name too long
+    log_warning(error.what());
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,357 @@
+#include "parallel/ddp_optimizer.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/distributed/c10d/debug.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+#include "parallel/bucket_hook.h"
+#include "parallel/shared_memory_hook.h"
+#include "world/peer_errors.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+// Has the layout of an embedding's gradient: sparse rows, each row dense.
+at::Tensor zero_gradient(const at::Tensor& parameter, bool sparse) {
+  if (!sparse) {
+    return at::zeros_like(parameter);
+  }
+  auto row = parameter.sizes().vec();
+  row.front() = 0;
+  return at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)),
+                               at::empty(row, parameter.options()), parameter.sizes());
+}
+
+// The reducer's own text names settings of Python.
+void explain_second_gradient(const c10::Error& error) {
+  const std::string_view text = error.what_without_backtrace();
+  if (text.find("ready only once") == std::string_view::npos) {
+    return;
+  }
+  constexpr std::string_view kBefore = "with name ";
+  const auto begin = std::min(text.find(kBefore), text.size() - kBefore.size()) + kBefore.size();
+  const std::string_view name = text.substr(begin, text.find(" has been", begin) - begin);
+  throw Error(fmt::format("{} got a second gradient in one backward, expected one", printable(name)),
+              "without --dist.find_unused_parameters a part in recompute() may be used once, and all others any number "
+              "of times; run one backward per forward");
+}
+
+}  // namespace
+
+DdpOptimizer::DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {
+  if (ddp_.options_.shard_optimizer) {
+    check_that_it_can_be_sharded(spec_, built_);
+    shards_.emplace(all_parameters(), ddp_.world_);
+    built_.elsewhere = shards_->elsewhere();
+  }
+}
+
+// The gradients are views of the reducer's buckets. They are not kept, because a copy can fail: the GPU may be full,
+// or take no more work after an error.
+DdpOptimizer::~DdpOptimizer() {
+  for (auto& [name, parameter] : parameters_) {
+    parameter.mutable_grad().reset();
+  }
+}
+
+void DdpOptimizer::build_again() {
+  remove_reducer();
+  SingleDeviceOptimizer::build_again();
+  if (shards_) {
+    built_.elsewhere = shards_->elsewhere();
+  }
+}
+
+NamedTensors DdpOptimizer::all_parameters() const {
+  NamedTensors all = parameters_;
+  all.insert(all.end(), built_.frozen.begin(), built_.frozen.end());
+  return all;
+}
+
+void DdpOptimizer::step() {
+  if (!shards_) {
+    SingleDeviceOptimizer::step();
+    return;
+  }
+  {
+    const OptimizerShards::OwnGradients own(*shards_, parameters_);
+    SingleDeviceOptimizer::step();
+  }
+  shards_->send_updates(parameters_);
+}
+
+NamedTensors DdpOptimizer::state() const {
+  NamedTensors mine = SingleDeviceOptimizer::state();
+  return shards_ ? shards_->gather(std::move(mine), all_parameters()) : mine;
+}
+
+NamedTensors DdpOptimizer::evaluation_values() const {
+  NamedTensors values = SingleDeviceOptimizer::evaluation_values();
+  if (shards_ && !values.empty()) {
+    shards_->send_updates(values);
+  }
+  return values;
+}
+
+void DdpOptimizer::remove_reducer() {
+  hook_ = nullptr;
+  shared_ = nullptr;
+  logger_.reset();
+  reducer_.reset();
+  for (auto& [name, parameter] : parameters_) {
+    if (parameter.grad().defined()) {
+      parameter.mutable_grad() = parameter.grad().clone();  // the gradient was a view of a bucket
+    }
+  }
+}
+
+// Note [Buckets from the first step on]: Python's DDP learns the order of gradients in its first backward and rebuilds
+// the buckets then. Sums over more than two ranks depend on the position of an element in its bucket. A resumed run
+// would learn the order again and would not be bitwise equal to an uninterrupted run. Here the order is fixed from the
+// first step on: the reverse order of registration.
+void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse) {
+  const World& world = ddp_.world_;
+  const DistConfig& options = ddp_.options_;
+  const auto group = WorldAccess::group(world);
+  std::vector<std::string> sparse_names;
+  sparse_.clear();
+  for (const auto& [name, parameter] : parameters_) {
+    sparse_.push_back(sparse.contains(parameter.unsafeGetTensorImpl()));
+    if (sparse_.back()) {
+      sparse_names.push_back(name);
+    }
+  }
+  check_sparse_backend(sparse_names, group->getBackend(world.device().type())->getBackendName());
+
+  lane_ = at::zeros_like(ddp_.lane_->values()).requires_grad_();
+  std::vector<at::Tensor> parameters{lane_};
+  std::vector<bool> expect_sparse{false};
+  std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
+  std::int64_t bytes = 0;
+  for (std::size_t i = parameters_.size(); i-- > 0;) {
+    const auto& [name, parameter] = parameters_[i];
+    names[parameters.size()] = name;
+    expect_sparse.push_back(sparse_[i]);
+    parameters.push_back(parameter);
+    bytes += static_cast<std::int64_t>(parameter.nbytes());
+  }
+  // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
+  // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
+  // is the missing one.
+  bytes_ = bytes;
+  lane_.register_hook([this](const at::Tensor&) {
+    torch::autograd::Engine::get_default_engine().queue_callback([this] {
+      begin_reduction();
+      if (shared_ != nullptr) {
+        shared_->finish();
+      }
+    });
+  });
+
+  // See Note [Counts and compression].
+  std::unique_ptr<BucketHook> hook = make_hook();
+  const auto bucket_bytes = static_cast<std::int64_t>(options.bucket_mib * (1 << 20));
+  const std::int64_t first_bucket_bytes = hook != nullptr
+                                              ? static_cast<std::int64_t>(lane_.nbytes())
+                                              : std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+      parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
+      expect_sparse);
+  reducer_ = std::make_shared<c10d::Reducer>(
+      parameters, std::move(buckets), group, expect_sparse, bucket_bytes, options.find_unused_parameters,
+      /*gradient_as_bucket_view=*/true, std::move(names), first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
+      /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
+  logger_->set_construction_data_and_log(ddp_.module_->name(), {}, -1, options.broadcast_buffers,
+                                         /*has_sync_bn=*/false, options.static_graph);
+  if (options.static_graph) {
+    reducer_->set_static_graph();
+    logger_->set_static_graph();
+  }
+  if (hook != nullptr) {
+    hook_ = hook.get();
+    reducer_->register_comm_hook(std::move(hook));
+  }
+  reducer_->push_rebuilt_params_for_all_indices();
+  with_peers(world, "agreement on gradient buckets", [&] { reducer_->rebuild_buckets(); });
+  if (hook_ == nullptr && WorldAccess::shares_memory(world)) {
+    if (auto shared = SharedMemoryHook::make(ddp_.world_, reducer_->get_grad_buckets(/*return_zero_tensors=*/false))) {
+      shared_ = shared.get();
+      reducer_->register_comm_hook(std::move(shared));
+    }
+  }
+  reduce_ = true;
+  first_backward_ = true;
+  idle_ = true;
+}
+
+std::unique_ptr<BucketHook> DdpOptimizer::make_hook() const {
+  if (ddp_.hook_) {
+    return std::make_unique<ProgramHook>(ddp_.world_, ControlLane::kCount, ddp_.hook_, index_);
+  }
+  if (const GradCompression compression = ddp_.options_.compression; compression != GradCompression::none) {
+    return std::make_unique<CompressionHook>(ddp_.world_, ControlLane::kCount, compression,
+                                             RoundingKey{.seed = ddp_.seed_, .optimizer = index_});
+  }
+  return nullptr;
+}
+
+void DdpOptimizer::zero_grad() {
+  SingleDeviceOptimizer::zero_grad();
+  lane_.mutable_grad().reset();
+  idle_ = true;
+}
+
+void DdpOptimizer::begin_forward(bool reduce) {
+  SingleDeviceOptimizer::begin_forward(reduce);
+  reduce_ = reduce;
+  if (reduce) {
+    reducer_->prepare_for_forward();
+  }
+  ddp_.send_buffers();
+}
+
+void DdpOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
+  idle_ = false;
+  has_loss_ = true;
+  end_pass();
+  if (reduce_) {
+    run_backward({loss}, {root_gradient(loss, weight)});
+  } else {
+    SingleDeviceOptimizer::backward(loss, weight);
+    end_pass();
+  }
+}
+
+void DdpOptimizer::backward_nothing() {
+  has_loss_ = false;
+  end_pass();
+  if (!reduce_) {
+    end_pass();
+    return;
+  }
+  std::vector<at::Tensor> roots;
+  std::vector<at::Tensor> gradients;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    // If the reducer searches for unused dense parameters, it treats their gradients as zero.
+    if (!ddp_.options_.find_unused_parameters || sparse_[i]) {
+      const at::Tensor& parameter = parameters_[i].second;
+      roots.push_back(at::alias(parameter));  // the search begins at graph nodes, and a leaf has none
+      gradients.push_back(zero_gradient(parameter, sparse_[i]));
+    }
+  }
+  run_backward(std::move(roots), std::move(gradients));
+}
+
+void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients) {
+  ddp_.progress_.set_phase(Phase::backward);
+  ddp_.lane_->write_count(count_);
+  ddp_.lane_->write_loss(loss_);
+  ddp_.lane_->write_requests(ddp_.take_requests());
+  is_reducing_ = false;
+  if (shared_ != nullptr) {
+    shared_->begin_backward(/*finishes_at_once=*/ddp_.options_.static_graph && first_backward_);
+  }
+  if (hook_ != nullptr) {
+    hook_->begin_backward(/*expects_counts=*/count_.defined() || idle_, ddp_.step_);
+  }
+  // A view, because the search for unused parameters begins at graph nodes, and a leaf has none.
+  const at::Tensor lane = lane_.view({ControlLane::kSize});
+  if (ddp_.statistics_ != nullptr) {
+    // Before the reducer waits for the other ranks, which may wait for this one's statistics.
+    lane.register_hook([this](const at::Tensor&) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { end_pass(); });
+    });
+  }
+  roots.push_back(lane);
+  gradients.push_back(ddp_.lane_->values());
+  reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
+  if (ddp_.options_.static_graph && first_backward_) {
+    // The first backward only counts the uses; all gradients are reduced at its end.
+    lane.register_hook([this](const at::Tensor&) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this, reducer = reducer_] {
+        begin_reduction();
+        reducer->delay_all_reduce();  // waits for each bucket
+      });
+    });
+  }
+  first_backward_ = false;
+  try {
+    with_peers(ddp_.world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
+  } catch (const c10::Error& error) {
+    explain_second_gradient(error);
+    throw;
+  }
+  ddp_.progress_.end();
+}
+
+void DdpOptimizer::begin_reduction() {
+  if (!is_reducing_) {
+    is_reducing_ = true;
+    ddp_.progress_.begin(Operation::all_reduce, bytes_);
+  }
+}
+
+void DdpOptimizer::end_pass() { ddp_.end_forward(has_loss_); }
+
+void DdpOptimizer::finish() {
+  check_all_used();
+  unscale_grads();
+  ddp_.lane_->add(lane_.grad());
+}
+
+// Checked before any update: the reducer alone would detect it only in the next step.
+void DdpOptimizer::check_all_used() const {
+  try {
+    reducer_->check_finalized();
+  } catch (const c10::Error& error) {
+    std::vector<std::string> unused;
+    for (const auto& [name, parameter] : parameters_) {
+      if (!parameter.grad().defined()) {
+        unused.push_back(name);
+      }
+    }
+    if (unused.empty()) {
+      throw Error(fmt::format("gradients were not reduced: {}", error.what_without_backtrace()),
+                  "one backward per forward; the graph must not change under --dist.static_graph");
+    }
+    constexpr std::size_t kShown = 10;
+    const std::size_t count = unused.size();
+    unused.resize(std::min(count, kShown));
+    throw Error(fmt::format("{} of {} parameters got no gradient on rank {}: {}{}", count, parameters_.size(),
+                            ddp_.world_.rank(), join(unused, ", "), count > kShown ? ", ..." : ""),
+                "use them in the loss, freeze them (requires_grad_(false)), or set --dist.find_unused_parameters true");
+  }
+}
+
+at::Tensor DdpOptimizer::mean_loss() { return lane_.grad().select(0, ControlLane::kLoss); }
+
+at::Tensor DdpOptimizer::mean_count() {
+  if (!count_.defined() && !idle_) {
+    return {};
+  }
+  const at::Tensor& lane = lane_.grad();
+  const auto mean = lane.select(0, ControlLane::kCount);
+  // A rank without samples does not know whether the other ranks use counts.
+  return idle_ ? at::where(lane.select(0, ControlLane::kCounted) > 0, mean, 1) : mean;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,283 @@
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
+#include "world/operation_notes.h"
+#include "world/peer_errors.h"
+#include "world/turns.h"
+#include "world/world_impl.h"
+
+namespace lockstep {
+namespace {
+
+std::int64_t bytes_of(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
+
+at::Tensor bytes_tensor(std::string_view bytes) {
+  auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) {
+    std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  }
+  return tensor;
+}
+
+std::string to_bytes(const at::Tensor& tensor, std::int64_t size) {
+  return {static_cast<const char*>(tensor.data_ptr()), static_cast<std::size_t>(size)};
+}
+
+/// A tensor as a backend can send it. Results are written to `dense` and then have to be stored.
+struct Sendable {
+  explicit Sendable(const at::Tensor& tensor) : dense(tensor.detach().resolve_conj().resolve_neg().contiguous()) {}
+  /// Not every backend sends every dtype.
+  at::Tensor bytes() const { return dense.flatten().view(at::kByte); }
+  void store_in(const at::Tensor& tensor) const {
+    if (!dense.is_alias_of(tensor)) {
+      tensor.copy_(dense);
+    }
+  }
+
+  at::Tensor dense;
+};
+
+/// Throws: Error if the backends cannot reduce the tensor; before a rank waits for others.
+void check_reducible(const at::Tensor& tensor, Reduce op) {
+  const at::ScalarType type = tensor.scalar_type();
+  const bool orders = op == Reduce::min || op == Reduce::max;
+  const bool is_floating = type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+  const bool is_integer = type == at::kLong || type == at::kInt || type == at::kChar || type == at::kByte;
+  const bool is_complex = type == at::kComplexFloat || type == at::kComplexDouble;
+  if (!is_floating && !(is_integer && op != Reduce::mean) && !(is_complex && !orders) &&
+      !(type == at::kBool && orders)) {
+    throw Error(fmt::format("all-reduce: a tensor of dtype {} has no {}", c10::toString(type),
+                            op == Reduce::sum    ? "sum"
+                            : op == Reduce::mean ? "mean"
+                            : op == Reduce::min  ? "minimum"
+                                                 : "maximum"),
+                is_complex ? "reduce its real and imaginary parts"
+                           : "convert it first, e.g. with to(at::kInt) or to(at::kFloat)");
+  }
+}
+
+}  // namespace
+
+// After a failure the operation stays in the record, because it shows where this rank is.
+void World::Impl::checked(std::string_view what, Operation operation, std::int64_t bytes,
+                          const std::function<void()>& work) {
+  progress->begin(operation, bytes);
+  try {
+    check_device();
+    work();
+    progress->end();
+  } catch (const std::exception& error) {
+    if (is_gpu_failure(error)) {
+      throw;
+    }
+    const std::string missing = missing_ranks(store, place.size, operations);
+    throw CommError(fmt::format("{} failed on rank {} of {}: {}{}", what, place.rank, place.size, plain_text(error),
+                                missing.empty() ? "" : "; missing ranks: " + missing),
+                    kPeerHint);
+  }
+}
+
+void World::Impl::control(std::string_view what, Operation operation, std::int64_t bytes,
+                          const std::function<void()>& work) {
+  checked(what, operation, bytes, [&] {
+    write_operation_note(*store, place.rank, ++operations, what);
+    work();
+  });
+}
+
+std::vector<std::string> World::Impl::gather(std::string_view what, std::string_view bytes) {
+  if (alone()) {
+    return {std::string(bytes)};
+  }
+  std::vector<std::string> all;
+  control(what, Operation::gather, static_cast<std::int64_t>(bytes.size()), [&] {
+    const auto count = static_cast<std::size_t>(place.size);
+    auto mine = at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
+    std::vector<std::vector<at::Tensor>> sizes(1);
+    for (std::size_t rank = 0; rank < count; ++rank) {
+      sizes[0].push_back(at::empty({1}, at::kLong));
+    }
+    std::vector<at::Tensor> input{mine};
+    planes->group()->allgather(sizes, input)->wait();
+    std::int64_t longest = 0;
+    for (const auto& size : sizes[0]) {
+      longest = std::max(longest, size.item<std::int64_t>());
+    }
+    auto padded = at::zeros({longest}, at::kByte);
+    padded.narrow(0, 0, static_cast<std::int64_t>(bytes.size())).copy_(bytes_tensor(bytes));
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (std::size_t rank = 0; rank < count; ++rank) {
+      outputs[0].push_back(at::empty({longest}, at::kByte));
+    }
+    std::vector<at::Tensor> sent{padded};
+    planes->group()->allgather(outputs, sent)->wait();
+    for (std::size_t rank = 0; rank < count; ++rank) {
+      all.push_back(to_bytes(outputs[0][rank], sizes[0][rank].item<std::int64_t>()));
+    }
+  });
+  return all;
+}
+
+std::int64_t World::Impl::control_all_reduce(std::string_view what, Operation operation, std::int64_t value,
+                                             c10d::ReduceOp op, milliseconds longest) {
+  auto tensor = at::full({1}, value, at::kLong);
+  control(what, operation, 0, [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    options.timeout = longest;
+    planes->group()->allreduce(tensors, options)->wait();
+  });
+  return tensor.item<std::int64_t>();
+}
+
+void World::Impl::take_turn(std::string_view what, std::optional<int> after, const std::function<void()>& work) {
+  if (alone()) {
+    work();
+    return;
+  }
+  lockstep::take_turn({.store = *store, .number = ++operations, .rank = place.rank, .size = place.size, .after = after},
+                      what, *progress, work);
+}
+
+void World::all_reduce(const at::Tensor& tensor, Reduce op) {
+  check_reducible(tensor, op);
+  if (impl_->alone()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  impl_->checked("all-reduce", Operation::all_reduce, bytes_of(tensor), [&] {
+    const Sendable sent(tensor);
+    std::vector<at::Tensor> tensors{sent.dense.is_complex() ? at::view_as_real(sent.dense) : sent.dense};
+    c10d::AllreduceOptions options;
+    switch (op) {
+      case Reduce::sum:
+      case Reduce::mean:
+        options.reduceOp = c10d::ReduceOp::SUM;
+        break;
+      case Reduce::min:
+        options.reduceOp = c10d::ReduceOp::MIN;
+        break;
+      case Reduce::max:
+        options.reduceOp = c10d::ReduceOp::MAX;
+        break;
+    }
+    impl_->planes->group()->allreduce(tensors, options)->wait();
+    if (op == Reduce::mean) {
+      tensors[0].div_(size());
+    }
+    sent.store_in(tensor);
+  });
+}
+
+void World::broadcast(const at::Tensor& tensor, int root) {
+  if (impl_->alone() || tensor.numel() == 0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  impl_->checked("broadcast", Operation::broadcast, bytes_of(tensor), [&] {
+    const Sendable sent(tensor);
+    std::vector<at::Tensor> tensors{sent.bytes()};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    impl_->planes->group()->broadcast(tensors, options)->wait();
+    sent.store_in(tensor);
+  });
+}
+
+at::Tensor World::all_gather(const at::Tensor& tensor) {
+  if (impl_->alone()) {
+    return tensor;
+  }
+  std::vector<std::int64_t> rows;
+  for (const auto& text : impl_->gather("all-gather (sizes)", std::to_string(tensor.size(0)))) {
+    rows.push_back(parse_int(text).value_or(0));
+  }
+  const at::NoGradGuard no_grad;
+  const std::int64_t longest = *std::max_element(rows.begin(), rows.end());
+  auto shape = tensor.sizes().vec();
+  shape[0] = longest;
+  std::vector<at::Tensor> parts;
+  impl_->checked("all-gather", Operation::all_gather, bytes_of(tensor), [&] {
+    auto padded = at::zeros(shape, tensor.options());
+    padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
+    std::vector<at::Tensor> input{Sendable(padded).bytes()};
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+      outputs[0].push_back(at::empty_like(input[0]));
+    }
+    if (input[0].numel() > 0) {
+      impl_->planes->group()->allgather(outputs, input)->wait();
+    }
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+      parts.push_back(outputs[0][rank].view(tensor.scalar_type()).view(shape).narrow(0, 0, rows[rank]));
+    }
+  });
+  return at::cat(parts);
+}
+
+void World::barrier(std::string_view what) {
+  if (!impl_->alone()) {
+    impl_->control_all_reduce(fmt::format("barrier '{}'", what), Operation::barrier, 0, c10d::ReduceOp::SUM);
+  }
+}
+
+bool World::any(bool value) {
+  return impl_->alone() ? value
+                        : impl_->control_all_reduce("any", Operation::any, value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
+}
+
+bool WorldAccess::meet(World& world, bool value) {
+  constexpr std::chrono::hours kNoLimit{24 * 365};
+  World::Impl& impl = *world.impl_;
+  return impl.alone() ? value
+                      : impl.control_all_reduce("waiting for callbacks", Operation::any, value ? 1 : 0,
+                                                c10d::ReduceOp::MAX, kNoLimit) != 0;
+}
+
+bool World::all(bool value) {
+  return impl_->alone() ? value
+                        : impl_->control_all_reduce("all", Operation::all, value ? 1 : 0, c10d::ReduceOp::MIN) != 0;
+}
+
+std::vector<std::string> World::gather(std::string_view bytes) { return impl_->gather("gather", bytes); }
+
+std::string World::broadcast_bytes(std::string_view bytes, int root) {
+  if (impl_->alone()) {
+    return std::string(bytes);
+  }
+  std::string result;
+  impl_->control("broadcast of bytes", Operation::bytes, static_cast<std::int64_t>(bytes.size()), [&] {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> size{at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong)};
+    impl_->planes->group()->broadcast(size, options)->wait();
+    const auto length = size[0].item<std::int64_t>();
+    std::vector<at::Tensor> data{rank() == root ? bytes_tensor(bytes) : at::empty({length}, at::kByte)};
+    if (length > 0) {
+      impl_->planes->group()->broadcast(data, options)->wait();
+    }
+    result = to_bytes(data[0], length);
+  });
+  return result;
+}
+
+void World::main_first(std::string_view what, const std::function<void()>& work) {
+  impl_->take_turn(what, is_main() ? std::nullopt : std::optional(0), work);
+}
+
+void World::one_by_one(std::string_view what, const std::function<void()>& work) {
+  impl_->take_turn(what, is_main() ? std::nullopt : std::optional(rank() - 1), work);
+}
+
+}  // namespace lockstep

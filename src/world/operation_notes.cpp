@@ -1,0 +1,58 @@
+#include "world/operation_notes.h"
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+#include "failure/deadlines.h"
+#include "world/text_store.h"
+
+namespace lockstep {
+namespace {
+
+std::string note_key(int rank) { return fmt::format("at/{}", rank); }
+
+std::string ranks_with_older_notes(c10d::Store& store, int size, std::int64_t number) {
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < size; ++rank) {
+    std::string note;
+    if (store_check(store, note_key(rank))) {
+      note = store_get(store, note_key(rank));
+    }
+    const auto space = std::min(note.find(' '), note.size());
+    if (parse_int(std::string_view(note).substr(0, space)).value_or(0) < number) {
+      missing.push_back(note.empty() ? std::to_string(rank)
+                                     : fmt::format("{} (last seen at '{}')", rank, note.substr(space + 1)));
+    }
+  }
+  return join(missing, ", ");
+}
+
+}  // namespace
+
+void write_operation_note(c10d::Store& store, int rank, std::int64_t number, std::string_view what) {
+  store_set(store, note_key(rank), fmt::format("{} {}", number, what));
+}
+
+// The store's host may be unreachable. Then the thread that waits for it is abandoned: it cannot be interrupted, and
+// this rank is about to end.
+std::string missing_ranks(const c10::intrusive_ptr<c10d::Store>& store, int size, std::int64_t number) {
+  try {
+    std::packaged_task<std::string()> question([=] { return ranks_with_older_notes(*store, size, number); });
+    auto answer = question.get_future();
+    std::thread(std::move(question)).detach();
+    return answer.wait_for(deadlines::kMissingRanks) == std::future_status::ready
+               ? answer.get()
+               : "unknown, the rendezvous store does not answer";
+  } catch (const std::exception&) {
+    return "unknown, the rendezvous store is gone as well";
+  }
+}
+
+}  // namespace lockstep
