@@ -39,6 +39,15 @@ run(${CMAKE_COMMAND} -G Ninja -S ${source}/examples/consumer -B ${work}/build
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
+# The manual: its links lead to installed pages, and one that does not is found.
+set(manual ${work}/moved/share/doc/lockstep)
+run(python3 ${CMAKE_CURRENT_LIST_DIR}/manual_links.py ${manual})
+file(WRITE ${manual}/docs/planted.md "[x](missing.md)\n")
+execute_process(COMMAND python3 ${CMAKE_CURRENT_LIST_DIR}/manual_links.py ${manual} RESULT_VARIABLE result ERROR_VARIABLE output)
+if(result EQUAL 0 OR NOT output MATCHES "planted.md: missing.md")
+  message(FATAL_ERROR "a link to a page that is not installed was not found: ${output}")
+endif()
+
 # The launcher is installed, works from anywhere and runs any program, also one that knows nothing of it.
 run(${work}/moved/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
 run(${work}/moved/bin/lockstep test --nprocs 1 --run-dir ${work})  # finds its probe, which finds the library and LibTorch
