@@ -62,6 +62,27 @@ endif()
 ")
 run(${CMAKE_COMMAND} -S ${work}/newer -B ${work}/newer/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
 
+# Where LibTorch is missing, the message says where it was looked for, and which others were seen there.
+foreach(other old older)
+  file(WRITE ${work}/${other}/lib/libtorch_cpu.so "")
+  file(WRITE ${work}/${other}/include/torch/version.h
+    "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 1\n#define TORCH_VERSION_PATCH 0\n")
+endforeach()
+file(WRITE ${work}/missing/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(missing NONE)
+set(CMAKE_MODULE_PATH ${source}/cmake)
+set(LibTorch_HINTS ${work}/nowhere)
+find_package(LibTorch 2.11...<2.12 REQUIRED)
+")
+execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=HOME XDG_CACHE_HOME=${work}/nowhere PATH=
+    ${CMAKE_COMMAND} -S ${work}/missing -B ${work}/missing/build "-DCMAKE_PREFIX_PATH=${work}/old;${work}/older"
+    -D CMAKE_MAKE_PROGRAM=true
+  OUTPUT_QUIET ERROR_VARIABLE output)
+string(REGEX REPLACE "[ \n]+" " " output "${output}")
+if(NOT output MATCHES "not found in ${work}/nowhere.*not taken: ${work}/old is 2.1.0, ${work}/older is 2.1.0")
+  message(FATAL_ERROR "without LibTorch CMake says: ${output}")
+endif()
+
 # pkg-config, for programs without CMake. The paths have no spaces here.
 set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
 find_program(pkg_config NAMES pkg-config pkgconf)
