@@ -1,5 +1,5 @@
-# `cmake --install`: the library, its headers, the tools, and what finds them: find_package(lockstep) and pkg-config. All of it may
-# be moved.
+# `cmake --install`: the library, its headers, the tools, and what finds them: find_package(lockstep) and pkg-config; the manual. All
+# of it may be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -34,6 +34,16 @@ install(FILES ${PROJECT_BINARY_DIR}/lockstep.pc DESTINATION ${CMAKE_INSTALL_LIBD
 
 include(${CMAKE_CURRENT_LIST_DIR}/sbom.cmake)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_BINARY_DIR}/lockstep.spdx.json DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# The manual, with the folders of the repository: so the links between its pages work. Not the example's list of targets, which
+# needs the sources of lockstep, nor its script that builds them.
+install(FILES README.md CONTRIBUTING.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png" PATTERN docs/site EXCLUDE)
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  PATTERN examples/CMakeLists.txt EXCLUDE
+  PATTERN quickstart.sh EXCLUDE
+  PATTERN __pycache__ EXCLUDE)
 
 # Everything that is installed and has to be built first.
 add_custom_target(lockstep_installed DEPENDS lockstep lockstep_cli lockstep_probe lockstep_manual)

@@ -39,6 +39,15 @@ run(${CMAKE_COMMAND} -G Ninja -S ${source}/examples/consumer -B ${work}/build
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
+# The manual: its links lead to installed pages, and one that does not is found.
+set(manual ${work}/moved/share/doc/lockstep)
+run(python3 ${CMAKE_CURRENT_LIST_DIR}/manual_links.py ${manual})
+file(WRITE ${manual}/docs/planted.md "[x](missing.md)\n")
+execute_process(COMMAND python3 ${CMAKE_CURRENT_LIST_DIR}/manual_links.py ${manual} RESULT_VARIABLE result ERROR_VARIABLE output)
+if(result EQUAL 0 OR NOT output MATCHES "planted.md: missing.md")
+  message(FATAL_ERROR "a link to a page that is not installed was not found: ${output}")
+endif()
+
 # The launcher is installed, works from anywhere and runs any program, also one that knows nothing of it.
 run(${work}/moved/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
 run(${work}/moved/bin/lockstep test --nprocs 1 --run-dir ${work})  # finds its probe, which finds the library and LibTorch
@@ -52,6 +61,27 @@ if(lockstep_FOUND)
 endif()
 ")
 run(${CMAKE_COMMAND} -S ${work}/newer -B ${work}/newer/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
+
+# Where LibTorch is missing, the message says where it was looked for, and which others were seen there.
+foreach(other old older)
+  file(WRITE ${work}/${other}/lib/libtorch_cpu.so "")
+  file(WRITE ${work}/${other}/include/torch/version.h
+    "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 1\n#define TORCH_VERSION_PATCH 0\n")
+endforeach()
+file(WRITE ${work}/missing/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(missing NONE)
+set(CMAKE_MODULE_PATH ${source}/cmake)
+set(LibTorch_HINTS ${work}/nowhere)
+find_package(LibTorch 2.11...<2.12 REQUIRED)
+")
+execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=HOME XDG_CACHE_HOME=${work}/nowhere PATH=
+    ${CMAKE_COMMAND} -S ${work}/missing -B ${work}/missing/build "-DCMAKE_PREFIX_PATH=${work}/old;${work}/older"
+    -D CMAKE_MAKE_PROGRAM=true
+  OUTPUT_QUIET ERROR_VARIABLE output)
+string(REGEX REPLACE "[ \n]+" " " output "${output}")
+if(NOT output MATCHES "not found in ${work}/nowhere.*not taken: ${work}/old is 2.1.0, ${work}/older is 2.1.0")
+  message(FATAL_ERROR "without LibTorch CMake says: ${output}")
+endif()
 
 # pkg-config, for programs without CMake. The paths have no spaces here.
 set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
