@@ -62,8 +62,8 @@ struct CheckpointStore::Impl {
   using Clock = std::chrono::steady_clock;
 
   World& world;
-  bool copies_contents;  // to the other ranks that write
-  bool writes;           // this rank writes
+  bool per_node;  // a rank of every node writes
+  bool writes;    // this rank writes
   KeptCheckpoints kept;
   HostCopies copies{};                          // of a save in the background
   std::optional<std::int64_t> in_background{};  // its step, on every rank
@@ -73,7 +73,7 @@ struct CheckpointStore::Impl {
   /// Collective. The contents that this rank writes: those of rank 0, whose buffers and callbacks may differ from
   /// others'.
   CheckpointContents to_write(const CheckpointContents& mine, const std::vector<std::string>& per_rank) {
-    if (!copies_contents) {
+    if (!per_node) {
       return mine;
     }
     StoredContents saved{.contents = mine, .per_rank = per_rank};
@@ -165,7 +165,7 @@ struct CheckpointStore::Impl {
 CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config, World& world, int restart,
                                  FileSystem& fs)
     : impl_(new Impl{.world = world,
-                     .copies_contents = config.per_node,
+                     .per_node = config.per_node,
                      .writes = writes(world, config),
                      .kept = KeptCheckpoints(std::move(directory), config, restart, fs)}) {
   run_on(world, "opening the checkpoint directory", impl_->writes, [&] {

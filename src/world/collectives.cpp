@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -129,7 +130,7 @@ std::vector<std::string> World::Impl::gather(std::string_view what, std::string_
 }
 
 std::int64_t World::Impl::control_all_reduce(std::string_view what, Operation operation, std::int64_t value,
-                                             c10d::ReduceOp op, milliseconds longest) {
+                                             c10d::ReduceOp op, std::chrono::milliseconds longest) {
   auto tensor = at::full({1}, value, at::kLong);
   control(what, operation, 0, [&] {
     std::vector<at::Tensor> tensors{tensor};

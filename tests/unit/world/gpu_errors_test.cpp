@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/world/world.h>
 
 #include "world/out_of_memory.h"
 #include "world/peer_errors.h"
