@@ -39,6 +39,7 @@
 #include "launch/requeue.h"
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
+#include "rank/exit_guard.h"
 #include "rank/last_words.h"
 #include "report/console.h"
 #include "world/out_of_memory.h"
@@ -178,6 +179,10 @@ int be_a_worker(const Plan& plan, Identity identity, const Variables& environmen
       say_on_terminal(failure, identity);
     }
   });
+  std::optional<ExitGuard> exit_guard;
+  if (plan.world_size > 1 || channel) {
+    exit_guard.emplace();
+  }
   std::function<void(const Parting&)> say;
   if (!channel) {
     say = [&identity](const Parting& parting) { say_on_terminal(parting, identity); };

@@ -17,11 +17,10 @@
 #include "config/flags.h"
 #include "config/foreign_names.h"
 #include "config/help.h"
+#include "config/setting_form.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::string_view kEnvironmentPrefix = "LOCKSTEP_CFG_";
 
 /// A value as given on the command line. `text` is empty for a bare --flag, which means "true" for a bool.
 struct Assignment {
@@ -135,6 +134,11 @@ class CommandLine {
   const std::vector<Assignment>& assignments() const noexcept { return assignments_; }
   const std::vector<std::string>& words() const noexcept { return words_; }
   const std::vector<Problem>& problems() const noexcept { return problems_; }
+  /// The switch that the word may have been meant for; "": there is none.
+  std::string switch_before(std::size_t word) const {
+    const auto found = switches_before_.find(word);
+    return found == switches_before_.end() ? std::string() : found->second;
+  }
 
  private:
   void read_flag(const FlagToken& flag) {
@@ -163,6 +167,9 @@ class CommandLine {
       assignments_.push_back({flag.name, *flag.attached, flag.with(*flag.attached)});
     } else if (option.is_bool && (next == nullptr || !is_bool_word(*next))) {
       assignments_.push_back({flag.name, "true", flag.written});
+      if (next != nullptr) {
+        switches_before_[words_.size()] = flag.written;
+      }
     } else if (next != nullptr) {
       assignments_.push_back({flag.name, *next, flag.with(*next)});
       tokens_.take();
@@ -192,6 +199,7 @@ class CommandLine {
   bool help_all_ = false;
   std::vector<Assignment> assignments_{};
   std::vector<std::string> words_{};
+  std::map<std::size_t, std::string> switches_before_{};  // those directly in front of a word
   std::vector<Problem> problems_{};
 };
 
@@ -200,6 +208,7 @@ class Parser {
  public:
   Parser(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables, const Flags& flags)
       : variables_(variables),
+        default_name_(defaults.run_name),
         flags_(FlagsAccess::flags(flags)),
         positional_fields_(FlagsAccess::positional_fields(flags)),
         positionals_(FlagsAccess::positionals(flags)),
@@ -229,6 +238,9 @@ class Parser {
     const std::vector<Problem> found = check_config(result_.config, labels_);
     problems_.insert(problems_.end(), found.begin(), found.end());
     if (!problems_.empty()) {
+      for (Problem& problem : problems_) {
+        problem.hint = hint_in_form(form_of(problem), problem.hint);
+      }
       throw ConfigError(std::move(problems_));
     }
     for (const auto& commit : commits_) {
@@ -254,6 +266,14 @@ class Parser {
   }
 
   void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
+
+  /// The form of the setting with which the problem begins.
+  SettingForm form_of(const Problem& problem) const {
+    if (config_file_ && problem.what.starts_with(*config_file_ + ":")) {
+      return config_file_->ends_with("json") ? SettingForm::json : SettingForm::toml;
+    }
+    return problem.what.starts_with(kSettingVariables) ? SettingForm::variable : SettingForm::flag;
+  }
 
   std::string value_text(std::string_view name) {
     std::string text;
@@ -351,15 +371,15 @@ class Parser {
     const std::vector<std::string> fields = field_names();
     std::vector<std::string> known;
     std::transform(fields.begin(), fields.end(), std::back_inserter(known),
-                   [](const std::string& field) { return variable_name(kEnvironmentPrefix, field); });
+                   [](const std::string& field) { return variable_name(kSettingVariables, field); });
     for (const auto& [variable, text] : variables_.all()) {
-      if (!variable.starts_with(kEnvironmentPrefix)) {
+      if (!variable.starts_with(kSettingVariables)) {
         continue;
       }
       const auto found = std::find(known.begin(), known.end(), variable);
       if (found == known.end()) {
         refuse(printable(variable) + ": unknown setting in the environment",
-               hint_for_unknown(variable.substr(kEnvironmentPrefix.size()), without_prefix(known), kEnvironmentPrefix,
+               hint_for_unknown(variable.substr(kSettingVariables.size()), without_prefix(known), kSettingVariables,
                                 "unset it, or see --help-all for all settings"));
         continue;
       }
@@ -372,7 +392,7 @@ class Parser {
 
   static std::vector<std::string> without_prefix(std::vector<std::string> variables) {
     for (std::string& name : variables) {
-      name.erase(0, kEnvironmentPrefix.size());
+      name.erase(0, kSettingVariables.size());
     }
     return variables;
   }
@@ -392,6 +412,13 @@ class Parser {
   /// If a run_name comes from a stronger source than run_dir (such as the config.toml of another run), run_dir does not
   /// apply.
   void let_the_name_decide() {
+    if (std::string& origin = result_.origins["run_name"]; result_.config.run_name.empty() && origin != "program") {
+      if (!origin.starts_with("file ")) {  // an empty variable of a script would begin, or continue, another run
+        refuse(labels_["run_name"] + "\"\": expected a name", "leave it out for the name of the program");
+      }
+      result_.config.run_name = default_name_;
+      origin = "program";
+    }
     const auto weight = [](std::string_view origin) {
       return origin == "flag" ? 3 : origin.starts_with("environment ") ? 2 : origin.starts_with("file ") ? 1 : 0;
     };
@@ -445,6 +472,9 @@ class Parser {
       if (i - fields < positionals_.size()) {
         const ProgramFlag& positional = positionals_[i - fields];
         read_program_value(positional, words[i], fmt::format("{} {}", positional.name, printable(words[i])));
+      } else if (const std::string before = line_.switch_before(i); !before.empty()) {
+        refuse(fmt::format("{} {}: expected true or false", before, printable(words[i])),
+               fmt::format("use {} alone for true", before));
       } else {
         refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
       }
@@ -455,6 +485,7 @@ class Parser {
   }
 
   const Variables& variables_;
+  const std::string default_name_;
   const std::vector<ProgramFlag>& flags_;
   const std::vector<std::string>& positional_fields_;
   const std::vector<ProgramFlag>& positionals_;
