@@ -39,6 +39,7 @@
 #include "launch/requeue.h"
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
+#include "rank/exit_guard.h"
 #include "rank/last_words.h"
 #include "report/console.h"
 #include "world/out_of_memory.h"
@@ -183,6 +184,7 @@ class RankProcess {
   ProgressBoard progress_;
   const CrashHandler crash_handler_;
   const LastWords last_words_;
+  std::optional<ExitGuard> exit_guard_{};
   const std::function<void(const Parting&)> say_;  // {}: the supervisor does
   PeerMonitor monitor_;
   std::optional<Session> session_{};
@@ -215,6 +217,9 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
                 .say = say_,
                 .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
   identity_.progress_fd = progress_.fd();  // the World maps the descriptor again
+  if (plan_.world_size > 1 || channel_) {
+    exit_guard_.emplace();
+  }
   if (!plan_.threads_are_given) {
     at::set_num_threads(plan_.threads_per_rank);
   }

@@ -43,6 +43,18 @@ Path temporary_path(const Path& path) {
   return temporary;
 }
 
+/// The error of the file that a user knows, instead of its temporary one.
+IoError about_file(const IoError& error, const Path& temporary, const Path& path) {
+  std::string text = error.what();
+  for (const auto& [found, better] : {std::pair("rename " + temporary.string() + " to", std::string("replace")),
+                                      std::pair(printable(temporary.string()), printable(path.string()))}) {
+    if (const auto at = text.find(found); at != std::string::npos) {
+      text.replace(at, found.size(), better);
+    }
+  }
+  return IoError(text, error.hint(), error.number());
+}
+
 /// Calls `work`; if it throws, removes the file or link `temporary`.
 template <class Work>
 void removing_on_failure(FileSystem& fs, const Path& temporary, const Work& work) {
@@ -423,13 +435,17 @@ std::string read_file(FileSystem& fs, const Path& path, std::int64_t max_bytes) 
 
 void write_file(FileSystem& fs, const Path& path, const std::function<void(WritableFile&)>& produce) {
   const Path temporary = temporary_path(path);
-  const auto file = fs.create(temporary);
-  removing_on_failure(fs, temporary, [&] {
-    produce(*file);
-    file->sync();
-    file->close();
-    fs.replace(temporary, path);
-  });
+  try {
+    const auto file = fs.create(temporary);
+    removing_on_failure(fs, temporary, [&] {
+      produce(*file);
+      file->sync();
+      file->close();
+      fs.replace(temporary, path);
+    });
+  } catch (const IoError& error) {
+    throw about_file(error, temporary, path);
+  }
   fs.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
 }
 

@@ -69,12 +69,14 @@ std::vector<std::string> command_names() {
   return names;
 }
 
-/// The words that its arguments can be.
+/// For each of its arguments the words that it can be, in quotes: "'' 'stop save'".
 std::string plain_words_of(const Command& command) {
-  std::vector<std::string> words = &command == &kHelpCommand ? command_names() : std::vector<std::string>{};
+  if (&command == &kHelpCommand) {
+    return fmt::format("'{}'", join(command_names(), " "));
+  }
+  std::vector<std::string> words;
   for (const std::string& argument : split(command.arguments, ' ')) {
-    const std::vector<std::string> choices = choices_of(argument);
-    words.insert(words.end(), choices.begin(), choices.end());
+    words.push_back(fmt::format("'{}'", join(choices_of(argument), " ")));
   }
   return join(words, " ");
 }
@@ -105,7 +107,7 @@ std::string bash_script(const std::vector<std::string>& programs) {
   text += fmt::format("_lockstep_settings='{}'\n\n", names_of(setting_flags()));
   text += value_function();
   text += R"(
-# $1: flags, $2: other words. bash makes the = between a flag and its value a word.
+# $1: flags, the others: words of each argument. bash makes the = between a flag and its value a word.
 _lockstep_reply() {
   local cur=${COMP_WORDS[COMP_CWORD]} flag=${COMP_WORDS[COMP_CWORD-1]}
   if [[ $cur == '=' ]]; then
@@ -120,9 +122,12 @@ _lockstep_reply() {
       COMPREPLY=($(compgen -W "$1" -- "--${name//-/_}"))
     fi
   else
-    local values
+    local values word place=2
+    for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do
+      [[ $word == -* ]] || ((++place))
+    done
     values=$(_lockstep_values "$flag")
-    COMPREPLY=($(compgen -W "${values:-$2}" -- "$cur"))
+    COMPREPLY=($(compgen -W "${values:-${*:place:1}}" -- "$cur"))
   fi
 }
 
@@ -144,7 +149,7 @@ _lockstep_tool() {
       "are the program and its flags\n      _lockstep_program\n      return\n    fi\n  done\n";
   text += "  case \"${COMP_WORDS[1]}\" in\n";
   for (const Command* command : commands()) {
-    text += fmt::format("    {}) _lockstep_reply '{}' '{}' ;;\n", command->name, names_of(flags_of(*command)),
+    text += fmt::format("    {}) _lockstep_reply '{}' {} ;;\n", command->name, names_of(flags_of(*command)),
                         plain_words_of(*command));
   }
   text += "  esac\n}\n\ncomplete -o default -F _lockstep_tool lockstep\n";
@@ -173,7 +178,7 @@ std::string zsh_script(const std::vector<std::string>& programs) {
   }
   text += zsh_array("_lockstep_commands", names) + "\n" + value_function();
   text += R"(
-# $1: name of an array of flags, the rest: other words.
+# $1: name of an array of flags, the others: words of each argument.
 _lockstep_reply() {
   local flag=${words[CURRENT-1]}
   if [[ $PREFIX == --*=* ]]; then
@@ -181,12 +186,18 @@ _lockstep_reply() {
     compset -P '*='
   fi
   local -a values=(${=$(_lockstep_values "$flag")})
+  local -i place=2
+  local word
+  for word in ${words[3,CURRENT-1]}; do
+    [[ $word == -* ]] || (( ++place ))
+  done
+  local -a plain=(${=argv[place]})
   if [[ $PREFIX == -* ]]; then
     _describe -o flag $1
   elif (( $#values )); then
     compadd -- $values
   else
-    (( $# > 1 )) && compadd -- ${@:2}
+    (( $#plain )) && compadd -- $plain
     _files
   fi
 }

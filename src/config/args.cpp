@@ -18,12 +18,11 @@
 #include "config/foreign_names.h"
 #include "config/help.h"
 #include "config/idle_settings.h"
+#include "config/setting_form.h"
 #include "config/toml_writer.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::string_view kEnvironmentPrefix = "LOCKSTEP_CFG_";
 
 /// A value as given on the command line. `text` is empty for a bare --flag, which means "true" for a bool.
 struct Assignment {
@@ -137,6 +136,11 @@ class CommandLine {
   const std::vector<Assignment>& assignments() const noexcept { return assignments_; }
   const std::vector<std::string>& words() const noexcept { return words_; }
   const std::vector<Problem>& problems() const noexcept { return problems_; }
+  /// The switch that the word may have been meant for; "": there is none.
+  std::string switch_before(std::size_t word) const {
+    const auto found = switches_before_.find(word);
+    return found == switches_before_.end() ? std::string() : found->second;
+  }
 
  private:
   void read_flag(const FlagToken& flag) {
@@ -165,6 +169,9 @@ class CommandLine {
       assignments_.push_back({flag.name, *flag.attached, flag.with(*flag.attached)});
     } else if (option.is_bool && (next == nullptr || !is_bool_word(*next))) {
       assignments_.push_back({flag.name, "true", flag.written});
+      if (next != nullptr) {
+        switches_before_[words_.size()] = flag.written;
+      }
     } else if (next != nullptr) {
       assignments_.push_back({flag.name, *next, flag.with(*next)});
       tokens_.take();
@@ -194,6 +201,7 @@ class CommandLine {
   bool help_all_ = false;
   std::vector<Assignment> assignments_{};
   std::vector<std::string> words_{};
+  std::map<std::size_t, std::string> switches_before_{};  // those directly in front of a word
   std::vector<Problem> problems_{};
 };
 
@@ -236,6 +244,9 @@ class Parser {
     problems_.insert(problems_.end(), found.begin(), found.end());
     find_idle();
     if (!problems_.empty()) {
+      for (Problem& problem : problems_) {
+        problem.hint = hint_in_form(form_of(problem), problem.hint);
+      }
       throw ConfigError(std::move(problems_));
     }
     for (const auto& commit : commits_) {
@@ -261,6 +272,14 @@ class Parser {
   }
 
   void refuse(std::string what, std::string hint) { problems_.push_back({std::move(what), std::move(hint)}); }
+
+  /// The form of the setting with which the problem begins.
+  SettingForm form_of(const Problem& problem) const {
+    if (config_file_ && problem.what.starts_with(*config_file_ + ":")) {
+      return config_file_->ends_with("json") ? SettingForm::json : SettingForm::toml;
+    }
+    return problem.what.starts_with(kSettingVariables) ? SettingForm::variable : SettingForm::flag;
+  }
 
   std::string value_text(std::string_view name) {
     std::string text;
@@ -382,16 +401,16 @@ class Parser {
     }
     std::vector<std::string> known;
     std::transform(settings.begin(), settings.end(), std::back_inserter(known),
-                   [](const std::string& setting) { return variable_name(kEnvironmentPrefix, setting); });
-    const std::string of_program = variable_name(kEnvironmentPrefix, fmt::format("{}.", kProgramSection));
+                   [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
+    const std::string of_program = variable_name(kSettingVariables, fmt::format("{}.", kProgramSection));
     for (const auto& [variable, text] : variables_.all()) {
-      if (!variable.starts_with(kEnvironmentPrefix) || (of_tool_ && variable.starts_with(of_program))) {
+      if (!variable.starts_with(kSettingVariables) || (of_tool_ && variable.starts_with(of_program))) {
         continue;
       }
       const auto found = std::find(known.begin(), known.end(), variable);
       if (found == known.end()) {
         refuse(printable(variable) + ": unknown setting in the environment",
-               hint_for_unknown(variable.substr(kEnvironmentPrefix.size()), without_prefix(known), kEnvironmentPrefix,
+               hint_for_unknown(variable.substr(kSettingVariables.size()), without_prefix(known), kSettingVariables,
                                 "unset it, or see --help-all for all settings"));
         continue;
       }
@@ -409,7 +428,7 @@ class Parser {
 
   static std::vector<std::string> without_prefix(std::vector<std::string> variables) {
     for (std::string& name : variables) {
-      name.erase(0, kEnvironmentPrefix.size());
+      name.erase(0, kSettingVariables.size());
     }
     return variables;
   }
@@ -430,6 +449,9 @@ class Parser {
       } else if (i - fields < positionals_.size()) {
         const std::string& name = positionals_[i - fields].name;
         set_program_value(name, label(name), "flag", parse);
+      } else if (const std::string before = line_.switch_before(i); !before.empty()) {
+        refuse(fmt::format("{} {}: expected true or false", before, printable(words[i])),
+               fmt::format("use {} alone for true", before));
       } else {
         refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
       }
@@ -447,6 +469,13 @@ class Parser {
   /// If a run_name comes from a stronger source than run_dir (such as the config.toml of another run), run_dir does not
   /// apply.
   void let_the_name_decide() {
+    if (std::string& origin = result_.origins["run_name"]; result_.config.run_name.empty() && origin != "program") {
+      if (!origin.starts_with("file ")) {  // an empty variable of a script would begin, or continue, another run
+        refuse(labels_["run_name"] + "\"\": expected a name", "leave it out for the name of the program");
+      }
+      result_.config.run_name = defaults_.run_name;
+      origin = "program";
+    }
     if (weight_of(result_.origins["run_name"]) > weight_of(result_.origins["run_dir"])) {
       result_.config.run_dir.clear();
       result_.origins["run_dir"] = result_.origins["run_name"];

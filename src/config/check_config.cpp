@@ -91,7 +91,7 @@ class Checker {
     if (only_blanks || name == "." || name == ".." || name.find('/') != std::string::npos || printable(name) != name ||
         name.size() > 200) {
       refuse(fmt::format("{}: expected the name of one directory", label("run_name", name)),
-             "use letters, digits, - and _; --run_dir takes a path");
+             "use letters, digits, - and _; a path is for --run_dir");
     }
     if (!config_.run_dir.empty() && (trim(config_.run_dir).empty() || printable(config_.run_dir) != config_.run_dir)) {
       refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)), "use for example runs/first");
@@ -153,7 +153,7 @@ class Checker {
     if (const double epochs = c.validate.every_epochs; epochs > 1 && epochs != std::floor(epochs)) {
       refuse(fmt::format("{}: expected a whole number, or a part of an epoch such as 0.25",
                          label("validate.every_epochs", epochs)),
-             "--validate.every_steps takes any number of steps");
+             "for any number of steps use --validate.every_steps");
     }
     if (c.fresh && (c.resume == "last" || c.resume == "best")) {
       refuse(fmt::format("{} with {}: a fresh run cannot resume", label("fresh", c.fresh), label("resume", c.resume)),

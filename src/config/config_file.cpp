@@ -82,9 +82,9 @@ std::vector<FileSetting> parse_config_json(std::string_view text, const std::str
 
 std::string read_config_text(const std::filesystem::path& file) {
   const std::string extension = to_lower(file.extension().string());
-  if (extension != ".toml" && extension != ".json") {
+  if (extension != ".toml" && extension != ".json" && std::filesystem::exists(file)) {
     const bool is_yaml = extension == ".yaml" || extension == ".yml";
-    throw ConfigError(fmt::format("--config {}: expected a file that ends in .toml or .json", file.string()),
+    throw ConfigError(fmt::format("{}: expected a file that ends in .toml or .json", file.string()),
                       is_yaml
                           ? "make JSON of it with yq, as docs/migration.md says: then each setting is read, or refused "
                             "with its name here"
@@ -93,7 +93,7 @@ std::string read_config_text(const std::filesystem::path& file) {
   try {
     return read_file(real_file_system(), follow_links(file), kLargestFile);  // mounted ones are often links
   } catch (const IoError& error) {
-    throw ConfigError(fmt::format("--config {}: {}", file.string(), error.what()), error.hint());
+    throw ConfigError(error.what(), error.hint());
   }
 }
 

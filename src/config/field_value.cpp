@@ -16,10 +16,19 @@ namespace {
 
 constexpr double kSanityLimit = 1e6;  // larger maxima are shown only in errors
 
+constexpr const char* kWithoutQuotes = "write it without quotes";
+
 Problem expected_text() { return {"expected a text in quotes", {}}; }
 Problem expected_bool() { return {"expected true or false", {}}; }
 
-/// Files have a number type, so a number in quotes is a mistake there.
+/// Files have types, so a value in quotes is a mistake there if it is one without them.
+template <class T>
+std::string quotes_hint(const FieldInfo& info, const FileValue& value) {
+  const auto* text = std::get_if<std::string>(&value);
+  T ignored{};
+  return text != nullptr && !from_text(info, *text, ignored) ? kWithoutQuotes : "";
+}
+
 template <class Whole>
 Refusal whole_from_file(const FieldInfo& info, const FileValue& value, Whole& out) {
   if (const auto* number = std::get_if<std::int64_t>(&value)) {
@@ -28,8 +37,7 @@ Refusal whole_from_file(const FieldInfo& info, const FileValue& value, Whole& ou
   if (const auto* number = std::get_if<std::uint64_t>(&value)) {
     return from_text(info, to_text(*number), out);
   }
-  const bool quoted_number = std::holds_alternative<std::string>(value);
-  return Problem{expected_number(info, /*whole=*/true), quoted_number ? "write it without quotes" : ""};
+  return Problem{expected_number(info, /*whole=*/true), quotes_hint<Whole>(info, value)};
 }
 
 }  // namespace
@@ -128,7 +136,11 @@ Refusal from_file(const FieldInfo&, const FileValue& value, bool& out) {
     out = *yes;
     return std::nullopt;
   }
-  return expected_bool();
+  Problem problem = expected_bool();
+  if (value == FileValue("true") || value == FileValue("false")) {
+    problem.hint = kWithoutQuotes;
+  }
+  return problem;
 }
 
 Refusal from_file(const FieldInfo& info, const FileValue& value, int& out) { return whole_from_file(info, value, out); }
@@ -153,8 +165,7 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, double& out) {
     out = static_cast<double>(*number);
     return std::nullopt;
   }
-  const bool quoted_number = std::holds_alternative<std::string>(value);
-  return Problem{expected_number(info, /*whole=*/false), quoted_number ? "write it without quotes" : ""};
+  return Problem{expected_number(info, /*whole=*/false), quotes_hint<double>(info, value)};
 }
 
 Refusal from_file(const FieldInfo&, const FileValue& value, std::string& out) {
@@ -167,6 +178,9 @@ Refusal from_file(const FieldInfo&, const FileValue& value, std::string& out) {
 
 Refusal from_file(const FieldInfo&, const FileValue& value, DeviceSpec& out) {
   if (const auto* text = std::get_if<std::string>(&value)) {
+    if (trim(*text).starts_with('[')) {
+      return Problem{"expected a list of GPU indices", kWithoutQuotes};
+    }
     out = DeviceSpec(*text);
   } else if (const auto* list = std::get_if<std::vector<int>>(&value)) {
     out = DeviceSpec(*list);

@@ -23,6 +23,7 @@ std::string section_of(std::string_view field);
 /// A value in a file that no field accepts: "a table", "a date".
 struct UnusableValue {
   std::string description{};
+  bool operator==(const UnusableValue&) const = default;
 };
 
 /// A value in TOML or JSON. Integers beyond int64 are std::uint64_t.

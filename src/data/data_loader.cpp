@@ -3,7 +3,9 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
@@ -44,6 +46,18 @@ void check_same_data(const std::string& data, World& world) {
                               difference->others, printable(difference->expected)),
                   "give every rank the same files; the loader divides the samples among the ranks",
                   ExitCode::disagree));
+  }
+}
+
+/// For a batch that does not say itself how many samples it has. Throws: DataError.
+void check_rows(const Batch& batch, std::int64_t samples) {
+  for (const auto& [name, tensor] :
+       {std::pair("input", &batch.input), std::pair("target", &batch.target), std::pair("weight", &batch.weight)}) {
+    if (tensor->defined() && (tensor->dim() == 0 || tensor->size(0) != samples)) {
+      throw DataError(fmt::format("the data set was asked for {} and returned {} of shape [{}], expected {} rows",
+                                  counted(samples, "sample"), name, fmt::join(tensor->sizes(), ", "), samples),
+                      "return from get() one row for each id, or set Batch::samples if rows are not samples");
+    }
   }
 }
 
@@ -115,6 +129,7 @@ class DatasetSource final : public BatchSource {
       prepared.batch.ids = std::move(id_storage);
     }
     if (prepared.batch.samples == 0) {
+      check_rows(prepared.batch, std::ssize(ids));
       prepared.batch.samples = std::ssize(ids);
     }
     if (prepared.batch.samples != std::ssize(ids) || prepared.batch.ids.size() != ids.size()) {

@@ -136,6 +136,18 @@ std::string validation_text(const ValidateConfig& validate) {
   return fmt::format("{}{}, if fit() gets validation data", when, length);
 }
 
+/// "val_loss (min)"
+std::string metric_text(const std::string& metric, MonitorMode mode) {
+  return fmt::format("{} ({})", metric, to_text(mode));
+}
+
+std::string early_stop_text(const EarlyStopConfig& early_stop) {
+  return early_stop.metric.empty()
+             ? ""
+             : fmt::format("after {} of {} without an improvement", counted(early_stop.patience, "measurement"),
+                           metric_text(early_stop.metric, early_stop.mode));
+}
+
 std::string checkpoint_text(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint;
   if (!checkpoint.enabled) {
@@ -143,7 +155,11 @@ std::string checkpoint_text(const TrainConfig& config) {
   }
   const std::string when =
       interval_text(static_cast<double>(checkpoint.every_epochs), checkpoint.every_steps, checkpoint.every_s);
-  const std::string kept = checkpoint.keep_all ? "all" : fmt::format("last {}", checkpoint.keep_last);
+  std::string kept = checkpoint.keep_all ? "all" : fmt::format("last {}", checkpoint.keep_last);
+  if (!checkpoint.monitor.empty()) {
+    kept += fmt::format("{} the best {} by {}", checkpoint.keep_all ? ", with" : " and", checkpoint.keep_best,
+                        metric_text(checkpoint.monitor, checkpoint.mode));
+  }
   return fmt::format("{}at the end, {} kept; {}", when.empty() ? "" : when + " and ", kept,
                      config.fresh ? "starting over" : "resume " + config.resume);
 }
@@ -165,6 +181,7 @@ std::string describe(const Plan& plan) {
       {"schedule", config.optim.schedule.is_set() ? config.optim.schedule.text() : "schedule of the program"},
       {"data", data_text(plan.loader)},
       {"validation", validation_text(config.validate)},
+      {"early stop", early_stop_text(config.early_stop)},
       {"checkpoints", checkpoint_text(config)},
       {"run", config.run_dir},
       {"threads",

@@ -141,10 +141,15 @@ Failure RunOutcome::judge_exit(int rank, const Ending& ending) const {
   if (announced) {
     return blame(rank, fmt::format("exited with code {} after it announced {}", code, *announced), kFailed);
   }
+  const std::string place = place_of(ending.place);
   Failure failure = blame(
-      rank, fmt::format("exited with code {} without finishing{}", code, after_blank(place_of(ending.place))), kFailed);
+      rank,
+      fmt::format("ended with exit code {} before its training was done{}{}", code, place.empty() ? "" : ": ", place),
+      kFailed);
   if (code == 0) {
-    failure.hint = "exit() in one rank leaves the others waiting: return from the worker function instead";
+    failure.hint =
+        "exit() ends one rank and leaves the others waiting: call request_stop(), or return from the worker "
+        "function on every rank";
   }
   return failure;
 }

@@ -268,8 +268,10 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   steps_at_start_ = state_.step;
   monitor_is_known_ = checkpoints_.best().has_value();
   checkpoints_.begin_at(state_.step, *origin);
-  console_.line(
-      fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+  if (!limits_.are_reached(state_)) {  // else the end says that there is nothing to do
+    console_.line(
+        fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+  }
   files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
 }
 

@@ -273,9 +273,24 @@ NamedTensors Prediction::gather() {
   return world_.is_main() ? in_order({mine}) : NamedTensors();
 }
 
+bool Prediction::try_steps(std::int64_t most) {
+  const LoaderPosition start = data_.position();
+  const End end = run_steps(most);
+  agree_on_layout(take(), world_);
+  data_.seek(start);
+  return end != End::stop;
+}
+
 bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
   if (every_steps < 1) {
     throw ConfigError(fmt::format("predict: every_steps is {}, expected 1 or more", every_steps));
+  }
+  if (config_.fast_dev_run > 0) {
+    if (world_.is_main()) {
+      log_info(fmt::format("--fast_dev_run: predicting {}, nothing is written into {}",
+                           counted(config_.fast_dev_run, "step"), printable(directory.string())));
+    }
+    return try_steps(config_.fast_dev_run);
   }
   FileSystem& fs = real_file_system();
   PartList progress;
@@ -338,7 +353,7 @@ NamedTensors load_predictions(const Path& directory) {
   FileSystem& fs = real_file_system();
   if (!fs.exists(part_list_file(directory))) {
     throw CheckpointError(fmt::format("{} contains no predictions", directory.string()),
-                          "give the directory of Trainer::predict");
+                          "give the directory of Trainer::predict; a run with --fast_dev_run writes no predictions");
   }
   const PartList progress = parse_part_list(read_file(fs, part_list_file(directory)), directory);
   if (!progress.complete) {

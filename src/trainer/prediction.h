@@ -32,6 +32,8 @@ class Prediction {
  private:
   enum class End { flush, stop, epoch };
 
+  /// Collective. The first steps, whose results are dropped. False: all ranks agreed on a stop.
+  bool try_steps(std::int64_t most);
   /// Collective. Predicts until the epoch ends, a stop is agreed, or so many steps are done; 0: no such limit.
   End run_steps(std::int64_t most);
   void add(const Batch& batch);

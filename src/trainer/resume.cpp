@@ -122,6 +122,18 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
   return found;
 }
 
+/// "--hidden was 64, is 128 now; ", or "".
+std::string changed_program_flags(const RunParts& run, const CheckpointContents& contents) {
+  std::vector<std::string> changed;
+  for (const auto& [name, value] : run.plan.facts.program_values) {
+    const auto saved = contents.values.find(std::string(kProgram) + name);
+    if (saved != contents.values.end() && saved->second != value) {
+      changed.push_back(fmt::format("--{} was {}, is {}", name, shown(saved->second), shown(value)));
+    }
+  }
+  return changed.empty() ? "" : fmt::format("{} now; ", join(changed, ", "));
+}
+
 void warn_about(const std::vector<std::string>& changed, const CheckpointContents& contents, const World& world) {
   if (!world.is_main()) {
     return;
@@ -297,9 +309,9 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   bool is_of_this_model = true;
   try {
     check_module(run.module, contents.tensors.at("model"));
-  } catch (const CheckpointError&) {
+  } catch (const CheckpointError& error) {
     if (!config.checkpoint.allow_partial) {
-      throw;
+      throw CheckpointError(error.what(), changed_program_flags(run, contents) + error.hint());
     }
     is_of_this_model = false;
   }

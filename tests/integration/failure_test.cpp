@@ -46,14 +46,16 @@ TEST_P(OneRankFails, AndIsBlamed) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, OneRankFails,
-    testing::Combine(testing::Values(Failure{"throw", 1, "cannot decode sample 4411"},
-                                     Failure{"segv", 139, "signal 11"}, Failure{"abort", 134, "signal 6"},
-                                     Failure{"kill", 137, "signal 9"}, Failure{"exit0", 1, "code 0"},
-                                     Failure{"exit7", 1, "code 7"}, Failure{"int", 1, "unknown exception of type int"},
-                                     Failure{"noexcept", 134, "std::terminate after std::runtime_error"},
-                                     Failure{"thread", 134, "std::terminate after std::runtime_error"},
-                                     Failure{"terminate", 134, "std::terminate after no exception"}),
-                     testing::Values(0, 2), testing::Values("auto", "gloo")),
+    testing::Combine(
+        testing::Values(Failure{"throw", 1, "cannot decode sample 4411"}, Failure{"segv", 139, "signal 11"},
+                        Failure{"abort", 134, "signal 6"}, Failure{"kill", 137, "signal 9"},
+                        Failure{"exit0", 1, "ended with exit code 0 before its training was done: at step"},
+                        Failure{"exit_crash", 1, "ended with exit code 0 before its training was done"},
+                        Failure{"exit7", 1, "code 7"}, Failure{"int", 1, "unknown exception of type int"},
+                        Failure{"noexcept", 134, "std::terminate after std::runtime_error"},
+                        Failure{"thread", 134, "std::terminate after std::runtime_error"},
+                        Failure{"terminate", 134, "std::terminate after no exception"}),
+        testing::Values(0, 2), testing::Values("auto", "gloo")),
     [](const auto& test) {
       return std::get<0>(test.param).how + "_on_rank_" + std::to_string(std::get<1>(test.param)) + "_" +
              std::get<2>(test.param);
@@ -266,7 +268,7 @@ TEST(LockstepRun, BlamesARankThatExitsInTheMiddleOfRun) {
       with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"},
            command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "exit0", "--fail_rank", "1", "--fail_step", "5"})));
   EXPECT_EQ(result.code, 1) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("exited with code 0 without finishing"));
+  EXPECT_THAT(result.err, HasSubstr("ended with exit code 0 before its training was done"));
 }
 
 TEST(Start, InADeletedDirectoryIsRefusedInPlainWords) {

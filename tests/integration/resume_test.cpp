@@ -152,6 +152,7 @@ TEST_F(Resume, OfAFinishedRunSaysSo) {
   const auto again = run_program(train());
   EXPECT_EQ(again.code, 0);
   EXPECT_THAT(again.err, HasSubstr("nothing to do: this run is finished"));
+  EXPECT_THAT(again.err, Not(HasSubstr("resuming from")));
   EXPECT_THAT(again.err, HasSubstr("--max_epochs"));
   EXPECT_THAT(again.err, HasSubstr("--fresh"));
 }

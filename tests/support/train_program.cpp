@@ -77,6 +77,8 @@ void deadlock() {
 
 void sleep_for(std::chrono::seconds time) { std::this_thread::sleep_for(time); }
 
+std::atomic<bool> crashes_at_exit{false};
+
 /// The values of --fail.
 const std::map<std::string, void (*)()> kFailures = {
     {"throw", [] { throw_error(); }},
@@ -88,6 +90,11 @@ const std::map<std::string, void (*)()> kFailures = {
     {"abort", [] { std::abort(); }},
     {"kill", [] { std::raise(SIGKILL); }},
     {"exit0", [] { std::exit(0); }},
+    {"exit_crash",
+     [] {
+       crashes_at_exit = true;
+       std::exit(0);
+     }},
     {"exit7", [] { std::_Exit(7); }},
     {"memory", [] { at::empty({std::int64_t{1} << 50}); }},
     {"shape",
@@ -302,6 +309,11 @@ void die_once(const lockstep::Variables& environment) {
 }
 
 int main(int argc, char** argv) {
+  std::atexit([] {
+    if (crashes_at_exit) {  // like a static object that a thread still uses
+      std::raise(SIGSEGV);
+    }
+  });
   die_once(lockstep::read_environment());
   Options options;
   lockstep::Flags flags;

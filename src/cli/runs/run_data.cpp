@@ -265,8 +265,37 @@ bool is_run(FileSystem& fs, const Path& directory) {
          !CheckpointDir(fs, directory / kCheckpointsName).steps().empty();
 }
 
+void refuse_folder_of_runs(FileSystem& fs, const Path& directory) {
+  constexpr std::size_t kMostNames = 5;
+  std::vector<std::string> runs;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+    try {
+      if (entry.is_directory(ignored) && is_run(fs, entry.path())) {
+        runs.push_back(entry.path().filename().string());
+      }
+    } catch (const IoError&) {  // a directory of another user
+    }
+  }
+  if (runs.empty()) {
+    return;
+  }
+  std::ranges::sort(runs);
+  const std::string first = (directory / runs.front()).string();
+  const std::string count = counted(std::ssize(runs), "run");
+  if (runs.size() > kMostNames) {
+    runs.resize(kMostNames);
+    runs.emplace_back("...");
+  }
+  throw ConfigError(fmt::format("{} is no run, but a directory of {}: {}", printable(directory.string()), count,
+                                printable(join(runs, ", "))),
+                    fmt::format("give one of them, such as {}; lockstep list {} shows them", printable(first),
+                                printable(directory.string())));
+}
+
 void require_run(FileSystem& fs, const Path& directory) {
   if (!is_run(fs, directory)) {
+    refuse_folder_of_runs(fs, directory);
     throw ConfigError(fmt::format("{} contains no run", printable(directory.string())),
                       "give the directory of a run, such as runs/first; lockstep list shows the runs");
   }

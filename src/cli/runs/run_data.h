@@ -70,7 +70,10 @@ Json read_state(const CheckpointDir& directory, const Manifest& manifest);
 /// True if the directory has a file that only a run writes.
 bool is_run(FileSystem& fs, const std::filesystem::path& directory);
 
-/// Throws: ConfigError if it has none.
+/// Throws: ConfigError that names them if runs are directly in this directory.
+void refuse_folder_of_runs(FileSystem& fs, const std::filesystem::path& directory);
+
+/// Throws: ConfigError if it is no run.
 void require_run(FileSystem& fs, const std::filesystem::path& directory);
 
 /// Reads at most `last_bytes` of the metrics. Damaged and missing files become notes. Throws: ConfigError if the

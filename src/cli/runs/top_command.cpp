@@ -163,7 +163,8 @@ int top(const CommandLine& line, const Variables& variables) {
     return show_live(directory, run, variables, style);
   }
   constexpr int kAnyHeight = 1000;
-  for (const std::string& row : top_screen(run, unix_time(), {.width = terminal.width, .height = kAnyHeight}, style)) {
+  const ScreenSize size{.width = terminal.width, .height = kAnyHeight, .breaks_lines = ::isatty(STDOUT_FILENO) == 1};
+  for (const std::string& row : top_screen(run, unix_time(), size, style)) {
     fmt::print("{}\n", row);
   }
   return 0;

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kNameWidth = 16;
+constexpr std::size_t kNameWidth = 16;  // at least
 constexpr std::size_t kValueWidth = 12;
 
 /// The begin of the attempt that trains now, or trained last.
@@ -63,7 +63,7 @@ std::string checkpoint_line(const RunCheckpointFacts& checkpoints) {
 }
 
 std::string event_line(const RunEvent& event) {
-  std::string text = fmt::format("  {}  {}", utc_clock(event.time), printable(event.name));
+  std::string text = fmt::format("{}  {}", utc_clock(event.time), printable(event.name));
   if (event.step) {
     text += fmt::format("  step {}", *event.step);
   }
@@ -73,6 +73,44 @@ std::string event_line(const RunEvent& event) {
     }
   }
   return text;
+}
+
+/// The lines of a text that begins in column `indent`.
+std::vector<std::string> lines_of(const std::string& text, std::size_t indent, ScreenSize size) {
+  const std::string all =
+      size.breaks_lines ? wrap(text, indent, static_cast<std::size_t>(std::max(size.width, 0))) : text;
+  return split(std::string(indent, ' ') + all, '\n');
+}
+
+void append(std::vector<std::string>& lines, const std::vector<std::string>& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+}
+
+/// The last events, in at most a third of the screen.
+std::vector<std::string> event_lines(const RunData& run, ScreenSize size) {
+  constexpr std::size_t kIndent = 2;
+  constexpr int kMostEvents = 5;
+  const auto most_lines = static_cast<std::size_t>(std::max(size.height / 3, 1));
+  std::vector<std::string> lines;
+  int events = 0;
+  for (auto event = run.events.rbegin(); event != run.events.rend() && events < kMostEvents; ++event, ++events) {
+    const auto more = lines_of(event_line(*event), kIndent, size);
+    if (!lines.empty() && lines.size() + more.size() > most_lines) {
+      break;
+    }
+    lines.insert(lines.begin(), more.begin(), more.end());
+  }
+  return lines;
+}
+
+/// So wide that no name is cut, but at most half of the screen.
+std::size_t name_width(std::span<const MetricSeries* const> metrics, ScreenSize size) {
+  std::size_t longest = kNameWidth;
+  for (const MetricSeries* series : metrics) {
+    longest = std::max(longest, columns_of(printable(series->name)));
+  }
+  const auto half = static_cast<std::size_t>(std::max(size.width / 2, 0));
+  return size.breaks_lines ? std::min(longest, std::max(half, kNameWidth)) : longest;
 }
 
 /// loss and val_loss first, then the others in the order of the file.
@@ -130,16 +168,15 @@ std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize s
   } else if (!run.why.empty()) {
     state += ", " + printable(first_line(run.why));
   }
-  lines.push_back(printable(run.name) + ": " + state);
-  lines.push_back(progress_line(run, now));
-  lines.push_back(checkpoint_line(run.checkpoints));
+  append(lines, lines_of(printable(run.name) + ": " + state, 0, size));
+  append(lines, lines_of(progress_line(run, now), 0, size));
+  append(lines, lines_of(checkpoint_line(run.checkpoints), 0, size));
   for (const std::string& note : run.notes) {
-    lines.push_back("note: " + printable(first_line(note)));
+    append(lines, lines_of("note: " + printable(first_line(note)), 0, size));
   }
 
-  constexpr std::size_t kMostEvents = 5;
-  const std::size_t events = std::min(run.events.size(), kMostEvents);
-  const std::size_t below = events > 0 ? events + 2 : 0;  // the events, their title and the empty line before it
+  const std::vector<std::string> events = event_lines(run, size);
+  const std::size_t below = events.empty() ? 0 : events.size() + 2;  // their title and the empty line before it
   const std::size_t height = static_cast<std::size_t>(std::max(size.height, 0));
   const auto metrics = metrics_to_show(run.metrics);
   const std::size_t used = lines.size() + 1 + below;
@@ -147,27 +184,28 @@ std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize s
   const bool all_fit = metrics.size() <= room;
   const std::size_t shown = all_fit ? metrics.size() : room - 1;
   lines.emplace_back();
+  const std::size_t names = name_width(std::span(metrics).first(shown), size);
   for (std::size_t i = 0; i < shown; ++i) {
     const MetricSeries& series = *metrics[i];
-    const std::string head = padded(fitted(printable(series.name), kNameWidth), kNameWidth) + " " +
+    const std::string head = padded(fitted(printable(series.name), names), names) + " " +
                              padded(fmt::format("{:.5g}", series.values.back()), kValueWidth);
-    const int left = size.width - static_cast<int>(kNameWidth + kValueWidth + 2);
+    const int left = size.width - static_cast<int>(names + kValueWidth + 2);
     lines.push_back(head + " " + sparkline(series.values, left, style));
   }
   if (!all_fit) {
     lines.push_back(
         fmt::format("... and {}", counted(static_cast<std::int64_t>(metrics.size() - shown), "other metric")));
   }
-  if (events > 0) {
+  if (!events.empty()) {
     lines.emplace_back();
     lines.emplace_back("events (UTC)");
-    for (std::size_t i = run.events.size() - events; i < run.events.size(); ++i) {
-      lines.push_back(event_line(run.events[i]));
-    }
+    append(lines, events);
   }
   lines.resize(std::min(lines.size(), std::max<std::size_t>(height, 1)));
-  for (std::string& line : lines) {
-    line = fitted(line, static_cast<std::size_t>(std::max(size.width, 0)));
+  if (size.breaks_lines) {  // a word can be longer than a line
+    for (std::string& line : lines) {
+      line = fitted(line, static_cast<std::size_t>(std::max(size.width, 0)));
+    }
   }
   return lines;
 }

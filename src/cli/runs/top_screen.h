@@ -12,6 +12,7 @@ namespace lockstep {
 struct ScreenSize {
   int width = 80;
   int height = 24;
+  bool breaks_lines = true;  ///< between words, to fit into the width; false: they may be longer, as in a file
 };
 
 struct ScreenStyle {

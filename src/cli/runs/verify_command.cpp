@@ -49,7 +49,11 @@ Target find_target(const std::string& text) {
     return {.directory = path.parent_path(), .step = name->step};
   }
   const Path checkpoints = path / kCheckpointsName;
-  return {.directory = std::filesystem::is_directory(checkpoints, ignored) ? checkpoints : path};
+  if (std::filesystem::is_directory(checkpoints, ignored)) {
+    return {.directory = checkpoints};
+  }
+  refuse_folder_of_runs(real_file_system(), text);
+  return {.directory = path};
 }
 
 struct Checked {

@@ -211,6 +211,15 @@ TEST_P(AnyFileSystem, WriteFileReplacesAndLeavesNothingElse) {
             "cannot read " + path.string() + ": it has 3 bytes, the limit is 2");
 }
 
+TEST_P(AnyFileSystem, WriteFileNamesTheFileInItsErrors) {
+  const auto path = root() / "none" / "state.json";
+  const std::string message = message_of<IoError>([&] { write_file(fs(), path, "one"); });
+  EXPECT_THAT(message, testing::HasSubstr(path.string() + ": No such file or directory"));
+  fs().create_directories(path / "folder");
+  EXPECT_EQ(message_of<IoError>([&] { write_file(fs(), path, "one"); }),
+            "cannot replace " + path.string() + ": Is a directory");
+}
+
 INSTANTIATE_TEST_SUITE_P(Disk, AnyFileSystem, testing::Values(false));
 INSTANTIATE_TEST_SUITE_P(Memory, AnyFileSystem, testing::Values(true));
 

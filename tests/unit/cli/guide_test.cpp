@@ -188,7 +188,9 @@ TEST_F(Config, CheckReportsAllProblemsWithTheirLines) {
   }
   write("seed = 3\n[optim]\nlr = 0.1\n");
   EXPECT_EQ(lockstep({"config", "--check", name}).out, name + ": 2 settings, no problem\n");
-  EXPECT_EQ(lockstep({"config", "--check", name + "x"}).code, 2);
+  const auto missing = lockstep({"config", "--check", name + "x"});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_EQ(missing.err, "error: cannot open " + name + "x: No such file or directory\n");
 }
 
 TEST_F(Config, MigrateRenamesKeepsTheOldFileAndChecks) {
@@ -300,6 +302,9 @@ TEST(BashCompletion, OffersCommandsFlagsAndWords) {
   EXPECT_THAT(bash_offers({"lockstep", "completion", ""}), ElementsAre("bash", "zsh"));
   EXPECT_THAT(bash_offers({"lockstep", "help", "com"}), ElementsAre("compare", "completion"));
   EXPECT_THAT(bash_offers({"lockstep", "ctl", "runs/a", "s"}), ElementsAre("stop", "save"));
+  EXPECT_THAT(bash_offers({"lockstep", "ctl", "runs/a", ""}), ElementsAre("stop", "save", "validate", "report"));
+  EXPECT_THAT(bash_offers({"lockstep", "ctl", "r"}), ElementsAre()) << "the shell completes the directory";
+  EXPECT_THAT(bash_offers({"lockstep", "completion", "bash", ""}), ElementsAre());
   EXPECT_THAT(bash_offers({"lockstep", "run", "--nn"}), ElementsAre("--nnodes"));
   EXPECT_THAT(bash_offers({"lockstep", "run", "--numa-binding", ""}), ElementsAre("none", "node"));
   EXPECT_THAT(bash_offers({"lockstep", "run", "--", "./train", "--optim.l"}),

@@ -403,6 +403,25 @@ TEST(Top, FitsIntoAnyTerminal) {
   EXPECT_THAT(join(top_screen(run, 0, {80, 24}, {}), "\n"), HasSubstr("other metrics"));
 }
 
+TEST(Top, BreaksLinesBetweenWords) {
+  const TempDir temp;
+  const WrittenRun written(temp.path() / "a");
+  write_eventful(written);
+  written.rows(60, 70, 1, "gpu_memory_peak_mib");
+  written.event("end", {{"step", std::int64_t{70}},
+                        {"why", std::string("finished at step 70, epoch 1, saved in /scratch/experiments/august/a")}});
+  const RunData run = read(written);
+  const auto narrow = top_screen(run, run.last_activity, {.width = 50, .height = 40}, {.unicode = false});
+  const std::string text = join(narrow, "\n");
+  EXPECT_THAT(text, HasSubstr("a: finished at step 70, epoch 1, saved in\n/scratch/experiments/august/a\n"));
+  EXPECT_THAT(text, HasSubstr("finished at step 70, epoch\n  1, saved in /scratch/experiments/august/a"));
+  EXPECT_THAT(text, HasSubstr("\ngpu_memory_peak_mib 1 "));
+  const ScreenSize pipe{.width = 20, .height = 1000, .breaks_lines = false};
+  const std::string whole = join(top_screen(run, run.last_activity, pipe, {.unicode = false}), "\n");
+  EXPECT_THAT(whole, AllOf(HasSubstr("saved in /scratch/experiments/august/a\nstep 70"),
+                           HasSubstr("\ngpu_memory_peak_mib 1 ")));
+}
+
 TEST(Top, SparklinesMarkValuesThatAreNotFinite) {
   const std::vector<double> values{9, 0, 7, std::numeric_limits<double>::quiet_NaN(), 3.5};
   EXPECT_EQ(sparkline(values, 4, {.unicode = false}), "_#!=");
@@ -417,7 +436,31 @@ TEST(Top, PrintsOnePictureWithoutATerminal) {
   const auto result = run_program({LOCKSTEP_CLI, "top", run.path().string()});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("a: finished"), Not(HasSubstr("\x1b"))));
-  EXPECT_EQ(run_program({LOCKSTEP_CLI, "top", temp.path().string()}).code, 2);
+}
+
+TEST(Commands, NameTheRunsOfADirectoryThatIsNoRun) {
+  const TempDir temp;
+  const WrittenRun a(temp.path() / "runs" / "a");
+  const WrittenRun b(temp.path() / "runs" / "b");
+  std::filesystem::create_directory(temp.path() / "runs" / "data");
+  for (const char* command : {"top", "report", "verify"}) {
+    const auto result = run_program({LOCKSTEP_CLI, command, "runs"}, {}, temp.path().string());
+    EXPECT_EQ(result.code, 2) << command;
+    EXPECT_EQ(result.out, "") << command;
+    EXPECT_EQ(result.err,
+              "error: runs is no run, but a directory of 2 runs: a, b\n"
+              "  hint: give one of them, such as runs/a; lockstep list runs shows them\n")
+        << command;
+  }
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "top", "."}, {}, temp.path().string()).err, HasSubstr(". contains no run"));
+}
+
+TEST(Report, NamesTheFileThatCannotBeWritten) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const auto result = run_program({LOCKSTEP_CLI, "report", "a", "--out", "none/a.html"}, {}, temp.path().string());
+  EXPECT_EQ(result.code, 74);
+  EXPECT_EQ(result.err, "error: cannot create none/a.html: No such file or directory\n");
 }
 
 class LiveTop : public testing::Test {

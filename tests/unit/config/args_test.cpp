@@ -1,13 +1,17 @@
 #include <fstream>
 #include <set>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/config/config_io.h>
 
 #include "base/text.h"
+#include "config/command_tokens.h"
+#include "config/field_value.h"
 #include "config/foreign_names.h"
+#include "config/setting_form.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -293,6 +297,100 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
   };
   for (const auto& [argument, expected] : cases) {
     EXPECT_THAT(problems({argument}), ElementsAre(HasSubstr(expected))) << argument;
+  }
+}
+
+// Every setting that takes a word of a list, however it is given.
+TEST(ParseInvocation, ListsWhatEverySwitchAndEnumAccepts) {
+  int checked = 0;
+  const TrainConfig config;
+  visit_fields(config, [&]<class T>(const FieldInfo& info, const T&) {
+    if constexpr (std::is_same_v<T, bool> || std::is_enum_v<T>) {
+      ++checked;
+      std::string expected = "expected true or false";
+      if constexpr (std::is_enum_v<T>) {
+        std::vector<std::string> words;
+        for (const Spelling& spelling : EnumText<T>::kSpellings) {
+          words.emplace_back(spelling.text);
+        }
+        expected = "expected " + join_or(words);
+      }
+      const std::string flag = fmt::format("--{}", info.name);
+      EXPECT_THAT(problems({flag + "=maybe"}), ElementsAre(HasSubstr(flag + "=maybe: " + expected)));
+      EXPECT_THAT(problems({flag, "maybe"}), ElementsAre(HasSubstr(flag + " maybe: " + expected)));
+      const std::string variable = variable_name("LOCKSTEP_CFG_", info.name);
+      EXPECT_THAT(problems({}, {{variable, "maybe"}}),
+                  ElementsAre(HasSubstr(info.flag_only ? "can only be a flag" : variable + "=maybe: " + expected)));
+    }
+  });
+  EXPECT_GT(checked, 40);
+}
+
+TEST(ParseInvocation, LeavesAWordBehindASwitchToTheProgram) {
+  std::string output;
+  Flags flags;
+  flags.positional("output", &output, "o");
+  parse({"--report.progress", "maybe"}, {}, {}, flags);
+  EXPECT_EQ(output, "maybe");
+  EXPECT_THAT(problems({"--report.progress", "--seed", "3", "one", "stray"}, {}, {}, flags),
+              ElementsAre(HasSubstr("unexpected argument \"stray\"")));
+  EXPECT_THAT(problems({"one", "--report.progress", "maybe"}, {}, {}, flags),
+              ElementsAre("--report.progress maybe: expected true or false | use --report.progress alone for true"));
+}
+
+TEST(ParseInvocation, RefusesAnEmptyRunName) {
+  const TrainConfig defaults{.run_name = "train"};
+  EXPECT_THAT(problems({"--run_name", ""}, {}, defaults),
+              ElementsAre("--run_name \"\": expected a name | leave it out for the name of the program"));
+  EXPECT_THAT(problems({"--run_name="}, {}, defaults), ElementsAre(HasSubstr("--run_name=\"\": expected a name")));
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_RUN_NAME", ""}}, defaults),
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_RUN_NAME=\"\": expected a name")));
+  const TempDir dir;
+  const auto file = (dir.path() / "config.toml").string();
+  std::ofstream(file) << "run_name = \"\"\nrun_dir = \"runs/a\"\n";  // the default, as lockstep config prints it
+  const TrainConfig config = parse({"--config", file}, {}, defaults).config;
+  EXPECT_EQ(config.run_name, "train");
+  EXPECT_EQ(config.run_dir, "runs/a");
+}
+
+TEST(ParseInvocation, GivesHintsInTheFormOfTheSetting) {
+  EXPECT_THAT(problems({"--plateau.metric", "loss"}, {{"LOCKSTEP_CFG_REPORT_EVERY_STEPS", "0"}}),
+              ElementsAre(HasSubstr("| report in between, for example --report.every_steps 20")));
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_PLATEAU_METRIC", "loss"}, {"LOCKSTEP_CFG_REPORT_EVERY_STEPS", "0"}}),
+              ElementsAre(HasSubstr("| report in between, for example LOCKSTEP_CFG_REPORT_EVERY_STEPS=20")));
+}
+
+TEST(HintInForm, WritesFlagsAsSettings) {
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"use --data.workers 4", "use [data] workers = 4", "use \"data\": {\"workers\": 4}"},
+      {"use --nprocs N: ranks", "use nprocs = N: ranks", "use \"nprocs\": N: ranks"},
+      {"use --backend gloo (or auto)", "use backend = \"gloo\" (or auto)", "use \"backend\": \"gloo\" (or auto)"},
+      {"use --checkpoint.monitor METRIC with --checkpoint.mode and",
+       "use [checkpoint] monitor = \"METRIC\" with [checkpoint] mode and",
+       "use \"checkpoint\": {\"monitor\": \"METRIC\"} with \"checkpoint\": {\"mode\": ...} and"},
+      {"use --sampler.drop_last", "use [sampler] drop_last = true", "use \"sampler\": {\"drop_last\": true}"},
+      {"use --no-sampler.shuffle for it", "use [sampler] shuffle = false for it",
+       "use \"sampler\": {\"shuffle\": false} for it"},
+      {"--devices with a list, or --devices 2", "devices with a list, or devices = 2",
+       "\"devices\": ... with a list, or \"devices\": 2"},
+      {"use --optim.schedule cosine:to=0.1: a part", "use [optim] schedule = \"cosine:to=0.1\": a part",
+       "use \"optim\": {\"schedule\": \"cosine:to=0.1\"}: a part"},
+      {"leave out --fresh; see --help-all, lockstep run --nnodes N -- PROGRAM",
+       "leave out --fresh; see --help-all, lockstep run --nnodes N -- PROGRAM",
+       "leave out --fresh; see --help-all, lockstep run --nnodes N -- PROGRAM"},
+  };
+  for (const auto& [flag, toml, json] : cases) {
+    EXPECT_EQ(hint_in_form(SettingForm::flag, flag), flag);
+    EXPECT_EQ(hint_in_form(SettingForm::toml, flag), toml);
+    EXPECT_EQ(hint_in_form(SettingForm::json, flag), json);
+  }
+  EXPECT_EQ(hint_in_form(SettingForm::variable, "use --data.workers 4 with --checkpoint.mode"),
+            "use LOCKSTEP_CFG_DATA_WORKERS=4 with LOCKSTEP_CFG_CHECKPOINT_MODE");
+  for (const ForeignName& row : foreign_names()) {
+    const std::string hint = hint_in_form(SettingForm::toml, row.hint);
+    for (const auto& [name, value] : config_values({})) {
+      EXPECT_TRUE(name == "fresh" || hint.find(fmt::format("--{} ", name)) == std::string::npos) << hint;
+    }
   }
 }
 

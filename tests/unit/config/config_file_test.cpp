@@ -112,14 +112,17 @@ TEST_F(ConfigFile, ReportsAllMistakesWithTheirLines) {
 TEST_F(ConfigFile, RejectsWrongTypes) {
   const std::pair<const char*, const char*> cases[] = {
       {"sampler.shuffle = 1", "sampler.shuffle = 1: expected true or false"},
-      {"sampler.shuffle = \"true\"", "sampler.shuffle = \"true\": expected true or false"},
+      {"sampler.shuffle = \"true\"", "sampler.shuffle = \"true\": expected true or false | write it without quotes"},
+      {"sampler.shuffle = \"on\"", "sampler.shuffle = \"on\": expected true or false | sampler.shuffle: "},
+      {"devices = \"[0, 1]\"", "devices = \"[0, 1]\": expected a list of GPU indices | write it without quotes"},
       {"run_name = 3", "run_name = 3: expected a text in quotes"},
       {"run_name = ['a']", "run_name = a list that does not only contain whole numbers: expected a text in quotes"},
       {"batch_size = 1.0", "batch_size = 1.0: expected a whole number of 0 or more"},
       {"batch_size = true", "batch_size = true: expected a whole number"},
       {"batch_size = 1979-05-27", "batch_size = a date or time: expected a whole number"},
       {"nprocs = 99999999999", "nprocs = 99999999999: expected a whole number from 0 to 65536"},
-      {"optim.lr = \"fast\"", "optim.lr = \"fast\": expected a number of 0 or more"},
+      {"optim.lr = \"fast\"", "optim.lr = \"fast\": expected a number of 0 or more | optim.lr: "},
+      {"optim.lr = \"0.1\"", "optim.lr = \"0.1\": expected a number of 0 or more | write it without quotes"},
       {"optim.lr = nan", "optim.lr = nan: expected a number of 0 or more"},
       {"precision = 32", "precision = 32: expected fp32, fp64, bf16, fp16, bf16_mixed or fp16_mixed"},
       {"precision = \"bf16-mixed\"",
@@ -141,9 +144,21 @@ TEST_F(ConfigFile, RejectsWrongTypes) {
   for (const auto& [text, expected] : cases) {
     EXPECT_THAT(problems("run.toml", text), ElementsAre(HasSubstr(expected))) << text;
   }
+  EXPECT_THAT(problems("run.json", R"({"sampler": {"shuffle": "false"}, "devices": "[0]", "data": {"workers": "4"}})"),
+              AllOf(SizeIs(3), Each(HasSubstr("| write it without quotes"))));
   EXPECT_THAT(problems("run.json", R"({"optim": {"lr": null}, "batch_szie": 3})"),
               ElementsAre(HasSubstr("run.json: optim.lr = null: expected a number"),
                           "run.json: batch_szie: unknown setting | did you mean batch_size?"));
+}
+
+TEST_F(ConfigFile, GivesHintsInTheFormOfTheFile) {
+  EXPECT_THAT(problems("run.toml", "num_workers = 3\n"),
+              ElementsAre("run.toml:1: num_workers: unknown setting | use [data] workers = N"));
+  EXPECT_THAT(problems("run.json", R"({"num_workers": 3})"),
+              ElementsAre(R"(run.json: num_workers: unknown setting | use "data": {"workers": N})"));
+  EXPECT_THAT(
+      problems("run.toml", "compute_setup = \"cpu\"\ndevices = \"all\"\n"),
+      ElementsAre(HasSubstr("| use compute_setup = \"gpu\", or a number such as devices = 2 for two CPU ranks")));
 }
 
 // SLEAP-NN's training_config.yaml as `yq .` prints it: every field has its equivalent.
@@ -165,7 +180,7 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfSleapNn) {
   const std::vector<std::string> found = problems("sleap.json", text);
   EXPECT_THAT(found, SizeIs(37));
   EXPECT_THAT(found, Each(Not(HasSubstr("--help-all"))));
-  EXPECT_THAT(found, Contains(HasSubstr("trainer_config.trainer_devices: unknown setting | use --devices N")));
+  EXPECT_THAT(found, Contains(HasSubstr("trainer_config.trainer_devices: unknown setting | use \"devices\": N")));
   EXPECT_THAT(found, Contains(HasSubstr("trainer_config.max_epochs: unknown setting | did you mean max_epochs?")));
   EXPECT_THAT(problems("other.json", R"({"trainer_config": {"zebra": 1}})"), ElementsAre(HasSubstr("--help-all")))
       << "the control";
@@ -176,10 +191,12 @@ TEST_F(ConfigFile, ReportsUnusableFiles) {
   EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
   EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
   EXPECT_THAT(problems("run.yaml", "seed: 1"),
-              ElementsAre(AllOf(HasSubstr("--config run.yaml: expected a file that ends in .toml or .json"),
+              ElementsAre(AllOf(HasSubstr("run.yaml: expected a file that ends in .toml or .json"),
                                 HasSubstr("make JSON of it with yq"))));
   EXPECT_THAT(problems_of((directory_.path() / "none.toml").string()),
-              ElementsAre(HasSubstr("--config none.toml: cannot open none.toml: No such file or directory")));
+              ElementsAre("cannot open none.toml: No such file or directory | "));
+  EXPECT_THAT(problems_of((directory_.path() / "none").string()),
+              ElementsAre("cannot open none: No such file or directory | "));
 }
 
 TEST_F(ConfigFile, MayBeASymbolicLink) {

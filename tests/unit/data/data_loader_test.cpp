@@ -273,6 +273,31 @@ TEST(DataLoader, RefusesABatchOfAnotherLength) {
               HasSubstr("the data set was asked for 10 samples and returned 20 samples with 10 ids"));
 }
 
+TEST(DataLoader, RefusesTensorsWithOtherRows) {
+  class Returns final : public Dataset {
+   public:
+    explicit Returns(Batch batch) : batch_(std::move(batch)) {}
+    std::int64_t size() const override { return 20; }
+    Batch get(std::span<const std::int64_t>, const SampleSeed&) const override { return batch_; }
+
+   private:
+    Batch batch_;
+  };
+  World world = cpu();
+  const auto message = [&](Batch batch) {
+    DataLoader loader(std::make_shared<Returns>(std::move(batch)), plan_of(20, 10, 0), world);
+    return message_of([&] { loader.next(); });
+  };
+  const at::Tensor ten = at::zeros({10, 2});
+  EXPECT_EQ(message({.input = at::zeros({20, 2}), .target = ten}),
+            "the data set was asked for 10 samples and returned input of shape [20, 2], expected 10 rows");
+  EXPECT_THAT(message({.input = ten, .target = at::zeros({11})}), HasSubstr("returned target of shape [11]"));
+  EXPECT_THAT(message({.input = ten, .target = at::zeros({})}), HasSubstr("returned target of shape []"));
+  EXPECT_THAT(message({.input = ten, .weight = at::zeros({1})}), HasSubstr("returned weight of shape [1]"));
+  EXPECT_EQ(message({.input = ten, .target = ten, .fields = {{"classes", at::zeros({3})}}}), "no error");
+  EXPECT_EQ(message({.input = at::zeros({37, 2}), .samples = 10}), "no error") << "samples of several rows each";
+}
+
 TEST(DataLoader, RefusesTheOrderOfAnotherDataSet) {
   World world = cpu();
   const std::vector<double> weights(19, 1.0);

@@ -89,8 +89,8 @@ TEST(RankFailure, IsBlamedOnTheRankWithTypeAndPlace) {
        "gloo::EnforceNotMet: 200 vs 4. "},
       {"throw:terminate", 134, " in forward: std::terminate after no exception"},
       {"throw:assertion", 70, " in forward: internal error: a test wants this to fail; what.empty() is false ("},
-      {"exit:0", 1, " exited with code 0 without finishing"},
-      {"exit:3", 1, " exited with code 3 without finishing"},
+      {"exit:0", 1, " ended with exit code 0 before its training was done"},
+      {"exit:3", 1, " ended with exit code 3 before its training was done"},
   };
   Sweep sweep("ways to fail");
   for (int round = 0; round < rounds(1, 5); ++round) {

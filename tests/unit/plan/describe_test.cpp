@@ -52,6 +52,14 @@ TEST(Describe, NamesTheSettingsOfNumbers) {
   EXPECT_THAT(text, HasSubstr("warning: --precision fp16_mixed on the CPU is slow; use --precision bf16_mixed\n"));
 }
 
+TEST(Describe, NamesTheMetricsThatDecide) {
+  const TrainConfig config{.early_stop = {.metric = "val_loss", .patience = 5},
+                           .checkpoint = {.monitor = "val_accuracy", .mode = MonitorMode::max, .keep_best = 3}};
+  const std::string text = describe(resolve(config, no_gpu(), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("early stop   after 5 measurements of val_loss (min) without an improvement\n"));
+  EXPECT_THAT(text, HasSubstr("at the end, last 2 and the best 3 by val_accuracy (max) kept; resume auto\n"));
+}
+
 TEST(Describe, SaysWarningsAndNotesLast) {
   const TrainConfig config{.compute_setup = ComputeSetup::cpu, .backend = Backend::gloo};
   const std::string text = describe(resolve(config, machine_with(2), std::nullopt));

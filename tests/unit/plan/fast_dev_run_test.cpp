@@ -14,7 +14,7 @@ TEST(FastDevRun, LimitsTrainingAndValidationAndTurnsFilesOff) {
                           .fast_dev_run = 4,
                           .fresh = true,
                           .validate = {.every_epochs = 2, .at_start = true},
-                          .report = {.tensorboard = true, .record = 5}};
+                          .report = {.tensorboard = true, .record = 5, .log_dir = "logs"}};
   const Plan plan = resolve(asked, {.cores = 4}, std::nullopt);
   const TrainConfig& config = plan.config;
   EXPECT_EQ(config.max_epochs, 0);
@@ -25,6 +25,7 @@ TEST(FastDevRun, LimitsTrainingAndValidationAndTurnsFilesOff) {
   EXPECT_FALSE(config.validate.at_start);
   EXPECT_FALSE(config.checkpoint.enabled || config.report.jsonl || config.report.csv || config.report.tensorboard);
   EXPECT_EQ(config.report.record, 0);
+  EXPECT_EQ(config.report.log_dir, "");
   EXPECT_FALSE(config.fresh) << "an old run would be renamed";
   EXPECT_EQ(plan.asked->max_steps, 7);
 }

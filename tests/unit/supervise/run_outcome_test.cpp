@@ -65,9 +65,9 @@ TEST(RunOutcome, BlamesTheFirstPrimaryEvent) {
       {"kill -9 by somebody else", [](RunOutcome& v) { v.exited(1, by_signal(9)); }, 137, 1,
        "rank 1 (host a, pid 71) died of signal 9 (Killed)"},
       {"exit 0 early", [](RunOutcome& v) { v.exited(1, code(0)); }, 1, 1,
-       "rank 1 (host a, pid 71) exited with code 0 without finishing"},
+       "rank 1 (host a, pid 71) ended with exit code 0 before its training was done"},
       {"unannounced code is not ours", [](RunOutcome& v) { v.exited(1, code(75)); }, 1, 1,
-       "rank 1 (host a, pid 71) exited with code 75 without finishing"},
+       "rank 1 (host a, pid 71) ended with exit code 75 before its training was done"},
       {"another code than announced",
        [](RunOutcome& v) {
          v.announced(1, finished(0), kPlace, kStart);
@@ -205,7 +205,7 @@ TEST(RunOutcome, SaysWhereItHappened) {
   ending.place = place;
   outcome.exited(0, ending);
   EXPECT_EQ(outcome.report().failure,
-            "rank 0 (host a, pid 70) exited with code 0 without finishing at step 812 in data");
+            "rank 0 (host a, pid 70) ended with exit code 0 before its training was done: at step 812 in data");
   EXPECT_THAT(outcome.text(), HasSubstr("return from the worker function"));
 }
 

@@ -109,6 +109,28 @@ TEST(Predict, IntoFilesContinuesAfterAFailureWithAnotherNumberOfRanks) {
   }
 }
 
+TEST(Predict, WritesNothingInATrial) {
+  const TempDir dir;
+  thread_world(2, [&](World& world) {
+    Plan plan = prediction_plan(2);
+    plan.config.fast_dev_run = 2;
+    Predictor task;
+    DataLoader data(tiny_data(53), plan.eval_loader, world);
+    Trainer trainer(plan, world);
+    for (int time = 1; time <= 2; ++time) {
+      trainer.predict(task, data, dir.path() / "out");
+      EXPECT_EQ(task.samples, time * 2 * 3) << "two steps of this rank";
+    }
+  });
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "out"));
+  try {
+    load_predictions(dir.path() / "out");
+    FAIL() << "there are none";
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.hint(), HasSubstr("--fast_dev_run writes no predictions"));
+  }
+}
+
 TEST(Predict, StopsOnRequestAndContinues) {
   const TempDir dir;
   for (const bool asks : {true, false}) {

@@ -228,7 +228,7 @@ TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
   EXPECT_GT(result.seconds, 0);
   EXPECT_THAT(ran.lines[ran.lines.size() - 2], StartsWith("finished at step 12, epoch 3"));
   EXPECT_THAT(ran.lines.back(), AllOf(StartsWith("loss "), HasSubstr(", val_loss "), HasSubstr(" | best val_loss "),
-                                      HasSubstr(" at step 12 in " + result.best->path), HasSubstr(" | 00:0")));
+                                      HasSubstr(" at step 12 in " + result.best->path), HasSubstr(" | time 00:0")));
 }
 
 TEST(Reports, KeepTheProgramsOwnFlags) {
@@ -248,6 +248,32 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   Trainer(session).fit(task, data);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("--hidden is 32 now, 64 when the checkpoint was written"));
+}
+
+TEST(Reports, NameAProgramFlagThatChangedTheModel) {
+  class Other final : public TinyTask {
+   public:
+    torch::nn::Module& module() override { return *other_; }
+
+   private:
+    torch::nn::Linear other_{5, 5};
+  };
+  const TempDir dir;
+  Session session = Session::single(
+      {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
+  session.plan.facts.program_values = {{"depth", "2"}, {"hidden", "64"}};
+  TinyTask task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  session.plan.facts.program_values = {{"depth", "2"}, {"hidden", "32"}};
+  Other other;
+  try {
+    Trainer(session).fit(other, data);
+    FAIL() << "had to be refused";
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
+    EXPECT_THAT(error.hint(), StartsWith("--hidden was 64, is 32 now; load it into the model"));
+  }
 }
 
 // A callback that a run did not have before has nothing to load.
