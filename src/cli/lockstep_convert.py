@@ -23,8 +23,11 @@ try:
     import torch
     from safetensors.torch import load_file, save_file
 except ImportError as error:
-    sys.exit(f"lockstep-convert: {error}; it needs the Python packages torch, numpy and safetensors: "
-             f"{sys.executable} -m pip install torch numpy safetensors")
+    packages = "torch numpy safetensors"
+    fix = f"{sys.executable} -m pip install {packages}"
+    if sys.prefix == sys.base_prefix:  # pip of a distribution's Python refuses to install
+        fix = f"python3 -m venv DIR && DIR/bin/pip install {packages}, then start it with DIR/bin/python {sys.argv[0]}"
+    sys.exit(f"lockstep-convert: {error}; it needs a Python with {packages}: {fix}")
 
 CHUNK = 4 << 20
 PREFIX = "module."

@@ -80,7 +80,10 @@ std::string manual_page() {
   for (const Command* command : commands()) {
     text += section(*command);
   }
-  return text + ".SH SEE ALSO\n\\fBlockstep\\-convert\\fR(1)\n";
+  return text +
+         ".SH SEE ALSO\n\\fBlockstep\\-convert\\fR(1)\n.PP\nThe manual of the library is installed in "
+         "share/doc/lockstep, "
+         "which is /usr/share/doc/lockstep if lockstep is a Debian package. Begin with README.md there.\n";
 }
 
 std::string converter_manual_page() {

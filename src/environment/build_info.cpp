@@ -86,9 +86,7 @@ std::string build_id_of(const void* address) { return find_build(reinterpret_cas
 std::string program_build_id() { return find_build(getauxval(AT_PHDR)); }
 
 LibTorchBuild libtorch_build() {
-  return {.version = LOCKSTEP_LIBTORCH_VERSION,
-          .cuda_version = LOCKSTEP_LIBTORCH_CUDA_VERSION,
-          .folder = LOCKSTEP_LIBTORCH_FOLDER};
+  return {.version = LOCKSTEP_LIBTORCH_VERSION, .cuda_version = LOCKSTEP_LIBTORCH_CUDA_VERSION};
 }
 
 std::string compiler() { return LOCKSTEP_COMPILER; }

@@ -16,7 +16,6 @@ std::string program_build_id();
 struct LibTorchBuild {
   std::string version{};       ///< "2.11.0"; "": built without LibTorch
   std::string cuda_version{};  ///< "13.0"; "": a LibTorch without CUDA
-  std::string folder{};
 };
 LibTorchBuild libtorch_build();
 

@@ -87,6 +87,10 @@ std::string library_text(const BuildFacts& build, const LibraryFacts& library) {
   return library.problem.empty() ? "a part of LibTorch, which does not give its version" : "unusable";
 }
 
+std::string file_system_text(const DirectoryFacts& directory) {
+  return directory.file_system.empty() ? "a file system of unknown kind" : directory.file_system;
+}
+
 std::string limit_text(const std::optional<std::int64_t>& limit) {
   return limit ? fmt::format("{}", *limit) : "unlimited";
 }

@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-/// A library that CUDA programs of this build load.
+/// A library that programs of this build load.
 struct LibraryFacts {
   std::string version{};  ///< "2.28.9"; "": not known
   std::string file{};     ///< "": none, or it is a part of LibTorch
@@ -37,7 +37,7 @@ struct BuildFacts {
   std::string build_id{};
   std::string compiler{};
   LibTorchBuild libtorch{};
-  bool libtorch_found = false;  ///< it is still in its folder
+  LibraryFacts libtorch_library{};  ///< for the ranks of `lockstep test`; without a version
   bool cuda = false;
   bool nccl = false;
   CudaLibraries libraries{};  ///< if `cuda`
@@ -151,6 +151,8 @@ struct FactsRequest {
 
 /// "2.28.9", or why there is no version; without directories.
 std::string library_text(const BuildFacts& build, const LibraryFacts& library);
+/// "ext4", "a file system of unknown kind".
+std::string file_system_text(const DirectoryFacts& directory);
 /// "1024", "unlimited".
 std::string limit_text(const std::optional<std::int64_t>& limit);
 /// "8.0 GiB", "unlimited".
@@ -160,6 +162,8 @@ Facts collect_facts(const FactsRequest& request, const Variables& variables);
 
 // Its parts.
 BuildFacts collect_build_facts();
+/// Of the program `user`, which is linked to it.
+LibraryFacts collect_libtorch_library(const std::filesystem::path& user);
 /// Of the library `user`, which is linked to them.
 CudaLibraries collect_cuda_libraries(const std::filesystem::path& user);
 MachineFacts collect_machine_facts();

@@ -81,14 +81,12 @@ void judge_cuda_library(const Facts& facts, std::string_view name, const Library
 void judge_versions(const Facts& facts, Judgement judgement) {
   const BuildFacts& build = facts.build;
   judgement.ok("lockstep", fmt::format("{}, built with {}", build.version, build.compiler));
-  if (build.libtorch.version.empty() || build.libtorch_found) {
-    judgement.ok("LibTorch", libtorch_text(build));
+  const LibraryFacts& libtorch = build.libtorch_library;
+  if (libtorch.problem.empty()) {
+    judgement.ok("LibTorch", libtorch_text(build) + (libtorch.file.empty() ? "" : fmt::format(" ({})", libtorch.file)));
   } else {
-    judgement.warn(
-        "LibTorch",
-        fmt::format("{} was in {} when lockstep was built, and is not there now", build.libtorch.version,
-                    build.libtorch.folder),
-        "programs look for it there: put it back, or build again with LOCKSTEP_LIBTORCH set to its directory");
+    judgement.warn("LibTorch", fmt::format("{} is needed: {}", build.libtorch.version, libtorch.problem),
+                   std::string(kInstallLibTorch));
   }
   judge_cuda_library(facts, "NCCL", build.libraries.nccl, judgement);
   judge_cuda_library(facts, "cuDNN", build.libraries.cudnn, judgement);
@@ -295,7 +293,7 @@ void judge_directory(const DirectoryFacts& facts, Judgement judgement) {
   if (facts.asked != facts.checked && facts.asked != ".") {
     place = fmt::format("{}, checked in {}", printable(facts.asked.string()), place);
   }
-  const std::string kind = facts.file_system.empty() ? "of unknown kind" : facts.file_system;
+  const std::string kind = file_system_text(facts);
   constexpr const char* kAnother = "use a directory that this user may write, on a disk with space: --run_dir";
   if (!facts.failed.empty()) {
     judgement.fail("writing", fmt::format("{} ({}): cannot {}: {}", place, kind, facts.failed, facts.error), kAnother);

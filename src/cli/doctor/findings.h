@@ -22,6 +22,12 @@ struct Finding {
 inline constexpr std::string_view kFindingGroups[] = {"versions", "machine", "GPUs",
                                                       "network",  "launch",  "run directory"};
 
+/// What to do if the loader finds no LibTorch.
+inline constexpr std::string_view kInstallLibTorch =
+    "install LibTorch where lockstep looks for it: a DEB or TGZ in /opt/libtorch, which may be a link; a wheel beside "
+    "it in "
+    "its Python environment (the package torch); a build in the directory with which it was built";
+
 /// In the order of the groups.
 std::vector<Finding> judge(const Facts& facts);
 

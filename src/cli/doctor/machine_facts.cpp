@@ -120,8 +120,9 @@ BuildFacts collect_build_facts() {
                    .libtorch = libtorch_build(),
                    .cuda = built_with_cuda(),
                    .nccl = built_with_nccl()};
-  std::error_code error;
-  facts.libtorch_found = stdfs::exists(stdfs::path(facts.libtorch.folder) / "lib/libtorch_cpu.so", error);
+  if (!facts.libtorch.version.empty()) {
+    facts.libtorch_library = collect_libtorch_library(beside_this_program(LOCKSTEP_PROBE));
+  }
   if (facts.cuda) {
     facts.libraries = collect_cuda_libraries(beside_this_program(LOCKSTEP_CUDA_LIBRARY));
   }

@@ -345,7 +345,7 @@ Json system_json(const Facts& facts) {
             {"compiler", build.compiler},
             {"libtorch", build.libtorch.version},
             {"libtorch_cuda", build.libtorch.cuda_version},
-            {"libtorch_found", build.libtorch_found},
+            {"libtorch_found", build.libtorch_library.problem.empty()},
             {"cuda", build.cuda},
             {"nccl", build.nccl},
             {"nccl_version", build.libraries.nccl.version},

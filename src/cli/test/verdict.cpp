@@ -35,8 +35,14 @@ Finding failure_of(std::string group, std::string subject, const ProbeOutcome& o
   }
   constexpr std::string_view kError = "error: ";
   constexpr std::string_view kHint = "  hint: ";
+  constexpr std::string_view kLoader = "error while loading shared libraries: ";
   std::string last_line;
   for (const std::string& line : split(outcome.errors, '\n')) {
+    if (const std::size_t loader = line.find(kLoader); loader != std::string::npos) {
+      found.found = "no rank can start: " + printable(line.substr(loader + kLoader.size()));
+      found.fix = kInstallLibTorch;
+      return found;
+    }
     const std::size_t error = line.find(kError);
     if (error == 0 || (error != std::string::npos && line.starts_with("[rank"))) {
       found.found = printable(line.substr(error + kError.size()));
@@ -213,7 +219,7 @@ std::optional<Advice> advise_saves(const Measurements& measurements) {
   }
   return Advice{"--checkpoint.async true, so that training goes on during a save",
                 fmt::format("{} durable in {} ({}) on {}{}", human_bytes(static_cast<std::int64_t>(bytes)),
-                            time_text(seconds), rate_text(bytes, seconds), measurements.directory.file_system,
+                            time_text(seconds), rate_text(bytes, seconds), file_system_text(measurements.directory),
                             is_network ? ", a network file system" : "")};
 }
 
@@ -295,7 +301,7 @@ std::optional<Advice> advise_reports(const Measurements& measurements) {
 
 std::vector<Finding> judge_directory(const DirectoryFacts& facts) {
   constexpr std::string_view kGroup = "run directory";
-  const std::string where = fmt::format("{} ({})", facts.checked.string(), facts.file_system);
+  const std::string where = fmt::format("{} ({})", facts.checked.string(), file_system_text(facts));
   if (!facts.failed.empty()) {
     return {failed(kGroup, "writing", fmt::format("{}: cannot {}: {}", where, facts.failed, printable(facts.error)),
                    "give a directory in which you may write: --run-dir DIR")};

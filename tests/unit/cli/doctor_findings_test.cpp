@@ -39,8 +39,8 @@ Facts healthy(int gpus = 4) {
   Facts facts{.build = {.version = "1.2.3",
                         .build_id = "ab12",
                         .compiler = "GNU 12.2.0",
-                        .libtorch = {.version = "2.11.0", .cuda_version = "13.0", .folder = "/opt/secret_folder"},
-                        .libtorch_found = true,
+                        .libtorch = {.version = "2.11.0", .cuda_version = "13.0"},
+                        .libtorch_library = {.file = "/opt/secret_folder/libtorch_cpu.so"},
                         .cuda = true,
                         .nccl = true,
                         .libraries = {.nccl = {.version = "2.28.9", .file = "/opt/secret_folder/libnccl.so.2"},
@@ -128,11 +128,18 @@ TEST(DoctorFindings, LibrariesOfCudaHaveAVersionOrAReason) {
   EXPECT_THAT(after(damaged, 0), Contains(warning("NCCL", "it does not", "LD_LIBRARY_PATH"))) << "no GPU needs it";
 }
 
+TEST(DoctorFindings, LibTorchIsWhereTheLoaderFindsIt) {
+  EXPECT_THAT(judge(healthy()), Contains(ok("LibTorch", "2.11.0 for CUDA 13.0, used with CUDA and NCCL (/opt/secret")));
+  const auto without = [](Facts& facts) { facts.build.libtorch_library = {.problem = "libtorch_cpu.so is not found"}; };
+  EXPECT_THAT(after(without),
+              Contains(warning("LibTorch", "2.11.0 is needed: libtorch_cpu.so is not", "/opt/libtorch")));
+}
+
 TEST(DoctorFindings, EveryWarningAndFailureHasAFix) {
   Facts facts = healthy();
   facts.build.libraries.nccl = {.problem = "libnccl.so.2 is not found"};
   facts.ranks = 100;
-  facts.build.libtorch_found = false;
+  facts.build.libtorch_library = {.problem = "libtorch_cpu.so is not found"};
   facts.machine = {.open_files = {.hard = 10},
                    .processes = {.soft = 100},
                    .address_space = {.soft = 1},
@@ -461,7 +468,7 @@ TEST(SystemReport, NamesNoHostUserDirectoryAddressOrUuid) {
   const std::string text = system_text(facts, 80) + dump_json(system_json(facts));
   for (const char* secret : {"secret", "10.0.0", "GPU-0", "/opt", "/data"}) {
     EXPECT_THAT(text, Not(HasSubstr(secret)));
-    EXPECT_THAT(dump_json(doctor_json(facts, judge(facts))) + facts.build.libtorch.folder, HasSubstr(secret));
+    EXPECT_THAT(dump_json(doctor_json(facts, judge(facts))) + facts.build.libtorch_library.file, HasSubstr(secret));
   }
   EXPECT_THAT(text, HasSubstr("2 x Test GPU (80.0 GiB, compute 9.0)"));
 }

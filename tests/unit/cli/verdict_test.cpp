@@ -112,6 +112,12 @@ TEST(Verdict, SaysWhyALaunchFailed) {
   EXPECT_EQ(named.subject, "start");
   EXPECT_EQ(named.found, "no room");
   EXPECT_EQ(named.fix, "make some");
+  const Finding loader =
+      start({.errors = "[rank0]: lockstep-probe: error while loading shared libraries: libtorch_cpu.so: cannot open\n"
+                       "error: rank 0 finished with code 127\n",
+             .code = 127});
+  EXPECT_EQ(loader.found, "no rank can start: libtorch_cpu.so: cannot open");
+  EXPECT_THAT(loader.fix, HasSubstr("/opt/libtorch"));
   EXPECT_THAT(start({.errors = "libx.so: cannot open\n", .code = 127}).found,
               AllOf(HasSubstr("exit code 127"), HasSubstr("libx.so: cannot open")));
   EXPECT_THAT(start({.timed_out = true}).found, HasSubstr("time limit"));

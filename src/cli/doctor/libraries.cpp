@@ -1,4 +1,4 @@
-// NCCL and cuDNN: which files a program that trains on GPUs would load, and their versions. The loader is asked, so
+// LibTorch, NCCL and cuDNN: which files a program would load, and the versions of the last two. The loader is asked, so
 // that LD_LIBRARY_PATH and run paths count as in that program; the libraries are asked in a process of their own, which
 // a damaged one may end.
 #include <array>
@@ -103,8 +103,15 @@ std::string loader_list(const stdfs::path& file) {
   return stream ? read_to_end(fileno(stream.get())) : std::string();
 }
 
+/// Of a file that exists. "a/../b" is not simply "b": a may be a link to another directory.
+std::string real_path(const stdfs::path& file) {
+  std::error_code error;
+  const stdfs::path folder = stdfs::canonical(file.parent_path(), error);
+  return error ? file.string() : (folder / file.filename()).string();
+}
+
 /// From "\tlibnccl.so.2 => /usr/lib/libnccl.so.2 (0x00007f...)".
-LibraryFacts find_library(std::string_view list, std::string_view name, AskVersion ask) {
+LibraryFacts find_library(std::string_view list, std::string_view name) {
   constexpr std::string_view kArrow = " => ";
   constexpr std::string_view kError = "error while loading shared libraries: ";
   LibraryFacts facts{};
@@ -118,24 +125,30 @@ LibraryFacts find_library(std::string_view list, std::string_view name, AskVersi
         facts.problem = fmt::format("{} is not found", trim(line.substr(0, arrow)));
         break;
       }
-      facts.file = stdfs::path(found.substr(0, found.rfind(" ("))).lexically_normal().string();
-      find_version(facts, ask);
+      facts.file = real_path(found.substr(0, found.rfind(" (")));
       break;
     }
   }
   return facts;
 }
 
+LibraryFacts with_version(LibraryFacts facts, AskVersion ask) {
+  if (!facts.file.empty()) {
+    find_version(facts, ask);
+  }
+  return facts;
+}
+
 }  // namespace
 
+LibraryFacts collect_libtorch_library(const stdfs::path& user) {
+  return find_library(loader_list(user), "libtorch_cpu.so");
+}
+
 CudaLibraries collect_cuda_libraries(const stdfs::path& user) {
-  std::error_code error;
-  if (!stdfs::exists(user, error)) {
-    const LibraryFacts missing{.problem = fmt::format("{} is missing", user.string())};
-    return {.nccl = missing, .cudnn = missing};
-  }
   const std::string list = loader_list(user);
-  return {.nccl = find_library(list, "libnccl.so", ask_nccl), .cudnn = find_library(list, "libcudnn.so", ask_cudnn)};
+  return {.nccl = with_version(find_library(list, "libnccl.so"), ask_nccl),
+          .cudnn = with_version(find_library(list, "libcudnn.so"), ask_cudnn)};
 }
 
 }  // namespace lockstep

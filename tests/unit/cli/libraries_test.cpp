@@ -56,13 +56,25 @@ TEST_F(CudaLibrariesTest, AreFoundWhereAProgramFindsThem) {
   EXPECT_EQ(found.cudnn.file, (user_.parent_path() / "libcudnn.so.900").string());
 }
 
+// /opt/libtorch may be a link, and NCCL lies beside the directory that it leads to: /opt/libtorch/../nvidia is not
+// /opt/nvidia.
+TEST_F(CudaLibrariesTest, MayBeReachedThroughALink) {
+  stdfs::create_directories(temp_.path() / "site/torch");
+  const stdfs::path other = copy(user_.parent_path() / "libnccl.so.900", "site/libnccl.so.900");
+  stdfs::create_directory_symlink("site/torch", temp_.path() / "libtorch");
+  setenv("LD_LIBRARY_PATH", (temp_.path() / "libtorch/..").c_str(), 1);
+  const CudaLibraries found = collect_cuda_libraries(user_);
+  EXPECT_EQ(found.nccl.file, other.string());
+  EXPECT_EQ(found.nccl.version, "2.28.9");
+}
+
 TEST_F(CudaLibrariesTest, MayBeMissingOrDamaged) {
   const stdfs::path alone = copy(user_, "user.so");
   EXPECT_EQ(collect_cuda_libraries(alone).nccl.problem, "libnccl.so.900 is not found");
   EXPECT_EQ(collect_cuda_libraries(alone).nccl.file, "");
   std::ofstream(temp_.path() / "libcudnn.so.900") << "cut off";
   EXPECT_THAT(collect_cuda_libraries(alone).cudnn.problem, HasSubstr("libcudnn.so.900: file too short"));
-  EXPECT_THAT(collect_cuda_libraries(temp_.path() / "none.so").nccl.problem, HasSubstr("none.so is missing"));
+  EXPECT_THAT(collect_cuda_libraries(temp_.path() / "none.so").nccl.problem, HasSubstr("none.so: cannot open"));
   setenv("LOCKSTEP_TEST_NCCL", "0", 1);
   EXPECT_EQ(collect_cuda_libraries(user_).nccl.problem, "it does not give its version");
 }
