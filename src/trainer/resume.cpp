@@ -125,10 +125,10 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
 /// "--hidden was 64, is 128 now; ", or "".
 std::string changed_program_flags(const RunParts& run, const CheckpointContents& contents) {
   std::vector<std::string> changed;
-  for (const auto& [name, value] : run.plan.facts.program_values) {
-    const auto saved = contents.values.find(std::string(kProgram) + name);
-    if (saved != contents.values.end() && saved->second != value) {
-      changed.push_back(fmt::format("--{} was {}, is {}", name, shown(saved->second), shown(value)));
+  for (const ProgramValue& value : run.plan.facts.program_values) {
+    const auto saved = contents.values.find(std::string(kProgram) + value.name);
+    if (saved != contents.values.end() && saved->second != value.text) {
+      changed.push_back(fmt::format("--{} was {}, is {}", value.name, shown(saved->second), shown(value.text)));
     }
   }
   return changed.empty() ? "" : fmt::format("{} now; ", join(changed, ", "));

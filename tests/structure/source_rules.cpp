@@ -56,7 +56,7 @@ const std::map<std::string_view, Names>& layers() {
         "trainer"}},
       {"run",
        {"base", "config", "environment", "plan", "failure", "rank", "supervise", "launch", "storage", "world",
-        "session", "worker"}},
+        "session", "worker", "trainer/output/run_end.h"}},
       {"lockstep", {"base", "trainer", "run"}},
       {"probe", {"base", "world", "parallel", "data", "checkpoint", "session", "trainer", "lockstep"}},
   };

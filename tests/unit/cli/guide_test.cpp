@@ -182,7 +182,7 @@ TEST_F(Config, CheckReportsAllProblemsWithTheirLines) {
   const std::string name = file_.string();
   for (const std::string& part :
        {name + ":1: batch_size = -1: expected a whole number", name + ":4: optim.learning_rate: unknown setting",
-        std::string("hint: use --optim.lr X"), name + ":5: optim.lr = \"a\": expected a number",
+        std::string("hint: use [optim] lr = X"), name + ":5: optim.lr = \"a\": expected a number",
         name + ":7: dist.backend: unknown setting\n  hint: did you mean backend?", name + ":8: dist.zzz: unknown"}) {
     EXPECT_THAT(result.err, HasSubstr(part));
   }

@@ -414,7 +414,7 @@ TEST(Top, BreaksLinesBetweenWords) {
   const auto narrow = top_screen(run, run.last_activity, {.width = 50, .height = 40}, {.unicode = false});
   const std::string text = join(narrow, "\n");
   EXPECT_THAT(text, HasSubstr("a: finished at step 70, epoch 1, saved in\n/scratch/experiments/august/a\n"));
-  EXPECT_THAT(text, HasSubstr("finished at step 70, epoch\n  1, saved in /scratch/experiments/august/a"));
+  EXPECT_THAT(text, HasSubstr("finished at step 70,\n  epoch 1, saved in /scratch/experiments/august/a"));
   EXPECT_THAT(text, HasSubstr("\ngpu_memory_peak_mib 1 "));
   const ScreenSize pipe{.width = 20, .height = 1000, .breaks_lines = false};
   const std::string whole = join(top_screen(run, run.last_activity, pipe, {.unicode = false}), "\n");

@@ -115,7 +115,7 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
        "use --compute_setup cpu, or --devices auto"},
       {{.devices = "1,,3"}, "--devices 1,,3: empty entry in the list", "use 1,3"},
       {{.devices = ""}, "--devices \"\": this requests no device", "use auto or -1"},
-      {{.run_name = "a/b"}, "--run_name a/b: expected the name of one directory", "--run_dir takes a path"},
+      {{.run_name = "a/b"}, "--run_name a/b: expected the name of one directory", "a path is for --run_dir"},
       {{.run_name = ".."}, "--run_name ..: expected the name of one directory", ""},
       {{.run_name = " \t"}, "expected the name of one directory", ""},
       {{.run_name = "a\nb"}, "--run_name ab: expected the name of one directory", ""},

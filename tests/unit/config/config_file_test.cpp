@@ -157,7 +157,7 @@ TEST_F(ConfigFile, GivesHintsInTheFormOfTheFile) {
   EXPECT_THAT(problems("run.json", R"({"num_workers": 3})"),
               ElementsAre(R"(run.json: num_workers: unknown setting | use "data": {"workers": N})"));
   EXPECT_THAT(
-      problems("run.toml", "compute_setup = \"cpu\"\ndevices = \"all\"\n"),
+      problems("run.toml", "compute_setup = \"cpu\"\ndevices = [0]\n"),
       ElementsAre(HasSubstr("| use compute_setup = \"gpu\", or a number such as devices = 2 for two CPU ranks")));
 }
 

@@ -261,11 +261,11 @@ TEST(Reports, NameAProgramFlagThatChangedTheModel) {
   const TempDir dir;
   Session session = Session::single(
       {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
-  session.plan.facts.program_values = {{"depth", "2"}, {"hidden", "64"}};
+  session.plan.facts.program_values = {{.name = "depth", .text = "2"}, {.name = "hidden", .text = "64"}};
   TinyTask task;
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   Trainer(session).fit(task, data);
-  session.plan.facts.program_values = {{"depth", "2"}, {"hidden", "32"}};
+  session.plan.facts.program_values = {{.name = "depth", .text = "2"}, {.name = "hidden", .text = "32"}};
   Other other;
   try {
     Trainer(session).fit(other, data);
