@@ -395,13 +395,13 @@ TEST(RunCheckpoints, AreWrittenAfterAFailureBetweenTwoSteps) {
   TrainConfig config = config_in(directory.path() / "straight");
   train(config);
   config.run_dir = (directory.path() / "run").string();
-  const auto failing = std::make_shared<Probe>(0U | Stage::step_end, [](const StageContext& context) {
-    if (context.state.step == 7) {
+  const auto failing = std::make_shared<Probe>(0U | Stage::validation_start, [](const StageContext& context) {
+    if (context.state.step == 10) {
       throw std::runtime_error("a callback's trouble");
     }
   });
   EXPECT_THROW(train(config, failing), std::runtime_error);
-  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{7}));
+  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{10}));
   EXPECT_EQ(train(config).state.step, 15);
   EXPECT_EQ(final_state(config.run_dir), final_state(directory.path() / "straight"));
 }
