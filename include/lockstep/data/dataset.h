@@ -24,14 +24,14 @@ struct SampleSeed {
   std::uint64_t operator()(std::int64_t sample) const noexcept;
 };
 
-/// Map-style data. Several threads call get() at once. It builds a whole micro-batch, so that one index_select can
-/// replace N calls.
+/// Map-style data. get() builds a whole micro-batch, so that one index_select can replace N calls.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
-  /// Thread-safe. The same ids and seed give the same batch. `ids` is not empty. `samples` and `ids` of the batch may
-  /// stay empty: the loader sets them. Runs without autograd graph; in a worker, tensor operations use one thread.
+  /// Thread-safe: several threads call it at once. The same ids, never none, and seed give the same batch: one row of
+  /// input, target and weight for each id, or any number of rows if it sets `samples`. `samples` and `ids` of the batch
+  /// may stay empty: the loader sets them. Runs without autograd graph; in a worker, operations use one thread.
   virtual Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const = 0;
   /// One line that identifies the data and is cheap to compute: a DataLoader throws if the lines of the ranks differ.
   /// Default: "1000 samples". Override it if files may differ between nodes (a hash of an index, a version).

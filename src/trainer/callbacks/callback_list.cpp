@@ -71,7 +71,9 @@ void CallbackList::add(std::shared_ptr<Callback> callback) {
   std::string name(callback->name());
   for (const Entry& other : entries_) {
     if (other.name == name) {
-      throw ConfigError(fmt::format("two callbacks have the name '{}'", name), "give each callback a different name");
+      throw ConfigError(
+          fmt::format("two callbacks have the name '{}'", name),
+          "give each callback a different name; --early_stop.metric and --plateau.metric add a callback, too");
     }
   }
   entries_.push_back({.name = std::move(name), .callback = std::move(callback)});
