@@ -152,6 +152,18 @@ else()
     set(LibTorch_NO_CUDA "${LibTorch_FOLDER} was built for CUDA ${_libtorch_built_for}, found headers of CUDA ${_libtorch_major} \
 in ${LibTorch_CUDA_INCLUDE_DIR} (set CUDA_HOME)")
   endif()
+  # CUDA's headers include these, which NVIDIA's wheels have in wheels of their own that torch does not require.
+  foreach(_libtorch_header crt/host_config.h nv/target)
+    string(MAKE_C_IDENTIFIER "LibTorch_${_libtorch_header}_DIR" _libtorch_dir)
+    find_path(${_libtorch_dir} ${_libtorch_header}
+      HINTS "${LibTorch_CUDA_INCLUDE_DIR}" ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES include NO_CACHE)
+    if(${_libtorch_dir})
+      list(APPEND _libtorch_cuda_includes "${${_libtorch_dir}}")
+    elseif(NOT LibTorch_NO_CUDA)
+      set(LibTorch_NO_CUDA "${_libtorch_header} was not found in ${LibTorch_CUDA_INCLUDE_DIR} or in a CUDA toolkit (pip install \
+'nvidia-cuda-crt==${LibTorch_CUDA_VERSION}.*' 'nvidia-cuda-cccl==${LibTorch_CUDA_VERSION}.*' where torch was installed, or set CUDA_HOME)")
+    endif()
+  endforeach()
 endif()
 if(LibTorch_NO_CUDA)
   set(LibTorch_NO_NCCL "${LibTorch_NO_CUDA}")
@@ -168,7 +180,7 @@ function(_libtorch_link_own target)
 endfunction()
 
 _libtorch_target(c10_cuda libc10_cuda.so)
-target_include_directories(LibTorch::c10_cuda INTERFACE "${LibTorch_CUDA_INCLUDE_DIR}")
+target_include_directories(LibTorch::c10_cuda INTERFACE "${LibTorch_CUDA_INCLUDE_DIR}" ${_libtorch_cuda_includes})
 target_link_libraries(LibTorch::c10_cuda INTERFACE LibTorch::c10)
 
 _libtorch_target(cuda libtorch_cuda.so)

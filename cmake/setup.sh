@@ -10,6 +10,7 @@
 
 lockstep_libtorch_version=2.11
 lockstep_wheel=2.11.0
+lockstep_cuda_headers=('nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*') # CUDA's own headers include these
 
 lockstep_say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -127,6 +128,15 @@ lockstep_python_torch() {
   "$1" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null
 }
 
+lockstep_pip() {
+  "$1/bin/python" -m pip install --disable-pip-version-check --no-cache-dir "${@:2}" >&2
+}
+
+lockstep_has_cuda_headers() {
+  compgen -G "$1/lib/python*/site-packages/nvidia/cu*/include/nv/target" >/dev/null ||
+    [ -e "${CUDA_HOME:-/usr/local/cuda}/include/nv/target" ]
+}
+
 # pip into a folder that counts only once its stamp is written: what an interrupted run left is thrown away.
 lockstep_fetch_libtorch() {
   local cache=$1 folder=$2 free_mib
@@ -137,6 +147,8 @@ lockstep_fetch_libtorch() {
     flock 9 || return 1
   fi
   if [ -e "$folder/complete" ]; then
+    lockstep_has_cuda_headers "$folder" || lockstep_pip "$folder" "${lockstep_cuda_headers[@]}" ||
+      lockstep_say "without ${lockstep_cuda_headers[*]} the part for GPUs cannot be built; start again to retry"
     return 0
   fi
   free_mib=$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')
@@ -147,8 +159,8 @@ lockstep_fetch_libtorch() {
   lockstep_say "fetching LibTorch $lockstep_wheel into $folder: 1 to 2 minutes, 4.7 GB on disk"
   rm -rf "$folder"
   python3 -m venv "$folder" >&2 || return 1
-  # The other two are small: the tests open our files with them.
-  if ! "$folder/bin/python" -m pip install --disable-pip-version-check --no-cache-dir "torch==$lockstep_wheel" numpy safetensors >&2; then
+  # The others are small: headers, and what the tests open our files with.
+  if ! lockstep_pip "$folder" "torch==$lockstep_wheel" "${lockstep_cuda_headers[@]}" numpy safetensors; then
     lockstep_say "pip could not fetch torch==$lockstep_wheel (above); start again to retry, or set LOCKSTEP_LIBTORCH to a LibTorch"
     return 1
   fi
@@ -178,7 +190,7 @@ lockstep_find_libtorch() {
       "LOCKSTEP_LIBTORCH to its folder, or make python3 the one that has torch $lockstep_wheel"
     return 1
   fi
-  if [ ! -e "$own/complete" ]; then
+  if [ ! -e "$own/complete" ] || ! lockstep_has_cuda_headers "$own"; then
     (lockstep_fetch_libtorch "$cache" "$own") || return 1
   fi
   LOCKSTEP_LIBTORCH=$(lockstep_python_torch "$own/bin/python")

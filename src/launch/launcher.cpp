@@ -110,16 +110,19 @@ class Launch {
         descendants_.add_worker(workers.back().pid());
       }
     }  // now only rank 0 has the socket: if it dies, no rank waits for an answer
-    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
-                     {.grace = request_.grace,
-                      .terminal_status = request_.terminal_status,
-                      .stall = {.warning = request_.stall_warning,
-                                .deadline = request_.stall_deadline,
-                                .rendezvous = request_.rendezvous_deadline},
-                      .first_rank = first,
-                      .world_size = world_size(request_),
-                      .any_program = request_.any_program,
-                      .each_turn = [this] { descendants_.reap(); }});
+    return supervise(
+        std::move(workers), std::move(destinations), std::move(progress), signals_,
+        {.grace = request_.grace,
+         .terminal_status = request_.terminal_status,
+         .stall = {.warning = request_.stall_warning,
+                   .deadline = request_.stall_deadline,
+                   .rendezvous = request_.rendezvous_deadline},
+         .first_rank = first,
+         .world_size = world_size(request_),
+         .any_program = request_.any_program,
+         .each_turn = [this] { descendants_.reap(); },
+         .what_is_left =
+             [this] { return request_.after_failure ? request_.after_failure(event_directory()) : std::string(); }});
   }
 
   template <class T>
@@ -190,11 +193,6 @@ class Launch {
     }
     if (!decision.reason.empty()) {
       log_info(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
-    }
-    if (report.failed_rank >= 0 && report.step > 0 && request_.after_failure) {
-      if (const std::string text = request_.after_failure(event_directory()); !text.empty()) {
-        log_info(text);
-      }
     }
   }
 

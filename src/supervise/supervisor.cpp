@@ -410,6 +410,11 @@ class Supervisor {
         say("  | " + line);
       }
     }
+    if (options_.what_is_left && report.failed_rank >= 0 && report.step > 0) {
+      if (std::string left = options_.what_is_left(); !left.empty()) {
+        say(std::move(left));
+      }
+    }
     if (const std::string text = outcome_.text(); !text.empty()) {
       for (const std::string& line : split(text, '\n')) {
         say(line);

@@ -177,7 +177,7 @@ void OptimizerStep::update() {
   optimizer_.step();
   step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));
   step_.now_.spike = any_of(step_.now_.spike, spike);
-  step_.now_.uncounted = any_of(step_.now_.uncounted, any_of(not_finite, spike));
+  step_.now_.uncounted = any_of(step_.now_.uncounted, not_finite);
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {

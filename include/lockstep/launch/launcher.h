@@ -47,7 +47,7 @@ struct LaunchRequest {
   std::function<std::filesystem::path(const std::string& launch)> event_directory{};
   /// Locks that directory; returns nullptr while another launch holds it and writes the log. {}: no lock needed.
   std::function<std::unique_ptr<FileLock>(const std::filesystem::path& directory)> event_lock{};
-  /// After a failure, what is left in event_directory, as the last line of the launch; "": nothing to say.
+  /// After a failure, what is left in event_directory, as a line before its cause; "": nothing to say.
   std::function<std::string(const std::filesystem::path& directory)> after_failure{};
 };
 

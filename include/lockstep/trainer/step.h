@@ -84,7 +84,7 @@ class Step {
   OptimizerStep& optimizer(std::size_t index = 0) { return optimizers_.at(index); }
 
   /// Adds the loss and the metrics of an output to the reports. At the end of the step: if its update is left out
-  /// because its loss is not finite or a spike (optim.non_finite skip, spike.policy skip), they do not count.
+  /// because its loss is not finite (optim.non_finite skip), they do not count.
   void add(const StepOutput& output);
 
   /// For the Trainer, after optimize().

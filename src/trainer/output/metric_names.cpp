@@ -34,8 +34,8 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
 }
 
 bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
-  const bool skips = config.optim.non_finite == NonFinitePolicy::skip || config.spike.policy == SpikePolicy::skip;
-  return skips && std::ranges::find(metrics, "loss", &Metrics::value_type::first) == metrics.end();
+  return config.optim.non_finite == NonFinitePolicy::skip &&
+         std::ranges::find(metrics, "loss", &Metrics::value_type::first) == metrics.end();
 }
 
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names) {

@@ -335,31 +335,36 @@ std::map<std::int64_t, double> losses_of(const TrainConfig& config, Task& task, 
   return losses;
 }
 
-TEST(Crossing, AStepThatIsLeftOutDoesNotCountInTheReports) {
-  for (const bool spikes : {false, true}) {
-    TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 12, .global_batch_size = 12});
-    config.report.every_steps = 4;
-    config.report.epoch_means = true;
-    if (spikes) {
-      config.spike = {.z_score = 4, .window = 3, .policy = SpikePolicy::skip};
-    } else {
-      config.optim.non_finite = NonFinitePolicy::skip;
-    }
-    const double factor = spikes ? 1e6 : std::nan("");
-    TrainConfig each = config;
-    each.report.every_steps = 1;
-    BadSteps task_of_each({5}, factor);
-    auto single = losses_of(each, task_of_each);  // of each step, named by the number of steps after it
-    ASSERT_EQ(single.size(), 12U);
-    EXPECT_TRUE(std::isnan(single.at(6))) << "nothing is left to report";
-    BadSteps task({5}, factor);
-    const auto of_windows = losses_of(config, task);
-    EXPECT_NEAR(of_windows.at(4), (single.at(1) + single.at(2) + single.at(3) + single.at(4)) / 4, 1e-6);
-    EXPECT_NEAR(of_windows.at(8), (single.at(5) + single.at(7) + single.at(8)) / 3, 1e-6);
-    BadSteps again({5}, factor);
-    const auto of_epochs = losses_of(config, again, "epoch_loss");
-    EXPECT_NEAR(of_epochs.at(8), of_windows.at(8), 1e-12);
-  }
+TEST(Crossing, AStepWhoseLossIsNotFiniteDoesNotCountInTheReports) {
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 12, .global_batch_size = 12});
+  config.report.every_steps = 4;
+  config.report.epoch_means = true;
+  config.optim.non_finite = NonFinitePolicy::skip;
+  TrainConfig each = config;
+  each.report.every_steps = 1;
+  BadSteps task_of_each({5});
+  auto single = losses_of(each, task_of_each);  // of each step, named by the number of steps after it
+  ASSERT_EQ(single.size(), 12U);
+  EXPECT_TRUE(std::isnan(single.at(6))) << "nothing is left to report";
+  BadSteps task({5});
+  const auto of_windows = losses_of(config, task);
+  EXPECT_NEAR(of_windows.at(4), (single.at(1) + single.at(2) + single.at(3) + single.at(4)) / 4, 1e-6);
+  EXPECT_NEAR(of_windows.at(8), (single.at(5) + single.at(7) + single.at(8)) / 3, 1e-6);
+  BadSteps again({5});
+  const auto of_epochs = losses_of(config, again, "epoch_loss");
+  EXPECT_NEAR(of_epochs.at(8), of_windows.at(8), 1e-12);
+}
+
+TEST(Crossing, ASpikeThatIsLeftOutIsSeenInTheReports) {
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 40, .global_batch_size = 12});
+  config.report.every_steps = 1;
+  config.spike = {.z_score = 6, .window = 10, .policy = SpikePolicy::skip};
+  BadSteps task({30}, 1e4);
+  testing::internal::CaptureStderr();
+  const auto losses = losses_of(config, task);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the loss of step 30"));
+  EXPECT_GT(losses.at(31), 100 * losses.at(30));
+  EXPECT_LT(losses.at(32), 10 * losses.at(30)) << "the weights stayed as they were";
 }
 
 TEST(Crossing, EarlyStoppingPassesOverAReportOfWhichEveryStepWasLeftOut) {
