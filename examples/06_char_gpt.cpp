@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
 
     const auto result = lockstep::Trainer(session).fit(task, train, &validation);
 
-    if (result.stop == lockstep::StopKind::none && session.world.is_main() && length > 0) {
+    if (result.stop <= lockstep::StopKind::program && session.world.is_main() && length > 0) {
       const std::string sample = char_gpt::sample(task.gpt, text.alphabet, length, session.world.device());
       session.print(fmt::format("\n{}\n\n{:.0f} % of the words in the sample occur in the text", sample,
                                 100 * char_gpt::known_words(sample, text.all)));

@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
                                session.world);
     const auto result = lockstep::Trainer(session).fit(*task, train);
 
-    if (result.stop == lockstep::StopKind::none && session.world.is_main()) {
+    if (result.stop <= lockstep::StopKind::program && session.world.is_main()) {
       lockstep::save_tensors(to + ".adapter", lockstep::lora_tensors(*net));  // small: the adapters alone
       lockstep::merge_lora(*net);                                             // then the names are those of Python
       lockstep::save_tensors(to, lockstep::module_tensors(*net));

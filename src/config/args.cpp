@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "base/run_files.h"
 #include "base/text.h"
 #include "config/check_config.h"
 #include "config/command_tokens.h"
@@ -378,6 +380,19 @@ class Parser {
                    : hint_for_unknown(name, field_names(), "", "see --help-all for all settings"));
       }
     }
+    take_directory_of_run();
+  }
+
+  /// The config.toml in the directory of a run means that run, also from elsewhere and after a copy.
+  void take_directory_of_run() {
+    const std::filesystem::path file = *config_file_;
+    const std::filesystem::path directory = file.parent_path().empty() ? "." : file.parent_path();
+    std::error_code ignored;
+    if (file.filename() == kSettingsName && std::filesystem::exists(directory / kRunRecordName, ignored)) {
+      result_.config.run_dir = directory.string();
+      result_.origins["run_dir"] = "file " + *config_file_;
+      labels_["run_dir"] = fmt::format("{}: the directory of the run", *config_file_);
+    }
   }
 
   /// "width" of "program.width".
@@ -525,7 +540,7 @@ class Parser {
       if (weight > kWeightOfFile) {
         refuse(what, idle.hint);
       } else if (weight == kWeightOfFile) {
-        result_.warnings.push_back(fmt::format("{}; {}", what, idle.hint));
+        result_.warnings.push_back(fmt::format("{}; {}", what, hint_in_form(form_of({what, {}}), idle.hint)));
       }
     }
   }

@@ -17,18 +17,18 @@ struct Feature {
 
 constexpr Feature kFeatures[] = {
     {"early_stop.", "early_stop.metric", [](const TrainConfig& c) { return !c.early_stop.metric.empty(); },
-     "name the metric, for example early_stop.metric val_loss"},
+     "name the metric, for example --early_stop.metric val_loss"},
     {"plateau.", "plateau.metric", [](const TrainConfig& c) { return !c.plateau.metric.empty(); },
-     "name the metric, for example plateau.metric val_loss"},
+     "name the metric, for example --plateau.metric val_loss"},
     {"checkpoint.mode", "checkpoint.monitor", [](const TrainConfig& c) { return !c.checkpoint.monitor.empty(); },
-     "name the metric, for example checkpoint.monitor val_loss"},
+     "name the metric, for example --checkpoint.monitor val_loss"},
     {"checkpoint.keep_best", "checkpoint.monitor", [](const TrainConfig& c) { return !c.checkpoint.monitor.empty(); },
-     "name the metric, for example checkpoint.monitor val_loss"},
+     "name the metric, for example --checkpoint.monitor val_loss"},
     {"spike.", "spike.z_score", [](const TrainConfig& c) { return c.spike.z_score > 0; },
-     "set how many standard deviations are a spike, for example spike.z_score 6"},
+     "set how many standard deviations are a spike, for example --spike.z_score 6"},
     {"spike.lr_factor", "spike.policy",
      [](const TrainConfig& c) { return c.spike.z_score == 0 || c.spike.policy == SpikePolicy::lower_lr; },
-     "use spike.policy lower_lr, or leave it out"},
+     "use --spike.policy lower_lr, or leave it out"},
 };
 
 bool belongs(std::string_view name, const Feature& feature) {

@@ -163,6 +163,10 @@ NamedTensors in_dtypes_of(const torch::nn::Module& module, NamedTensors tensors)
 /// Collective. Rank 0 reads; every rank gets the weights. Returns the number of tensors that were loaded.
 std::size_t load_weights(torch::nn::Module& module, const std::string& from, bool allow_partial, World& world) {
   compare_parameters(module, world);
+  if (world.is_main() && !std::filesystem::exists(from)) {
+    throw CheckpointError(fmt::format("--init_weights {}: no such file or directory", from),
+                          "give the directory of a run or of a checkpoint, or a file of safetensors or torch.save");
+  }
   NamedTensors weights;
   if (world.any(world.is_main() && std::filesystem::is_directory(from))) {
     CheckpointContents contents = load_checkpoint(from, world);
@@ -172,7 +176,11 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
   }
   std::size_t loaded = 0;
   if (world.is_main()) {
-    loaded = load_module(module, in_dtypes_of(module, std::move(weights)), allow_partial).loaded.size();
+    try {
+      loaded = load_module(module, in_dtypes_of(module, std::move(weights)), allow_partial).loaded.size();
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(fmt::format("--init_weights {}: {}", from, error.what()), error.hint());
+    }
     if (loaded == 0) {
       throw CheckpointError(fmt::format("--init_weights {}: no tensor in it has the name of one of the model", from),
                             "choose the weights of this model; rename() changes the names of those of another one");

@@ -40,7 +40,9 @@ bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
 
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names) {
   const auto near = closest(name, names);
-  return fmt::format("{}use one of {}", near ? fmt::format("did you mean {}? ", *near) : "", fmt::join(names, ", "));
+  const bool of_validation = name.starts_with(kValidationPrefix);
+  return fmt::format("{}use one of {}{}", near ? fmt::format("did you mean {}? ", *near) : "", fmt::join(names, ", "),
+                     of_validation ? "" : fmt::format("; metrics of the validation begin with {}", kValidationPrefix));
 }
 
 }  // namespace lockstep

@@ -25,10 +25,11 @@ std::string change_of_command(const TrainConfig& config, bool saved) {
 }
 
 std::string describe_saved(const TrainConfig& config, const std::string& directory, std::int64_t step) {
-  const std::string how = config.checkpoint.weights_only ? " (only the weights)"
-                                                         : fmt::format(": the same command{} resumes from it",
-                                                                       change_of_command(config, /*saved=*/true));
-  return fmt::format("step {} is saved in {}{}", step, directory, how);
+  if (config.checkpoint.weights_only) {
+    return fmt::format("step {} is saved in {} (only the weights)", step, directory);
+  }
+  return fmt::format("step {} is saved in {}; without the cause of this failure the same command{} resumes from it",
+                     step, directory, change_of_command(config, /*saved=*/true));
 }
 
 namespace {

@@ -29,7 +29,7 @@ struct RunEnd {
 /// has a checkpoint of its own.
 std::string change_of_command(const TrainConfig& config, bool saved);
 
-/// After a failure: "step 20 is saved in runs/a: the same command resumes from it".
+/// After a failure: "step 20 is saved in runs/a; ..." and how to resume from it.
 std::string describe_saved(const TrainConfig& config, const std::string& directory, std::int64_t step);
 
 /// Where, why, and how to go on: "stopped at step 20, epoch 1: SIGTERM, saved in runs/a; run the same command again to

@@ -475,7 +475,7 @@ TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
                {{"LOCKSTEP_CFG_SPIKE_POLICY", "skip"}}),
       ElementsAre(
           "LOCKSTEP_CFG_SPIKE_POLICY=skip: has no effect without spike.z_score | set how many standard deviations are "
-          "a spike, for example spike.z_score 6",
+          "a spike, for example LOCKSTEP_CFG_SPIKE_Z_SCORE=6",
           HasSubstr("--plateau.factor=0.5: has no effect without plateau.metric | name the metric"),
           HasSubstr("--early_stop.patience 5: has no effect without early_stop.metric | name the metric"),
           HasSubstr("--checkpoint.keep_best 2: has no effect without checkpoint.monitor | name the metric")));
