@@ -137,6 +137,12 @@ lockstep_has_cuda_headers() {
     [ -e "${CUDA_HOME:-/usr/local/cuda}/include/nv/target" ]
 }
 
+# Without them the part for GPUs is left out, and CMake says why.
+lockstep_fetch_cuda_headers() {
+  lockstep_has_cuda_headers "$1" || lockstep_pip "$1" "${lockstep_cuda_headers[@]}" ||
+    lockstep_say "pip could not fetch ${lockstep_cuda_headers[*]}, so the part for GPUs cannot be built; start again to retry"
+}
+
 # pip into a folder that counts only once its stamp is written: what an interrupted run left is thrown away.
 lockstep_fetch_libtorch() {
   local cache=$1 folder=$2 free_mib
@@ -147,8 +153,7 @@ lockstep_fetch_libtorch() {
     flock 9 || return 1
   fi
   if [ -e "$folder/complete" ]; then
-    lockstep_has_cuda_headers "$folder" || lockstep_pip "$folder" "${lockstep_cuda_headers[@]}" ||
-      lockstep_say "without ${lockstep_cuda_headers[*]} the part for GPUs cannot be built; start again to retry"
+    lockstep_fetch_cuda_headers "$folder"
     return 0
   fi
   free_mib=$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')
@@ -159,12 +164,13 @@ lockstep_fetch_libtorch() {
   lockstep_say "fetching LibTorch $lockstep_wheel into $folder: 1 to 2 minutes, 4.7 GB on disk"
   rm -rf "$folder"
   python3 -m venv "$folder" >&2 || return 1
-  # The others are small: headers, and what the tests open our files with.
-  if ! lockstep_pip "$folder" "torch==$lockstep_wheel" "${lockstep_cuda_headers[@]}" numpy safetensors; then
+  # The other two are small: the tests open our files with them.
+  if ! lockstep_pip "$folder" "torch==$lockstep_wheel" numpy safetensors; then
     lockstep_say "pip could not fetch torch==$lockstep_wheel (above); start again to retry, or set LOCKSTEP_LIBTORCH to a LibTorch"
     return 1
   fi
   touch "$folder/complete"
+  lockstep_fetch_cuda_headers "$folder"
 }
 
 lockstep_find_libtorch() {
