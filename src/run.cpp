@@ -77,10 +77,12 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
     const auto pattern = parse_run_pattern(directory);  // then the ranks choose a directory
     return pattern ? find_run_of(real_file_system(), *pattern, launch) : directory;
   };
-  request.after_failure = [config = plan.config](const auto& directory) {
-    const auto steps = CheckpointDir(real_file_system(), directory / kCheckpointsName).steps();
-    return steps.empty() ? std::string() : describe_saved(config, directory.string(), steps.back());
-  };
+  if (plan.config.checkpoint.enabled) {  // else steps in the directory are an earlier run's
+    request.after_failure = [plan](const std::filesystem::path& directory) {
+      const auto steps = CheckpointDir(real_file_system(), directory / kCheckpointsName).steps();
+      return steps.empty() ? std::string() : describe_saved(plan, directory.string(), steps.back());
+    };
+  }
   request.event_lock = [](const auto& directory) { return try_lock_run(real_file_system(), directory); };
   if (!plan.config.report.log_dir.empty()) {
     request.log_dir = plan.config.report.log_dir;
@@ -101,6 +103,11 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
 
 bool launched_by_us(const std::optional<Identity>& identity) { return identity && identity->control_fd >= 0; }
 
+// Not by `lockstep run`: the same program has planned, and tells what is left of the training after a failure.
+bool launched_by_this_program(const std::optional<Identity>& identity) {
+  return launched_by_us(identity) && !identity->devices.empty();
+}
+
 // A run that will be requeued must reach its normal end.
 EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) {
   return plan.config.dist.requeue   ? EarlyStop::wait
@@ -108,9 +115,9 @@ EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) 
                                     : EarlyStop::end_process;
 }
 
-// Shown once per run; for ranks of our own launcher, the launcher has shown it.
+// Shown once per run.
 void show(const Plan& plan, const std::optional<Identity>& identity) {
-  if ((identity && identity->rank != 0) || launched_by_us(identity)) {
+  if ((identity && identity->rank != 0) || launched_by_this_program(identity)) {
     return;
   }
   if (is_logged(LogLevel::info)) {
@@ -164,7 +171,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   const LaunchFacts facts{.launch_name = identify_launch(environment, identity),
                           .program = program,
                           .program_values = program_values(flags),
-                          .supervised = launched_by_us(identity),
+                          .supervised = launched_by_this_program(identity),
                           .job_end = job_end(environment)};
   // At the default the level stays that which the program may have set.
   if (const LogLevel level = invocation.config.report.log_level; level != LogLevel::info) {

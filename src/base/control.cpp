@@ -1,5 +1,8 @@
 #include <atomic>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <lockstep/base/control.h>
 #include <lockstep/base/error.h>
@@ -8,14 +11,26 @@
 
 namespace lockstep {
 
+namespace {
+
+/// What the program asked for.
+struct Requests {
+  bool stop = false;
+  bool checkpoint = false;
+  std::string reason{};
+};
+
+}  // namespace
+
 struct TrainControl::State {
   std::atomic<StopKind> stop{StopKind::none};
   std::atomic<StopKind> agreed{StopKind::none};
   std::atomic<bool> checkpoint{false};
   std::atomic<bool> asked_for{false};
-  mutable std::mutex mutex;  // guards the two below
+  mutable std::mutex mutex;  // guards those below
   std::string reason;
   StopKind reason_kind = StopKind::none;
+  std::vector<Requests> fits;  // for each running fit: the program's requests to the one around it
 
   // A signal handler uses these; they must be lock-free.
   static_assert(std::atomic<StopKind>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -26,6 +41,15 @@ struct TrainControl::State {
     auto before = StopKind::none;
     return stop.compare_exchange_strong(before, kind) ||
            (kind != StopKind::program && before == StopKind::program && stop.compare_exchange_strong(before, kind));
+  }
+
+  /// Returns the program's requests and clears them.
+  Requests take() {
+    auto own = StopKind::program;
+    const bool stopped = stop.compare_exchange_strong(own, StopKind::none);
+    return {.stop = stopped,
+            .checkpoint = checkpoint.exchange(false),
+            .reason = stopped && reason_kind == StopKind::program ? std::move(reason) : std::string()};
   }
 };
 
@@ -71,10 +95,32 @@ std::string TrainControl::stop_reason() const {
 
 bool TrainControl::take_checkpoint_request() noexcept { return state_->checkpoint.exchange(false); }
 
+void TrainControl::begin_fit() {
+  const std::lock_guard lock(state_->mutex);
+  // Those from before the first fit are for it.
+  state_->fits.push_back(state_->fits.empty() ? Requests() : state_->take());
+}
+
 void TrainControl::end_fit() noexcept {
-  auto own = StopKind::program;
-  state_->stop.compare_exchange_strong(own, StopKind::none);
-  state_->checkpoint.store(false);
+  const std::lock_guard lock(state_->mutex);
+  state_->take();
+  Requests outer = std::move(state_->fits.back());
+  state_->fits.pop_back();
+  state_->checkpoint.store(outer.checkpoint);
+  if (outer.stop && state_->claim_stop(StopKind::program)) {
+    state_->reason = std::move(outer.reason);
+    state_->reason_kind = StopKind::program;
+  }
+}
+
+bool TrainControl::in_fit() const noexcept {
+  const std::lock_guard lock(state_->mutex);
+  return !state_->fits.empty();
+}
+
+void TrainControl::clear_requests() noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->take();
 }
 
 void TrainControl::set_agreed(StopKind kind) noexcept { state_->agreed.store(kind); }

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
+#include "checkpoint/init_weights.h"
 #include "checkpoint/main_rank.h"
 #include "storage/run_choice.h"
 #include "world/world_access.h"
@@ -81,6 +82,9 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
   // Rank 0 decides for all, because launchers may set different values on different ranks.
   const Json decided = parse_json(run_on_main(world, "choosing the run", [&] {
     const RunDecision decision = decide_run(request, decode(answers));
+    if (decision.set_aside && !config.init_weights.empty()) {
+      check_init_weights(config.init_weights, directory);
+    }
     return dump_json(Json{{"record", to_json(decision.record)}, {"trained_before", decision.trained_before}});
   }));
   hold->record_ = parse_run_record(decided.at("record").get<std::string>(), directory);

@@ -219,10 +219,15 @@ class Parser {
         of_tool_(FlagsAccess::of_tool(flags)),
         line_(args, options()) {
     result_.config = defaults;
-    for (const std::string& name : field_names()) {
-      result_.origins[name] = "program";
+    const auto values = config_values(defaults);
+    const auto plain = config_values(TrainConfig());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto& [name, value] = values[i];
+      const bool is_plain = value == plain[i].second;
+      result_.origins[name] = is_plain ? "default" : "program";
       // An invalid default is a mistake of the program; the message must say so.
-      labels_[name] = fmt::format("{} {} (the program's default)", name, value_text(name));
+      labels_[name] = fmt::format("{} {} ({})", name, value.empty() ? "\"\"" : printable(value),
+                                  is_plain ? "the default" : "the program's default");
     }
     for (const std::string& name : program_names()) {
       result_.origins[name] = "program";
@@ -242,6 +247,8 @@ class Parser {
     apply_environment();
     apply_flags();
     let_the_name_decide();
+    let_the_stronger_begin();
+    let_barebones_decide();
     const std::vector<Problem> found = check_config(result_.config, labels_);
     problems_.insert(problems_.end(), found.begin(), found.end());
     find_idle();
@@ -392,6 +399,7 @@ class Parser {
       result_.config.run_dir = directory.string();
       result_.origins["run_dir"] = "file " + *config_file_;
       labels_["run_dir"] = fmt::format("{}: the directory of the run", *config_file_);
+      is_of_run_ = true;
     }
   }
 
@@ -484,7 +492,7 @@ class Parser {
   /// If a run_name comes from a stronger source than run_dir (such as the config.toml of another run), run_dir does not
   /// apply.
   void let_the_name_decide() {
-    if (std::string& origin = result_.origins["run_name"]; result_.config.run_name.empty() && origin != "program") {
+    if (std::string& origin = result_.origins["run_name"]; result_.config.run_name.empty() && weight_of(origin) > 0) {
       if (!origin.starts_with("file ")) {  // an empty variable of a script would begin, or continue, another run
         refuse(labels_["run_name"] + "\"\": expected a name", "leave it out for the name of the program");
       }
@@ -494,7 +502,48 @@ class Parser {
     if (weight_of(result_.origins["run_name"]) > weight_of(result_.origins["run_dir"])) {
       result_.config.run_dir.clear();
       result_.origins["run_dir"] = result_.origins["run_name"];
+    } else if (is_of_run_ && result_.origins["run_dir"] == result_.origins["resume"]) {
+      result_.config.resume = TrainConfig().resume;  // how that run began does not matter any more
     }
+  }
+
+  /// Both say with which weights a run begins: of two sources the stronger one decides.
+  void let_the_stronger_begin() {
+    TrainConfig& config = result_.config;
+    if (config.init_weights.empty() || resumes_itself(config.resume)) {
+      return;
+    }
+    const int weights = weight_of(result_.origins["init_weights"]);
+    const int resume = weight_of(result_.origins["resume"]);
+    if (weights > resume) {
+      config.resume = TrainConfig().resume;
+    } else if (resume > weights) {
+      config.init_weights.clear();
+    }
+  }
+
+  /// A measurement needs no changes of a file or of the program that also say how the run decides.
+  void let_barebones_decide() {
+    TrainConfig& config = result_.config;
+    const std::string origin = result_.origins["barebones"];
+    const TrainConfig off;
+    const auto drop = [&](const std::string& name, auto& value, const auto& without) {
+      const int weight = weight_of(result_.origins[name]);
+      if (!config.barebones || value == without || weight >= weight_of(origin)) {
+        return;
+      }
+      if (weight > 0) {
+        result_.warnings.push_back(fmt::format("{}: has no effect with barebones", labels_[name]));
+      }
+      value = without;
+      result_.origins[name] = origin;
+    };
+    drop("fast_dev_run", config.fast_dev_run, off.fast_dev_run);
+    drop("spike.z_score", config.spike.z_score, off.spike.z_score);
+    drop("plateau.metric", config.plateau.metric, off.plateau.metric);
+    drop("early_stop.metric", config.early_stop.metric, off.early_stop.metric);
+    drop("checkpoint.monitor", config.checkpoint.monitor, off.checkpoint.monitor);
+    drop("dist.max_restarts", config.dist.max_restarts, off.dist.max_restarts);
   }
 
   bool is_program_flag(std::string_view name) const {
@@ -529,8 +578,12 @@ class Parser {
     result_.origins[flag.name] = origin;
   }
 
-  /// A mistake on the command line; a file may be shared by several programs and runs.
+  /// A mistake on the command line; a file may be shared by several programs and runs. The tool does not know what the
+  /// program sets.
   void find_idle() {
+    if (of_tool_) {
+      return;
+    }
     for (const IdleSetting& idle : find_idle_settings(defaults_, result_.config)) {
       const int weight = weight_of(result_.origins[idle.name]);
       if (weight < weight_of(result_.origins[idle.needs])) {
@@ -562,6 +615,7 @@ class Parser {
   CommandLine line_;
   Invocation result_{};
   std::optional<std::string> config_file_{};
+  bool is_of_run_ = false;  // it is the config.toml in the directory of a run
   std::map<std::string, std::string> labels_{};
   std::vector<Problem> problems_{};
   std::vector<std::function<void()>> commits_{};

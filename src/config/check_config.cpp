@@ -101,8 +101,7 @@ class Checker {
     if (trim(config_.resume).empty()) {
       refuse(fmt::format("{}: expected auto, never, last, best or a directory", label("resume", std::string("\"\""))),
              "use --resume auto to continue an earlier run if there is one");
-    } else if (const std::string word = to_lower(config_.resume);
-               word != config_.resume && (word == "auto" || word == "never" || word == "last" || word == "best")) {
+    } else if (const std::string word = to_lower(config_.resume); word != config_.resume && resumes_itself(word)) {
       refuse(fmt::format("{}: expected lower case", label("resume", config_.resume)),
              fmt::format("use {} (or ./{} for a directory)", word, config_.resume));
     }
@@ -164,11 +163,10 @@ class Checker {
                          label("checkpoint.monitor", std::string("\"\""))),
              "set the metric, for example --checkpoint.monitor val_loss");
     }
-    const bool resumes_itself = c.resume == "auto" || c.resume == "never" || c.resume == "last" || c.resume == "best";
-    if (!c.init_weights.empty() && !resumes_itself) {
+    if (!c.init_weights.empty() && !resumes_itself(c.resume)) {
       refuse(fmt::format("{} with {}: both say with which weights the run begins",
                          label("init_weights", c.init_weights), label("resume", c.resume)),
-             "remove one of them; --resume also continues with the optimizers and the place in the data");
+             "remove one of them; a resumed run also continues with the optimizers and the place in the data");
     }
     if (c.optim.max_grad_norm > 0 && c.optim.max_grad_value > 0) {
       refuse(fmt::format("{} with {}: gradients are clipped in one way",
@@ -292,6 +290,10 @@ class Checker {
 };
 
 }  // namespace
+
+bool resumes_itself(std::string_view resume) {
+  return resume == "auto" || resume == "never" || resume == "last" || resume == "best";
+}
 
 std::vector<Problem> check_config(const TrainConfig& config, const std::map<std::string, std::string>& labels) {
   return Checker(config, labels).run();

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/config/train_config.h>
@@ -11,5 +12,8 @@ namespace lockstep {
 
 /// `labels`: field -> how its value was given ("--batch_size -3", "run.toml:2: batch_size = -3"); default: its flag.
 std::vector<Problem> check_config(const TrainConfig& config, const std::map<std::string, std::string>& labels);
+
+/// False: a value of `resume` that names a checkpoint, which may be another run's.
+bool resumes_itself(std::string_view resume);
 
 }  // namespace lockstep

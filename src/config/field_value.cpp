@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -157,7 +158,7 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, std::uint64_t& 
 }
 
 Refusal from_file(const FieldInfo& info, const FileValue& value, double& out) {
-  if (const auto* number = std::get_if<double>(&value)) {
+  if (const auto* number = std::get_if<double>(&value); number != nullptr && std::isfinite(*number)) {
     out = *number;
     return std::nullopt;
   }

@@ -48,6 +48,9 @@ std::string write_program_toml(std::span<const ProgramValue> values,
                                const std::map<std::string, std::string>& comments) {
   std::string text = values.empty() ? "" : fmt::format("\n[{}]\n", kProgramSection);
   for (const ProgramValue& value : values) {
+    if (!value.is_text && (value.text.ends_with("inf") || value.text.ends_with("nan"))) {
+      continue;  // a default of the program; no source may give such a number
+    }
     text += toml_line(is_bare_key(value.name) ? value.name : in_quotes(value.name),
                       value.is_text ? in_quotes(value.text) : value.text, value.name, comments);
   }

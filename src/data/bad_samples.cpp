@@ -28,6 +28,20 @@ Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const Sa
   }
 }
 
+// Throws the error of the first bad one, which names only it.
+void throw_of_first(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
+  try {
+    for (const std::int64_t id : ids) {
+      get_batch(data, {&id, 1}, seed);
+    }
+  } catch (const Error& error) {
+    throw DataError(
+        error.what(),
+        error.hint().empty() ? "--data.max_bad_samples N replaces up to N such samples of each rank" : error.hint(),
+        exit_code_of(error));
+  }
+}
+
 }  // namespace
 
 Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
@@ -35,9 +49,7 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
     return get_batch(data, ids, seed);
   } catch (const Error&) {
     if (most_ == 0) {
-      for (const std::int64_t id : ids) {
-        get_batch(data, {&id, 1}, seed);  // throws the error of the first bad one, which names only it
-      }
+      throw_of_first(data, ids, seed);
       throw;
     }
     // To find the bad ones, load each sample alone. If all of them load, the samples are not the cause.

@@ -43,7 +43,9 @@ auto with_sample_names(std::span<const std::int64_t> ids, const Build& build) {
   try {
     return build();
   } catch (const Error& error) {
-    throw DataError(fmt::format("{}: {}", sample_names(ids), error.what()), error.hint());
+    const std::string names = sample_names(ids) + ": ";
+    const bool has_names = std::string_view(error.what()).starts_with(names);
+    throw DataError(fmt::format("{}{}", has_names ? "" : names, error.what()), error.hint());
   } catch (const std::exception& error) {
     throw sample_error(sample_names(ids), error);
   }

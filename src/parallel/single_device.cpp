@@ -281,11 +281,23 @@ std::vector<std::pair<at::Tensor, at::Tensor>> SingleDevice::evaluated_parameter
 }
 
 std::shared_ptr<void> SingleDevice::evaluation_scope() {
+  if (auto running = evaluating_.lock()) {
+    return running;  // a validation inside of another one: the parameters have these values already
+  }
+  if (has_kept_evaluation_values_) {
+    return nullptr;
+  }
   const auto others = evaluated_parameters();
-  return others.empty() ? nullptr : std::make_shared<ReplacedValues>(others);
+  if (others.empty()) {
+    return nullptr;
+  }
+  auto scope = std::make_shared<ReplacedValues>(others);
+  evaluating_ = scope;
+  return scope;
 }
 
 void SingleDevice::keep_evaluation_values() {
+  has_kept_evaluation_values_ = true;
   const at::NoGradGuard no_grad;
   for (const auto& [parameter, value] : evaluated_parameters()) {
     parameter.copy_(value);

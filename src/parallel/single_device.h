@@ -127,6 +127,8 @@ class SingleDevice : public Strategy {
   const Precision precision_;
   StepRequests mine_{};  // requests that are not yet sent
   StepRequests agreed_{};
+  std::weak_ptr<void> evaluating_{};  // the scope that exists
+  bool has_kept_evaluation_values_ = false;
 };
 
 }  // namespace lockstep

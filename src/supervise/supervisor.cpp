@@ -83,12 +83,12 @@ class Supervisor {
       outcome_.settle(looked);
       stop_the_rest();
     }
-    print_summary();
     LaunchReport report = outcome_.report();
-    report.stop_requested = !forwarded_.empty();
     for (int rank = 0; rank < size(); ++rank) {
       report.step = std::max(report.step, view(progress_[rank]).step);
     }
+    print_summary(report);
+    report.stop_requested = !forwarded_.empty();
     if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
       report.first_step = start->step;
       report.training_s = seconds_since(start->time);
@@ -387,7 +387,7 @@ class Supervisor {
     return report.failed_rank < 0 ? "stopped" : std::string(first_line(report.failure));
   }
 
-  void print_summary() {
+  void print_summary(const LaunchReport& report) {
     say_what_is_missing();
     if (options_.terminal_status) {
       terminal_.status("");
@@ -400,7 +400,6 @@ class Supervisor {
                         worker(rank).pid(), state.empty() ? "" : ": it is ", state));
       }
     }
-    const LaunchReport report = outcome_.report();
     if (report.failed_rank >= 0 && !report.explained) {
       const auto& tail = output(report.failed_rank - options_.first_rank).error_tail();
       if (!tail.empty()) {

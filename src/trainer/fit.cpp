@@ -14,7 +14,6 @@
 #include <lockstep/base/log.h>
 #include <lockstep/optim/precision.h>
 
-#include "base/temporary_value.h"
 #include "base/text.h"
 #include "trainer/fit_run.h"
 #include "trainer/step_context.h"
@@ -115,6 +114,9 @@ FitResult Fit::train() {
       report_epoch();
     }
     is_between_steps_ = true;
+    if ((batches->ends_epoch || place_.validation_is_due) && callbacks_.has_any()) {
+      look_for_stop();
+    }
     if (place_.validation_is_due) {
       validate();
     }
@@ -138,6 +140,7 @@ const StepBatches* Fit::next_batches() {
 void Fit::run_step(Step& step, const StepBatches& batches) {
   is_between_steps_ = false;
   reports_.forget_step();
+  metrics_.forget_step();
   strategy_->begin_step(state_.step, requests(batches));
   if (callbacks_.has(Stage::step_start)) {
     StageContext start = at(Stage::step_start);
@@ -245,11 +248,13 @@ StageContext Fit::at(Stage stage) {
 }
 
 void Fit::notify(const StageContext& context) {
-  const bool froze = callbacks_.call(context);
-  if (froze && context.stage != Stage::fit_end) {
-    const PhaseScope phase(record_, Phase::prepare);
-    strategy_->prepare_again();
-  }
+  as_a_whole([&] {
+    const bool froze = callbacks_.call(context);
+    if (froze && context.stage != Stage::fit_end) {
+      const PhaseScope phase(record_, Phase::prepare);
+      strategy_->prepare_again();
+    }
+  });
 }
 
 namespace {
@@ -282,6 +287,7 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       has_fitted_before_(std::exchange(trainer.has_fitted, true)),
       memory_(config_.memory.keep_freed),
       strategy_(strategy_of(trainer)),
+      of_fit_(trainer.of_fit, strategy_.get()),
       own_sinks_(trainer.sinks),
       hold_(RunHold::take(plan_, world_)),
       files_(plan_, world_.is_main()),
@@ -293,7 +299,6 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       reports_(trainer.console, config_.report.progress, world_, files_) {}
 
 FitResult fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* validation) {
-  const TemporaryValue<bool> fitting(trainer.is_fitting, true);
   return Fit(trainer, task, train, validation).run();
 }
 

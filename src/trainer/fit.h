@@ -25,7 +25,7 @@ struct TrainerParts {
   CallbackList callbacks{};
   std::vector<MetricSinkFactory> sinks{};
   StrategyFactory strategy{};  ///< empty: make_strategy
-  bool is_fitting = false;     ///< a fit is running
+  Strategy* of_fit = nullptr;  ///< of the fit that is running
   bool has_fitted = false;     ///< a fit has begun: the module has weights that a later one continues with
 };
 

@@ -34,7 +34,7 @@ FitResult Fit::finish() {
   const StopReason stop = agreed_.stop ? agree_on_reason(world_, control_) : StopReason{};
   FitResult result{.state = state_,
                    .stop = stop.kind,
-                   .why = describe_end({.config = config_,
+                   .why = describe_end({.plan = plan_,
                                         .step = state_.step,
                                         .epoch = place_.number,
                                         .stop = stop,
@@ -57,8 +57,11 @@ void Fit::save_after_failure() noexcept {
     if (is_between_steps_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
       checkpoints_.save_at_end(state_.step, [this] { return contents(); });
     }
+    if (world_.size() == 1) {
+      checkpoints_.collect();  // the save that runs in the background may be the newest one
+    }
     if (const auto step = checkpoints_.durable(); step && !plan_.facts.supervised) {
-      log_info(describe_saved(config_, run_directory(config_), *step));
+      log_info(describe_saved(plan_, run_directory(config_), *step));
     }
   } catch (const std::exception& error) {
     log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));

@@ -25,11 +25,7 @@ void Fit::report() {
   Metrics metrics = window_metrics(ends_window);
   reports_.add_speed(metrics, state_.samples);
   metrics.emplace_back("epoch", static_cast<double>(place_.number));
-  Metrics& logged = metrics_.logged();
-  metrics.insert(metrics.end(), logged.begin(), logged.end());
-  if (ends_window) {
-    logged.clear();
-  }
+  metrics_.append_logged(metrics, ends_window);
   metrics = publish(Stage::report, std::move(metrics));
   check_values(ends_window);
   if (config_.report.step_times) {
@@ -78,25 +74,40 @@ Metrics Fit::publish(Stage stage, Metrics metrics) {
   return metrics;
 }
 
+// Without another step, in which the gradients would carry the requests.
+void Fit::look_for_stop() {
+  agreed_.stop = agreed_.stop || world_.any(limits_.must_stop(control_.stop_requested(), state_));
+}
+
 void Fit::validate() {
+  // What callbacks did at its start and in its batches would be done again after a resume.
+  if (callbacks_.has(Stage::validation_start) || callbacks_.has(Stage::validation_batch_end)) {
+    as_a_whole([this] { validate_now(); });
+  } else {
+    validate_now();
+  }
+}
+
+void Fit::validate_now() {
   const auto began = Clock::now();
   const auto batches = validation_->steps_per_epoch();
   notify(Stage::validation_start);
   auto evaluated = strategy_->evaluation_scope();
   auto scopes = callbacks_.validation_scopes(world_);
-  const Evaluation evaluation =
-      evaluate(task_, *validation_, world_, config_, control_,
-               {.max_batches = config_.validate.max_batches,
-                .least_stop = limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
-                .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); },
-                .on_output = output_callbacks(callbacks_, at(Stage::validation_batch_end))});
+  const Evaluation evaluation = evaluate(
+      task_, *validation_, world_, config_, control_,
+      {.max_batches = config_.validate.max_batches,
+       // The program has already asked: then it wants the validation of these weights.
+       .least_stop = agreed_.stop || limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
+       .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); },
+       .on_output = output_callbacks(callbacks_, at(Stage::validation_batch_end))});
   scopes.clear();
   evaluated.reset();
   validation_times_.note_validation();
   reports_.leave_out(Clock::now() - began);
-  agreed_.stop = agreed_.stop || evaluation.stopped;
-  place_.validation_is_due = !evaluation.complete;
   if (!evaluation.complete) {
+    agreed_.stop = true;
+    place_.validation_is_due = true;
     console_.line(fmt::format("step {}: the validation was stopped before its end and is not reported", state_.step));
     files_.event("validation_stopped", {{"step", state_.step}});
     return;
@@ -105,22 +116,28 @@ void Fit::validate() {
   for (auto& [name, value] : metrics) {
     name = fmt::format("{}{}", kValidationPrefix, name);
   }
-  metrics = publish(Stage::validation_end, std::move(metrics));
+  as_a_whole([&] {
+    metrics = publish(Stage::validation_end, std::move(metrics));
+    place_.validation_is_due = false;
+  });
   check_monitor(Stage::validation_end, metrics);
+  look_for_stop();
 }
 
 // At reports and before saves, which wait for the device anyway.
 void Fit::check_values(bool ends_window) {
-  const bool before = std::exchange(is_between_steps_, false);  // if this throws, the step must not be saved
-  if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
-    recorder_.note_rollback();
-  }
-  is_between_steps_ = before;
+  as_a_whole([&] {
+    if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
+      recorder_.note_rollback();
+    }
+  });
 }
 
-// For the monitor of a checkpoint between two reports: the means since the last one, and what callbacks have logged.
+// For the monitor of a checkpoint between two reports: the means since the last one, and what callbacks logged in this
+// step. An earlier value belongs to other weights.
 Metrics Fit::measured() {
   Metrics metrics = reports_.of_step();
+  std::erase_if(metrics, [&](const auto& metric) { return metrics_.is_older(metric.first); });
   const std::string& monitor = config_.checkpoint.monitor;
   const auto has_monitor = [&] {
     return std::ranges::find(metrics, monitor, &Metrics::value_type::first) != metrics.end();
@@ -130,7 +147,7 @@ Metrics Fit::measured() {
   }
   const Metrics means = window_metrics(/*ends_window=*/false);
   metrics.insert(metrics.end(), means.begin(), means.end());
-  const Metrics& logged = metrics_.logged();
+  const Metrics& logged = metrics_.logged();  // in this step
   metrics.insert(metrics.end(), logged.begin(), logged.end());
   if (!has_monitor() && world_.is_main() && !std::exchange(told_missing_monitor_, true)) {
     log_warning(

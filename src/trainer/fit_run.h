@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/parallel/strategy.h>
@@ -15,6 +16,7 @@
 #include <lockstep/trainer/task.h>
 
 #include "base/kept_memory.h"
+#include "base/temporary_value.h"
 #include "checkpoint/run_hold.h"
 #include "ipc/progress_record.h"
 #include "optim/param_groups.h"
@@ -37,10 +39,22 @@
 
 namespace lockstep {
 
+/// The control knows how many fits are running.
+class FitScope {
+ public:
+  explicit FitScope(TrainControl& control) : control_(control) { control_.begin_fit(); }
+  ~FitScope() { control_.end_fit(); }
+  FitScope(const FitScope&) = delete;
+  FitScope& operator=(const FitScope&) = delete;
+
+ private:
+  TrainControl& control_;
+};
+
 class Fit {
  public:
   Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* validation);
-  ~Fit() { control_.end_fit(); }
+  ~Fit() = default;
   Fit(const Fit&) = delete;
   Fit& operator=(const Fit&) = delete;
 
@@ -59,10 +73,13 @@ class Fit {
   void check_that_it_trains(const Step& step);
   void run_commands();
   void look_for_straggler();
+  void look_for_stop();
   ScheduleStep schedule_step() const;
   StageContext at(Stage stage);
   void notify(Stage stage) { notify(at(stage)); }
   void notify(const StageContext& context);
+  template <class Work>
+  void as_a_whole(Work&& work);
   bool finished() const { return agreed_.stop || limits_.are_reached(state_); }
   bool due(std::int64_t every_steps) const { return every_steps > 0 && state_.step % every_steps == 0; }
 
@@ -79,6 +96,7 @@ class Fit {
   void append_optimizer(Metrics& metrics) const;
   Metrics publish(Stage stage, Metrics metrics);
   void validate();
+  void validate_now();
   void check_values(bool ends_window);
   Metrics measured();
   void check_monitor(Stage stage, const Metrics& measured);
@@ -102,6 +120,7 @@ class Fit {
   World& world_;
   ProgressRecord& record_;
   TrainControl& control_;
+  const FitScope scope_{control_};
   Console& console_;
   CallbackList& callbacks_;
   Task& task_;
@@ -110,6 +129,7 @@ class Fit {
   const bool has_fitted_before_;  // this trainer, in this process
   const KeptMemory memory_;
   std::unique_ptr<Strategy> strategy_;
+  const TemporaryValue<Strategy*> of_fit_;
   const std::vector<MetricSinkFactory>& own_sinks_;
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
@@ -142,8 +162,16 @@ class Fit {
   };
   const PhaseTimes times_at_start_ = record_.times();
   StepTimes step_times_{world_, files_};
-  bool is_between_steps_ = true;
+  bool is_between_steps_ = true;  // all that has been done is done by everyone: a failure now may be saved
   const Clock::time_point began_ = Clock::now();
 };
+
+/// What fails inside of `work` is half done, and must not be saved.
+template <class Work>
+void Fit::as_a_whole(Work&& work) {
+  const bool before = std::exchange(is_between_steps_, false);
+  work();
+  is_between_steps_ = before;
+}
 
 }  // namespace lockstep

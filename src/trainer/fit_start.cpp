@@ -23,6 +23,7 @@
 #include <lockstep/tensor/tensor_file.h>
 
 #include "base/text.h"
+#include "checkpoint/init_weights.h"
 #include "environment/build_info.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
@@ -160,16 +161,25 @@ NamedTensors in_dtypes_of(const torch::nn::Module& module, NamedTensors tensors)
   return tensors;
 }
 
+bool is_schedule_free(const NamedTensors::value_type& of_optimizer) {
+  return of_optimizer.first.ends_with(".weight_sum");
+}
+
 /// Collective. Rank 0 reads; every rank gets the weights. Returns the number of tensors that were loaded.
 std::size_t load_weights(torch::nn::Module& module, const std::string& from, bool allow_partial, World& world) {
   compare_parameters(module, world);
-  if (world.is_main() && !std::filesystem::exists(from)) {
-    throw CheckpointError(fmt::format("--init_weights {}: no such file or directory", from),
-                          "give the directory of a run or of a checkpoint, or a file of safetensors or torch.save");
+  if (world.is_main()) {
+    check_init_weights(from);
   }
   NamedTensors weights;
   if (world.any(world.is_main() && std::filesystem::is_directory(from))) {
     CheckpointContents contents = load_checkpoint(from, world);
+    if (world.is_main() && std::ranges::any_of(contents.tensors["optimizer"], is_schedule_free)) {
+      log_warning(
+          fmt::format("--init_weights {}: these are the weights that schedule-free AdamW trains; those that it "
+                      "evaluates are in checkpoints of --checkpoint.weights_only",
+                      from));
+    }
     weights = std::move(contents.tensors["model"]);
   } else if (world.is_main()) {
     weights = load_tensors(from);

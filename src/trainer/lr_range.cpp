@@ -14,6 +14,7 @@
 
 #include "config/without_files.h"
 #include "trainer/in_precision.h"
+#include "trainer/run_checkpoints.h"
 #include "trainer/times_count.h"
 #include "world/world_access.h"
 
@@ -163,10 +164,14 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   }
   const LoaderPosition position = train.position();
   LrRange range;
-  Trainer trainer(plan_of_range(plan, options), world);
+  Plan of_range = plan_of_range(plan, options);
+  if (!plan.config.init_weights.empty() && would_resume(plan, world)) {
+    of_range.config.init_weights.clear();  // they may be gone
+  }
+  Trainer trainer(of_range, world);
   trainer.add(std::make_shared<RangeRecorder>(options, range));
-  RangeTask of_range(task);
-  trainer.fit(of_range, train);
+  RangeTask range_task(task);
+  trainer.fit(range_task, train);
   load_module(task.module(), weights);
   train.seek(position);
   range.suggestion = steepest(range);

@@ -1,5 +1,6 @@
 #include "trainer/outside_fit.h"
 
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -24,13 +25,19 @@ namespace {
 std::string end_by_request(World& world, TrainControl& control) {
   const StopReason stop = agree_on_reason(world, control);
   control.set_agreed(stop.kind);
-  control.end_fit();
+  control.clear_requests();
   return stop.text;
 }
 
-/// A callback of a fit may call the loops. Then a stop waits for them: the fit ends by itself, and saves.
+/// A callback of a fit may call the loops, also with another Trainer. Then a stop waits for them: the fit ends by
+/// itself, and saves.
 std::optional<StopKind> least_stop(const TrainerParts& trainer) {
-  return trainer.is_fitting ? std::nullopt : std::optional(StopKind::program);
+  return trainer.control.in_fit() ? std::nullopt : std::optional(StopKind::program);
+}
+
+/// In a callback of a fit, the weights with which its validations evaluate.
+std::shared_ptr<void> evaluated_weights(const TrainerParts& trainer) {
+  return trainer.of_fit != nullptr ? trainer.of_fit->evaluation_scope() : nullptr;
 }
 
 /// What a fit does around its validations, around a loop without a fit.
@@ -98,6 +105,7 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
     return context;
   };
   trainer.callbacks.call(at(loop.start));
+  auto evaluated = evaluated_weights(trainer);
   auto weights = trainer.callbacks.validation_scopes(trainer.world);
   Evaluation evaluation = evaluate(task, data, trainer.world, trainer.plan.config, trainer.control,
                                    {.step = loop.step,
@@ -105,6 +113,7 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
                                     .least_stop = least_stop(trainer),
                                     .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
   weights.clear();
+  evaluated.reset();
   if (!evaluation.complete) {
     throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
   }
@@ -132,11 +141,13 @@ template <class Predict>
 void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Predict& predict) {
   OutsideFit outside(trainer, task);
   trainer.callbacks.call(outside.at(Stage::predict_start));
+  auto evaluated = evaluated_weights(trainer);
   auto weights = trainer.callbacks.validation_scopes(trainer.world);
   Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end),
                         least_stop(trainer));
   const bool is_complete = predict(prediction);
   weights.clear();
+  evaluated.reset();
   if (!is_complete) {
     throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));
   }

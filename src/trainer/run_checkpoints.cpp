@@ -5,12 +5,15 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
 #include <lockstep/base/log.h>
+#include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
 #include "base/run_files.h"
 #include "base/text.h"
+#include "config/check_config.h"
 #include "storage/names.h"
 #include "trainer/resume.h"
 
@@ -20,6 +23,20 @@ namespace {
 constexpr int kMostFailures = 3;  // consecutive; a full disk seldom becomes free again
 
 }  // namespace
+
+bool would_resume(const Plan& plan, World& world) {
+  const TrainConfig& config = plan.config;
+  if (!config.checkpoint.enabled) {
+    return false;
+  }
+  const auto hold = RunHold::take(plan, world);  // --fresh renames what is there
+  const auto directory = std::filesystem::path(run_directory(config)) / kCheckpointsName;
+  const bool has_some =
+      !hold->written_directory().empty() && !CheckpointDir(real_file_system(), directory).steps().empty();
+  const bool is_asked_for = world.is_main() && !resumes_itself(config.resume);
+  const bool is_forbidden = world.is_main() && config.resume == "never";
+  return world.any(has_some || is_asked_for) && !world.any(is_forbidden);
+}
 
 RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunHold& hold, RunFiles& files)
     : config_(plan.config), world_(world), hold_(hold), files_(files), run_(run_directory(plan.config)) {

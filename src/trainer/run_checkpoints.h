@@ -22,6 +22,9 @@ namespace lockstep {
 /// Key in the values of a checkpoint: the launch that saved it.
 inline constexpr const char* kLaunchKey = "launch";
 
+/// Collective. True if a fit would resume. Takes the run directory as the fit does.
+bool would_resume(const Plan& plan, World& world);
+
 class RunCheckpoints {
  public:
   using Saves = std::vector<BackgroundSave>;  ///< saves that became durable

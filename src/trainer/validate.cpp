@@ -66,11 +66,10 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
     record.set_phase(options.phase);  // progress, also if nobody looks for a stop
     if (stop.look()) {
       data.seek(start);
-      return {.stopped = true};
+      return result;
     }
   }
-  data.seek(start);                  // every validation has the same random numbers, also in a resumed run
-  result.stopped = stop.look_now();  // so that the training stops without another step
+  data.seek(start);  // every validation has the same random numbers, also in a resumed run
   result.means = meter.take(world);
   if (result.means.empty()) {
     throw DataError("the validation data gave no samples", "give it at least one, or pass no validation data");

@@ -13,7 +13,6 @@ namespace lockstep {
 
 struct Evaluation {
   Metrics means{};        ///< empty if a stop came first
-  bool stopped = false;   ///< all ranks agreed on a stop
   bool complete = false;  ///< all requested batches were used
 };
 

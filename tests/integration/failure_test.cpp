@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -84,8 +85,10 @@ TEST(NonFiniteLoss, EndsEveryRankWithoutARestart) {
                                           {"--nprocs", "3", "--fail_in", "loss", "--fail_rank", "1", "--fail_step", "5",
                                            "--dist.max_restarts", "3", "--checkpoint.every_steps", "1"}));
   EXPECT_EQ(result.code, 65) << result.err;
-  EXPECT_THAT(result.err,
-              HasSubstr("the loss of step 5 is not finite on rank 1; the first parameter that is not finite is"));
+  EXPECT_THAT(
+      result.err,
+      ContainsRegex("the loss of step 5 is not finite on rank 1 \\(samples [0-9]+(, [0-9]+)*[^)]*\\); the first "
+                    "parameter that is not finite is"));
   EXPECT_THAT(result.err, HasSubstr("not restarted"));
   EXPECT_EQ(newest_checkpoint(dir.path() / "run").filename(), "step-0000000005");
 }
@@ -269,6 +272,28 @@ TEST(LockstepRun, BlamesARankThatExitsInTheMiddleOfRun) {
            command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "exit0", "--fail_rank", "1", "--fail_step", "5"})));
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_THAT(result.err, HasSubstr("ended with exit code 0 before its training was done"));
+}
+
+// What is left is told before the cause: by our launcher, or by the rank that failed.
+TEST(SeveralRanks, TellWhatIsSavedAfterAFailure) {
+  for (const bool by_tool : {false, true}) {
+    for (const bool saves : {true, false}) {
+      const TempDir dir;
+      std::vector<std::string> program = command(
+          TRAIN_PROGRAM, dir.path() / "run",
+          {"--fail", "throw", "--fail_rank", "1", "--fail_step", "5", "--checkpoint.every_steps", saves ? "2" : "0"});
+      program = by_tool ? with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"}, program)
+                        : with(program, {"--nprocs", "2"});
+      const auto result = run_program(program);
+      EXPECT_EQ(result.code, 1) << result.err;
+      const std::string text = fmt::format(
+          "step 4 is saved in {}; without the cause of this failure the same command "
+          "resumes from it",
+          (dir.path() / "run").string());
+      EXPECT_EQ(result.err.find(text) != std::string::npos, saves) << result.err;
+      EXPECT_LT(result.err.find("is saved in") + 1, result.err.rfind("cannot decode sample 4411"));
+    }
+  }
 }
 
 TEST(Start, InADeletedDirectoryIsRefusedInPlainWords) {

@@ -19,7 +19,8 @@ enum class StopKind : int {
 
 /// A handle to the requests of one run; copies share them. The requests are local to this process: the trainer sends
 /// them to all ranks, and all ranks act at the same later step. The end of a fit clears the program's own requests. A
-/// stop from a signal, a time limit or Ctrl-C stays and ends every later fit before its first step.
+/// stop from a signal, a time limit or Ctrl-C stays and ends every later fit before its first step. A fit in a callback
+/// of another one has requests of its own; a signal ends both.
 class TrainControl {
  public:
   TrainControl();
@@ -37,8 +38,12 @@ class TrainControl {
   std::string stop_reason() const;           ///< "" without a request
   bool take_checkpoint_request() noexcept;   ///< returns the request and clears it
 
-  /// Clears the program's own requests at the end of a fit. Called by the trainer.
+  /// Called by the trainer around each fit. In a fit inside another one, the program's requests to the outer one wait
+  /// until the inner one ends.
+  void begin_fit();
   void end_fit() noexcept;
+  bool in_fit() const noexcept;    ///< a fit that uses these requests is running, of whatever Trainer
+  void clear_requests() noexcept;  ///< the program's own
 
   /// The stop that all ranks agreed on at the end of a fit (set by the trainer, read by run()).
   void set_agreed(StopKind kind) noexcept;

@@ -57,7 +57,7 @@ struct LaunchFacts {
   LaunchName launch_name{};
   std::string program{};  ///< file name of the program that called run(); "": lockstep is embedded in another program
   std::vector<ProgramValue> program_values{};  ///< stored in config.toml and in checkpoints
-  bool supervised = false;                     ///< our launcher has started this process and reports failures
+  bool supervised = false;  ///< another process of this program has started this one, and reports failures
   std::optional<std::chrono::steady_clock::time_point> job_end{};  ///< of the batch job; training stops before it
 };
 

@@ -42,15 +42,16 @@ class TimeLimit final : public Callback {
 
 /// Settings of ReduceOnPlateau, with the names and defaults of torch.optim.lr_scheduler.ReduceLROnPlateau.
 struct ReduceOnPlateauOptions {
-  std::string metric = "val_loss";      ///< of the validation or of a report
-  MonitorMode mode = MonitorMode::min;  ///< whether a lower or a higher value is better
-  double factor = 0.1;                  ///< the learning rates are multiplied by it
-  int patience = 10;                    ///< measurements without an improvement that are tolerated
-  double threshold = 1e-4;              ///< smallest change that is an improvement
-  bool threshold_is_relative = true;    ///< of the best value
-  int cooldown = 0;                     ///< measurements after a reduction that are not counted
-  double min_lr = 0;                    ///< no learning rate becomes smaller
-  double eps = 1e-8;                    ///< a smaller change of a learning rate is not made
+  std::string metric = "val_loss";         ///< of the validation or of a report
+  MonitorMode mode = MonitorMode::min;     ///< whether a lower or a higher value is better
+  double factor = 0.1;                     ///< the learning rates are multiplied by it
+  int patience = 10;                       ///< measurements without an improvement that are tolerated
+  double threshold = 1e-4;                 ///< smallest change that is an improvement
+  bool threshold_is_relative = true;       ///< of the best value
+  int cooldown = 0;                        ///< measurements after a reduction that are not counted
+  double min_lr = 0;                       ///< no learning rate becomes smaller
+  double eps = 1e-8;                       ///< a smaller change of a learning rate is not made
+  std::string name = "reduce_on_plateau";  ///< of the callback; two of them need two names
 };
 
 /// Reduces the learning rates of all optimizers when a metric has stopped improving. It looks at every value of the
@@ -62,7 +63,7 @@ class ReduceOnPlateau final : public Callback {
   explicit ReduceOnPlateau(ReduceOnPlateauOptions options = {});
   ~ReduceOnPlateau() override;
 
-  std::string_view name() const override { return "reduce_on_plateau"; }
+  std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::validation_end | Stage::report | Stage::epoch_report; }
   /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
   void on(const StageContext& context) override;
@@ -89,18 +90,20 @@ struct EarlyStoppingOptions {
   bool check_finite = true;                      ///< stop if the metric is NaN or infinite
   std::optional<double> stopping_threshold{};    ///< stop if the metric is better
   std::optional<double> divergence_threshold{};  ///< stop if the metric is worse
+  std::string name = "early_stopping";           ///< of the callback; two of them need two names
 };
 
 /// Stops the training when a metric no longer improves. It looks at every value of the metric, which is the same on all
-/// ranks; all ranks stop and save after the next step. run() then returns 0. The same command started again says so and
-/// trains no further, unless the options have changed. Its state is in the checkpoints.
+/// ranks. All ranks stop and save: at the end of the validation or epoch, or after the next step if a report in between
+/// decides. run() then returns 0. The same command started again says so and trains no further, unless the options have
+/// changed. Its state is in the checkpoints.
 class EarlyStopping final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.
   explicit EarlyStopping(EarlyStoppingOptions options = {});
   ~EarlyStopping() override;
 
-  std::string_view name() const override { return "early_stopping"; }
+  std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override {
     return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report;
   }
@@ -141,6 +144,7 @@ struct WeightAverageOptions {
   /// torch.optim.swa_utils.update_bn does, with Task::training_step of so many training steps, at most one epoch. They
   /// are means over the micro-batches of all ranks. Layers in evaluation mode keep theirs. 0: keep all.
   std::int64_t batch_norm_steps = 0;
+  std::string name = "weight_average";  ///< of the callback; two of them need two names
 };
 
 /// Keeps an average of the trained parameters: an exponential moving average, or with decay 0 the mean of
@@ -152,7 +156,7 @@ class WeightAverage final : public Callback {
   /// Throws: ConfigError if an option is out of its range.
   explicit WeightAverage(WeightAverageOptions options = {});
 
-  std::string_view name() const override { return "weight_average"; }
+  std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::fit_end; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;

@@ -106,7 +106,7 @@ class Interview {
 
 bool is_set(const Invocation& invocation, const std::string& name) {
   const auto found = invocation.origins.find(name);
-  return found != invocation.origins.end() && found->second != "program";
+  return found != invocation.origins.end() && found->second != "program" && found->second != "default";
 }
 
 /// The settings that flags or answers set, as flags of the program.

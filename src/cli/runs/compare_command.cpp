@@ -48,6 +48,9 @@ std::string to_text(const RecordComparison& result) {
   for (const auto& [name, a, b] : difference.fields) {
     text += fmt::format("\n  {}: {} and {}", name, a, b);
   }
+  if (!difference.rank) {
+    text += "\n  another number of ranks adds in another order: differences of rounding are expected";
+  }
   return text;
 }
 

@@ -1,6 +1,7 @@
 #include "trainer/output/run_end.h"
 
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -9,39 +10,50 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/run_pattern.h"
 #include "base/text.h"
 #include "trainer/output/run_reports.h"
 
 namespace lockstep {
 
-std::string change_of_command(const TrainConfig& config, bool saved) {
+std::string change_of_command(const Plan& plan, const std::string& directory, bool saved) {
+  const TrainConfig& config = plan.config;
   if (!saved) {
     return {};
   }
   if (config.fresh && !config.dist.requeue) {  // a requeued job is the same launch, which does not start over again
     return " without --fresh";
   }
-  return config.resume == "auto" || config.resume == "last" ? "" : " with --resume auto";
+  std::vector<std::string> flags;
+  const bool had_pattern = plan.asked && parse_run_pattern(run_directory(*plan.asked));
+  if (had_pattern && !config.dist.requeue) {  // another start has another directory
+    flags.push_back(fmt::format("--run_dir {}", directory));
+  }
+  if (config.resume != "auto" && config.resume != "last") {
+    flags.emplace_back("--resume auto");
+  }
+  return flags.empty() ? std::string() : fmt::format(" with {}", join(flags, " "));
 }
 
-std::string describe_saved(const TrainConfig& config, const std::string& directory, std::int64_t step) {
-  if (config.checkpoint.weights_only) {
+std::string describe_saved(const Plan& plan, const std::string& directory, std::int64_t step) {
+  if (plan.config.checkpoint.weights_only) {
     return fmt::format("step {} is saved in {} (only the weights)", step, directory);
   }
   return fmt::format("step {} is saved in {}; without the cause of this failure the same command{} resumes from it",
-                     step, directory, change_of_command(config, /*saved=*/true));
+                     step, directory, change_of_command(plan, directory, /*saved=*/true));
 }
 
 namespace {
 
 std::string how_to_continue(const RunEnd& end) {
-  if (end.config.checkpoint.weights_only) {
+  const TrainConfig& config = end.plan.config;
+  if (config.checkpoint.weights_only) {
     return " (only the weights: the run cannot be continued)";
   }
-  if (!end.config.checkpoint.enabled) {
+  if (!config.checkpoint.enabled) {
     return "; nothing is saved";
   }
-  const std::string change = change_of_command(end.config, end.saved);
+  const std::string change = change_of_command(end.plan, run_directory(config), end.saved);
   return fmt::format("; run the same command{} to continue", change.empty() ? " again" : change);
 }
 
@@ -49,7 +61,7 @@ std::string how_to_continue(const RunEnd& end) {
 
 std::string describe_end(const RunEnd& end) {
   const std::string where = fmt::format("step {}, epoch {}", end.step, end.epoch);
-  const std::string saved = end.saved ? fmt::format(", saved in {}", run_directory(end.config)) : std::string();
+  const std::string saved = end.saved ? fmt::format(", saved in {}", run_directory(end.plan.config)) : std::string();
   if (end.stop.kind == StopKind::program) {
     return fmt::format("stopped at {}: {}{}", where, end.stop.text, saved);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <lockstep/config/train_config.h>
+#include <lockstep/plan/plan.h>
 #include <lockstep/trainer/train_state.h>
 
 #include "report/console.h"
@@ -16,7 +17,7 @@
 namespace lockstep {
 
 struct RunEnd {
-  const TrainConfig& config;
+  const Plan& plan;
   std::int64_t step = 0;
   std::int64_t epoch = 0;  ///< that of the last step, from 1
   StopReason stop{};
@@ -26,11 +27,11 @@ struct RunEnd {
 };
 
 /// How the command that continues such a run differs from this one: " without --fresh"; "": not at all. `saved`: it
-/// has a checkpoint of its own.
-std::string change_of_command(const TrainConfig& config, bool saved);
+/// has a checkpoint of its own, in `directory`.
+std::string change_of_command(const Plan& plan, const std::string& directory, bool saved);
 
 /// After a failure: "step 20 is saved in runs/a; ..." and how to resume from it.
-std::string describe_saved(const TrainConfig& config, const std::string& directory, std::int64_t step);
+std::string describe_saved(const Plan& plan, const std::string& directory, std::int64_t step);
 
 /// Where, why, and how to go on: "stopped at step 20, epoch 1: SIGTERM, saved in runs/a; run the same command again to
 /// continue".

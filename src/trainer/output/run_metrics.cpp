@@ -13,11 +13,12 @@ namespace lockstep {
 namespace {
 
 // In a checkpoint. The sums of the window have no prefix.
-constexpr std::string_view kMetric = "metric.";               // states of Task::metrics
-constexpr std::string_view kWindowMetric = "window_metric.";  // the earlier ones of the window
-constexpr std::string_view kEpochMetric = "epoch_metric.";    // the earlier ones of the epoch
-constexpr std::string_view kEpoch = "epoch.";                 // sums of the epoch
-constexpr std::string_view kLogged = "logged.";
+constexpr std::string_view kMetric = "metric.";                // states of Task::metrics
+constexpr std::string_view kWindowMetric = "window_metric.";   // the earlier ones of the window
+constexpr std::string_view kEpochMetric = "epoch_metric.";     // the earlier ones of the epoch
+constexpr std::string_view kEpoch = "epoch.";                  // sums of the epoch
+constexpr std::string_view kLogged = "logged.";                // in earlier steps of the window
+constexpr std::string_view kLoggedInStep = "logged_in_step.";  // in the step of the checkpoint
 
 NamedTensors with_prefix(const NamedTensors& tensors, std::string_view prefix) {
   NamedTensors found;
@@ -35,6 +36,22 @@ void append(std::vector<std::pair<std::string, Value>>& all, std::string_view pr
   for (auto& [name, value] : values) {
     all.emplace_back(fmt::format("{}{}", prefix, name), std::move(value));
   }
+}
+
+NamedTensors to_tensors(const Metrics& metrics) {
+  NamedTensors tensors;
+  for (const auto& [name, value] : metrics) {
+    tensors.emplace_back(name, at::scalar_tensor(value, at::kDouble));
+  }
+  return tensors;
+}
+
+Metrics to_metrics(const NamedTensors& tensors) {
+  Metrics metrics;
+  for (const auto& [name, value] : tensors) {
+    metrics.emplace_back(name, value.item<double>());
+  }
+  return metrics;
 }
 
 }  // namespace
@@ -71,6 +88,33 @@ Metrics RunMetrics::end_epoch() {
   return values;
 }
 
+void RunMetrics::forget_step() {
+  for (auto& [name, value] : logged_) {
+    const auto known = std::ranges::find(logged_before_, name, &Metrics::value_type::first);
+    if (known == logged_before_.end()) {
+      logged_before_.emplace_back(std::move(name), value);
+    } else {
+      known->second = value;
+    }
+  }
+  logged_.clear();
+  older_.clear();
+}
+
+void RunMetrics::append_logged(Metrics& metrics, bool ends_window) {
+  for (const auto& [name, value] : logged_before_) {
+    if (std::ranges::find(logged_, name, &Metrics::value_type::first) == logged_.end()) {
+      metrics.emplace_back(name, value);
+      older_.insert(name);
+    }
+  }
+  metrics.insert(metrics.end(), logged_.begin(), logged_.end());
+  if (ends_window) {
+    logged_before_.clear();
+    logged_.clear();
+  }
+}
+
 NamedTensors RunMetrics::save() {
   NamedTensors saved = window_.save(world_);
   append(saved, kMetric, metrics_.save(world_));
@@ -79,9 +123,8 @@ NamedTensors RunMetrics::save() {
     append(saved, kEpochMetric, metrics_.save(world_, in_epoch_));
     append(saved, kEpoch, epoch_.save(world_));
   }
-  for (const auto& [name, value] : logged_) {
-    saved.emplace_back(fmt::format("{}{}", kLogged, name), at::scalar_tensor(value, at::kDouble));
-  }
+  append(saved, kLogged, to_tensors(logged_before_));
+  append(saved, kLoggedInStep, to_tensors(logged_));
   return saved;
 }
 
@@ -95,9 +138,8 @@ void RunMetrics::load(const NamedTensors& saved) {
     epoch_.load(with_prefix(saved, kEpoch), world_);
   }
   metrics_.load(with_prefix(saved, kMetric), world_);
-  for (const auto& [name, value] : with_prefix(saved, kLogged)) {
-    logged_.emplace_back(name, value.item<double>());
-  }
+  logged_before_ = to_metrics(with_prefix(saved, kLogged));
+  logged_ = to_metrics(with_prefix(saved, kLoggedInStep));
 }
 
 bool RunMetrics::has_epoch(const NamedTensors& saved) {

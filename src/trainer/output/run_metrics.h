@@ -2,6 +2,8 @@
 // the present epoch. Reports and epochs end at different steps, so states of metrics are kept for both.
 #pragma once
 
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,8 +27,14 @@ class RunMetrics {
   Meter& of_window() noexcept { return window_; }
   /// The same for the epoch; nullptr: report.epoch_means is off.
   Meter* of_epoch() noexcept { return of_epochs_ ? &epoch_ : nullptr; }
-  /// What callbacks logged for the next report.
+  /// What callbacks logged in this step, for the next report.
   Metrics& logged() noexcept { return logged_; }
+  /// The next step begins: what was logged until now still belongs to the next report.
+  void forget_step();
+  /// Appends what callbacks logged since the last report. `ends_window`: it is not reported again.
+  void append_logged(Metrics& metrics, bool ends_window);
+  /// True: the value that a report of this step has is of an earlier one, and of other weights.
+  bool is_older(const std::string& name) const { return older_.contains(name); }
 
   /// Collective. The means since the last report. Waits for the device.
   Metrics values();
@@ -51,7 +59,9 @@ class RunMetrics {
   // States from before `metrics_` was reset the last time: in the present window, and in the present epoch.
   metrics::MetricSet::States in_window_{};
   metrics::MetricSet::States in_epoch_{};
+  Metrics logged_before_{};  // in earlier steps of the window
   Metrics logged_{};
+  std::set<std::string> older_{};  // names in the report of this step
 };
 
 }  // namespace lockstep

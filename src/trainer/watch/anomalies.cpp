@@ -17,7 +17,7 @@
 namespace lockstep {
 
 void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatches& batches) {
-  finite_.add(step, result);
+  finite_.add(step, result, batches);
   spikes_.add(step, result, batches);
 }
 

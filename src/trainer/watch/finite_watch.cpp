@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 
@@ -58,7 +60,8 @@ std::string NonFinite::text() const {
   std::string found;
   const auto add = [&](const std::string& part) { found += (found.empty() ? "" : "; ") + part; };
   if (loss) {
-    add(fmt::format("the loss of step {} is not finite on rank {}", loss->step, loss->rank));
+    add(fmt::format("the loss of step {} is not finite on rank {}{}", loss->step, loss->rank,
+                    loss->samples.empty() ? std::string() : fmt::format(" (samples {})", loss->samples)));
   }
   if (grad_norm) {
     add(fmt::format("the gradient norm of step {} is not finite", grad_norm->step));
@@ -71,7 +74,29 @@ std::string NonFinite::text() const {
   return found;
 }
 
-void FiniteWatch::add(std::int64_t step, const StepResult& result) {
+void RecentSamples::add(std::int64_t step, const StepBatches& batches) {
+  Entry& entry = entries_[static_cast<std::size_t>(step) % kSteps];
+  entry.step = step;
+  entry.count = 0;
+  entry.first.clear();
+  for (const Batch& batch : batches.micro) {
+    entry.count += std::ssize(batch.ids);
+    const std::size_t named = std::min(batch.ids.size(), kNamed - entry.first.size());
+    entry.first.insert(entry.first.end(), batch.ids.begin(), batch.ids.begin() + static_cast<std::ptrdiff_t>(named));
+  }
+}
+
+std::string RecentSamples::of(std::int64_t step) const {
+  const Entry& entry = entries_[static_cast<std::size_t>(step) % kSteps];
+  if (entry.step != step || entry.count == 0) {
+    return {};
+  }
+  const std::int64_t more = entry.count - std::ssize(entry.first);
+  return fmt::format("{}{}", fmt::join(entry.first, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+void FiniteWatch::add(std::int64_t step, const StepResult& result, const StepBatches& batches) {
+  samples_.add(step, batches);
   if (!result.skipped.defined()) {
     losses_.add(step, result.loss);
     grad_norms_.add(step, result.grad_norm);
@@ -108,6 +133,10 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
     return place.step < kNever ? std::optional(place) : std::nullopt;
   };
   NonFinite result{.loss = value(0), .grad_norm = value(1)};
+  if (result.loss) {
+    const auto answers = world.gather(samples_.of(result.loss->step));
+    result.loss->samples = answers.at(static_cast<std::size_t>(result.loss->rank));
+  }
   const auto parameter = value(2);
   if (const std::int64_t in_a_row = value(3)->step; in_a_row >= kMostSkipped) {
     result.skipped_steps = in_a_row;

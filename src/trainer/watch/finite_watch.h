@@ -1,6 +1,8 @@
 // Finds NaN and infinity in losses, gradient norms and parameters. It does not make a step wait for the device.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <lockstep/data/data_loader.h>
 #include <lockstep/trainer/train_state.h>
 #include <lockstep/world/world.h>
 
@@ -20,20 +23,41 @@ struct NonFinite {
   struct Value {
     std::int64_t step = 0;  ///< as Step::number()
     int rank = 0;           ///< the lowest rank in that step
+    std::string samples{};  ///< "3, 17, 25 and 61 more": of that rank, if they have ids
   };
   std::optional<Value> loss{};
   std::optional<Value> grad_norm{};
   std::int64_t skipped_steps = 0;  ///< steps in a row that changed nothing, if there are too many
   std::string parameter{};         ///< the first trained parameter that is not finite; empty: all are finite
 
-  std::string text() const;  ///< "the loss of step 12 is not finite on rank 1; ..."
+  std::string text() const;  ///< "the loss of step 12 is not finite on rank 1 (samples 3, 17, 25); ..."
+};
+
+/// The samples of this rank in the last steps. Allocates nothing once each place was used.
+class RecentSamples {
+ public:
+  void add(std::int64_t step, const StepBatches& batches);
+  /// "": the step is too old, or its samples have no ids.
+  std::string of(std::int64_t step) const;
+
+ private:
+  static constexpr std::size_t kSteps = 256;
+  static constexpr std::size_t kNamed = 8;  // of each step
+
+  struct Entry {
+    std::int64_t step = -1;
+    std::int64_t count = 0;
+    std::vector<std::int64_t> first{};
+  };
+
+  std::array<Entry, kSteps> entries_{};
 };
 
 class FiniteWatch {
  public:
   /// Records the results of a step. Steps must be consecutive. Values of a skipped step may be
   /// infinite.
-  void add(std::int64_t step, const StepResult& result);
+  void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
   /// Collective. Checks the steps since the last call and the current parameters. nullopt: all values are finite. Waits
   /// for the device.
   std::optional<NonFinite> look(const torch::nn::Module& module, World& world);
@@ -59,6 +83,7 @@ class FiniteWatch {
   at::Tensor skipped_in_a_row_{};    // 0-dim, on the device; undefined if no step can be skipped
   at::Tensor skipped_since_look_{};  // likewise
   std::int64_t skipped_ = 0;
+  RecentSamples samples_{};
   Series losses_{};
   Series grad_norms_{};
 };

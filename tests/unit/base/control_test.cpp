@@ -33,6 +33,7 @@ TEST(TrainControl, LetsASignalReplaceTheProgramsOwnStop) {
   control.request_stop_from_signal(StopKind::terminate);
   EXPECT_EQ(control.stop_requested(), StopKind::terminate);
   EXPECT_EQ(control.stop_reason(), "a signal requested a stop");
+  control.begin_fit();
   control.end_fit();
   EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for every fit";
 }
@@ -41,12 +42,35 @@ TEST(TrainControl, ForgetsTheProgramsRequestsAtTheEndOfAFit) {
   TrainControl control;
   control.request_stop("early stopping");
   control.request_checkpoint();
+  control.begin_fit();
+  EXPECT_TRUE(control.in_fit());
+  EXPECT_EQ(control.stop_reason(), "early stopping") << "a request from before a fit is for it";
   control.end_fit();
+  EXPECT_FALSE(control.in_fit());
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   EXPECT_EQ(control.stop_reason(), "");
   EXPECT_FALSE(control.take_checkpoint_request());
   control.request_stop("time limit", StopKind::terminate);
   EXPECT_EQ(control.stop_reason(), "time limit");
+}
+
+TEST(TrainControl, AFitInsideAnotherOneHasRequestsOfItsOwn) {
+  TrainControl control;
+  control.begin_fit();
+  control.request_stop("of the outer one");
+  control.request_checkpoint();
+  control.begin_fit();
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  EXPECT_FALSE(control.take_checkpoint_request());
+  control.request_stop("of the inner one");
+  control.end_fit();
+  EXPECT_TRUE(control.in_fit());
+  EXPECT_EQ(control.stop_reason(), "of the outer one");
+  EXPECT_TRUE(control.take_checkpoint_request());
+  control.begin_fit();
+  control.request_stop_from_signal(StopKind::terminate);
+  control.end_fit();
+  EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for both";
 }
 
 TEST(TrainControl, CopiesShareRequests) {

@@ -85,6 +85,52 @@ TEST(ParseInvocation, RunNameOverridesARunDirFromAWeakerSource) {
   EXPECT_EQ(directory({"--run_dir", "z"}, {{"LOCKSTEP_CFG_RUN_NAME", "y"}}), "z");
 }
 
+// How the run began is not how it goes on.
+TEST(ParseInvocation, TheConfigOfARunContinuesIt) {
+  const TempDir dir;
+  const auto file = (dir.path() / "config.toml").string();
+  std::ofstream(file) << "run_dir = \"runs/a\"\nresume = \"runs/b\"\n";
+  EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "only a file with this name";
+  std::ofstream(dir.path() / "run.json") << "{}";
+  const TrainConfig config = parse({"--config", file}).config;
+  EXPECT_EQ(config.run_dir, dir.path().string());
+  EXPECT_EQ(config.resume, "auto");
+  EXPECT_EQ(parse({"--config", file, "--resume", "runs/c"}).config.resume, "runs/c");
+  EXPECT_EQ(parse({"--config", file, "--run_name", "b"}).config.resume, "runs/b") << "another run begins as this one";
+}
+
+TEST(ParseInvocation, TheStrongerSourceSaysWithWhichWeightsARunBegins) {
+  const TempDir dir;
+  const auto file = (dir.path() / "run.toml").string();
+  std::ofstream(file) << "init_weights = \"runs/a\"\n";
+  const TrainConfig resumed = parse({"--config", file, "--resume", "runs/b"}).config;
+  EXPECT_EQ(resumed.init_weights, "");
+  EXPECT_EQ(resumed.resume, "runs/b");
+  std::ofstream(file) << "resume = \"runs/a\"\n";
+  const TrainConfig begun = parse({"--config", file, "--init_weights", "runs/b"}).config;
+  EXPECT_EQ(begun.init_weights, "runs/b");
+  EXPECT_EQ(begun.resume, "auto");
+  std::ofstream(file) << "resume = \"runs/a\"\ninit_weights = \"runs/b\"\n";
+  EXPECT_THAT(problems({"--config", file}),
+              ElementsAre(HasSubstr("| remove one of them; a resumed run also continues with the optimizers")));
+}
+
+TEST(ParseInvocation, BarebonesLeavesOutWhatAWeakerSourceDecidesBy) {
+  const TempDir dir;
+  const auto file = (dir.path() / "run.toml").string();
+  std::ofstream(file) << "[checkpoint]\nmonitor = \"val_loss\"\nmode = \"max\"\n[early_stop]\nmetric = \"loss\"\n";
+  TrainConfig defaults;
+  defaults.plateau.metric = "loss";
+  const Invocation invocation = parse({"--config", file, "--barebones"}, {}, defaults);
+  EXPECT_EQ(invocation.config.checkpoint.monitor, "");
+  EXPECT_EQ(invocation.config.early_stop.metric, "");
+  EXPECT_EQ(invocation.config.plateau.metric, "");
+  EXPECT_THAT(invocation.warnings, ElementsAre(HasSubstr("early_stop.metric = \"loss\": has no effect with barebones"),
+                                               HasSubstr("checkpoint.monitor = \"val_loss\": has no effect with")));
+  EXPECT_THAT(problems({"--barebones", "--plateau.metric", "loss"}),
+              ElementsAre(HasSubstr("--barebones with --plateau.metric loss: such a run")));
+}
+
 TEST(ParseInvocation, ReadsBoolsInAllSpellings) {
   EXPECT_FALSE(parse({"--no-checkpoint.enabled"}).config.checkpoint.enabled);
   EXPECT_FALSE(parse({"--no_report.progress"}).config.report.progress);

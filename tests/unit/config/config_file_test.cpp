@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -267,6 +268,14 @@ TEST_F(ConfigFile, RoundTripsTheProgramsOwnValues) {
   EXPECT_EQ(read.dropout, written.dropout);
   EXPECT_TRUE(read.quiet);
   EXPECT_EQ(program_toml({}), "");
+  const std::vector<ProgramValue> limits{{.name = "most", .text = "inf"}, {.name = "least", .text = "-inf"}};
+  EXPECT_EQ(program_toml(limits), "\n[program]\n") << "a default that no source may give";
+}
+
+TEST_F(ConfigFile, RefusesNumbersThatAFlagRefuses) {
+  for (const char* number : {"inf", "-inf", "nan"}) {
+    EXPECT_THAT(problems("run.toml", fmt::format("[optim]\nlr = {}\n", number)), ElementsAre(HasSubstr("optim.lr = ")));
+  }
 }
 
 TEST_F(ConfigFile, NamesTheFaultsOfTheProgramsOwnValues) {
@@ -297,6 +306,8 @@ TEST_F(ConfigFile, LeavesTheProgramsOwnValuesToTheProgram) {
   const std::vector<std::string> args{"--config", write("run.toml", "seed = 3\n[program]\nanything = []\n")};
   const Variables variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_PROGRAM_ANYTHING", "wide"}});
   EXPECT_EQ(parse_invocation({}, args, variables, FlagsAccess::for_tool()).config.seed, 3U);
+  const std::vector<std::string> of_program{"--checkpoint.mode", "max"};  // the program may set the monitor
+  EXPECT_EQ(parse_invocation({}, of_program, {}, FlagsAccess::for_tool()).config.checkpoint.mode, MonitorMode::max);
   EXPECT_THROW(parse_invocation({}, args, variables), ConfigError);
 }
 

@@ -78,12 +78,14 @@ TEST(PrintConfigText, ShowsValueAndOriginAndReadsBack) {
   Flags flags;
   flags.add("hidden", &hidden, "width");
   const std::vector<std::string> args{"--optim.lr", "0.1", "--hidden", "8"};
-  const Invocation invocation = parse_invocation(
-      {}, args, Variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_SEED", "7"}}), flags);
+  const Invocation invocation =
+      parse_invocation({.batch_size = 32}, args,
+                       Variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_SEED", "7"}}), flags);
   const std::string text = print_config_text(invocation, flags);
   EXPECT_THAT(text, testing::ContainsRegex("lr = 0.1 +# flag\n"));
   EXPECT_THAT(text, testing::ContainsRegex("seed = 7 +# environment LOCKSTEP_CFG_SEED\n"));
-  EXPECT_THAT(text, testing::ContainsRegex("batch_size = 0 +# program\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("batch_size = 32 +# program\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("max_steps = 0 +# default\n"));
   EXPECT_THAT(text, testing::ContainsRegex("\n\\[program\\]\nhidden = 8 +# flag\n"));
 }
 

@@ -420,6 +420,37 @@ TEST(Crossing, ATestInACallbackTakesNoStopFromTheFit) {
   }
 }
 
+TEST(Crossing, LoopsOfAnotherTrainerInACallbackTakeNoStopFromTheFit) {
+  const TempDir dir;
+  TrainConfig config = in_directory(in_memory({.max_epochs = 8, .min_epochs = 5, .global_batch_size = 12}), dir);
+  config.early_stop = {.metric = "val_loss", .patience = 1, .min_delta = 100};  // asks in the second epoch
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  const Plan of_probe = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 3, .global_batch_size = 12}));
+  const TrainControl control;
+  BadSteps task({});
+  TinyTask probe;
+  DataLoader data(tiny_data(60), plan.loader, world);
+  DataLoader validation(tiny_data(12), plan.eval_loader, world);
+  DataLoader test(tiny_data(7), plan.eval_loader, world);
+  DataLoader probed(tiny_data(120), of_probe.loader, world);
+  Trainer trainer(plan, world, control);
+  int loops = 0;
+  trainer.on(Stage::epoch_end, [&](const StageContext&) {
+    Trainer other(of_probe, world, control);
+    other.on(Stage::step_end, [](const StageContext& at) { at.control.request_stop("enough"); });
+    EXPECT_EQ(other.fit(probe, probed).state.step, 2) << "its own stop, not that of the other fit";
+    other.test(task, test);
+    ++loops;
+  });
+  testing::internal::CaptureStderr();
+  const FitResult result = trainer.fit(task, data, &validation);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(loops, 5);
+  EXPECT_EQ(result.state.step, 25) << "the minimum, and then the stop that a callback asked for in an earlier epoch";
+  EXPECT_EQ(result.stop, StopKind::program);
+}
+
 TEST(Crossing, ASignalInATestOfACallbackEndsTheFitAndSaves) {
   for (const int ranks : {1, 2}) {
     const TempDir dir;
@@ -458,6 +489,26 @@ TEST(Crossing, TheBestCheckpointFollowsAMetricThatACallbackLogs) {
   }
 }
 
+TEST(Crossing, AValueThatWasLoggedInAnEarlierStepIsNotThatOfACheckpoint) {
+  const TempDir dir;
+  TrainConfig config = in_directory(in_memory({.max_epochs = 2, .global_batch_size = 12}), dir);
+  config.report.every_steps = 4;  // the report of step 8 has the value of step 6
+  config.checkpoint.every_steps = 2;
+  config.checkpoint.monitor = "score";
+  BadSteps task({});
+  testing::internal::CaptureStderr();
+  const FitResult result = fit(config, task, [&](Trainer& trainer) {
+    trainer.on(Stage::step_end, [](const StageContext& at) {
+      if (at.state.step == 2 || at.state.step == 6) {
+        at.log("score", 1.0 / static_cast<double>(at.state.step));
+      }
+    });
+  });
+  testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(result.best);
+  EXPECT_EQ(result.best->step, 6);
+}
+
 TEST(Crossing, ASaveWithoutAValueOfTheMonitorIsTold) {
   const TempDir dir;
   TrainConfig config = in_directory(in_memory({.max_epochs = 3, .global_batch_size = 12}), dir);
@@ -473,12 +524,15 @@ TEST(Crossing, ASaveWithoutAValueOfTheMonitorIsTold) {
 
 // What a callback has not done of a step would be missing in the resumed run.
 TEST(Crossing, AFailedCallbackLeavesTheLastSave) {
-  for (const Stage stage : {Stage::step_end, Stage::epoch_end, Stage::report, Stage::epoch_report}) {
+  for (const Stage stage :
+       {Stage::epoch_start, Stage::step_end, Stage::epoch_end, Stage::report, Stage::epoch_report,
+        Stage::validation_start, Stage::validation_batch_end, Stage::validation_end, Stage::checkpoint_saved}) {
     const auto run = [&](const TempDir& dir, std::int64_t fails_at) {
       TrainConfig config = in_directory(in_memory({.max_epochs = 4, .global_batch_size = 12}), dir);
       config.report.every_steps = 4;
       config.report.epoch_means = true;
       config.checkpoint.every_steps = 3;
+      config.early_stop = {.metric = "val_loss", .patience = 100};  // counts validations
       BadSteps task({});
       const auto add = [&](Trainer& trainer) {
         trainer.on(stage, [=](const StageContext& at) {
@@ -495,10 +549,10 @@ TEST(Crossing, AFailedCallbackLeavesTheLastSave) {
     };
     testing::internal::CaptureStderr();
     const TempDir whole;
-    const auto straight = run(whole, 0);
+    const auto straight = run(whole, -1);
     const TempDir parts;
     EXPECT_THROW(run(parts, stage == Stage::report ? 12 : 10), std::runtime_error);
-    const auto resumed = run(parts, 0);
+    const auto resumed = run(parts, -1);
     testing::internal::GetCapturedStderr();
     EXPECT_TRUE(same(straight, resumed)) << static_cast<std::uint32_t>(stage);
     EXPECT_EQ(read_text(parts.path() / "run" / "checkpoints" / "last" / "callbacks.safetensors"),
@@ -701,6 +755,72 @@ TEST(Crossing, WeightsOnlyOfAScheduleFreeOptimizerAreThoseThatItEvaluates) {
   for (const auto& [name, tensor] : saved) {
     EXPECT_TRUE(at::equal(tensor, expected[name])) << name;
   }
+}
+
+TEST(Crossing, AValidationInACallbackEvaluatesTheWeightsOfTheFitsOwnValidations) {
+  for (const Stage stage : {Stage::validation_batch_end, Stage::validation_end, Stage::fit_end}) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .global_batch_size = 12}));
+    BadSteps task({}, 1, schedule_free_adamw({.lr = 0.05}));
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(12), plan.eval_loader, world);
+    DataLoader again(tiny_data(12), plan.eval_loader, world);
+    Trainer trainer(plan, world);
+    double nested = std::nan("");
+    trainer.on(stage, [&](const StageContext&) { nested = value_of(trainer.validate(task, again), "loss"); });
+    const FitResult result = trainer.fit(task, data, &validation);
+    EXPECT_EQ(nested, value_of(result.metrics, "val_loss"));
+    EXPECT_EQ(value_of(trainer.validate(task, again), "loss"), nested);
+  }
+}
+
+TEST(Crossing, AFailureNamesTheSaveThatRanInTheBackground) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.checkpoint.async = true;
+  config.checkpoint.every_steps = 9;
+  BadSteps task({});
+  testing::internal::CaptureStderr();
+  const auto add = [](Trainer& trainer) {
+    trainer.on(Stage::step_end, [](const StageContext& at) {
+      if (at.state.step == 10) {
+        throw std::runtime_error("no disk");
+      }
+    });
+  };
+  EXPECT_THROW(fit(config, task, add), std::runtime_error);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("step 9 is saved in"));
+}
+
+TEST(Crossing, FreshKeepsTheOldRunIfTheWeightsForTheNewOneAreMissingOrInIt) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  testing::internal::CaptureStderr();
+  BadSteps task({});
+  fit(config, task);
+  config.fresh = true;
+  config.init_weights = (dir.path() / "missing").string();
+  EXPECT_THAT(message_of([&] { fit(config, task); }), HasSubstr("missing: no such file or directory"));
+  config.init_weights = (dir.path() / "run" / "checkpoints" / "last").string();
+  EXPECT_THAT(message_of([&] { fit(config, task); }), HasSubstr("which --fresh renames first"));
+  testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "run" / "checkpoints" / "step-0000000040"));
+}
+
+TEST(Crossing, TheRangeTestOfARunThatResumesDoesNotReadTheWeightsOfItsBeginning) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  World world = World::single(c10::kCPU);
+  Plan plan = plan_for(1, config);
+  BadSteps task({});
+  DataLoader data(tiny_data(60), plan.loader, world);
+  testing::internal::CaptureStderr();
+  fit(config, task);
+  testing::internal::GetCapturedStderr();
+  plan.config.init_weights = (dir.path() / "gone").string();
+  EXPECT_EQ(find_lr(plan, world, task, data, {.min_lr = 1e-6, .max_lr = 1e-3, .steps = 5}).lrs.size(), 5U);
+  plan.config.resume = "never";
+  EXPECT_THAT(message_of([&] { find_lr(plan, world, task, data, {.steps = 5}); }), HasSubstr("no such file"));
 }
 
 /// Batch norm before the linear layer of TinyTask.

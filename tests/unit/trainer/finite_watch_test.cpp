@@ -354,15 +354,24 @@ TEST(FiniteWatch, ForgetsWhatItTold) {
   TinyTask task;
   FiniteWatch watch;
   EXPECT_FALSE(watch.look(task.module(), world));
-  watch.add(7, {.loss = at::full({}, 1.0)});
-  watch.add(8, {});
-  watch.add(9, {.loss = at::full({}, kNan), .grad_norm = at::full({}, 2.0)});
+  std::vector<Batch> micro(2);
+  micro[0].ids = {4, 0, 7};
+  micro[1].ids = {1, 2, 3, 5, 6, 8, 9};
+  const StepBatches batches{.micro = micro};
+  watch.add(7, {.loss = at::full({}, 1.0)}, {});
+  watch.add(8, {}, {});
+  watch.add(9, {.loss = at::full({}, kNan), .grad_norm = at::full({}, 2.0)}, batches);
   const auto found = watch.look(task.module(), world);
   ASSERT_TRUE(found && found->loss);
   EXPECT_EQ(found->loss->step, 9);
+  EXPECT_EQ(found->loss->samples, "4, 0, 7, 1, 2, 3, 5, 6 and 2 more");
   EXPECT_FALSE(found->grad_norm);
   EXPECT_EQ(found->parameter, "");
   EXPECT_FALSE(watch.look(task.module(), world));
+  watch.add(10, {.loss = at::full({}, kNan)}, {});
+  EXPECT_EQ(watch.look(task.module(), world)->text(),
+            "the loss of step 10 is not finite on rank 0; all parameters are finite")
+      << "a stream has no ids";
 }
 
 }  // namespace

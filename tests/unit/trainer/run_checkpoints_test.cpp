@@ -395,12 +395,23 @@ TEST(RunCheckpoints, AreWrittenAfterAFailureBetweenTwoSteps) {
   TrainConfig config = config_in(directory.path() / "straight");
   train(config);
   config.run_dir = (directory.path() / "run").string();
-  const auto failing = std::make_shared<Probe>(0U | Stage::validation_start, [](const StageContext& context) {
-    if (context.state.step == 10) {
-      throw std::runtime_error("a callback's trouble");
+  class FailingValidation final : public TinyTask {
+   public:
+    FailingValidation() : TinyTask(sgd({.lr = 0.05, .momentum = 0.9})) {}
+    StepOutput validation_step(const Batch& batch) override {
+      if (++batches_ == 4) {  // the second of two validations with two batches each
+        throw std::runtime_error("a task's trouble");
+      }
+      return TinyTask::training_step(batch);
     }
-  });
-  EXPECT_THROW(train(config, failing), std::runtime_error);
+
+   private:
+    int batches_ = 0;
+  } failing;
+  Session session = Session::single(config);
+  DataLoader data(tiny_data(20), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(7), session.plan.eval_loader, session.world);
+  EXPECT_THROW(Trainer(session).fit(failing, data, &validation), std::runtime_error);
   EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{10}));
   EXPECT_EQ(train(config).state.step, 15);
   EXPECT_EQ(final_state(config.run_dir), final_state(directory.path() / "straight"));

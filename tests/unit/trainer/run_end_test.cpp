@@ -10,7 +10,7 @@ using testing::EndsWith;
 
 TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
   const auto text = [](const TrainConfig& config, bool saved = true) {
-    return describe_end({.config = config,
+    return describe_end({.plan = {.config = config, .asked = config},
                          .step = 20,
                          .epoch = 2,
                          .stop = {.kind = StopKind::terminate, .text = "SIGTERM"},
@@ -32,6 +32,11 @@ TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
     config.resume = resume;
     EXPECT_THAT(text(config), EndsWith("; run the same command with --resume auto to continue")) << resume;
   }
+  config.resume = "auto";
+  config.run_dir = "runs/{n}";
+  const Plan plan{.config = TrainConfig{.run_dir = "runs/3"}, .asked = config};
+  EXPECT_EQ(change_of_command(plan, "runs/3", /*saved=*/true), " with --run_dir runs/3");
+  config.run_dir = "runs/a";
   config.checkpoint.weights_only = true;
   EXPECT_THAT(text(config), EndsWith("(only the weights: the run cannot be continued)"));
   config.checkpoint.enabled = false;
