@@ -110,19 +110,26 @@ class Launch {
         descendants_.add_worker(workers.back().pid());
       }
     }  // now only rank 0 has the socket: if it dies, no rank waits for an answer
-    return supervise(
-        std::move(workers), std::move(destinations), std::move(progress), signals_,
-        {.grace = request_.grace,
-         .terminal_status = request_.terminal_status,
-         .stall = {.warning = request_.stall_warning,
-                   .deadline = request_.stall_deadline,
-                   .rendezvous = request_.rendezvous_deadline},
-         .first_rank = first,
-         .world_size = world_size(request_),
-         .any_program = request_.any_program,
-         .each_turn = [this] { descendants_.reap(); },
-         .what_is_left =
-             [this] { return request_.after_failure ? request_.after_failure(event_directory()) : std::string(); }});
+    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
+                     {.grace = request_.grace,
+                      .terminal_status = request_.terminal_status,
+                      .stall = {.warning = request_.stall_warning,
+                                .deadline = request_.stall_deadline,
+                                .rendezvous = request_.rendezvous_deadline},
+                      .first_rank = first,
+                      .world_size = world_size(request_),
+                      .any_program = request_.any_program,
+                      .each_turn = [this] { descendants_.reap(); },
+                      .what_is_left = [this] { return what_is_left(); }});
+  }
+
+  /// Nothing about it may hide the failure itself.
+  std::string what_is_left() const {
+    try {
+      return request_.after_failure ? request_.after_failure(event_directory()) : std::string();
+    } catch (const std::exception& error) {
+      return fmt::format("what is saved cannot be told: {}", error.what());
+    }
   }
 
   template <class T>

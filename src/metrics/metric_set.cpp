@@ -1,6 +1,7 @@
 #include "metrics/metric_set.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -38,10 +39,26 @@ std::vector<NamedState> states_of(std::span<const NamedMetric> metrics) {
   return states;
 }
 
-void check_no_graph(const NamedState& state) {
+/// States with a fixed size travel together: whole numbers as int64, the others as float64.
+constexpr std::array kKinds{at::kLong, at::kDouble};
+
+at::ScalarType kind_of(const at::Tensor& state) {
+  return at::isIntegralType(state.scalar_type(), /*includeBool=*/true) ? at::kLong : at::kDouble;
+}
+
+void check_state(const NamedState& state) {
   if (state.value.requires_grad()) {
     throw Error(fmt::format("the metric state '{}' keeps an autograd graph", state.name),
                 "detach the values that update() adds, or use torch::NoGradGuard in it");
+  }
+  const std::int64_t rows = state.reduction == StateReduction::cat ? 1 : 0;
+  const bool fits = state.value.dim() == state.initial.dim() &&
+                    state.value.sizes().slice(rows) == state.initial.sizes().slice(rows);
+  if (!fits || kind_of(state.value) != kind_of(state.initial)) {
+    throw Error(fmt::format("the metric state '{}' has become {} [{}], expected {} [{}] as it began", state.name,
+                            c10::toString(state.value.scalar_type()), fmt::join(state.value.sizes(), ", "),
+                            c10::toString(state.initial.scalar_type()), fmt::join(state.initial.sizes(), ", ")),
+                "let update() keep its shape and kind, or begin with those of the updates");
   }
 }
 
@@ -64,7 +81,7 @@ void agree_on_states(const std::vector<NamedState>& states, World& world) {
 /// Collective if `agreed` is false. The states, which no autograd graph keeps and which are the same on all ranks.
 std::vector<NamedState> agreed_states(std::span<const NamedMetric> metrics, bool& agreed, World& world) {
   std::vector<NamedState> states = states_of(metrics);
-  std::ranges::for_each(states, check_no_graph);
+  std::ranges::for_each(states, check_state);
   if (!agreed) {
     agree_on_states(states, world);
     agreed = true;
@@ -72,11 +89,11 @@ std::vector<NamedState> agreed_states(std::span<const NamedMetric> metrics, bool
   return states;
 }
 
-/// Float64, [1, elements of all states with a fixed size]
-at::Tensor flat(const std::vector<const NamedState*>& states) {
+/// [1, elements of all states]
+at::Tensor flat(const std::vector<const NamedState*>& states, at::ScalarType kind) {
   std::vector<at::Tensor> parts;
   for (const NamedState* state : states) {
-    parts.push_back(state->value.to(at::kDouble).reshape({1, -1}));
+    parts.push_back(state->value.to(kind).reshape({1, -1}));
   }
   return at::cat(parts, 1);
 }
@@ -97,28 +114,39 @@ template <class Choose>
 std::vector<const NamedState*> choose(const std::vector<NamedState>& states, const Choose& chosen) {
   std::vector<const NamedState*> result;
   for (const NamedState& state : states) {
-    if (chosen(state.reduction)) {
+    if (chosen(state)) {
       result.push_back(&state);
     }
   }
   return result;
 }
 
+bool is_cat(const NamedState& state) { return state.reduction == StateReduction::cat; }
+
+/// Collective. `mine`: [1, N]. The minimum and maximum are not those of a backend, which may drop NaN.
+at::Tensor reduced(const at::Tensor& mine, StateReduction reduction, World& world) {
+  if (reduction == StateReduction::sum) {
+    world.all_reduce(mine, Reduce::sum);
+    return WorldAccess::on_host(world, mine);
+  }
+  const at::Tensor all = WorldAccess::on_host(world, world.all_gather(mine));
+  return reduction == StateReduction::min ? all.amin(0, true) : all.amax(0, true);
+}
+
 /// Collective. Replaces the states by those of all ranks together, on the CPU.
 void reduce_states(const std::vector<NamedState>& states, World& world) {
-  for (const auto& [reduction, op] : {std::pair{StateReduction::sum, Reduce::sum},
-                                      {StateReduction::min, Reduce::min},
-                                      {StateReduction::max, Reduce::max}}) {
-    const auto chosen = choose(states, [&](StateReduction r) { return r == reduction; });
-    if (chosen.empty()) {
-      continue;
+  for (const at::ScalarType kind : kKinds) {
+    for (const StateReduction reduction : {StateReduction::sum, StateReduction::min, StateReduction::max}) {
+      const auto chosen =
+          choose(states, [&](const auto& s) { return s.reduction == reduction && kind_of(s.initial) == kind; });
+      if (chosen.empty()) {
+        continue;
+      }
+      for_each_part(reduced(flat(chosen, kind), reduction, world), chosen,
+                    [](const NamedState& state, const at::Tensor& rows) { state.value = rows[0]; });
     }
-    const at::Tensor all = flat(chosen);
-    world.all_reduce(all, op);
-    for_each_part(WorldAccess::on_host(world, all), chosen,
-                  [](const NamedState& state, const at::Tensor& rows) { state.value = rows[0]; });
   }
-  for (const NamedState* state : choose(states, [](StateReduction r) { return r == StateReduction::cat; })) {
+  for (const NamedState* state : choose(states, is_cat)) {
     state->value = WorldAccess::on_host(world, world.all_gather(state->value));
   }
 }
@@ -163,7 +191,7 @@ at::Tensor share(const at::Tensor& rows, StateReduction reduction, const World& 
     case StateReduction::max:
       return mine.amax(0);
     default:
-      return mine.sum(0);
+      return mine.sum(0, /*keepdim=*/false, mine.scalar_type());
   }
 }
 
@@ -215,7 +243,7 @@ at::Tensor Metric::value(World& world) {
   const c10::NoGradGuard no_grad;
   const std::vector<NamedMetric> self{{"this metric", *this}};
   const std::vector<NamedState> states = states_of(self);
-  std::ranges::for_each(states, check_no_graph);
+  std::ranges::for_each(states, check_state);
   agree_on_states(states, world);
   const StatesKept kept(self);
   reduce_states(states, world);
@@ -229,6 +257,12 @@ MetricSet::MetricSet(std::vector<NamedMetric> metrics, const World& world) : met
       throw ConfigError(fmt::format("Task::metrics: found the name '{}' {}", metric->name,
                                     metric->name.empty() ? "for a metric" : "for two metrics"),
                         "give each metric a name of its own");
+    }
+    const auto same = std::ranges::find(before, &metric->metric, [](const NamedMetric& m) { return &m.metric; });
+    if (same != before.end()) {
+      throw ConfigError(fmt::format("Task::metrics: found one metric with the names '{}' and '{}'", same->name,
+                                    metric->name),
+                        "give each name a metric of its own");
     }
     metric->metric.to(world.device());
   }
@@ -261,7 +295,7 @@ void MetricSet::reset() {
 MetricSet::States MetricSet::take(const States& earlier) {
   const c10::NoGradGuard no_grad;
   const std::vector<NamedState> states = states_of(metrics_);
-  std::ranges::for_each(states, check_no_graph);
+  std::ranges::for_each(states, check_state);
   add_earlier(states, earlier);
   States taken;
   for (const NamedState& state : states) {
@@ -290,12 +324,16 @@ NamedTensors MetricSet::save(World& world) {
   }
   const c10::NoGradGuard no_grad;
   const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
-  if (const auto fixed = choose(states, [](StateReduction r) { return r != StateReduction::cat; }); !fixed.empty()) {
+  for (const at::ScalarType kind : kKinds) {
+    const auto fixed = choose(states, [&](const auto& s) { return !is_cat(s) && kind_of(s.initial) == kind; });
+    if (fixed.empty()) {
+      continue;
+    }
     for_each_part(
-        WorldAccess::on_host(world, world.all_gather(flat(fixed))), fixed,
+        WorldAccess::on_host(world, world.all_gather(flat(fixed, kind))), fixed,
         [&](const NamedState& state, const at::Tensor& rows) { saved.emplace_back(state.name, rows.contiguous()); });
   }
-  for (const NamedState* state : choose(states, [](StateReduction r) { return r == StateReduction::cat; })) {
+  for (const NamedState* state : choose(states, is_cat)) {
     const at::Tensor length = at::full({1}, state->value.size(0), state->value.options().dtype(at::kLong));
     saved.emplace_back(state->name, WorldAccess::on_host(world, world.all_gather(state->value)));
     saved.emplace_back(lengths_name(state->name), WorldAccess::on_host(world, world.all_gather(length)));

@@ -53,18 +53,21 @@ FitResult Fit::run() {
     throw;
   } catch (const IoError& error) {  // saving failed, or would fail
     const KeptPlace place(record_);
+    tell_what_is_left();
     note_failure(error);
     tell_callbacks(error);
     throw;
   } catch (const std::exception& error) {
     const KeptPlace place(record_);
     save_after_failure();
+    tell_what_is_left();
     note_failure(error);
     tell_callbacks(error);
     throw;
   } catch (...) {
     const KeptPlace place(record_);
     save_after_failure();
+    tell_what_is_left();
     throw;
   }
 }

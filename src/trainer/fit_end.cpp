@@ -7,6 +7,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/duration.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/fit_run.h"
@@ -60,12 +61,19 @@ void Fit::save_after_failure() noexcept {
     if (world_.size() == 1) {
       checkpoints_.collect();  // the save that runs in the background may be the newest one
     }
-    if (const auto step = checkpoints_.durable(); step && !plan_.facts.supervised) {
-      log_info(describe_saved(plan_, run_directory(config_), *step));
-    }
   } catch (const std::exception& error) {
     log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
   }
+}
+
+// The rank that failed says it: under a foreign launcher it is the only one that knows of the failure.
+void Fit::tell_what_is_left() noexcept {
+  const auto step = checkpoints_.durable();
+  if (!step || plan_.facts.supervised || !is_logged(LogLevel::info)) {
+    return;
+  }
+  const std::string rank = world_.size() > 1 ? fmt::format("[rank{}]: ", world_.rank()) : std::string();
+  write_line(rank + describe_saved(plan_, run_directory(config_), *step));
 }
 
 void Fit::note_failure(const std::exception& error) noexcept {

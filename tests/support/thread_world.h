@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <latch>
 #include <thread>
 #include <vector>
 
@@ -24,9 +25,11 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
+  std::latch connected(size);  // a rank that ends at once must not close a connection that another one still makes
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       set_log_rank(rank, size);
+      bool is_connected = false;
       try {
         const int local_size = size / nodes;
         World world = WorldAccess::make(store,
@@ -37,9 +40,14 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
                                          .node = rank / local_size,
                                          .nodes = nodes},
                                         c10::Device(c10::kCPU), backend, timeout);
+        is_connected = true;
+        connected.arrive_and_wait();
         body(world);
       } catch (...) {
         failures[static_cast<std::size_t>(rank)] = std::current_exception();
+        if (!is_connected) {
+          connected.count_down();
+        }
       }
     });
   }

@@ -254,8 +254,10 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
     DataLoader loader(std::make_shared<Scripted>(on_get), in_order(plan_of(20, 10, 2)), world);
     return message_of([&] { loader.next(); });
   };
-  EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }), "sample 0: std::out_of_range: row 7");
-  EXPECT_EQ(message([](std::int64_t) { throw IoError("shard 3: short read"); }), "shard 3: short read");
+  EXPECT_EQ(message([](std::int64_t) { throw std::out_of_range("row 7"); }),
+            "sample 0: std::out_of_range: row 7 | --data.max_bad_samples N replaces up to N such samples of each rank");
+  EXPECT_EQ(message([](std::int64_t) { throw IoError("shard 3: short read", "mount it"); }),
+            "shard 3: short read | mount it");
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }
 

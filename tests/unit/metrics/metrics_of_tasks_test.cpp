@@ -241,7 +241,7 @@ TEST(EpochMeans, DecideForCheckpointsAndCallbacks) {
     trainer.add(std::make_shared<EarlyStopping>(
         EarlyStoppingOptions{.metric = "epoch_loss", .stopping_threshold = 1e9}));  // reached after the first epoch
     const FitResult result = trainer.fit(task, train);
-    EXPECT_EQ(result.state.step, 6);
+    EXPECT_EQ(result.state.step, 5);
     ASSERT_TRUE(result.best);
     EXPECT_EQ(result.best->step, 5);
     EXPECT_EQ(result.best->value, value_of(result.metrics, "epoch_loss"));

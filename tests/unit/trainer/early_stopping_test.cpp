@@ -62,13 +62,13 @@ Ended train(TrainConfig config, World& world, std::vector<double> losses, EarlyS
   return ended;
 }
 
-TEST(EarlyStopping, StopsAllRanksAfterTheNextStep) {
+TEST(EarlyStopping, StopsAllRanksAtTheEndOfTheValidation) {
   for (const int ranks : {1, 2, 4}) {
     thread_world(ranks, [](World& world) {
       const Ended ended = train(in_memory({.max_epochs = 10}), world, {5, 4, 4.5, 4, 3, 3}, {.patience = 2});
       EXPECT_EQ(ended.reason, "val_loss did not improve on 4 in 2 measurements");
       EXPECT_EQ(ended.result.stop, StopKind::program);
-      EXPECT_EQ(ended.result.state.step, 9);  // four epochs and a step
+      EXPECT_EQ(ended.result.state.step, 8);  // four epochs
       EXPECT_THAT(ended.result.why, HasSubstr(ended.reason));
     });
   }
@@ -114,7 +114,7 @@ TEST(EarlyStopping, ContinuesAfterAResume) {
         train(config, world, losses, {.patience = 2});
         config.max_steps = 0;
         const Ended ended = train(config, world, losses, {.patience = 2}, static_cast<std::size_t>(stop) / 2);
-        EXPECT_EQ(ended.result.state.step, 9) << stop;
+        EXPECT_EQ(ended.result.state.step, 8) << stop;
       });
     }
   }
@@ -127,12 +127,12 @@ TEST(EarlyStopping, StaysStoppedUntilItsOptionsChange) {
   config.run_dir = (dir.path() / "run").string();
   config.checkpoint.enabled = true;
   const std::vector<double> losses{5, 4, 4, 4, 4, 4, 4, 4};
-  EXPECT_EQ(train(config, world, losses, {.patience = 2}).result.state.step, 9);
+  EXPECT_EQ(train(config, world, losses, {.patience = 2}).result.state.step, 8);
   const Ended again = train(config, world, losses, {.patience = 2}, 4);
-  EXPECT_EQ(again.result.state.step, 9);
+  EXPECT_EQ(again.result.state.step, 8);
   EXPECT_EQ(again.reason, "val_loss did not improve on 4 in 2 measurements");
   EXPECT_EQ(again.result.stop, StopKind::program);
-  EXPECT_EQ(train(config, world, losses, {.patience = 4}, 4).result.state.step, 13);
+  EXPECT_EQ(train(config, world, losses, {.patience = 4}, 4).result.state.step, 12);
 }
 
 TEST(EarlyStopping, NamesWhatIsWrong) {
