@@ -66,6 +66,15 @@ void check_range(const char* what, const at::Tensor& values, const at::Tensor& c
   }
 }
 
+/// As int64. On a device the check would cost a wait.
+at::Tensor class_ids(const at::Tensor& ids) {
+  if (ids.is_floating_point() && ids.is_cpu() && !at::equal(ids, ids.trunc())) {
+    throw Error("metric: found classes with fractions, expected whole numbers",
+                "of soft targets give the class with the largest share: argmax(1), or > 0.5 for two classes");
+  }
+  return ids.to(at::kLong);
+}
+
 at::Tensor counted_targets(const at::Tensor& targets, std::optional<std::int64_t> ignore_index) {
   return ignore_index ? targets != *ignore_index : at::ones_like(targets, at::kBool);
 }
@@ -98,7 +107,7 @@ LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets,
                        double threshold, std::optional<std::int64_t> ignore_index) {
   check_label_shapes(predictions, targets, labels, is_binary);
   LabelBatch batch{.predictions = in_columns(predictions, labels, is_binary),
-                   .targets = in_columns(targets, labels, is_binary).to(at::kLong)};
+                   .targets = class_ids(in_columns(targets, labels, is_binary))};
   batch.counted = counted_targets(batch.targets, ignore_index);
   check_range("target", batch.targets, batch.counted, 2);
   if (batch.predictions.is_floating_point()) {
@@ -112,7 +121,7 @@ LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets,
 /// Predicted classes and targets, int64 [N], and which targets count.
 LabelBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t classes,
                        std::int64_t top_k, std::optional<std::int64_t> ignore_index) {
-  LabelBatch batch{.targets = targets.reshape({-1}).to(at::kLong)};
+  LabelBatch batch{.targets = class_ids(targets.reshape({-1}))};
   batch.counted = counted_targets(batch.targets, ignore_index);
   if (predictions.dim() == targets.dim() + 1 && predictions.size(1) == classes &&
       predictions.numel() == targets.numel() * classes) {
@@ -125,7 +134,7 @@ LabelBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets,
       batch.predictions = at::where(found, batch.targets, best.select(1, 0));
     }
   } else if (predictions.sizes() == targets.sizes() && top_k == 1 && !predictions.is_floating_point()) {
-    batch.predictions = predictions.reshape({-1}).to(at::kLong);
+    batch.predictions = class_ids(predictions.reshape({-1}));
   } else {
     throw_shapes(predictions, targets,
                  fmt::format("scores [N, {}, ...]{} and targets [N, ...]", classes,
@@ -349,12 +358,12 @@ void AUROC::update(const at::Tensor& predictions, const at::Tensor& targets) {
       throw_shapes(predictions, targets, fmt::format("scores [N, {}, ...] and targets [N, ...]", columns));
     }
     rows = in_columns(predictions, columns, /*is_binary=*/false).to(at::kDouble);
-    target = targets.reshape({-1}).to(at::kLong);
+    target = class_ids(targets.reshape({-1}));
     of_logits = rows.softmax(1);
   } else {
     check_label_shapes(predictions, targets, columns, is_binary);
     rows = in_columns(predictions, columns, is_binary).to(at::kDouble);
-    target = in_columns(targets, columns, is_binary).to(at::kLong);
+    target = class_ids(in_columns(targets, columns, is_binary));
     of_logits = rows.sigmoid();
   }
   const at::Tensor counted = counted_targets(target, options_.ignore_index);
@@ -394,7 +403,7 @@ void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
       logits.sizes().slice(0, static_cast<std::size_t>(targets.dim())) != targets.sizes()) {
     throw_shapes(logits, targets, "logits [..., V] and targets [...]");
   }
-  const at::Tensor target = targets.reshape({-1}).to(at::kLong);
+  const at::Tensor target = class_ids(targets.reshape({-1}));
   const at::Tensor counted = counted_targets(target, ignore_index_);
   check_range("target", target, counted, logits.size(-1));
   const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;  // large: tokens x V

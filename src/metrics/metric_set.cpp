@@ -51,9 +51,9 @@ void check_state(const NamedState& state) {
     throw Error(fmt::format("the metric state '{}' keeps an autograd graph", state.name),
                 "detach the values that update() adds, or use torch::NoGradGuard in it");
   }
-  const std::int64_t rows = state.reduction == StateReduction::cat ? 1 : 0;
-  const bool fits = state.value.dim() == state.initial.dim() &&
-                    state.value.sizes().slice(rows) == state.initial.sizes().slice(rows);
+  const std::size_t rows = state.reduction == StateReduction::cat ? 1 : 0;
+  const bool fits =
+      state.value.dim() == state.initial.dim() && state.value.sizes().slice(rows) == state.initial.sizes().slice(rows);
   if (!fits || kind_of(state.value) != kind_of(state.initial)) {
     throw Error(fmt::format("the metric state '{}' has become {} [{}], expected {} [{}] as it began", state.name,
                             c10::toString(state.value.scalar_type()), fmt::join(state.value.sizes(), ", "),
@@ -260,9 +260,9 @@ MetricSet::MetricSet(std::vector<NamedMetric> metrics, const World& world) : met
     }
     const auto same = std::ranges::find(before, &metric->metric, [](const NamedMetric& m) { return &m.metric; });
     if (same != before.end()) {
-      throw ConfigError(fmt::format("Task::metrics: found one metric with the names '{}' and '{}'", same->name,
-                                    metric->name),
-                        "give each name a metric of its own");
+      throw ConfigError(
+          fmt::format("Task::metrics: found one metric with the names '{}' and '{}'", same->name, metric->name),
+          "give each name a metric of its own");
     }
     metric->metric.to(world.device());
   }

@@ -282,6 +282,18 @@ std::string common_key(const BuiltOptimizer& built, const CommonNumber& number) 
 constexpr std::string_view kRate = ".base_lr";
 std::string rate_key(const std::string& parameter) { return parameter + std::string(kRate); }
 
+/// The parameters under whose names the rate of a group is stored: those that it trains, or, while all of them are
+/// frozen, these.
+std::vector<std::string> names_for_rate(const BuiltOptimizer& built, std::size_t group) {
+  std::vector<std::string> names = built.names[group];
+  for (std::size_t i = 0; i < built.frozen.size() && built.names[group].empty(); ++i) {
+    if (built.frozen_given[i] == built.given[group]) {
+      names.push_back(built.frozen[i].first);
+    }
+  }
+  return names;
+}
+
 }  // namespace
 
 bool is_rate(std::string_view name) { return name.ends_with(kRate); }
@@ -309,7 +321,7 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
   }
   for (std::size_t group = 0; group < built.names.size(); ++group) {
     if (const GroupRate rate = current_rate(built, group); !rate.is_given) {
-      for (const std::string& name : built.names[group]) {
+      for (const std::string& name : names_for_rate(built, group)) {
         if (!built.elsewhere.contains(name)) {
           writer.write(rate_key(name), rate.base);
         }
@@ -368,14 +380,14 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   for (std::size_t group = 0; group < built.names.size(); ++group) {
     rates[group].base = rates[group].first;  // unless a callback had written another one
     rates[group].is_given = true;
-    for (const std::string& name : built.names[group]) {
+    for (const std::string& name : names_for_rate(built, group)) {
       if (reader.has(rate_key(name))) {
         reader.read(rate_key(name), rates[group].base);
         rates[group].is_given = false;
       }
     }
   }
-  for (const auto& [name, parameter] : built.frozen) {
+  for (const auto& [name, parameter] : built.frozen) {  // of a group that also has trained ones
     if (double unused = 0; reader.has(rate_key(name))) {
       reader.read(rate_key(name), unused);
     }

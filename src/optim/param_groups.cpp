@@ -24,13 +24,17 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
+/// The first group that selects the parameter; groups.size(): none.
+std::size_t group_of(const std::vector<GroupSpec>& groups, std::string_view name, const at::Tensor& parameter) {
+  const auto selects = [&](const GroupSpec& group) { return !group.select || group.select(name, parameter); };
+  return static_cast<std::size_t>(std::ranges::find_if(groups, selects) - groups.begin());
+}
+
 /// Distributes parameters to the groups that select them; the last entry gets the unselected ones.
 std::vector<NamedTensors> deal(const std::vector<GroupSpec>& groups, const NamedTensors& parameters) {
   std::vector<NamedTensors> dealt(groups.size() + 1);
   for (const auto& [name, parameter] : parameters) {
-    const auto selects = [&](const GroupSpec& group) { return !group.select || group.select(name, parameter); };
-    const auto group = std::find_if(groups.begin(), groups.end(), selects);
-    dealt[static_cast<std::size_t>(group - groups.begin())].emplace_back(name, parameter);
+    dealt[group_of(groups, name, parameter)].emplace_back(name, parameter);
   }
   return dealt;
 }
@@ -238,6 +242,9 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
   }
   const std::vector<NamedTensors> given = given_groups(spec, parameters, frozen);
   BuiltOptimizer built{.optimizer = make_optimizer(spec, given), .frozen = std::move(frozen)};
+  for (const auto& [name, parameter] : built.frozen) {
+    built.frozen_given.push_back(spec.groups.empty() ? 0 : group_of(spec.groups, name, parameter));
+  }
   auto& groups = built.optimizer->param_groups();
   std::vector<Origin> origins = origins_of(spec, groups, given);
   for (std::size_t i = 0; i < groups.size(); ++i) {

@@ -33,6 +33,7 @@ struct BuiltOptimizer {
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
   std::vector<std::size_t> given{};               ///< per group: the GroupSpec that it belongs to; 0 without one
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
+  std::vector<std::size_t> frozen_given{};        ///< per frozen parameter: the GroupSpec that selects it
   std::unordered_set<std::string> elsewhere{};    ///< parameters whose state another rank keeps
   std::vector<GroupRate> rates{};                 ///< per group
   std::vector<LrSchedule> schedules{};            ///< per group

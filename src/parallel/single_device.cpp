@@ -223,6 +223,24 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
     optimizers_.push_back(make_optimizer(spec));
   }
   check_that_something_trains();
+  check_that_no_parameter_has_two();
+}
+
+void SingleDevice::check_that_no_parameter_has_two() const {
+  std::unordered_map<std::string, std::string> owners;
+  for (const auto& optimizer : optimizers_) {
+    for (const std::vector<std::string>& group : optimizer->updated()) {
+      for (const std::string& parameter : group) {
+        const auto [owner, is_new] = owners.emplace(parameter, optimizer->name());
+        if (!is_new) {
+          throw ConfigError(fmt::format("the optimizers '{}' and '{}' both have the parameter {}", owner->second,
+                                        optimizer->name(), parameter),
+                            "select each parameter for one optimizer, see OptimizerSpec; for two losses use one "
+                            "optimizer and both losses in a step");
+        }
+      }
+    }
+  }
 }
 
 void SingleDevice::prepare_again() {

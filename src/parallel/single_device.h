@@ -48,6 +48,9 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   /// Call it after freezing or unfreezing parameters.
   virtual void build_again();
   bool has_parameters() const noexcept { return !parameters_.empty(); }
+  /// Of the parameters that it updates, by group.
+  const std::vector<std::vector<std::string>>& updated() const noexcept { return built_.names; }
+  const std::string& name() const noexcept { return spec_.name; }
   virtual NamedTensors state() const;
   /// See lockstep::evaluation_values.
   virtual NamedTensors evaluation_values() const { return lockstep::evaluation_values(built_); }
@@ -120,6 +123,7 @@ class SingleDevice : public Strategy {
 
  private:
   void check_that_something_trains() const;
+  void check_that_no_parameter_has_two() const;
   /// Parameters and the values with which they are evaluated, if these are others.
   std::vector<std::pair<at::Tensor, at::Tensor>> evaluated_parameters() const;
 

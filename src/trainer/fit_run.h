@@ -87,6 +87,7 @@ class Fit {
   void prepare();
   void begin_with_weights();
   void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
+  void set_rates_of_last_step();
   void validate_at_start();
 
   // fit_reports.cpp: reports and validation

@@ -24,6 +24,7 @@
 
 #include "base/text.h"
 #include "checkpoint/init_weights.h"
+#include "data/step_plan.h"
 #include "environment/build_info.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
@@ -200,6 +201,40 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
   return loaded;
 }
 
+/// Throws now, not at the first save or report, if the state of an optimizer is needed and cannot be had.
+void check_optimizer_state(const Strategy& strategy, const TrainConfig& config) {
+  const bool is_saved = config.checkpoint.enabled && !config.checkpoint.weights_only;
+  const std::string_view other = config.optim.non_finite == NonFinitePolicy::rollback ? "--optim.non_finite rollback"
+                                 : config.spike.z_score > 0 && config.spike.policy == SpikePolicy::rollback
+                                     ? "--spike.policy rollback"
+                                 : config.dist.check_replicas && !config.dist.shard_optimizer ? "--dist.check_replicas"
+                                                                                              : "";
+  if (!is_saved && other.empty()) {
+    return;
+  }
+  try {
+    strategy.optimizer_state();
+  } catch (const CheckpointError& error) {
+    if (is_saved) {
+      throw;
+    }
+    throw ConfigError(fmt::format("{}: {}", other, error.what()), "leave it out, or use another optimizer");
+  }
+}
+
+/// A resumed run may keep a global batch for which its ranks need more micro-batches.
+void check_static_graph(const TrainConfig& config, int ranks, std::int64_t global_batch, std::int64_t batch_size) {
+  const std::int64_t micro_batches = micro_batch_count(global_batch, ranks, batch_size);
+  if (config.dist.static_graph && ranks > 1 && micro_batches > 1) {
+    throw ConfigError(
+        fmt::format(
+            "--dist.static_graph: the checkpoint's global batch of {} is {} micro-batches of {} samples on each "
+            "of {} ranks, expected one",
+            global_batch, micro_batches, batch_size, ranks),
+        fmt::format("use --batch_size {}, or leave out --dist.static_graph", (global_batch + ranks - 1) / ranks));
+  }
+}
+
 double batch_factor(LrScaling scaling, std::int64_t global_batch, std::int64_t reference) {
   if (scaling == LrScaling::none) {
     return 1;
@@ -233,10 +268,8 @@ void Fit::prepare() {
   }
   if (config_.checkpoint.enabled) {
     check_dtypes(module);
-    if (!config_.checkpoint.weights_only) {
-      strategy_->optimizer_state();  // throws now, not at the first save, if an optimizer's state cannot be saved
-    }
   }
+  check_optimizer_state(*strategy_, config_);
   callbacks_.begin(module, world_);
   tell_start(plan_, world_, files_);
   seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
@@ -247,6 +280,10 @@ void Fit::prepare() {
   const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
   lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
   loss_factor_ = batch_factor(config_.optim.loss_scaling, batch, config_.optim.lr_batch_size);
+  if (resumed_ && state_.step > 0) {
+    set_rates_of_last_step();
+    check_static_graph(config_, world_.size(), batch, plan_.loader.batch.batch_size);
+  }
   record_.set_step(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(state_.step, own_sinks_);
@@ -285,12 +322,25 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   resumed_ = true;
   steps_at_start_ = state_.step;
   monitor_is_known_ = checkpoints_.best().has_value();
+  if (place_.validation_is_due) {
+    reports_.restore_step(metrics_of(origin->contents));
+  }
   checkpoints_.begin_at(state_.step, *origin);
   if (!limits_.are_reached(state_)) {  // else the end says that there is nothing to do
     console_.line(
         fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
   }
   files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
+}
+
+// For callbacks of a validation before the first step, such as ReduceOnPlateau.
+void Fit::set_rates_of_last_step() {
+  ScheduleStep last = schedule_step();
+  --last.step;
+  for (std::size_t i = 0; i < strategy_->optimizer_count(); ++i) {
+    strategy_->optimizer(i).set_lr(last);
+  }
+  last_.lr = strategy_->optimizer().lr();
 }
 
 // An error in the validation shows before the training, not after its first epoch.

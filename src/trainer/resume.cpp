@@ -273,6 +273,17 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   return contents;
 }
 
+Metrics metrics_of(const CheckpointContents& contents) {
+  const std::string prefix = metric_key("");
+  Metrics metrics;
+  for (const auto& [key, text] : contents.values) {
+    if (const auto value = parse_double(text); value && key.starts_with(prefix)) {
+      metrics.emplace_back(key.substr(prefix.size()), *value);
+    }
+  }
+  return metrics;
+}
+
 std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents,
                                  std::span<const NamedSchedule> schedules) {
   const TrainConfig& config = run.plan.config;

@@ -38,6 +38,9 @@ struct RunParts {
 /// `measured`: metrics of this step. With checkpoint.weights_only: without what only a resume needs.
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured);
 
+/// The metrics of the step that was saved.
+Metrics metrics_of(const CheckpointContents& contents);
+
 /// Whether only the model was saved (checkpoint.weights_only).
 bool is_weights_only(const CheckpointContents& contents);
 

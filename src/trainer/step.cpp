@@ -183,12 +183,21 @@ void OptimizerStep::update() {
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   if (step_.context_.spikes != nullptr) {
     throw ConfigError("--spike.policy skip: an optimizer with a closure updates the parameters several times in a step",
-                      "use another policy, such as rollback");
+                      "use another policy, such as warn");
   }
   if (optimizer_.loss_scale().defined()) {
     throw ConfigError("--precision fp16_mixed: an optimizer with a closure calculates losses that cannot be scaled",
                       "use --precision bf16_mixed or fp32");
   }
+  const auto clip = [&, &config = step_.context_.config.optim] {  // each evaluation has gradients of its own
+    optimizer_.clip_groups();
+    if (config.max_grad_norm > 0) {
+      step_.now_.grad_norm = optimizer_.grad_norm();
+      optimizer_.scale_grads(clip_factor(step_.now_.grad_norm, config.max_grad_norm));
+    } else if (config.max_grad_value > 0) {
+      optimizer_.clamp_grads(config.max_grad_value);
+    }
+  };
   MicroBatches first;
   optimizer_.set_lr(step_.now_.at);
   optimizer_.torch_optimizer().step([&] {
@@ -197,6 +206,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     const TemporaryValue<Outputs*> scope(evaluation_, &evaluation);
     closure();
     finish();
+    clip();
     if (first.empty()) {
       first = evaluation;
     }

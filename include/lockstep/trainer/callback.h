@@ -63,7 +63,7 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;                  ///< of the last step; outside fit(): empty
+  const StepResult& step;                  ///< of the last step here; before one, and outside fit(): empty
   Strategy* strategy = nullptr;            ///< inside fit()
   const Metrics* metrics = nullptr;        ///< the same on all ranks
   double seconds = 0;                      ///< checkpoint_saved: duration of the save, also in the background

@@ -184,13 +184,23 @@ NamedTensors CallbackList::save(World& world) const {
   return all;
 }
 
+// "loss.box.mean" belongs to "loss.box", and not to "loss".
+const CallbackList::Entry* CallbackList::owner_of(std::string_view tensor) const {
+  const Entry* owner = nullptr;
+  for (const Entry& entry : entries_) {
+    if (tensor.starts_with(entry.name + ".") && (owner == nullptr || entry.name.size() > owner->name.size())) {
+      owner = &entry;
+    }
+  }
+  return owner;
+}
+
 void CallbackList::load(const NamedTensors& state, World& world, bool back) const {
   for (const Entry& entry : entries_) {
-    const std::string prefix = fmt::format("{}.", entry.name);
     NamedTensors mine;
     for (const auto& [name, tensor] : state) {
-      if (name.starts_with(prefix)) {
-        mine.emplace_back(name.substr(prefix.size()), tensor);
+      if (owner_of(name) == &entry) {
+        mine.emplace_back(name.substr(entry.name.size() + 1), tensor);
       }
     }
     if (!mine.empty() || back) {

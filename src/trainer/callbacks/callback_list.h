@@ -82,6 +82,8 @@ class CallbackList {
   };
 
   void note_frozen(std::vector<bool>& frozen) const;
+  /// nullptr: no callback has saved it.
+  const Entry* owner_of(std::string_view tensor) const;
 
   std::vector<Entry> entries_{};
   bool has_any_ = false;              // on any rank

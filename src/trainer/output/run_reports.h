@@ -50,6 +50,8 @@ class RunReports {
   /// All metrics that were written since the last show_step().
   const Metrics& of_step() const noexcept { return of_step_; }
   void forget_step() { of_step_.clear(); }
+  /// Before the first step of a resumed run: what the step of the checkpoint had measured.
+  void restore_step(Metrics metrics) { of_step_ = std::move(metrics); }
   /// The last value of each metric.
   const Metrics& last() const noexcept { return last_; }
 

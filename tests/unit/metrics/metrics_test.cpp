@@ -1,4 +1,5 @@
 // Each metric against values of torchmetrics (tests/parity/metrics_reference.py), on several ranks and in batches.
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -191,6 +192,76 @@ TEST(Metrics, KeepNoGraph) {
   thread_world(1, [&](World& world) {
     EXPECT_THAT(message_of([&] { careless.value(world); }), HasSubstr("keeps an autograd graph"));
   });
+}
+
+// Gloo's own minimum and maximum drop NaN, depending on the rank that has it.
+TEST(Metrics, ShowAValueThatIsNotANumberFromAnyRank) {
+  for (const int ranks : {1, 2, 3}) {
+    for (int where = 0; where < ranks; ++where) {
+      thread_world(ranks, [&](World& world) {
+        MinMetric smallest;
+        MaxMetric largest;
+        const double mine = world.rank() == where ? std::nan("") : 2.0 + world.rank();
+        smallest.update(at::full({2}, mine));
+        largest.update(at::full({2}, mine));
+        EXPECT_TRUE(std::isnan(smallest.value(world).item<double>())) << where << " of " << ranks;
+        EXPECT_TRUE(std::isnan(largest.value(world).item<double>())) << where << " of " << ranks;
+      });
+    }
+  }
+}
+
+TEST(Metrics, OfWholeNumbersAreExact) {
+  class Counts final : public Metric {
+   public:
+    void update(std::int64_t value) {
+      smallest_ = at::minimum(smallest_, at::scalar_tensor(value, at::kLong));
+      sum_ = sum_ + value;
+    }
+    at::Tensor compute() const override { return at::stack({smallest_, sum_}); }
+
+   private:
+    at::Tensor& smallest_ =
+        add_state("smallest", at::full({}, std::numeric_limits<std::int64_t>::max(), at::kLong), StateReduction::min);
+    at::Tensor& sum_ = add_state("sum", at::zeros({}, at::kLong), StateReduction::sum);
+  };
+  constexpr std::int64_t kLarge = (std::int64_t{1} << 53) + 1;  // float64 has no such number
+  thread_world(2, [&](World& world) {
+    Counts counts;
+    EXPECT_EQ(counts.value(world)[0].item<std::int64_t>(), std::numeric_limits<std::int64_t>::max());
+    if (world.is_main()) {
+      counts.update(kLarge);
+    }
+    EXPECT_TRUE(at::equal(counts.value(world), at::full({2}, kLarge, at::kLong)));
+  });
+}
+
+TEST(Metrics, WhoseStatesChangeTheirShapeOrKindAreRefused) {
+  class Growing final : public Metric {
+   public:
+    void update(const at::Tensor& values) { sum_ = sum_ + values.sum(0); }
+    at::Tensor compute() const override { return sum_; }
+
+   private:
+    at::Tensor& sum_ = add_state("sum", at::zeros({}, at::kLong), StateReduction::sum);
+  };
+  World world = World::single(c10::Device(c10::kCPU));
+  Growing shape;
+  shape.update(at::ones({4, 3}, at::kLong));
+  EXPECT_THAT(message_of([&] { shape.value(world); }), HasSubstr("has become Long [3], expected Long [] as it began"));
+  Growing kind;
+  kind.update(at::ones({4}, at::kFloat));
+  EXPECT_THAT(message_of([&] { kind.value(world); }), HasSubstr("has become Float [], expected Long []"));
+}
+
+TEST(Metrics, RefuseSoftTargets) {
+  Accuracy accuracy({.task = Classification::binary});
+  EXPECT_THAT(message_of([&] {
+                accuracy.update(at::tensor({0.9, 0.2}), at::tensor({0.95, 0.05}));
+              }),
+              HasSubstr("found classes with fractions"));
+  accuracy.update(at::tensor({0.9, 0.2}), at::tensor({1.0, 0.0}));
+  EXPECT_EQ(accuracy.compute().item<double>(), 1);
 }
 
 TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {

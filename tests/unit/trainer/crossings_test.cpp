@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -185,11 +186,16 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
     TrainConfig config = in_directory(in_memory({.max_epochs = 4, .batch_size = 12}), dir);
     config.report.every_steps = 5;
     config.checkpoint.enabled = true;
+    config.checkpoint.monitor = "score";  // the step of the stopped validation has the best one
+    config.optim.schedule = LrSchedule("linear:to=0.01");
     StoppedValidation task(stop_in);
-    // The worst possible threshold: each validation after the first one lowers the rate.
+    // The worst possible threshold: each validation after the first one lowers the rate, which the schedule has lowered
+    // already.
     const FitResult result = task.fit(config, [](Trainer& trainer) {
-      trainer.add(
-          std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.factor = 0.5, .patience = 0, .threshold = 0.99}));
+      trainer.add(std::make_shared<ReduceOnPlateau>(
+          ReduceOnPlateauOptions{.factor = 0.1, .patience = 0, .threshold = 0.99, .min_lr = 0.01}));
+      trainer.on(Stage::step_end,
+                 [](const StageContext& at) { at.log("score", std::abs(static_cast<double>(at.state.step) - 10)); });
     });
     return std::pair(result, weights_of(task));
   };
@@ -205,6 +211,87 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
   EXPECT_EQ(resumed.first.state.step, 20);
   EXPECT_TRUE(same(straight.second, resumed.second));
   EXPECT_FALSE(same(straight.second, stopped.second)) << "the control";
+  ASSERT_TRUE(straight.first.best && resumed.first.best);
+  EXPECT_EQ(straight.first.best->step, 10);
+  EXPECT_EQ(resumed.first.best->step, 10);
+}
+
+/// Stores and gets a tensor of its own.
+class Keeper final : public Callback {
+ public:
+  explicit Keeper(std::string name) : name_(std::move(name)) {}
+  std::string_view name() const override { return name_; }
+  std::uint32_t stages() const override { return Stage::step_end; }
+  void on(const StageContext&) override {}
+  NamedTensors save() const override { return {{"n", at::scalar_tensor(static_cast<double>(name_.size()))}}; }
+  void load(const NamedTensors& state) override { loaded = state; }
+  NamedTensors loaded{};
+
+ private:
+  std::string name_;
+};
+
+TEST(Crossing, ACallbackGetsNothingOfAnotherOneWhoseNameBeginsWithItsOwn) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  std::vector<std::shared_ptr<Keeper>> keepers;
+  for (int start = 0; start < 2; ++start) {
+    keepers = {std::make_shared<Keeper>("loss"), std::make_shared<Keeper>("loss.box")};
+    BadSteps task({});
+    testing::internal::CaptureStderr();
+    fit(config, task, [&](Trainer& trainer) { trainer.add(keepers[0]).add(keepers[1]); });
+    testing::internal::GetCapturedStderr();
+  }
+  for (const auto& keeper : keepers) {
+    ASSERT_EQ(keeper->loaded.size(), 1U) << keeper->name();
+    EXPECT_EQ(keeper->loaded.front().first, "n");
+    EXPECT_EQ(keeper->loaded.front().second.item<double>(), static_cast<double>(keeper->name().size()));
+  }
+}
+
+TEST(Crossing, AFrozenGroupKeepsTheRateThatACallbackLowered) {
+  const auto run = [](const TempDir& dir, std::int64_t epochs) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = epochs, .batch_size = 12}), dir);
+    OptimizerSpec optimizer = sgd({.lr = 0.05});
+    optimizer.groups = {{.select = named("weight")}, {.select = named("bias")}};
+    BadSteps task({}, 1, optimizer);
+    fit(config, task, [](Trainer& trainer) {
+      trainer.add(std::make_shared<FreezeUntil>("weight", 4));
+      trainer.add(
+          std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.factor = 0.1, .patience = 0, .threshold = 0.99}));
+    });
+    return weights_of(task);
+  };
+  testing::internal::CaptureStderr();
+  const TempDir whole;
+  const auto straight = run(whole, 6);
+  const TempDir parts;
+  run(parts, 3);
+  const auto resumed = run(parts, 6);
+  testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(same(straight, resumed));
+}
+
+TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {
+  const TempDir dir;
+  const TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  BadSteps task({});
+  TinyTask probe;
+  DataLoader data(tiny_data(60), plan.loader, world);
+  DataLoader probed(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  const std::filesystem::path command = dir.path() / "run" / "commands" / "save";
+  trainer.on(Stage::epoch_end, [&](const StageContext&) {
+    std::filesystem::create_directories(command.parent_path());
+    std::ofstream(command) << "";
+    find_lr(plan, world, probe, probed, {.min_lr = 1e-6, .max_lr = 1e-3, .steps = 3});
+    EXPECT_TRUE(std::filesystem::exists(command));
+  });
+  testing::internal::CaptureStderr();
+  trainer.fit(task, data);
+  testing::internal::GetCapturedStderr();
 }
 
 TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {

@@ -135,6 +135,22 @@ TEST(EarlyStopping, StaysStoppedUntilItsOptionsChange) {
   EXPECT_EQ(train(config, world, losses, {.patience = 4}, 4).result.state.step, 12);
 }
 
+TEST(EarlyStopping, BeginsAnewInAnotherTrainingOfTheSameTrainer) {
+  TrainConfig config = in_memory({.max_epochs = 10, .batch_size = 4});
+  config.report.every_steps = 2;
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  TinyTask task;
+  DataLoader data(tiny_data(8), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::report, [](const StageContext& at) { at.log("score", 1); });
+  trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = "score", .patience = 2}));
+  const std::int64_t steps = trainer.fit(task, data).state.step;
+  EXPECT_GT(steps, 4);
+  EXPECT_LT(steps, 20);
+  EXPECT_EQ(trainer.fit(task, data).state.step, steps);
+}
+
 TEST(EarlyStopping, NamesWhatIsWrong) {
   EXPECT_THAT(message_of([] { EarlyStopping({.metric = "", .patience = 0, .min_delta = -1}); }),
               AllOf(HasSubstr("metric is empty"), HasSubstr("patience is 0, expected 1 or more"),

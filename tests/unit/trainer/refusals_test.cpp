@@ -48,6 +48,21 @@ TEST(Refused, IsALossThatIsMissingOnEveryRank) {
   }
 }
 
+TEST(Refused, IsAParameterOfTwoOptimizers) {
+  class Shared final : public TinyTask {
+   public:
+    std::vector<OptimizerSpec> optimizers() override {
+      OptimizerSpec second = sgd({.lr = 0.1});
+      second.name = "second";
+      return {optimizer_, second};
+    }
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Shared>(); }),
+                HasSubstr("the optimizers 'main' and 'second' both have the parameter weight"));
+  }
+}
+
 TEST(Refused, IsADtypeThatCheckpointsCannotHold) {
   const TempDir dir;
   TrainConfig config = in_memory({.max_steps = 1});
@@ -84,7 +99,13 @@ TEST(Refused, IsNotALossThatIsMissingForABatch) {
 TEST(Refused, IsASecondOptimizerThatNobodyUpdates) {
   class Two final : public TinyTask {
    public:
-    std::vector<OptimizerSpec> optimizers() override { return {optimizer_, optimizer_}; }
+    std::vector<OptimizerSpec> optimizers() override {
+      OptimizerSpec of_weight = optimizer_;
+      of_weight.groups = {{.select = named("weight")}};
+      OptimizerSpec of_bias = optimizer_;
+      of_bias.groups = {{.select = named("bias")}};
+      return {of_weight, of_bias};
+    }
   };
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Two>(); }),

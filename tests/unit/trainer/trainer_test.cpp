@@ -283,36 +283,94 @@ TEST(Trainer, ClipsAndSchedules) {
   }
 }
 
+/// With LBFGS.
+class LbfgsTask final : public TinyTask {
+ public:
+  LbfgsTask()
+      : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
+          return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
+        })) {}
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    step.add(optimizer.minimize([&] {
+      optimizer.zero_grad();
+      const auto out =
+          optimizer.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
+      optimizer.backward(out);
+      return out;
+    }));
+  }
+};
+
 // LBFGS evaluates as often on every rank, whatever its own loss is.
 TEST(Trainer, DrivesAnOptimizerWithAClosure) {
-  class Newton final : public TinyTask {
-   public:
-    Newton()
-        : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
-            return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
-          })) {}
-    void optimize(Step& step) override {
-      OptimizerStep& optimizer = step.optimizer();
-      step.add(optimizer.minimize([&] {
-        optimizer.zero_grad();
-        const auto out =
-            optimizer.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
-        optimizer.backward(out);
-        return out;
-      }));
-    }
-  };
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 16 / ranks});
       const Plan plan = plan_for(ranks, config);
-      Newton task;
+      LbfgsTask task;
       DataLoader data(tiny_data(16), plan.loader, world);
       Trainer(plan, world).fit(task, data);
       DataLoader all(tiny_data(16), plan.eval_loader, world);
       ASSERT_LT(Trainer(plan, world).validate(task, all).at(0).second, 1e-6);
     });
   }
+}
+
+TEST(Trainer, ClipsTheGradientsOfEachEvaluationOfAClosure) {
+  const auto train = [](const OptimConfig& optim) {
+    TrainConfig config = in_memory({.max_steps = 1, .batch_size = 16});
+    config.optim = optim;
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    LbfgsTask task;
+    const at::Tensor before = task.module().parameters().front().detach().clone();
+    DataLoader data(tiny_data(16), plan.loader, world);
+    Trainer(plan, world).fit(task, data);
+    return (task.module().parameters().front().detach() - before).abs().max().item<double>();
+  };
+  const double free = train({});
+  EXPECT_LT(train({.max_grad_norm = 1e-9}), free / 2);
+  EXPECT_LT(train({.max_grad_value = 1e-9}), free / 2);
+}
+
+TEST(Trainer, RefusesWhatNeedsTheStateOfAnOptimizerThatHasNone) {
+  TrainConfig rollback = in_memory({.max_steps = 1, .batch_size = 16});
+  rollback.optim.non_finite = NonFinitePolicy::rollback;
+  TrainConfig spikes = in_memory({.max_steps = 1, .batch_size = 16});
+  spikes.spike = {.z_score = 6, .policy = SpikePolicy::rollback};
+  TrainConfig replicas = in_memory({.max_steps = 1, .batch_size = 16});
+  replicas.dist.check_replicas = true;
+  for (const auto& [config, setting] : {std::pair(rollback, "--optim.non_finite rollback: "),
+                                        {spikes, "--spike.policy rollback: "},
+                                        {replicas, "--dist.check_replicas: "}}) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    LbfgsTask task;
+    DataLoader data(tiny_data(16), plan.loader, world);
+    EXPECT_THAT([&] { Trainer(plan, world).fit(task, data); }, ThrowsMessage<ConfigError>(HasSubstr(setting)));
+  }
+}
+
+TEST(Trainer, RefusesAStaticGraphWhoseResumedStepsHaveSeveralMicroBatches) {
+  const TempDir dir;
+  TrainConfig config = in_memory({.max_steps = 3, .batch_size = 4});
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  config.dist.static_graph = true;
+  const auto train = [&](int ranks) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, config);
+      TinyTask task;
+      DataLoader data(tiny_data(160), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+    });
+  };
+  train(4);
+  config.max_steps = 6;
+  EXPECT_THAT([&] { train(2); },
+              ThrowsMessage<ConfigError>(HasSubstr("the checkpoint's global batch of 16 is 2 "
+                                                   "micro-batches of 4 samples on each of 2 ranks")));
 }
 
 // Not at the first save, which would lose the training until then.
