@@ -129,6 +129,9 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
     plan_.batch.global_batch_size = position.global_batch;  // as for a data set
   }
+  if (plan_.data.steps_per_epoch > 0 && cursor.steps >= plan_.data.steps_per_epoch) {
+    cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
+  }
   restart(std::move(cursor));
 }
 

@@ -229,6 +229,27 @@ TEST(Stream, SupportsEpochsOfAFixedLength) {
   }
 }
 
+TEST(Stream, EndsAnEpochThatHasBecomeShorter) {
+  World world = World::single(c10::kCPU);
+  LoaderPlan plan = plan_of(5, 5, 1);
+  plan.data.steps_per_epoch = 4;
+  DataLoader before(std::make_unique<Numbers>(Ids{50}), plan, world);
+  for (int step = 0; step < 3; ++step) {
+    before.next();
+  }
+  for (const std::int64_t steps_per_epoch : {2, 3}) {
+    plan.data.steps_per_epoch = steps_per_epoch;
+    DataLoader loader(std::make_unique<Numbers>(Ids{50}), plan, world);
+    loader.seek(before.position());
+    EXPECT_EQ(loader.position(), (LoaderPosition{.epoch = 1, .global_batch = 5}));
+    for (std::int64_t step = 1; step <= steps_per_epoch; ++step) {
+      const Seen given = seen(*loader.next());
+      EXPECT_EQ(given.epoch, 1);
+      EXPECT_EQ(given.ends_epoch, step == steps_per_epoch);
+    }
+  }
+}
+
 TEST(Stream, RefusesPositionsOfOtherStreams) {
   thread_world(2, [](World& world) {
     DataLoader loader(std::make_unique<Numbers>(Ids{9, 7}), plan_of(4, 2, 0), world);
