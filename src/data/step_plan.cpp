@@ -68,9 +68,11 @@ void StepPlanner::next(StepPlan& plan) {
 }
 
 void StepPlanner::seek(const LoaderPosition& position) {
-  // The limit is the whole set: with drop_last another global batch may drop more samples than the saved one. A
-  // position among the dropped samples is the end.
-  check_position(position, options_.size, std::max({options_.size, sampler_.epoch_length(), epoch_samples()}));
+  // The limit does not depend on the global batch, which may change here: with drop_last another one may drop more
+  // samples. position_at() ends the epoch at a position among the dropped samples, or behind steps_per_epoch.
+  check_position(position, options_.size,
+                 std::max({options_.size, sampler_.epoch_length(), options_.order ? options_.order->length() : 0,
+                           steps_per_epoch_ > 0 ? position.consumed : 0}));
   if (position.consumed > 0 && position.dataset_size > 0) {
     check_order(position);
   }

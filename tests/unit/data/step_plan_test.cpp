@@ -250,6 +250,37 @@ TEST(StepPlanner, KeepsTheGlobalBatchOfAPositionUnlessOneWasSet) {
   }
 }
 
+TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
+  const DistributedSampler::Options options{.size = 16, .global_batch = 4, .world_size = 1};
+  const LoaderPosition saved{.epoch = 0, .consumed = 72, .dataset_size = 16, .global_batch = 8};  // step 9 of 10
+  StepPlan plan;
+  StepPlanner takes(options, /*batch_size=*/4, /*rank=*/0, /*keep_global_batch=*/false, /*steps_per_epoch=*/10);
+  takes.seek(saved);
+  EXPECT_EQ(takes.position(), saved);
+  takes.next(plan);
+  EXPECT_EQ(plan.global_samples, 8);
+  EXPECT_TRUE(plan.ends_epoch);
+  StepPlanner keeps(options, /*batch_size=*/4, /*rank=*/0, /*keep_global_batch=*/true, /*steps_per_epoch=*/10);
+  keeps.seek(saved);
+  EXPECT_EQ(keeps.position(), (LoaderPosition{1, 0, 16, 4})) << "an epoch has 40 samples";
+
+  // The same with drop_last and an order that is longer than the data set.
+  DistributedSampler::Options longer{
+      .size = 100,
+      .order = custom_order(200, [](std::uint64_t, std::int64_t) { return Ids(200, 7); }),
+      .global_batch = 10,
+      .world_size = 1,
+      .sampler = {.drop_last = true}};
+  StepPlanner before(longer, /*batch_size=*/10, /*rank=*/0);
+  for (int step = 0; step < 19; ++step) {
+    before.next(plan);
+  }
+  longer.global_batch = 150;
+  StepPlanner after(longer, /*batch_size=*/10, /*rank=*/0, /*keep_global_batch=*/false);
+  after.seek(before.position());
+  EXPECT_EQ(after.position(), before.position());
+}
+
 TEST(StepPlanner, WarnsAboutAnotherGlobalBatchThanPlanned) {
   const DistributedSampler::Options options{.size = 1000, .global_batch = 16, .world_size = 1};
   const LoaderPosition saved{.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 64};
