@@ -190,10 +190,16 @@ void CombinedLoader::seek(const LoaderPosition& position) {
       loaders_[i]->seek(positions[i]);
     }
     ended_ = ended;
+    for (std::size_t i = 0; i < loaders_.size(); ++i) {  // with another global batch its epoch may be over here
+      ended_[i] = ended_[i] || loaders_[i]->position().epoch > positions[i].epoch;
+    }
   }
   epoch_ = position.epoch;
   steps_ = position.consumed / std::max<std::int64_t>(position.global_batch, 1);
   failed_at_.reset();
+  if (is_over()) {
+    begin_epoch();
+  }
 }
 
 }  // namespace lockstep

@@ -129,6 +129,43 @@ TEST(CombinedLoader, MayBeCombinedAgain) {
   EXPECT_EQ(take(all), step);
 }
 
+// As a single loader: with drop_last and the larger batch no whole step is left.
+TEST(CombinedLoader, EndsTheEpochThatIsOverWithAnotherGlobalBatch) {
+  World world = World::single(c10::kCPU);
+  const auto loader = [&](std::int64_t size, std::int64_t batch) {
+    return DataLoader(tensor_dataset(at::arange(size)),
+                      {.batch = {.batch_size = batch, .global_batch_size = batch, .global_is_given = true},
+                       .sampler = {.drop_last = true},
+                       .data = {.workers = 0}},
+                      world);
+  };
+  struct After {
+    CombineMode mode;
+    std::int64_t epoch;
+    std::vector<std::size_t> loaders;  // of the next step
+  };
+  for (const auto& [mode, epoch, loaders] : std::vector<After>{{CombineMode::min_size, 1, {0, 1}},
+                                                               {CombineMode::max_size_cycle, 0, {0, 1}},
+                                                               {CombineMode::max_size, 0, {1}},
+                                                               {CombineMode::sequential, 0, {1}}}) {
+    DataLoader a = loader(40, 8);
+    DataLoader b = loader(160, 8);
+    CombinedLoader before({&a, &b}, mode);
+    for (int step = 0; step < 4; ++step) {
+      take(before);
+    }
+    DataLoader larger_a = loader(40, 16);
+    DataLoader larger_b = loader(160, 16);
+    CombinedLoader after({&larger_a, &larger_b}, mode);
+    after.seek(before.position());
+    EXPECT_EQ(after.position().epoch, epoch);
+    const Step step = take(after);
+    EXPECT_EQ(step.epoch, epoch) << "mode " << static_cast<int>(mode);
+    EXPECT_EQ(step.loaders, loaders) << "mode " << static_cast<int>(mode);
+    EXPECT_EQ(step.global, 16 * std::ssize(loaders));
+  }
+}
+
 // Rates that follow the global batch read it.
 TEST(CombinedLoader, HasTheGlobalBatchOfItsSteps) {
   World world = World::single(c10::kCPU);
