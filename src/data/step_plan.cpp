@@ -15,6 +15,9 @@ namespace lockstep {
 
 namespace {
 
+constexpr const char* kOtherDataHint =
+    "resume with the data of the checkpoint; to train its weights on other data, begin a new run with --init_weights";
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -171,12 +174,24 @@ void check_loader_plan(const LoaderPlan& plan) {
 }
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {
+  if (position.dataset_size != 0 && dataset_size == 0) {
+    throw CheckpointError(fmt::format("checkpoint position: it belongs to a data set of {} samples, and this source is "
+                                      "not a data set",
+                                      position.dataset_size),
+                          kOtherDataHint);
+  }
+  if (position.dataset_size == 0 && dataset_size != 0 && position.consumed > 0 && !position.state.empty()) {
+    throw CheckpointError(
+        fmt::format("checkpoint position: it belongs to a source that is not a data set, such as a stream, and this "
+                    "source is a data set of {} samples",
+                    dataset_size),
+        kOtherDataHint);
+  }
   if (position.dataset_size != 0 && position.dataset_size != dataset_size) {
     throw CheckpointError(
         fmt::format("checkpoint position: the data set has {} samples, and that of the checkpoint had {}", dataset_size,
                     position.dataset_size),
-        "resume with the data set of the checkpoint; to train its weights on another one, begin a new run with "
-        "--init_weights");
+        kOtherDataHint);
   }
   if (position.epoch < 0 || position.consumed < 0 || position.consumed > most_consumed) {
     throw CheckpointError(fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}",

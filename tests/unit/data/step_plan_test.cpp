@@ -310,6 +310,11 @@ TEST(StepPlanner, RejectsPositionsOfOtherDataSets) {
       {keyed, {3, 55, 100}, ""},
       {keyed, {3, 55, 0}, ""},
       {keyed, {0, 10, 120}, "checkpoint position: the data set has 100 samples, and that of the checkpoint had 120"},
+      {keyed,
+       {0, 10, 0, 10, "0 1 10"},
+       "checkpoint position: it belongs to a source that is not a data set, such as a stream, and this source is a "
+       "data set of 100 samples"},
+      {keyed, {3, 0, 0, 10}, ""},
       {keyed, {0, 101, 100}, "checkpoint position: found epoch 0 with 101 samples consumed, expected 0 to 100"},
       {keyed, {0, -1, 100}, "checkpoint position: found epoch 0 with -1 samples consumed, expected 0 to 100"},
       {keyed, {-1, 0, 100}, "checkpoint position: found epoch -1 with 0 samples consumed, expected 0 to 100"},

@@ -17,6 +17,7 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "support/message_of.h"
 #include "support/sweep.h"
 #include "support/thread_world.h"
 
@@ -262,6 +263,8 @@ TEST(Stream, RefusesPositionsOfOtherStreams) {
       EXPECT_THAT(error.what(), HasSubstr("found the streams of 3 ranks in the middle of an epoch, expected 2"));
       EXPECT_THAT(error.hint(), HasSubstr("--nprocs 3"));
     }
+    EXPECT_THAT(message_of([&] { loader.seek({.epoch = 1, .dataset_size = 16}); }),
+                HasSubstr("it belongs to a data set of 16 samples, and this source is not a data set"));
     loader.seek({.epoch = 5});
     EXPECT_EQ(loader.next()->epoch, 5);
   });
