@@ -150,6 +150,10 @@ std::string describe_order(const DistributedSampler::Options& options) {
   if (!options.order) {
     return {};
   }
+  if (options.order->length() < 1) {
+    throw DataError(
+        fmt::format("data loader: found an order of {} positions, expected 1 or more", options.order->length()));
+  }
   std::vector<std::int64_t> first(static_cast<std::size_t>(std::min<std::int64_t>(options.order->length(), 1024)));
   options.order->fill({options.seed, /*epoch=*/0, options.global_batch}, 0, first);
   return fmt::format("order of {} samples {:08x}", options.order->length(), crc32c(std::as_bytes(std::span(first))));

@@ -281,6 +281,17 @@ TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
   EXPECT_EQ(after.position(), before.position());
 }
 
+TEST(StepPlanner, RejectsAnOrderWithoutPositions) {
+  class Nothing final : public EpochOrder {
+   public:
+    std::int64_t length() const override { return 0; }
+    void fill(const OrderKey&, std::int64_t, std::span<std::int64_t>) const override {}
+  };
+  const DistributedSampler::Options options{
+      .size = 16, .order = std::make_shared<Nothing>(), .global_batch = 4, .world_size = 1};
+  EXPECT_THROW(StepPlanner(options, /*batch_size=*/4, /*rank=*/0), DataError);
+}
+
 TEST(StepPlanner, WarnsAboutAnotherGlobalBatchThanPlanned) {
   const DistributedSampler::Options options{.size = 1000, .global_batch = 16, .world_size = 1};
   const LoaderPosition saved{.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 64};
