@@ -1,5 +1,6 @@
 #include "data/batch_columns.h"
 
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +34,13 @@ Batch batch_of(NamedTensors columns) {
     }
   }
   return batch;
+}
+
+std::int64_t samples_of(const Batch& batch) {
+  if (batch.samples != 0) {
+    return batch.samples;
+  }
+  return batch.input.defined() && batch.input.dim() > 0 ? batch.input.size(0) : std::ssize(batch.ids);
 }
 
 }  // namespace lockstep

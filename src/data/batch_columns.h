@@ -1,6 +1,8 @@
 // data/batch_columns.h
 #pragma once
 
+#include <cstdint>
+
 #include <lockstep/data/batch.h>
 
 namespace lockstep {
@@ -10,5 +12,8 @@ NamedTensors columns_of(const Batch& batch);
 
 /// The batch of such columns.
 Batch batch_of(NamedTensors columns);
+
+/// The samples of a batch of a stream: Batch::samples, else the rows of `input`, else the number of ids.
+std::int64_t samples_of(const Batch& batch);
 
 }  // namespace lockstep

@@ -149,6 +149,18 @@ void make_files(const Dataset& data, const fs::path& directory) {
   write_file(files, directory / kComplete, dump_json({{"data", data.fingerprint()}, {"columns", names}}));
 }
 
+/// After a failure, such as a full disk.
+void remove_columns(const fs::path& directory) {
+  FileSystem& files = real_file_system();
+  try {
+    for (std::size_t column = 0; files.exists(column_file(directory, column)); ++column) {
+      files.remove(column_file(directory, column));
+    }
+  } catch (const IoError& error) {
+    log_warning(fmt::format("an incomplete cache is left: {}", printable(error.what())));
+  }
+}
+
 /// nullptr: the cache is missing, incomplete, or of other data.
 std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& directory) {
   FileSystem& files = real_file_system();
@@ -243,7 +255,12 @@ std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, c
     const std::unique_ptr<FileLock> lock = lock_files(directory);
     cached = open_files(*data, directory);
     if (!cached) {
-      make_files(*data, directory);
+      try {
+        make_files(*data, directory);
+      } catch (...) {
+        remove_columns(directory);
+        throw;
+      }
       cached = open_files(*data, directory);
       LOCKSTEP_ASSERT(cached != nullptr, "the cache was just written");
     }

@@ -57,7 +57,21 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
   }
 }
 
+// A loader may fail, or end, after others have given their part of the step. They go back only if next() is called
+// again, because seek() of a stream may take long.
 const StepBatches* CombinedLoader::next() {
+  if (failed_at_) {
+    seek(LoaderPosition(*failed_at_));
+  }
+  failed_at_ = position();
+  if (!give_step()) {
+    return nullptr;
+  }
+  failed_at_.reset();
+  return &current_;
+}
+
+bool CombinedLoader::give_step() {
   current_ = {.micro = std::move(current_.micro), .blocks = std::move(current_.blocks), .epoch = epoch_};
   current_.micro.clear();
   current_.blocks.clear();
@@ -71,7 +85,7 @@ const StepBatches* CombinedLoader::next() {
   for (const std::size_t loader : parts) {
     const StepBatches* part = loaders_[loader]->next();
     if (part == nullptr) {
-      return nullptr;
+      return false;
     }
     for (const Batch& batch : part->micro) {
       current_.micro.push_back(batch);
@@ -91,7 +105,7 @@ const StepBatches* CombinedLoader::next() {
   if (current_.ends_epoch) {
     begin_epoch();
   }
-  return &current_;
+  return true;
 }
 
 bool CombinedLoader::takes_part(std::size_t loader) const {
@@ -142,6 +156,9 @@ std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
 
 // Counts whole steps of all loaders; the positions of the loaders complete it.
 LoaderPosition CombinedLoader::position() const {
+  if (failed_at_) {
+    return *failed_at_;
+  }
   Json loaders = Json::array();
   std::int64_t global_batch = 0;
   for (const BatchSource* loader : loaders_) {
@@ -173,9 +190,16 @@ void CombinedLoader::seek(const LoaderPosition& position) {
       loaders_[i]->seek(positions[i]);
     }
     ended_ = ended;
+    for (std::size_t i = 0; i < loaders_.size(); ++i) {  // with another global batch its epoch may be over here
+      ended_[i] = ended_[i] || loaders_[i]->position().epoch > positions[i].epoch;
+    }
   }
   epoch_ = position.epoch;
   steps_ = position.consumed / std::max<std::int64_t>(position.global_batch, 1);
+  failed_at_.reset();
+  if (is_over()) {
+    begin_epoch();
+  }
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "data/stacker.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -118,6 +119,10 @@ void Stacker::add_column(const std::string& name, const at::Tensor& first) {
   if (column.dimension < 0 || column.dimension >= first.dim()) {
     throw DataError(fmt::format("sample {}: found {} of shape [{}], expected dimension {} to pad", ids_.front(), name,
                                 fmt::join(first.sizes(), ", "), padding->dimension));
+  }
+  if (c10::isIntegralType(first.scalar_type(), /*includeBool=*/true) && padding->value != std::trunc(padding->value)) {
+    throw DataError(fmt::format("padding of '{}': value is {}, expected a whole number for type {}", name,
+                                padding->value, c10::toString(first.scalar_type())));
   }
 }
 

@@ -15,6 +15,9 @@ namespace lockstep {
 
 namespace {
 
+constexpr const char* kOtherDataHint =
+    "resume with the data of the checkpoint; to train its weights on other data, begin a new run with --init_weights";
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -68,9 +71,11 @@ void StepPlanner::next(StepPlan& plan) {
 }
 
 void StepPlanner::seek(const LoaderPosition& position) {
-  // The limit is the whole set: with drop_last another global batch may drop more samples than the saved one. A
-  // position among the dropped samples is the end.
-  check_position(position, options_.size, std::max({options_.size, sampler_.epoch_length(), epoch_samples()}));
+  // The limit does not depend on the global batch, which may change here: with drop_last another one may drop more
+  // samples. position_at() ends the epoch at a position among the dropped samples, or behind steps_per_epoch.
+  check_position(position, options_.size,
+                 std::max({options_.size, sampler_.epoch_length(), options_.order ? options_.order->length() : 0,
+                           steps_per_epoch_ > 0 ? position.consumed : 0}));
   if (position.consumed > 0 && position.dataset_size > 0) {
     check_order(position);
   }
@@ -145,6 +150,10 @@ std::string describe_order(const DistributedSampler::Options& options) {
   if (!options.order) {
     return {};
   }
+  if (options.order->length() < 1) {
+    throw DataError(
+        fmt::format("data loader: found an order of {} positions, expected 1 or more", options.order->length()));
+  }
   std::vector<std::int64_t> first(static_cast<std::size_t>(std::min<std::int64_t>(options.order->length(), 1024)));
   options.order->fill({options.seed, /*epoch=*/0, options.global_batch}, 0, first);
   return fmt::format("order of {} samples {:08x}", options.order->length(), crc32c(std::as_bytes(std::span(first))));
@@ -169,12 +178,24 @@ void check_loader_plan(const LoaderPlan& plan) {
 }
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {
+  if (position.dataset_size != 0 && dataset_size == 0) {
+    throw CheckpointError(fmt::format("checkpoint position: it belongs to a data set of {} samples, and this source is "
+                                      "not a data set",
+                                      position.dataset_size),
+                          kOtherDataHint);
+  }
+  if (position.dataset_size == 0 && dataset_size != 0 && position.consumed > 0 && !position.state.empty()) {
+    throw CheckpointError(
+        fmt::format("checkpoint position: it belongs to a source that is not a data set, such as a stream, and this "
+                    "source is a data set of {} samples",
+                    dataset_size),
+        kOtherDataHint);
+  }
   if (position.dataset_size != 0 && position.dataset_size != dataset_size) {
     throw CheckpointError(
         fmt::format("checkpoint position: the data set has {} samples, and that of the checkpoint had {}", dataset_size,
                     position.dataset_size),
-        "resume with the data set of the checkpoint; to train its weights on another one, begin a new run with "
-        "--init_weights");
+        kOtherDataHint);
   }
   if (position.epoch < 0 || position.consumed < 0 || position.consumed > most_consumed) {
     throw CheckpointError(fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}",

@@ -69,7 +69,8 @@ class StepPlanner {
   LoaderPosition position_;
 };
 
-/// A short text that identifies an order: its length and its first samples. Empty for null.
+/// A short text that identifies an order: its length and its first samples. Empty for null. Throws: DataError if the
+/// order has no positions.
 std::string describe_order(const DistributedSampler::Options& options);
 
 /// Throws: ConfigError with all numbers below their minimum.

@@ -4,6 +4,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/stream.h>
 
+#include "data/batch_columns.h"
 #include "data/stacker.h"
 
 namespace lockstep {
@@ -61,7 +62,7 @@ void Stream::skip(std::int64_t samples) {
     if (!batch) {
       return;
     }
-    samples -= batch->samples > 0 ? batch->samples : batch->input.size(0);
+    samples -= samples_of(*batch);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/text.h"
+#include "data/batch_columns.h"
 #include "data/sample_error.h"
 #include "data/step_plan.h"
 
@@ -54,6 +55,9 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
   if (!world.device().is_cpu()) {
     prefetcher_.emplace(world.device(), plan.data.pin_memory);
   }
+  if (plan.data.max_bad_samples > 0 && world.is_main()) {
+    log_warning("data.max_bad_samples does not apply to streams: a sample that cannot be read ends the run");
+  }
   restart({});
 }
 
@@ -70,7 +74,7 @@ const StepBatches* StreamSource::next() {
   ReadStep step = std::move(ready_.front());
   ready_.pop_front();
   const bool ends_pass = !ready_.empty() && !is_taken(ready_.front());
-  const bool ends_epoch = plan_.data.steps_per_epoch > 0 ? cursor_.steps + 1 == plan_.data.steps_per_epoch : ends_pass;
+  const bool ends_epoch = plan_.data.steps_per_epoch > 0 ? cursor_.steps + 1 >= plan_.data.steps_per_epoch : ends_pass;
   for (PreparedBatch& prepared : step.micro) {
     if (prefetcher_ && prepared.batch.samples > 0) {
       prefetcher_->receive(prepared);
@@ -129,7 +133,29 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
     plan_.batch.global_batch_size = position.global_batch;  // as for a data set
   }
+  if (plan_.data.steps_per_epoch > 0 && cursor.steps >= plan_.data.steps_per_epoch) {
+    cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
+  }
   restart(std::move(cursor));
+  if (reader_.samples > 0) {
+    start();  // skipping may take longer than a step is allowed to
+  }
+  if (plan_.sampler.drop_last && sum(cursor_.of_ranks) > 0) {
+    end_pass_without_whole_step();
+  }
+}
+
+// Collective. The rest of the pass may be too small for another global batch than that of the checkpoint.
+void StreamSource::end_pass_without_whole_step() {
+  agree();
+  if (is_taken(ready_.front())) {
+    return;
+  }
+  if (plan_.data.steps_per_epoch > 0) {
+    restart({.epoch = cursor_.epoch, .pass = cursor_.pass + 1, .steps = cursor_.steps, .consumed = cursor_.consumed});
+  } else {
+    restart({.epoch = cursor_.epoch + 1});
+  }
 }
 
 // Discards everything that was read ahead; the next step starts the stream again.
@@ -235,24 +261,35 @@ void StreamSource::read(PendingStep& step, std::size_t index) {
   }
 }
 
-std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
-  std::optional<Batch> batch;
+template <class Call>
+auto StreamSource::call(const Call& of_stream) {
   try {
-    if (!reader_.started) {
-      stream_->start_epoch(reader_.epoch, world_.rank(), world_.size());
-      stream_->skip(reader_.samples);
-      reader_.started = true;
-    }
-    batch = stream_->next(most);
+    return of_stream();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw sample_error(fmt::format("stream of rank {}, after sample {} of its epoch", world_.rank(), reader_.samples),
                        error);
   }
-  if (batch && batch->samples == 0) {
-    batch->samples = batch->input.defined() && batch->input.dim() > 0 ? batch->input.size(0)
-                                                                      : static_cast<std::int64_t>(batch->ids.size());
+}
+
+// While no step is pending, or by the reader.
+void StreamSource::start() {
+  const c10::NoGradGuard no_grad;
+  call([&] {
+    stream_->start_epoch(reader_.epoch, world_.rank(), world_.size());
+    stream_->skip(reader_.samples);
+  });
+  reader_.started = true;
+}
+
+std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
+  if (!reader_.started) {
+    start();
+  }
+  std::optional<Batch> batch = call([&] { return stream_->next(most); });
+  if (batch) {
+    batch->samples = samples_of(*batch);
   }
   if (batch && (batch->samples < 1 || batch->samples > most)) {
     throw DataError(fmt::format("stream: found a batch of {} samples, expected 1 to {}", batch->samples, most),

@@ -42,8 +42,12 @@ class StreamSource final : public BatchSource {
   };
 
   void read(PendingStep& step, std::size_t index);
+  template <class Call>
+  auto call(const Call& of_stream);  // its exceptions name the sample
+  void start();
   std::optional<Batch> read_batch(std::int64_t most);
   void restart(Cursor cursor);
+  void end_pass_without_whole_step();
   void agree();
   void read_and_agree();
   bool is_taken(const ReadStep& step) const;

@@ -33,6 +33,7 @@ class CombinedLoader final : public BatchSource {
   void seek(const LoaderPosition& position) override;
 
  private:
+  bool give_step();  // false: a loader has ended
   bool takes_part(std::size_t loader) const;
   bool is_over() const;
   void begin_epoch();
@@ -43,6 +44,7 @@ class CombinedLoader final : public BatchSource {
   std::int64_t steps_ = 0;   // of the epoch
   std::vector<bool> ended_;  // has ended its own epoch in this one
   StepBatches current_{};
+  std::optional<LoaderPosition> failed_at_{};  // of the step that next() could not give: some loaders are ahead of it
 };
 
 }  // namespace lockstep

@@ -159,6 +159,9 @@ TEST(DiskCache, FailsOnAllRanksAndStaysIncomplete) {
   });
   EXPECT_EQ(failed, 3);
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "cache" / "complete.json"));
+  for (const char* column : {"column0.npy", "column1.npy", "column2.npy"}) {
+    EXPECT_FALSE(std::filesystem::exists(dir.path() / "cache" / column));
+  }
   made = 0;
   World world = World::single(c10::kCPU);
   disk_cache(counted(300, made), dir.path() / "cache", world);

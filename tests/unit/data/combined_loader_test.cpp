@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -127,6 +129,43 @@ TEST(CombinedLoader, MayBeCombinedAgain) {
   EXPECT_EQ(take(all), step);
 }
 
+// As a single loader: with drop_last and the larger batch no whole step is left.
+TEST(CombinedLoader, EndsTheEpochThatIsOverWithAnotherGlobalBatch) {
+  World world = World::single(c10::kCPU);
+  const auto loader = [&](std::int64_t size, std::int64_t batch) {
+    return DataLoader(tensor_dataset(at::arange(size)),
+                      {.batch = {.batch_size = batch, .global_batch_size = batch, .global_is_given = true},
+                       .sampler = {.drop_last = true},
+                       .data = {.workers = 0}},
+                      world);
+  };
+  struct After {
+    CombineMode mode;
+    std::int64_t epoch;
+    std::vector<std::size_t> loaders;  // of the next step
+  };
+  for (const auto& [mode, epoch, loaders] : std::vector<After>{{CombineMode::min_size, 1, {0, 1}},
+                                                               {CombineMode::max_size_cycle, 0, {0, 1}},
+                                                               {CombineMode::max_size, 0, {1}},
+                                                               {CombineMode::sequential, 0, {1}}}) {
+    DataLoader a = loader(40, 8);
+    DataLoader b = loader(160, 8);
+    CombinedLoader before({&a, &b}, mode);
+    for (int step = 0; step < 4; ++step) {
+      take(before);
+    }
+    DataLoader larger_a = loader(40, 16);
+    DataLoader larger_b = loader(160, 16);
+    CombinedLoader after({&larger_a, &larger_b}, mode);
+    after.seek(before.position());
+    EXPECT_EQ(after.position().epoch, epoch);
+    const Step step = take(after);
+    EXPECT_EQ(step.epoch, epoch) << "mode " << static_cast<int>(mode);
+    EXPECT_EQ(step.loaders, loaders) << "mode " << static_cast<int>(mode);
+    EXPECT_EQ(step.global, 16 * std::ssize(loaders));
+  }
+}
+
 // Rates that follow the global batch read it.
 TEST(CombinedLoader, HasTheGlobalBatchOfItsSteps) {
   World world = World::single(c10::kCPU);
@@ -136,6 +175,69 @@ TEST(CombinedLoader, HasTheGlobalBatchOfItsSteps) {
     EXPECT_EQ(CombinedLoader({&a, &b}, mode).position().global_batch, 7);
   }
   EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::sequential).position().global_batch, 5);
+}
+
+/// Gives steps of one sample, and then none.
+class Ending final : public BatchSource {
+ public:
+  explicit Ending(std::int64_t steps) : steps_(steps) {}
+  const StepBatches* next() override {
+    step_ = {.micro = {{.input = at::full({1}, 900 + at_), .samples = 1}}, .local_samples = 1, .global_samples = 1};
+    return at_++ < steps_ ? &step_ : nullptr;
+  }
+  std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
+  LoaderPosition position() const override { return {.consumed = std::min(at_, steps_), .global_batch = 1}; }
+  void seek(const LoaderPosition& position) override { at_ = position.consumed; }
+
+ private:
+  std::int64_t steps_;
+  std::int64_t at_ = 0;
+  StepBatches step_{};
+};
+
+// A save after the failure must contain the data of the step that failed.
+TEST(CombinedLoader, StaysAtTheStepThatALoaderCouldNotGive) {
+  World world = World::single(c10::kCPU);
+  bool broken = false;
+  const auto data = sample_dataset(10, [&](std::int64_t id, std::uint64_t) {
+    if (broken) {
+      throw std::runtime_error("a broken file");
+    }
+    return Batch{.input = at::scalar_tensor(200 + id, at::kLong)};
+  });
+  for (const CombineMode mode : {CombineMode::min_size, CombineMode::max_size_cycle, CombineMode::max_size}) {
+    DataLoader a = loader_of(100, 4, 2, world);
+    DataLoader b(data, {.batch = {.batch_size = 2, .global_batch_size = 2}, .data = {.workers = 0}}, world);
+    CombinedLoader both({&a, &b}, mode);
+    take(both);
+    const LoaderPosition position = both.position();
+    const Step expected = take(both);  // the last step of an epoch of `a`
+    both.seek(position);
+    broken = true;
+    EXPECT_THROW(both.next(), DataError);
+    EXPECT_EQ(both.position(), position);
+    EXPECT_THROW(both.next(), DataError);
+    EXPECT_EQ(both.position(), position);
+    broken = false;
+    EXPECT_EQ(take(both), expected);
+    both.seek(position);
+    EXPECT_EQ(take(both), expected);
+  }
+}
+
+TEST(CombinedLoader, StaysAtTheStepBeforeWhichALoaderEnded) {
+  World world = World::single(c10::kCPU);
+  DataLoader a = loader_of(100, 20, 2, world);
+  Ending b(3);
+  CombinedLoader both({&a, &b}, CombineMode::min_size);
+  for (int step = 0; step < 3; ++step) {
+    take(both);
+  }
+  const LoaderPosition position = both.position();
+  EXPECT_EQ(both.next(), nullptr);
+  EXPECT_EQ(both.position(), position);
+  EXPECT_EQ(both.next(), nullptr);
+  EXPECT_EQ(both.position(), position);
 }
 
 TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {

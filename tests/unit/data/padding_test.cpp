@@ -117,6 +117,7 @@ TEST(Padding, NamesWhatCannotBePadded) {
   EXPECT_THAT(error({{.field = "weight"}}), StartsWith("sample 1: found no 'weight' to pad"));
   EXPECT_EQ(error({{.dimension = 1}}), "sample 1: found input of shape [2], expected dimension 1 to pad");
   EXPECT_EQ(error({{.dimension = -2}}), "sample 1: found input of shape [2], expected dimension -2 to pad");
+  EXPECT_EQ(error({{.value = 0.5}}), "padding of 'input': value is 0.5, expected a whole number for type Long");
   EXPECT_THAT(error({{.mask = "frames"}}),
               StartsWith("sample 1: found a field 'frames', which is the name of the mask of 'input'"));
   EXPECT_THAT(error({{}, {.field = "target"}, {.field = "frames", .dimension = 0}}),

@@ -250,6 +250,48 @@ TEST(StepPlanner, KeepsTheGlobalBatchOfAPositionUnlessOneWasSet) {
   }
 }
 
+TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
+  const DistributedSampler::Options options{.size = 16, .global_batch = 4, .world_size = 1};
+  const LoaderPosition saved{.epoch = 0, .consumed = 72, .dataset_size = 16, .global_batch = 8};  // step 9 of 10
+  StepPlan plan;
+  StepPlanner takes(options, /*batch_size=*/4, /*rank=*/0, /*keep_global_batch=*/false, /*steps_per_epoch=*/10);
+  takes.seek(saved);
+  EXPECT_EQ(takes.position(), saved);
+  takes.next(plan);
+  EXPECT_EQ(plan.global_samples, 8);
+  EXPECT_TRUE(plan.ends_epoch);
+  StepPlanner keeps(options, /*batch_size=*/4, /*rank=*/0, /*keep_global_batch=*/true, /*steps_per_epoch=*/10);
+  keeps.seek(saved);
+  EXPECT_EQ(keeps.position(), (LoaderPosition{1, 0, 16, 4})) << "an epoch has 40 samples";
+
+  // The same with drop_last and an order that is longer than the data set.
+  DistributedSampler::Options longer{
+      .size = 100,
+      .order = custom_order(200, [](std::uint64_t, std::int64_t) { return Ids(200, 7); }),
+      .global_batch = 10,
+      .world_size = 1,
+      .sampler = {.drop_last = true}};
+  StepPlanner before(longer, /*batch_size=*/10, /*rank=*/0);
+  for (int step = 0; step < 19; ++step) {
+    before.next(plan);
+  }
+  longer.global_batch = 150;
+  StepPlanner after(longer, /*batch_size=*/10, /*rank=*/0, /*keep_global_batch=*/false);
+  after.seek(before.position());
+  EXPECT_EQ(after.position(), before.position());
+}
+
+TEST(StepPlanner, RejectsAnOrderWithoutPositions) {
+  class Nothing final : public EpochOrder {
+   public:
+    std::int64_t length() const override { return 0; }
+    void fill(const OrderKey&, std::int64_t, std::span<std::int64_t>) const override {}
+  };
+  const DistributedSampler::Options options{
+      .size = 16, .order = std::make_shared<Nothing>(), .global_batch = 4, .world_size = 1};
+  EXPECT_THROW(StepPlanner(options, /*batch_size=*/4, /*rank=*/0), DataError);
+}
+
 TEST(StepPlanner, WarnsAboutAnotherGlobalBatchThanPlanned) {
   const DistributedSampler::Options options{.size = 1000, .global_batch = 16, .world_size = 1};
   const LoaderPosition saved{.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 64};
@@ -279,6 +321,11 @@ TEST(StepPlanner, RejectsPositionsOfOtherDataSets) {
       {keyed, {3, 55, 100}, ""},
       {keyed, {3, 55, 0}, ""},
       {keyed, {0, 10, 120}, "checkpoint position: the data set has 100 samples, and that of the checkpoint had 120"},
+      {keyed,
+       {0, 10, 0, 10, "0 1 10"},
+       "checkpoint position: it belongs to a source that is not a data set, such as a stream, and this source is a "
+       "data set of 100 samples"},
+      {keyed, {3, 0, 0, 10}, ""},
       {keyed, {0, 101, 100}, "checkpoint position: found epoch 0 with 101 samples consumed, expected 0 to 100"},
       {keyed, {0, -1, 100}, "checkpoint position: found epoch 0 with -1 samples consumed, expected 0 to 100"},
       {keyed, {-1, 0, 100}, "checkpoint position: found epoch -1 with 0 samples consumed, expected 0 to 100"},

@@ -17,6 +17,7 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "support/message_of.h"
 #include "support/sweep.h"
 #include "support/thread_world.h"
 
@@ -229,6 +230,27 @@ TEST(Stream, SupportsEpochsOfAFixedLength) {
   }
 }
 
+TEST(Stream, EndsAnEpochThatHasBecomeShorter) {
+  World world = World::single(c10::kCPU);
+  LoaderPlan plan = plan_of(5, 5, 1);
+  plan.data.steps_per_epoch = 4;
+  DataLoader before(std::make_unique<Numbers>(Ids{50}), plan, world);
+  for (int step = 0; step < 3; ++step) {
+    before.next();
+  }
+  for (const std::int64_t steps_per_epoch : {2, 3}) {
+    plan.data.steps_per_epoch = steps_per_epoch;
+    DataLoader loader(std::make_unique<Numbers>(Ids{50}), plan, world);
+    loader.seek(before.position());
+    EXPECT_EQ(loader.position(), (LoaderPosition{.epoch = 1, .global_batch = 5}));
+    for (std::int64_t step = 1; step <= steps_per_epoch; ++step) {
+      const Seen given = seen(*loader.next());
+      EXPECT_EQ(given.epoch, 1);
+      EXPECT_EQ(given.ends_epoch, step == steps_per_epoch);
+    }
+  }
+}
+
 TEST(Stream, RefusesPositionsOfOtherStreams) {
   thread_world(2, [](World& world) {
     DataLoader loader(std::make_unique<Numbers>(Ids{9, 7}), plan_of(4, 2, 0), world);
@@ -241,6 +263,8 @@ TEST(Stream, RefusesPositionsOfOtherStreams) {
       EXPECT_THAT(error.what(), HasSubstr("found the streams of 3 ranks in the middle of an epoch, expected 2"));
       EXPECT_THAT(error.hint(), HasSubstr("--nprocs 3"));
     }
+    EXPECT_THAT(message_of([&] { loader.seek({.epoch = 1, .dataset_size = 16}); }),
+                HasSubstr("it belongs to a data set of 16 samples, and this source is not a data set"));
     loader.seek({.epoch = 5});
     EXPECT_EQ(loader.next()->epoch, 5);
   });
@@ -251,6 +275,110 @@ TEST(Stream, KeepsTheGlobalBatchOfThePosition) {
   DataLoader loader(std::make_unique<Numbers>(Ids{20}), plan_of(4, 2, 1), world);
   loader.seek({.epoch = 0, .consumed = 6, .global_batch = 6, .state = "0 1 6"});
   EXPECT_THAT(seen(*loader.next()).ids, ElementsAre(6, 7, 8, 9, 10, 11));
+}
+
+// Skipping may take longer than the first step is allowed to.
+TEST(Stream, SkipsInSeek) {
+  class Counted final : public Stream {
+   public:
+    explicit Counted(std::atomic<int>& skips) : skips_(skips) {}
+    void start_epoch(std::int64_t, int, int) override {}
+    std::optional<Batch> next(std::int64_t most) override { return Batch{.input = at::zeros({most})}; }
+    void skip(std::int64_t samples) override {
+      skips_ += samples > 0 ? 1 : 0;
+      if (samples == 8) {
+        throw std::runtime_error("a broken record");
+      }
+    }
+
+   private:
+    std::atomic<int>& skips_;
+  };
+  World world = World::single(c10::kCPU);
+  for (const int workers : {0, 1}) {
+    std::atomic<int> skips = 0;
+    DataLoader loader(std::make_unique<Counted>(skips), plan_of(4, 4, workers), world);
+    loader.seek({.consumed = 4, .state = "0 1 4"});
+    EXPECT_EQ(skips, 1);
+    loader.next();
+    EXPECT_EQ(skips, 1);
+    EXPECT_EQ(message_of<DataError>([&] { loader.seek({.consumed = 8, .state = "0 2 8"}); }),
+              "stream of rank 0, after sample 8 of its epoch: std::runtime_error: a broken record");
+  }
+}
+
+TEST(Stream, SkipsBatchesThatHaveOnlyFieldsAndIds) {
+  class Listed final : public Stream {
+   public:
+    void start_epoch(std::int64_t, int, int) override { at_ = 0; }
+    std::optional<Batch> next(std::int64_t most) override {
+      Ids ids(static_cast<std::size_t>(std::min<std::int64_t>(most, 20 - at_)));
+      std::iota(ids.begin(), ids.end(), at_);
+      at_ += std::ssize(ids);
+      return ids.empty() ? std::nullopt : std::optional(Batch{.fields = {{"x", at::tensor(ids)}}, .ids = ids});
+    }
+
+   private:
+    std::int64_t at_ = 0;
+  };
+  World world = World::single(c10::kCPU);
+  DataLoader loader(std::make_unique<Listed>(), plan_of(4, 4, 1), world);
+  loader.next();
+  loader.next();
+  DataLoader later(std::make_unique<Listed>(), plan_of(4, 4, 1), world);
+  later.seek(loader.position());
+  EXPECT_THAT(later.next()->micro.at(0).ids, ElementsAre(8, 9, 10, 11));
+}
+
+// As a data set: what is left is less than a whole step of the new global batch.
+TEST(Stream, EndsAPassThatHasNoWholeStepLeft) {
+  thread_world(2, [](World& world) {
+    for (const int workers : {0, 1}) {
+      const auto loader_of = [&](std::int64_t global_batch, std::int64_t steps_per_epoch = 0) {
+        LoaderPlan plan = plan_of(global_batch, 4, workers);
+        plan.batch.global_is_given = true;
+        plan.sampler.drop_last = true;
+        plan.data.steps_per_epoch = steps_per_epoch;
+        return DataLoader(std::make_unique<Numbers>(Ids{20, 20}), plan, world);
+      };
+      DataLoader before = loader_of(8);
+      for (int step = 0; step < 3; ++step) {
+        before.next();
+      }
+      DataLoader fits = loader_of(16);
+      fits.seek(before.position());
+      EXPECT_EQ(fits.position().consumed, 24);
+      const Seen last = seen(*fits.next());
+      EXPECT_EQ(last.ids.front(), 1000 * world.rank() + 12);
+      EXPECT_EQ(last.epoch, 0);
+      EXPECT_TRUE(last.ends_epoch);
+
+      DataLoader larger = loader_of(32);
+      larger.seek(before.position());
+      EXPECT_EQ(larger.position(), (LoaderPosition{.epoch = 1, .global_batch = 32}));
+      const Seen first = seen(*larger.next());
+      EXPECT_EQ(first.ids.front(), 1'000'000 + 1000 * world.rank());
+      EXPECT_EQ(first.epoch, 1);
+      EXPECT_TRUE(first.ends_epoch);
+
+      DataLoader fixed = loader_of(32, /*steps_per_epoch=*/10);
+      fixed.seek(before.position());
+      const Seen of_second_pass = seen(*fixed.next());
+      EXPECT_EQ(of_second_pass.ids.front(), 500'000 + 1000 * world.rank());
+      EXPECT_EQ(of_second_pass.epoch, 0);
+      EXPECT_FALSE(of_second_pass.ends_epoch);
+    }
+  });
+}
+
+TEST(Stream, WarnsThatBadSamplesAreNotReplaced) {
+  thread_world(1, [](World& world) {
+    LoaderPlan plan = plan_of(4, 2, 0);
+    plan.data.max_bad_samples = 3;
+    testing::internal::CaptureStderr();
+    const DataLoader loader(std::make_unique<Numbers>(Ids{20}), plan, world);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("max_bad_samples does not apply to streams"));
+  });
 }
 
 TEST(Stream, ReportsTheErrorOfAStream) {
