@@ -502,9 +502,20 @@ class Parser {
     if (weight_of(result_.origins["run_name"]) > weight_of(result_.origins["run_dir"])) {
       result_.config.run_dir.clear();
       result_.origins["run_dir"] = result_.origins["run_name"];
-    } else if (is_of_run_ && result_.origins["run_dir"] == result_.origins["resume"]) {
+    } else if (is_of_run_ && result_.origins["run_dir"] == result_.origins["resume"] && run_continues()) {
       result_.config.resume = TrainConfig().resume;  // how that run began does not matter any more
     }
+  }
+
+  /// Whether the run has a checkpoint. Without one, and with --fresh, it begins again as it began.
+  bool run_continues() const {
+    std::error_code ignored;
+    const std::filesystem::directory_iterator names(std::filesystem::path(result_.config.run_dir) / kCheckpointsName,
+                                                    ignored);
+    return !result_.config.fresh && std::any_of(begin(names), end(names), [](const auto& entry) {
+      const std::string name = entry.path().filename().string();
+      return name.starts_with(kStepPrefix) && name.find('.') == std::string::npos;
+    });
   }
 
   /// Both say with which weights a run begins: of two sources the stronger one decides.

@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -92,11 +93,26 @@ TEST(ParseInvocation, TheConfigOfARunContinuesIt) {
   std::ofstream(file) << "run_dir = \"runs/a\"\nresume = \"runs/b\"\n";
   EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "only a file with this name";
   std::ofstream(dir.path() / "run.json") << "{}";
+  std::filesystem::create_directories(dir.path() / "checkpoints" / "step-0000000010");
   const TrainConfig config = parse({"--config", file}).config;
   EXPECT_EQ(config.run_dir, dir.path().string());
   EXPECT_EQ(config.resume, "auto");
   EXPECT_EQ(parse({"--config", file, "--resume", "runs/c"}).config.resume, "runs/c");
   EXPECT_EQ(parse({"--config", file, "--run_name", "b"}).config.resume, "runs/b") << "another run begins as this one";
+}
+
+TEST(ParseInvocation, TheConfigOfARunWithoutACheckpointBeginsItAsBefore) {
+  const TempDir dir;
+  const auto file = (dir.path() / "config.toml").string();
+  std::ofstream(file) << "resume = \"runs/b\"\n";
+  std::ofstream(dir.path() / "run.json") << "{}";
+  EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "it failed before its first save";
+  const auto checkpoints = dir.path() / "checkpoints";
+  std::filesystem::create_directories(checkpoints / "step-0000000010.tmp.0123456789abcdef");
+  EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "this save was cut off";
+  std::filesystem::create_directory(checkpoints / "step-0000000010");
+  EXPECT_EQ(parse({"--config", file}).config.resume, "auto");
+  EXPECT_EQ(parse({"--config", file, "--fresh"}).config.resume, "runs/b");
 }
 
 TEST(ParseInvocation, TheStrongerSourceSaysWithWhichWeightsARunBegins) {
