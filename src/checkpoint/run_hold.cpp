@@ -93,7 +93,9 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
     const RunFound found = decode({answers[static_cast<std::size_t>(world.rank())]}).front();
     const bool same = !found.json.empty() && is_record_of(found.json, hold->record_.id);
     if (request.fresh && found.has_run && !same) {
-      log_info(fmt::format("--fresh: moved the old run to {}", hold->held_->set_aside().string()));
+      // Information is logged by the main rank only, and this is another disk.
+      log(world.is_main() ? LogLevel::info : LogLevel::warning,
+          fmt::format("--fresh: moved the old run to {}", hold->held_->set_aside().string()));
     }
     try {
       hold->held_->write(hold->record_);

@@ -74,13 +74,21 @@ TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   };
   const std::string old_run = take("a", false);
   EXPECT_EQ(take("b", false), old_run);
+  testing::internal::CaptureStderr();
   const std::string new_run = take("c", true);
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(log, HasSubstr("--fresh: moved the old run to " + run_of(rank).string() + ".1\n"));
+  }
   EXPECT_NE(new_run, old_run);
   EXPECT_EQ(take("c", true), new_run) << "a restart goes on";
   for (const int rank : {0, 1}) {
     EXPECT_EQ(run_in(run_of(rank).string() + ".1"), old_run);
     EXPECT_FALSE(std::filesystem::exists(run_of(rank).string() + ".2"));
   }
+  std::filesystem::remove_all(run_of(0));
+  EXPECT_EQ(take("c", true), new_run) << "a restart after the first node was replaced";
+  EXPECT_FALSE(std::filesystem::exists(run_of(1).string() + ".2")) << "the checkpoints of the other node are kept";
   // A node that was replaced takes the run of the other one; one with another run's directory is refused.
   std::filesystem::remove_all(run_of(0));
   EXPECT_EQ(take("d", false), new_run);
