@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "config/without_files.h"
+#include "storage/run_directory.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 
@@ -54,6 +57,23 @@ TEST(RunHold, IsRejectedOnEveryRank) {
                 ThrowsMessage<CheckpointError>(HasSubstr("is in use by pid ")));
   });
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1) << "nothing was renamed";
+}
+
+TEST(RunHold, HoldsTheDirectoryForEverythingThatIsWrittenThere) {
+  const auto is_held_with = [](const std::function<void(ReportConfig&)>& turn_on) {
+    const TempDir dir;
+    World world = World::single(c10::Device(c10::kCPU));
+    Plan plan = plan_of(dir.path() / "run", "a");
+    write_no_files(plan.config);
+    turn_on(plan.config.report);
+    const auto hold = RunHold::take(plan, world);
+    return try_lock_run(real_file_system(), dir.path() / "run") == nullptr;
+  };
+  EXPECT_FALSE(is_held_with([](ReportConfig&) {}));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.step_times = true; }));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.command = "cat"; }));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.record = 1; }));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.prometheus = true; }));
 }
 
 // Rank 0 decides: the other one may have been told something else.
