@@ -248,7 +248,7 @@ class Parser {
     apply_flags();
     let_the_name_decide();
     let_the_stronger_begin();
-    let_barebones_decide();
+    let_the_mode_decide();
     const std::vector<Problem> found = check_config(result_.config, labels_);
     problems_.insert(problems_.end(), found.begin(), found.end());
     find_idle();
@@ -533,28 +533,34 @@ class Parser {
     }
   }
 
-  /// A measurement needs no changes of a file or of the program that also say how the run decides.
-  void let_barebones_decide() {
+  /// A measurement or a trial needs no changes of a file or of the program that also say how the run decides.
+  void let_the_mode_decide() {
     TrainConfig& config = result_.config;
-    const std::string origin = result_.origins["barebones"];
     const TrainConfig off;
-    const auto drop = [&](const std::string& name, auto& value, const auto& without) {
+    const auto drop = [&](const std::string& mode, const std::string& name, auto& value, const auto& without) {
+      const std::string origin = result_.origins[mode];
       const int weight = weight_of(result_.origins[name]);
-      if (!config.barebones || value == without || weight >= weight_of(origin)) {
+      if (value == without || weight >= weight_of(origin)) {
         return;
       }
       if (weight > 0) {
-        result_.warnings.push_back(fmt::format("{}: has no effect with barebones", labels_[name]));
+        result_.warnings.push_back(fmt::format("{}: has no effect with {}", labels_[name], mode));
       }
       value = without;
       result_.origins[name] = origin;
     };
-    drop("fast_dev_run", config.fast_dev_run, off.fast_dev_run);
-    drop("spike.z_score", config.spike.z_score, off.spike.z_score);
-    drop("plateau.metric", config.plateau.metric, off.plateau.metric);
-    drop("early_stop.metric", config.early_stop.metric, off.early_stop.metric);
-    drop("checkpoint.monitor", config.checkpoint.monitor, off.checkpoint.monitor);
-    drop("dist.max_restarts", config.dist.max_restarts, off.dist.max_restarts);
+    if (config.barebones) {
+      drop("barebones", "fast_dev_run", config.fast_dev_run, off.fast_dev_run);
+      drop("barebones", "spike.z_score", config.spike.z_score, off.spike.z_score);
+      drop("barebones", "plateau.metric", config.plateau.metric, off.plateau.metric);
+      drop("barebones", "early_stop.metric", config.early_stop.metric, off.early_stop.metric);
+      drop("barebones", "checkpoint.monitor", config.checkpoint.monitor, off.checkpoint.monitor);
+      drop("barebones", "dist.max_restarts", config.dist.max_restarts, off.dist.max_restarts);
+      drop("barebones", "dist.requeue", config.dist.requeue, off.dist.requeue);
+    }
+    if (config.fast_dev_run > 0) {
+      drop("fast_dev_run", "dist.requeue", config.dist.requeue, off.dist.requeue);
+    }
   }
 
   bool is_program_flag(std::string_view name) const {

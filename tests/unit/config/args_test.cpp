@@ -147,6 +147,19 @@ TEST(ParseInvocation, BarebonesLeavesOutWhatAWeakerSourceDecidesBy) {
               ElementsAre(HasSubstr("--barebones with --plateau.metric loss: such a run")));
 }
 
+TEST(ParseInvocation, ATrialLeavesOutTheRequeueOfAWeakerSource) {
+  const TempDir dir;
+  const auto file = (dir.path() / "run.toml").string();
+  std::ofstream(file) << "[dist]\nrequeue = true\n";
+  for (const std::string mode : {"--fast_dev_run=2", "--barebones"}) {
+    const Invocation invocation = parse({"--config", file, mode});
+    EXPECT_FALSE(invocation.config.dist.requeue);
+    EXPECT_THAT(invocation.warnings, ElementsAre(HasSubstr("dist.requeue = true: has no effect with ")));
+    EXPECT_THAT(problems({"--dist.requeue", mode}),
+                ElementsAre(HasSubstr("a run without checkpoints cannot continue")));
+  }
+}
+
 TEST(ParseInvocation, ReadsBoolsInAllSpellings) {
   EXPECT_FALSE(parse({"--no-checkpoint.enabled"}).config.checkpoint.enabled);
   EXPECT_FALSE(parse({"--no_report.progress"}).config.report.progress);
