@@ -606,7 +606,8 @@ class Parser {
       if (weight < weight_of(result_.origins[idle.needs])) {
         continue;  // what it needs was switched off on purpose
       }
-      const std::string what = fmt::format("{}: has no effect without {}", labels_[idle.name], idle.needs);
+      const std::string what = fmt::format("{}: has no effect {} {}", labels_[idle.name],
+                                           idle.needs == "barebones" ? "with" : "without", idle.needs);
       if (weight > kWeightOfFile) {
         refuse(what, idle.hint);
       } else if (weight == kWeightOfFile) {

@@ -18,4 +18,16 @@ void write_no_files(TrainConfig& config) {
   config.fresh = false;
 }
 
+TrainConfig with_barebones(TrainConfig config) {
+  if (config.barebones) {
+    config.validate = {.every_epochs = 0};
+    config.report.every_steps = 0;
+    config.report.epoch_means = false;
+    config.report.progress = false;
+    config.dist.check_replicas = false;
+    write_no_files(config);
+  }
+  return config;
+}
+
 }  // namespace lockstep

@@ -11,4 +11,7 @@ bool writes_files(const TrainConfig& config);
 /// The run writes no file and reads no checkpoint.
 void write_no_files(TrainConfig& config);
 
+/// With `barebones`: without all that it leaves out.
+TrainConfig with_barebones(TrainConfig config);
+
 }  // namespace lockstep

@@ -560,6 +560,23 @@ TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
   EXPECT_THAT(problems({"--early_stop.patience", "5", "--early_stop.metric", "val_loss"}), ElementsAre());
 }
 
+TEST(ParseInvocation, RefusesFlagsThatBarebonesLeavesOut) {
+  EXPECT_THAT(
+      problems({"--barebones", "--report.every_steps", "5", "--validate.at_start"}),
+      testing::UnorderedElementsAre(
+          "--report.every_steps 5: has no effect with barebones | remove one of them; such a run neither reports "
+          "nor validates",
+          HasSubstr("--validate.at_start: has no effect with barebones")));
+  EXPECT_THAT(
+      problems({"--barebones", "--report.csv", "false", "--report.every_steps=0", "--report.log_level", "error"}),
+      ElementsAre())
+      << "these say what it does";
+  const TempDir directory;
+  const auto file = (directory.path() / "run.toml").string();
+  std::ofstream(file) << "[report]\nevery_steps = 5\n";
+  EXPECT_THAT(parse({"--config", file, "--barebones"}).warnings, ElementsAre()) << "the file is for other runs too";
+}
+
 TEST(ParseInvocation, WarnsOfSettingsOfAFileWithoutEffect) {
   const TempDir directory;
   const auto file = (directory.path() / "run.toml").string();
