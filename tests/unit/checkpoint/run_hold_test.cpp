@@ -67,7 +67,7 @@ TEST(RunHold, HoldsTheDirectoryForEverythingThatIsWrittenThere) {
     write_no_files(plan.config);
     turn_on(plan.config.report);
     const auto hold = RunHold::take(plan, world);
-    return try_lock_run(real_file_system(), dir.path() / "run") == nullptr;
+    return is_run_in_use(dir.path() / "run");
   };
   EXPECT_FALSE(is_held_with([](ReportConfig&) {}));
   EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.step_times = true; }));
