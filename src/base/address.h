@@ -1,10 +1,13 @@
-// Resolves host names to addresses. Torch-free.
+// Resolves host names to addresses, and connects to them. Torch-free.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
 #include <netdb.h>
+
+#include "base/descriptor.h"
 
 namespace lockstep {
 
@@ -22,5 +25,9 @@ inline Addresses resolve_address(const std::string& host, int port, int& error) 
   error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   return Addresses(error == 0 ? found : nullptr);
 }
+
+/// A non-blocking socket, connected to the first of `addresses` that answers: a name may have an address on which the
+/// other machine does not listen. Closed if none does within `patience`, which each of them gets.
+Descriptor connect_to_any(const addrinfo* addresses, std::chrono::milliseconds patience);
 
 }  // namespace lockstep

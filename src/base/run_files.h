@@ -9,5 +9,7 @@ inline constexpr const char* kEventsName = "events.jsonl";
 inline constexpr const char* kMetricLinesName = "metrics.jsonl";
 inline constexpr const char* kMetricTableName = "metrics.csv";
 inline constexpr const char* kCheckpointsName = "checkpoints";
+/// Of the names of the checkpoints there.
+inline constexpr const char* kStepPrefix = "step-";
 
 }  // namespace lockstep

@@ -242,17 +242,9 @@ std::optional<StoredCheckpoint> CheckpointStore::load_best(const OnDamage& on_da
 }
 
 std::optional<std::pair<std::int64_t, double>> CheckpointStore::best() {
-  wait_for_save();
-  std::string mine;  // rank 0 has the scores
-  if (const auto best = impl_->kept.best()) {
-    mine = fmt::format("{} {:.17g}", best->first, best->second);
-  }
-  const std::string text = impl_->world.broadcast_bytes(mine);
-  const std::size_t space = text.find(' ');
-  if (space == std::string::npos) {
-    return std::nullopt;
-  }
-  return std::pair(parse_int(text.substr(0, space)).value_or(0), parse_double(text.substr(space + 1)).value_or(0));
+  const auto found = impl_->candidates([&] { return impl_->kept.best_first(); });
+  return found.empty() ? std::nullopt
+                       : std::optional(std::pair(found.front().step, impl_->kept.value_of(found.front().key)));
 }
 
 void CheckpointStore::abandon_after(std::int64_t step) {

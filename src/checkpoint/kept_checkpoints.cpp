@@ -126,11 +126,6 @@ std::map<std::int64_t, double> KeptCheckpoints::best_first() const {
   return keys;
 }
 
-std::optional<std::pair<std::int64_t, double>> KeptCheckpoints::best() const {
-  const auto steps = by_score();
-  return steps.empty() ? std::nullopt : std::optional(std::pair(steps.front(), scores_.at(steps.front())));
-}
-
 void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& contents,
                             const std::vector<std::string>& per_rank) {
   if (removing_.valid()) {

@@ -41,8 +41,8 @@ class KeptCheckpoints {
   // The checkpoints with a key: a load tries the largest first.
   std::map<std::int64_t, double> newest_first() const;
   std::map<std::int64_t, double> best_first() const;
-  /// Step and value of the monitored metric.
-  std::optional<std::pair<std::int64_t, double>> best() const;
+  /// The value of the monitored metric behind a key of best_first().
+  double value_of(double key) const { return config_.mode == MonitorMode::min ? -key : key; }
 
  private:
   void note_values(std::int64_t step, const std::map<std::string, std::string>& values);

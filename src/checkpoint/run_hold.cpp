@@ -16,16 +16,14 @@
 #include "base/text.h"
 #include "checkpoint/init_weights.h"
 #include "checkpoint/main_rank.h"
+#include "config/without_files.h"
 #include "storage/run_choice.h"
 #include "world/world_access.h"
 
 namespace lockstep {
 namespace {
 
-bool writes_files(const TrainConfig& config) {
-  return config.fresh || config.checkpoint.enabled || config.report.jsonl || config.report.csv ||
-         config.report.tensorboard || config.report.prometheus || config.report.record > 0;
-}
+bool changes_directory(const TrainConfig& config) { return config.fresh || writes_files(config); }
 
 std::string encode(const RunFound& found) {
   return dump_json(Json{{"directory", found.directory}, {"has_run", found.has_run}, {"json", found.json}});
@@ -71,7 +69,7 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
   }
   const bool writes = world.is_main() || (config.checkpoint.per_node && world.local_rank() == 0);
   std::shared_ptr<RunHold> hold(new RunHold(directory, writes));
-  if (!writes_files(config)) {
+  if (!changes_directory(config)) {
     return hold;
   }
   const RunRequest request{.fresh = config.fresh, .program = plan.facts.program, .launch = plan.facts.launch_name};
@@ -93,7 +91,9 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
     const RunFound found = decode({answers[static_cast<std::size_t>(world.rank())]}).front();
     const bool same = !found.json.empty() && is_record_of(found.json, hold->record_.id);
     if (request.fresh && found.has_run && !same) {
-      log_info(fmt::format("--fresh: moved the old run to {}", hold->held_->set_aside().string()));
+      // Information is logged by the main rank only, and this is another disk.
+      log(world.is_main() ? LogLevel::info : LogLevel::warning,
+          fmt::format("--fresh: moved the old run to {}", hold->held_->set_aside().string()));
     }
     try {
       hold->held_->write(hold->record_);
@@ -150,7 +150,7 @@ Plan with_run_directory(Plan plan, World& world) {
     std::string directory = choose_run(real_file_system(), *pattern,
                                        {.launch = plan.facts.launch_name,
                                         .newest = config.resume == "last" || config.resume == "best",
-                                        .creates = writes_files(config)});
+                                        .creates = changes_directory(config)});
     log_info(fmt::format("run directory: {}", directory));
     return directory;
   });

@@ -248,7 +248,7 @@ class Parser {
     apply_flags();
     let_the_name_decide();
     let_the_stronger_begin();
-    let_barebones_decide();
+    let_the_mode_decide();
     const std::vector<Problem> found = check_config(result_.config, labels_);
     problems_.insert(problems_.end(), found.begin(), found.end());
     find_idle();
@@ -502,9 +502,20 @@ class Parser {
     if (weight_of(result_.origins["run_name"]) > weight_of(result_.origins["run_dir"])) {
       result_.config.run_dir.clear();
       result_.origins["run_dir"] = result_.origins["run_name"];
-    } else if (is_of_run_ && result_.origins["run_dir"] == result_.origins["resume"]) {
+    } else if (is_of_run_ && result_.origins["run_dir"] == result_.origins["resume"] && run_continues()) {
       result_.config.resume = TrainConfig().resume;  // how that run began does not matter any more
     }
+  }
+
+  /// Whether the run has a checkpoint. Without one, and with --fresh, it begins again as it began.
+  bool run_continues() const {
+    std::error_code ignored;
+    const std::filesystem::directory_iterator names(std::filesystem::path(result_.config.run_dir) / kCheckpointsName,
+                                                    ignored);
+    return !result_.config.fresh && std::any_of(begin(names), end(names), [](const auto& entry) {
+      const std::string name = entry.path().filename().string();
+      return name.starts_with(kStepPrefix) && name.find('.') == std::string::npos;
+    });
   }
 
   /// Both say with which weights a run begins: of two sources the stronger one decides.
@@ -522,28 +533,34 @@ class Parser {
     }
   }
 
-  /// A measurement needs no changes of a file or of the program that also say how the run decides.
-  void let_barebones_decide() {
+  /// A measurement or a trial needs no changes of a file or of the program that also say how the run decides.
+  void let_the_mode_decide() {
     TrainConfig& config = result_.config;
-    const std::string origin = result_.origins["barebones"];
     const TrainConfig off;
-    const auto drop = [&](const std::string& name, auto& value, const auto& without) {
+    const auto drop = [&](const std::string& mode, const std::string& name, auto& value, const auto& without) {
+      const std::string origin = result_.origins[mode];
       const int weight = weight_of(result_.origins[name]);
-      if (!config.barebones || value == without || weight >= weight_of(origin)) {
+      if (value == without || weight >= weight_of(origin)) {
         return;
       }
       if (weight > 0) {
-        result_.warnings.push_back(fmt::format("{}: has no effect with barebones", labels_[name]));
+        result_.warnings.push_back(fmt::format("{}: has no effect with {}", labels_[name], mode));
       }
       value = without;
       result_.origins[name] = origin;
     };
-    drop("fast_dev_run", config.fast_dev_run, off.fast_dev_run);
-    drop("spike.z_score", config.spike.z_score, off.spike.z_score);
-    drop("plateau.metric", config.plateau.metric, off.plateau.metric);
-    drop("early_stop.metric", config.early_stop.metric, off.early_stop.metric);
-    drop("checkpoint.monitor", config.checkpoint.monitor, off.checkpoint.monitor);
-    drop("dist.max_restarts", config.dist.max_restarts, off.dist.max_restarts);
+    if (config.barebones) {
+      drop("barebones", "fast_dev_run", config.fast_dev_run, off.fast_dev_run);
+      drop("barebones", "spike.z_score", config.spike.z_score, off.spike.z_score);
+      drop("barebones", "plateau.metric", config.plateau.metric, off.plateau.metric);
+      drop("barebones", "early_stop.metric", config.early_stop.metric, off.early_stop.metric);
+      drop("barebones", "checkpoint.monitor", config.checkpoint.monitor, off.checkpoint.monitor);
+      drop("barebones", "dist.max_restarts", config.dist.max_restarts, off.dist.max_restarts);
+      drop("barebones", "dist.requeue", config.dist.requeue, off.dist.requeue);
+    }
+    if (config.fast_dev_run > 0) {
+      drop("fast_dev_run", "dist.requeue", config.dist.requeue, off.dist.requeue);
+    }
   }
 
   bool is_program_flag(std::string_view name) const {
@@ -589,7 +606,8 @@ class Parser {
       if (weight < weight_of(result_.origins[idle.needs])) {
         continue;  // what it needs was switched off on purpose
       }
-      const std::string what = fmt::format("{}: has no effect without {}", labels_[idle.name], idle.needs);
+      const std::string what = fmt::format("{}: has no effect {} {}", labels_[idle.name],
+                                           idle.needs == "barebones" ? "with" : "without", idle.needs);
       if (weight > kWeightOfFile) {
         refuse(what, idle.hint);
       } else if (weight == kWeightOfFile) {

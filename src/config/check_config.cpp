@@ -114,6 +114,11 @@ class Checker {
     } else if (config_.fresh && parse_run_pattern(directory)) {
       refuse(fmt::format("--fresh true with {}: each start begins a run of its own already", label(setting, directory)),
              "leave out --fresh");
+    } else if (config_.checkpoint.per_node && parse_run_pattern(directory)) {
+      // Rank 0 chooses the directory by what is on its disk, which may be new.
+      refuse(fmt::format("{} with {}: the nodes may have different runs",
+                         label("checkpoint.per_node", config_.checkpoint.per_node), label(setting, directory)),
+             "name a directory, for example --run_dir runs/first");
     }
   }
 
@@ -199,6 +204,7 @@ class Checker {
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
     check_weights_only();
+    check_requeue();
     check_resume();
     check_spikes();
   }
@@ -237,6 +243,21 @@ class Checker {
     }
   }
 
+  // A job that is queued again would start over each time.
+  void check_requeue() {
+    const TrainConfig& c = config_;
+    const auto refuse_with = [&](bool is_set, const std::string& other) {
+      if (c.dist.requeue && is_set) {
+        refuse(fmt::format("{} with {}: a run without checkpoints cannot continue",
+                           label("dist.requeue", c.dist.requeue), other),
+               "remove one of them");
+      }
+    };
+    refuse_with(!c.checkpoint.enabled, label("checkpoint.enabled", c.checkpoint.enabled));
+    refuse_with(c.fast_dev_run > 0, label("fast_dev_run", c.fast_dev_run));
+    refuse_with(c.barebones, label("barebones", c.barebones));
+  }
+
   // Without checkpoints a run does not look for one either.
   void check_resume() {
     const TrainConfig& c = config_;
@@ -246,7 +267,7 @@ class Checker {
     const auto refuse_with = [&](bool is_set, const std::string& other) {
       if (is_set) {
         refuse(fmt::format("{} with {}: a run without checkpoints cannot resume", label("resume", c.resume), other),
-               "remove one of them; to begin with the weights of a file call load_module() in the program");
+               "remove one of them; --init_weights PATH begins with the weights of a file");
       }
     };
     refuse_with(!c.checkpoint.enabled, label("checkpoint.enabled", c.checkpoint.enabled));

@@ -5,6 +5,8 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "config/without_files.h"
+
 namespace lockstep {
 namespace {
 
@@ -41,12 +43,17 @@ bool belongs(std::string_view name, const Feature& feature) {
 std::vector<IdleSetting> find_idle_settings(const TrainConfig& of_program, const TrainConfig& config) {
   const auto before = config_values(of_program);
   const auto now = config_values(config);
+  const auto measured = config_values(with_barebones(config));
   std::vector<IdleSetting> idle;
   for (std::size_t i = 0; i < now.size(); ++i) {
     for (const Feature& feature : kFeatures) {
       if (now[i] != before[i] && belongs(now[i].first, feature) && !feature.is_on(config)) {
         idle.push_back({now[i].first, std::string(feature.needs), std::string(feature.hint)});
       }
+    }
+    const bool is_output = now[i].first.starts_with("report.") || now[i].first.starts_with("validate.");
+    if (is_output && now[i] != before[i] && now[i] != measured[i]) {
+      idle.push_back({now[i].first, "barebones", "remove one of them; such a run neither reports nor validates"});
     }
   }
   return idle;

@@ -10,7 +10,7 @@ namespace lockstep {
 
 struct IdleSetting {
   std::string name{};   ///< "early_stop.patience"
-  std::string needs{};  ///< "early_stop.metric"
+  std::string needs{};  ///< "early_stop.metric"; "barebones": it is this that leaves the setting out
   std::string hint{};
 };
 

@@ -1,5 +1,6 @@
 #include "environment/store_listener.h"
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -54,6 +55,24 @@ void check_reachable(int bound_socket, const std::string& address) {
 }
 
 }  // namespace
+
+void check_that_others_reach(const std::string& address) {
+  int error = 0;
+  const Addresses found = resolve_address(address, 0, error);
+  if (!found || found->ai_family != AF_INET || address == "localhost") {
+    return;
+  }
+  const in_addr ip = reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr;
+  std::array<char, INET_ADDRSTRLEN> text{};
+  inet_ntop(AF_INET, &ip, text.data(), text.size());
+  if (ntohl(ip.s_addr) >> 24U == IN_LOOPBACKNET && address != text.data()) {
+    throw LaunchError(fmt::format("the master address {} is {} on its own machine, which other machines cannot reach",
+                                  address, text.data()),
+                      "set MASTER_ADDR, or --master-addr, to the machine's address in the network, or correct the name "
+                      "in /etc/hosts",
+                      ExitCode::usage);
+  }
+}
 
 StoreListener bind_store_listener(const std::string& address, int port, bool listening) {
   int error = 0;

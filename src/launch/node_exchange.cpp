@@ -1,7 +1,6 @@
 #include "launch/node_exchange.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdint>
 
@@ -100,6 +99,7 @@ std::string missing_nodes(const std::vector<int>& ranks) {
 }
 
 RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
+  check_that_others_reach(meeting.address);
   StoreListener socket = bind_store_listener(meeting.address, meeting.port, /*listening=*/true);
   std::vector<int> ranks(static_cast<std::size_t>(meeting.nodes), 0);
   std::vector<Descriptor> launchers(ranks.size());
@@ -143,13 +143,11 @@ RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
 Descriptor reach(const NodeMeeting& meeting) {
   int error = 0;
   const Addresses found = resolve_address(meeting.address, meeting.port, error);
-  Descriptor socket(found ? ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1);
-  if (!socket.is_open()) {
-    return {};
+  Descriptor socket = connect_to_any(found.get(), std::chrono::seconds(kPatienceForALine));
+  if (socket.is_open()) {
+    fcntl(socket.get(), F_SETFL, 0);  // read_line() waits
   }
-  const timeval patience{.tv_sec = kPatienceForALine, .tv_usec = 0};
-  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));  // it limits connect() too
-  return connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0 ? std::move(socket) : Descriptor();
+  return socket;
 }
 
 RanksPerNode ask(const NodeMeeting& meeting, int own_ranks, Wait wait) {

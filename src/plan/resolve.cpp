@@ -261,18 +261,6 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
 }
 
 // What is left is the work of the steps, and the report at the end of the run.
-TrainConfig with_barebones(TrainConfig config) {
-  if (config.barebones) {
-    config.validate = {.every_epochs = 0};
-    config.report.every_steps = 0;
-    config.report.epoch_means = false;
-    config.report.progress = false;
-    config.dist.check_replicas = false;
-    write_no_files(config);
-  }
-  return config;
-}
-
 }  // namespace
 
 Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::optional<Identity>& identity,

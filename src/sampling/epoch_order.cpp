@@ -17,7 +17,9 @@ namespace {
 
 class LengthBucketed final : public EpochOrder {
  public:
-  LengthBucketed(std::vector<std::int64_t> lengths, std::int64_t pool) : lengths_(std::move(lengths)), pool_(pool) {}
+  // Not more than all: the product with the batch would not fit into a number.
+  LengthBucketed(std::vector<std::int64_t> lengths, std::int64_t pool)
+      : lengths_(std::move(lengths)), pool_(std::min(pool, std::ssize(lengths_))) {}
 
   std::int64_t length() const override { return static_cast<std::int64_t>(lengths_.size()); }
   std::optional<std::int64_t> samples() const override { return length(); }

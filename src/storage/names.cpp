@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "base/run_files.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kPrefix = kStepPrefix;
 constexpr std::string_view kAside = ".old.";
 constexpr std::string_view kTemporary = ".tmp.";
 

@@ -46,14 +46,17 @@ std::optional<RunRecord> run_in(const std::vector<RunFound>& found) {
   return run;
 }
 
-/// With --fresh, an unreadable run counts as an old run.
+/// On any node, because the first may be new. With --fresh, an unreadable run counts as an old run.
 std::optional<RunRecord> run_of_this_launch(const RunRequest& request, const std::vector<RunFound>& found) {
-  try {
-    const auto run = found.empty() ? std::nullopt : record_of(found.front());
-    return run && same_launch(run->launch, request.launch) ? run : std::nullopt;
-  } catch (const CheckpointError&) {
-    return std::nullopt;
+  for (const RunFound& here : found) {
+    try {
+      if (auto run = record_of(here); run && same_launch(run->launch, request.launch)) {
+        return run;
+      }
+    } catch (const CheckpointError&) {
+    }
   }
+  return std::nullopt;
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -38,21 +37,6 @@ constexpr std::chrono::seconds kSayEvery{10};
 bool ready(int fd, short events, milliseconds patience) {
   pollfd entry{.fd = fd, .events = events, .revents = 0};
   return poll(&entry, 1, static_cast<int>(std::max(patience, milliseconds(0)).count())) == 1;
-}
-
-/// Returns a closed descriptor if nobody listens there.
-Descriptor try_connect(const addrinfo& address, milliseconds patience) {
-  Descriptor fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) {
-    return fd;
-  }
-  int error = errno;
-  socklen_t size = sizeof error;
-  if (error != EINPROGRESS || !ready(fd.get(), POLLOUT, patience) ||
-      getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
-    return {};
-  }
-  return fd;
 }
 
 std::string numeric_address(int fd, decltype(&getsockname) which) {
@@ -157,11 +141,9 @@ void reach_store(const Identity& identity, milliseconds timeout) {
   for (milliseconds pause{5};; pause = std::min(2 * pause, kLongestPause)) {
     int error = 0;
     const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
-    for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
-      if (const Descriptor fd = try_connect(*address, kAnswerTime); fd.is_open()) {
-        check_store(identity, fd.get());
-        return;
-      }
+    if (const Descriptor fd = connect_to_any(found.get(), kAnswerTime); fd.is_open()) {
+      check_store(identity, fd.get());
+      return;
     }
     const std::string missing = found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
                                       : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,

@@ -71,10 +71,9 @@ class DataLoader final : public BatchSource {
   /// CommError (exit 78) naming the rank with other data.
   DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
              std::shared_ptr<const EpochOrder> order = {});
-  /// Collective; next() is collective as well: every data.prefetch steps the ranks exchange how many samples they have,
-  /// so that streams of different lengths end in the same step. Keeps a reference to `world`. Of the sampler's settings
-  /// only drop_last applies: an epoch ends before the first step that is not full on every rank. With drop_last, seek()
-  /// to a position within an epoch is collective too.
+  /// Collective, as are next() and, with drop_last, seek(): every data.prefetch steps the ranks exchange how many
+  /// samples they have, so that streams of different lengths end in the same step. Keeps a reference to `world`. Of the
+  /// sampler's settings only drop_last applies: an epoch ends before the first step that is not full on every rank.
   /// Throws: DataError (the stream is null), ConfigError.
   DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world);
   /// For models without data: every step has one micro-batch of one sample without tensors on each rank. Positions

@@ -11,15 +11,12 @@
 
 #include "base/run_files.h"
 #include "base/text.h"
+#include "config/without_files.h"
 
 namespace lockstep {
 
 RunFiles::RunFiles(const Plan& plan, bool on_main)
-    : plan_(plan),
-      on_main_(on_main),
-      active_(on_main && (plan.config.checkpoint.enabled || plan.config.report.jsonl || plan.config.report.csv ||
-                          plan.config.report.tensorboard || plan.config.report.prometheus ||
-                          plan.config.report.step_times || !plan.config.report.command.empty())) {
+    : plan_(plan), on_main_(on_main), active_(on_main && writes_files(plan.config)) {
   if (!active_) {
     return;
   }

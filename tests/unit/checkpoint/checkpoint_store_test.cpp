@@ -565,6 +565,30 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   }
 }
 
+TEST(CheckpointStore, KnowsTheBestOfAnotherNode) {
+  for (const MonitorMode mode : {MonitorMode::min, MonitorMode::max}) {
+    const TempDir directory;
+    const CheckpointConfig config{.monitor = "val_loss", .mode = mode, .keep_best = 1, .per_node = true};
+    const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+    expect_none(two_nodes([&](World& world) {
+      CheckpointStore store(of(world), config, world);
+      EXPECT_FALSE(store.best());
+      for (const auto& [step, loss] : {std::pair(1, "0.5"), std::pair(2, "0.25")}) {
+        CheckpointContents contents = checkpoint_contents(step);
+        contents.values["metric.val_loss"] = loss;
+        store.save(step, contents);
+      }
+    }));
+    std::filesystem::remove_all(directory.path() / "node_0");
+    expect_none(two_nodes([&](World& world) {
+      CheckpointStore store(of(world), config, world);
+      const bool lower = mode == MonitorMode::min;
+      EXPECT_EQ(store.best(), std::pair(std::int64_t{lower ? 2 : 1}, lower ? 0.25 : 0.5));
+      EXPECT_EQ(store.load_best()->step, lower ? 2 : 1);
+    }));
+  }
+}
+
 TEST(CheckpointStore, RejectsOnEveryRankWhatAnotherNodeCannotStore) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "config/without_files.h"
+#include "storage/run_directory.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 
@@ -56,6 +59,23 @@ TEST(RunHold, IsRejectedOnEveryRank) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1) << "nothing was renamed";
 }
 
+TEST(RunHold, HoldsTheDirectoryForEverythingThatIsWrittenThere) {
+  const auto is_held_with = [](const std::function<void(ReportConfig&)>& turn_on) {
+    const TempDir dir;
+    World world = World::single(c10::Device(c10::kCPU));
+    Plan plan = plan_of(dir.path() / "run", "a");
+    write_no_files(plan.config);
+    turn_on(plan.config.report);
+    const auto hold = RunHold::take(plan, world);
+    return is_run_in_use(dir.path() / "run");
+  };
+  EXPECT_FALSE(is_held_with([](ReportConfig&) {}));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.step_times = true; }));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.command = "cat"; }));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.record = 1; }));
+  EXPECT_TRUE(is_held_with([](ReportConfig& report) { report.prometheus = true; }));
+}
+
 // Rank 0 decides: the other one may have been told something else.
 TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   const TempDir dir;
@@ -74,13 +94,21 @@ TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   };
   const std::string old_run = take("a", false);
   EXPECT_EQ(take("b", false), old_run);
+  testing::internal::CaptureStderr();
   const std::string new_run = take("c", true);
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(log, HasSubstr("--fresh: moved the old run to " + run_of(rank).string() + ".1\n"));
+  }
   EXPECT_NE(new_run, old_run);
   EXPECT_EQ(take("c", true), new_run) << "a restart goes on";
   for (const int rank : {0, 1}) {
     EXPECT_EQ(run_in(run_of(rank).string() + ".1"), old_run);
     EXPECT_FALSE(std::filesystem::exists(run_of(rank).string() + ".2"));
   }
+  std::filesystem::remove_all(run_of(0));
+  EXPECT_EQ(take("c", true), new_run) << "a restart after the first node was replaced";
+  EXPECT_FALSE(std::filesystem::exists(run_of(1).string() + ".2")) << "the checkpoints of the other node are kept";
   // A node that was replaced takes the run of the other one; one with another run's directory is refused.
   std::filesystem::remove_all(run_of(0));
   EXPECT_EQ(take("d", false), new_run);

@@ -14,6 +14,7 @@ namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 class Compare : public testing::Test {
  protected:
@@ -50,6 +51,28 @@ TEST_F(Compare, NamesTheFirstDifference) {
   const auto apart = compare(a, run("d", 2.0, 100));
   EXPECT_EQ(apart.code, 1);
   EXPECT_EQ(apart.out, "different: no step was recorded in both\n");
+}
+
+// Between other numbers of ranks: the parameters may differ by rounding, samples and epochs may not.
+TEST_F(Compare, ExpectsRoundingOnlyInParameters) {
+  const auto run_of_ranks = [&](const std::string& name, int ranks, std::int64_t samples, std::uint64_t parameters) {
+    const auto directory = temp_.path() / name;
+    std::filesystem::create_directories(directory);
+    for (int rank = 0; rank < ranks; ++rank) {
+      RecordWriter writer(real_file_system(), directory / record_file_name(rank), rank, ranks, 0);
+      writer.add({.step = 1, .samples = samples / ranks, .parameter_digest = parameters});
+    }
+    return directory.string();
+  };
+  const std::string one = run_of_ranks("one", 1, 4, 7);
+  const auto rounded = compare(one, run_of_ranks("rounded", 2, 4, 8));
+  EXPECT_EQ(rounded.code, 1);
+  EXPECT_THAT(rounded.out, HasSubstr("parameters: "));
+  EXPECT_THAT(rounded.out, HasSubstr("differences of rounding are expected"));
+  const auto other = compare(one, run_of_ranks("other", 2, 6, 8));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.out, HasSubstr("samples: "));
+  EXPECT_THAT(other.out, Not(HasSubstr("rounding")));
 }
 
 TEST_F(Compare, AnswersInJson) {

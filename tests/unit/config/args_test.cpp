@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -92,11 +93,26 @@ TEST(ParseInvocation, TheConfigOfARunContinuesIt) {
   std::ofstream(file) << "run_dir = \"runs/a\"\nresume = \"runs/b\"\n";
   EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "only a file with this name";
   std::ofstream(dir.path() / "run.json") << "{}";
+  std::filesystem::create_directories(dir.path() / "checkpoints" / "step-0000000010");
   const TrainConfig config = parse({"--config", file}).config;
   EXPECT_EQ(config.run_dir, dir.path().string());
   EXPECT_EQ(config.resume, "auto");
   EXPECT_EQ(parse({"--config", file, "--resume", "runs/c"}).config.resume, "runs/c");
   EXPECT_EQ(parse({"--config", file, "--run_name", "b"}).config.resume, "runs/b") << "another run begins as this one";
+}
+
+TEST(ParseInvocation, TheConfigOfARunWithoutACheckpointBeginsItAsBefore) {
+  const TempDir dir;
+  const auto file = (dir.path() / "config.toml").string();
+  std::ofstream(file) << "resume = \"runs/b\"\n";
+  std::ofstream(dir.path() / "run.json") << "{}";
+  EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "it failed before its first save";
+  const auto checkpoints = dir.path() / "checkpoints";
+  std::filesystem::create_directories(checkpoints / "step-0000000010.tmp.0123456789abcdef");
+  EXPECT_EQ(parse({"--config", file}).config.resume, "runs/b") << "this save was cut off";
+  std::filesystem::create_directory(checkpoints / "step-0000000010");
+  EXPECT_EQ(parse({"--config", file}).config.resume, "auto");
+  EXPECT_EQ(parse({"--config", file, "--fresh"}).config.resume, "runs/b");
 }
 
 TEST(ParseInvocation, TheStrongerSourceSaysWithWhichWeightsARunBegins) {
@@ -129,6 +145,19 @@ TEST(ParseInvocation, BarebonesLeavesOutWhatAWeakerSourceDecidesBy) {
                                                HasSubstr("checkpoint.monitor = \"val_loss\": has no effect with")));
   EXPECT_THAT(problems({"--barebones", "--plateau.metric", "loss"}),
               ElementsAre(HasSubstr("--barebones with --plateau.metric loss: such a run")));
+}
+
+TEST(ParseInvocation, ATrialLeavesOutTheRequeueOfAWeakerSource) {
+  const TempDir dir;
+  const auto file = (dir.path() / "run.toml").string();
+  std::ofstream(file) << "[dist]\nrequeue = true\n";
+  for (const std::string mode : {"--fast_dev_run=2", "--barebones"}) {
+    const Invocation invocation = parse({"--config", file, mode});
+    EXPECT_FALSE(invocation.config.dist.requeue);
+    EXPECT_THAT(invocation.warnings, ElementsAre(HasSubstr("dist.requeue = true: has no effect with ")));
+    EXPECT_THAT(problems({"--dist.requeue", mode}),
+                ElementsAre(HasSubstr("a run without checkpoints cannot continue")));
+  }
 }
 
 TEST(ParseInvocation, ReadsBoolsInAllSpellings) {
@@ -529,6 +558,23 @@ TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
               ElementsAre(HasSubstr("--spike.lr_factor=0.1: has no effect without spike.policy")));
   EXPECT_THAT(problems({"--early_stop.patience", "3"}), ElementsAre()) << "this is the default";
   EXPECT_THAT(problems({"--early_stop.patience", "5", "--early_stop.metric", "val_loss"}), ElementsAre());
+}
+
+TEST(ParseInvocation, RefusesFlagsThatBarebonesLeavesOut) {
+  EXPECT_THAT(
+      problems({"--barebones", "--report.every_steps", "5", "--validate.at_start"}),
+      testing::UnorderedElementsAre(
+          "--report.every_steps 5: has no effect with barebones | remove one of them; such a run neither reports "
+          "nor validates",
+          HasSubstr("--validate.at_start: has no effect with barebones")));
+  EXPECT_THAT(
+      problems({"--barebones", "--report.csv", "false", "--report.every_steps=0", "--report.log_level", "error"}),
+      ElementsAre())
+      << "these say what it does";
+  const TempDir directory;
+  const auto file = (directory.path() / "run.toml").string();
+  std::ofstream(file) << "[report]\nevery_steps = 5\n";
+  EXPECT_THAT(parse({"--config", file, "--barebones"}).warnings, ElementsAre()) << "the file is for other runs too";
 }
 
 TEST(ParseInvocation, WarnsOfSettingsOfAFileWithoutEffect) {

@@ -378,7 +378,6 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                .init_timeout_s = 1e6,
                .heartbeat_timeout_s = 60,
                .grace_s = 0,
-               .requeue = true,
                .max_restarts = 3,
                .stall_warn_s = 0,
                .stall_timeout_s = 1.5,
@@ -410,8 +409,9 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
   ASSERT_EQ(values.size(), defaults.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     // All but the first contradict others.
-    const std::set<std::string> with_default{"fresh",     "dist.static_graph",      "benchmark", "optim.max_grad_value",
-                                             "barebones", "checkpoint.weights_only"};
+    const std::set<std::string> with_default{
+        "fresh",     "dist.static_graph",       "benchmark",   "optim.max_grad_value",
+        "barebones", "checkpoint.weights_only", "dist.requeue"};
     if (!with_default.contains(values[i].first)) {
       EXPECT_NE(values[i], defaults[i]) << "the round trip would not notice " << values[i].first;
     }

@@ -99,6 +99,19 @@ TEST(RunDecision, FreshContinuesTheRunOfItsOwnLaunch) {
   EXPECT_EQ(decision.record.id, "7f3a");
 }
 
+TEST(RunDecision, FreshContinuesTheRunOfItsLaunchOnAnotherNode) {
+  RunRecord old = record(kSecond);
+  old.id = "91bc";
+  const RunFound damaged{.directory = "runs/a", .has_run = true, .json = "{"};
+  for (const RunFound& first : {RunFound{.directory = "runs/a"}, found(old), damaged}) {
+    const RunDecision decision =
+        decide_run({.fresh = true, .program = "train", .launch = kFirst}, {first, found(record(kFirst))});
+    EXPECT_FALSE(decision.set_aside);
+    EXPECT_TRUE(decision.trained_before);
+    EXPECT_EQ(decision.record.id, "7f3a");
+  }
+}
+
 // A script that runs the program twice has one job and two launches; a requeue runs it again under a larger count.
 TEST(RunDecision, FreshDistinguishesARequeueFromASecondLaunch) {
   const auto in_job = [](const char* id, int requeues) {
