@@ -11,7 +11,7 @@ bool writes_files(const TrainConfig& config);
 /// The run writes no file and reads no checkpoint.
 void write_no_files(TrainConfig& config);
 
-/// With `barebones`: without all that it leaves out.
+/// With `barebones`: what is left is the work of the steps, and the report at the end of the run.
 TrainConfig with_barebones(TrainConfig config);
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "base/address.h"
 #include "environment/port_owner.h"
@@ -56,7 +57,7 @@ void check_reachable(int bound_socket, const std::string& address) {
 
 }  // namespace
 
-void check_that_others_reach(const std::string& address) {
+void warn_of_loopback(const std::string& address) {
   int error = 0;
   const Addresses found = resolve_address(address, 0, error);
   if (!found || found->ai_family != AF_INET || address == "localhost") {
@@ -66,11 +67,10 @@ void check_that_others_reach(const std::string& address) {
   std::array<char, INET_ADDRSTRLEN> text{};
   inet_ntop(AF_INET, &ip, text.data(), text.size());
   if (ntohl(ip.s_addr) >> 24U == IN_LOOPBACKNET && address != text.data()) {
-    throw LaunchError(fmt::format("the master address {} is {} on its own machine, which other machines cannot reach",
-                                  address, text.data()),
-                      "set MASTER_ADDR, or --master-addr, to the machine's address in the network, or correct the name "
-                      "in /etc/hosts",
-                      ExitCode::usage);
+    log_warning(fmt::format(
+        "the master address {} is {} on its own machine, which other machines cannot reach; set MASTER_ADDR, "
+        "or --master-addr, to the machine's address in the network, or correct the name in /etc/hosts",
+        address, text.data()));
   }
 }
 

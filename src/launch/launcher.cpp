@@ -142,7 +142,7 @@ class Launch {
       return {.socket = Descriptor(), .port = request_.master_port};
     }
     if (request_.ranks_per_node.size() > 1) {
-      check_that_others_reach(request_.master_addr);
+      warn_of_loopback(request_.master_addr);
     }
     const bool listening = !request_.any_program;  // which may listen on the port itself
     return bind_store_listener(request_.master_addr, request_.master_port, listening);

@@ -260,7 +260,6 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
   return config;
 }
 
-// What is left is the work of the steps, and the report at the end of the run.
 }  // namespace
 
 Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::optional<Identity>& identity,
