@@ -18,9 +18,9 @@ struct StoreListener {
 /// to this machine, or naming the process that uses the port.
 StoreListener bind_store_listener(const std::string& address, int port, bool listening);
 
-/// For a launch on several nodes: warns if the name is one of a loopback address here, as Debian's /etc/hosts has it for
-/// the machine's own name. Other machines could not reach it, but all nodes may be on this one. An address that is given
-/// as 127.0.0.1 or localhost is meant.
+/// For a launch on several nodes: warns if the name is one of a loopback address here, as Debian's /etc/hosts has it
+/// for the machine's own name. Other machines could not reach it, but all nodes may be on this one. An address that is
+/// given as 127.0.0.1 or localhost is meant.
 void warn_of_loopback(const std::string& address);
 
 }  // namespace lockstep
