@@ -60,14 +60,21 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
 // A loader may fail, or end, after others have given their part of the step. They go back only if next() is called
 // again, because seek() of a stream may take long.
 const StepBatches* CombinedLoader::next() {
-  if (failed_at_) {
-    seek(LoaderPosition(*failed_at_));
+  before_.resize(loaders_.size());
+  for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
+    if (has_failed_) {
+      loaders_[loader]->seek(before_[loader]);
+    } else {
+      before_[loader] = loaders_[loader]->position();
+    }
   }
-  failed_at_ = position();
+  ended_ = has_failed_ ? ended_before_ : ended_;
+  ended_before_ = ended_;
+  has_failed_ = true;
   if (!give_step()) {
     return nullptr;
   }
-  failed_at_.reset();
+  has_failed_ = false;
   return &current_;
 }
 
@@ -156,13 +163,10 @@ std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
 
 // Counts whole steps of all loaders; the positions of the loaders complete it.
 LoaderPosition CombinedLoader::position() const {
-  if (failed_at_) {
-    return *failed_at_;
-  }
   Json loaders = Json::array();
   std::int64_t global_batch = 0;
-  for (const BatchSource* loader : loaders_) {
-    const LoaderPosition position = loader->position();
+  for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
+    const LoaderPosition position = has_failed_ ? before_[loader] : loaders_[loader]->position();
     global_batch = mode_ == CombineMode::sequential ? std::max(global_batch, position.global_batch)
                                                     : global_batch + position.global_batch;
     loaders.push_back(to_json(position));
@@ -171,7 +175,7 @@ LoaderPosition CombinedLoader::position() const {
   return {.epoch = epoch_,
           .consumed = steps_ * global_batch,
           .global_batch = global_batch,
-          .state = dump_json({{"loaders", std::move(loaders)}, {"ended", ended_}})};
+          .state = dump_json({{"loaders", std::move(loaders)}, {"ended", has_failed_ ? ended_before_ : ended_}})};
 }
 
 void CombinedLoader::seek(const LoaderPosition& position) {
@@ -196,7 +200,7 @@ void CombinedLoader::seek(const LoaderPosition& position) {
   }
   epoch_ = position.epoch;
   steps_ = position.consumed / std::max<std::int64_t>(position.global_batch, 1);
-  failed_at_.reset();
+  has_failed_ = false;
   if (is_over()) {
     begin_epoch();
   }

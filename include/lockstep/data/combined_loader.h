@@ -44,7 +44,10 @@ class CombinedLoader final : public BatchSource {
   std::int64_t steps_ = 0;   // of the epoch
   std::vector<bool> ended_;  // has ended its own epoch in this one
   StepBatches current_{};
-  std::optional<LoaderPosition> failed_at_{};  // of the step that next() could not give: some loaders are ahead of it
+  // Of the loaders before the step that next() gives.
+  std::vector<LoaderPosition> before_{};
+  std::vector<bool> ended_before_{};
+  bool has_failed_ = false;  // next() could not give its step: some loaders are ahead of it
 };
 
 }  // namespace lockstep
