@@ -504,6 +504,7 @@ class Parser {
       result_.origins["run_dir"] = result_.origins["run_name"];
     } else if (is_of_run_ && result_.origins["run_dir"] == result_.origins["resume"] && run_continues()) {
       result_.config.resume = TrainConfig().resume;  // how that run began does not matter any more
+      result_.origins["resume"] = "default";
     }
   }
 
@@ -528,8 +529,10 @@ class Parser {
     const int resume = weight_of(result_.origins["resume"]);
     if (weights > resume) {
       config.resume = TrainConfig().resume;
+      result_.origins["resume"] = "default";
     } else if (resume > weights) {
       config.init_weights.clear();
+      result_.origins["init_weights"] = "default";
     }
   }
 
@@ -603,11 +606,10 @@ class Parser {
     }
     for (const IdleSetting& idle : find_idle_settings(defaults_, result_.config)) {
       const int weight = weight_of(result_.origins[idle.name]);
-      if (weight < weight_of(result_.origins[idle.needs])) {
+      if (weight < weight_of(result_.origins[idle.cause])) {
         continue;  // what it needs was switched off on purpose
       }
-      const std::string what = fmt::format("{}: has no effect {} {}", labels_[idle.name],
-                                           idle.needs == "barebones" ? "with" : "without", idle.needs);
+      const std::string what = fmt::format("{}: has no effect {}", labels_[idle.name], idle.reason);
       if (weight > kWeightOfFile) {
         refuse(what, idle.hint);
       } else if (weight == kWeightOfFile) {

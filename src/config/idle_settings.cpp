@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include <lockstep/config/config_io.h>
 
 #include "config/without_files.h"
@@ -48,12 +50,18 @@ std::vector<IdleSetting> find_idle_settings(const TrainConfig& of_program, const
   for (std::size_t i = 0; i < now.size(); ++i) {
     for (const Feature& feature : kFeatures) {
       if (now[i] != before[i] && belongs(now[i].first, feature) && !feature.is_on(config)) {
-        idle.push_back({now[i].first, std::string(feature.needs), std::string(feature.hint)});
+        idle.push_back({.name = now[i].first,
+                        .cause = std::string(feature.needs),
+                        .reason = fmt::format("without {}", feature.needs),
+                        .hint = std::string(feature.hint)});
       }
     }
     const bool is_output = now[i].first.starts_with("report.") || now[i].first.starts_with("validate.");
     if (is_output && now[i] != before[i] && now[i] != measured[i]) {
-      idle.push_back({now[i].first, "barebones", "remove one of them; such a run neither reports nor validates"});
+      idle.push_back({.name = now[i].first,
+                      .cause = "barebones",
+                      .reason = "with barebones",
+                      .hint = "remove one of them; such a run neither reports nor validates"});
     }
   }
   return idle;

@@ -9,8 +9,9 @@
 namespace lockstep {
 
 struct IdleSetting {
-  std::string name{};   ///< "early_stop.patience"
-  std::string needs{};  ///< "early_stop.metric"; "barebones": it is this that leaves the setting out
+  std::string name{};    ///< "early_stop.patience"
+  std::string cause{};   ///< "early_stop.metric": the setting that decides
+  std::string reason{};  ///< "without early_stop.metric"
   std::string hint{};
 };
 
