@@ -103,6 +103,7 @@ void TrainControl::begin_fit() {
 
 void TrainControl::end_fit() noexcept {
   const std::lock_guard lock(state_->mutex);
+  LOCKSTEP_ASSERT(!state_->fits.empty(), "no fit has begun");
   state_->take();
   Requests outer = std::move(state_->fits.back());
   state_->fits.pop_back();

@@ -36,6 +36,15 @@ at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() ? at::maximum(a, b) : a.defined() ? a : b;
 }
 
+/// `norm`: of the gradients, if they are clipped by it.
+void clip(StrategyOptimizer& optimizer, const OptimConfig& config, const at::Tensor& norm) {
+  if (config.max_grad_norm > 0) {
+    optimizer.scale_grads(clip_factor(norm, config.max_grad_norm));
+  } else if (config.max_grad_value > 0) {
+    optimizer.clamp_grads(config.max_grad_value);
+  }
+}
+
 }  // namespace
 
 void Task::optimize(Step& step) {
@@ -168,11 +177,7 @@ void OptimizerStep::update() {
     }
     optimizer_.skip_if(any_of(not_finite, spike));
   }
-  if (limit > 0) {
-    optimizer_.scale_grads(clip_factor(step_.now_.grad_norm, limit));
-  } else if (const double largest = step_.context_.config.optim.max_grad_value; largest > 0) {
-    optimizer_.clamp_grads(largest);
-  }
+  clip(optimizer_, step_.context_.config.optim, step_.now_.grad_norm);
   optimizer_.set_lr(step_.now_.at);
   optimizer_.step();
   step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));
@@ -189,15 +194,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     throw ConfigError("--precision fp16_mixed: an optimizer with a closure calculates losses that cannot be scaled",
                       "use --precision bf16_mixed or fp32");
   }
-  const auto clip = [&, &config = step_.context_.config.optim] {  // each evaluation has gradients of its own
-    optimizer_.clip_groups();
-    if (config.max_grad_norm > 0) {
-      step_.now_.grad_norm = optimizer_.grad_norm();
-      optimizer_.scale_grads(clip_factor(step_.now_.grad_norm, config.max_grad_norm));
-    } else if (config.max_grad_value > 0) {
-      optimizer_.clamp_grads(config.max_grad_value);
-    }
-  };
+  const OptimConfig& config = step_.context_.config.optim;
   MicroBatches first;
   optimizer_.set_lr(step_.now_.at);
   optimizer_.torch_optimizer().step([&] {
@@ -206,7 +203,11 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     const TemporaryValue<Outputs*> scope(evaluation_, &evaluation);
     closure();
     finish();
-    clip();
+    optimizer_.clip_groups();  // each evaluation has gradients of its own
+    if (config.max_grad_norm > 0) {
+      step_.now_.grad_norm = optimizer_.grad_norm();
+    }
+    clip(optimizer_, config, step_.now_.grad_norm);
     if (first.empty()) {
       first = evaluation;
     }
