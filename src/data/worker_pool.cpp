@@ -60,10 +60,10 @@ PendingStep& WorkerPool::front() {
   LOCKSTEP_ASSERT(!pending_.empty(), "front() needs a submitted step");
   PendingStep& step = *pending_.front();
   std::unique_lock lock(mutex_);
-  while (threads_.empty() && step.claimed < step.micro.size()) {
+  while (threads_.empty() && step.claimed < step.plan.micro_batches) {
     build_next(step, lock);
   }
-  built_.wait(lock, [&] { return step.built == step.micro.size(); });
+  built_.wait(lock, [&] { return step.built == step.plan.micro_batches; });
   if (step.error) {
     std::rethrow_exception(step.error);
   }
@@ -79,7 +79,7 @@ void WorkerPool::pop() {
 void WorkerPool::clear() {
   std::unique_lock lock(mutex_);
   for (const auto& step : pending_) {
-    step->claimed = step->micro.size();
+    step->claimed = step->plan.micro_batches;
   }
   built_.wait(lock, [&] { return building_ == 0; });
   for (; !pending_.empty(); pending_.pop_front()) {
@@ -125,8 +125,9 @@ void WorkerPool::build_next(PendingStep& step, std::unique_lock<std::mutex>& loc
 }
 
 PendingStep* WorkerPool::find_unclaimed() const {
+  // The plan says how many: the caller may be moving the micro-batches of a complete step at this moment.
   const auto found = std::find_if(pending_.begin(), pending_.end(),
-                                  [](const auto& step) { return step->claimed < step->micro.size(); });
+                                  [](const auto& step) { return step->claimed < step->plan.micro_batches; });
   return found == pending_.end() ? nullptr : found->get();
 }
 

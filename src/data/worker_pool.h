@@ -21,7 +21,7 @@ namespace lockstep {
 /// A step that is being built.
 struct PendingStep {
   StepPlan plan{};
-  std::vector<PreparedBatch> micro{};  ///< one for each of plan.micro_batches
+  std::vector<PreparedBatch> micro{};  ///< one for each of plan.micro_batches; front()'s caller may move them away
  private:
   friend class WorkerPool;
   std::size_t claimed = 0;  ///< micro-batches that are being built or are complete

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,6 +51,22 @@ TEST(WorkerPool, HandsOverWholeStepsInOrder) {
       pool.pop();
     }
   }
+}
+
+// A worker looks for work while the caller takes the micro-batches of the step before it.
+TEST(WorkerPool, LetsTheCallerMoveAwayTheMicroBatchesOfABuiltStep) {
+  std::atomic<int> beyond = 0;
+  WorkerPool pool(3, [&](PendingStep& step, std::size_t index) { beyond += index < step.plan.micro_batches ? 0 : 1; });
+  std::size_t taken = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    while (pool.pending() < 4) {
+      pool.submit(step_of(pool, i, 1));
+    }
+    taken += std::exchange(pool.front().micro, {}).size();
+    pool.pop();
+  }
+  EXPECT_EQ(taken, 100'000U);
+  EXPECT_EQ(beyond, 0);
 }
 
 TEST(WorkerPool, ReusesSteps) {
