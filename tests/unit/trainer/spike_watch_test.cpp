@@ -688,9 +688,9 @@ TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {
       EXPECT_THAT(testing::internal::GetCapturedStderr(),
                   HasSubstr("the weights are those of step 25 again; the samples of steps 25 to 29 are left out"));
       // A run whose steps 25 to 29 do not change anything, weights or moments.
+      config.spike.z_score = 0;
       NamedTensors expected;
       thread_world(ranks, [&](World& world) {
-        config.spike.z_score = 0;
         const Plan plan = plan_for(ranks, config);
         class Paused final : public TinyTask {
          public:
