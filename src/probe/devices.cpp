@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,15 +59,21 @@ void check_devices(Session& session, Results& results) {
   });
   results.measured("copy", {{"bytes", kCopyBytes}, {"to_device_seconds", up}, {"to_host_seconds", down}});
 
-  const std::vector<std::string> indices = world.gather(std::to_string(mine.index()));  // CUDA's own numbers
+  const std::string node = fmt::format("{} ", world.node());
+  std::set<int> indices;  // CUDA's own numbers of this node's GPUs
+  for (const std::string& of_rank : world.gather(fmt::format("{}{}", node, mine.index()))) {
+    if (of_rank.starts_with(node)) {
+      indices.insert(std::stoi(of_rank.substr(node.size())));
+    }
+  }
   // Rank after rank, so that the copies do not share their way.
   Json times = Json::array();
   results.check("pairs", [&] {
     std::string problem;
     const at::Tensor here = host.to(mine);
     world.one_by_one("copies between GPUs", [&] {
-      for (const std::string& index : indices) {
-        const c10::Device other(mine.type(), static_cast<c10::DeviceIndex>(std::stoi(index)));
+      for (const int index : indices) {
+        const c10::Device other(mine.type(), static_cast<c10::DeviceIndex>(index));
         if (other == mine) {
           continue;
         }

@@ -46,8 +46,8 @@ class ScopedVariable {
 /// What CUDA's libraries need for results that are the same in each run. cuBLAS and NCCL's backend look at it only at
 /// their first use, which may come before the training.
 struct DeterministicCuda {
-  ScopedVariable workspaces{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"};  // LibTorch refuses matrix products without it
-  ScopedVariable sums{"NCCL_ALGO", "^NVLS"};                        // the switch's sums have no fixed order
+  ScopedVariable workspaces{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"};  // for cuBLAS inside cuDNN's recurrent layers
+  ScopedVariable sums{"NCCL_ALGO", "^NVLS,NVLSTree"};               // the switch's sums have no fixed order
 };
 
 }  // namespace lockstep

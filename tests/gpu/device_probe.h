@@ -13,7 +13,7 @@ struct GpuMemory {
   std::int64_t pinned = 0;     ///< page-locked on the host, in use or kept
 };
 
-/// Waits for the GPU first.
+/// Of the calling thread's GPU. Waits for it first.
 GpuMemory gpu_memory();
 void reset_peak();
 

@@ -12,7 +12,7 @@ namespace lockstep {
 GpuMemory gpu_memory() {
   c10::cuda::device_synchronize();
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto device = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+  const auto device = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
   const auto host = at::getHostAllocator(at::kCUDA)->get_stats();
   return {.allocated = device.allocated_bytes[kAll].current,
           .peak = device.allocated_bytes[kAll].peak,
@@ -20,7 +20,7 @@ GpuMemory gpu_memory() {
           .pinned = host.allocated_bytes.current};
 }
 
-void reset_peak() { c10::cuda::CUDACachingAllocator::resetPeakStats(0); }
+void reset_peak() { c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device()); }
 
 void fail_on_synchronization(bool on) {
   using Mode = c10::cuda::SyncDebugMode;
