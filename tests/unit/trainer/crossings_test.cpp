@@ -216,6 +216,28 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
   EXPECT_EQ(resumed.first.best->step, 10);
 }
 
+TEST(Crossing, EachStartOfAValidationHasAnEnd) {
+  const TempDir dir;
+  std::string order;
+  const auto run = [&](int stop_in) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 2, .batch_size = 12}), dir);
+    config.checkpoint.enabled = true;
+    StoppedValidation task(stop_in);
+    task.fit(config, [&](Trainer& trainer) {
+      trainer.on(Stage::validation_start | Stage::validation_end | Stage::evaluation_stopped,
+                 [&](const StageContext& at) {
+                   order += at.stage == Stage::validation_start ? '<' : at.stage == Stage::validation_end ? '>' : '!';
+                 });
+    });
+  };
+  testing::internal::CaptureStderr();
+  run(2);
+  EXPECT_EQ(order, "<!");
+  run(0);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(order, "<!<><>");
+}
+
 /// Stores and gets a tensor of its own.
 class Keeper final : public Callback {
  public:
