@@ -329,6 +329,8 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   if (!limits_.are_reached(state_)) {  // else the end says that there is nothing to do
     console_.line(
         fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+  } else if (place_.validation_is_due && validation_ != nullptr) {
+    console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }
   files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
 }
@@ -351,6 +353,7 @@ void Fit::validate_at_start() {
   if (place_.validation_is_due) {  // a straight run has done it before its next step and this save
     validate();
     if (!place_.validation_is_due) {
+      completed_validation_ = true;
       tell_saved(checkpoints_.save_again(state_.step, [this] { return contents(); }));
     }
     return;

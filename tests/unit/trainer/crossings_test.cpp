@@ -332,7 +332,10 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
   EXPECT_EQ(resumed.second, 3) << "batches";
   ASSERT_TRUE(resumed.first.best);
   EXPECT_EQ(resumed.first.best->value, value_of(resumed.first.metrics, "val_loss"));
-  EXPECT_EQ(run(0).second, 0) << "it is finished";
+  EXPECT_THAT(resumed.first.why, testing::StartsWith("finished at step 5, epoch 1")) << "there was something to do";
+  const auto finished = run(0);
+  EXPECT_EQ(finished.second, 0);
+  EXPECT_THAT(finished.first.why, testing::StartsWith("nothing to do: this run is finished (step 5, epoch 1)"));
 }
 
 TEST(Crossing, AValidationThatFailedIsDoneOnResume) {
