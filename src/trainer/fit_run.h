@@ -136,6 +136,7 @@ class Fit {
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
   RunCheckpoints checkpoints_;
+  const TemporaryValue<bool> in_run_;
   RunCommands commands_;
   StepRecorder recorder_;
   StragglerWatch stragglers_;

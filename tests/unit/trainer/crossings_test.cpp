@@ -30,6 +30,7 @@
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "checkpoint/run_hold.h"
 #include "ipc/progress_record.h"
 #include "report/record_comparison.h"
 #include "support/message_of.h"
@@ -314,6 +315,26 @@ TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {
   testing::internal::CaptureStderr();
   trainer.fit(task, data);
   testing::internal::GetCapturedStderr();
+}
+
+// As with --fresh, where the rank holds the run from its start on. A fit removes the commands that are left of before.
+TEST(Crossing, AFitTakesTheCommandsOfARunThatTheProgramHolds) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir));
+  const auto held = RunHold::take(plan, world);
+  const std::filesystem::path command = dir.path() / "run" / "commands" / "save";
+  std::filesystem::create_directories(command.parent_path());
+  std::ofstream(command) << "";
+  BadSteps task({});
+  DataLoader data(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::fit_start, [&](const StageContext&) { EXPECT_TRUE(held->has_fit()); });
+  testing::internal::CaptureStderr();
+  trainer.fit(task, data);
+  testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(std::filesystem::exists(command));
+  EXPECT_FALSE(held->has_fit());
 }
 
 TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
