@@ -177,7 +177,7 @@ TEST(DataLoader, CountsTakenStepsNotPreparedOnes) {
   DataLoader loader(seeded_samples(57), plan_of(10, 3, 2, /*prefetch=*/8), world);
   EXPECT_EQ(loader.position(), (LoaderPosition{0, 0, 57, 10}));
   loader.next();
-  EXPECT_EQ(loader.position(), (LoaderPosition{0, 10, 57, 10}));
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 10, 57, 10, "shuffled order (keyed, seed 11)"}));
   loader.seek({.epoch = 2, .consumed = 57});
   EXPECT_EQ(loader.position(), (LoaderPosition{3, 0, 57, 10}));
   EXPECT_EQ(loader.next()->epoch, 3);
