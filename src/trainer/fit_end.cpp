@@ -67,14 +67,14 @@ void Fit::save_after_failure() noexcept {
   }
 }
 
-// The rank that failed says it: under a foreign launcher it is the only one that knows of the failure.
+// A rank that failed says it: under a foreign launcher no other process knows of the failure.
 void Fit::tell_what_is_left() noexcept {
   const auto step = checkpoints_.durable();
   if (!step || plan_.facts.supervised || !is_logged(LogLevel::info)) {
     return;
   }
   const std::string rank = world_.size() > 1 ? fmt::format("[rank{}]: ", world_.rank()) : std::string();
-  write_line(rank + describe_saved(plan_, run_directory(config_), *step));
+  WorldAccess::tell_what_is_left(world_)(rank + describe_saved(plan_, run_directory(config_), *step));
 }
 
 void Fit::note_failure(const std::exception& error) noexcept {
