@@ -10,7 +10,6 @@
 
 #include "base/crc32c.h"
 #include "base/text.h"
-#include "config/field_value.h"
 
 namespace lockstep {
 
@@ -151,9 +150,9 @@ LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consume
 
 std::string describe_order(const DistributedSampler::Options& options) {
   if (!options.order) {
-    return options.sampler.shuffle
-               ? fmt::format("shuffled order ({}, seed {})", to_text(options.sampler.order), options.seed)
-               : "order of the data";
+    const char* kind = options.sampler.order == SampleOrder::keyed ? "keyed" : "pytorch";
+    return options.sampler.shuffle ? fmt::format("shuffled order ({}, seed {})", kind, options.seed)
+                                   : "order of the data";
   }
   if (options.order->length() < 1) {
     throw DataError(
