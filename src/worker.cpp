@@ -187,6 +187,7 @@ class RankProcess {
   std::optional<ExitGuard> exit_guard_{};
   const std::function<void(const Parting&)> say_;  // {}: the supervisor does
   PeerMonitor monitor_;
+  std::string what_is_left_{};  // said before this rank's failure, if it is the cause
   std::optional<Session> session_{};
   std::shared_ptr<RunHold> run_hold_{};
 };
@@ -253,6 +254,9 @@ Session& RankProcess::connect() {
   Plan chosen = with_run_directory(plan_, connected);
   session_.emplace(std::move(chosen), std::move(connected), control_, make_console(channel_, environment_));
   World& world = session_->world;
+  if (!channel_) {  // several ranks may fail, and only then it is known which one is the cause
+    WorldAccess::tell_what_is_left(world) = [this](const std::string& text) { what_is_left_ = text; };
+  }
   print_rank_places(*session_);
   if (identity_.halvings > 0) {
     log_info(fmt::format("batch after memory ran out: {}", plan_.loader.batch.explanation));
@@ -299,6 +303,9 @@ int RankProcess::fail(const std::string& advice, std::optional<ExitCode> code) {
   failure.where = place_of_failure(record());
   const Parting parting = monitor_.fail(failure);
   const auto say_it = [&] {
+    if (parting.is_cause && !what_is_left_.empty()) {
+      write_line(what_is_left_);
+    }
     if (say_) {
       say_(parting);
     }

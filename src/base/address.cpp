@@ -34,4 +34,22 @@ Descriptor connect_to_any(const addrinfo* addresses, std::chrono::milliseconds p
   return {};
 }
 
+Descriptor bind_to_any(const addrinfo* addresses) {
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
+    Descriptor fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;  // allows the port of a run that has just ended
+    if (fd.is_open() && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+        bind(fd.get(), address->ai_addr, address->ai_addrlen) == 0) {
+      return fd;
+    }
+    error = errno;
+    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) {  // a port in use: clients would find its owner first
+      break;
+    }
+  }
+  errno = error;
+  return {};
+}
+
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Resolves host names to addresses, and connects to them. Torch-free.
+// Resolves host names to addresses, connects to them and listens on them. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -29,5 +29,9 @@ inline Addresses resolve_address(const std::string& host, int port, int& error) 
 /// A non-blocking socket, connected to the first of `addresses` that answers: a name may have an address on which the
 /// other machine does not listen. Closed if none does within `patience`, which each of them gets.
 Descriptor connect_to_any(const addrinfo* addresses, std::chrono::milliseconds patience);
+
+/// A socket that is bound to the first of `addresses` that this machine has. Closed if there is none, or if its port
+/// cannot be used; errno says which.
+Descriptor bind_to_any(const addrinfo* addresses);
 
 }  // namespace lockstep

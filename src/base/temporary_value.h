@@ -14,6 +14,8 @@ class TemporaryValue {
   TemporaryValue(const TemporaryValue&) = delete;
   TemporaryValue& operator=(const TemporaryValue&) = delete;
 
+  const T& before() const noexcept { return before_; }
+
  private:
   T& place_;
   T before_;

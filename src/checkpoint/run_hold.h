@@ -27,6 +27,8 @@ class RunHold {
 
   /// The id of this launch in this run, the same over its restarts. Its checkpoints carry it.
   std::string launch() const;
+  /// Whether a fit trains here now; it sets this itself.
+  bool& has_fit() noexcept { return has_fit_; }
   /// True if this launch has trained here before: in an earlier attempt, or earlier in this process.
   bool trained_before();
 
@@ -42,6 +44,7 @@ class RunHold {
   std::unique_ptr<RunDirectory> held_{};  // on ranks that write
   RunRecord record_{};                    // the same on every rank
   bool trained_before_ = false;
+  bool has_fit_ = false;
 };
 
 /// Collective. If run_dir has a placeholder (base/run_pattern.h): the plan with the directory that rank 0 chooses for

@@ -23,8 +23,9 @@ namespace {
 
 constexpr FlagRow kFlags[] = {
     {"check", "FILE",
-     "print all problems of a .toml or .json file, with their lines; what the file does not set has lockstep's "
-     "defaults"},
+     "print all problems of a .toml or .json file, with their lines; whether it contradicts the program's defaults, "
+     "only "
+     "the program knows"},
     {"migrate", "FILE",
      "give settings of earlier versions and of other systems their names of today in a .toml file, print each change, "
      "and check the result; the old file becomes FILE.old"},

@@ -249,7 +249,7 @@ class Parser {
     let_the_name_decide();
     let_the_stronger_begin();
     let_the_mode_decide();
-    const std::vector<Problem> found = check_config(result_.config, labels_);
+    const std::vector<Problem> found = check_config(result_.config, labels_, unknown());
     problems_.insert(problems_.end(), found.begin(), found.end());
     find_idle();
     if (!problems_.empty()) {
@@ -596,6 +596,17 @@ class Parser {
     }
     commits_.push_back([target, value = std::move(value)] { *target = value; });
     result_.origins[flag.name] = origin;
+  }
+
+  /// The tool does not know the program's defaults.
+  std::set<std::string, std::less<>> unknown() const {
+    std::set<std::string, std::less<>> names;
+    for (const auto& [name, origin] : result_.origins) {
+      if (of_tool_ && origin == "default") {
+        names.insert(name);
+      }
+    }
+    return names;
   }
 
   /// A mistake on the command line; a file may be shared by several programs and runs. The tool does not know what the

@@ -16,8 +16,9 @@ namespace {
 
 class Checker {
  public:
-  Checker(const TrainConfig& config, const std::map<std::string, std::string>& labels)
-      : config_(config), labels_(labels) {}
+  Checker(const TrainConfig& config, const std::map<std::string, std::string>& labels,
+          const std::set<std::string, std::less<>>& unknown)
+      : config_(config), labels_(labels), unknown_(unknown) {}
 
   std::vector<Problem> run() {
     check_ranges();
@@ -30,10 +31,30 @@ class Checker {
   }
 
  private:
+  /// A setting and its value.
+  struct Given {
+    template <class T>
+    Given(std::string_view of, const T& value) : field(of), text(printable(to_text(value))) {}
+    std::string_view field;
+    std::string text;
+  };
+
+  std::string label(const Given& given) const {
+    const auto found = labels_.find(std::string(given.field));
+    return found != labels_.end() ? found->second
+                                  : fmt::format("--{} {}", given.field, given.text.empty() ? "\"\"" : given.text);
+  }
+
   template <class T>
   std::string label(std::string_view field, const T& value) const {
-    const auto found = labels_.find(std::string(field));
-    return found != labels_.end() ? found->second : fmt::format("--{} {}", field, printable(to_text(value)));
+    return label(Given(field, value));
+  }
+
+  /// Refuses two settings that contradict each other.
+  void refuse(const Given& one, const Given& other, const std::string& why, std::string hint) {
+    if (!unknown_.contains(one.field) && !unknown_.contains(other.field)) {
+      refuse(fmt::format("{} with {}: {}", label(one), label(other), why), std::move(hint));
+    }
   }
 
   void refuse(const std::string& what, std::string hint) { problems_.push_back({what, std::move(hint)}); }
@@ -62,27 +83,26 @@ class Checker {
     }
     const bool names_gpus = devices.kind() == Kind::indices || devices.kind() == Kind::all ||
                             devices.kind() == Kind::usable || devices.kind() == Kind::most_free;
-    const std::string asked = label("devices", devices);
+    const Given asked("devices", devices);
+    const Given setup("compute_setup", config_.compute_setup);
     if (config_.compute_setup == ComputeSetup::cpu && names_gpus) {
-      refuse(fmt::format("{} with {}: these devices are GPUs", asked, label("compute_setup", config_.compute_setup)),
+      refuse(asked, setup, "these devices are GPUs",
              "use --compute_setup gpu, or a number such as --devices 2 for two CPU ranks");
     }
     if (config_.compute_setup == ComputeSetup::gpu && devices.kind() == Kind::cpu) {
-      refuse(fmt::format("{} with {}: the CPU is not a GPU", asked, label("compute_setup", config_.compute_setup)),
-             "use --compute_setup cpu, or --devices auto");
+      refuse(asked, setup, "the CPU is not a GPU", "use --compute_setup cpu, or --devices auto");
     }
     if (config_.backend == Backend::nccl) {
       if (config_.compute_setup == ComputeSetup::cpu) {
-        refuse_nccl(label("compute_setup", config_.compute_setup));
+        refuse_nccl(setup);
       } else if (devices.kind() == Kind::cpu && config_.compute_setup == ComputeSetup::automatic) {
         refuse_nccl(asked);
       }
     }
   }
 
-  void refuse_nccl(const std::string& cpu_label) {
-    refuse(fmt::format("{} with {}: NCCL needs GPUs", label("backend", config_.backend), cpu_label),
-           "use --backend gloo (or auto) on the CPU");
+  void refuse_nccl(const Given& cpu) {
+    refuse({"backend", config_.backend}, cpu, "NCCL needs GPUs", "use --backend gloo (or auto) on the CPU");
   }
 
   void check_names() {
@@ -116,9 +136,8 @@ class Checker {
              "leave out --fresh");
     } else if (config_.checkpoint.per_node && parse_run_pattern(directory)) {
       // Rank 0 chooses the directory by what is on its disk, which may be new.
-      refuse(fmt::format("{} with {}: the nodes may have different runs",
-                         label("checkpoint.per_node", config_.checkpoint.per_node), label(setting, directory)),
-             "name a directory, for example --run_dir runs/first");
+      refuse({"checkpoint.per_node", config_.checkpoint.per_node}, {setting, directory},
+             "the nodes may have different runs", "name a directory, for example --run_dir runs/first");
     }
   }
 
@@ -140,18 +159,15 @@ class Checker {
   void check_contradictions() {
     const TrainConfig& c = config_;
     if (c.max_epochs == 0 && c.max_steps == 0) {
-      refuse(fmt::format("{} with {}: the run would never end", label("max_epochs", c.max_epochs),
-                         label("max_steps", c.max_steps)),
+      refuse({"max_epochs", c.max_epochs}, {"max_steps", c.max_steps}, "the run would never end",
              "set a limit, for example --max_epochs 1");
     }
     if (c.max_steps > 0 && c.min_steps > c.max_steps) {
-      refuse(fmt::format("{} with {}: the run ends earlier", label("min_steps", c.min_steps),
-                         label("max_steps", c.max_steps)),
+      refuse({"min_steps", c.min_steps}, {"max_steps", c.max_steps}, "the run ends earlier",
              "the minimum is at most the maximum");
     }
     if (c.max_epochs > 0 && c.min_epochs > c.max_epochs) {
-      refuse(fmt::format("{} with {}: the run ends earlier", label("min_epochs", c.min_epochs),
-                         label("max_epochs", c.max_epochs)),
+      refuse({"min_epochs", c.min_epochs}, {"max_epochs", c.max_epochs}, "the run ends earlier",
              "the minimum is at most the maximum");
     }
     if (const double epochs = c.validate.every_epochs; epochs > 1 && epochs != std::floor(epochs)) {
@@ -160,24 +176,20 @@ class Checker {
              "for any number of steps use --validate.every_steps");
     }
     if (c.fresh && (c.resume == "last" || c.resume == "best")) {
-      refuse(fmt::format("{} with {}: a fresh run cannot resume", label("fresh", c.fresh), label("resume", c.resume)),
-             "remove one of them");
+      refuse({"fresh", c.fresh}, {"resume", c.resume}, "a fresh run cannot resume", "remove one of them");
     }
     if (c.resume == "best" && c.checkpoint.monitor.empty()) {
-      refuse(fmt::format("{} with {}: there is no metric that defines the best checkpoint", label("resume", c.resume),
-                         label("checkpoint.monitor", std::string("\"\""))),
+      refuse({"resume", c.resume}, {"checkpoint.monitor", c.checkpoint.monitor},
+             "there is no metric that defines the best checkpoint",
              "set the metric, for example --checkpoint.monitor val_loss");
     }
     if (!c.init_weights.empty() && !resumes_itself(c.resume)) {
-      refuse(fmt::format("{} with {}: both say with which weights the run begins",
-                         label("init_weights", c.init_weights), label("resume", c.resume)),
+      refuse({"init_weights", c.init_weights}, {"resume", c.resume}, "both say with which weights the run begins",
              "remove one of them; a resumed run also continues with the optimizers and the place in the data");
     }
     if (c.optim.max_grad_norm > 0 && c.optim.max_grad_value > 0) {
-      refuse(fmt::format("{} with {}: gradients are clipped in one way",
-                         label("optim.max_grad_norm", c.optim.max_grad_norm),
-                         label("optim.max_grad_value", c.optim.max_grad_value)),
-             "remove one of them");
+      refuse({"optim.max_grad_norm", c.optim.max_grad_norm}, {"optim.max_grad_value", c.optim.max_grad_value},
+             "gradients are clipped in one way", "remove one of them");
     }
     check_that_it_is_measured("plateau.metric", c.plateau.metric);
     check_that_it_is_measured("early_stop.metric", c.early_stop.metric);
@@ -189,18 +201,16 @@ class Checker {
       check_barebones();
     }
     if (c.benchmark && c.deterministic != Determinism::off) {
-      refuse(fmt::format("{} with {}: the fastest algorithm may be another one in each run",
-                         label("benchmark", c.benchmark), label("deterministic", c.deterministic)),
-             "remove one of them");
+      refuse({"benchmark", c.benchmark}, {"deterministic", c.deterministic},
+             "the fastest algorithm may be another one in each run", "remove one of them");
     }
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
       refuse(fmt::format("{}: expected 0, or 2 or more", label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
              "each machine sends a heartbeat every second");
     }
     if (c.dist.find_unused_parameters && c.dist.static_graph) {
-      refuse(fmt::format("{} with {}: a static graph does not change its unused parameters",
-                         label("dist.find_unused_parameters", c.dist.find_unused_parameters),
-                         label("dist.static_graph", c.dist.static_graph)),
+      refuse({"dist.find_unused_parameters", c.dist.find_unused_parameters}, {"dist.static_graph", c.dist.static_graph},
+             "a static graph does not change its unused parameters",
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
     check_weights_only();
@@ -215,8 +225,7 @@ class Checker {
     const bool of_epoch = c.report.epoch_means && metric.starts_with("epoch_");
     if (!metric.empty() && !metric.starts_with("val_") && !of_epoch && c.report.every_steps == 0 &&
         c.fast_dev_run == 0) {
-      refuse(fmt::format("{} with {}: the metric is never measured", label(field, metric),
-                         label("report.every_steps", c.report.every_steps)),
+      refuse({field, metric}, {"report.every_steps", c.report.every_steps}, "the metric is never measured",
              "report in between, for example --report.every_steps 20");
     }
   }
@@ -227,35 +236,33 @@ class Checker {
     if (!c.checkpoint.weights_only) {
       return;
     }
-    const auto refuse_with = [&](const std::string& other) {
-      refuse(fmt::format("{} with {}: a run cannot continue from checkpoints that hold only weights",
-                         label("checkpoint.weights_only", c.checkpoint.weights_only), other),
-             "remove one of them");
+    const auto refuse_with = [&](const Given& other) {
+      refuse({"checkpoint.weights_only", c.checkpoint.weights_only}, other,
+             "a run cannot continue from checkpoints that hold only weights", "remove one of them");
     };
     if (c.dist.max_restarts > 0) {
-      refuse_with(label("dist.max_restarts", c.dist.max_restarts));
+      refuse_with({"dist.max_restarts", c.dist.max_restarts});
     }
     if (c.dist.requeue) {
-      refuse_with(label("dist.requeue", c.dist.requeue));
+      refuse_with({"dist.requeue", c.dist.requeue});
     }
     if (c.memory.halve_batch) {
-      refuse_with(label("memory.halve_batch", c.memory.halve_batch));
+      refuse_with({"memory.halve_batch", c.memory.halve_batch});
     }
   }
 
   // A job that is queued again would start over each time.
   void check_requeue() {
     const TrainConfig& c = config_;
-    const auto refuse_with = [&](bool is_set, const std::string& other) {
+    const auto refuse_with = [&](bool is_set, const Given& other) {
       if (c.dist.requeue && is_set) {
-        refuse(fmt::format("{} with {}: a run without checkpoints cannot continue",
-                           label("dist.requeue", c.dist.requeue), other),
+        refuse({"dist.requeue", c.dist.requeue}, other, "a run without checkpoints cannot continue",
                "remove one of them");
       }
     };
-    refuse_with(!c.checkpoint.enabled, label("checkpoint.enabled", c.checkpoint.enabled));
-    refuse_with(c.fast_dev_run > 0, label("fast_dev_run", c.fast_dev_run));
-    refuse_with(c.barebones, label("barebones", c.barebones));
+    refuse_with(!c.checkpoint.enabled, {"checkpoint.enabled", c.checkpoint.enabled});
+    refuse_with(c.fast_dev_run > 0, {"fast_dev_run", c.fast_dev_run});
+    refuse_with(c.barebones, {"barebones", c.barebones});
   }
 
   // Without checkpoints a run does not look for one either.
@@ -264,15 +271,15 @@ class Checker {
     if (c.resume == "auto" || c.resume == "never") {
       return;
     }
-    const auto refuse_with = [&](bool is_set, const std::string& other) {
+    const auto refuse_with = [&](bool is_set, const Given& other) {
       if (is_set) {
-        refuse(fmt::format("{} with {}: a run without checkpoints cannot resume", label("resume", c.resume), other),
+        refuse({"resume", c.resume}, other, "a run without checkpoints cannot resume",
                "remove one of them; --init_weights PATH begins with the weights of a file");
       }
     };
-    refuse_with(!c.checkpoint.enabled, label("checkpoint.enabled", c.checkpoint.enabled));
-    refuse_with(c.fast_dev_run > 0, label("fast_dev_run", c.fast_dev_run));
-    refuse_with(c.barebones, label("barebones", c.barebones));
+    refuse_with(!c.checkpoint.enabled, {"checkpoint.enabled", c.checkpoint.enabled});
+    refuse_with(c.fast_dev_run > 0, {"fast_dev_run", c.fast_dev_run});
+    refuse_with(c.barebones, {"barebones", c.barebones});
   }
 
   void check_spikes() {
@@ -281,32 +288,31 @@ class Checker {
       return;
     }
     if (c.spike.policy == SpikePolicy::lower_lr && c.report.every_steps == 0) {
-      refuse(fmt::format("{} with {}: learning rates are lowered at reports", label("spike.policy", c.spike.policy),
-                         label("report.every_steps", c.report.every_steps)),
-             "report in between, for example --report.every_steps 20");
+      refuse({"spike.policy", c.spike.policy}, {"report.every_steps", c.report.every_steps},
+             "learning rates are lowered at reports", "report in between, for example --report.every_steps 20");
     }
   }
 
   // A run that reports nothing cannot decide by what it reports.
   void check_barebones() {
     const TrainConfig& c = config_;
-    const auto refuse_with = [&](bool is_set, const auto& asked) {
+    const auto refuse_with = [&](bool is_set, const Given& other) {
       if (is_set) {
-        refuse(
-            fmt::format("{} with {}: such a run neither reports, validates nor saves", label("barebones", true), asked),
-            "remove one of them");
+        refuse({"barebones", c.barebones}, other, "such a run neither reports, validates nor saves",
+               "remove one of them");
       }
     };
-    refuse_with(c.fast_dev_run > 0, label("fast_dev_run", c.fast_dev_run));
-    refuse_with(c.spike.z_score > 0, label("spike.z_score", c.spike.z_score));
-    refuse_with(!c.plateau.metric.empty(), label("plateau.metric", c.plateau.metric));
-    refuse_with(!c.early_stop.metric.empty(), label("early_stop.metric", c.early_stop.metric));
-    refuse_with(!c.checkpoint.monitor.empty(), label("checkpoint.monitor", c.checkpoint.monitor));
-    refuse_with(c.dist.max_restarts > 0, label("dist.max_restarts", c.dist.max_restarts));
+    refuse_with(c.fast_dev_run > 0, {"fast_dev_run", c.fast_dev_run});
+    refuse_with(c.spike.z_score > 0, {"spike.z_score", c.spike.z_score});
+    refuse_with(!c.plateau.metric.empty(), {"plateau.metric", c.plateau.metric});
+    refuse_with(!c.early_stop.metric.empty(), {"early_stop.metric", c.early_stop.metric});
+    refuse_with(!c.checkpoint.monitor.empty(), {"checkpoint.monitor", c.checkpoint.monitor});
+    refuse_with(c.dist.max_restarts > 0, {"dist.max_restarts", c.dist.max_restarts});
   }
 
   const TrainConfig& config_;
   const std::map<std::string, std::string>& labels_;
+  const std::set<std::string, std::less<>>& unknown_;
   std::vector<Problem> problems_{};
 };
 
@@ -316,10 +322,11 @@ bool resumes_itself(std::string_view resume) {
   return resume == "auto" || resume == "never" || resume == "last" || resume == "best";
 }
 
-std::vector<Problem> check_config(const TrainConfig& config, const std::map<std::string, std::string>& labels) {
-  return Checker(config, labels).run();
+std::vector<Problem> check_config(const TrainConfig& config, const std::map<std::string, std::string>& labels,
+                                  const std::set<std::string, std::less<>>& unknown) {
+  return Checker(config, labels, unknown).run();
 }
 
-std::vector<Problem> check_config(const TrainConfig& config) { return check_config(config, {}); }
+std::vector<Problem> check_config(const TrainConfig& config) { return check_config(config, {}, {}); }
 
 }  // namespace lockstep

@@ -40,6 +40,10 @@ bool belongs(std::string_view name, const Feature& feature) {
          (feature.settings.ends_with('.') ? name.starts_with(feature.settings) : name == feature.settings);
 }
 
+bool is_output(std::string_view name) {
+  return name.starts_with("report.") || name.starts_with("validate.") || name.starts_with("checkpoint.");
+}
+
 }  // namespace
 
 std::vector<IdleSetting> find_idle_settings(const TrainConfig& of_program, const TrainConfig& config) {
@@ -48,20 +52,24 @@ std::vector<IdleSetting> find_idle_settings(const TrainConfig& of_program, const
   const auto measured = config_values(with_barebones(config));
   std::vector<IdleSetting> idle;
   for (std::size_t i = 0; i < now.size(); ++i) {
+    const std::string& name = now[i].first;
+    if (now[i] == before[i]) {
+      continue;
+    }
+    if (is_output(name) && now[i] != measured[i]) {
+      idle.push_back({.name = name,
+                      .cause = "barebones",
+                      .reason = "with barebones",
+                      .hint = "remove one of them; such a run neither reports, validates nor saves"});
+      continue;  // one reason is enough
+    }
     for (const Feature& feature : kFeatures) {
-      if (now[i] != before[i] && belongs(now[i].first, feature) && !feature.is_on(config)) {
-        idle.push_back({.name = now[i].first,
+      if (belongs(name, feature) && !feature.is_on(config)) {
+        idle.push_back({.name = name,
                         .cause = std::string(feature.needs),
                         .reason = fmt::format("without {}", feature.needs),
                         .hint = std::string(feature.hint)});
       }
-    }
-    const bool is_output = now[i].first.starts_with("report.") || now[i].first.starts_with("validate.");
-    if (is_output && now[i] != before[i] && now[i] != measured[i]) {
-      idle.push_back({.name = now[i].first,
-                      .cause = "barebones",
-                      .reason = "with barebones",
-                      .hint = "remove one of them; such a run neither reports nor validates"});
     }
   }
   return idle;

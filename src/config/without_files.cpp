@@ -25,6 +25,8 @@ TrainConfig with_barebones(TrainConfig config) {
     config.report.epoch_means = false;
     config.report.progress = false;
     config.dist.check_replicas = false;
+    // The monitor is refused as a contradiction, and init_weights may load a part of a model.
+    config.checkpoint = {.monitor = config.checkpoint.monitor, .allow_partial = config.checkpoint.allow_partial};
     write_no_files(config);
   }
   return config;

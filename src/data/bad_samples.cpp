@@ -53,16 +53,21 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
       throw;
     }
     // To find the bad ones, load each sample alone. If all of them load, the samples are not the cause.
-    std::vector<std::int64_t> replaced(ids.begin(), ids.end());
-    for (std::int64_t& id : replaced) {
-      id = neighbour(data, id, seed);
+    std::vector<std::int64_t> good(ids.begin(), ids.end());
+    std::vector<std::int64_t> replaced;
+    for (std::size_t row = 0; row < good.size(); ++row) {
+      good[row] = neighbour(data, ids[row], seed);
+      if (good[row] != ids[row]) {
+        replaced.push_back(static_cast<std::int64_t>(row));
+      }
     }
-    if (std::ranges::equal(replaced, ids)) {
+    if (replaced.empty()) {
       throw;
     }
-    Batch batch = get_batch(data, replaced, seed);
+    Batch batch = get_batch(data, good, seed);
+    batch.replaced = std::move(replaced);
     if (batch.ids.empty()) {
-      batch.ids = std::move(replaced);
+      batch.ids = std::move(good);
     }
     return batch;
   }

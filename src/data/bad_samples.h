@@ -18,8 +18,8 @@ class BadSamples {
   /// `most`: maximum number of distinct samples that may be replaced; 0: none.
   explicit BadSamples(std::int64_t most) : most_(most) {}
 
-  /// As Dataset::get(); sets `ids` of the batch if a sample was replaced. Throws: the exception of the data set (as a
-  /// DataError naming the samples, unless it is an Error) once there are more bad samples than allowed.
+  /// As Dataset::get(); sets `ids` and `replaced` of the batch if a sample was replaced. Throws: the exception of the
+  /// data set (as a DataError naming the samples, unless it is an Error) once there are more bad samples than allowed.
   Batch get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed);
 
  private:

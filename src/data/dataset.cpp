@@ -72,10 +72,13 @@ class TensorDataset final : public Dataset {
 
 class SampleDataset final : public Dataset {
  public:
-  SampleDataset(std::int64_t size, std::function<Batch(std::int64_t, std::uint64_t)> get)
-      : size_(size), get_(std::move(get)) {}
+  SampleDataset(std::int64_t size, std::function<Batch(std::int64_t, std::uint64_t)> get, std::string name)
+      : size_(size), get_(std::move(get)), name_(std::move(name)) {}
 
   std::int64_t size() const override { return size_; }
+  std::string fingerprint() const override {
+    return name_.empty() ? Dataset::fingerprint() : fmt::format("{} of {}", Dataset::fingerprint(), name_);
+  }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
     check_ids("sample data set", ids, size_);
@@ -89,6 +92,7 @@ class SampleDataset final : public Dataset {
  private:
   std::int64_t size_;
   std::function<Batch(std::int64_t, std::uint64_t)> get_;
+  std::string name_;
 };
 
 class Subset final : public Dataset {
@@ -238,14 +242,15 @@ std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor targe
 }
 
 std::shared_ptr<Dataset> sample_dataset(std::int64_t size,
-                                        std::function<Batch(std::int64_t id, std::uint64_t seed)> get) {
+                                        std::function<Batch(std::int64_t id, std::uint64_t seed)> get,
+                                        std::string name) {
   if (size < 0) {
     throw DataError(fmt::format("sample data set: size is {}, expected 0 or more", size));
   }
   if (!get) {
     throw DataError("sample data set: the function is empty");
   }
-  return std::make_shared<SampleDataset>(size, std::move(get));
+  return std::make_shared<SampleDataset>(size, std::move(get), std::move(name));
 }
 
 std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector<std::int64_t> ids) {

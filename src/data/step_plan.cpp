@@ -116,15 +116,17 @@ void StepPlanner::take_global_batch(const LoaderPosition& position) {
 }
 
 void StepPlanner::check_order(const LoaderPosition& position) const {
+  if (position.state.empty() && !options_.order) {  // a position that the program made itself
+    return;
+  }
   DistributedSampler::Options options = options_;
   options.global_batch = position.global_batch > 0 ? position.global_batch : options.global_batch;
   if (const std::string expected = describe_order(options); position.state != expected) {
-    const auto quoted = [](const std::string& order) {
-      return order.empty() ? "the data set's samples, once each" : "an " + printable(order);
-    };
     throw CheckpointError(
-        fmt::format("checkpoint position: found {}, expected {}", quoted(position.state), quoted(expected)),
-        "resume with the order of the checkpoint, or start over with --fresh");
+        fmt::format("checkpoint position in the middle of an epoch: found the {}, expected the {}",
+                    position.state.empty() ? "order of a data set" : printable(position.state), printable(expected)),
+        "until the end of the epoch keep --seed, --sampler.order, --sampler.shuffle and the program's order; or start "
+        "over with --fresh");
   }
 }
 
@@ -143,12 +145,14 @@ LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consume
           .consumed = over ? 0 : consumed,
           .dataset_size = options_.size,
           .global_batch = options_.global_batch,
-          .state = order_};
+          .state = over || consumed == 0 ? std::string() : order_};
 }
 
 std::string describe_order(const DistributedSampler::Options& options) {
   if (!options.order) {
-    return {};
+    const char* kind = options.sampler.order == SampleOrder::keyed ? "keyed" : "pytorch";
+    return options.sampler.shuffle ? fmt::format("shuffled order ({}, seed {})", kind, options.seed)
+                                   : "order of the data";
   }
   if (options.order->length() < 1) {
     throw DataError(

@@ -65,12 +65,12 @@ class StepPlanner {
   int rank_;
   bool keep_global_batch_;
   std::int64_t steps_per_epoch_;
-  std::string order_;  // its text in a position
+  std::string order_;  // its text in a position inside of an epoch
   LoaderPosition position_;
 };
 
-/// A short text that identifies an order: its length and its first samples. Empty for null. Throws: DataError if the
-/// order has no positions.
+/// A short text that identifies an order; one of the program by its length and its first samples. Throws: DataError if
+/// the order has no positions.
 std::string describe_order(const DistributedSampler::Options& options);
 
 /// Throws: ConfigError with all numbers below their minimum.

@@ -81,11 +81,8 @@ StoreListener bind_store_listener(const std::string& address, int port, bool lis
     throw LaunchError(fmt::format("cannot resolve the master address {}: {}", address, gai_strerror(error)),
                       "MASTER_ADDR, or --master-addr, is a name or address of the machine of rank 0", ExitCode::usage);
   }
-  Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;  // allows the port of a run that has just ended
-  if (!socket.is_open() || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
-      bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      (listening && listen(socket.get(), SOMAXCONN) != 0)) {
+  Descriptor socket = bind_to_any(found.get());
+  if (!socket.is_open() || (listening && listen(socket.get(), SOMAXCONN) != 0)) {
     throw_bind_error(address, port, errno);
   }
   check_reachable(socket.get(), address);

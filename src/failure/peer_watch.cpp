@@ -119,7 +119,8 @@ Parting PeerWatch::make_parting() const {
       own_ && (!own_->is_consequence || (verdict_.cause()->is_consequence && cause.rank == options_.rank));
   return {.code = own_ ? own_->code : kPeerLost,
           .words = speaks_for_itself ? *own_ : cause,
-          .is_stopped = !speaks_for_itself};
+          .is_stopped = !speaks_for_itself,
+          .is_cause = own_ && cause.rank == options_.rank};
 }
 
 }  // namespace lockstep

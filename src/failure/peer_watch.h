@@ -20,6 +20,7 @@ struct Parting {
   int code = 0;
   Failure words{};          ///< the rank's own failure, or the cause that stops it
   bool is_stopped = false;  ///< by that cause
+  bool is_cause = false;    ///< the rank's own failure is the one on which all agree
 };
 
 // Note [How a rank fails]: everything that says that the run is over is a Failure: this rank's exception, the report of

@@ -12,6 +12,7 @@
 #include "config/without_files.h"
 #include "environment/visible_devices.h"
 #include "plan/device_choice.h"
+#include "plan/resolve_checked.h"
 
 namespace lockstep {
 namespace {
@@ -264,8 +265,13 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
 
 Plan resolve(const TrainConfig& asked, const Hardware& hardware, const std::optional<Identity>& identity,
              LaunchFacts facts) {
+  return resolve_checked(asked, check_config(asked), hardware, identity, std::move(facts));
+}
+
+Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, const Hardware& hardware,
+                     const std::optional<Identity>& identity, LaunchFacts facts) {
   const TrainConfig config = with_barebones(with_fast_dev_run(asked));
-  Findings findings{.problems = check_config(asked)};
+  Findings findings{.problems = std::move(problems)};
   if (identity) {
     check_nprocs(config.nprocs, *identity, findings);
     findings.warnings = identity->hints;

@@ -295,9 +295,9 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       hold_(RunHold::take(plan_, world_)),
       files_(plan_, world_.is_main()),
       checkpoints_(plan_, world_, *hold_, files_),
-      // A fit around this one holds the run, too: the commands are for it.
-      commands_(real_file_system(),
-                world_.is_main() && hold_.use_count() == 1 ? hold_->written_directory() : std::string(),
+      in_run_(hold_->has_fit(), true),
+      // A fit around this one gets the commands of the run.
+      commands_(real_file_system(), world_.is_main() && !in_run_.before() ? hold_->written_directory() : std::string(),
                 callbacks_.commands()),
       recorder_(config_, world_),
       stragglers_(world_, plan_.host),

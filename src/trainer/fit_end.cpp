@@ -33,18 +33,19 @@ FitResult Fit::finish() {
   recorder_.flush();
   reports_.end();
   const StopReason stop = agreed_.stop ? agree_on_reason(world_, control_) : StopReason{};
-  FitResult result{.state = state_,
-                   .stop = stop.kind,
-                   .why = describe_end({.plan = plan_,
-                                        .step = state_.step,
-                                        .epoch = place_.number,
-                                        .stop = stop,
-                                        .saved = checkpoints_.durable().has_value(),
-                                        .was_finished = resumed_ && steps_at_start_ == state_.step,
-                                        .changed = changed_}),
-                   .metrics = reports_.last(),
-                   .best = checkpoints_.best(),
-                   .seconds = seconds_since(began_)};
+  FitResult result{
+      .state = state_,
+      .stop = stop.kind,
+      .why = describe_end({.plan = plan_,
+                           .step = state_.step,
+                           .epoch = place_.number,
+                           .stop = stop,
+                           .saved = checkpoints_.durable().has_value(),
+                           .was_finished = resumed_ && steps_at_start_ == state_.step && !completed_validation_,
+                           .changed = changed_}),
+      .metrics = reports_.last(),
+      .best = checkpoints_.best(),
+      .seconds = seconds_since(began_)};
   control_.set_agreed(result.stop);
   tell_end(result, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
@@ -66,14 +67,14 @@ void Fit::save_after_failure() noexcept {
   }
 }
 
-// The rank that failed says it: under a foreign launcher it is the only one that knows of the failure.
+// A rank that failed says it: under a foreign launcher no other process knows of the failure.
 void Fit::tell_what_is_left() noexcept {
   const auto step = checkpoints_.durable();
   if (!step || plan_.facts.supervised || !is_logged(LogLevel::info)) {
     return;
   }
   const std::string rank = world_.size() > 1 ? fmt::format("[rank{}]: ", world_.rank()) : std::string();
-  write_line(rank + describe_saved(plan_, run_directory(config_), *step));
+  WorldAccess::tell_what_is_left(world_)(rank + describe_saved(plan_, run_directory(config_), *step));
 }
 
 void Fit::note_failure(const std::exception& error) noexcept {

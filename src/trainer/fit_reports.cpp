@@ -110,6 +110,7 @@ void Fit::validate_now() {
     place_.validation_is_due = true;
     console_.line(fmt::format("step {}: the validation was stopped before its end and is not reported", state_.step));
     files_.event("validation_stopped", {{"step", state_.step}});
+    notify(Stage::evaluation_stopped);
     return;
   }
   Metrics metrics = evaluation.means;

@@ -136,6 +136,7 @@ class Fit {
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
   RunCheckpoints checkpoints_;
+  const TemporaryValue<bool> in_run_;
   RunCommands commands_;
   StepRecorder recorder_;
   StragglerWatch stragglers_;
@@ -148,6 +149,7 @@ class Fit {
   StepRequests agreed_{};
   std::vector<std::string> own_commands_{};  // taken, not yet agreed on
   bool resumed_ = false;
+  bool completed_validation_ = false;  // that the run before had begun
   bool told_missing_monitor_ = false;
   bool monitor_is_known_ = false;       // config.checkpoint.monitor has been measured
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,19 +15,16 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
-#include <lockstep/tensor/tensor_file.h>
 
 #include "base/text.h"
-#include "checkpoint/init_weights.h"
 #include "data/step_plan.h"
 #include "environment/build_info.h"
-#include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
 #include "trainer/fit_run.h"
 #include "trainer/in_precision.h"
+#include "trainer/load_weights.h"
 #include "trainer/output/metric_names.h"
 #include "trainer/validate.h"
 #include "world/world_access.h"
@@ -144,61 +139,6 @@ void tell_start(const Plan& plan, World& world, RunFiles& files) {
                         {"hosts", join(hosts, ", ")},
                         {"devices", join(devices, ", ")},
                         {"build", build_text()}});
-}
-
-/// With the dtypes of the module: weights of another precision may begin a training.
-NamedTensors in_dtypes_of(const torch::nn::Module& module, NamedTensors tensors) {
-  std::map<std::string_view, at::ScalarType> dtypes;
-  const NamedTensors own = module_tensors(module);
-  for (const auto& [name, tensor] : own) {
-    dtypes.emplace(name, tensor.scalar_type());
-  }
-  for (auto& [name, tensor] : tensors) {
-    const auto dtype = dtypes.find(name);
-    if (dtype != dtypes.end() && tensor.is_floating_point() && at::isFloatingType(dtype->second)) {
-      tensor = tensor.to(dtype->second);
-    }
-  }
-  return tensors;
-}
-
-bool is_schedule_free(const NamedTensors::value_type& of_optimizer) {
-  return of_optimizer.first.ends_with(".weight_sum");
-}
-
-/// Collective. Rank 0 reads; every rank gets the weights. Returns the number of tensors that were loaded.
-std::size_t load_weights(torch::nn::Module& module, const std::string& from, bool allow_partial, World& world) {
-  compare_parameters(module, world);
-  if (world.is_main()) {
-    check_init_weights(from);
-  }
-  NamedTensors weights;
-  if (world.any(world.is_main() && std::filesystem::is_directory(from))) {
-    CheckpointContents contents = load_checkpoint(from, world);
-    if (world.is_main() && std::ranges::any_of(contents.tensors["optimizer"], is_schedule_free)) {
-      log_warning(
-          fmt::format("--init_weights {}: these are the weights that schedule-free AdamW trains; those that it "
-                      "evaluates are in checkpoints of --checkpoint.weights_only",
-                      from));
-    }
-    weights = std::move(contents.tensors["model"]);
-  } else if (world.is_main()) {
-    weights = load_tensors(from);
-  }
-  std::size_t loaded = 0;
-  if (world.is_main()) {
-    try {
-      loaded = load_module(module, in_dtypes_of(module, std::move(weights)), allow_partial).loaded.size();
-    } catch (const CheckpointError& error) {
-      throw CheckpointError(fmt::format("--init_weights {}: {}", from, error.what()), error.hint());
-    }
-    if (loaded == 0) {
-      throw CheckpointError(fmt::format("--init_weights {}: no tensor in it has the name of one of the model", from),
-                            "choose the weights of this model; rename() changes the names of those of another one");
-    }
-  }
-  broadcast_module(module, world);
-  return loaded;
 }
 
 /// Throws now, not at the first save or report, if the state of an optimizer is needed and cannot be had.
@@ -329,6 +269,8 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   if (!limits_.are_reached(state_)) {  // else the end says that there is nothing to do
     console_.line(
         fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+  } else if (place_.validation_is_due && validation_ != nullptr) {
+    console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }
   files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
 }
@@ -351,6 +293,7 @@ void Fit::validate_at_start() {
   if (place_.validation_is_due) {  // a straight run has done it before its next step and this save
     validate();
     if (!place_.validation_is_due) {
+      completed_validation_ = true;
       tell_saved(checkpoints_.save_again(state_.step, [this] { return contents(); }));
     }
     return;

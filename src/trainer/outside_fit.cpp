@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/precision.h>
+#include <lockstep/trainer/trainer.h>
 
 #include "ipc/progress_record.h"
 #include "trainer/agreed_stop.h"
@@ -115,6 +116,7 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
   weights.clear();
   evaluated.reset();
   if (!evaluation.complete) {
+    trainer.callbacks.call(at(Stage::evaluation_stopped));
     throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
   }
   metrics = std::move(evaluation.means);
@@ -149,6 +151,7 @@ void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Pr
   weights.clear();
   evaluated.reset();
   if (!is_complete) {
+    trainer.callbacks.call(outside.at(Stage::evaluation_stopped));
     throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));
   }
   trainer.callbacks.call(outside.at(Stage::predict_end));

@@ -60,6 +60,17 @@ NamedTensors in_order(const std::vector<NamedTensors>& parts) {
   return all;
 }
 
+/// Without those that stand for samples that cannot be loaded: the sample in such a row has a row of its own.
+std::vector<std::int64_t> rows_of_samples(const Batch& batch) {
+  std::vector<std::int64_t> rows;
+  for (std::int64_t row = 0; row < batch.samples; ++row) {
+    if (!std::ranges::binary_search(batch.replaced, row)) {
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
 /// The state of a prediction in files: which ones count, and where it continues.
 struct PartList {
   std::string weights{};  ///< digest of the module's; "": not known
@@ -200,8 +211,17 @@ void Prediction::add(const Batch& batch) {
     callbacks_.call(at_);
   }
   has_ids_ = !batch.ids.empty();
-  for (std::int64_t row = 0; row < batch.samples; ++row) {
+  const std::vector<std::int64_t> rows = rows_of_samples(batch);
+  for (const std::int64_t row : rows) {
     keys_.push_back(has_ids_ ? batch.ids[static_cast<std::size_t>(row)] : step_);
+  }
+  if (rows.empty()) {
+    return;
+  }
+  if (!batch.replaced.empty()) {
+    for (auto& [name, tensor] : results) {
+      tensor = tensor.index_select(0, at::tensor(rows, at::kLong));
+    }
   }
   results_.push_back(std::move(results));
 }

@@ -131,6 +131,7 @@ void OptimizerStep::check_counts(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
   }
+  check_count(output.count);
   if (counted_.value_or(output.count.defined()) != output.count.defined()) {
     throw Error("one micro-batch of this step has a count, another one has none",
                 "set StepOutput::count for every micro-batch of an optimizer, or for none");

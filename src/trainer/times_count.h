@@ -1,9 +1,24 @@
 // Means weighted by counts that only the device knows.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <ATen/ATen.h>
 
+#include <lockstep/base/error.h>
+
 namespace lockstep {
+
+/// Throws: DataError if the host can see without waiting that the count is negative, or not a number.
+inline void check_count(const at::Tensor& count) {
+  if (!count.defined() || !count.is_cpu() || count.numel() != 1) {
+    return;
+  }
+  if (const double value = count.item<double>(); !(value >= 0)) {
+    throw DataError(fmt::format("StepOutput::count is {}, expected 0 or more", value),
+                    "it is the number by which the loss was divided, for example of the tokens that count");
+  }
+}
 
 /// The sum that belongs to a mean over `count`, in double precision. If the count is 0, the mean may be NaN.
 inline at::Tensor times_count(const at::Tensor& mean, const at::Tensor& count) {

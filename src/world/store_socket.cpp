@@ -126,13 +126,8 @@ std::string store_address(const Identity& identity) {
 std::string local_address(const Identity& identity) {
   int error = 0;
   const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
-  if (!found) {
-    return {};
-  }
-  // Sends nothing: connecting a datagram socket only chooses the interface.
-  const Descriptor fd(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ? numeric_address(fd.get(), getsockname)
-                                                                   : std::string();
+  const Descriptor fd = connect_to_any(found.get(), kAnswerTime);
+  return fd.is_open() ? numeric_address(fd.get(), getsockname) : std::string();
 }
 
 void reach_store(const Identity& identity, milliseconds timeout) {

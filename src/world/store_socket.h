@@ -14,7 +14,8 @@ namespace lockstep {
 /// after at most 4 s).
 void reach_store(const Identity& identity, std::chrono::milliseconds timeout);
 
-/// Address of this machine on the interface to MASTER_ADDR; "": unknown.
+/// Address of this machine on the interface over which it reaches the store; "": unknown. The store listens already,
+/// perhaps on another address of its name than the first one.
 std::string local_address(const Identity& identity);
 
 /// "127.0.0.1:29500"

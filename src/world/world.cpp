@@ -81,6 +81,9 @@ at::Tensor WorldAccess::on_host(const World& world, const at::Tensor& tensor) {
 ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
 
 std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_->run_hold; }
+std::function<void(const std::string&)>& WorldAccess::tell_what_is_left(World& world) {
+  return world.impl_->tell_what_is_left;
+}
 
 const std::vector<RankPlace>& WorldAccess::places(const World& world) { return world.impl_->places; }
 

@@ -73,6 +73,9 @@ struct WorldAccess {
   static ProgressRecord& progress(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
+  /// Gets the text in which a failing fit says what is saved. At first it writes it at once; run() lets one rank say
+  /// it.
+  static std::function<void(const std::string&)>& tell_what_is_left(World& world);
   /// Where each rank runs; empty if the world was not connected for a plan.
   static const std::vector<RankPlace>& places(const World& world);
 

@@ -16,6 +16,7 @@
 
 #include <lockstep/world/world.h>
 
+#include "base/terminal.h"
 #include "ipc/progress_record.h"
 #include "tensor/vector_math.h"
 #include "world/planes.h"
@@ -66,6 +67,7 @@ struct World::Impl {
   ProgressRecord* progress = &own_progress;
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
+  std::function<void(const std::string&)> tell_what_is_left = [](const std::string& text) { write_line(text); };
   std::vector<RankPlace> places{};  // of all ranks
   std::optional<DeterministicCuda> deterministic_cuda{};
   std::optional<Planes> planes{};  // of several ranks

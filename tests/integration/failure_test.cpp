@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -348,6 +349,27 @@ TEST(Launch, GivesEveryRankAProcessGroupOfItsOwn) {
   }
   process.signal(SIGTERM);
   EXPECT_EQ(process.wait().code, 75);
+}
+
+// Without a launcher of ours the ranks themselves say it, before their errors.
+TEST(SeveralRanks, TellOnceWhatIsSavedIfAllOfThemFail) {
+  const TempDir dir;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(std::make_unique<Process>(
+        command(TRAIN_PROGRAM, dir.path() / "run",
+                {"--fail", "throw", "--fail_rank=-1", "--fail_step", "5", "--checkpoint.every_steps", "2"}),
+        rank_variables(rank, 2, port)));
+  }
+  std::string all;
+  for (const auto& rank : ranks) {
+    all += rank->wait(Process::Seconds(30)).err;
+  }
+  const auto told = all.find("step 4 is saved in");
+  ASSERT_NE(told, std::string::npos) << all;
+  EXPECT_EQ(all.find("is saved in", told + 20), std::string::npos) << all;
+  EXPECT_THAT(all, HasSubstr("cannot decode sample 4411"));
 }
 
 }  // namespace

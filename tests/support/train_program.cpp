@@ -111,7 +111,8 @@ const std::map<std::string, void (*)()> kFailures = {
 /// Fails at the `fail_step`-th call in the requested phase on the requested rank.
 class Failure {
  public:
-  Failure(const Options& options, int rank) : options_(options), armed_(rank == options.fail_rank) {}
+  Failure(const Options& options, int rank)
+      : options_(options), armed_(options.fail_rank < 0 || rank == options.fail_rank) {}
   void reach(const std::string& phase) {
     if (armed_ && matches(phase) && options_.slow_ms > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(options_.slow_ms));
@@ -326,7 +327,7 @@ int main(int argc, char** argv) {
       .add("ledger", &options.ledger, "folder for the samples that each rank saw")
       .add("fail_in", &options.fail_in, "phase to fail in")
       .add("fail_step", &options.fail_step, "how often the phase is passed before it fails")
-      .add("fail_rank", &options.fail_rank, "rank that fails")
+      .add("fail_rank", &options.fail_rank, "rank that fails; -1: every rank")
       .add("fail", &options.fail, "how")
       .add("fits", &options.fits, "samples that fit into the memory of fail_rank, after fail_step forwards; 0: all")
       .add("work_ms", &options.work_ms, "sleep of every rank in a step")

@@ -44,9 +44,11 @@ std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target = {}
 
 /// Data that is read one sample at a time. The library stacks the samples along a new dimension 0, so all samples of a
 /// batch must have the same shapes and dtypes. `extra` of the batch is a std::vector<std::any> of the samples' `extra`,
-/// if any. An exception of `get` becomes a DataError with the index of the sample and the original text.
+/// if any. An exception of `get` becomes a DataError with the index of the sample and the original text. `name`: tells
+/// these data from others of the same size in the fingerprint, for example a path and a version; see disk_cache.
 std::shared_ptr<Dataset> sample_dataset(std::int64_t size,
-                                        std::function<Batch(std::int64_t id, std::uint64_t seed)> get);
+                                        std::function<Batch(std::int64_t id, std::uint64_t seed)> get,
+                                        std::string name = {});
 
 /// The samples `ids` of another data set, renumbered from 0; each keeps its seed. Keeps a copy of `ids`. Throws:
 /// DataError (an id out of range).

@@ -51,6 +51,8 @@ struct Stages {
     validation_batch_end = 262144,  ///< `batch` and its `output`
     test_batch_end = 524288,        ///< `batch` and its `output`
     predict_batch_end = 1048576,    ///< `batch` and its `results`
+    /// Instead of validation_end, test_end or predict_end: a stop came first. A resumed run validates anew.
+    evaluation_stopped = 2097152,
   };
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report

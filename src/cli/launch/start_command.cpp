@@ -16,7 +16,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
-#include <lockstep/plan/plan.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/exec_arguments.h"
@@ -30,6 +29,7 @@
 #include "cli/runs/run_data.h"
 #include "config/field_value.h"
 #include "config/flags.h"
+#include "plan/resolve_checked.h"
 
 namespace lockstep {
 namespace {
@@ -184,12 +184,13 @@ class Guide {
 
   int nodes(const StartRequest& request) const { return request.launcher == kSrun ? job_nodes_ : 1; }
 
-  /// The errors that the program itself would report. Throws: ConfigError.
+  /// The errors that the program itself would report, as far as they do not depend on its defaults. Throws:
+  /// ConfigError.
   void check(const StartRequest& request) const {
     const Invocation invocation = parse(request);
     const Hardware hardware = invocation.hardware_file.empty() ? hardware_ : read_hardware(invocation.hardware_file);
-    resolve(invocation.config, hardware,
-            nodes(request) > 1 ? std::optional(one_process_per_node(nodes(request), "Slurm")) : std::nullopt);
+    resolve_checked(invocation.config, {}, hardware,
+                    nodes(request) > 1 ? std::optional(one_process_per_node(nodes(request), "Slurm")) : std::nullopt);
   }
 
   void add(const std::string& flag) {

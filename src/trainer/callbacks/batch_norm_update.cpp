@@ -1,18 +1,23 @@
 #include "trainer/callbacks/batch_norm_update.h"
 
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/world/world.h>
 
 #include "metrics/metric_set.h"
+#include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
 
 namespace lockstep {
@@ -71,25 +76,38 @@ struct Layers {
   std::vector<CumulativeStatistics> synchronised{};  // equal on all ranks
 };
 
+/// nullptr: it is another layer, or keeps its statistics.
 template <class Norm>
-void add_layer(torch::nn::Module& part, std::vector<CumulativeStatistics>& layers) {
-  if (auto* norm = part.as<Norm>(); norm != nullptr && norm->is_training() && norm->options.track_running_stats()) {
-    layers.emplace_back(*norm);
+Norm* as_updated(torch::nn::Module& part) {
+  auto* norm = part.as<Norm>();
+  return norm != nullptr && norm->is_training() && norm->options.track_running_stats() ? norm : nullptr;
+}
+
+/// Calls `f` with each layer that is updated.
+template <class F>
+void for_each_updated(torch::nn::Module& module, const F& f) {
+  const auto call = [&f](auto* norm) {
+    if (norm != nullptr) {
+      f(*norm);
+    }
+  };
+  const auto look_at = [&](torch::nn::Module& part) {
+    call(as_updated<torch::nn::BatchNorm1dImpl>(part));
+    call(as_updated<torch::nn::BatchNorm2dImpl>(part));
+    call(as_updated<torch::nn::BatchNorm3dImpl>(part));
+    call(as_updated<SyncBatchNormImpl>(part));
+  };
+  look_at(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) {  // including it would require a shared_ptr
+    look_at(*part);
   }
 }
 
 Layers layers_of(torch::nn::Module& module) {
   Layers layers;
-  const auto add = [&](torch::nn::Module& part) {
-    add_layer<torch::nn::BatchNorm1dImpl>(part, layers.plain);
-    add_layer<torch::nn::BatchNorm2dImpl>(part, layers.plain);
-    add_layer<torch::nn::BatchNorm3dImpl>(part, layers.plain);
-    add_layer<SyncBatchNormImpl>(part, layers.synchronised);
-  };
-  add(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) {  // including it would require a shared_ptr
-    add(*part);
-  }
+  for_each_updated(module, [&]<class Norm>(Norm& norm) {
+    (std::is_same_v<Norm, SyncBatchNormImpl> ? layers.synchronised : layers.plain).emplace_back(norm);
+  });
   return layers;
 }
 
@@ -111,7 +129,34 @@ void combine_over_ranks(std::vector<CumulativeStatistics>& layers, World& world)
   }
 }
 
+StepOutput training_step(const StageContext& context, const Batch& batch) {
+  return in_precision(context.plan.config, context.world.device().type(), batch,
+                      [&](const Batch& b) { return context.task->training_step(b); });
+}
+
 }  // namespace
+
+void check_batch_norm_update(const StageContext& context) {
+  bool has_layers = false;
+  for_each_updated(context.module, [&](const auto&) { has_layers = true; });
+  if (!has_layers) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const EvaluationScope without_traces(context.module, context.world.device());
+  const std::vector<metrics::NamedMetric> metered = context.task->metrics();
+  const metrics::StatesKept of_training(metered);
+  const LoaderPosition before = context.train->position();
+  if (const StepBatches* step = context.train->next(); step != nullptr && step->local_samples > 0) {
+    try {
+      training_step(context, step->micro.front());
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("WeightAverage: batch_norm_steps needs training_step(): {}", error.what()),
+                        "override it beside optimize(), with the same forward; or use batch_norm_steps 0");
+    }
+  }
+  context.train->seek(before);
+}
 
 void update_batch_norm(const StageContext& context, std::int64_t steps) {
   const at::NoGradGuard no_grad;
@@ -130,8 +175,7 @@ void update_batch_norm(const StageContext& context, std::int64_t steps) {
     }
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
-        in_precision(context.plan.config, context.world.device().type(), batch,
-                     [&](const Batch& b) { return context.task->training_step(b); });
+        training_step(context, batch);
       }
       context.strategy->end_forward(batch.samples > 0);
     }

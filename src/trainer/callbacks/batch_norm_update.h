@@ -13,4 +13,9 @@ namespace lockstep {
 /// to its end. `context`: that of Stage::fit_end.
 void update_batch_norm(const StageContext& context, std::int64_t steps);
 
+/// Collective. Calls Task::training_step for a first batch, in evaluation mode and without effects, if there are layers
+/// that update_batch_norm would update: an error shows before the training, not at its end. `context`: that of
+/// Stage::fit_start, before the first step. Throws: ConfigError (the task has no training_step).
+void check_batch_norm_update(const StageContext& context);
+
 }  // namespace lockstep

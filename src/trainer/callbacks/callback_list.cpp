@@ -63,6 +63,8 @@ std::string_view to_string(Stage stage) noexcept {
       return "test_batch_end";
     case Stage::predict_batch_end:
       return "predict_batch_end";
+    case Stage::evaluation_stopped:
+      return "evaluation_stopped";
   }
   return "unknown stage";
 }

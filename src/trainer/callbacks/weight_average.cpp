@@ -55,6 +55,9 @@ WeightAverage::WeightAverage(WeightAverageOptions options) : options_(options) {
 void WeightAverage::on(const StageContext& context) {
   if (context.stage == Stage::fit_start) {
     begin(context);
+    if (options_.batch_norm_steps > 0 && context.state.step == 0) {
+      check_batch_norm_update(context);
+    }
   } else if (context.stage == Stage::step_end) {
     const auto step = context.state.step;
     if (step >= options_.first_step && (step - options_.first_step) % options_.every_steps == 0 &&

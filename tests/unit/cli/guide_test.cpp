@@ -427,6 +427,18 @@ TEST_F(Start, ReportsWrongFlagsAsTheProgramDoes) {
   EXPECT_THAT(rank.err, HasSubstr("found the variables of a launcher (environment: RANK, WORLD_SIZE, LOCAL_RANK"));
 }
 
+TEST_F(Start, LeavesToTheProgramWhatDependsOnItsDefaults) {
+  EXPECT_EQ(start({"./train", "--print", "--max_epochs", "0", "--resume", "best"}).out,
+            "./train --max_epochs 0 --resume best\n");
+  EXPECT_EQ(start({"./train", "--print", "--min_epochs", "20"}).out, "./train --min_epochs 20\n");
+  const auto refused = start({"./train", "--print", "--min_epochs", "20", "--max_epochs", "3", "--max_steps=0"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--min_epochs 20 with --max_epochs 3: the run ends earlier"));
+  EXPECT_THAT(start({"./train", "--print", "--resume", "best", "--checkpoint.monitor="}).err,
+              HasSubstr("there is no metric that defines the best checkpoint"))
+      << "the flags decide it";
+}
+
 TEST_F(Start, UsesTheNodesOfASlurmJob) {
   const Process::Environment job{{"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NUM_NODES", "2"}};
   EXPECT_EQ(start({"./train", "--print", "--nprocs", "4"}, job).out,
@@ -449,8 +461,8 @@ TEST_F(Start, AsksOnATerminalAndAsksAgainAfterAWrongAnswer) {
   answer("number of ranks (--nprocs) [1]: ", "two");
   answer("--nprocs=two: expected a whole number from 0 to 65536", "2");
   answer("(--batch_size) [as the program says]: ", "");
-  answer("epochs (--max_epochs) [as the program says]: ", "0");
-  answer("the run would never end", "3");
+  answer("epochs (--max_epochs) [as the program says]: ", "-1");
+  answer("--max_epochs=-1: expected a whole number", "3");
   answer("name of the run (--run_name) [train]: ", "a/b");
   answer("expected the name of one directory", "first try");
   ASSERT_TRUE(terminal.read_until("start it, y or n [n]: ")) << terminal.screen;

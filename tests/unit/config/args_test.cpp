@@ -564,16 +564,27 @@ TEST(ParseInvocation, RefusesFlagsThatBarebonesLeavesOut) {
   EXPECT_THAT(
       problems({"--barebones", "--report.every_steps", "5", "--validate.at_start"}),
       testing::UnorderedElementsAre(
-          "--report.every_steps 5: has no effect with barebones | remove one of them; such a run neither reports "
-          "nor validates",
+          "--report.every_steps 5: has no effect with barebones | remove one of them; such a run neither reports, "
+          "validates nor saves",
           HasSubstr("--validate.at_start: has no effect with barebones")));
+  EXPECT_THAT(problems({"--barebones", "--checkpoint.every_steps", "5", "--checkpoint.async",
+                        "--checkpoint.keep_best=2", "--checkpoint.enabled"},
+                       {}, {.checkpoint = {.enabled = false}}),
+              testing::UnorderedElementsAre(HasSubstr("--checkpoint.every_steps 5: has no effect with barebones"),
+                                            HasSubstr("--checkpoint.async: has no effect with barebones"),
+                                            HasSubstr("--checkpoint.keep_best=2: has no effect with barebones"),
+                                            HasSubstr("--checkpoint.enabled: has no effect with barebones")));
+  EXPECT_THAT(problems({"--barebones", "--checkpoint.monitor", "val_loss"}),
+              ElementsAre(HasSubstr("--barebones with --checkpoint.monitor val_loss: such a run")));
+  EXPECT_THAT(problems({"--barebones", "--checkpoint.enabled", "false", "--checkpoint.allow_partial"}), ElementsAre())
+      << "no file is written, but init_weights may load a part";
   EXPECT_THAT(
       problems({"--barebones", "--report.csv", "false", "--report.every_steps=0", "--report.log_level", "error"}),
       ElementsAre())
       << "these say what it does";
   const TempDir directory;
   const auto file = (directory.path() / "run.toml").string();
-  std::ofstream(file) << "[report]\nevery_steps = 5\n";
+  std::ofstream(file) << "[report]\nevery_steps = 5\n[checkpoint]\nevery_steps = 5\n";
   EXPECT_THAT(parse({"--config", file, "--barebones"}).warnings, ElementsAre()) << "the file is for other runs too";
 }
 

@@ -115,6 +115,20 @@ TEST(DiskCache, IsWrittenAgainIfIncompleteOrOfOtherData) {
   EXPECT_FALSE(remade(301));
 }
 
+TEST(DiskCache, KnowsOtherDataOfTheSameSizeByTheirName) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  const auto first_value = [&](const std::string& name, float value) {
+    const auto data = sample_dataset(
+        300, [value](std::int64_t, std::uint64_t) { return Batch{.input = at::full({1}, value)}; }, name);
+    return disk_cache(data, dir.path(), world)->get(Ids{0}, {}).input[0][0].item<float>();
+  };
+  EXPECT_EQ(first_value("tiles 1", 1), 1);
+  EXPECT_EQ(first_value("tiles 1", 2), 1) << "the name says that the data are the same";
+  EXPECT_EQ(first_value("tiles 2", 2), 2);
+  EXPECT_EQ(first_value("", 3), 3);
+}
+
 // For example the runs of a sweep.
 TEST(DiskCache, IsWrittenByOneOfTwoRunsThatStartTogether) {
   const TempDir dir;

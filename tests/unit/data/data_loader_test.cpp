@@ -177,7 +177,7 @@ TEST(DataLoader, CountsTakenStepsNotPreparedOnes) {
   DataLoader loader(seeded_samples(57), plan_of(10, 3, 2, /*prefetch=*/8), world);
   EXPECT_EQ(loader.position(), (LoaderPosition{0, 0, 57, 10}));
   loader.next();
-  EXPECT_EQ(loader.position(), (LoaderPosition{0, 10, 57, 10}));
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 10, 57, 10, "shuffled order (keyed, seed 11)"}));
   loader.seek({.epoch = 2, .consumed = 57});
   EXPECT_EQ(loader.position(), (LoaderPosition{3, 0, 57, 10}));
   EXPECT_EQ(loader.next()->epoch, 3);
@@ -332,7 +332,9 @@ TEST(DataLoader, ReplacesBadSamplesUpToTheLimit) {
       const StepBatches first = *loader.next();
       EXPECT_THAT(first.micro[0].ids, ElementsAre(0, 1, 2, 4, 4));
       EXPECT_TRUE(at::equal(first.micro[0].input, at::tensor(first.micro[0].ids)));
+      EXPECT_THAT(first.micro[0].replaced, ElementsAre(3));
       EXPECT_THAT(first.micro[1].ids, ElementsAre(5, 6, 8, 8, 9));
+      EXPECT_THAT(first.micro[1].replaced, ElementsAre(2));
       EXPECT_EQ(first.global_samples, 10);
       EXPECT_THAT(loader.next()->micro[1].ids, ElementsAre(15, 16, 17, 18, 0));
     }

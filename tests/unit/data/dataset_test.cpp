@@ -188,6 +188,12 @@ TEST(SampleDataset, NamesSamplesThatDoNotStack) {
   EXPECT_THAT(other([](Batch& b) { b.fields.clear(); }), StartsWith("sample 5: no field 'mask', but sample 8 has it"));
 }
 
+TEST(SampleDataset, HasItsNameInTheFingerprint) {
+  const auto get = [](std::int64_t, std::uint64_t) { return Batch{}; };
+  EXPECT_EQ(sample_dataset(3, get)->fingerprint(), "3 samples");
+  EXPECT_EQ(sample_dataset(3, get, "tiles 2")->fingerprint(), "3 samples of tiles 2");
+}
+
 TEST(SampleDataset, RejectsAnEmptyFunction) {
   EXPECT_EQ(message_of<DataError>([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
             "sample data set: size is -1, expected 0 or more");

@@ -9,6 +9,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -179,7 +181,9 @@ TEST(StepPlanner, CutsABlockIntoAsManyMicroBatchesOnEveryRank) {
 TEST(StepPlanner, NormalizesTheEndOfAnEpoch) {
   StepPlanner plain = planner({10, 4, 4, 1}, 0);
   StepPlan plan;
-  const std::vector<LoaderPosition> expected = {{0, 4, 10, 4}, {0, 8, 10, 4}, {1, 0, 10, 4}, {1, 4, 10, 4}};
+  const std::string order = "shuffled order (keyed, seed 7)";
+  const std::vector<LoaderPosition> expected = {
+      {0, 4, 10, 4, order}, {0, 8, 10, 4, order}, {1, 0, 10, 4}, {1, 4, 10, 4, order}};
   for (const LoaderPosition& position : expected) {
     plain.next(plan);
     EXPECT_EQ(plan.after, position);
@@ -245,14 +249,18 @@ TEST(StepPlanner, KeepsTheGlobalBatchOfAPositionUnlessOneWasSet) {
     ours.next(plan);
     EXPECT_EQ(plan.global_samples, samples);
     EXPECT_EQ(plan.micro_batches, micro_batches);
-    EXPECT_EQ(plan.after, (LoaderPosition{0, 30 + samples, 100, samples}));
+    EXPECT_EQ(plan.after, (LoaderPosition{0, 30 + samples, 100, samples, "shuffled order (keyed, seed 42)"}));
     EXPECT_EQ(ours.steps_per_epoch(), 100 / samples + (100 % samples != 0 ? 1 : 0));
   }
 }
 
 TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
   const DistributedSampler::Options options{.size = 16, .global_batch = 4, .world_size = 1};
-  const LoaderPosition saved{.epoch = 0, .consumed = 72, .dataset_size = 16, .global_batch = 8};  // step 9 of 10
+  const LoaderPosition saved{.epoch = 0,
+                             .consumed = 72,  // step 9 of 10
+                             .dataset_size = 16,
+                             .global_batch = 8,
+                             .state = "shuffled order (keyed, seed 42)"};
   StepPlan plan;
   StepPlanner takes(options, /*batch_size=*/4, /*rank=*/0, /*keep_global_batch=*/false, /*steps_per_epoch=*/10);
   takes.seek(saved);
@@ -279,6 +287,54 @@ TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
   StepPlanner after(longer, /*batch_size=*/10, /*rank=*/0, /*keep_global_batch=*/false);
   after.seek(before.position());
   EXPECT_EQ(after.position(), before.position());
+}
+
+TEST(StepPlanner, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
+  const auto reversed = custom_order(100, [](std::uint64_t, std::int64_t) {
+    Ids ids(100);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = 99 - static_cast<std::int64_t>(i);
+    }
+    return ids;
+  });
+  const DistributedSampler::Options plain{.size = 100, .global_batch = 10, .world_size = 2, .seed = 7};
+  DistributedSampler::Options seed = plain;
+  seed.seed = 8;
+  DistributedSampler::Options pytorch = plain;
+  pytorch.sampler.order = SampleOrder::pytorch;
+  DistributedSampler::Options in_order = plain;
+  in_order.sampler.shuffle = false;
+  DistributedSampler::Options own = plain;
+  own.order = reversed;
+  const std::vector<DistributedSampler::Options> all{plain, seed, pytorch, in_order, own};
+  StepPlan plan;
+  for (std::size_t before = 0; before < all.size(); ++before) {
+    StepPlanner saved(all[before], /*batch_size=*/5, /*rank=*/0);
+    saved.next(plan);
+    for (std::size_t now = 0; now < all.size(); ++now) {
+      StepPlanner resumed(all[now], /*batch_size=*/5, /*rank=*/0);
+      if (now == before) {
+        resumed.seek(saved.position());
+        EXPECT_EQ(resumed.position(), saved.position());
+      } else {
+        EXPECT_THROW(resumed.seek(saved.position()), CheckpointError) << before << " and " << now;
+        EXPECT_EQ(resumed.position().consumed, 0) << "a refused seek changes nothing";
+      }
+    }
+  }
+  StepPlanner shuffled(plain, /*batch_size=*/5, /*rank=*/0);
+  shuffled.next(plan);
+  EXPECT_THAT(message_of<CheckpointError>([&] { StepPlanner(in_order, 5, 0).seek(shuffled.position()); }),
+              testing::StartsWith("checkpoint position in the middle of an epoch: found the shuffled order (keyed, "
+                                  "seed 7), expected the order of the data | until the end of the epoch keep --seed"));
+  while (!plan.ends_epoch) {
+    shuffled.next(plan);
+  }
+  StepPlanner next_epoch(in_order, /*batch_size=*/5, /*rank=*/0);
+  next_epoch.seek(shuffled.position());
+  next_epoch.next(plan);
+  EXPECT_THAT(plan.ids, testing::ElementsAre(0, 1, 2, 3, 4)) << "at the end of an epoch the order may change";
+  EXPECT_EQ(plan.epoch, 1);
 }
 
 TEST(StepPlanner, RejectsAnOrderWithoutPositions) {

@@ -2,6 +2,7 @@
 // store, tests/simulation every order of events.
 #include "failure/peer_monitor.h"
 
+#include <future>
 #include <map>
 #include <string>
 
@@ -69,6 +70,7 @@ TEST(MonitorsInOneProcess, AgreeOnACause) {
   const Parting parting = second->fail({.code = 65, .text = "error: bad sample\n  hint: x", .where = "at step 5"});
   EXPECT_EQ(parting.code, 65);
   EXPECT_FALSE(parting.is_stopped);
+  EXPECT_TRUE(parting.is_cause);
   for (const auto& monitor : {first.get(), second.get()}) {
     const auto cause = monitor->first_cause(kPatience);
     ASSERT_TRUE(cause);
@@ -76,6 +78,22 @@ TEST(MonitorsInOneProcess, AgreeOnACause) {
     EXPECT_EQ(cause->code, 65);
     EXPECT_THAT(cause->text, testing::EndsWith(" failed: at step 5: bad sample"));
   }
+}
+
+TEST(MonitorsInOneProcess, AgreeOnOneCauseIfAllFail) {
+  const auto shared = std::make_shared<Shared>();
+  const auto first = monitor_of(0, shared);
+  const auto second = monitor_of(1, shared);
+  auto other = std::async(std::launch::async, [&] { return first->fail({.code = 66, .text = "error: no file"}); });
+  const Parting of_second = second->fail({.code = 65, .text = "error: bad sample"});
+  const Parting of_first = other.get();
+  EXPECT_EQ(of_first.code, 66);
+  EXPECT_EQ(of_second.code, 65);
+  EXPECT_FALSE(of_first.is_stopped || of_second.is_stopped) << "each has words of its own";
+  EXPECT_NE(of_first.is_cause, of_second.is_cause);
+  const auto cause = second->first_cause(kPatience);
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->rank, of_first.is_cause ? 0 : 1);
 }
 
 TEST(MonitorsInOneProcess, KnowThatTheStoreIsGone) {

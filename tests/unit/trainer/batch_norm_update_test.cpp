@@ -23,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-/// Batch norm between two layers. Notes the batches that it sees without gradients.
+/// Batch norm between two layers. Notes the batches that it sees in training mode without gradients.
 template <class Norm>
 class NormedTask final : public Task {
  public:
@@ -39,7 +39,7 @@ class NormedTask final : public Task {
   torch::nn::Module& module() override { return root_; }
   std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.05})}; }
   StepOutput training_step(const Batch& batch) override {
-    if (!at::GradMode::is_enabled()) {
+    if (!at::GradMode::is_enabled() && root_.is_training()) {
       seen.push_back(batch.input.clone());
     }
     return at::mse_loss(second(norm(first(batch.input))), batch.target);
@@ -158,6 +158,61 @@ TEST(BatchNormUpdate, LayersInEvaluationModeKeepTheirStatistics) {
   const Statistics found = train(1, 30, 3, /*evaluation=*/true).front();
   EXPECT_TRUE(at::equal(found.mean, at::zeros({3})));
   EXPECT_TRUE(found.seen.empty()) << "there is nothing to calculate";
+}
+
+TEST(BatchNormUpdate, OfATaskWithoutTrainingStepIsRefusedBeforeTheTraining) {
+  class OnlyOptimize final : public Task {
+   public:
+    explicit OnlyOptimize(bool with_norm) {
+      root_.register_module("layer", layer_);
+      if (with_norm) {
+        root_.register_module("norm", norm_);
+      }
+    }
+    torch::nn::Module& module() override { return root_; }
+    std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.05})}; }
+    void optimize(Step& step) override {
+      ++steps;
+      OptimizerStep& optimizer = step.optimizer();
+      optimizer.zero_grad();
+      for (const Batch& batch : step.batches()) {
+        const StepOutput out = optimizer.forward(
+            batch, [&](const Batch& b) { return StepOutput(at::mse_loss(layer_(b.input), b.target)); });
+        optimizer.backward(out);
+        step.add(out);
+      }
+      optimizer.update();
+    }
+    int steps = 0;
+
+   private:
+    torch::nn::Linear layer_{4, 1};
+    torch::nn::BatchNorm1d norm_{1};
+    torch::nn::Module root_{};
+  };
+  const auto fit = [](OnlyOptimize& task) {
+    Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4}));
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    Trainer trainer(session);
+    trainer.add(
+        std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0, .at_end = true, .batch_norm_steps = 2}));
+    trainer.fit(task, data);
+  };
+  OnlyOptimize refused(/*with_norm=*/true);
+  EXPECT_THAT(message_of<ConfigError>([&] { fit(refused); }),
+              testing::StartsWith("WeightAverage: batch_norm_steps needs training_step(): "));
+  EXPECT_EQ(refused.steps, 0);
+  OnlyOptimize without_norm(/*with_norm=*/false);
+  fit(without_norm);  // it has no statistics to update
+  EXPECT_EQ(without_norm.steps, 2);
+}
+
+TEST(BatchNormUpdate, TriesTheForwardWithoutATrace) {
+  for (const int ranks : {1, 2}) {
+    const Statistics with = train(ranks, 30, 3).front();
+    const Statistics without = train(ranks, 30, 0).front();
+    EXPECT_TRUE(at::equal(with.weight, without.weight)) << "the same samples in the same order";
+  }
 }
 
 TEST(BatchNormUpdate, NeedsTheAverageAtTheEnd) {

@@ -30,6 +30,7 @@
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "checkpoint/run_hold.h"
 #include "ipc/progress_record.h"
 #include "report/record_comparison.h"
 #include "support/message_of.h"
@@ -216,6 +217,28 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
   EXPECT_EQ(resumed.first.best->step, 10);
 }
 
+TEST(Crossing, EachStartOfAValidationHasAnEnd) {
+  const TempDir dir;
+  std::string order;
+  const auto run = [&](int stop_in) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 2, .batch_size = 12}), dir);
+    config.checkpoint.enabled = true;
+    StoppedValidation task(stop_in);
+    task.fit(config, [&](Trainer& trainer) {
+      trainer.on(Stage::validation_start | Stage::validation_end | Stage::evaluation_stopped,
+                 [&](const StageContext& at) {
+                   order += at.stage == Stage::validation_start ? '<' : at.stage == Stage::validation_end ? '>' : '!';
+                 });
+    });
+  };
+  testing::internal::CaptureStderr();
+  run(2);
+  EXPECT_EQ(order, "<!");
+  run(0);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(order, "<!<><>");
+}
+
 /// Stores and gets a tensor of its own.
 class Keeper final : public Callback {
  public:
@@ -294,6 +317,26 @@ TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {
   testing::internal::GetCapturedStderr();
 }
 
+// As with --fresh, where the rank holds the run from its start on. A fit removes the commands that are left of before.
+TEST(Crossing, AFitTakesTheCommandsOfARunThatTheProgramHolds) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir));
+  const auto held = RunHold::take(plan, world);
+  const std::filesystem::path command = dir.path() / "run" / "commands" / "save";
+  std::filesystem::create_directories(command.parent_path());
+  std::ofstream(command) << "";
+  BadSteps task({});
+  DataLoader data(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::fit_start, [&](const StageContext&) { EXPECT_TRUE(held->has_fit()); });
+  testing::internal::CaptureStderr();
+  trainer.fit(task, data);
+  testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(std::filesystem::exists(command));
+  EXPECT_FALSE(held->has_fit());
+}
+
 TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
   const TempDir dir;
   const auto run = [&](int stop_in) {
@@ -310,7 +353,10 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
   EXPECT_EQ(resumed.second, 3) << "batches";
   ASSERT_TRUE(resumed.first.best);
   EXPECT_EQ(resumed.first.best->value, value_of(resumed.first.metrics, "val_loss"));
-  EXPECT_EQ(run(0).second, 0) << "it is finished";
+  EXPECT_THAT(resumed.first.why, testing::StartsWith("finished at step 5, epoch 1")) << "there was something to do";
+  const auto finished = run(0);
+  EXPECT_EQ(finished.second, 0);
+  EXPECT_THAT(finished.first.why, testing::StartsWith("nothing to do: this run is finished (step 5, epoch 1)"));
 }
 
 TEST(Crossing, AValidationThatFailedIsDoneOnResume) {

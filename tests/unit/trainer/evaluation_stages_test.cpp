@@ -103,6 +103,33 @@ TEST(EvaluationStages, AreCalledOutsideOfAFit) {
   }
 }
 
+TEST(EvaluationStages, EndWithAStageAfterAStop) {
+  for (const Loop& loop : loops()) {
+    for (const int ranks : {1, 2}) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_of(world);
+        Predicting task;
+        DataLoader data(tiny_data(40), plan.eval_loader, world);
+        TrainControl control;
+        std::string order;
+        Trainer trainer(plan, world, control);
+        trainer
+            .on(loop.start | loop.end | Stage::evaluation_stopped,
+                [&](const StageContext& at) {
+                  order += at.stage == loop.start ? '<' : at.stage == loop.end ? '>' : '!';
+                })
+            .on(loop.batch_end, [&](const StageContext& at) {
+              if (world.is_main() && at.batch_number == 2) {
+                control.request_stop("the test", StopKind::terminate);
+              }
+            });
+        EXPECT_THROW(loop.run(trainer, task, data), Stopped);
+        EXPECT_EQ(order, "<!") << loop.name << " on " << ranks;
+      });
+    }
+  }
+}
+
 TEST(EvaluationStages, SeeTheBatchesOfAValidationInAFit) {
   for (const int ranks : {1, 2, 4}) {
     thread_world(ranks, [&](World& world) {

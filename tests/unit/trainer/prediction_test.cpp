@@ -1,8 +1,10 @@
 // Results of every sample, in order, for any number of ranks, in memory and in files.
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -290,6 +292,43 @@ TEST(Prediction, IsNeverMixedWithThatOfOtherWeights) {
       }
       EXPECT_THAT(message_of<CheckpointError>([&] { trainer.predict(task, data, dir.path() / "out"); }),
                   HasSubstr("contains predictions of other weights"));
+    });
+  }
+}
+
+TEST(Prediction, LeavesOutSamplesThatCannotBeLoaded) {
+  // 6 and 7 are neighbours, 9 to 11 are a whole batch.
+  const std::vector<std::int64_t> bad{2, 6, 7, 9, 10, 11, 28};
+  const auto some_bad = [&] {
+    return sample_dataset(29, [&](std::int64_t id, std::uint64_t) -> Batch {
+      if (std::ranges::find(bad, id) != bad.end()) {
+        throw std::runtime_error("not an image");
+      }
+      return {.input = tiny_data(29)->get({&id, 1}, {}).input[0]};
+    });
+  };
+  std::vector<std::int64_t> good(29);
+  std::iota(good.begin(), good.end(), 0);
+  std::erase_if(good, [&](std::int64_t id) { return std::ranges::find(bad, id) != bad.end(); });
+  NamedTensors wanted = expected(29);
+  for (auto& [name, tensor] : wanted) {
+    tensor = tensor.index_select(0, at::tensor(good, at::kLong));
+  }
+  for (const int ranks : {1, 2, 3}) {
+    const TempDir dir;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = in_memory({.batch_size = 3});
+      config.data.max_bad_samples = 7;
+      const Plan plan = plan_for(ranks, config);
+      Predictor task;
+      DataLoader data(some_bad(), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      const NamedTensors found = trainer.predict(task, data);
+      trainer.predict(task, data, dir.path() / "out", /*every_steps=*/1);
+      if (world.is_main()) {
+        expect_same(found, wanted);
+        expect_same(load_predictions(dir.path() / "out"), wanted);
+      }
     });
   }
 }

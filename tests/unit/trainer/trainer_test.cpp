@@ -14,6 +14,7 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "support/at_stage.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -621,6 +622,32 @@ TEST(Counts, InSomeMicroBatchesOnlyAreRefused) {
   EXPECT_THAT(
       [&] { Trainer(session).fit(task, data); },
       testing::ThrowsMessage<Error>(HasSubstr("one micro-batch of this step has a count, another one has none")));
+}
+
+TEST(Counts, BelowZeroAreRefused) {
+  class Negative final : public TinyTask {
+   public:
+    explicit Negative(at::Tensor count) : count_(std::move(count)) {}
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out(at::mse_loss(net_(batch.input), batch.target));
+      out.count = count_;
+      return out;
+    }
+
+   private:
+    at::Tensor count_;
+  };
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 2}));
+  for (const auto& [count, shown] : std::vector<std::pair<at::Tensor, const char*>>{
+           {at::full({}, -3, at::kLong), "is -3,"}, {at::full({}, -0.5), "is -0.5,"}, {at::full({}, NAN), "is nan,"}}) {
+    Negative task(count);
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    Trainer trainer(session);
+    const auto refused =
+        testing::AllOf(HasSubstr("StepOutput::count"), HasSubstr(shown), HasSubstr("expected 0 or more"));
+    EXPECT_THAT(message_of<DataError>([&] { trainer.fit(task, data); }), refused);
+    EXPECT_THAT(message_of<DataError>([&] { trainer.validate(task, data); }), refused);
+  }
 }
 
 // What LBFGS sees does not depend on how the batch is divided.
