@@ -67,10 +67,11 @@ void FusedSgd::update() {
       }
       continue;
     }
-    // A new buffer starts as the gradient; in the next step its list is not new and joins the others.
+    // A new buffer starts as the gradient; in the next step its list is not new and joins the others. CUDA's kernel
+    // warns if there is a first step without a buffer.
     at::_fused_sgd_(list.values, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
                     options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, /*is_first_step=*/list.is_new, /*grad_scale=*/{},
+                    /*maximize=*/false, /*is_first_step=*/with_momentum && list.is_new, /*grad_scale=*/{},
                     skip.defined() ? std::optional(skip) : std::nullopt);
   }
 }
