@@ -122,7 +122,7 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
   return found;
 }
 
-/// "--hidden was 64, is 128 now; ", or "".
+/// "--hidden was 64, is 128 now: --run_name NAME starts another run, ...; ", or "".
 std::string changed_program_flags(const RunParts& run, const CheckpointContents& contents) {
   std::vector<std::string> changed;
   for (const ProgramValue& value : run.plan.facts.program_values) {
@@ -131,7 +131,11 @@ std::string changed_program_flags(const RunParts& run, const CheckpointContents&
       changed.push_back(fmt::format("--{} was {}, is {}", value.name, shown(saved->second), shown(value.text)));
     }
   }
-  return changed.empty() ? "" : fmt::format("{} now; ", join(changed, ", "));
+  return changed.empty() ? ""
+                         : fmt::format(
+                               "{} now: --run_name NAME starts another run, --fresh renames this one and "
+                               "starts over; ",
+                               join(changed, ", "));
 }
 
 void warn_about(const std::vector<std::string>& changed, const CheckpointContents& contents, const World& world) {

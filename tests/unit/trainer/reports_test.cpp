@@ -272,7 +272,9 @@ TEST(Reports, NameAProgramFlagThatChangedTheModel) {
     FAIL() << "had to be refused";
   } catch (const CheckpointError& error) {
     EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
-    EXPECT_THAT(error.hint(), StartsWith("--hidden was 64, is 32 now; load it into the model"));
+    EXPECT_THAT(error.hint(),
+                StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
+                           "and starts over; load it into the model"));
   }
 }
 
