@@ -60,7 +60,8 @@ struct Digits final : lockstep::Task {
 int main(int argc, char** argv) {
   std::string folder = "digits";
   lockstep::Flags flags;
-  flags.positional("folder", &folder, "folder with the IDX files of images and labels");
+  flags.positional("folder", &folder, "folder with the IDX files of images and labels",
+                   lockstep::TextKind::existing_path);
 
   const lockstep::TrainConfig defaults{
       .max_epochs = 30,

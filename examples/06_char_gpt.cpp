@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   std::string file;
   std::int64_t length = 600;
   lockstep::Flags flags;
-  flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)");
+  flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)", lockstep::TextKind::existing_path);
   flags.add("sample", &length, "number of characters to generate at the end");
 
   return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {

@@ -8,7 +8,7 @@
 int main(int argc, char** argv) {
   std::string file;
   lockstep::Flags flags;
-  flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)");
+  flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)", lockstep::TextKind::existing_path);
 
   return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {
     lockstep::World& world = session.world;

@@ -31,7 +31,9 @@ int main(int argc, char** argv) {
   std::string from = "pretrained.safetensors";
   std::string to = "finetuned.safetensors";
   lockstep::Flags flags;
-  flags.positional("from", &from, "weights to begin with: safetensors, or a state dict of torch.save")
+  flags
+      .positional("from", &from, "weights to begin with: safetensors, or a state dict of torch.save",
+                  lockstep::TextKind::existing_path)
       .positional("to", &to, "file of the new weights");
 
   const lockstep::TrainConfig defaults{.max_epochs = 0,

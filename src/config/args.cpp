@@ -33,6 +33,13 @@ struct Assignment {
   std::string label{};  ///< "--optim.lr 0.1"
 };
 
+/// A path of the program that must exist, from the strongest source so far.
+struct GivenPath {
+  std::string label{};  ///< "--text a.txt", "run.toml:3: program.text = a.txt"
+  std::string path{};
+  std::string help{};
+};
+
 /// A name that the command line accepts.
 struct Option {
   std::string name{};
@@ -229,8 +236,16 @@ class Parser {
       labels_[name] = fmt::format("{} {} ({})", name, value.empty() ? "\"\"" : printable(value),
                                   is_plain ? "the default" : "the program's default");
     }
-    for (const std::string& name : program_names()) {
-      result_.origins[name] = "program";
+    for (const auto* kind : {&flags_, &positionals_}) {
+      for (const ProgramFlag& flag : *kind) {
+        result_.origins[flag.name] = "program";
+        if (flag.kind == TextKind::existing_path) {
+          const std::string& path = *std::get<std::string*>(flag.target);
+          paths_[flag.name] = {.label = fmt::format("{} {} (the program's default)", flag.name, printable(path)),
+                               .path = path,
+                               .help = flag.help};
+        }
+      }
     }
   }
 
@@ -246,6 +261,7 @@ class Parser {
     apply_file();
     apply_environment();
     apply_flags();
+    check_paths();
     let_the_name_decide();
     let_the_stronger_begin();
     let_the_mode_decide();
@@ -594,6 +610,12 @@ class Parser {
       refuse(label + ": " + refusal->what, fmt::format("{}: {}", flag.name, flag.help));
       return;
     }
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (const auto path = paths_.find(flag.name); path != paths_.end()) {
+        path->second.label = label;
+        path->second.path = value;
+      }
+    }
     commits_.push_back([target, value = std::move(value)] { *target = value; });
     result_.origins[flag.name] = origin;
   }
@@ -607,6 +629,19 @@ class Parser {
       }
     }
     return names;
+  }
+
+  void check_paths() {
+    if (!result_.hardware_file.empty()) {
+      return;  // they are for another machine
+    }
+    for (const auto& [name, given] : paths_) {
+      std::error_code error;
+      if (!given.path.empty() && !std::filesystem::exists(given.path, error)) {
+        refuse(fmt::format("{}: {}", given.label, error ? error.message() : "no such file or directory"),
+               fmt::format("{}: {}", name, given.help));
+      }
+    }
   }
 
   /// A mistake on the command line; a file may be shared by several programs and runs. The tool does not know what the
@@ -629,9 +664,10 @@ class Parser {
     }
   }
 
-  static std::string at_most(std::size_t words) {
+  std::string at_most(std::size_t words) const {
     if (words == 0) {
-      return "this program takes flags only; see --help";
+      return of_tool_ ? "plan describes settings and hardware; PROGRAM --dry-run prints the plan of a program"
+                      : "this program takes flags only; see --help";
     }
     return fmt::format("this program takes {} at most; see --help",
                        words == 1 ? "one argument" : fmt::format("{} arguments", words));
@@ -648,6 +684,7 @@ class Parser {
   std::optional<std::string> config_file_{};
   bool is_of_run_ = false;  // it is the config.toml in the directory of a run
   std::map<std::string, std::string> labels_{};
+  std::map<std::string, GivenPath> paths_{};
   std::vector<Problem> problems_{};
   std::vector<std::function<void()>> commits_{};
 };

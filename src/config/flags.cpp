@@ -6,8 +6,8 @@ namespace lockstep {
 
 Flags::Flags() : impl_(std::make_shared<Impl>()) {}
 
-Flags& Flags::add(std::string name, std::string* value, std::string help) {
-  impl_->flags.push_back({normal_name(name), value, std::move(help)});
+Flags& Flags::add(std::string name, std::string* value, std::string help, TextKind kind) {
+  impl_->flags.push_back({normal_name(name), value, std::move(help), kind});
   return *this;
 }
 
@@ -31,8 +31,8 @@ Flags& Flags::positional(std::string field) {
   return *this;
 }
 
-Flags& Flags::positional(std::string name, std::string* value, std::string help) {
-  impl_->positionals.push_back({normal_name(name), value, std::move(help)});
+Flags& Flags::positional(std::string name, std::string* value, std::string help, TextKind kind) {
+  impl_->positionals.push_back({normal_name(name), value, std::move(help), kind});
   return *this;
 }
 

@@ -15,6 +15,7 @@ struct ProgramFlag {
   std::string name{};  ///< with `_`
   FlagTarget target{};
   std::string help{};
+  TextKind kind = TextKind::any;
 };
 
 struct Flags::Impl {

@@ -33,8 +33,10 @@ std::string target_text(const FlagTarget& target) {
   return std::visit([](const auto* value) { return to_text(*value); }, target);
 }
 
-std::string target_syntax(const FlagTarget& target) {
-  return std::visit([]<class T>(const T*) { return value_syntax<T>(); }, target);
+std::string syntax_of(const ProgramFlag& flag) {
+  return flag.kind == TextKind::existing_path
+             ? "PATH"
+             : std::visit([]<class T>(const T*) { return value_syntax<T>(); }, flag.target);
 }
 
 /// A bool's flag needs no value.
@@ -48,8 +50,7 @@ std::string program_help(const Flags& flags, const HelpLayout& layout) {
     text += layout.entry(positional.name, with_default(positional.help, target_text(positional.target)));
   }
   for (const ProgramFlag& flag : FlagsAccess::flags(flags)) {
-    text += layout.entry(flag_usage(flag.name, target_syntax(flag.target)),
-                         with_default(flag.help, target_text(flag.target)));
+    text += layout.entry(flag_usage(flag.name, syntax_of(flag)), with_default(flag.help, target_text(flag.target)));
   }
   return text.empty() ? text : "This program:\n" + text + "\n";
 }

@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "data/sample_error.h"
+#include "world/out_of_memory.h"
 
 namespace lockstep {
 
@@ -35,9 +36,10 @@ void throw_of_first(const Dataset& data, std::span<const std::int64_t> ids, cons
       get_batch(data, {&id, 1}, seed);
     }
   } catch (const Error& error) {
+    const bool is_bad_sample = error.hint().empty() && !is_out_of_memory(error);
     throw DataError(
         error.what(),
-        error.hint().empty() ? "--data.max_bad_samples N replaces up to N such samples of each rank" : error.hint(),
+        is_bad_sample ? "--data.max_bad_samples N replaces up to N such samples of each rank" : error.hint(),
         exit_code_of(error));
   }
 }

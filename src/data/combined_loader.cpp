@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -204,6 +205,12 @@ void CombinedLoader::seek(const LoaderPosition& position) {
   if (is_over()) {
     begin_epoch();
   }
+}
+
+std::string CombinedLoader::fingerprint() const {
+  std::vector<std::string> parts;
+  std::ranges::transform(loaders_, std::back_inserter(parts), &BatchSource::fingerprint);
+  return join(parts, " + ");
 }
 
 }  // namespace lockstep

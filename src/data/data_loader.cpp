@@ -65,8 +65,9 @@ void check_rows(const Batch& batch, std::int64_t samples) {
 class DatasetSource final : public BatchSource {
  public:
   DatasetSource(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, const DistributedSampler::Options& sampler,
-                const World& world)
+                std::string fingerprint, const World& world)
       : data_(std::move(data)),
+        fingerprint_(std::move(fingerprint)),
         seed_(plan.seed),
         bad_samples_(plan.data.max_bad_samples),
         planner_(sampler, plan.batch.batch_size, world.rank(),
@@ -113,6 +114,8 @@ class DatasetSource final : public BatchSource {
     pool_.clear();
   }
 
+  std::string fingerprint() const override { return fingerprint_; }
+
  private:
   void build(PendingStep& step, std::size_t index) {
     const std::span<const std::int64_t> ids = step.plan.micro_ids(index);
@@ -144,6 +147,7 @@ class DatasetSource final : public BatchSource {
   }
 
   std::shared_ptr<const Dataset> data_;
+  std::string fingerprint_;
   std::uint64_t seed_;
   BadSamples bad_samples_;
   StepPlanner planner_;
@@ -218,8 +222,10 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
                                             .world_size = world.size(),
                                             .seed = plan.seed,
                                             .sampler = plan.sampler};
-  check_same_data(data->fingerprint() + (sampler.order ? ", " + describe_order(sampler) : std::string()), world);
-  impl_ = std::make_unique<Impl>(Impl{std::make_unique<DatasetSource>(std::move(data), plan, sampler, world)});
+  std::string fingerprint = data->fingerprint();
+  check_same_data(fingerprint + (sampler.order ? ", " + describe_order(sampler) : std::string()), world);
+  impl_ = std::make_unique<Impl>(
+      Impl{std::make_unique<DatasetSource>(std::move(data), plan, sampler, std::move(fingerprint), world)});
 }
 
 DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world) {
@@ -242,5 +248,6 @@ const StepBatches* DataLoader::next() { return impl_->source->next(); }
 std::optional<std::int64_t> DataLoader::steps_per_epoch() const { return impl_->source->steps_per_epoch(); }
 LoaderPosition DataLoader::position() const { return impl_->source->position(); }
 void DataLoader::seek(const LoaderPosition& position) { impl_->source->seek(position); }
+std::string DataLoader::fingerprint() const { return impl_->source->fingerprint(); }
 
 }  // namespace lockstep

@@ -20,10 +20,19 @@ std::string smaller_batch(const Plan& plan) {
       halved.batch_size, halved.accumulation, halved.global_batch_size);
 }
 
+/// Fewer batches that wait for their step. Without workers none waits.
+std::string fewer_batches(const DataConfig& data) {
+  return data.workers == 0 ? ""
+                           : fmt::format(
+                                 "the data set ran out of memory: use fewer --data.workers (now {}) and a smaller "
+                                 "--data.prefetch (now {}), which keep fewer batches in memory; ",
+                                 data.workers, data.prefetch);
+}
+
 }  // namespace
 
 std::string memory_advice(const OutOfMemory& facts, const Plan& plan) {
-  std::string text = smaller_batch(plan);
+  std::string text = (facts.in_data_set ? fewer_batches(plan.config.data) : "") + smaller_batch(plan);
   if (facts.device.gpu && plan.config.precision == Precision::fp32) {
     text += "; or --precision bf16_mixed";
   }

@@ -17,6 +17,7 @@ struct GpuTenant {
 
 struct OutOfMemory {
   DeviceId device{};
+  bool in_data_set = false;          ///< while a data set built samples
   std::vector<GpuTenant> tenants{};  ///< other processes on that GPU
   std::vector<int> free_gpus{};      ///< visible GPUs without other processes
 };

@@ -45,6 +45,7 @@ constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
 constexpr std::string_view kBackend = "backend";
 constexpr const char* kWorldSize = "world_size";
+constexpr const char* kData = "data";  // its fingerprint
 constexpr const char* kPositionEpoch = "position.epoch";
 constexpr const char* kPlaceEpoch = "place.epoch";
 constexpr const char* kPlaceSteps = "place.steps";
@@ -119,10 +120,15 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
   for (const ProgramValue& value : run.plan.facts.program_values) {
     compare(kProgram, value.name, value.text);
   }
+  if (const std::string data = run.train.fingerprint(), saved = text(contents, kData);
+      !saved.empty() && data != saved) {
+    found.push_back(
+        fmt::format("the data set is {} now, {} when the checkpoint was written", shown(data), shown(saved)));
+  }
   return found;
 }
 
-/// "--hidden was 64, is 128 now; ", or "".
+/// "--hidden was 64, is 128 now: --run_name NAME starts another run, ...; ", or "".
 std::string changed_program_flags(const RunParts& run, const CheckpointContents& contents) {
   std::vector<std::string> changed;
   for (const ProgramValue& value : run.plan.facts.program_values) {
@@ -131,7 +137,11 @@ std::string changed_program_flags(const RunParts& run, const CheckpointContents&
       changed.push_back(fmt::format("--{} was {}, is {}", value.name, shown(saved->second), shown(value.text)));
     }
   }
-  return changed.empty() ? "" : fmt::format("{} now; ", join(changed, ", "));
+  return changed.empty() ? ""
+                         : fmt::format(
+                               "{} now: --run_name NAME starts another run, --fresh renames this one and "
+                               "starts over; ",
+                               join(changed, ", "));
 }
 
 void warn_about(const std::vector<std::string>& changed, const CheckpointContents& contents, const World& world) {
@@ -222,6 +232,7 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
   values[kWorldSize] = std::to_string(run.world.size());
+  values[kData] = run.train.fingerprint();
   values["data_order"] = std::to_string(kDataOrder);
   values["threads"] = std::to_string(at::get_num_threads());
   contents.per_rank = rng_state(run.world.device());

@@ -112,6 +112,9 @@ void OptimizerStep::backward(const StepOutput& output) {
     optimizer_.backward_nothing();
     return;
   }
+  if (step_.context_.shapes != nullptr) {  // before the backward, which frees the graph
+    step_.context_.shapes->look(output.loss);
+  }
   const double factor = step_.context_.loss_factor;
   if (step_.looks_at_losses()) {  // before the backward, which sends it
     optimizer_.add_loss(output.count.defined() ? times_count(output.loss, output.count)

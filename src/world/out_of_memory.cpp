@@ -20,8 +20,8 @@
 namespace lockstep {
 namespace {
 
-OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
-  OutOfMemory facts;
+OutOfMemory gather_facts(const std::exception& error, const Plan& plan, std::size_t local) {
+  OutOfMemory facts{.in_data_set = dynamic_cast<const DataError*>(&error) != nullptr};
   if (local >= plan.local_devices.size() || !plan.local_devices[local].id.gpu) {
     return facts;
   }
@@ -41,9 +41,11 @@ OutOfMemory gather_facts(const Plan& plan, std::size_t local) {
 
 }  // namespace
 
-// Only LibTorch's allocator for GPUs throws an error of its own.
+// Only LibTorch's allocator for GPUs throws an error of its own. A DataError has the text of the error of a data set.
 bool is_out_of_memory(const std::exception& error) noexcept {
-  constexpr std::array<std::string_view, 6> kTexts{
+  constexpr std::array<std::string_view, 8> kTexts{
+      "std::bad_alloc",
+      "CUDA out of memory",
       "DefaultCPUAllocator: can't allocate memory",
       "CUDA error: out of memory",   // page-locked memory, a context, a module of kernels
       "CUBLAS_STATUS_ALLOC_FAILED",  // the usual one where LibTorch's allocator has taken the whole GPU
@@ -70,7 +72,7 @@ std::string out_of_memory_hint(const std::exception& error, const Plan& plan, in
   if (!is_out_of_memory(error)) {
     return {};
   }
-  return "\n  hint: " + memory_advice(gather_facts(plan, static_cast<std::size_t>(local_rank)), plan);
+  return "\n  hint: " + memory_advice(gather_facts(error, plan, static_cast<std::size_t>(local_rank)), plan);
 } catch (const std::exception&) {
   return {};  // not enough memory for the hint
 }

@@ -82,6 +82,9 @@ TEST(OutOfMemory, OfOneRankIsExplainedAndDelaysNobody) {
     EXPECT_EQ(problems(result, {.rank = rank, .text = "you tried to allocate"}), "");
     EXPECT_THAT(result.err, HasSubstr("hint: use --batch_size"));
   }
+  const auto in_data = train(2, 1, "data", "memory", 3);
+  EXPECT_EQ(problems(in_data, {.rank = 1, .text = "you tried to allocate"}), "");
+  EXPECT_THAT(in_data.err, HasSubstr("hint: the data set ran out of memory: use fewer --data.workers (now "));
 }
 
 const std::vector<std::string> kShortPatience{"--dist.stall_warn_s", "1", "--dist.stall_timeout_s", "2"};

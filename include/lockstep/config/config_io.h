@@ -19,20 +19,27 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+/// What the text of a flag of the program may be.
+enum class TextKind {
+  any,
+  existing_path,  ///< of a file or a directory that must exist before any rank starts; an empty text names none
+};
+
 /// The program's own flags and positional arguments: they appear in --help, "did you mean" and --print-config. The
 /// section [program] of a --config file and the variables LOCKSTEP_CFG_PROGRAM_<NAME> set them too. The values behind
 /// the pointers are the defaults; they are written only if parsing succeeds. The pointers must outlive the parsing.
 class Flags {
  public:
   Flags();
-  Flags& add(std::string name, std::string* value, std::string help);
+  Flags& add(std::string name, std::string* value, std::string help, TextKind kind = TextKind::any);
   Flags& add(std::string name, std::int64_t* value, std::string help);
   Flags& add(std::string name, double* value, std::string help);
   Flags& add(std::string name, bool* value, std::string help);
   /// Makes the next positional argument a field of TrainConfig: after positional("max_epochs"), `./train 10` means
   /// `./train --max_epochs 10`. Fields come before the program's own positional arguments.
   Flags& positional(std::string field);
-  Flags& positional(std::string name, std::string* value, std::string help);  ///< optional, in order of the calls
+  /// Optional, in the order of the calls.
+  Flags& positional(std::string name, std::string* value, std::string help, TextKind kind = TextKind::any);
   Flags& positional(std::string name, std::int64_t* value, std::string help);
 
  private:

@@ -31,6 +31,7 @@ class CombinedLoader final : public BatchSource {
   std::optional<std::int64_t> steps_per_epoch() const override;
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;
+  std::string fingerprint() const override;
 
  private:
   bool give_step();  // false: a loader has ended

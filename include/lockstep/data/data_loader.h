@@ -60,6 +60,8 @@ class BatchSource {
   virtual LoaderPosition position() const = 0;  ///< after the step that the last next() returned
   /// Throws: CheckpointError if the position belongs to another data set.
   virtual void seek(const LoaderPosition& position) = 0;
+  /// Dataset::fingerprint(); a resumed run warns if it has changed. "": not known.
+  virtual std::string fingerprint() const { return {}; }
 };
 
 /// Never ends; the caller sets limits. The number of workers does not change the batches. A loader of a data set keeps
@@ -86,6 +88,7 @@ class DataLoader final : public BatchSource {
   std::optional<std::int64_t> steps_per_epoch() const override;
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;
+  std::string fingerprint() const override;
 
  private:
   struct Impl;

@@ -33,8 +33,9 @@ class Dataset {
   /// input, target and weight for each id, or any number of rows if it sets `samples`. `samples` and `ids` of the batch
   /// may stay empty: the loader sets them. Runs without autograd graph; in a worker, operations use one thread.
   virtual Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const = 0;
-  /// One line that identifies the data and is cheap to compute: a DataLoader throws if the lines of the ranks differ.
-  /// Default: "1000 samples". Override it if files may differ between nodes (a hash of an index, a version).
+  /// One line that identifies the data and is cheap to compute: a DataLoader throws if the lines of the ranks differ,
+  /// and a resumed run warns if the line has changed. Default: "1000 samples". Override it if other data may have the
+  /// same size (a hash of an index, a version).
   virtual std::string fingerprint() const;
 };
 

@@ -90,6 +90,9 @@ TEST(Commands, SayWhichWordIsWrong) {
       {{"list", "--json=yes"}, "--json=yes: takes no value\n  hint: use --json\n"},
       {{"doctor", "--port", "0"}, "--port 0: expected a whole number from 1 to 65535\n  hint: --port P: "},
       {{"plan", "--nodes", "many"}, "--nodes many: expected a whole number from 0 to 65536\n  hint: --nodes N: "},
+      {{"plan", "./train"},
+       "unexpected argument \"./train\"\n  hint: plan describes settings and hardware; PROGRAM --dry-run prints the "
+       "plan of a program\n"},
       {{"config", "--check", "a", "--migrate", "a"}, "config: found --check and --migrate, expected one of them"},
   };
   for (const auto& [words, message] : cases) {
@@ -346,6 +349,8 @@ void expect_completes(const std::vector<std::string>& shell, const std::string& 
   ASSERT_TRUE(terminal.read_until("got<--backend gloo>")) << terminal.screen;
   terminal.type("./train --precision=bf16_m\t\n");
   ASSERT_TRUE(terminal.read_until("got<--precision=bf16_mixed>")) << terminal.screen;
+  terminal.type("./lockstep ctl run sto\t\n");
+  ASSERT_TRUE(terminal.read_until("got<ctl run stop>")) << terminal.screen;
 }
 
 TEST(BashCompletion, WorksInAShellOnATerminal) {

@@ -544,6 +544,34 @@ TEST(ParseInvocation, FillsTheProgramsOwnFlags) {
   EXPECT_FALSE(quiet);
 }
 
+TEST(ParseInvocation, RefusesPathsThatDoNotExist) {
+  const TempDir directory;
+  const std::string here = directory.path().string();
+  const std::string missing = here + "/missing";
+  std::string data = here;
+  std::string weights;
+  std::string output = missing;
+  Flags flags;
+  flags.add("data", &data, "folder of the data", TextKind::existing_path).add("output", &output, "a new file");
+  flags.positional("weights", &weights, "file to begin with", TextKind::existing_path);
+  EXPECT_THAT(problems({}, {}, {}, flags), ElementsAre()) << "an empty default names no file";
+  EXPECT_THAT(problems({"--data", missing, missing, "--seed", "x"}, {}, {}, flags),
+              ElementsAre(HasSubstr("--seed x: "),
+                          fmt::format("--data {}: no such file or directory | data: folder of the data", missing),
+                          fmt::format("weights {}: no such file or directory | weights: file to begin with", missing)))
+      << "with all other problems";
+  const Environment given{{"LOCKSTEP_CFG_PROGRAM_DATA", missing}};
+  EXPECT_THAT(problems({}, given, {}, flags),
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_PROGRAM_DATA=" + missing + ": no such file or directory")));
+  EXPECT_THAT(problems({"--data", here}, given, {}, flags), ElementsAre()) << "the flag counts";
+  EXPECT_THAT(problems({"--data", missing, "--hardware", "dgx.json"}, {}, {}, flags), ElementsAre())
+      << "the plan of another machine";
+  data = missing;
+  EXPECT_THAT(problems({}, {}, {}, flags),
+              ElementsAre(HasSubstr("data " + missing + " (the program's default): no such file or directory")));
+  EXPECT_THAT(problems({"--data", ""}, {}, {}, flags), ElementsAre());
+}
+
 TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
   EXPECT_THAT(
       problems({"--early_stop.patience", "5", "--plateau.factor=0.5", "--checkpoint.keep_best", "2"},

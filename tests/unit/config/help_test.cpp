@@ -21,7 +21,7 @@ TEST(HelpText, ListsEveryFieldAndFlagWithHelpAll) {
   bool quiet = false;
   std::int64_t epochs = 5;
   Flags flags;
-  flags.add("data", &data, "where the data is")
+  flags.add("data", &data, "where the data is", TextKind::existing_path)
       .add("quiet", &quiet, "say less")
       .positional("epochs", &epochs, "how long");
   const std::string text = help_all_text("digits", {.max_epochs = 7}, flags);
@@ -30,7 +30,7 @@ TEST(HelpText, ListsEveryFieldAndFlagWithHelpAll) {
         << name;
   }
   for (const char* expected :
-       {"usage: digits [flags] [epochs]", "where the data is (default: data/digits)", "--[no-]quiet",
+       {"usage: digits [flags] [epochs]", "--data PATH", "where the data is (default: data/digits)", "--[no-]quiet",
         "how long (default: 5)", "--config FILE", "--print-config", "--dry-run", "--hardware FILE", "--help",
         "--help-all", "Section optim:", "--backend auto|nccl|gloo", "--max_epochs N", "(default: 7)"}) {
     EXPECT_THAT(text, HasSubstr(expected));

@@ -5,6 +5,7 @@
 #include <latch>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -258,6 +259,8 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
             "sample 0: std::out_of_range: row 7 | --data.max_bad_samples N replaces up to N such samples of each rank");
   EXPECT_EQ(message([](std::int64_t) { throw IoError("shard 3: short read", "mount it"); }),
             "shard 3: short read | mount it");
+  EXPECT_EQ(message([](std::int64_t) { throw std::bad_alloc(); }), "sample 0: std::bad_alloc: std::bad_alloc")
+      << "other samples would need the memory too";
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
 }
 

@@ -59,6 +59,18 @@ TEST(MemoryAdvice, SaysWhenASmallerBatchCannotHelp) {
   EXPECT_THAT(memory_advice({}, plan_of(1, 1, 2, 2)), testing::StartsWith("a single sample needs too much memory"));
 }
 
+TEST(MemoryAdvice, IsAboutBatchesThatWaitIfADataSetFailed) {
+  Plan plan = plan_of(32, 1, 2, 64);
+  plan.config.data = {.workers = 4, .prefetch = 3};
+  const std::string text = memory_advice({.in_data_set = true}, plan);
+  EXPECT_THAT(text, testing::StartsWith("the data set ran out of memory: use fewer --data.workers (now 4) and a "
+                                        "smaller --data.prefetch (now 3)"));
+  EXPECT_THAT(text, HasSubstr("; use --batch_size 16 --accumulation 2")) << "the step's advice stays";
+  EXPECT_THAT(memory_advice({}, plan), Not(HasSubstr("--data.workers")));
+  plan.config.data.workers = 0;
+  EXPECT_EQ(memory_advice({.in_data_set = true}, plan), memory_advice({}, plan)) << "then no batch waits";
+}
+
 TEST(MemoryAdvice, NamesWhoElseIsOnTheGpuAndAWayAround) {
   const Plan plan = plan_of(8, 1, 2, 16, /*gpu=*/true);
   OutOfMemory facts{.device = {.gpu = true, .index = 1},

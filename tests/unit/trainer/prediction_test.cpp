@@ -333,6 +333,31 @@ TEST(Prediction, LeavesOutSamplesThatCannotBeLoaded) {
   }
 }
 
+// The recipe "Predictions".
+TEST(Prediction, InADirectoryOfItsStepWorksInEveryStart) {
+  const TempDir dir;
+  std::int64_t step = 0;
+  const auto start = [&](std::int64_t epochs) {
+    Session session = Session::single(
+        {.compute_setup = ComputeSetup::cpu, .max_epochs = epochs, .batch_size = 4, .run_dir = dir.path() / "run"});
+    Predictor task;
+    DataLoader train(tiny_data(8), session.plan.loader, session.world);
+    DataLoader samples(tiny_data(8), session.plan.eval_loader, session.world);
+    Trainer trainer(session);
+    step = trainer.fit(task, train).state.step;
+    const std::string directory = run_directory(session.plan.config) + "/predictions-" + std::to_string(step);
+    trainer.predict(task, samples, directory);
+    const std::int64_t predicted = task.samples;
+    expect_same(load_predictions(directory), trainer.predict(task, samples));
+    return predicted;
+  };
+  EXPECT_EQ(start(1), 8);
+  EXPECT_EQ(step, 2);
+  EXPECT_EQ(start(1), 0) << "nothing has changed";
+  EXPECT_EQ(start(2), 8) << "of other weights";
+  EXPECT_EQ(step, 4);
+}
+
 TEST(Prediction, RefusesResultsInAnotherOrder) {
   World world = World::single(c10::kCPU);
   TrainConfig config = in_memory({});

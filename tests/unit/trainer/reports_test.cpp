@@ -250,6 +250,25 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
               HasSubstr("--hidden is 32 now, 64 when the checkpoint was written"));
 }
 
+TEST(Reports, SayThatTheDataOfAResumedRunHasChanged) {
+  const TempDir dir;
+  Session session = Session::single(
+      {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
+  const auto train_on = [&](const std::shared_ptr<const Dataset>& samples) {
+    TinyTask task;
+    DataLoader data(samples, session.plan.loader, session.world);
+    testing::internal::CaptureStderr();
+    Trainer(session).fit(task, data);
+    ++session.plan.config.max_epochs;
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string warning = " when the checkpoint was written";
+  train_on(tiny_data(16));
+  EXPECT_THAT(train_on(tiny_data(16)), testing::Not(HasSubstr(warning)));
+  EXPECT_THAT(train_on(tensor_dataset(at::ones({16, 4}), at::ones({16, 1}))),
+              AllOf(HasSubstr("the data set is 16 samples, input [16, 4] Float "), HasSubstr(warning)));
+}
+
 TEST(Reports, NameAProgramFlagThatChangedTheModel) {
   class Other final : public TinyTask {
    public:
@@ -272,7 +291,9 @@ TEST(Reports, NameAProgramFlagThatChangedTheModel) {
     FAIL() << "had to be refused";
   } catch (const CheckpointError& error) {
     EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
-    EXPECT_THAT(error.hint(), StartsWith("--hidden was 64, is 32 now; load it into the model"));
+    EXPECT_THAT(error.hint(),
+                StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
+                           "and starts over; load it into the model"));
   }
 }
 
