@@ -39,8 +39,12 @@ struct TrainControl::State {
   /// signal's.
   bool claim_stop(StopKind kind) noexcept {
     auto before = StopKind::none;
-    return stop.compare_exchange_strong(before, kind) ||
-           (kind != StopKind::program && before == StopKind::program && stop.compare_exchange_strong(before, kind));
+    while (before == StopKind::none || (kind != StopKind::program && before == StopKind::program)) {
+      if (stop.compare_exchange_weak(before, kind)) {
+        return true;
+      }
+    }
+    return false;
   }
 
   /// Returns the program's requests and clears them.

@@ -43,7 +43,7 @@ DirectWriter::DirectWriter(int fd, std::filesystem::path path) : fd_(fd), path_(
     while (threads_.size() < kWriters) {
       threads_.emplace_back([this] { write_blocks(); });
     }
-  } catch (const std::system_error&) {  // one thread writes them all, or append() does
+  } catch (const std::exception&) {  // one thread writes them all, or append() does
   }
 }
 

@@ -28,22 +28,21 @@ Console& console() {
   return the_console;
 }
 
-/// One write(2) if it accepts all bytes. Errors are ignored: there is no other place to report them.
-void write_to_stderr(std::string_view text) noexcept {
+}  // namespace
+
+void write_text(int fd, std::string_view text) noexcept {
   while (!text.empty()) {
-    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+    const ssize_t written = ::write(fd, text.data(), text.size());
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno == EAGAIN) {
-      pollfd writable{STDERR_FILENO, POLLOUT, 0};
+      pollfd writable{fd, POLLOUT, 0};
       ::poll(&writable, 1, -1);
     } else if (errno != EINTR) {
       return;
     }
   }
 }
-
-}  // namespace
 
 Terminal probe_terminal(int fd, const Variables& variables) {
   const bool is_terminal = ::isatty(fd) == 1;
@@ -70,7 +69,7 @@ void write_line(std::string_view text) {
   out += text;
   out += '\n';
   out += shared.status;
-  write_to_stderr(out);
+  write_text(STDERR_FILENO, out);
 }
 
 void write_status(std::string_view text) {
@@ -80,7 +79,7 @@ void write_status(std::string_view text) {
     return;
   }
   shared.status = text;
-  write_to_stderr(std::string(kEraseLine) + shared.status);
+  write_text(STDERR_FILENO, std::string(kEraseLine) + shared.status);
 }
 
 }  // namespace lockstep

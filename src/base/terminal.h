@@ -1,4 +1,4 @@
-// Properties of standard error, and the one status line that stays below the log. Torch-free.
+// Output to terminals and pipes, and the one status line that stays below the log. Torch-free.
 #pragma once
 
 #include <string>
@@ -16,6 +16,10 @@ struct Terminal {
 
 /// Queries a descriptor; the caller passes the environment variables.
 Terminal probe_terminal(int fd, const Variables& variables);
+
+/// Writes everything, also to a descriptor that does not block; one write(2) if it accepts all bytes. Errors are
+/// ignored: there is no other place to report them, and a reader that has ended (`| head`) must not end the run.
+void write_text(int fd, std::string_view text) noexcept;
 
 /// Writes one whole line to standard error, above the status line. Thread-safe; one write per line.
 void write_line(std::string_view text);

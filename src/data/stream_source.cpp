@@ -125,6 +125,10 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
   }
   check_position(position, /*dataset_size=*/0, position.consumed);
+  if (plan_.data.steps_per_epoch > 0 && cursor.steps >= plan_.data.steps_per_epoch) {
+    cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
+  }
+  restart(std::move(cursor));  // from now on nobody reads the plan
   if (!plan_.batch.global_is_given && position.global_batch >= world_.size() &&
       position.global_batch != plan_.batch.global_batch_size) {
     if (world_.is_main()) {
@@ -133,10 +137,6 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
     plan_.batch.global_batch_size = position.global_batch;  // as for a data set
   }
-  if (plan_.data.steps_per_epoch > 0 && cursor.steps >= plan_.data.steps_per_epoch) {
-    cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
-  }
-  restart(std::move(cursor));
   if (reader_.samples > 0) {
     start();  // skipping may take longer than a step is allowed to
   }

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/signals_blocked.h"
 #include "failure/end_process.h"
 
 namespace lockstep {
@@ -57,13 +57,8 @@ PeerMonitor::~PeerMonitor() {
 }
 
 void PeerMonitor::begin() {
-  // The thread inherits a full mask: signals belong to the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const AllSignalsBlocked blocked;
   watcher_ = std::thread([this] { watch(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void PeerMonitor::wake() noexcept { eventfd_write(wake_.get(), 1); }
@@ -72,22 +67,20 @@ void PeerMonitor::watch_peers(std::unique_ptr<Store> store, std::vector<Launcher
   if (!store && launcher.empty()) {
     return;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    launcher_ = std::move(launcher);
-    if (store) {
-      store_ = std::move(store);
-      watch_.join_peers(options_.size, this_process());
-    }
-  }
-  if (store_) {
-    asker_ = std::thread([this] { ask_the_store(); });
-  }
+  // First the threads: if one cannot be created, fail() must not wait for what peers say.
   if (!watcher_.joinable()) {
     begin();
   }
-  wake();
+  if (store) {
+    asker_ = std::thread([this] { ask_the_store(); });
+  }
   std::unique_lock lock(mutex_);
+  launcher_ = std::move(launcher);
+  if (store) {
+    store_ = std::move(store);
+    watch_.join_peers(options_.size, this_process());
+  }
+  wake();
   changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.peers()->is_introduced(); });
 }
 

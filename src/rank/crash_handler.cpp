@@ -211,6 +211,7 @@ CrashHandler::CrashHandler(int rank, const ProgressRecord* record) : stack_(new 
 }
 
 CrashHandler::~CrashHandler() {
+  drop_requests();
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     if (before_[i].sa_handler == SIG_DFL) {
       sigaction(kSignals[i], &before_[i], nullptr);
@@ -219,8 +220,24 @@ CrashHandler::~CrashHandler() {
   if ((stack_before_.ss_flags & SS_DISABLE) != 0) {
     sigaltstack(&stack_before_, nullptr);
   }
-  context.record = nullptr;
   context.installed = false;
+}
+
+// Other threads may not have taken a request for their stacks yet, and the default action of its signal ends the
+// process. A stack that is being written tells the place of this rank.
+void CrashHandler::drop_requests() noexcept {
+  struct sigaction current {};
+  sigaction(SIGUSR2, nullptr, &current);
+  if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == on_dump) {
+    struct sigaction ignored {};
+    ignored.sa_handler = SIG_IGN;
+    sigaction(SIGUSR2, &ignored, nullptr);
+  }
+  while (context.writing.test_and_set()) {
+    std::this_thread::yield();
+  }
+  context.record = nullptr;
+  context.writing.clear();
 }
 
 void dump_stacks() noexcept {

@@ -24,6 +24,8 @@ class CrashHandler {
   CrashHandler& operator=(const CrashHandler&) = delete;
 
  private:
+  static void drop_requests() noexcept;
+
   static constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGUSR2};
 
   std::unique_ptr<std::byte[]> stack_{};

@@ -1,17 +1,20 @@
 // Signals to the supervisor, read from a descriptor. Torch-free.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include <signal.h>
+#include <sys/types.h>
 
 #include "base/descriptor.h"
 
 namespace lockstep {
 
 /// While it exists, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP are queued in a descriptor and do not interrupt this
-/// thread. Signals that were ignored stay ignored. Children can be reaped even if the parent of this process ignored
-/// SIGCHLD. If a file reaches the size limit (SIGXFSZ), only the write fails.
+/// thread, whichever thread of the program they reach. Only this thread may take them. Signals that were ignored stay
+/// ignored. Children can be reaped even if the parent of this process ignored SIGCHLD. If a file reaches the size limit
+/// (SIGXFSZ), only the write fails.
 class SignalInbox {
  public:
   SignalInbox();  ///< Throws: LaunchError
@@ -23,7 +26,11 @@ class SignalInbox {
   std::optional<int> take() noexcept;  ///< the next queued signal
 
  private:
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP};
+
   Descriptor fd_{};
+  std::array<struct sigaction, kSignals.size()> before_{};
+  pid_t reader_before_ = 0;
   sigset_t mask_before_{};
   struct sigaction child_before_ {};
   struct sigaction file_size_before_ {};

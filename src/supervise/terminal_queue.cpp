@@ -1,48 +1,27 @@
 #include "supervise/terminal_queue.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/signals_blocked.h"
 #include "base/terminal.h"
 
 namespace lockstep {
-namespace {
-
-/// A reader that has ended (`| head`) must not end the run.
-void write_out(std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
-    if (size < 0 && errno != EINTR) {
-      return;
-    }
-    text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-  }
-}
-
-}  // namespace
 
 TerminalQueue::TerminalQueue(bool shared_screen)
     : shared_screen_(shared_screen), room_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!room_.is_open()) {
     throw LaunchError(fmt::format("cannot watch workers: eventfd: {}", std::strerror(errno)));
   }
-  // The thread inherits a mask that blocks all signals: the main thread handles them, and a closed pipe is an error
-  // code.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const AllSignalsBlocked blocked;  // the main thread handles them, and a closed pipe is an error code
   writer_ = std::thread([this] { write_all(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 TerminalQueue::~TerminalQueue() {
@@ -110,13 +89,13 @@ void TerminalQueue::write_lines(const std::deque<Line>& lines) const {
   std::string out;  // consecutive lines of one stream are one write
   for (const Line& line : lines) {
     if (line.stream == OutputStream::err || shared_screen_) {
-      write_out(std::exchange(out, {}));
+      write_text(STDOUT_FILENO, std::exchange(out, {}));
       write_line(line.text);
     } else {
       out.append(line.text).append("\n");
     }
   }
-  write_out(out);
+  write_text(STDOUT_FILENO, out);
 }
 
 }  // namespace lockstep

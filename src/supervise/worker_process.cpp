@@ -20,6 +20,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/exec_arguments.h"
+#include "base/signals_blocked.h"
 
 namespace lockstep {
 namespace {
@@ -181,22 +182,6 @@ class Child {
   }
 
   ChildPlan plan_;
-};
-
-/// Handlers of this process must not run in the child.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() noexcept {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
-  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
 };
 
 pid_t fork_child(const ChildPlan& plan) {

@@ -64,6 +64,8 @@ void Fit::save_after_failure() noexcept {
     }
   } catch (const std::exception& error) {
     log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
+  } catch (...) {
+    log_warning("not saved after the failure: an exception of unknown type");
   }
 }
 
@@ -92,6 +94,8 @@ void Fit::tell_callbacks(const std::exception& error) noexcept {
     notify(context);
   } catch (const std::exception& another) {
     log_warning(fmt::format("a callback failed after the failure: {}", without_frames(another.what())));
+  } catch (...) {
+    log_warning("a callback failed after the failure: an exception of unknown type");
   }
 }
 

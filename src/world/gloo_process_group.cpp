@@ -26,7 +26,7 @@ void check_that_threads_can_be_made(int count) {
     while (static_cast<int>(threads.size()) < count) {
       threads.emplace_back([end] { end.wait(); });
     }
-  } catch (const std::system_error&) {
+  } catch (...) {
     all_tried.set_value();
     throw;
   }

@@ -2,12 +2,18 @@
 // store, tests/simulation every order of events.
 #include "failure/peer_monitor.h"
 
+#include <cstdlib>
+#include <fstream>
 #include <future>
 #include <map>
 #include <string>
+#include <system_error>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
@@ -62,6 +68,36 @@ std::unique_ptr<PeerMonitor> monitor_of(int rank, const std::shared_ptr<Shared>&
   monitor->watch_peers(std::make_unique<MemoryStore>(shared), {});
   return monitor;
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which map terabytes for themselves
+/// Exits with 1 if the rank can end with its own failure where no further thread can be made. `room`: in bytes.
+[[noreturn]] void end_without_threads(rlim_t room) {
+  alarm(30);  // ends it if it waits
+  PeerMonitor monitor({.rank = 1, .size = 2, .head_start = std::chrono::minutes(2)});
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + room;
+  setrlimit(RLIMIT_AS, &limit);
+  try {
+    monitor.watch_peers(std::make_unique<MemoryStore>(std::make_shared<Shared>()), {});
+    std::_Exit(100);
+  } catch (const std::system_error& error) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_AS, &limit);
+    sigset_t mask;
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    std::_Exit(sigismember(&mask, SIGTERM) == 1 ? 101 : monitor.fail({.code = 1, .text = error.what()}).code);
+  }
+}
+
+TEST(MonitorsInOneProcess, EndWhereNoThreadCanBeMade) {
+  for (const rlim_t mebibytes : {rlim_t{2}, rlim_t{12}}) {  // no thread, one thread
+    EXPECT_EXIT(end_without_threads(mebibytes << 20U), testing::ExitedWithCode(1), "") << mebibytes;
+  }
+}
+#endif
 
 TEST(MonitorsInOneProcess, AgreeOnACause) {
   const auto shared = std::make_shared<Shared>();

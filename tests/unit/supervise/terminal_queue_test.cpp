@@ -1,10 +1,13 @@
 #include "supervise/terminal_queue.h"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -71,6 +74,33 @@ TEST(TerminalQueue, ShowsNoStatusBelowALineThatCameAfterItsEnd) {
   reader.join();
   EXPECT_THAT(shown, testing::HasSubstr("after\n"));
   EXPECT_THAT(shown, testing::Not(testing::HasSubstr("after\n42%|bar")));
+}
+
+// Another program may have made the pipe that the launcher got as standard output non-blocking.
+TEST(TerminalQueue, LosesNoLineToAPipeThatDoesNotBlock) {
+  constexpr int kLines = 20'000;
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  fcntl(ends[1], F_SETFL, O_NONBLOCK);
+  const Descriptor screen(ends[0]);
+  const Descriptor before(dup(STDOUT_FILENO));
+  dup2(ends[1], STDOUT_FILENO);
+  close(ends[1]);
+  std::jthread rank([&] {
+    {
+      TerminalQueue queue(false);
+      for (int i = 0; i < kLines; ++i) {
+        queue.line(OutputStream::out, "a line of a rank that is not short");
+      }
+    }
+    dup2(before.get(), STDOUT_FILENO);  // ends the pipe
+  });
+  std::array<char, 4096> bytes{};
+  std::ptrdiff_t lines = 0;
+  for (ssize_t size = 0; (size = read(screen.get(), bytes.data(), bytes.size())) > 0;) {
+    lines += std::count(bytes.data(), bytes.data() + size, '\n');
+  }
+  EXPECT_EQ(lines, kLines);
 }
 
 }  // namespace
