@@ -3,6 +3,11 @@
 
 docs/images/terminal.py OUT.svg [--columns N] [--rows N] [--seconds S] [--answers TEXT] -- COMMAND...
 --seconds: ends the command with Ctrl-C after that time.  --answers: typed one line at a time, each after a prompt.
+
+The pictures of the manual have 104 columns, and 06_char_gpt as ./train:
+    console.svg                            ./train --nprocs 2 --max_steps 1000 --sample 0 --run_name console
+    start.svg   --answers 2,16,1,first,n   lockstep start ./train
+    top.svg     --seconds 4                lockstep top runs/shakes     (600 steps, interrupted once and continued)
 """
 
 import argparse

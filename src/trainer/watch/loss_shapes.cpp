@@ -16,9 +16,9 @@ namespace {
 
 namespace backward = torch::autograd::generated;
 
-/// Returns true if `node` is the backward of this loss function.
+/// Looks at the shapes if `node` is the backward of this loss function. False: it is another one.
 template <class Backward>
-bool check(const char* function, const torch::autograd::Node& node) {
+bool look_at(const char* function, const torch::autograd::Node& node) {
   const auto* loss = dynamic_cast<const Backward*>(&node);
   if (loss == nullptr) {
     return false;
@@ -45,10 +45,10 @@ void LossShapes::warn_about(const at::Tensor& loss) {
   while (!waiting.empty()) {
     const torch::autograd::Node* node = waiting.back();
     waiting.pop_back();
-    if (!seen.insert(node).second || check<backward::MseLossBackward0>("mse_loss", *node) ||
-        check<backward::SmoothL1LossBackward0>("smooth_l1_loss", *node) ||
-        check<backward::HuberLossBackward0>("huber_loss", *node) ||
-        check<backward::BinaryCrossEntropyBackward0>("binary_cross_entropy", *node)) {
+    if (!seen.insert(node).second || look_at<backward::MseLossBackward0>("mse_loss", *node) ||
+        look_at<backward::SmoothL1LossBackward0>("smooth_l1_loss", *node) ||
+        look_at<backward::HuberLossBackward0>("huber_loss", *node) ||
+        look_at<backward::BinaryCrossEntropyBackward0>("binary_cross_entropy", *node)) {
       continue;  // the model is behind a loss function
     }
     for (const torch::autograd::Edge& edge : node->next_edges()) {
