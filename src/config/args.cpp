@@ -632,8 +632,8 @@ class Parser {
   }
 
   void check_paths() {
-    if (!result_.hardware_file.empty()) {
-      return;  // they are for another machine
+    if (!result_.hardware_file.empty() || result_.print_config) {
+      return;  // they are for another machine, or only shown
     }
     for (const auto& [name, given] : paths_) {
       std::error_code error;

@@ -566,6 +566,7 @@ TEST(ParseInvocation, RefusesPathsThatDoNotExist) {
   EXPECT_THAT(problems({"--data", here}, given, {}, flags), ElementsAre()) << "the flag counts";
   EXPECT_THAT(problems({"--data", missing, "--hardware", "dgx.json"}, {}, {}, flags), ElementsAre())
       << "the plan of another machine";
+  EXPECT_THAT(problems({"--data", missing, "--print-config"}, {}, {}, flags), ElementsAre()) << "only shown";
   data = missing;
   EXPECT_THAT(problems({}, {}, {}, flags),
               ElementsAre(HasSubstr("data " + missing + " (the program's default): no such file or directory")));
