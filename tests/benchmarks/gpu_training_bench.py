@@ -102,6 +102,10 @@ class Failed(Exception):
     pass
 
 
+def progress(text):
+    print(f"{time.strftime('%T')} {text}", file=sys.stderr, flush=True)
+
+
 class Contestant:
     """A process that waits between the windows in which it trains."""
 
@@ -180,8 +184,11 @@ class Bench:
 
     def measure(self, cell, names, folder):
         """Leaves weights and samples in the folder, for the methods below."""
+        progress(f"{cell.name}: the model and its samples")
         facts = self.prepare(cell, folder)
+        progress(f"{cell.name}: the first steps of {', '.join(names)}")
         contestants, losses, failed = self.start(names, cell, folder)
+        progress(f"{cell.name}: {self.effort.rounds} rounds")
         rows = {name: {"failed": text} for name, text in failed.items()}
         try:
             self.take_windows(cell, contestants, losses, rows, folder)
