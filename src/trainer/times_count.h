@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 
 #include <lockstep/base/error.h>
 
@@ -14,7 +15,11 @@ inline void check_count(const at::Tensor& count) {
   if (!count.defined() || !count.is_cpu() || count.numel() != 1) {
     return;
   }
-  if (const double value = count.item<double>(); !(value >= 0)) {
+  // Not item(), which is an operation of LibTorch for each micro-batch.
+  const double value =
+      AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, count.scalar_type(), "StepOutput::count",
+                                 [&] { return static_cast<double>(*count.const_data_ptr<scalar_t>()); });
+  if (!(value >= 0)) {
     throw DataError(fmt::format("StepOutput::count is {}, expected 0 or more", value),
                     "it is the number by which the loss was divided, for example of the tokens that count");
   }

@@ -177,7 +177,7 @@ TEST_F(SecondStarts, TwoWritersWouldBeSeen) {
   ASSERT_TRUE(first.wait_for("step 6 ")) << first.err();
   std::filesystem::remove(run() / ".lock");
   std::filesystem::remove(run() / "checkpoints" / ".lock");
-  Process second(start(run(), 2, 1, slow));
+  Process second(start(run(), 1, 1, slow));
   ASSERT_TRUE(second.wait_for("resuming from")) << second.err();
   EXPECT_FALSE(had_one_writer(run()));
 }
