@@ -110,6 +110,16 @@ TEST_F(Stop, IsComparedInEarnest) {
   EXPECT_FALSE(final_state(run()) == final_state(straight_dir.path() / "run"));
 }
 
+// The signal reaches a thread of LibTorch, which does not wait for it.
+TEST_F(Stop, SavesAlsoIfTheLauncherHasThreads) {
+  Process process(train(), {{"TRAIN_PROGRAM_STARTS_THREADS", "1"}, {"OMP_NUM_THREADS", "4"}});
+  ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
+  process.signal(SIGTERM);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("run the same command again to continue"));
+}
+
 // A long step is completed and then saved.
 TEST_F(Stop, DuringALongStepWaitsForIt) {
   auto words = train();

@@ -316,6 +316,9 @@ int main(int argc, char** argv) {
     }
   });
   die_once(lockstep::read_environment());
+  if (lockstep::read_environment().has("TRAIN_PROGRAM_STARTS_THREADS")) {
+    at::ones({2'000'000}).exp();  // starts LibTorch's threads, also in the launcher
+  }
   Options options;
   lockstep::Flags flags;
   flags.add("dropout", &options.dropout, "dropout probability")
