@@ -28,6 +28,8 @@ void copy_rows(const std::byte* from, std::span<const std::int64_t> ids, std::by
 void copy_rows(const std::byte* from, std::size_t row_bytes, std::span<const std::int64_t> ids,
                std::byte* to) noexcept {
   switch (row_bytes) {
+    case 0:
+      return;  // such tensors have no memory
     case 4:
       return copy_rows<std::uint32_t>(from, ids, to);
     case 8:
