@@ -72,7 +72,11 @@ std::unique_ptr<PeerMonitor> monitor_of(int rank, const std::shared_ptr<Shared>&
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which map terabytes for themselves
 /// Exits with 1 if the rank can end with its own failure where no further thread can be made. `room`: in bytes.
 [[noreturn]] void end_without_threads(rlim_t room) {
-  alarm(30);  // ends it if it waits
+  alarm(30);               // ends it if it waits
+  pthread_attr_t threads;  // larger than the stacks that threads before have left
+  pthread_attr_init(&threads);
+  pthread_attr_setstacksize(&threads, std::size_t{10} << 20U);
+  pthread_setattr_default_np(&threads);
   PeerMonitor monitor({.rank = 1, .size = 2, .head_start = std::chrono::minutes(2)});
   std::int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -93,7 +97,7 @@ std::unique_ptr<PeerMonitor> monitor_of(int rank, const std::shared_ptr<Shared>&
 }
 
 TEST(MonitorsInOneProcess, EndWhereNoThreadCanBeMade) {
-  for (const rlim_t mebibytes : {rlim_t{2}, rlim_t{12}}) {  // no thread, one thread
+  for (const rlim_t mebibytes : {rlim_t{2}, rlim_t{14}}) {  // no thread, one thread
     EXPECT_EXIT(end_without_threads(mebibytes << 20U), testing::ExitedWithCode(1), "") << mebibytes;
   }
 }
