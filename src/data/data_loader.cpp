@@ -106,7 +106,7 @@ class DatasetSource final : public BatchSource {
   }
 
   std::optional<std::int64_t> steps_per_epoch() const override { return planner_.steps_per_epoch(); }
-  LoaderPosition position() const override { return position_; }
+  LoaderPosition position() const override { return planner_.with_order(position_); }
 
   void seek(const LoaderPosition& position) override {
     planner_.seek(position);

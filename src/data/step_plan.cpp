@@ -144,8 +144,12 @@ LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consume
   return {.epoch = over ? epoch + 1 : epoch,
           .consumed = over ? 0 : consumed,
           .dataset_size = options_.size,
-          .global_batch = options_.global_batch,
-          .state = over || consumed == 0 ? std::string() : order_};
+          .global_batch = options_.global_batch};
+}
+
+LoaderPosition StepPlanner::with_order(LoaderPosition position) const {
+  position.state = position.consumed > 0 ? order_ : std::string();
+  return position;
 }
 
 std::string describe_order(const DistributedSampler::Options& options) {

@@ -29,7 +29,7 @@ struct StepPlan {
   std::int64_t epoch = 0;
   std::int64_t pass = 0;  ///< over the data; the order and the samples' random numbers depend on it
   bool ends_epoch = false;
-  LoaderPosition after{};  ///< position after the step; the end of an epoch is the start of the next
+  LoaderPosition after{};  ///< after the step, without its order; the end of an epoch is the start of the next
 
   /// The ids of micro-batch `index`; empty if only other ranks have samples in it.
   std::span<const std::int64_t> micro_ids(std::size_t index) const noexcept;
@@ -48,7 +48,9 @@ class StepPlanner {
   /// Throws: CheckpointError if `position` belongs to another data set; nothing changes then.
   void seek(const LoaderPosition& position);
   /// The position of the next step.
-  const LoaderPosition& position() const noexcept { return position_; }
+  LoaderPosition position() const { return with_order(position_); }
+  /// A position after a step, with the order that it belongs to if it is inside of an epoch.
+  LoaderPosition with_order(LoaderPosition position) const;
   std::int64_t steps_per_epoch() const noexcept {
     return steps_per_epoch_ > 0 ? steps_per_epoch_ : sampler_.steps_per_epoch();
   }
@@ -65,7 +67,7 @@ class StepPlanner {
   int rank_;
   bool keep_global_batch_;
   std::int64_t steps_per_epoch_;
-  std::string order_;  // its text in a position inside of an epoch
+  std::string order_;  // its text; only positions that are asked for have it, not those of each step
   LoaderPosition position_;
 };
 

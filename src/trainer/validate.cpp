@@ -11,6 +11,7 @@
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
 #include "trainer/meter.h"
+#include "trainer/times_count.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -53,6 +54,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
       if (batch.samples > 0) {
         const StepOutput output =
             in_precision(config, world.device().type(), batch, [&](const Batch& b) { return (task.*options.step)(b); });
+        check_count(output.count);
         meter.add(output, batch.samples);
         if (options.on_output) {
           options.on_output(batch, output);

@@ -1,5 +1,6 @@
 #include "trainer/callbacks/batch_norm_update.h"
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -129,6 +130,15 @@ void combine_over_ranks(std::vector<CumulativeStatistics>& layers, World& world)
   }
 }
 
+/// nullptr: this rank has none in the step.
+const Batch* first_with_samples(const StepBatches* step) {
+  if (step == nullptr) {
+    return nullptr;
+  }
+  const auto found = std::ranges::find_if(step->micro, [](const Batch& batch) { return batch.samples > 0; });
+  return found == step->micro.end() ? nullptr : &*found;
+}
+
 StepOutput training_step(const StageContext& context, const Batch& batch) {
   return in_precision(context.plan.config, context.world.device().type(), batch,
                       [&](const Batch& b) { return context.task->training_step(b); });
@@ -147,9 +157,9 @@ void check_batch_norm_update(const StageContext& context) {
   const std::vector<metrics::NamedMetric> metered = context.task->metrics();
   const metrics::StatesKept of_training(metered);
   const LoaderPosition before = context.train->position();
-  if (const StepBatches* step = context.train->next(); step != nullptr && step->local_samples > 0) {
+  if (const Batch* batch = first_with_samples(context.train->next()); batch != nullptr) {
     try {
-      training_step(context, step->micro.front());
+      training_step(context, *batch);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("WeightAverage: batch_norm_steps needs training_step(): {}", error.what()),
                         "override it beside optimize(), with the same forward; or use batch_norm_steps 0");

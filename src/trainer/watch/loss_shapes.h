@@ -10,7 +10,7 @@ namespace lockstep {
 /// torch::mse_loss and its relatives repeat an output [N, 1] and a target [N] to [N, N] and train on nonsense.
 class LossShapes {
  public:
-  /// Warns if the first loss does so; it must still have its graph. The others cost nothing.
+  /// Warns if the first loss does so; it must still have its graph. Later ones are not looked at.
   void look(const at::Tensor& loss) {
     if (!std::exchange(has_looked_, true)) {
       warn_about(loss);

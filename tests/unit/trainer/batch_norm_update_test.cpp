@@ -12,6 +12,7 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/callbacks.h>
 
@@ -213,6 +214,39 @@ TEST(BatchNormUpdate, TriesTheForwardWithoutATrace) {
     const Statistics without = train(ranks, 30, 0).front();
     EXPECT_TRUE(at::equal(with.weight, without.weight)) << "the same samples in the same order";
   }
+}
+
+// Of a global batch of one sample, rank 1 has an empty micro-batch, before that of the other loader.
+TEST(BatchNormUpdate, TriesAMicroBatchWithSamples) {
+  // Several values per channel, so that one sample is enough for training.
+  class Wide final : public Task {
+   public:
+    Wide() {
+      root_.register_module("norm", norm_);
+      root_.register_module("layer", layer_);
+    }
+    torch::nn::Module& module() override { return root_; }
+    std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.05})}; }
+    StepOutput training_step(const Batch& batch) override {
+      return at::mse_loss(layer_(norm_(batch.input.unsqueeze(1)).squeeze(1)), batch.target);
+    }
+
+   private:
+    torch::nn::BatchNorm1d norm_{1};
+    torch::nn::Linear layer_{4, 1};
+    torch::nn::Module root_{};
+  };
+  thread_world(2, [](World& world) {
+    const Plan plan = plan_for(2, in_memory({.max_epochs = 0, .max_steps = 2, .batch_size = 2}));
+    DataLoader one(tiny_data(8), {.batch = {.batch_size = 2, .global_batch_size = 1}}, world);
+    DataLoader four(tiny_data(8), {.batch = {.batch_size = 2, .global_batch_size = 4}}, world);
+    CombinedLoader both({&one, &four}, CombineMode::min_size);
+    Wide task;
+    Trainer trainer(plan, world);
+    trainer.add(
+        std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0, .at_end = true, .batch_norm_steps = 1}));
+    EXPECT_EQ(trainer.fit(task, both).state.step, 2);
+  });
 }
 
 TEST(BatchNormUpdate, NeedsTheAverageAtTheEnd) {
