@@ -27,8 +27,10 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "data/batch_columns.h"
+#include "data/cache_progress.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
+#include "data/worker_pool.h"
 #include "formats/array_file.h"
 #include "tensor/dtype_names.h"
 
@@ -75,25 +77,45 @@ class Cached final : public Dataset {
   mutable RecycledMemory memory_{};
 };
 
-/// Calls take(first id, columns) for all samples, several at a time; all columns match those of the first sample.
-void for_all_samples(const Dataset& data, const NamedTensors& first,
+/// Calls take(first id, columns) for all samples in their order, several at a time; all columns match those of the
+/// first sample. Every CPU of the process makes samples. `what`: for the log.
+void for_all_samples(const Dataset& data, const std::string& what, const NamedTensors& first,
                      const std::function<void(std::int64_t, const NamedTensors&)>& take) {
-  constexpr std::int64_t kMost = 256;
+  constexpr std::int64_t kBlock = 32;  // each CPU holds one or two blocks
   const auto like_first = [&](const NamedTensors& columns) {
     return std::equal(columns.begin(), columns.end(), first.begin(), first.end(), [](const auto& a, const auto& b) {
       return a.first == b.first && a.second.scalar_type() == b.second.scalar_type() &&
              a.second.sizes().slice(1) == b.second.sizes().slice(1);
     });
   };
-  for (std::int64_t begin = 0; begin < data.size(); begin += kMost) {
-    std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMost, data.size() - begin)));
-    std::iota(ids.begin(), ids.end(), begin);
-    const NamedTensors columns = cached_columns(data.get(ids, {}));
+  const std::size_t workers = std::max(1U, std::thread::hardware_concurrency());
+  WorkerPool pool(static_cast<int>(workers), [&data](PendingStep& step, std::size_t) {
+    const c10::NoGradGuard no_grad;
+    step.micro.front().batch = data.get(step.plan.ids, {});
+  });
+  CacheProgress progress(what, data.size(), CacheProgress::Clock::now());
+  std::int64_t planned = 0;
+  while (planned < data.size() || pool.pending() > 0) {
+    while (planned < data.size() && pool.pending() <= workers) {
+      auto step = pool.spare();
+      step->plan.ids.resize(static_cast<std::size_t>(std::min(kBlock, data.size() - planned)));
+      step->plan.micro_batches = 1;
+      std::iota(step->plan.ids.begin(), step->plan.ids.end(), planned);
+      planned += std::ssize(step->plan.ids);
+      pool.submit(std::move(step));
+    }
+    const PendingStep& step = pool.front();
+    const std::int64_t begin = step.plan.ids.front();
+    const std::int64_t end = step.plan.ids.back() + 1;
+    const NamedTensors columns = cached_columns(step.micro.front().batch);
     if (!like_first(columns)) {
-      throw DataError(
-          fmt::format("cache: samples {} to {} do not have the same tensors as sample 0", ids.front(), ids.back()));
+      throw DataError(fmt::format("cache: samples {} to {} do not have the same tensors as sample 0", begin, end - 1));
     }
     take(begin, columns);
+    pool.pop();
+    if (const auto line = progress.line(end, CacheProgress::Clock::now())) {
+      log_info(*line);
+    }
   }
 }
 
@@ -137,7 +159,8 @@ void make_files(const Dataset& data, const fs::path& directory) {
     columns.back()->append(std::as_bytes(std::span(header)));
     names.push_back(name);
   }
-  for_all_samples(data, first, [&](std::int64_t, const NamedTensors& rows) {
+  const std::string what = fmt::format("writing the cache {}", directory.string());
+  for_all_samples(data, what, first, [&](std::int64_t, const NamedTensors& rows) {
     for (std::size_t column = 0; column < rows.size(); ++column) {
       columns[column]->append(bytes_of(rows[column].second));
     }
@@ -233,7 +256,7 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
     sizes.front() = data->size();
     columns.emplace_back(name, at::empty(sizes, tensor.options()));
   }
-  for_all_samples(*data, first, [&](std::int64_t begin, const NamedTensors& rows) {
+  for_all_samples(*data, "loading all samples into memory", first, [&](std::int64_t begin, const NamedTensors& rows) {
     for (std::size_t column = 0; column < rows.size(); ++column) {
       columns[column].second.narrow(0, begin, rows[column].second.size(0)).copy_(rows[column].second);
     }

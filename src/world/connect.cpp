@@ -143,7 +143,8 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   impl.timeout = to_milliseconds(plan.config.dist.timeout_s);
   const Variables environment = read_environment();
   if (impl.place.local_size < impl.place.size || identity.local_size_is_guess) {
-    impl.place.address = environment.has("GLOO_SOCKET_IFNAME") ? std::string() : meeting.address;
+    impl.place.address = meeting.address;
+    impl.place.interfaces = environment.get("GLOO_SOCKET_IFNAME").value_or("");
   }
   try {
     impl.connect_control_plane();

@@ -11,7 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/text.h"
 #include "world/process_group.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -33,26 +35,31 @@ void check_that_threads_can_be_made(int count) {
   all_tried.set_value();
 }
 
-// Gloo looks up the PCI address of a network device in a map that it changes without a lock (interfaceToBusID).
-c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(const std::string& address,
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(const RankCoordinates& place,
                                                                  std::chrono::milliseconds timeout) {
+  // Otherwise every rank reads the addresses of all others at the start, and the store sends n^2 of them.
+  constexpr bool kConnectAtFirstUse = true;
+  // Gloo looks up the PCI address of a network device in a map that it changes without a lock (interfaceToBusID).
   static std::mutex one_device_at_a_time;
   const std::lock_guard lock(one_device_at_a_time);
-  if (address.empty()) {
-    return c10d::ProcessGroupGloo::Options::create_default(timeout);
-  }
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  if (place.interfaces.empty()) {
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(place.address, kConnectAtFirstUse));
+  } else {
+    for (const std::string& name : split(place.interfaces, ',')) {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name, kConnectAtFirstUse));
+    }
+  }
   return options;
 }
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    const std::string& address, std::chrono::milliseconds timeout) {
-  const auto options = make_options(address, timeout);
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const RankCoordinates& place, std::chrono::milliseconds timeout) {
+  const auto options = make_options(place, timeout);
   check_that_threads_can_be_made(options->threads);
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, place.rank, place.size, options);
 }
 
 }  // namespace lockstep

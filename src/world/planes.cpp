@@ -21,8 +21,7 @@ Planes::Planes(c10::intrusive_ptr<c10d::Store> store, RankCoordinates place, std
       place_(std::move(place)),
       timeout_(timeout),
       group_(c10::make_intrusive<c10d::ProcessGroup>(store_, place_.rank, place_.size)),
-      gloo_(make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store_), place_.rank, place_.size,
-                              place_.address, timeout_)) {
+      gloo_(make_gloo_backend(c10::make_intrusive<c10d::PrefixStore>("gloo", store_), place_, timeout_)) {
   group_->setBackend(c10::kCPU, BackendType::GLOO, gloo_);
   group_->setDefaultBackend(BackendType::GLOO);
   group_->setGroupName("lockstep");

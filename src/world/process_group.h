@@ -14,9 +14,11 @@ class Store;
 
 namespace lockstep {
 
-/// Listens only on `address`; "": on the interface named by GLOO_SOCKET_IFNAME.
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    const std::string& address, std::chrono::milliseconds timeout);
+struct RankCoordinates;
+
+/// Two ranks connect when they first exchange something, over `store`.
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const RankCoordinates& place, std::chrono::milliseconds timeout);
 
 /// `on_one_machine`: all ranks are on this machine, so NCCL connects them through the loopback interface.
 /// Throws: CommError if this build or machine does not support it.

@@ -32,7 +32,8 @@ struct RankCoordinates {
   int local_size = 1;
   int node = 0;
   int nodes = 1;
-  std::string address = kLoopback;  ///< address of this machine to listen on; "": that of GLOO_SOCKET_IFNAME
+  std::string address = kLoopback;  ///< address of this machine to listen on
+  std::string interfaces{};         ///< GLOO_SOCKET_IFNAME: network interfaces to listen on instead
 };
 
 class RunHold;

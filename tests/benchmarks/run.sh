@@ -5,12 +5,12 @@
 #   tests/benchmarks/run.sh step exchange           # only these
 #   tests/benchmarks/run.sh --rounds 2 launch       # to see that it works; the figures mean little
 #
-# Questions: step, exchange, launch, failure, loader, sampler, checkpoint, resume. Reports: build/benchmarks/NAME_cpu_DATE.md, or below --out FOLDER.
+# Questions: step, exchange, launch, failure, loader, sampler, checkpoint, resume, scaling. Reports: build/benchmarks/NAME_cpu_DATE.md, or below --out FOLDER.
 # Sets up what is missing: the build, and a Python environment with the peers (Lightning, Accelerate, torchdata, safetensors) in build/benchmarks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-known=(step exchange launch failure loader sampler checkpoint resume)
+known=(step exchange launch failure loader sampler checkpoint resume scaling)
 out=build/benchmarks
 rounds=()
 questions=()
@@ -59,15 +59,17 @@ measure() {
   local question=$1 program=$2
   shift 2
   printf '== %s\n' "$question"
-  "$venv/bin/python" "tests/benchmarks/${question}_bench.py" --program "$programs/$program" --python "$venv/bin/python" \
+  "$venv/bin/python" "tests/benchmarks/${question}_bench.py" --program "$programs/$program" \
     --report "$out/${question}_cpu_$(date +%F).md" ${rounds[@]+"${rounds[@]}"} "$@"
 }
+peers=(--python "$venv/bin/python")
 for question in "${questions[@]}"; do
   case $question in
-    step | exchange) measure "$question" exchange_program ;;
-    failure) measure failure failing_program ;;
-    loader | sampler) measure "$question" "${question}_bench" ;;
-    checkpoint) measure checkpoint checkpoint_program --folder "$out" ;;
-    launch | resume) measure "$question" "${question}_program" ;;
+    step | exchange) measure "$question" exchange_program "${peers[@]}" ;;
+    failure) measure failure failing_program "${peers[@]}" ;;
+    loader | sampler) measure "$question" "${question}_bench" "${peers[@]}" ;;
+    checkpoint) measure checkpoint checkpoint_program --folder "$out" "${peers[@]}" ;;
+    launch | resume) measure "$question" "${question}_program" "${peers[@]}" ;;
+    scaling) measure scaling scaling_program ;; # has no peers
   esac
 done

@@ -1,7 +1,8 @@
 // lockstep/data/cache.h
 //
 // Caches for samples that are expensive to produce. A cache holds each sample as the data set returns it in epoch 0, so
-// random augmentation must be applied after the cache.
+// random augmentation must be applied after the cache. All CPUs of the process make the samples; every ten seconds a
+// line of the log says how many are left.
 #pragma once
 
 #include <cstdint>

@@ -3,11 +3,13 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -19,6 +21,7 @@
 #include <lockstep/data/cache.h>
 #include <lockstep/world/world.h>
 
+#include "data/cache_progress.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 
@@ -60,6 +63,35 @@ TEST(MemoryCache, LoadsEverySampleOnce) {
   cached->get(Ids{1, 2, 3}, {});
   EXPECT_EQ(made, before);
   EXPECT_THROW(cached->get(Ids{300}, {}), DataError);
+}
+
+TEST(MemoryCache, MakesSamplesOnAllCpusAtOnce) {
+  const auto cpus = static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
+  std::latch all_are_busy(cpus);
+  std::atomic<bool> first = true;
+  const auto data = sample_dataset(cpus * 32, [&](std::int64_t id, std::uint64_t) -> Batch {
+    if (id % 32 == 0 && !first.exchange(false)) {  // the first sample is also made alone, for the estimate
+      all_are_busy.arrive_and_wait();
+    }
+    return {.input = at::full({2}, id, at::kLong)};
+  });
+  const auto cached = memory_cache(data, 1 << 20);
+  const Ids all = [&] {
+    Ids ids(static_cast<std::size_t>(cpus) * 32);
+    std::iota(ids.begin(), ids.end(), 0);
+    return ids;
+  }();
+  EXPECT_TRUE(at::equal(cached->get(all, {}).input.select(1, 0), at::tensor(all)));
+}
+
+TEST(CacheProgress, SaysEveryTenSecondsHowLongItTakes) {
+  using std::chrono::seconds;
+  const CacheProgress::Clock::time_point start{};
+  CacheProgress progress("writing the cache dir", 4000, start);
+  EXPECT_EQ(progress.line(100, start + seconds(9)), std::nullopt);
+  EXPECT_EQ(progress.line(1000, start + seconds(60)), "writing the cache dir: 1000 of 4000 samples, about 03:00 left");
+  EXPECT_EQ(progress.line(1001, start + seconds(69)), std::nullopt);
+  EXPECT_EQ(progress.line(4000, start + seconds(70)), "writing the cache dir: 4000 of 4000 samples, about 00:00 left");
 }
 
 TEST(MemoryCache, ReturnsTheDataIfTheyAreTooLarge) {
