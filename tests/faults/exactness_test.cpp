@@ -66,6 +66,7 @@ struct Trained {
   int ranks = 1;
   std::vector<std::string> more{};
   std::string name{};
+  std::size_t more_files = 0;  ///< of state in a checkpoint
 };
 
 class StopsAfterEveryStep : public testing::TestWithParam<Trained> {};
@@ -76,7 +77,8 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   const TempDir dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "straight", all_flags)).code, 0);
   const auto straight = final_state(dir.path() / "straight");
-  ASSERT_EQ(straight.size(), 4U + static_cast<std::size_t>(ranks));  // model, optimizer, report, generators; name
+  ASSERT_EQ(straight.size(), 4U + static_cast<std::size_t>(ranks) +
+                                 GetParam().more_files);  // model, optimizer, report, generators; name
   ASSERT_EQ(straight.at("name"), "step-0000000063");
   const auto losses = metric(dir.path() / "straight", "loss");
   const auto epochs = metric(dir.path() / "straight", "epoch_loss");
@@ -111,7 +113,10 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StopsAfterEveryStep,
                          testing::Values(Trained{1}, Trained{2}, Trained{4}, Trained{4, {"--backend", "gloo"}, "_gloo"},
-                                         Trained{2, {"--dist.compression", "bf16_stochastic"}, "_bf16_stochastic"}),
+                                         Trained{2, {"--dist.compression", "bf16_stochastic"}, "_bf16_stochastic"},
+                                         Trained{2, {"--callbacks", "--validate.every_steps", "4"}, "_callbacks", 1},
+                                         Trained{2, {"--optimizer", "adamw", "--dist.shard_optimizer"}, "_sharded"},
+                                         Trained{2, {"--precision", "fp16_mixed"}, "_fp16_mixed"}),
                          [](const auto& test) { return std::to_string(test.param.ranks) + test.param.name; });
 
 /// Step -> ids over all ranks, in the order of the global batch. A repeated step has the same ids.

@@ -44,6 +44,7 @@ struct Options {
   bool noise = true;
   bool fp64 = false;
   std::string optimizer = "adamw";
+  bool callbacks = false;  // those with a state: averages, plateau, early stopping; and a frozen layer
   std::string ledger;      // directory in which every rank records the samples of each step
   std::int64_t stops = 0;  // instead of one run: for each step up to this one, a run that stops there and is resumed
   std::int64_t stride = 1;
@@ -279,6 +280,13 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
           at.log_image("weights", at.module.parameters()[0].detach());
         });
   }
+  if (options.callbacks) {
+    trainer.add(std::make_shared<lockstep::WeightAverage>(lockstep::WeightAverageOptions{.decay = 0.9}))
+        .add(
+            std::make_shared<lockstep::ReduceOnPlateau>(lockstep::ReduceOnPlateauOptions{.factor = 0.5, .patience = 1}))
+        .add(std::make_shared<lockstep::EarlyStopping>(lockstep::EarlyStoppingOptions{.patience = 100}))
+        .add(std::make_shared<lockstep::FreezeUntil>("a.*", 2));
+  }
   if (options.fail_in.starts_with("callback")) {
     trainer.add(std::make_shared<Everywhere>(failure));
   }
@@ -327,6 +335,7 @@ int main(int argc, char** argv) {
       .add("stops", &options.stops, "a run for each step up to this one that stops there and is resumed")
       .add("stride", &options.stride, "between these steps")
       .add("optimizer", &options.optimizer, "adamw or sgd")
+      .add("callbacks", &options.callbacks, "average, plateau, early stopping, and a layer that is frozen for an epoch")
       .add("ledger", &options.ledger, "folder for the samples that each rank saw")
       .add("fail_in", &options.fail_in, "phase to fail in")
       .add("fail_step", &options.fail_step, "how often the phase is passed before it fails")
