@@ -28,6 +28,14 @@ bool has_ended(const Descriptor& process) {
   return process.is_open() && poll(&ended, 1, 0) == 1;
 }
 
+/// A warning is not worth that this thread waits for a reader of standard error.
+void say(const std::string& warning) {
+  pollfd terminal{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (!warning.empty() && poll(&terminal, 1, 0) == 1) {
+    log_warning(warning);
+  }
+}
+
 }  // namespace
 
 PeerMonitor::PeerMonitor(Options options)
@@ -78,7 +86,7 @@ void PeerMonitor::watch_peers(std::unique_ptr<Store> store, std::vector<Launcher
   launcher_ = std::move(launcher);
   if (store) {
     store_ = std::move(store);
-    watch_.join_peers(options_.size, this_process());
+    watch_.join_peers(options_.size, this_process(), options_.stalls ? options_.stalls->about() : std::string());
   }
   wake();
   changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.peers()->is_introduced(); });
@@ -136,6 +144,7 @@ void PeerMonitor::watch() {
     const auto now = clock_.read(std::chrono::steady_clock::now());
     look_at_processes(now);
     serve_store();
+    const std::string found = look_for_stalls(now);
     watch_.step(now);
     serve_store();
     changed_.notify_all();
@@ -149,6 +158,7 @@ void PeerMonitor::watch() {
       });
     }
     lock.unlock();
+    say(found);
     wait();
     lock.lock();
   }
@@ -180,6 +190,9 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
     return;
   }
   for (StoreLink::Peer& peer : peers->take_met()) {
+    if (options_.stalls) {
+      options_.stalls->meet(peer);
+    }
     Descriptor handle(static_cast<int>(syscall(SYS_pidfd_open, peer.process.pid, 0)));
     if (!handle.is_open() && errno == ESRCH) {
       peers->peer_ended(peer);
@@ -193,6 +206,18 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
       peers->peer_ended(process.peer);
     }
   }
+}
+
+std::string PeerMonitor::look_for_stalls(PeerWatch::Time now) {
+  StoreLink* peers = watch_.peers();
+  if (!options_.stalls || peers == nullptr || peers->cause()) {
+    return {};
+  }
+  StallFinder::Finding found = options_.stalls->look(now);
+  if (found.failure) {
+    peers->announce(*found.failure);
+  }
+  return found.text;
 }
 
 void PeerMonitor::wait() {

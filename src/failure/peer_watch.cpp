@@ -95,7 +95,7 @@ bool PeerWatch::may_end() const {
   }
   const bool had_head_start = known_for >= options_.head_start;
   if (!own_) {
-    return had_head_start;
+    return had_head_start || (is_told && make_parting().hangs);
   }
   return is_told && (had_head_start || !options_.launcher_blames || !make_parting().is_stopped);
 }
@@ -114,13 +114,16 @@ std::optional<Failure> PeerWatch::cause() const { return peers_ ? peers_->cause(
 
 Parting PeerWatch::make_parting() const {
   const Failure cause = this->cause().value_or(*verdict_.cause());
+  const bool is_mine = cause.rank == options_.rank;
+  if (!own_) {
+    return {.code = is_mine ? cause.code : kPeerLost, .words = cause, .is_stopped = !is_mine, .hangs = is_mine};
+  }
   // A consequence of which no cause was heard is the cause.
-  const bool speaks_for_itself =
-      own_ && (!own_->is_consequence || (verdict_.cause()->is_consequence && cause.rank == options_.rank));
-  return {.code = own_ ? own_->code : kPeerLost,
+  const bool speaks_for_itself = !own_->is_consequence || (verdict_.cause()->is_consequence && is_mine);
+  return {.code = own_->code,
           .words = speaks_for_itself ? *own_ : cause,
           .is_stopped = !speaks_for_itself,
-          .is_cause = own_ && cause.rank == options_.rank};
+          .is_cause = is_mine};
 }
 
 }  // namespace lockstep

@@ -83,8 +83,13 @@ StoreAnswer ask(Store& store, const StoreCall& call) noexcept {
   return {.kind = StoreAnswer::Kind::gone};
 }
 
-StoreLink::StoreLink(int rank, int size, ProcessName self)
-    : rank_(rank), size_(size), self_(std::move(self)), here_("here/" + self_.machine), lingered_(rank != 0) {
+StoreLink::StoreLink(int rank, int size, ProcessName self, std::string about)
+    : rank_(rank),
+      size_(size),
+      self_(std::move(self)),
+      about_(std::move(about)),
+      here_("here/" + self_.machine),
+      lingered_(rank != 0) {
   introduce();
 }
 
@@ -123,7 +128,7 @@ void StoreLink::answer(const StoreAnswer& answer) {
 
 void StoreLink::introduce() {
   put(add(here_, 1), [this](const StoreAnswer& answer) {
-    put(set(fmt::format("{}/{}", here_, answer.number), fmt::format("{} {}", rank_, encode(self_))),
+    put(set(fmt::format("{}/{}", here_, answer.number), fmt::format("{}\n{}\n{}", rank_, encode(self_), about_)),
         [this](const StoreAnswer&) { is_introduced_ = true; });
   });
 }
@@ -223,12 +228,12 @@ void StoreLink::meet(std::int64_t count) {
       }
       put(get(fmt::format("{}/{}", here_, number)), [this, number](const StoreAnswer& answer) {
         not_met_.erase(number);
-        const auto space = std::min(answer.text.find(' '), answer.text.size());
-        const auto rank = parse_int(std::string_view(answer.text).substr(0, space));
-        const auto process =
-            parse_process_name(std::string_view(answer.text).substr(std::min(space + 1, answer.text.size())));
+        std::vector<std::string> lines = split(answer.text, '\n');
+        lines.resize(3);
+        const auto rank = parse_int(lines[0]);
+        const auto process = parse_process_name(lines[1]);
         if (rank && process && *rank != rank_) {
-          met_.push_back({.rank = static_cast<int>(*rank), .process = *process});
+          met_.push_back({.rank = static_cast<int>(*rank), .process = *process, .about = std::move(lines[2])});
         }
       });
     });

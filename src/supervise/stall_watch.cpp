@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -274,6 +275,9 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
     finding.what =
         fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit), stop_at_ ? " after a stop request" : "",
                     place.empty() ? "" : " ", place, state.empty() ? "" : ": it is ", state);
+    if (finding.ranks.size() > 1) {
+      finding.what += fmt::format(", with ranks {}", format_ranges(std::span(finding.ranks).subspan(1)));
+    }
     if (finding.hint.empty()) {
       finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command resumes from the last save"
                      : culprit.view.phase == Phase::rendezvous
