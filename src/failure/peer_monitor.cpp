@@ -209,13 +209,12 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
 }
 
 std::string PeerMonitor::look_for_stalls(PeerWatch::Time now) {
-  StoreLink* peers = watch_.peers();
-  if (!options_.stalls || peers == nullptr || peers->cause()) {
+  if (!options_.stalls || watch_.peers() == nullptr || watch_.is_over()) {
     return {};
   }
   StallFinder::Finding found = options_.stalls->look(now);
   if (found.failure) {
-    peers->announce(*found.failure);
+    watch_.stall_was_found(*found.failure, now);
   }
   return found.text;
 }
@@ -231,7 +230,8 @@ void PeerMonitor::wait() {
     if (options_.supervisor && !options_.supervisor->cause()) {
       events.push_back({.fd = options_.supervisor->fd(), .events = POLLIN, .revents = 0});
     }
-    if (const auto due = watch_.due(); due || !launcher_.empty()) {
+    const bool looks_for_stalls = options_.stalls && watch_.peers() != nullptr;
+    if (const auto due = watch_.due(); due || looks_for_stalls || !launcher_.empty()) {
       // Not longer than a look: the clock leaves out what nobody read.
       const auto left = due.value_or(PeerWatch::Time::max()) - clock_.read(std::chrono::steady_clock::now());
       longest = static_cast<int>(

@@ -57,8 +57,12 @@ class PeerWatch {
   /// To be said in every step as long as it is so: what ended the launcher, a signal to a whole job for example, may be
   /// about to reach this rank as well.
   void launcher_is_gone(const std::string& name, Time now);
+  /// Another rank hangs, or this one.
+  void stall_was_found(const Failure& stall, Time now) { verdict_.hear(stall, now); }
   void step(Time now);
 
+  /// It is known that the run is over, and perhaps not yet to all ranks.
+  bool is_over() const noexcept { return verdict_.cause().has_value(); }
   /// What ends this rank; nullopt: nothing does, or the ranks have not agreed on it yet.
   std::optional<Failure> cause() const;
   /// Set: the process has to end now, by its main thread if that failed.

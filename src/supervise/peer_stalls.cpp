@@ -90,10 +90,12 @@ StallFinder::Finding PeerStalls::look(Time now) {
                   (stall.hint.empty() || stall.ends_the_run ? "" : "\n  hint: " + stall.hint);
     if (stall.ends_the_run) {
       const int rank = stall.ranks.front();
-      const ProcessName process = rank == rank_ ? this_process() : peers_[rank].process;
+      const auto peer = peers_.find(rank);
       found.failure = Failure{.rank = rank,
                               .code = static_cast<int>(ExitCode::timeout),
-                              .text = fmt::format("rank {} ({}) {}", rank, to_string(process), stall.what)};
+                              .text = peer == peers_.end() ? stall.what
+                                                           : fmt::format("rank {} ({}) failed: {}", rank,
+                                                                         to_string(peer->second.process), stall.what)};
     }
   }
   return found;

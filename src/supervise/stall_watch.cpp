@@ -16,6 +16,9 @@ namespace {
 
 using std::chrono::seconds;
 
+/// Between two samples. Less is what the threads of a waiting rank use that watch the others.
+constexpr std::int64_t kTicksOfWork = 2;
+
 /// Phases of a step, which are short and equal on every rank.
 bool is_in_step(Phase phase) { return phase >= Phase::data && phase <= Phase::optimizer; }
 
@@ -153,7 +156,7 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
     Rank& rank = ranks_[i];
     const RankSample& sample = samples[i];
     const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
-    const bool worked = works_for_itself && sample.process.cpu_ticks > rank.cpu_ticks;
+    const bool worked = works_for_itself && sample.process.cpu_ticks >= rank.cpu_ticks + kTicksOfWork;
     if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // time in a debugger is ignored
       rank.moved = now;
     }
