@@ -145,6 +145,10 @@ void StoreLink::step(Time now) {
                     in_seconds(ring_.silence)));
     return;
   }
+  if (proposal_ && !cause_ && now - proposed_at_ >= patience()) {
+    lose(proposal_->text);  // what serves the store may be stopped
+    return;
+  }
   lingered_ = lingered_ || (cause_ && now >= cause_at_ + deadlines::kLinger);
   if (!questions_.empty() || closed_) {
     return;
@@ -173,7 +177,8 @@ StoreLink::Time StoreLink::due() const {
   }
   const Time linger_until = cause_ && !lingered_ ? cause_at_ + deadlines::kLinger : Time::max();
   if (waiting_) {
-    return std::min(linger_until, is_limited() ? asked_at_ + ring_.silence : Time::max());
+    return std::min({linger_until, is_limited() ? asked_at_ + ring_.silence : Time::max(),
+                     proposal_ && !cause_ ? proposed_at_ + patience() : Time::max()});
   }
   if (closed_) {
     return Time::max();
@@ -277,6 +282,7 @@ void StoreLink::announce(const Failure& failure) {
     return;
   }
   proposal_ = failure;
+  proposed_at_ = now_;
   proposal_->text = failure.rank == rank_ ? fmt::format("rank {} ({}) failed: {}", rank_, to_string(self_),
                                                         report_line(with_place(failure)))
                                           : report_line(failure.text);

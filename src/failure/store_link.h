@@ -146,7 +146,8 @@ class StoreLink final : public FailureLink {
   Time looked_for_beats_at_{};
 
   std::optional<Failure> proposal_{};  // what this rank reports, or wanted to
-  std::optional<Time> report_by_{};    // another rank began to report: until when it is waited for
+  Time proposed_at_{};
+  std::optional<Time> report_by_{};  // another rank began to report: until when it is waited for
   Time look_for_report_at_{};
   std::optional<Failure> cause_{};
   Time cause_at_{};
