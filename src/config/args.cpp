@@ -117,10 +117,10 @@ std::string hint_for_unknown(std::string_view name, const std::vector<std::strin
   return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
 }
 
-/// The values and words of a command line; does not interpret any value yet.
-class CommandLine {
+/// The values and words of a command line, of which no value is interpreted yet.
+class ParsedArguments {
  public:
-  CommandLine(std::span<const std::string> args, std::vector<Option> options)
+  ParsedArguments(std::span<const std::string> args, std::vector<Option> options)
       : tokens_(args), options_(std::move(options)) {
     while (!tokens_.rest().empty()) {
       if (const auto flag = tokens_.take_flag()) {
@@ -224,7 +224,7 @@ class Parser {
         positional_fields_(FlagsAccess::positional_fields(flags)),
         positionals_(FlagsAccess::positionals(flags)),
         of_tool_(FlagsAccess::of_tool(flags)),
-        line_(args, options()) {
+        arguments_(args, options()) {
     result_.config = defaults;
     const auto values = config_values(defaults);
     const auto plain = config_values(TrainConfig());
@@ -250,13 +250,13 @@ class Parser {
   }
 
   Invocation run() {
-    if (line_.help() || line_.help_all()) {
-      result_.help = line_.help();
-      result_.help_all = line_.help_all();
+    if (arguments_.help() || arguments_.help_all()) {
+      result_.help = arguments_.help();
+      result_.help_all = arguments_.help_all();
       return result_;  // ignore all other problems
     }
     check_program_flags();
-    problems_.insert(problems_.end(), line_.problems().begin(), line_.problems().end());
+    problems_.insert(problems_.end(), arguments_.problems().begin(), arguments_.problems().end());
     apply_options();
     apply_file();
     apply_environment();
@@ -349,7 +349,7 @@ class Parser {
   }
 
   void apply_options() {
-    for (const Assignment& given : line_.assignments()) {
+    for (const Assignment& given : arguments_.assignments()) {
       if (given.name == "config") {
         config_file_ = given.text;
       } else if (given.name == "hardware") {
@@ -473,12 +473,12 @@ class Parser {
   }
 
   void apply_flags() {
-    for (const Assignment& given : line_.assignments()) {
+    for (const Assignment& given : arguments_.assignments()) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); };
       set_field(given.name, given.label, "flag", parse);
       set_program_value(given.name, given.label, "flag", parse);
     }
-    const std::vector<std::string>& words = line_.words();
+    const std::vector<std::string>& words = arguments_.words();
     const std::size_t fields = positional_fields_.size();
     for (std::size_t i = 0; i < words.size(); ++i) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); };
@@ -488,7 +488,7 @@ class Parser {
       } else if (i - fields < positionals_.size()) {
         const std::string& name = positionals_[i - fields].name;
         set_program_value(name, label(name), "flag", parse);
-      } else if (const std::string before = line_.switch_before(i); !before.empty()) {
+      } else if (const std::string before = arguments_.switch_before(i); !before.empty()) {
         refuse(fmt::format("{} {}: expected true or false", before, printable(words[i])),
                fmt::format("use {} alone for true", before));
       } else {
@@ -679,7 +679,7 @@ class Parser {
   const std::vector<std::string>& positional_fields_;
   const std::vector<ProgramFlag>& positionals_;
   const bool of_tool_;
-  CommandLine line_;
+  ParsedArguments arguments_;
   Invocation result_{};
   std::optional<std::string> config_file_{};
   bool is_of_run_ = false;  // it is the config.toml in the directory of a run
