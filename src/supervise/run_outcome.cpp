@@ -84,7 +84,7 @@ void RunOutcome::announced(int rank, const Message& message, const ProgressView&
   Failure failure =
       blame(rank, fmt::format("failed{}: {}", after_blank(place_of(place)), clean_message(message.text)), code);
   failure.is_consequence = message.secondary;
-  verdict_.hear(std::move(failure), now);
+  verdict_.add(std::move(failure), now);
 }
 
 void RunOutcome::exited(int rank, const Ending& ending) {

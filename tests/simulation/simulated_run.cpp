@@ -244,13 +244,13 @@ class Run {
     if (!is_alive(rank)) {
       return;
     }
-    if (watch.parting()) {
-      const Parting& parting = *watch.parting();
-      if (parting.is_stopped) {
-        rank.stopped_by = parting.words;
+    if (watch.decision()) {
+      const ExitDecision& decision = *watch.decision();
+      if (decision.is_stopped) {
+        rank.stopped_by = decision.failure;
       }
-      note(static_cast<std::uint64_t>(parting.words.rank + 7));
-      end(rank, parting.code, /*killed=*/false);
+      note(static_cast<std::uint64_t>(decision.failure.rank + 7));
+      end(rank, decision.code, /*killed=*/false);
       return;
     }
     auto longest = rank.launcher_gone || watch.peers() != nullptr ? Duration(deadlines::kLook) : Duration(1h);
@@ -435,7 +435,7 @@ class Run {
     Rank& rank = at(number);
     failure.rank = number;
     node_of(rank).accounted.insert(number);
-    node_of(rank).verdict.hear(failure, Time{now_});
+    node_of(rank).verdict.add(failure, Time{now_});
     after(std::chrono::duration_cast<Duration>(deadlines::kWaitForCause), [this, node = rank.node] { settle(node); });
     settle(rank.node);
   }
@@ -445,7 +445,7 @@ class Run {
     Node& node = node_of(rank);
     ++node.gone;
     if (!node.accounted.contains(number) && rank.code != 0 && !node.decided_at) {
-      node.verdict.hear({.rank = number, .code = rank.code, .text = fmt::format("rank {} died", number)}, Time{now_});
+      node.verdict.add({.rank = number, .code = rank.code, .text = fmt::format("rank {} died", number)}, Time{now_});
     }
     node.accounted.insert(number);
     settle(rank.node);

@@ -42,8 +42,8 @@
 #include "ipc/progress_record.h"
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
-#include "rank/last_words.h"
 #include "rank/signals.h"
+#include "rank/terminate_handler.h"
 #include "supervise/worker_process.h"
 #include "support/loud_lines.h"
 
@@ -308,7 +308,8 @@ struct RankTools {
       : board(WorkerProcess::kProgressFd, worker.rank()),
         record(board[worker.rank()]),
         crash_handler(worker.rank(), &record),
-        last_words(record, [channel = worker.channel](const Failure& failure) { channel->send(to_message(failure)); }),
+        terminate_handler(record,
+                          [channel = worker.channel](const Failure& failure) { channel->send(to_message(failure)); }),
         monitor({.rank = worker.rank(), .supervisor = std::make_unique<ChannelLink>(worker.rank(), worker.channel)}) {
     record.set_step(812);
     record.set_phase(Phase::data);
@@ -316,7 +317,7 @@ struct RankTools {
   ProgressBoard board;
   ProgressRecord& record;
   CrashHandler crash_handler;
-  LastWords last_words;
+  TerminateHandler terminate_handler;
   PeerMonitor monitor;
 };
 
