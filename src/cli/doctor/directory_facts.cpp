@@ -79,9 +79,9 @@ void write_and_sync(FileSystem& fs, const Path& file, DirectoryFacts& facts) {
     seconds = seconds_since(start);
   }
   std::sort(times.begin(), times.end());
-  facts.sync_seconds = times[1];
+  facts.sync_s = times[1];
   writer->close();
-  facts.clock_skew_seconds = skew(modification_time(file), before, unix_time());
+  facts.clock_skew_s = skew(modification_time(file), before, unix_time());
 }
 
 std::string lock_problem(FileSystem& fs, const Path& file) {

@@ -177,8 +177,8 @@ Json directory_json(const DirectoryFacts& facts) {
           {"failed", facts.failed},
           {"error", facts.error},
           {"lock_problem", facts.lock_problem},
-          {"sync_seconds", facts.sync_seconds},
-          {"clock_skew_seconds", facts.clock_skew_seconds}};
+          {"sync_seconds", facts.sync_s},
+          {"clock_skew_seconds", facts.clock_skew_s}};
 }
 
 std::string launcher_name(const LauncherFacts& facts) {

@@ -306,7 +306,7 @@ std::vector<Finding> judge_directory(const DirectoryFacts& facts) {
     return {failed(kGroup, "writing", fmt::format("{}: cannot {}: {}", where, facts.failed, printable(facts.error)),
                    "give a directory in which you may write: --run-dir DIR")};
   }
-  return {ok(kGroup, "writing", fmt::format("{}; fsync in {}", where, time_text(facts.sync_seconds)))};
+  return {ok(kGroup, "writing", fmt::format("{}; fsync in {}", where, time_text(facts.sync_s)))};
 }
 
 std::vector<Finding> judge_devices(const ProbeOutcome& outcome) {
