@@ -250,7 +250,7 @@ int RankProcess::run(const std::function<void(Session&)>& worker) {
 
 Session& RankProcess::connect() {
   World connected = WorldAccess::connect(
-      plan_, identity_, [&](const World& met) { watch_peers(monitor_, met, plan_, identity_, environment_); });
+      plan_, identity_, [&](const World& world) { watch_peers(monitor_, world, plan_, identity_, environment_); });
   Plan chosen = with_run_directory(plan_, connected);
   session_.emplace(std::move(chosen), std::move(connected), control_, make_console(channel_, environment_));
   World& world = session_->world;

@@ -179,7 +179,7 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
     processes_.clear();
     return;
   }
-  for (StoreLink::Peer& peer : peers->take_met()) {
+  for (StoreLink::Peer& peer : peers->take_found()) {
     Descriptor handle(static_cast<int>(syscall(SYS_pidfd_open, peer.process.pid, 0)));
     if (!handle.is_open() && errno == ESRCH) {
       peers->peer_ended(peer);

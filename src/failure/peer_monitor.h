@@ -38,7 +38,7 @@ class PeerMonitor {
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
 
-  /// The ranks have met. Every rank calls it; not a collective. Returns when the others can see this process end.
+  /// The rendezvous is over. Every rank calls it; not a collective. Returns when the others can see this process end.
   /// `store`: a connection of its own to what they share; null: this rank is alone, or its supervisor sees all ranks.
   /// `launcher`: the processes without which nobody watches this rank. At most once.
   void watch_peers(std::unique_ptr<Store> store, std::vector<LauncherProcess> launcher);

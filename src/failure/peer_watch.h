@@ -42,7 +42,7 @@ class PeerWatch {
   /// `supervisor`: nullptr if no supervisor of ours watches this rank.
   PeerWatch(Options options, FailureLink* supervisor) : options_(options), supervisor_(supervisor) {}
 
-  /// The ranks have met: from now on they learn of each other's failures.
+  /// The rendezvous is over: from now on they learn of each other's failures.
   StoreLink& join_peers(int size, ProcessName self) { return peers_.emplace(options_.rank, size, std::move(self)); }
   StoreLink* peers() noexcept { return peers_ ? &*peers_ : nullptr; }
   /// All ranks have done their work: an end is no failure any more, and what is known of failures of peers is

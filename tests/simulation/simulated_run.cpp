@@ -79,7 +79,7 @@ struct Rank {
   std::optional<PeerWatch> watch{};
   std::optional<StoreAnswer> answer{};
   std::vector<StoreLink::Peer> ended{};  // to be told of
-  std::map<int, StoreLink::Peer> met{};
+  std::map<int, StoreLink::Peer> neighbours{};
   bool launcher_gone = false;
   bool cut = false;
   bool in_trouble = false;  // its main thread knows that a peer is gone, or never will
@@ -221,9 +221,9 @@ class Run {
       watch.launcher_is_gone("pid 1 (launcher)", now);
     }
     if (StoreLink* peers = watch.peers()) {
-      for (StoreLink::Peer& peer : peers->take_met()) {
+      for (StoreLink::Peer& peer : peers->take_found()) {
         if (is_alive(at(peer.rank))) {
-          rank.met.emplace(peer.rank, std::move(peer));
+          rank.neighbours.emplace(peer.rank, std::move(peer));
         } else {
           peers->peer_ended(peer);
         }
@@ -359,8 +359,9 @@ class Run {
     const int first = rank.node * shape_.ranks_per_node;
     for (int number = first; number < first + shape_.ranks_per_node; ++number) {
       Rank& neighbour = at(number);
-      if (const auto met = neighbour.met.find(rank.rank); met != neighbour.met.end() && is_alive(neighbour)) {
-        neighbour.ended.push_back(met->second);
+      if (const auto known = neighbour.neighbours.find(rank.rank);
+          known != neighbour.neighbours.end() && is_alive(neighbour)) {
+        neighbour.ended.push_back(known->second);
         plan_step(neighbour, random_.up_to(1ms));
       }
     }
@@ -561,7 +562,7 @@ class Run {
         case FaultKind::launcher:
           return !shape_.supervised;
         case FaultKind::death:
-          // Its neighbours have met it by then; nobody serves the store in its place.
+          // Its neighbours know it by then; nobody serves the store in its place.
           return fault.rank != 0 && shape_.ranks_per_node > 2 && fault.at > 500ms;
         default:
           return false;

@@ -242,7 +242,7 @@ void leave_daemon(bool bare) {
 }
 
 /// All ranks connect to rank 0's socket and check that they belong to one launch.
-bool meet(int rank, int world_size, int port, const std::string& run_id) {
+bool rendezvous(int rank, int world_size, int port, const std::string& run_id) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
@@ -494,11 +494,11 @@ const std::map<std::string, int (*)(const Worker&)> kTasks = {
        leave_daemon(/*bare=*/true);
        return worker.finish(0);
      }},
-    {"meet",
+    {"rendezvous",
      [](const Worker& worker) {
-       const bool met = meet(worker.rank(), worker.number("WORLD_SIZE"), worker.number("MASTER_PORT"),
-                             worker.environment.get("LOCKSTEP_RUN_ID").value());
-       return worker.finish(met ? 0 : 1);
+       const bool done = rendezvous(worker.rank(), worker.number("WORLD_SIZE"), worker.number("MASTER_PORT"),
+                                    worker.environment.get("LOCKSTEP_RUN_ID").value());
+       return worker.finish(done ? 0 : 1);
      }},
     {"train", train},    // train:FAILURES:STEP,STEP...: number of deaths; the n-th death is at the n-th step
     {"loud", loud},      // loud:LINES
