@@ -266,14 +266,14 @@ class Parser {
       settings.push_back(fmt::format("{}.{}", kProgramSection, name));
     }
     std::vector<std::string> known;
-    std::transform(settings.begin(), settings.end(), std::back_inserter(known),
-                   [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
+    std::ranges::transform(settings, std::back_inserter(known),
+                           [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
     const std::string of_program = variable_name(kSettingVariables, fmt::format("{}.", kProgramSection));
     for (const auto& [variable, text] : variables_.all()) {
       if (!variable.starts_with(kSettingVariables) || (of_tool_ && variable.starts_with(of_program))) {
         continue;
       }
-      const auto found = std::find(known.begin(), known.end(), variable);
+      const auto found = std::ranges::find(known, variable);
       if (found == known.end()) {
         refuse(printable(variable) + ": unknown setting in the environment",
                hint_for_unknown(variable.substr(kSettingVariables.size()), without_prefix(known), kSettingVariables,

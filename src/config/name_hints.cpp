@@ -18,8 +18,8 @@ std::string last_part(std::string_view name) {
 
 std::vector<std::string> with_same_key(std::string_view name, const std::vector<std::string>& known) {
   std::vector<std::string> same_key;
-  std::copy_if(known.begin(), known.end(), std::back_inserter(same_key),
-               [&](const std::string& candidate) { return last_part(candidate) == last_part(name); });
+  std::ranges::copy_if(known, std::back_inserter(same_key),
+                       [&](const std::string& candidate) { return last_part(candidate) == last_part(name); });
   return same_key;
 }
 
@@ -28,12 +28,11 @@ std::vector<std::string> with_near_spelling(std::string_view name, const std::ve
     return {*near};
   }
   std::vector<std::string> keys;
-  std::transform(known.begin(), known.end(), std::back_inserter(keys),
-                 [](const auto& full) { return last_part(full); });
+  std::ranges::transform(known, std::back_inserter(keys), [](const auto& full) { return last_part(full); });
   if (const auto near_key = closest(last_part(name), keys)) {
     std::vector<std::string> names;
-    std::copy_if(known.begin(), known.end(), std::back_inserter(names),
-                 [&](const std::string& full) { return last_part(full) == *near_key; });
+    std::ranges::copy_if(known, std::back_inserter(names),
+                         [&](const std::string& full) { return last_part(full) == *near_key; });
     return names;
   }
   return {};

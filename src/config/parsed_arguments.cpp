@@ -89,13 +89,13 @@ class ArgumentReader {
   }
 
   const Option* find(std::string_view name) const {
-    const auto found = std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return o.name == name; });
+    const auto found = std::ranges::find_if(options_, [&](const Option& o) { return o.name == name; });
     return found == options_.end() ? nullptr : &*found;
   }
 
   std::vector<std::string> names() const {
     std::vector<std::string> all;
-    std::transform(options_.begin(), options_.end(), std::back_inserter(all), [](const Option& o) { return o.name; });
+    std::ranges::transform(options_, std::back_inserter(all), [](const Option& o) { return o.name; });
     return all;
   }
 

@@ -104,7 +104,7 @@ RanksPerNode collect(const NodeExchange& exchange, int own_ranks, Wait wait) {
   std::vector<int> ranks(static_cast<std::size_t>(exchange.nodes), 0);
   std::vector<Descriptor> launchers(ranks.size());
   ranks[0] = own_ranks;
-  while (std::find(ranks.begin(), ranks.end(), 0) != ranks.end()) {
+  while (std::ranges::find(ranks, 0) != ranks.end()) {
     const bool knocked = wait.readable(socket.socket.get(), kPause);
     if (wait.signal()) {
       return {.signal = wait.signal()};
@@ -187,7 +187,7 @@ RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait wait) {
 }  // namespace
 
 RanksPerNode exchange_ranks_per_node(NodeExchange exchange, int ranks, milliseconds timeout, SignalInbox& signals) {
-  std::replace(exchange.run_id.begin(), exchange.run_id.end(), ' ', '_');
+  std::ranges::replace(exchange.run_id, ' ', '_');
   const Wait wait(timeout, signals);
   return exchange.node == 0 ? collect(exchange, ranks, wait) : ask(exchange, ranks, wait);
 }

@@ -52,7 +52,7 @@ std::string signal_hint(int signal) {
     return "the kernel sends signal 9 if memory runs out; check dmesg";
   }
   constexpr std::array kCrashes{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-  return std::find(kCrashes.begin(), kCrashes.end(), signal) == kCrashes.end()
+  return std::ranges::find(kCrashes, signal) == kCrashes.end()
              ? std::string()
              : "run `ulimit -c unlimited` before the start to get a core file";
 }
@@ -172,7 +172,7 @@ void RunOutcome::killed_by_user() {
 }
 
 void RunOutcome::settle(Time now) {
-  const bool all_gone = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.gone; });
+  const bool all_gone = std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; });
   verdict_.settle(now, all_gone);
 }
 
@@ -203,8 +203,7 @@ std::string RunOutcome::text() const {
   if (!cause->hint.empty()) {
     text += "\n  hint: " + cause->hint;
   }
-  const auto others =
-      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.ended_well; }) - 1;
+  const auto others = std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.ended_well; }) - 1;
   if (others > 0) {
     text += fmt::format("\n  {} stopped because of it", counted(others, "other rank"));
   }

@@ -32,8 +32,7 @@ constexpr int kReadsPerTurn = 16;       // one rank with much output must not st
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
-  std::transform(workers.begin(), workers.end(), std::back_inserter(pids),
-                 [](const auto& worker) { return worker.pid(); });
+  std::ranges::transform(workers, std::back_inserter(pids), [](const auto& worker) { return worker.pid(); });
   return pids;
 }
 

@@ -16,7 +16,7 @@ std::string_view label_of(FindingLevel level) {
 }
 
 std::int64_t count(const std::vector<Finding>& findings, FindingLevel level) {
-  return std::count_if(findings.begin(), findings.end(), [&](const Finding& found) { return found.level == level; });
+  return std::ranges::count_if(findings, [&](const Finding& found) { return found.level == level; });
 }
 
 std::string subjects_of(const std::vector<Finding>& findings, FindingLevel level) {
