@@ -29,9 +29,7 @@ std::string beats_key(int node) { return fmt::format("beats/{}", node); }
 /// One line of a report.
 std::string report_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;
-  constexpr std::string_view kLabel = "error: ";
-  text.remove_prefix(text.starts_with(kLabel) ? kLabel.size() : 0);
-  return printable(first_line(text).substr(0, kLongest));
+  return printable(first_line(without_label(text)).substr(0, kLongest));
 }
 
 StoreCall set(std::string key, std::string value) {

@@ -61,8 +61,7 @@ Failure terminate_failure() {
     failure.text += fmt::format("\n  hint: {}", kSameOrderHint);
     failure.code = static_cast<int>(ExitCode::disagree);
   }
-  constexpr std::string_view kLabel = "error: ";
-  failure.text.insert(failure.text.starts_with(kLabel) ? kLabel.size() : 0, meaning);
+  failure.text = with_words(std::move(failure.text), meaning);
   return failure;
 }
 

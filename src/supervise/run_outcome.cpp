@@ -32,9 +32,8 @@ std::string after_blank(const std::string& text) { return text.empty() ? text : 
 /// The worker's message without terminal control sequences. All lines except the first are indented, so that they do
 /// not look like our own lines.
 std::string clean_message(std::string_view text) {
-  constexpr std::string_view kLabel = "error: ";
   constexpr std::string_view kIndent = "  ";
-  std::vector<std::string> lines = split(text.starts_with(kLabel) ? text.substr(kLabel.size()) : text, '\n');
+  std::vector<std::string> lines = split(without_label(text), '\n');
   for (std::string& line : lines) {
     line = printable(line);
     if (&line != &lines.front() && !line.starts_with(kIndent)) {
