@@ -23,7 +23,7 @@ class StallFinder {
   /// What the other ranks of this machine have to know to look at this one. One line.
   virtual std::string about() const = 0;
   /// Another rank of this machine.
-  virtual void meet(const StoreLink::Peer& peer) = 0;
+  virtual void add(const StoreLink::Peer& peer) = 0;
   /// Call it several times a second.
   virtual Finding look(Time now) = 0;
 };

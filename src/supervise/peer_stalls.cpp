@@ -37,7 +37,7 @@ PeerStalls::PeerStalls(int rank, int size, const ProgressBoard& board, int index
 
 std::string PeerStalls::about() const { return fmt::format("{} {}", board_.fd(), index_); }
 
-void PeerStalls::meet(const StoreLink::Peer& peer) {
+void PeerStalls::add(const StoreLink::Peer& peer) {
   peers_.emplace(peer.rank, Peer{.process = peer.process, .about = peer.about});
 }
 

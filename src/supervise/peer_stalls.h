@@ -23,7 +23,7 @@ class PeerStalls final : public StallFinder {
   PeerStalls(int rank, int size, const ProgressBoard& board, int index);
 
   std::string about() const override;
-  void meet(const StoreLink::Peer& peer) override;
+  void add(const StoreLink::Peer& peer) override;
   Finding look(Time now) override;
 
  private:

@@ -72,8 +72,8 @@ void load_cuda() {
 // dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and
 // aborts the kernels that wait for the lost peer. World looks at the note whenever it waits for the device, and throws
 // a CommError before any later result is used or saved. If a rank hangs in NCCL all the same, the supervisor or the
-// monitor ends it. The watchdog would also end the process at every other error of CUDA, which it meets because it
-// queries events; the rank's own thread meets the same error and reports it.
+// monitor ends it. The watchdog would also end the process at every other error of CUDA, which it sees because it
+// queries events; the rank's own thread sees the same error and reports it.
 //
 // Between ranks of one machine NCCL would listen on any interface that is up: that of a VPN or a container may end
 // before the run does.
