@@ -129,6 +129,14 @@ std::unique_ptr<FailureLink> link_to_supervisor(const std::shared_ptr<Channel>& 
   return channel ? std::make_unique<ChannelLink>(identity.rank, channel) : nullptr;
 }
 
+std::unique_ptr<StallFinder> find_stalls(const Identity& identity, const ProgressBoard& board) {
+  return std::make_unique<PeerStalls>(PeerStalls::Options{.rank = identity.rank,
+                                                          .size = identity.world_size,
+                                                          .local_size = identity.local_world_size,
+                                                          .local_rank = identity.local_rank},
+                                      board);
+}
+
 /// Watches the peers and the launcher if our supervisor does not see all ranks.
 void watch_peers(PeerMonitor& monitor, const World& world, const Plan& plan, const Identity& identity,
                  const Variables& environment) {
@@ -222,9 +230,7 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
       monitor_({.rank = identity_.rank,
                 .size = identity_.world_size,
                 .supervisor = link_to_supervisor(channel_, identity_),
-                .stalls = channel_ ? nullptr
-                                   : std::make_unique<PeerStalls>(identity_.rank, identity_.world_size, progress_,
-                                                                  identity_.local_rank),
+                .stalls = channel_ ? nullptr : find_stalls(identity_, progress_),
                 .say = say_,
                 .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
   identity_.progress_fd = progress_.fd();  // the World maps the descriptor again

@@ -32,17 +32,16 @@ RankSample sample_of(const ProgressRecord& record, pid_t pid) {
 
 }  // namespace
 
-PeerStalls::PeerStalls(int rank, int size, const ProgressBoard& board, int index)
-    : rank_(rank), size_(size), board_(board), index_(index) {}
+PeerStalls::PeerStalls(Options options, const ProgressBoard& board) : options_(options), board_(board) {}
 
-std::string PeerStalls::about() const { return fmt::format("{} {}", board_.fd(), index_); }
+std::string PeerStalls::about() const { return fmt::format("{} {}", board_.fd(), options_.local_rank); }
 
 void PeerStalls::add(const StoreLink::Peer& peer) {
   peers_.emplace(peer.rank, Peer{.process = peer.process, .about = peer.about});
 }
 
 bool PeerStalls::is_first_that_runs() const {
-  return std::all_of(peers_.begin(), peers_.lower_bound(rank_), [](const auto& lower) {
+  return std::all_of(peers_.begin(), peers_.lower_bound(options_.rank), [](const auto& lower) {
     return is_one_of(kCannotRun, read_process_state(lower.second.process.pid));
   });
 }
@@ -63,39 +62,51 @@ bool PeerStalls::open(Peer& peer) {
   return peer.board.has_value();
 }
 
+/// By rank. Those of other machines count as ended: nobody here knows of them.
+std::vector<RankSample> PeerStalls::samples() {
+  std::vector<RankSample> all(static_cast<std::size_t>(options_.size), RankSample{.running = false});
+  for (const auto& [rank, peer] : peers_) {
+    all[static_cast<std::size_t>(rank)] = sample_of((*peer.board)[peer.index], peer.process.pid);
+  }
+  all[static_cast<std::size_t>(options_.rank)] = sample_of(board_[options_.local_rank], getpid());
+  return all;
+}
+
 StallFinder::Finding PeerStalls::look(Time now) {
-  if (static_cast<int>(peers_.size()) + 1 < size_ || now < look_at_) {
+  const auto here = peers_.size() + 1;
+  if (here < static_cast<std::size_t>(options_.local_size) || now < look_at_) {
     return {};
   }
   look_at_ = now + StallWatch::kPeriod;
-  if (!is_first_that_runs() ||
-      !std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return open(peer.second); })) {
+  if (!is_first_that_runs() || !std::ranges::all_of(peers_, [](auto& peer) { return open(peer.second); })) {
     watch_.reset();
     return {};
   }
-  std::vector<RankSample> samples;
-  for (const auto& [rank, peer] : peers_) {
-    samples.push_back(sample_of((*peer.board)[peer.index], peer.process.pid));
-  }
-  const ProgressRecord& own = board_[index_];
-  samples.insert(samples.begin() + rank_, sample_of(own, getpid()));
+  const std::vector<RankSample> all = samples();
+  const ProgressRecord& own = board_[options_.local_rank];
   if (!watch_) {
-    watch_.emplace(StallLimits{}, size_);
+    watch_.emplace(StallLimits{}, options_.size);
   }
   watch_->set_limits(own.stall_warning_ms.load(std::memory_order_relaxed),
                      own.stall_deadline_ms.load(std::memory_order_relaxed));
   Finding found;
-  for (const StallFinding& stall : watch_->observe(samples, now)) {
+  for (const StallFinding& stall : watch_->observe(all, now)) {
+    const bool may_be_elsewhere = here < all.size() && (stall.ranks.empty() || stall.ranks.size() == here) &&
+                                  std::ranges::all_of(stall.ranks, [&](int rank) {
+                                    return all[static_cast<std::size_t>(rank)].view.operation != Operation::none;
+                                  });
+    if (may_be_elsewhere) {
+      continue;
+    }
     found.text += (found.text.empty() ? "" : "\n") + join(stall.lines, "\n") +
                   (stall.hint.empty() || stall.ends_the_run ? "" : "\n  hint: " + stall.hint);
     if (stall.ends_the_run) {
       const int rank = stall.ranks.front();
       const auto peer = peers_.find(rank);
-      found.failure = Failure{.rank = rank,
-                              .code = static_cast<int>(ExitCode::timeout),
-                              .text = peer == peers_.end() ? stall.what
-                                                           : fmt::format("rank {} ({}) failed: {}", rank,
-                                                                         to_string(peer->second.process), stall.what)};
+      const std::string who = peer == peers_.end()
+                                  ? std::string()  // this rank, which the others name
+                                  : fmt::format("rank {} ({}) failed: ", rank, to_string(peer->second.process));
+      found.failure = Failure{.rank = rank, .code = static_cast<int>(ExitCode::timeout), .text = who + stall.what};
     }
   }
   return found;

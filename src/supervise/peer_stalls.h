@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "environment/process_name.h"
 #include "failure/stall_finder.h"
@@ -12,15 +13,21 @@
 
 namespace lockstep {
 
-// Note [Who looks for stalls]: the rank with the lowest number on its machine looks at the records of all. If that rank
-// is stopped or held by a debugger, the next one does, so any rank may be the one that hangs. The records are in memory
-// that each rank has made for itself; others open it through /proc, as they open the memory of gradients. If a rank
-// cannot be seen, because it is on another machine or hidden by its container, nobody knows whether the others wait for
-// it, and nothing is found.
+// Note [Who looks for stalls]: the rank with the lowest number on its machine looks at the records of all ranks there.
+// If that rank is stopped or held by a debugger, the next one does, so any rank may be the one that hangs. The records
+// are in memory that each rank has made for itself; others open it through /proc, as they open the memory of gradients.
+// A machine on which all ranks wait in collectives says nothing if there are other machines: the cause may be there. A
+// rank that its container hides from the others of its machine is not seen, and then nothing is found.
 class PeerStalls final : public StallFinder {
  public:
-  /// The record of this rank is `board`[`index`]. The board must outlive this object.
-  PeerStalls(int rank, int size, const ProgressBoard& board, int index);
+  struct Options {
+    int rank = 0;
+    int size = 1;        ///< ranks of the run, and ...
+    int local_size = 1;  ///< ... of this machine
+    int local_rank = 0;  ///< index in the board
+  };
+  /// The board has the record of this rank, and must outlive this object.
+  PeerStalls(Options options, const ProgressBoard& board);
 
   std::string about() const override;
   void add(const StoreLink::Peer& peer) override;
@@ -34,12 +41,11 @@ class PeerStalls final : public StallFinder {
     int index = 0;
   };
   bool is_first_that_runs() const;
+  std::vector<RankSample> samples();
   static bool open(Peer& peer);
 
-  const int rank_;
-  const int size_;
+  const Options options_;
   const ProgressBoard& board_;
-  const int index_;
   std::map<int, Peer> peers_{};  // by rank, of this machine
   std::optional<StallWatch> watch_{};
   Time look_at_{};

@@ -150,6 +150,78 @@ TEST(Guard, TellsTheOthersOfARankThatCannotBeConnected) {
   }
 }
 
+const std::vector<std::string> kShortPatience{"--dist.stall_warn_s", "2", "--dist.stall_timeout_s", "4"};
+
+Process::Result three_under_torchrun(const TempDir& dir, const std::vector<std::string>& more) {
+  return run_program(with(with({find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "3"},
+                               command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "10000"})),
+                          more),
+                     {{"OMP_NUM_THREADS", "1"}});
+}
+
+TEST(Stall, OfARankUnderTorchrunIsNamedAndEndsTheRun) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  const TempDir dir;
+  const auto result = three_under_torchrun(
+      dir, with(kShortPatience, {"--fail", "sleep", "--fail_in", "forward", "--fail_rank", "1", "--fail_step", "5"}));
+  EXPECT_THAT(result.err, ContainsRegex("\\[rank0\\]: warning: no progress for [2-4] s; rank 1 is behind:\n"
+                                        "  ranks 0,2: step 5, backward, in collective [0-9]+: all-reduce of [^\n]+\n"
+                                        "  rank 1: step 5, forward\n"));
+  EXPECT_THAT(result.err, ContainsRegex("\\[rank1\\]: error: rank 1 \\(pid [0-9]+@[^)]+\\) failed: "
+                                        "made no progress for 4 s at step 5 in forward"));
+  EXPECT_THAT(result.err, HasSubstr("rank 1 at step 5 in forward:\n  #0 ")) << "its stack";
+  for (const char* other : {"0", "2"}) {
+    EXPECT_THAT(result.err, ContainsRegex(std::string("\\[rank") + other +
+                                          "\\]: stopped: rank 1 \\(pid [0-9]+@[^)]+\\) failed: made no progress"));
+  }
+  EXPECT_THAT(result.err, ContainsRegex("Root Cause[^#]*rank      : 1 [^#]*exitcode  : 124"));
+}
+
+TEST(Stall, OfRanksInDifferentCollectivesIsNamedUnderTorchrun) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  const TempDir dir;
+  const auto result = three_under_torchrun(dir, with(kShortPatience, {"--backend", "shm", "--fail_in", "collective",
+                                                                      "--fail_rank", "1", "--fail_step", "5"}));
+  EXPECT_THAT(result.err,
+              ContainsRegex("\\[rank0\\]: warning: no progress for [2-4] s; the ranks are in different collectives:\n"
+                            "  ranks 0,2: step 5, backward, in collective ([0-9]+): all-reduce of [^\n]+\n"
+                            "  rank 1: step 5, Task::optimize, in collective [0-9]+: all-reduce of 4 B\n"
+                            "  hint: every rank has to call the same collectives in the same order"));
+}
+
+TEST(Stall, IsNotFoundWhereARankIsMerelySlow) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  const TempDir dir;
+  const auto result = three_under_torchrun(dir, {"--max_steps", "6", "--fail_in", "forward", "--fail_rank", "1",
+                                                 "--slow_ms", "1500", "--dist.stall_warn_s", "6"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, testing::Not(HasSubstr("no progress")));
+}
+
+// Rank 0 looks for stalls and serves the store: the next rank sees that it is stopped.
+TEST(Stall, OfRank0ThatIsStoppedIsNamedByTheNextRank) {
+  const TempDir dir;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(std::make_unique<Process>(
+        command(TRAIN_PROGRAM, dir.path() / "run", with(kShortPatience, {"--max_epochs", "100000"})),
+        rank_variables(rank, 2, port)));
+  }
+  ASSERT_TRUE(ranks[0]->wait_for("step 5 ")) << ranks[0]->err();
+  ranks[0]->signal(SIGSTOP);
+  const auto result = ranks[1]->wait(Process::Seconds(30));
+  EXPECT_EQ(result.code, 76) << result.err;
+  const std::string pid = std::to_string(ranks[0]->pid());
+  EXPECT_THAT(result.err, HasSubstr("[rank1]: warning: rank 0 (pid " + pid +
+                                    ") is stopped by a signal (state T); kill -CONT " + pid + " resumes it"));
+  EXPECT_THAT(result.err, ContainsRegex("stopped: rank 0 \\(pid " + pid +
+                                        "@[^)]+\\) failed: made no progress for 4 s .*: "
+                                        "it is stopped by a signal \\(state T\\)"));
+  ranks[0]->signal(SIGCONT);
+  EXPECT_EQ(ranks[0]->wait(Process::Seconds(30)).code, 76);
+}
+
 /// One rank below an agent of torchrun, with `wrapper` between them.
 std::vector<std::string> one_rank_under_torchrun(const TempDir& dir, const std::vector<std::string>& wrapper) {
   return with(with({find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "1"}, wrapper),
