@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <typeinfo>
 
@@ -13,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 
+#include "world/device_graph.h"
 #include "world/peer_errors.h"
 #include "world/process_group.h"
 
@@ -102,6 +104,16 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
                     "use --backend gloo, or set NCCL_DEBUG=INFO to see why",
                     is_gpu_failure(error) ? ExitCode::failed : ExitCode::peer_lost);
   }
+}
+
+std::unique_ptr<DeviceGraph> make_cuda_graph(DeviceGraph* beside) {
+  using Make = DeviceGraph* (*)(DeviceGraph*);
+  const auto make = reinterpret_cast<Make>(dlsym(cuda_library(), "lockstep_make_cuda_graph"));
+  if (make == nullptr) {
+    throw LaunchError(fmt::format("{} has no CUDA graphs: {}", kLibrary, dlerror()),
+                      "install the library that was built with this lockstep, or leave out --cuda_graphs");
+  }
+  return std::unique_ptr<DeviceGraph>(make(beside));
 }
 
 }  // namespace lockstep
