@@ -263,10 +263,11 @@ std::string utc_time() {
 
 std::string_view first_line(std::string_view text) noexcept { return text.substr(0, text.find('\n')); }
 
-std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates) {
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates,
+                                   std::size_t most_edits) {
   const std::string wanted = folded(word);
   std::optional<std::string> best;
-  std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
+  std::size_t best_distance = std::min(std::max<std::size_t>(1, wanted.size() / 3), most_edits) + 1;
   for (const std::string& candidate : candidates) {
     const std::string name = folded(candidate);
     const bool abbreviated = wanted.size() >= 3 && name.size() > wanted.size() && name.starts_with(wanted);

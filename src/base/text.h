@@ -33,8 +33,10 @@ std::string random_id();
 bool is_random_id(std::string_view text) noexcept;  ///< it has the form of random_id()
 std::string utc_time();                             ///< now: "2026-11-21T10:00:00.123Z"
 std::string_view first_line(std::string_view text) noexcept;
-/// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if it is near enough to be a typing error.
-std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates);
+/// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if it is near enough to be a typing error: a
+/// third of the letters, and `most_edits`, may differ.
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates,
+                                   std::size_t most_edits = std::string_view::npos);
 
 /// Lines of at most `width` columns, broken between words. The caller has already written `indent` columns of the first
 /// line; the other lines are indented as far. A longer word is not broken.

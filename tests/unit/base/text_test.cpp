@@ -112,3 +112,6 @@ TEST(Printable, DropsEscapesAndControls) {
 
 }  // namespace
 }  // namespace lockstep
+  EXPECT_EQ(closest("batch_sizzes", names), "batch_size");
+  EXPECT_EQ(closest("batch_sizzes", names, 1), std::nullopt);
+  EXPECT_EQ(closest("batch_sizes", names, 1), "batch_size");
