@@ -166,6 +166,39 @@ std::optional<double> parse_double(std::string_view text) noexcept {
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
+std::optional<double> parse_seconds(std::string_view text) {
+  struct Unit {
+    std::string_view name;
+    double seconds;
+    double limit;  // behind a colon: smaller than this, as the next larger unit says
+  };
+  constexpr double kMinute = 60, kHour = 60 * kMinute, kDay = 24 * kHour;
+  constexpr std::array<Unit, 5> kUnits{
+      {{"s", 1, 60}, {"min", kMinute, 60}, {"h", kHour, 24}, {"d", kDay, 0}, {"m", kMinute, 0}}};
+  const std::vector<std::string> parts = split(text, ':');
+  if (parts.size() == 3 || parts.size() == 4) {
+    double total = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto number = parse_number<std::uint32_t>(parts[i]);
+      const Unit& unit = kUnits[parts.size() - 1 - i];
+      if (!number || (i > 0 && (parts[i].size() != 2 || *number >= unit.limit))) {
+        return std::nullopt;
+      }
+      total += *number * unit.seconds;
+    }
+    return total;
+  }
+  for (const Unit& unit : kUnits) {
+    const std::string_view number = text.substr(0, text.size() - std::min(text.size(), unit.name.size()));
+    if (!number.empty() && number.find_first_not_of("0123456789.") == std::string_view::npos &&
+        text.ends_with(unit.name)) {
+      const auto value = parse_double(number);
+      return value ? std::optional(*value * unit.seconds) : std::nullopt;
+    }
+  }
+  return parse_double(text);
+}
+
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
   struct Unit {
     std::string_view name;

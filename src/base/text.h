@@ -20,6 +20,8 @@ std::string to_lower(std::string_view text);
 /// Strict: the whole text without blanks or a plus sign; nullopt otherwise.
 std::optional<std::int64_t> parse_int(std::string_view text) noexcept;
 std::optional<double> parse_double(std::string_view text) noexcept;
+/// "90", "90s", "30min" or "30m", "1.5h", "1d", "1:30:00", "2:12:00:00" (days first) -> seconds.
+std::optional<double> parse_seconds(std::string_view text);
 /// "8GiB", "512 MiB", "1000" -> bytes.
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept;
 std::string human_bytes(std::int64_t bytes);                 ///< "4.7 GiB"

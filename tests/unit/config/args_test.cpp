@@ -279,6 +279,21 @@ TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
   EXPECT_EQ(gpus, 3);
 }
 
+TEST(ParseInvocation, TakesDurationsAsPeopleWriteThem) {
+  for (const char* text : {"5400", "90min", "1.5h", "1:30:00", "00:01:30:00"}) {
+    EXPECT_EQ(parse({"--max_time_s", text}).config.max_time_s, 5400) << text;
+    EXPECT_EQ(parse({}, {{"LOCKSTEP_CFG_MAX_TIME_S", text}}).config.max_time_s, 5400) << text;
+  }
+  EXPECT_THAT(config_toml(parse({"--max_time_s=1.5h"}).config), HasSubstr("max_time_s = 5400\n"));
+  EXPECT_THAT(
+      problems({"--dist.timeout_s=soon"}),
+      ElementsAre(HasSubstr("--dist.timeout_s=soon: expected a number above 0, or a time such as 90s, 30min, 2h, "
+                            "1d or 1:30:00 | dist.timeout_s: longest wait")));
+  EXPECT_THAT(problems({"--dist.timeout_s=0min"}),
+              ElementsAre(HasSubstr("--dist.timeout_s=0min: expected a number above 0 |")));
+  EXPECT_THAT(problems({"--optim.lr=2h"}), ElementsAre(HasSubstr("expected a number of 0 or more |"))) << "no time";
+}
+
 TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {
   // Flags of OneTrainer's fork, of Lightning's Trainer and its callbacks, of perceptrain, of accelerate launch and of
   // torchrun. A flag with the name of a setting needs no hint.

@@ -153,6 +153,17 @@ TEST_F(ConfigFile, RejectsWrongTypes) {
                           "run.json: batch_szie: unknown setting | did you mean batch_size?"));
 }
 
+TEST_F(ConfigFile, HasDurationsInQuotes) {
+  EXPECT_EQ(read("run.toml", "max_time_s = \"1:30:00\"\n").max_time_s, 5400);
+  EXPECT_EQ(read("run.toml", "max_time_s = \"90\"\n").max_time_s, 90);
+  EXPECT_EQ(read("run.json", R"({"checkpoint": {"every_s": "30min"}})").checkpoint.every_s, 1800);
+  EXPECT_THAT(
+      problems("run.toml", "max_time_s = \"soon\"\n"),
+      ElementsAre(HasSubstr("run.toml:1: max_time_s = \"soon\": expected a number of 0 or more, or a time such")));
+  EXPECT_THAT(problems("run.toml", "max_time_s = 01:30:00\n"), ElementsAre(HasSubstr("or a time such as 90s")));
+  EXPECT_THAT(problems("run.toml", "seed = \"2h\"\n"), ElementsAre(HasSubstr("expected a whole number")));
+}
+
 TEST_F(ConfigFile, GivesHintsInTheFormOfTheFile) {
   EXPECT_THAT(problems("run.toml", "num_workers = 3\n"),
               ElementsAre("run.toml:1: num_workers: unknown setting | use [data] workers = N"));
@@ -188,17 +199,6 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfSleapNn) {
       << "the control";
 }
 
-TEST_F(ConfigFile, ReportsUnusableFiles) {
-  EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
-  EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
-  EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
-  EXPECT_THAT(problems("run.yaml", "seed: 1"),
-              ElementsAre(AllOf(HasSubstr("run.yaml: expected a file that ends in .toml or .json"),
-                                HasSubstr("make JSON of it with yq"))));
-  EXPECT_THAT(problems_of((directory_.path() / "none.toml").string()),
-              ElementsAre("cannot open none.toml: No such file or directory | "));
-  EXPECT_THAT(problems_of((directory_.path() / "none").string()),
-              ElementsAre("cannot open none: No such file or directory | "));
 // All names of OneTrainer's TrainConfig, whose values do not matter here.
 TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfOneTrainer) {
   constexpr std::string_view kSettings =
@@ -255,6 +255,17 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfOneTrainer) {
       << "the control";
 }
 
+TEST_F(ConfigFile, ReportsUnusableFiles) {
+  EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
+  EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
+  EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
+  EXPECT_THAT(problems("run.yaml", "seed: 1"),
+              ElementsAre(AllOf(HasSubstr("run.yaml: expected a file that ends in .toml or .json"),
+                                HasSubstr("make JSON of it with yq"))));
+  EXPECT_THAT(problems_of((directory_.path() / "none.toml").string()),
+              ElementsAre("cannot open none.toml: No such file or directory | "));
+  EXPECT_THAT(problems_of((directory_.path() / "none").string()),
+              ElementsAre("cannot open none: No such file or directory | "));
 }
 
 TEST_F(ConfigFile, MayBeASymbolicLink) {
