@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
@@ -85,6 +86,7 @@ void Step::begin(const StepBatches& batches, const ScheduleStep& at) {
 }
 
 StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
+  RECORD_USER_SCOPE("forward");
   optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
   step_.now_.last_samples = batch.samples;
   StepOutput output;
@@ -102,6 +104,7 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
 }
 
 void OptimizerStep::backward(const StepOutput& output) {
+  RECORD_USER_SCOPE("backward");
   const std::int64_t samples = step_.samples_of(output);
   check_counts(output);
   if (evaluation_ != nullptr) {
@@ -182,6 +185,7 @@ void OptimizerStep::update() {
     optimizer_.skip_if(any_of(not_finite, spike));
   }
   clip(optimizer_, step_.context_.config.optim, step_.now_.grad_norm);
+  RECORD_USER_SCOPE("optimizer");
   optimizer_.set_lr(step_.now_.at);
   optimizer_.step();
   step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));
