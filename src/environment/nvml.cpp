@@ -164,6 +164,19 @@ Device first_instance(const Nvml& nvml, Device device) {
   return nullptr;
 }
 
+/// False: the driver does not support the question for this device.
+template <class... Parameters, class... Arguments>
+bool ask(Result (*function)(Parameters...), Arguments... arguments) {
+  return function != nullptr && function(arguments...) == kSuccess;
+}
+
+/// "9.0"; "": not known.
+std::string compute_capability(const Nvml& nvml, Device device) {
+  int major = 0;
+  int minor = 0;
+  return ask(nvml.get_capability, device, &major, &minor) ? fmt::format("{}.{}", major, minor) : std::string();
+}
+
 /// The answer for `whole`, or for its first instance.
 Result describe(const Nvml& nvml, Device whole, Gpu& gpu) {
   const Device instance = first_instance(nvml, whole);
@@ -187,6 +200,7 @@ Result describe(const Nvml& nvml, Device whole, Gpu& gpu) {
     gpu.free_bytes = static_cast<std::int64_t>(memory.free);
   }
   gpu.usable = is_usable(nvml, whole);
+  gpu.compute_capability = compute_capability(nvml, whole);
   return kSuccess;
 }
 
@@ -228,12 +242,6 @@ NvmlFacts list_gpus(const Nvml& nvml) {
     facts.note = "the NVIDIA driver finds no GPU";
   }
   return facts;
-}
-
-/// False: the driver does not support the question for this device.
-template <class... Parameters, class... Arguments>
-bool ask(Result (*function)(Parameters...), Arguments... arguments) {
-  return function != nullptr && function(arguments...) == kSuccess;
 }
 
 std::optional<double> watts(Result (*function)(Device, unsigned*), Device device) {
@@ -290,11 +298,7 @@ Result examine(const Nvml& nvml, Device device, GpuDetails& gpu) {
   if (ask(nvml.get_pci_info, device, &pci)) {
     gpu.pci_bus_id = pci.bus_id;
   }
-  int major = 0;
-  int minor = 0;
-  if (ask(nvml.get_capability, device, &major, &minor)) {
-    gpu.compute_capability = fmt::format("{}.{}", major, minor);
-  }
+  gpu.compute_capability = compute_capability(nvml, device);
   if (int mode = 0; ask(nvml.get_compute_mode, device, &mode)) {
     gpu.compute_mode = mode == kProhibited         ? GpuComputeMode::prohibited
                        : mode == kExclusiveProcess ? GpuComputeMode::exclusive
