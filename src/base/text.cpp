@@ -166,6 +166,39 @@ std::optional<double> parse_double(std::string_view text) noexcept {
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
+std::optional<double> parse_seconds(std::string_view text) {
+  struct Unit {
+    std::string_view name;
+    double seconds;
+    double limit;  // behind a colon: smaller than this, as the next larger unit says
+  };
+  constexpr double kMinute = 60, kHour = 60 * kMinute, kDay = 24 * kHour;
+  constexpr std::array<Unit, 5> kUnits{
+      {{"s", 1, 60}, {"min", kMinute, 60}, {"h", kHour, 24}, {"d", kDay, 0}, {"m", kMinute, 0}}};
+  const std::vector<std::string> parts = split(text, ':');
+  if (parts.size() == 3 || parts.size() == 4) {
+    double total = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto number = parse_number<std::uint32_t>(parts[i]);
+      const Unit& unit = kUnits[parts.size() - 1 - i];
+      if (!number || (i > 0 && (parts[i].size() != 2 || *number >= unit.limit))) {
+        return std::nullopt;
+      }
+      total += *number * unit.seconds;
+    }
+    return total;
+  }
+  for (const Unit& unit : kUnits) {
+    const std::string_view number = text.substr(0, text.size() - std::min(text.size(), unit.name.size()));
+    if (!number.empty() && number.find_first_not_of("0123456789.") == std::string_view::npos &&
+        text.ends_with(unit.name)) {
+      const auto value = parse_double(number);
+      return value ? std::optional(*value * unit.seconds) : std::nullopt;
+    }
+  }
+  return parse_double(text);
+}
+
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
   struct Unit {
     std::string_view name;
@@ -262,10 +295,11 @@ std::string utc_time() {
 
 std::string_view first_line(std::string_view text) noexcept { return text.substr(0, text.find('\n')); }
 
-std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates) {
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates,
+                                   std::size_t most_edits) {
   const std::string wanted = folded(word);
   std::optional<std::string> best;
-  std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
+  std::size_t best_distance = std::min(std::max<std::size_t>(1, wanted.size() / 3), most_edits) + 1;
   for (const std::string& candidate : candidates) {
     const std::string name = folded(candidate);
     const bool abbreviated = wanted.size() >= 3 && name.size() > wanted.size() && name.starts_with(wanted);

@@ -545,10 +545,11 @@ void visit_fields(Config& c, Visit&& visit) {
       c.dist.compression);
   visit(Info{.name = "dist.require_sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
         c.dist.require_sync_batch_norm);
-  visit(Info{.name = "dist.check_replicas",
-             .help = "check at each report that parameters and optimizer state are equal on all ranks, and name the "
-                     "rank that differs; saves check the parameters anyway"},
-        c.dist.check_replicas);
+  visit(
+      Info{.name = "dist.check_replicas",
+           .help = "check at each report that parameters, optimizer state and, without dist.broadcast_buffers, buffers "
+                   "are equal on all ranks, and name the rank that differs; saves check the parameters anyway"},
+      c.dist.check_replicas);
   visit(Info{.name = "dist.shard_optimizer",
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);

@@ -9,17 +9,21 @@ namespace {
 constexpr std::string_view kSeveralMachines =
     "several machines: lockstep run --nnodes N --node-rank R --master-addr HOST -- PROGRAM, or another launcher";
 
+constexpr std::string_view kOfModel = "the program builds its model; there is no such setting";
+constexpr std::string_view kOfLoss = "the task of the program computes the loss; there is no such setting";
+constexpr std::string_view kOfData = "the program builds its data set; there is no such setting";
+
 // perceptrain, OneTrainer, PyTorch's tutorial, Lightning, SLEAP-NN, torchrun, accelerate, the Hugging Face Trainer,
-// DeepSpeed.
+// DeepSpeed. A name can also be that of a section or of a class, in lower case.
 constexpr ForeignName kRows[] = {
     // earlier versions of lockstep
     {"memory.keep", "use --memory.keep_freed, its new name", "memory.keep_freed"},
     // devices and ranks
     {"gpus num_gpus n_gpus ngpus n_gpu gpu_count num_devices n_devices trainer_devices",
      "use --devices N; a list such as 0,2 names GPUs, -1 means all"},
-    {"device gpu gpu_id gpu_ids device_id device_ids trainer_device_indices cuda_device",
+    {"device gpu gpu_id gpu_ids device_id device_ids device_indexes trainer_device_indices cuda_device",
      "use --devices with a list: 0, for GPU 0, or 0,2"},
-    {"accelerator trainer_accelerator device_type", "use --compute_setup auto, cpu or gpu"},
+    {"accelerator trainer_accelerator device_type train_device", "use --compute_setup auto, cpu or gpu"},
     {"use_gpu use_cuda cuda", "use --compute_setup gpu"},
     {"use_cpu no_cuda no_gpu cpu cpu_only", "use --compute_setup cpu"},
     {"world_size num_processes num_procs nproc n_procs np", "use --nprocs N: ranks in total over all nodes", "nprocs"},
@@ -41,16 +45,17 @@ constexpr ForeignName kRows[] = {
     {"distributed_backend dist_backend ddp_backend process_group_backend", "use --backend auto, nccl or gloo",
      "backend"},
     {"strategy trainer_strategy distributed_strategy", "remove it: gradients are always averaged over all ranks"},
-    {"distributed_data_loading use_distributed_sampler data_strategy",
+    {"distributed_data_loading use_distributed_sampler replace_sampler_ddp data_strategy",
      "remove it: each rank always gets its own part of the data"},
     // length
     {"epochs num_epochs n_epochs total_epochs num_train_epochs epoch", "use --max_epochs N", "max_epochs"},
     {"max_iter max_iters", "use --max_epochs N, or --max_steps N for optimizer steps"},
     {"steps num_steps n_steps total_steps max_train_steps num_train_steps iters train_iters iterations",
      "use --max_steps N", "max_steps"},
-    {"max_time time_limit", "use --max_time_s SECONDS"},
-    {"limit_test_batches limit_predict_batches", "use lockstep::take(data, N)"},
-    {"limit_train_batches train_steps_per_epoch min_train_steps_per_epoch", "use --data.steps_per_epoch N"},
+    {"max_time time_limit timer", "use --max_time_s SECONDS, or a time such as 2h or 00:12:00:00"},
+    {"limit_test_batches limit_predict_batches", "use lockstep::take(data, N): a number of samples, no fraction"},
+    {"limit_train_batches train_steps_per_epoch min_train_steps_per_epoch",
+     "use --data.steps_per_epoch N: a number of steps, no fraction"},
     // batches and data
     {"per_device_train_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
      "use --batch_size N: samples per rank and micro-batch", "batch_size"},
@@ -62,7 +67,11 @@ constexpr ForeignName kRows[] = {
     {"accumulate_grad_batches gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps",
      "use --accumulation N, or --global_batch_size N, from which it is derived", "accumulation"},
     {"num_workers n_workers dataloader_num_workers dataloader_threads", "use --data.workers N", "data.workers"},
-    {"prefetch_factor dataloader_prefetch_factor", "use --data.prefetch N"},
+    {"prefetch_factor dataloader_prefetch_factor prefetch_next_batch", "use --data.prefetch N"},
+    {"combinedloader multiple_trainloader_mode", "combine the loaders in the program: lockstep::CombinedLoader"},
+    {"concepts concept_file_name aspect_ratio_bucketing resolution frames preprocessing augmentation_config "
+     "train_labels_path val_labels_path test_file_path custom_conditioning_image",
+     kOfData},
     {"train_data_loader val_data_loader", "use --batch_size N, --data.workers N and --sampler.shuffle"},
     {"validation_fraction", "split the data in the program: lockstep::split_dataset"},
     {"use_same_data_for_val", "give the validation the same data in the program"},
@@ -71,21 +80,34 @@ constexpr ForeignName kRows[] = {
     {"random_seed manual_seed", "use --seed N", "seed"},
     // optimizer
     {"learning_rate base_lr initial_lr", "use --optim.lr X", "optim.lr"},
-    {"lr_scheduler lr_scheduler_type scheduler learning_rate_scheduler lr_schedule",
+    {"lr_scheduler lr_scheduler_type scheduler learning_rate_scheduler custom_learning_rate_scheduler scheduler_params "
+     "lr_schedule",
      "use --optim.schedule, for example warmup:500+cosine"},
     {"warmup warmup_steps num_warmup_steps lr_warmup_steps warmup_iters learning_rate_warmup_steps warmup_ratio",
      "use --optim.schedule warmup:500+cosine; a length is 500 steps, 2ep or 5%"},
-    {"min_lr lr_min eta_min min_lr_ratio", "use --optim.schedule cosine:to=0.1: a fraction of the learning rate"},
+    {"min_lr lr_min eta_min min_lr_ratio learning_rate_min_factor",
+     "use --optim.schedule cosine:to=0.1: a fraction of the learning rate"},
     {"decay_steps lr_decay_steps lr_decay_iters t_max", "use --optim.schedule cosine:until=10000 or cosine:for=10000"},
     {"learning_rate_cycles num_cycles", "use --optim.schedule restarts:cycles=N"},
     {"gradient_clip_val gradient_clipping grad_clip clip_grad clip_grad_norm max_norm", "use --optim.max_grad_norm X",
      "optim.max_grad_norm"},
-    {"optimizer optimizer_name weight_decay momentum betas",
+    {"optimizer optimizer_name optimizer_defaults weight_decay momentum betas",
      "the program creates its optimizer; --optim.lr changes the learning rate"},
-    {"early_stopping early_stopping_patience early_stop patience es_patience stop_training_on_plateau",
+    {"embedding_learning_rate", "give the parameters a group in the program: lockstep::GroupSpec"},
+    {"early_stopping early_stopping_patience early_stop patience es_patience stop_training_on_plateau "
+     "trainstop_criterion earlystopping",
      "use --early_stop.metric val_loss with --early_stop.patience N"},
     {"reduce_lr_on_plateau plateau_patience", "use --plateau.metric val_loss with --plateau.patience N"},
     {"loss_scaler loss_scaling", "use --optim.loss_scaling linear or sqrt with --optim.lr_batch_size N"},
+    {"ema ema_decay ema_update_step_interval non_ema_sampling weightaveraging emaweightaveraging "
+     "stochasticweightaveraging",
+     "add the callback lockstep::WeightAverage to the trainer"},
+    {"backbonefinetuning", "add the callback lockstep::FreezeUntil to the trainer"},
+    {"gradientaccumulationscheduler", "continue the run with another --global_batch_size N"},
+    {"batchsizefinder auto_scale_batch_size", "begin with a large --batch_size N and use --memory.halve_batch"},
+    {"learningratefinder auto_lr_find", "call lockstep::find_lr in the program"},
+    {"spikedetection", "use --spike.z_score X with --spike.policy"},
+    {"modelpruning", "not available; set the weights to zero in a callback of the program"},
     {"channels_last use_channels_last", "use --memory.channels_last"},
     {"lr_scaling scale_learning_rate learning_rate_scaler scale_lr",
      "use --optim.lr_scaling linear or sqrt with --optim.lr_batch_size N"},
@@ -97,25 +119,76 @@ constexpr ForeignName kRows[] = {
     {"use_deterministic_algorithms", "use --deterministic on"},
     {"anomaly_detection detect_anomalies", "use --detect_anomaly", "detect_anomaly"},
     {"mixed_precision dtype train_dtype amp use_amp bf16 fp16", "use --precision fp32, bf16_mixed or fp16_mixed"},
+    {"fallback_train_dtype enable_autocast_cache",
+     "remove it: with --precision bf16_mixed or fp16_mixed LibTorch chooses the dtype of each operation"},
+    // model and loss
+    {"training_method model_type model_config backbone_config head_configs unet prior transformer "
+     "unconditional_transformer text_encoder text_encoder_2 text_encoder_3 text_encoder_4 vae effnet_encoder decoder "
+     "decoder_text_encoder decoder_vqgan text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip "
+     "text_encoder_4_layer_skip text_encoder_sequence_length text_encoder_2_sequence_length force_circular_padding "
+     "attention_mechanism dropout_probability embedding additional_embeddings preserve_embedding_norm "
+     "embedding_weight_dtype bundle_additional_embeddings",
+     kOfModel},
+    {"peft_type lora_model_name lora_rank lora_alpha lora_decompose lora_decompose_norm_epsilon "
+     "lora_decompose_output_axis lora_weight_dtype oft_block_size oft_block_share dora_oft oft_scaled oft_clipped_norm "
+     "oft_cans lokr_dim lokr_decompose_both lokr_decompose_factor lokr_use_tucker lokr_weight_decompose "
+     "lokr_dora_on_output lokr_full_matrix lokr_vec_trick",
+     "add adapters to the model in the program: lockstep::add_lora; no other adapters"},
+    {"layer_filter layer_filter_preset layer_filter_regex", "choose parameters in the program: lockstep::freeze"},
+    {"quantization load_in_8bit load_in_4bit", "not available: there are no 8-bit and 4-bit weights"},
+    {"gradient_checkpointing activation_checkpointing use_gradient_checkpointing",
+     "call lockstep::recompute in the forward of the module"},
+    {"async_offloading activation_offloading enable_activation_offloading enable_async_offloading offload_fraction "
+     "layer_offload_fraction temp_device",
+     "not available: nothing is moved to the host during a step; lockstep::recompute saves memory too"},
+    {"mse_strength mae_strength log_cosh_strength huber_strength huber_delta vb_loss_strength loss_weight_fn "
+     "loss_weight_strength offset_noise_weight generalized_offset_noise perturbation_noise_weight "
+     "rescale_noise_scheduler_to_zero_terminal_snr force_v_prediction force_epsilon_prediction min_noising_strength "
+     "max_noising_strength timestep_distribution noising_weight noising_bias timestep_shift dynamic_timestep_shifting "
+     "cep_gamma masked_training unmasked_probability unmasked_weight normalize_masked_area_loss "
+     "masked_prior_preservation_weight online_hard_keypoint_mining",
+     kOfLoss},
     // validation, checkpoints, reports
     {"val_every check_val_every_n_epoch eval_epochs eval_strategy", "use --validate.every_epochs N"},
+    {"validation", "give the trainer a validation set in the program: Trainer::fit"},
+    {"validate_after validate_after_unit",
+     "use --validate.every_steps N, --validate.every_epochs N or --validate.every_s SECONDS"},
     {"num_sanity_val_steps", "use --validate.sanity_steps N", "validate.sanity_steps"},
     {"overfit_batches", "train on lockstep::take(data, N) with --sampler.shuffle false"},
     {"val_check_interval eval_steps eval_interval eval_every validation_steps",
      "use --validate.every_steps N, or --validate.every_epochs 0.25 for a part of an epoch"},
-    {"limit_val_batches eval_iters max_eval_steps", "use --validate.max_batches N"},
+    {"limit_val_batches eval_iters max_eval_steps", "use --validate.max_batches N: a number of steps, no fraction"},
     {"checkpoint_every save_every every_n_epochs save_strategy",
      "use --checkpoint.every_epochs N or --checkpoint.every_steps N"},
     {"save_steps save_interval checkpoint_interval checkpointing_steps every_n_train_steps",
      "use --checkpoint.every_steps N", "checkpoint.every_steps"},
+    {"backup_after backup_after_unit save_after save_after_unit save_every_unit",
+     "use --checkpoint.every_steps N, --checkpoint.every_epochs N or --checkpoint.every_s SECONDS"},
     {"train_time_interval", "use --checkpoint.every_s SECONDS"},
-    {"save_total_limit save_last checkpoints_total_limit", "use --checkpoint.keep_last N"},
+    {"save_total_limit save_last checkpoints_total_limit rolling_backup rolling_backup_count",
+     "use --checkpoint.keep_last N"},
+    {"backup_before_save save_skip_first", "remove it: the end of a run and a stop always save"},
+    {"save_on_exception onexceptioncheckpoint",
+     "remove it: after a failure the same command continues from the newest checkpoint"},
+    {"save_filename_prefix filename auto_insert_metric_name", "use --checkpoint.name step{step}, which makes links"},
+    {"save_weights_only", "use --checkpoint.weights_only", "checkpoint.weights_only"},
+    {"output_dtype", "remove it: a checkpoint has the dtype of the parameters"},
+    {"output_model_format output_model_destination log_model",
+     "remove it: checkpoints in the run directory have the model; lockstep-convert makes a file for PyTorch"},
+    {"include_train_config hyperparams enable_autolog_hparams",
+     "remove it: config.toml in the run directory has all settings"},
+    {"prevent_overwrites overwrite_existing",
+     "remove it: a run is continued; --fresh renames its directory and begins another one"},
     {"save_top_k", "use --checkpoint.keep_best N with --checkpoint.monitor METRIC"},
-    {"checkpoint_best_only save_best_only metric_for_best_model", "use --checkpoint.monitor METRIC"},
-    {"model_ckpt", "use --checkpoint.monitor METRIC with --checkpoint.mode and --checkpoint.keep_best N"},
+    {"checkpoint_best_only save_best_only metric_for_best_model validation_criterion",
+     "use --checkpoint.monitor METRIC"},
+    {"val_epsilon", "remove it: any improvement of the metric of --checkpoint.monitor counts"},
+    {"model_ckpt modelcheckpoint",
+     "use --checkpoint.monitor METRIC with --checkpoint.mode and --checkpoint.keep_best N"},
     {"greater_is_better", "use --checkpoint.mode max"},
     {"enable_checkpointing save_ckpt", "use --checkpoint.enabled or --no-checkpoint.enabled"},
-    {"resume_from_checkpoint resume_from resume_ckpt_path ckpt_path checkpoint_path snapshot_path load_checkpoint",
+    {"resume_from_checkpoint resume_from resume_ckpt_path ckpt_path checkpoint_path snapshot_path load_checkpoint "
+     "continue_last_backup",
      "the same command resumes automatically; --resume DIR selects another checkpoint or run"},
     {"overwrite_output_dir from_scratch restart", "use --fresh"},
     {"pretrained pretrained_weights pretrained_model init_from load_weights finetune_from base_model_name "
@@ -124,23 +197,39 @@ constexpr ForeignName kRows[] = {
     {"output_dir out_dir save_dir log_folder root_folder default_root_dir workspace_dir ckpt_dir", "use --run_dir DIR",
      "run_dir"},
     {"experiment_name exp_name", "use --run_name NAME", "run_name"},
+    {"create_subfolder_per_run", "use --run_dir runs/{time} for another directory at each start"},
     {"config_path config_file config_name cfg", "use --config FILE"},
     {"log_every_n_steps logging_steps log_interval log_every print_every print_freq write_every",
      "use --report.every_steps N", "report.every_steps"},
     {"tensorboard use_tensorboard log_with_tensorboard", "use --report.tensorboard", "report.tensorboard"},
+    {"tensorboard_port tensorboard_expose tensorboard_always_on",
+     "start TensorBoard yourself, on the run directory; --report.tensorboard writes its files"},
     {"enable_progress_bar progress_bar disable_tqdm", "use --report.progress or --no-report.progress"},
-    {"enable_model_summary", "print lockstep::model_summary(module) in the program"},
-    {"logger loggers log_with report_to tracker",
+    {"verbose quiet", "use --report.log_level info, warning or error"},
+    {"debug_mode debug_dir", "use --report.log_level debug"},
+    {"plot_every live_plot_every", "remove it: lockstep report RUN draws the metrics, of a running training too"},
+    {"log_setup move_metrics_to_cpu", "remove it: metrics stay on the device until they are reported"},
+    {"all_reduce_metrics sync_dist", "remove it: metrics are always those of all ranks"},
+    {"enable_model_summary weights_summary modelsummary richmodelsummary",
+     "print lockstep::model_summary(module) in the program"},
+    {"logger loggers log_with report_to tracker tracking_tool",
      "use --report.tensorboard, --report.csv or --report.jsonl; for another program --report.command"},
     {"wandb use_wandb", "a program that sends the rows there is started with --report.command"},
     {"zmq", "for the rows use --report.command; to stop: lockstep ctl RUN stop"},
+    {"samples sample_definition_file_name sample_after sample_after_unit sample_skip_first sample_image_format "
+     "sample_video_format sample_audio_format samples_to_tensorboard",
+     "make samples in a callback, Trainer::on; on request by lockstep ctl RUN sample, Trainer::on_command"},
     {"eval", "report metrics of the validation from the task of the program"},
-    {"visualize_preds_during_training keep_viz viz_img_format",
+    {"visualize_preds_during_training keep_viz viz_img_format plotting_functions",
      "log images in a callback, StageContext::log_image; --report.tensorboard writes them"},
-    {"online_hard_keypoint_mining", "weigh the loss in the task of the program"},
     {"profiler", "add the callback lockstep::Profiler to the trainer"},
-    {"callbacks", "add callbacks to the trainer in the program"},
-    {"inference_mode reload_dataloaders_every_n_epochs plugins",
+    {"callbacks lambdacallback", "add callbacks to the trainer in the program: Trainer::add, Trainer::on"},
+    {"devicestatsmonitor", "add the callback lockstep::DeviceMonitor to the trainer"},
+    {"learningratemonitor", "add the callback lockstep::LearningRateMonitor to the trainer"},
+    {"throughputmonitor", "add the callback lockstep::ThroughputMonitor to the trainer"},
+    {"track_grad_norm gradientmonitoring", "add the callback lockstep::GradientMonitor to the trainer"},
+    {"basepredictionwriter", "give Trainer::predict a directory in the program"},
+    {"inference_mode reload_dataloaders_every_n_epochs plugins model_registry suggest_integrations",
      "remove it: the program decides this, there is no such setting"},
     // communication
     {"ddp_timeout dist_timeout", "use --dist.timeout_s SECONDS", "dist.timeout_s"},
@@ -156,10 +245,16 @@ constexpr ForeignName kRows[] = {
     {"use_megatron_lm tp_size pp_size tensor_parallel pipeline_parallel",
      "not available: every rank has the whole model"},
     {"dynamo_backend torch_compile compile", "not available in LibTorch"},
+    {"ddp_comm_hook gradient_reduce_precision",
+     "use --dist.compression bf16, bf16_stochastic, fp32 or fp32_stochastic"},
+    {"fused_gradient_reduce async_gradient_reduce async_gradient_reduce_buffer",
+     "remove it: gradients are always sent in buckets during the backward; --dist.bucket_mib is their size"},
+    {"cloud secrets", "not available: a training runs where it is started; lockstep run starts several machines"},
     {"downcast_bf16", "use --precision bf16"},
     {"detect_nvlink", "remove it: NCCL finds NVLink itself"},
     {"cache_strategy data_pipeline_fw cache_img_path use_existing_imgs delete_cache_imgs_after_training "
-     "parallel_caching cache_workers",
+     "parallel_caching cache_workers cache_dir image_caching text_caching latent_caching clear_cache "
+     "clear_cache_before_training only_cache caching_threads",
      "wrap the data set in the program: lockstep::memory_cache or lockstep::disk_cache"},
     {"gradient_as_bucket_view", "remove it: gradients are always views of the buckets"},
 };

@@ -7,7 +7,10 @@
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <lockstep/base/error.h>
@@ -137,6 +140,7 @@ FitResult Fit::train() {
 
 // Starts at the resume position and continues with the next epoch automatically.
 const StepBatches* Fit::next_batches() {
+  RECORD_USER_SCOPE("data");
   record_.set_phase(Phase::data);
   stragglers_.begin_step();
   return train_.next();
@@ -151,6 +155,10 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
     StageContext start = at(Stage::step_start);
     start.batches = &batches;
     notify(start);
+  }
+  at::RecordFunction range(at::RecordScope::USER_SCOPE);  // in traces; nothing is done unless a profiler records
+  if (range.isActive()) {
+    range.before(fmt::format("step {}", state_.step + 1));
   }
   record_.set_phase(Phase::task);
   step.begin(batches, schedule_step());

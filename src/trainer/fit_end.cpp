@@ -47,7 +47,7 @@ FitResult Fit::finish() {
       .best = checkpoints_.best(),
       .seconds = seconds_since(began_)};
   control_.set_agreed(result.stop);
-  tell_end(result, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
+  tell_end(result, place_.number, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
   notify(Stage::fit_end);
   return result;

@@ -297,7 +297,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   } else if (place_.validation_is_due && validation_ != nullptr) {
     console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }
-  files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
+  files_.event("resume", {{"step", state_.step}, {"epoch", place_.number}, {"from", origin->name}});
 }
 
 // For callbacks of a validation before the first step, such as ReduceOnPlateau.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
@@ -119,6 +120,7 @@ void OptimizerStep::begin_forward(const Batch& batch) {
 }
 
 StepOutput OptimizerStep::evaluate(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
+  RECORD_USER_SCOPE("forward");
   StepOutput output;
   if (batch.samples == 0) {
     output.samples = 0;
@@ -158,6 +160,7 @@ void OptimizerStep::note(const StepOutput& output) {
 }
 
 void OptimizerStep::run_backward(const StepOutput& output) {
+  RECORD_USER_SCOPE("backward");
   if (!output.loss.defined()) {
     optimizer_.backward_nothing();
     return;
@@ -232,6 +235,7 @@ void OptimizerStep::update() {
     optimizer_.skip_if(any_of(not_finite, spike));
   }
   clip(optimizer_, step_.context_.config.optim, step_.now_.grad_norm);
+  RECORD_USER_SCOPE("optimizer");
   optimizer_.set_lr(step_.now_.at);
   optimizer_.step();
   step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));

@@ -69,6 +69,14 @@ void load_cuda() {
   }
 }
 
+std::string nccl_version() {
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
+  int number = 0;  // 22809
+  return get != nullptr && get(&number) == 0
+             ? fmt::format("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100)
+             : std::string();
+}
+
 // Note [NCCL policy]: by default, if a collective fails or times out, NCCL's watchdog thread ends the process with
 // SIGABRT, after a minute in which it waits for a dump. A second thread does the same if another rank has asked for a
 // dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and

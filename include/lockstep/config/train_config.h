@@ -145,7 +145,7 @@ struct DistConfig {
   bool broadcast_buffers = true;  ///< copy the buffers of rank 0 (batch norm statistics) to all ranks once per step
   GradCompression compression = GradCompression::none;  ///< dtype in which gradients are sent
   bool require_sync_batch_norm = false;                 ///< refuse batch norm that is not SyncBatchNorm
-  bool check_replicas = false;   ///< at each report: parameters and optimizer state are equal on all ranks
+  bool check_replicas = false;   ///< at each report: the ranks have equal parameters, optimizer state and buffers
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
 };
 
