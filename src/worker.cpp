@@ -42,6 +42,7 @@
 #include "rank/exit_guard.h"
 #include "rank/terminate_handler.h"
 #include "report/console.h"
+#include "supervise/peer_stalls.h"
 #include "world/out_of_memory.h"
 #include "world/rank_place.h"
 #include "world/world_access.h"
@@ -110,7 +111,13 @@ void say_on_terminal(const Failure& failure, const Identity& identity) {
 }
 
 void say_on_terminal(const ExitDecision& decision, const Identity& identity) {
-  if (decision.is_stopped) {
+  if (decision.hangs) {
+    Failure hang = decision.failure;
+    hang.text = fmt::format("error: {}\n  hint: its stacks follow; --dist.stall_timeout_s sets the limit", hang.text);
+    say_on_terminal(hang, identity);
+    dump_stacks();
+    wait_for_stacks(deadlines::kGoodbye);
+  } else if (decision.is_stopped) {
     write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, decision.failure.text));
   } else {
     say_on_terminal(decision.failure, identity);
@@ -217,6 +224,9 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
       monitor_({.rank = identity_.rank,
                 .size = identity_.world_size,
                 .supervisor = link_to_supervisor(channel_, identity_),
+                .stalls = channel_ ? nullptr
+                                   : std::make_unique<PeerStalls>(identity_.rank, identity_.world_size, progress_,
+                                                                  identity_.local_rank),
                 .say = say_,
                 .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
   identity_.progress_fd = progress_.fd();  // the World maps the descriptor again

@@ -28,6 +28,14 @@ bool has_ended(const Descriptor& process) {
   return process.is_open() && poll(&ended, 1, 0) == 1;
 }
 
+/// A warning is not worth that this thread waits for a reader of standard error.
+void say(const std::string& warning) {
+  pollfd terminal{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (!warning.empty() && poll(&terminal, 1, 0) == 1) {
+    log_warning(warning);
+  }
+}
+
 }  // namespace
 
 PeerMonitor::PeerMonitor(Options options)
@@ -78,7 +86,7 @@ void PeerMonitor::watch_peers(std::unique_ptr<Store> store, std::vector<Launcher
   launcher_ = std::move(launcher);
   if (store) {
     store_ = std::move(store);
-    watch_.join_peers(options_.size, this_process());
+    watch_.join_peers(options_.size, this_process(), options_.stalls ? options_.stalls->about() : std::string());
   }
   wake();
   changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.peers()->is_introduced(); });
@@ -136,6 +144,7 @@ void PeerMonitor::watch() {
     const auto now = clock_.read(std::chrono::steady_clock::now());
     look_at_processes(now);
     serve_store();
+    const std::string found = look_for_stalls(now);
     watch_.step(now);
     serve_store();
     changed_.notify_all();
@@ -149,6 +158,7 @@ void PeerMonitor::watch() {
       });
     }
     lock.unlock();
+    say(found);
     wait();
     lock.lock();
   }
@@ -180,6 +190,9 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
     return;
   }
   for (StoreLink::Peer& peer : peers->take_found()) {
+    if (options_.stalls) {
+      options_.stalls->add(peer);
+    }
     Descriptor handle(static_cast<int>(syscall(SYS_pidfd_open, peer.process.pid, 0)));
     if (!handle.is_open() && errno == ESRCH) {
       peers->peer_ended(peer);
@@ -195,6 +208,17 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
   }
 }
 
+std::string PeerMonitor::look_for_stalls(PeerWatch::Time now) {
+  if (!options_.stalls || watch_.peers() == nullptr || watch_.is_over()) {
+    return {};
+  }
+  StallFinder::Finding found = options_.stalls->look(now);
+  if (found.failure) {
+    watch_.stall_was_found(*found.failure, now);
+  }
+  return found.text;
+}
+
 void PeerMonitor::wait() {
   std::vector<pollfd> events{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
   for (const PeerProcess& process : processes_) {
@@ -206,7 +230,8 @@ void PeerMonitor::wait() {
     if (options_.supervisor && !options_.supervisor->cause()) {
       events.push_back({.fd = options_.supervisor->fd(), .events = POLLIN, .revents = 0});
     }
-    if (const auto due = watch_.due(); due || !launcher_.empty()) {
+    const bool looks_for_stalls = options_.stalls && watch_.peers() != nullptr;
+    if (const auto due = watch_.due(); due || looks_for_stalls || !launcher_.empty()) {
       // Not longer than a look: the clock leaves out what nobody read.
       const auto left = due.value_or(PeerWatch::Time::max()) - clock_.read(std::chrono::steady_clock::now());
       longest = static_cast<int>(

@@ -16,6 +16,7 @@
 #include "environment/launcher_process.h"
 #include "failure/awake_clock.h"
 #include "failure/peer_watch.h"
+#include "failure/stall_finder.h"
 
 namespace lockstep {
 
@@ -29,6 +30,7 @@ class PeerMonitor {
     int size = 1;
     std::unique_ptr<FailureLink> supervisor{};  ///< null: no supervisor of ours watches this rank
     std::chrono::milliseconds head_start = deadlines::kHeadStart;
+    std::unique_ptr<StallFinder> stalls{};           ///< null: nobody looks for them here
     std::function<void(const ExitDecision&)> say{};  ///< the last lines before the process is ended; {}: none
     /// This rank is on its way out already: its launcher may end before it.
     std::function<bool()> may_lose_launcher{};
@@ -62,6 +64,8 @@ class PeerMonitor {
   void watch();
   void wait();
   void look_at_processes(PeerWatch::Time now);
+  /// Returns what there is to log.
+  std::string look_for_stalls(PeerWatch::Time now);
   void serve_store();
   void ask_the_store();
   void wake() noexcept;

@@ -95,7 +95,7 @@ bool PeerWatch::may_end() const {
   }
   const bool had_head_start = known_for >= options_.head_start;
   if (!own_) {
-    return had_head_start;
+    return had_head_start || (is_told && make_decision().hangs);
   }
   return is_told && (had_head_start || !options_.launcher_blames || !make_decision().is_stopped);
 }
@@ -114,13 +114,16 @@ std::optional<Failure> PeerWatch::cause() const { return peers_ ? peers_->cause(
 
 ExitDecision PeerWatch::make_decision() const {
   const Failure cause = this->cause().value_or(*verdict_.cause());
+  const bool is_mine = cause.rank == options_.rank;
+  if (!own_) {
+    return {.code = is_mine ? cause.code : kPeerLost, .failure = cause, .is_stopped = !is_mine, .hangs = is_mine};
+  }
   // A consequence of which no cause was heard is the cause.
-  const bool reports_own_failure =
-      own_ && (!own_->is_consequence || (verdict_.cause()->is_consequence && cause.rank == options_.rank));
-  return {.code = own_ ? own_->code : kPeerLost,
+  const bool reports_own_failure = !own_->is_consequence || (verdict_.cause()->is_consequence && is_mine);
+  return {.code = own_->code,
           .failure = reports_own_failure ? *own_ : cause,
           .is_stopped = !reports_own_failure,
-          .is_cause = own_ && cause.rank == options_.rank};
+          .is_cause = is_mine};
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -14,6 +15,9 @@ namespace lockstep {
 namespace {
 
 using std::chrono::seconds;
+
+/// Between two samples. Less is what the threads of a waiting rank use that watch the others.
+constexpr std::int64_t kTicksOfWork = 2;
 
 /// Phases of a step, which are short and equal on every rank.
 bool is_in_step(Phase phase) { return phase >= Phase::data && phase <= Phase::optimizer; }
@@ -152,7 +156,7 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
     Rank& rank = ranks_[i];
     const RankSample& sample = samples[i];
     const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
-    const bool worked = works_for_itself && sample.process.cpu_ticks > rank.cpu_ticks;
+    const bool worked = works_for_itself && sample.process.cpu_ticks >= rank.cpu_ticks + kTicksOfWork;
     if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // time in a debugger is ignored
       rank.moved = now;
     }
@@ -274,6 +278,9 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
     finding.what =
         fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit), stop_at_ ? " after a stop request" : "",
                     place.empty() ? "" : " ", place, state.empty() ? "" : ": it is ", state);
+    if (finding.ranks.size() > 1) {
+      finding.what += fmt::format(", with ranks {}", format_ranges(std::span(finding.ranks).subspan(1)));
+    }
     if (finding.hint.empty()) {
       finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command resumes from the last save"
                      : culprit.view.phase == Phase::rendezvous

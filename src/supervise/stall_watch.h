@@ -40,11 +40,11 @@ struct StallFinding {
 
 /// A run has stalled if the ranks that are furthest behind make no progress, because the others wait for them. A change
 /// of its record is progress of a rank. Between steps (start, save, validation and callbacks can take long) use of CPU
-/// time is progress as well, and the deadline does not apply. It applies inside a step, after the work, and to stopped
-/// processes: there, a long silence means a hang. The rendezvous has a separate limit. If several ranks are at the same
-/// place and the system prevents one from running, that rank is the cause. A process in a debugger is never ended. A
-/// stopped process is reported only if two consecutive samples show it, because profilers and leak checkers stop a
-/// process for a moment. A rank without a record is ignored.
+/// time, from 4 % of a core on, is progress as well, and the deadline does not apply. It applies inside a step, after
+/// the work, and to stopped processes: there, a long silence means a hang. The rendezvous has a separate limit. If
+/// several ranks are at the same place and the system prevents one from running, that rank is the cause. A process in a
+/// debugger is never ended. A stopped process is reported only if two consecutive samples show it, because profilers
+/// and leak checkers stop a process for a moment. A rank without a record is ignored.
 class StallWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;

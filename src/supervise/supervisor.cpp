@@ -234,12 +234,7 @@ class Supervisor {
   }
 
   /// The stacks are written: report the stalled ranks.
-  void end_stalled() {
-    const std::vector<int> others(stall_->ranks.begin() + 1, stall_->ranks.end());
-    outcome_.stalled(stall_->ranks.front(),
-                     stall_->what + (others.empty() ? "" : fmt::format(", with ranks {}", format_ranges(others))),
-                     stall_->hint);
-  }
+  void end_stalled() { outcome_.stalled(stall_->ranks.front(), stall_->what, stall_->hint); }
 
   void read_messages(int rank) {
     RankOutput& output = watched(rank).output();

@@ -31,6 +31,7 @@ using namespace std::chrono_literals;
 using Time = PeerWatch::Time;
 
 constexpr int kPeerLost = static_cast<int>(ExitCode::peer_lost);
+constexpr int kStalled = static_cast<int>(ExitCode::timeout);
 constexpr int kKilled = 137;
 constexpr std::chrono::milliseconds kSilence{3000};
 constexpr std::chrono::milliseconds kGrace{5000};
@@ -522,6 +523,10 @@ class Run {
         }
         break;
       }
+      case FaultKind::stall:
+        rank.in_trouble = true;
+        find_stall(fault.rank);
+        break;
       case FaultKind::pause:
         rank.paused_until = std::max(rank.paused_until.value_or(0us), now_ + fault.length);
         break;
@@ -529,6 +534,24 @@ class Run {
         rank.jumped += fault.length;
         break;
     }
+  }
+
+  /// By the first rank of the node that is not suspended.
+  void find_stall(int stalled) {
+    const int first = stalled / shape_.ranks_per_node * shape_.ranks_per_node;
+    for (int number = first; number < first + shape_.ranks_per_node; ++number) {
+      if (Rank& rank = at(number); is_alive(rank) && !is_paused(rank)) {
+        const std::string text = "made no progress for 300 s";
+        rank.watch->stall_was_found(
+            {.rank = stalled,
+             .code = kStalled,
+             .text = number == stalled ? text : fmt::format("rank {} (pid 7) failed: {}", stalled, text)},
+            clock_of(rank));
+        step(rank);
+        return;
+      }
+    }
+    after(100ms, [this, stalled] { find_stall(stalled); });
   }
 
   // ---- invariants
@@ -553,11 +576,17 @@ class Run {
     });
   }
 
+  bool has_struck(FaultKind kind, int rank) const {
+    return std::any_of(schedule_.faults.begin(), schedule_.faults.end(),
+                       [&](const Fault& fault) { return fault.kind == kind && fault.rank == rank; });
+  }
+
   /// Every fault is reported: its rank lives, or has a neighbour that does, and the store answers all the time.
   bool is_clean() const {
     const bool plain = std::all_of(schedule_.faults.begin(), schedule_.faults.end(), [&](const Fault& fault) {
       switch (fault.kind) {
         case FaultKind::exception:
+        case FaultKind::stall:
           return true;
         case FaultKind::launcher:
           return !shape_.supervised;
@@ -613,13 +642,11 @@ class Run {
                fmt::format("{} ended at {} us, later than {} us", name, rank.ended_at->count(), deadline().count()));
         const bool threw = rank.code == 65;
         expect(rank.code != 0, name + " ended well in a run that failed");
-        expect(rank.killed ? rank.code == kKilled : threw || rank.code == kPeerLost,
+        const bool stalled = rank.code == kStalled;
+        expect(rank.killed ? rank.code == kKilled : threw || stalled || rank.code == kPeerLost,
                fmt::format("{} ended with {}", name, rank.code));
-        expect(!threw || std::any_of(schedule_.faults.begin(), schedule_.faults.end(),
-                                     [&](const Fault& fault) {
-                                       return fault.kind == FaultKind::exception && fault.rank == rank.rank;
-                                     }),
-               name + " threw nothing");
+        expect(!threw || has_struck(FaultKind::exception, rank.rank), name + " threw nothing");
+        expect(!stalled || has_struck(FaultKind::stall, rank.rank), name + " did not hang");
       }
       expect(!rank.outlived_its_order, name + " was told to end, and had to be killed");
       if (rank.stopped_by) {
@@ -652,10 +679,17 @@ class Run {
   /// A launcher that is not ours sees the rank that failed before those that end because of it.
   template <class Expect>
   void expect_causes_first(const Expect& expect) const {
-    if (shape_.supervised || schedule_.faults.size() != 1 || schedule_.faults.front().kind != FaultKind::exception) {
+    if (shape_.supervised || schedule_.faults.size() != 1) {
       return;
     }
-    const Rank& cause = ranks_[static_cast<std::size_t>(schedule_.faults.front().rank)];
+    const Fault& fault = schedule_.faults.front();
+    const Rank& cause = ranks_[static_cast<std::size_t>(fault.rank)];
+    if (fault.kind == FaultKind::stall) {
+      expect(!cause.ended_at || cause.code == kStalled,
+             fmt::format("rank {} hung and ended with {}", cause.rank, cause.code));
+    } else if (fault.kind != FaultKind::exception) {
+      return;
+    }
     for (const Rank& rank : ranks_) {
       expect(&rank == &cause || !rank.ended_at || !cause.ended_at || *cause.ended_at <= *rank.ended_at,
              fmt::format("rank {} ended before the rank that failed", rank.rank));
@@ -684,7 +718,7 @@ class Run {
 };
 
 constexpr const char* kFaultNames[] = {"exception", "death",    "death in call", "node death", "cut",
-                                       "mute",      "launcher", "pause",         "jump"};
+                                       "mute",      "launcher", "stall",         "pause",      "jump"};
 
 Shape draw_shape(Random& random) {
   Shape shape;
@@ -718,7 +752,7 @@ Fault draw_fault(Random& random, const Shape& shape) {
     kinds.insert(kinds.end(), {FaultKind::node_death, FaultKind::mute});
   }
   if (!shape.supervised) {
-    kinds.push_back(FaultKind::launcher);
+    kinds.insert(kinds.end(), {FaultKind::launcher, FaultKind::stall});
   }
   return {.kind = kinds[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(kinds.size()) - 1))],
           .rank = static_cast<int>(random.between(0, shape.ranks() - 1)),
