@@ -520,7 +520,8 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false},
         c.dist.stall_warn_s);
   visit(Info{.name = "dist.stall_timeout_s",
-             .help = "seconds without progress within a step after which the run ends with code 124; 0: never",
+             .help = "seconds without progress in a step, or while all ranks wait, after which the run ends with code "
+                     "124; 0: never",
              .minimum = 0,
              .maximum = 1e7,
              .ranks_agree = false},

@@ -80,7 +80,7 @@ StallFinder::Finding PeerStalls::look(Time now) {
   const ProgressRecord& own = board_[index_];
   samples.insert(samples.begin() + rank_, sample_of(own, getpid()));
   if (!watch_) {
-    watch_.emplace(StallLimits{}, size_);
+    watch_.emplace(StallLimits{}, size_, size_);
   }
   watch_->set_limits(own.stall_warning_ms.load(std::memory_order_relaxed),
                      own.stall_deadline_ms.load(std::memory_order_relaxed));

@@ -45,7 +45,7 @@ class Supervisor {
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
         outcome_(host_name(), pids_of(workers), options.first_rank),
-        stall_watch_(options.stall, static_cast<int>(workers.size())) {
+        stall_watch_(options.stall, static_cast<int>(workers.size()), options.world_size) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
       // A line that is in a file is left out if the terminal is too slow.
       auto show = [this, i](OutputStream stream, std::string text) {

@@ -137,8 +137,9 @@ struct DistConfig {
   bool requeue = false;             ///< under Slurm: queue the job again after a requested stop
   int max_restarts = 0;             ///< own launcher: restarts after failures without progress between them
   double stall_warn_s = 30;         ///< time without progress after which the stalled ranks are named; 0: never
-  double stall_timeout_s = 300;     ///< time without progress within a step after which the run ends; 0: never
-  double bucket_mib = 25;           ///< gradient bucket size
+  double stall_timeout_s =
+      300;                 ///< time without progress in a step, or while all ranks wait, that ends the run; 0: never
+  double bucket_mib = 25;  ///< gradient bucket size
   bool find_unused_parameters =
       false;                      ///< the loss may leave parameters without gradient; costs a graph traversal per step
   bool static_graph = false;      ///< the graph is the same in every step
