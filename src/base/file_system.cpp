@@ -335,7 +335,7 @@ class RealFileSystem final : public FileSystem {
     if (error && error != std::errc::no_such_file_or_directory) {
       throw_io_error("list", path, error.value());
     }
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return names;
   }
 

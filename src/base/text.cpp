@@ -26,7 +26,7 @@ constexpr bool is_c1_tail(char c) noexcept { return (static_cast<unsigned char>(
 /// The spelling that is compared: names ignore case, and - equals _.
 std::string folded(std::string_view name) {
   std::string text = to_lower(name);
-  std::replace(text.begin(), text.end(), '-', '_');
+  std::ranges::replace(text, '-', '_');
   return text;
 }
 
@@ -157,7 +157,7 @@ std::string join_or(std::span<const std::string> words) {
 
 std::string to_lower(std::string_view text) {
   std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), lower);
+  std::ranges::transform(result, result.begin(), lower);
   return result;
 }
 
@@ -193,8 +193,7 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
   const std::string_view digits = text.substr(0, digits_end);
   const std::string_view suffix = trim(text.substr(digits_end));
   for (const Unit& unit : kUnits) {
-    if (!std::equal(suffix.begin(), suffix.end(), unit.name.begin(), unit.name.end(),
-                    [](char a, char b) { return lower(a) == b; })) {
+    if (!std::ranges::equal(suffix, unit.name, [](char a, char b) { return lower(a) == b; })) {
       continue;
     }
     if (unit.bytes == 1) {

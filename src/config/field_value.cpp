@@ -60,7 +60,7 @@ std::string describe(const FileValue& value) {
     std::string operator()(bool yes) const { return to_text(yes); }
     std::string operator()(const std::vector<int>& list) const {
       std::vector<std::string> parts;
-      std::transform(list.begin(), list.end(), std::back_inserter(parts), [](int i) { return to_text(i); });
+      std::ranges::transform(list, std::back_inserter(parts), [](int i) { return to_text(i); });
       return "[" + join(parts, ", ") + "]";
     }
     std::string operator()(const UnusableValue& other) const { return other.description; }

@@ -219,6 +219,9 @@ void visit_fields(Config& c, Visit&& visit) {
         c.benchmark);
   visit(Info{.name = "detect_anomaly", .help = "find the operation whose backward gives NaN; slow, for debugging"},
         c.detect_anomaly);
+  visit(Info{.name = "cuda_graphs",
+             .help = "on one GPU, replay forward and backward as a CUDA graph where shapes repeat; the same results"},
+        c.cuda_graphs);
   visit(Info{.name = "seed", .help = "all random numbers derive from it"}, c.seed);
   visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0, .common = true},
         c.max_epochs);

@@ -92,6 +92,7 @@ constexpr ForeignName kRows[] = {
     {"gradient_clip_value clip_value clip_grad_value", "use --optim.max_grad_value X", "optim.max_grad_value"},
     {"gradient_clip_algorithm", "use --optim.max_grad_norm X, or --optim.max_grad_value X"},
     {"cudnn_benchmark", "use --benchmark", "benchmark"},
+    {"cuda_graph enable_cuda_graph use_cuda_graph", "use --cuda_graphs", "cuda_graphs"},
     {"allow_tf32 tf32 float32_matmul_precision set_float32_matmul_precision", "use --matmul_precision high"},
     {"use_deterministic_algorithms", "use --deterministic on"},
     {"anomaly_detection detect_anomalies", "use --detect_anomaly", "detect_anomaly"},

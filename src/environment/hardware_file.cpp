@@ -31,7 +31,7 @@ class ObjectReader {
     }
     const std::vector<std::string> names(known.begin(), known.end());
     for (const auto& item : object_.items()) {
-      if (std::find(names.begin(), names.end(), item.key()) == names.end()) {
+      if (std::ranges::find(names, item.key()) == names.end()) {
         const auto near = closest(item.key(), names);
         problem(fmt::format("unknown key \"{}\"", printable(item.key())),
                 near ? fmt::format("did you mean \"{}\"?", *near) : "known keys: " + join(names, ", "));

@@ -96,7 +96,7 @@ void PeerMonitor::leave_peers() {
   std::unique_lock lock(mutex_);
   launcher_.clear();
   watch_.leave_peers();
-  changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.parting(); });
+  changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.decision(); });
   wait_for_the_end(lock);
   store_is_left_ = true;
   changed_.notify_all();
@@ -109,18 +109,18 @@ void PeerMonitor::leave_peers() {
 
 /// If the watching thread is about to end the process, nothing else happens in it.
 void PeerMonitor::wait_for_the_end(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [this] { return !watch_.parting() || watch_.main_thread_ends(); });
+  changed_.wait(lock, [this] { return !watch_.decision() || watch_.main_thread_ends(); });
 }
 
-Parting PeerMonitor::fail(const Failure& own) {
+ExitDecision PeerMonitor::fail(const Failure& own) {
   std::unique_lock lock(mutex_);
   wait_for_the_end(lock);
   const auto now = clock_.read(std::chrono::steady_clock::now());
   watch_.fail(own, now);
   watch_.step(now);
   wake();
-  changed_.wait(lock, [this] { return watch_.parting().has_value(); });
-  return *watch_.parting();
+  changed_.wait(lock, [this] { return watch_.decision().has_value(); });
+  return *watch_.decision();
 }
 
 std::optional<Failure> PeerMonitor::first_cause(std::chrono::milliseconds patience) {
@@ -139,12 +139,12 @@ void PeerMonitor::watch() {
     watch_.step(now);
     serve_store();
     changed_.notify_all();
-    if (watch_.parting() && !watch_.main_thread_ends()) {
-      const Parting parting = *watch_.parting();
+    if (watch_.decision() && !watch_.main_thread_ends()) {
+      const ExitDecision decision = *watch_.decision();
       lock.unlock();
-      end_process(parting.code, [&] {
+      end_process(decision.code, [&] {
         if (options_.say) {
-          options_.say(parting);
+          options_.say(decision);
         }
       });
     }
@@ -179,7 +179,7 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
     processes_.clear();
     return;
   }
-  for (StoreLink::Peer& peer : peers->take_met()) {
+  for (StoreLink::Peer& peer : peers->take_found()) {
     Descriptor handle(static_cast<int>(syscall(SYS_pidfd_open, peer.process.pid, 0)));
     if (!handle.is_open() && errno == ESRCH) {
       peers->peer_ended(peer);

@@ -29,7 +29,7 @@ class PeerMonitor {
     int size = 1;
     std::unique_ptr<FailureLink> supervisor{};  ///< null: no supervisor of ours watches this rank
     std::chrono::milliseconds head_start = deadlines::kHeadStart;
-    std::function<void(const Parting&)> say{};  ///< the last lines before the process is ended; {}: none
+    std::function<void(const ExitDecision&)> say{};  ///< the last lines before the process is ended; {}: none
     /// This rank is on its way out already: its launcher may end before it.
     std::function<bool()> may_lose_launcher{};
   };
@@ -38,7 +38,7 @@ class PeerMonitor {
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
 
-  /// The ranks have met. Every rank calls it; not a collective. Returns when the others can see this process end.
+  /// The rendezvous is over. Every rank calls it; not a collective. Returns when the others can see this process end.
   /// `store`: a connection of its own to what they share; null: this rank is alone, or its supervisor sees all ranks.
   /// `launcher`: the processes without which nobody watches this rank. At most once.
   void watch_peers(std::unique_ptr<Store> store, std::vector<LauncherProcess> launcher);
@@ -49,7 +49,7 @@ class PeerMonitor {
 
   /// This rank failed: returns when the others know, or it is known who failed first. Ending this process is the
   /// caller's then.
-  Parting fail(const Failure& own);
+  ExitDecision fail(const Failure& own);
   /// What ends all ranks, as soon as anybody knows; nullopt: nobody does within `patience`.
   std::optional<Failure> first_cause(std::chrono::milliseconds patience);
 

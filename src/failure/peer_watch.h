@@ -16,9 +16,9 @@
 namespace lockstep {
 
 /// How a rank ends.
-struct Parting {
+struct ExitDecision {
   int code = 0;
-  Failure words{};          ///< the rank's own failure, or the cause that stops it
+  Failure failure{};        ///< the rank's own failure, or the cause that stops it
   bool is_stopped = false;  ///< by that cause
   bool is_cause = false;    ///< the rank's own failure is the one on which all agree
 };
@@ -42,7 +42,7 @@ class PeerWatch {
   /// `supervisor`: nullptr if no supervisor of ours watches this rank.
   PeerWatch(Options options, FailureLink* supervisor) : options_(options), supervisor_(supervisor) {}
 
-  /// The ranks have met: from now on they learn of each other's failures.
+  /// The rendezvous is over: from now on they learn of each other's failures.
   StoreLink& join_peers(int size, ProcessName self) { return peers_.emplace(options_.rank, size, std::move(self)); }
   StoreLink* peers() noexcept { return peers_ ? &*peers_ : nullptr; }
   /// All ranks have done their work: an end is no failure any more, and what is known of failures of peers is
@@ -59,18 +59,18 @@ class PeerWatch {
   /// What ends this rank; nullopt: nothing does, or the ranks have not agreed on it yet.
   std::optional<Failure> cause() const;
   /// Set: the process has to end now, by its main thread if that failed.
-  const std::optional<Parting>& parting() const noexcept { return parting_; }
+  const std::optional<ExitDecision>& decision() const noexcept { return decision_; }
   bool main_thread_ends() const noexcept { return own_.has_value(); }
   /// When `step` is needed without an event; nullopt: it is not.
   std::optional<Time> due() const;
 
  private:
-  void let_peers_go();
+  void drop_peers();
   bool is_ordered() const;
   /// So long the others are waited for until they know.
   std::chrono::milliseconds patience() const;
   bool may_end() const;
-  Parting make_parting() const;
+  ExitDecision make_decision() const;
 
   const Options options_;
   FailureLink* supervisor_;
@@ -81,7 +81,7 @@ class PeerWatch {
   std::optional<Failure> own_{};
   std::optional<Time> known_at_{};
   std::optional<Time> launcher_gone_at_{};
-  std::optional<Parting> parting_{};
+  std::optional<ExitDecision> decision_{};
 };
 
 }  // namespace lockstep

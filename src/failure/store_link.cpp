@@ -29,9 +29,7 @@ std::string beats_key(int node) { return fmt::format("beats/{}", node); }
 /// One line of a report.
 std::string report_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;
-  constexpr std::string_view kLabel = "error: ";
-  text.remove_prefix(text.starts_with(kLabel) ? kLabel.size() : 0);
-  return printable(first_line(text).substr(0, kLongest));
+  return printable(first_line(without_label(text)).substr(0, kLongest));
 }
 
 StoreCall set(std::string key, std::string value) {
@@ -195,7 +193,7 @@ void StoreLink::close() {
 void StoreLink::look() {
   const bool in_full = looks_ % kLooksPerBeat == 0;
   if (in_full || looks_ < kFirstLooks) {
-    put(add(here_, 0), [this](const StoreAnswer& answer) { meet(answer.number); });
+    put(add(here_, 0), [this](const StoreAnswer& answer) { find_peers(answer.number); });
   }
   if (ring_.count > 1) {
     if (looks_in_ring_++ % kLooksPerBeat == 0) {  // the first one at once
@@ -212,23 +210,23 @@ void StoreLink::look() {
 }
 
 // A process may have ended between its number and its name: its number stays without one.
-void StoreLink::meet(std::int64_t count) {
+void StoreLink::find_peers(std::int64_t count) {
   while (known_here_ < count) {
-    not_met_.insert(++known_here_);
+    unnamed_.insert(++known_here_);
   }
-  for (const std::int64_t number : not_met_) {
+  for (const std::int64_t number : unnamed_) {
     put(check(fmt::format("{}/{}", here_, number)), [this, number](const StoreAnswer& there) {
       if (there.number == 0) {
         return;
       }
       put(get(fmt::format("{}/{}", here_, number)), [this, number](const StoreAnswer& answer) {
-        not_met_.erase(number);
+        unnamed_.erase(number);
         const auto space = std::min(answer.text.find(' '), answer.text.size());
         const auto rank = parse_int(std::string_view(answer.text).substr(0, space));
         const auto process =
             parse_process_name(std::string_view(answer.text).substr(std::min(space + 1, answer.text.size())));
         if (rank && process && *rank != rank_) {
-          met_.push_back({.rank = static_cast<int>(*rank), .process = *process});
+          found_.push_back({.rank = static_cast<int>(*rank), .process = *process});
         }
       });
     });
@@ -259,7 +257,7 @@ void StoreLink::beat() {
   });
 }
 
-std::vector<StoreLink::Peer> StoreLink::take_met() { return std::exchange(met_, {}); }
+std::vector<StoreLink::Peer> StoreLink::take_found() { return std::exchange(found_, {}); }
 
 void StoreLink::peer_ended(const Peer& peer) {
   announce({.rank = peer.rank,

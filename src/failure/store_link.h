@@ -88,8 +88,8 @@ class StoreLink final : public FailureLink {
     int rank = 0;
     ProcessName process{};
   };
-  /// Other ranks of this machine that were met since the last call: from now on `peer_ended` is expected for them.
-  std::vector<Peer> take_met();
+  /// Other ranks of this machine that were found since the last call: from now on `peer_ended` is expected for them.
+  std::vector<Peer> take_found();
   void peer_ended(const Peer& peer);
 
   /// To be asked now; its answer is expected before there is another one.
@@ -108,7 +108,7 @@ class StoreLink final : public FailureLink {
   void drop_questions();
   void introduce();
   void look();
-  void meet(std::int64_t count);
+  void find_peers(std::int64_t count);
   void beat();
   void report();
   void wait_for_report();
@@ -136,8 +136,8 @@ class StoreLink final : public FailureLink {
   std::int64_t looks_ = 0;
   std::int64_t looks_in_ring_ = 0;
   std::int64_t known_here_ = 0;       // processes of this machine that were counted
-  std::set<std::int64_t> not_met_{};  // those of them that have not said their names
-  std::vector<Peer> met_{};
+  std::set<std::int64_t> unnamed_{};  // those of them that have not said their names
+  std::vector<Peer> found_{};
   std::int64_t next_node_beats_ = 0;
   std::chrono::milliseconds next_node_silence_{0};
   Time looked_for_beats_at_{};

@@ -80,8 +80,7 @@ void check_device_order(const Plan& plan, const Hardware& hardware, Findings& fi
   const auto differs = [&](const Gpu& gpu) { return gpu.name != hardware.gpus.front().name; };
   const bool counts = hardware.visible_devices != kUnset && !hardware.visible_devices.starts_with("GPU-") &&
                       !hardware.visible_devices.starts_with("MIG-");
-  if (plan.gpu() && hardware.device_order != kPciOrder && counts &&
-      std::any_of(hardware.gpus.begin(), hardware.gpus.end(), differs)) {
+  if (plan.gpu() && hardware.device_order != kPciOrder && counts && std::ranges::any_of(hardware.gpus, differs)) {
     findings.warnings.push_back(
         fmt::format("{}={} with CUDA_VISIBLE_DEVICES=\"{}\" on a machine with different GPUs: lockstep counts them in "
                     "PCI order, so "

@@ -94,7 +94,7 @@ class CsvSink final : public MetricSink {
   /// Rewrites the file with `more` new columns at the end; old rows get empty cells there.
   std::string widened(const std::vector<std::string>& columns, std::size_t more) const {
     std::vector<std::string> header;
-    std::transform(columns.begin(), columns.end(), std::back_inserter(header), quoted);
+    std::ranges::transform(columns, std::back_inserter(header), quoted);
     std::string text = join(header, ",") + "\n";
     const std::string before = read_metric_file(fs_, path_);
     std::string_view rows = before;

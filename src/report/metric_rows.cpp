@@ -102,7 +102,7 @@ class Collector {
     if (times_.size() > 1) {
       const auto& first = times_[times_.size() - std::min(times_.size(), kTimes)];
       const auto steps = static_cast<double>(times_.back().first - first.first);
-      rows_.seconds_per_step = steps > 0 ? (times_.back().second - first.second) / steps : 0;
+      rows_.step_s = steps > 0 ? (times_.back().second - first.second) / steps : 0;
     }
     return std::move(rows_);
   }

@@ -83,7 +83,7 @@ std::vector<int> blocked_by_system(const std::vector<RankSample>& samples, const
     });
     return ranks;
   };
-  const bool all_wait = std::all_of(behind.begin(), behind.end(), [&](int rank) {
+  const bool all_wait = std::ranges::all_of(behind, [&](int rank) {
     const ProgressView& view = sample_of(rank).view;
     return view.operation != Operation::none || view.phase == Phase::backward;
   });
@@ -107,14 +107,14 @@ std::vector<int> in_another_collective(const std::vector<RankSample>& samples) {
     return {};
   }
   // If both sides have equally many ranks, those in the collective with the lower number.
-  return std::min_element(groups.begin(), groups.end(),
-                          [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); })
+  return std::ranges::min_element(groups,
+                                  [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); })
       ->second;
 }
 
 bool call_different_collectives(const std::vector<RankSample>& samples) {
   const auto groups = by_collective(samples);
-  return std::adjacent_find(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+  return std::ranges::adjacent_find(groups, [](const auto& a, const auto& b) {
            return std::get<0>(a.first) == std::get<0>(b.first);
          }) != groups.end();
 }
@@ -125,7 +125,7 @@ std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
   for (const auto& [text, ranks] : groups) {
     rows.emplace_back(ranks, text);
   }
-  std::sort(rows.begin(), rows.end());
+  std::ranges::sort(rows);
   std::vector<std::string> lines;
   for (const auto& [ranks, text] : rows) {
     lines.push_back(fmt::format("  {}: {}", ranks_text(ranks), text));
@@ -228,7 +228,7 @@ StallWatch::Time StallWatch::last_movement(const std::vector<RankSample>& sample
 void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, std::vector<StallFinding>& findings) {
   const std::vector<int> ranks = running(samples);
   const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
-  if (ranks.empty() || std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).view.beats == 0; })) {
+  if (ranks.empty() || std::ranges::any_of(ranks, [&](int r) { return sample_of(r).view.beats == 0; })) {
     return;
   }
   const std::vector<int> behind = furthest_behind(samples);
@@ -244,7 +244,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
     const auto theirs = limit_of(sample_of(rank));
     limit = limit && theirs ? std::min(limit, theirs) : std::max(limit, theirs);  // nullopt is less than any limit
   }
-  const bool held = std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).process.state == 't'; });
+  const bool held = std::ranges::any_of(ranks, [&](int r) { return sample_of(r).process.state == 't'; });
   const auto patience = stop_at_ ? std::min(limits_.warning, limits_.stop_warning) : limits_.warning;
   const bool warn = limits_.warning.count() > 0 && still >= patience && !warned_since_;
   const bool end = limit && still >= *limit && !ended_ && !held;

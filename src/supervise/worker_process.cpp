@@ -53,7 +53,7 @@ std::unique_ptr<cpu_set_t, FreeCpuSet> cpu_set_of(const std::vector<int>& cores,
   if (cores.empty()) {
     return nullptr;
   }
-  const auto count = static_cast<std::size_t>(*std::max_element(cores.begin(), cores.end())) + 1;
+  const auto count = static_cast<std::size_t>(*std::ranges::max_element(cores)) + 1;
   std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(count));
   size = CPU_ALLOC_SIZE(count);
   CPU_ZERO_S(size, set.get());

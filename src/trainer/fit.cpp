@@ -89,6 +89,7 @@ FitResult Fit::train() {
                               .epoch_meter = metrics_.of_epoch(),
                               .spikes = anomalies_.spikes().gate(),
                               .shapes = world_.is_main() ? &loss_shapes_ : nullptr,
+                              .graphs = graphs_ ? &*graphs_ : nullptr,
                               .loss_factor = loss_factor_,
                               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
   Step step(context);
@@ -263,6 +264,9 @@ void Fit::notify(const StageContext& context) {
     if (froze && context.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
+      if (graphs_) {
+        graphs_->forget();
+      }
     }
   });
 }

@@ -29,6 +29,7 @@
 #include "trainer/output/run_reports.h"
 #include "trainer/output/step_recorder.h"
 #include "trainer/output/step_times.h"
+#include "trainer/pass_graphs.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_limits.h"
@@ -89,6 +90,7 @@ class Fit {
   void begin_with_weights();
   void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
   void set_rates_of_last_step();
+  void prepare_graphs(bool has_metrics);
   void validate_at_start();
 
   // fit_reports.cpp: reports and validation
@@ -143,6 +145,7 @@ class Fit {
   StepRecorder recorder_;
   StragglerWatch stragglers_;
   RunReports reports_;
+  std::optional<PassGraphs> graphs_{};
   RunMetrics metrics_{config_.report.epoch_means, world_};
   TrainState state_{};
   StepResult last_{};

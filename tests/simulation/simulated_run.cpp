@@ -79,7 +79,7 @@ struct Rank {
   std::optional<PeerWatch> watch{};
   std::optional<StoreAnswer> answer{};
   std::vector<StoreLink::Peer> ended{};  // to be told of
-  std::map<int, StoreLink::Peer> met{};
+  std::map<int, StoreLink::Peer> neighbours{};
   bool launcher_gone = false;
   bool cut = false;
   bool in_trouble = false;  // its main thread knows that a peer is gone, or never will
@@ -221,9 +221,9 @@ class Run {
       watch.launcher_is_gone("pid 1 (launcher)", now);
     }
     if (StoreLink* peers = watch.peers()) {
-      for (StoreLink::Peer& peer : peers->take_met()) {
+      for (StoreLink::Peer& peer : peers->take_found()) {
         if (is_alive(at(peer.rank))) {
-          rank.met.emplace(peer.rank, std::move(peer));
+          rank.neighbours.emplace(peer.rank, std::move(peer));
         } else {
           peers->peer_ended(peer);
         }
@@ -244,13 +244,13 @@ class Run {
     if (!is_alive(rank)) {
       return;
     }
-    if (watch.parting()) {
-      const Parting& parting = *watch.parting();
-      if (parting.is_stopped) {
-        rank.stopped_by = parting.words;
+    if (watch.decision()) {
+      const ExitDecision& decision = *watch.decision();
+      if (decision.is_stopped) {
+        rank.stopped_by = decision.failure;
       }
-      note(static_cast<std::uint64_t>(parting.words.rank + 7));
-      end(rank, parting.code, /*killed=*/false);
+      note(static_cast<std::uint64_t>(decision.failure.rank + 7));
+      end(rank, decision.code, /*killed=*/false);
       return;
     }
     auto longest = rank.launcher_gone || watch.peers() != nullptr ? Duration(deadlines::kLook) : Duration(1h);
@@ -359,8 +359,9 @@ class Run {
     const int first = rank.node * shape_.ranks_per_node;
     for (int number = first; number < first + shape_.ranks_per_node; ++number) {
       Rank& neighbour = at(number);
-      if (const auto met = neighbour.met.find(rank.rank); met != neighbour.met.end() && is_alive(neighbour)) {
-        neighbour.ended.push_back(met->second);
+      if (const auto known = neighbour.neighbours.find(rank.rank);
+          known != neighbour.neighbours.end() && is_alive(neighbour)) {
+        neighbour.ended.push_back(known->second);
         plan_step(neighbour, random_.up_to(1ms));
       }
     }
@@ -435,7 +436,7 @@ class Run {
     Rank& rank = at(number);
     failure.rank = number;
     node_of(rank).accounted.insert(number);
-    node_of(rank).verdict.hear(failure, Time{now_});
+    node_of(rank).verdict.add(failure, Time{now_});
     after(std::chrono::duration_cast<Duration>(deadlines::kWaitForCause), [this, node = rank.node] { settle(node); });
     settle(rank.node);
   }
@@ -445,7 +446,7 @@ class Run {
     Node& node = node_of(rank);
     ++node.gone;
     if (!node.accounted.contains(number) && rank.code != 0 && !node.decided_at) {
-      node.verdict.hear({.rank = number, .code = rank.code, .text = fmt::format("rank {} died", number)}, Time{now_});
+      node.verdict.add({.rank = number, .code = rank.code, .text = fmt::format("rank {} died", number)}, Time{now_});
     }
     node.accounted.insert(number);
     settle(rank.node);
@@ -561,7 +562,7 @@ class Run {
         case FaultKind::launcher:
           return !shape_.supervised;
         case FaultKind::death:
-          // Its neighbours have met it by then; nobody serves the store in its place.
+          // Its neighbours know it by then; nobody serves the store in its place.
           return fault.rank != 0 && shape_.ranks_per_node > 2 && fault.at > 500ms;
         default:
           return false;

@@ -185,6 +185,7 @@ struct TrainConfig {
   Determinism deterministic = Determinism::off;  ///< operations without a deterministic algorithm: allow, warn, refuse
   bool benchmark = false;                        ///< let cuDNN measure its convolution algorithms and use the fastest
   bool detect_anomaly = false;                   ///< find the operation whose backward gives NaN; slow, for debugging
+  bool cuda_graphs = false;                      ///< on one GPU, replay forward and backward where shapes repeat
   std::uint64_t seed = 42;                       ///< all random numbers derive from it
   std::int64_t max_epochs = 1;                   ///< 0: no limit
   std::int64_t max_steps = 0;                    ///< 0: no limit; whichever limit is reached first ends the run

@@ -36,8 +36,8 @@ std::string progress_line(const RunData& run, double now) {
   if (run.epoch) {
     parts.push_back(fmt::format("epoch {:g}", *run.epoch));
   }
-  if (run.metrics.seconds_per_step > 0) {
-    const double rate = 1 / run.metrics.seconds_per_step;
+  if (run.metrics.step_s > 0) {
+    const double rate = 1 / run.metrics.step_s;
     parts.push_back((rate < 1000 ? fmt::format("{:.3g}", rate) : with_commas(rate)) + " steps/s");
   }
   if (const MetricSeries* rate = run.metrics.find("samples_per_s"); rate != nullptr && rate->values.back() > 0) {

@@ -453,9 +453,7 @@ TEST(Top, BreaksLinesBetweenWords) {
 }
 
 TEST(Top, ShowsHighRatesWithoutAnExponent) {
-  const auto rate = [](double seconds_per_step) {
-    return top_screen({.metrics = {.seconds_per_step = seconds_per_step}}, 0, {}, {})[1];
-  };
+  const auto rate = [](double step_s) { return top_screen({.metrics = {.step_s = step_s}}, 0, {}, {})[1]; };
   EXPECT_THAT(rate(1 / 1640.0), HasSubstr("   1,640 steps/s"));
   EXPECT_THAT(rate(1 / 42.54), HasSubstr("   42.5 steps/s"));
 }

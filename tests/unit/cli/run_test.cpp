@@ -145,7 +145,7 @@ TEST(Run, StartsUnequalMachines) {
   const auto machine = [&](const std::string& number) {
     return run({"--nnodes", "2", "--nproc-per-node", "2,1", "--node-rank", number, "--master-addr", "127.0.0.1",
                 "--master-port", port},
-               {"meet"});
+               {"rendezvous"});
   };
   Process second(machine("1"));
   Process first(machine("0"));
@@ -164,7 +164,7 @@ TEST(Run, LaunchesDoNotCollide) {
   const int count = rounds(16, 64);
   std::vector<std::unique_ptr<Process>> launches;
   for (int i = 0; i < count; ++i) {
-    launches.push_back(std::make_unique<Process>(run({"--nproc-per-node", "2"}, {"meet"})));
+    launches.push_back(std::make_unique<Process>(run({"--nproc-per-node", "2"}, {"rendezvous"})));
   }
   Sweep sweep("launches at once");
   for (const auto& launch : launches) {

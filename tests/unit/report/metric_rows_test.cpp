@@ -114,7 +114,7 @@ TEST(MetricRows, MeasuresTheTimePerStep) {
   const MetricRows rows = parse_metric_lines(
       "{\"step\":10,\"time\":\"2026-11-21T10:00:00.000Z\",\"loss\":1}\n"
       "{\"step\":30,\"time\":\"2026-11-21T10:00:05.000Z\",\"loss\":1}\n");
-  EXPECT_DOUBLE_EQ(rows.seconds_per_step, 0.25);
+  EXPECT_DOUBLE_EQ(rows.step_s, 0.25);
   EXPECT_DOUBLE_EQ(rows.last_time, *parse_utc_time("2026-11-21T10:00:05.000Z"));
 }
 
