@@ -12,6 +12,8 @@
 #include <cxxabi.h>
 #include <fmt/format.h>
 
+#include "base/special_number.h"
+
 namespace lockstep {
 namespace {
 
@@ -256,6 +258,11 @@ std::string human_bytes(std::int64_t bytes) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string five_digits(double value) {
+  const auto word = special_word(value);
+  return word ? std::string(*word) : fmt::format("{:.5g}", value);
 }
 
 std::string human_duration(double seconds) {

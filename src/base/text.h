@@ -26,6 +26,7 @@ std::optional<double> parse_seconds(std::string_view text);
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept;
 std::string human_bytes(std::int64_t bytes);                 ///< "4.7 GiB"
 std::string with_commas(double value);                       ///< "12,346", rounded; not negative
+std::string five_digits(double value);                       ///< "2.1235", "1.6e-05", "NaN", "Infinity"
 std::string human_duration(double seconds);                  ///< "1:02:03", "00:12"
 std::string in_seconds(std::chrono::duration<double> time);  ///< "1.5 s"
 /// "1 rank", "2 ranks", "2 micro-batches".

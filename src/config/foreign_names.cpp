@@ -42,7 +42,7 @@ constexpr ForeignName kRows[] = {
     {"same_network", "remove it: the launcher says which machines there are"},
     {"standalone spawn use_torchrun multi_gpu enable_multi_gpu", "remove it: the program starts its own ranks"},
     {"local_rank", "remove it: the launcher sets LOCAL_RANK"},
-    {"distributed_backend dist_backend ddp_backend process_group_backend", "use --backend auto, nccl or gloo",
+    {"distributed_backend dist_backend ddp_backend process_group_backend", "use --backend auto, nccl, gloo or shm",
      "backend"},
     {"strategy trainer_strategy distributed_strategy", "remove it: gradients are always averaged over all ranks"},
     {"distributed_data_loading use_distributed_sampler replace_sampler_ddp data_strategy",

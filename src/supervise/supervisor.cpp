@@ -300,9 +300,12 @@ class Supervisor {
       order(Message::Kind::abort, report.failed_rank < 0 ? std::string() : cause_line(report));
     }
     if (notice_at_ && now >= *notice_at_) {
+      const LaunchReport report = outcome_.report();
       const int left = running();
-      say(fmt::format("{}; {} still running, killed {} after it", cause_line(outcome_.report()), counted(left, "rank"),
-                      in_seconds(options_.grace)));
+      const int failed = report.failed_rank - options_.first_rank;
+      const bool is_only_it = left == 1 && failed >= 0 && failed < size() && process(failed).is_running();
+      say(fmt::format("{}; {} still running, killed {} after it", cause_line(report),
+                      is_only_it ? "this rank" : counted(left, "rank"), in_seconds(options_.grace)));
       notice_at_.reset();
     }
     if (now >= *kill_at_) {

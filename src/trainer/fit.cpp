@@ -52,10 +52,14 @@ FitResult Fit::run() {
     return train();
   } catch (const CommError& error) {  // the rank that caused it reports the last save
     const KeptPlace place(record_);
+    if (world_.device().is_cpu()) {  // a GPU may wait for the lost rank until the timeout of its collective
+      record_last_steps();
+    }
     tell_callbacks(error);
     throw;
   } catch (const IoError& error) {  // saving failed, or would fail
     const KeptPlace place(record_);
+    record_last_steps();
     tell_what_is_left();
     note_failure(error);
     tell_callbacks(error);
@@ -63,6 +67,7 @@ FitResult Fit::run() {
   } catch (const std::exception& error) {
     const KeptPlace place(record_);
     save_after_failure();
+    record_last_steps();
     tell_what_is_left();
     note_failure(error);
     tell_callbacks(error);
@@ -70,6 +75,7 @@ FitResult Fit::run() {
   } catch (...) {
     const KeptPlace place(record_);
     save_after_failure();
+    record_last_steps();
     tell_what_is_left();
     throw;
   }

@@ -69,6 +69,17 @@ void Fit::save_after_failure() noexcept {
   }
 }
 
+// `lockstep compare` shows where a run began to differ, and the last steps are those that a failure is about.
+void Fit::record_last_steps() noexcept {
+  try {
+    recorder_.flush();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("the last steps are not recorded: {}", without_frames(error.what())));
+  } catch (...) {
+    log_warning("the last steps are not recorded: an exception of unknown type");
+  }
+}
+
 // A rank that failed says it: under a foreign launcher no other process knows of the failure.
 void Fit::tell_what_is_left() noexcept {
   const auto step = checkpoints_.durable();

@@ -116,6 +116,7 @@ class Fit {
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
   void save_after_failure() noexcept;
+  void record_last_steps() noexcept;
   void tell_what_is_left() noexcept;
   void note_failure(const std::exception& error) noexcept;
   void tell_callbacks(const std::exception& error) noexcept;

@@ -83,6 +83,9 @@ TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
 }
 
 TEST(HumanText, IsShort) {
+  EXPECT_EQ(five_digits(2.123456), "2.1235");
+  EXPECT_EQ(five_digits(-std::nan("")), "NaN");
+  EXPECT_EQ(five_digits(-HUGE_VAL), "-Infinity");
   EXPECT_EQ(human_bytes(0), "0 B");
   EXPECT_EQ(human_bytes(1023), "1023 B");
   EXPECT_EQ(human_bytes(1024), "1.0 KiB");

@@ -52,6 +52,20 @@ TEST(RunRecord, IsRejectedIfDamaged) {
   }
 }
 
+TEST(RunRecord, OfANewerVersionIsNotToBeDeleted) {
+  const auto hint_for = [](const std::string& text) {
+    try {
+      parse_run_record(text, "run.json");
+    } catch (const CheckpointError& error) {
+      return error.hint();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(hint_for(R"({"format": 2})"),
+            "continue the run with the version of lockstep that wrote it, or start over with --fresh");
+  EXPECT_THAT(hint_for(R"({"format": 1})"), HasSubstr("delete it")) << "the control";
+}
+
 TEST(RunDecision, AnEmptyDirectoryGetsANewRun) {
   const RunDecision decision = decide_run({.program = "train", .launch = kFirst}, {{.directory = "runs/a"}});
   EXPECT_FALSE(decision.set_aside);
