@@ -540,7 +540,9 @@ class Run {
   void find_stall(int stalled) {
     const int first = stalled / shape_.ranks_per_node * shape_.ranks_per_node;
     for (int number = first; number < first + shape_.ranks_per_node; ++number) {
-      if (Rank& rank = at(number); is_alive(rank) && !is_paused(rank)) {
+      Rank& rank = at(number);
+      StoreLink* peers = rank.watch->peers();
+      if (is_alive(rank) && !is_paused(rank) && peers != nullptr && peers->is_introduced()) {
         const std::string text = "made no progress for 300 s";
         rank.watch->stall_was_found(
             {.rank = stalled,
