@@ -184,7 +184,7 @@ class RankProcess {
   ProgressBoard progress_;
   const CrashHandler crash_handler_;
   const LastWords last_words_;
-  std::optional<ExitGuard> exit_guard_{};
+  const ExitGuard exit_guard_;
   const std::function<void(const Parting&)> say_;  // {}: the supervisor does
   PeerMonitor monitor_;
   std::string what_is_left_{};  // said before this rank's failure, if it is the cause
@@ -210,6 +210,7 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
                       say_on_terminal(failure, identity_);
                     }
                   }),
+      exit_guard_(/*alone=*/plan_.world_size == 1 && !channel_),
       say_(channel_ ? std::function<void(const Parting&)>()
                     : [this](const Parting& parting) { say_on_terminal(parting, identity_); }),
       monitor_({.rank = identity_.rank,
@@ -218,9 +219,6 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
                 .say = say_,
                 .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
   identity_.progress_fd = progress_.fd();  // the World maps the descriptor again
-  if (plan_.world_size > 1 || channel_) {
-    exit_guard_.emplace();
-  }
   if (!plan_.threads_are_given) {
     at::set_num_threads(plan_.threads_per_rank);
   }
