@@ -98,10 +98,12 @@ std::string did_you_mean(const std::vector<std::string>& names, std::string_view
 /// spelling, or `otherwise`.
 std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
                              std::string_view otherwise) {
-  if (const auto names = with_same_key(name, known); !names.empty()) {
+  const ForeignName* foreign = find_foreign_name(name);
+  const bool names_a_section = name.find('.') != std::string_view::npos;
+  if (const auto names = with_same_key(name, known); !names.empty() && (foreign == nullptr || !names_a_section)) {
     return did_you_mean(names, prefix);
   }
-  if (const ForeignName* foreign = find_foreign_name(name)) {
+  if (foreign != nullptr) {
     return std::string(foreign->hint);
   }
   const auto names = with_near_spelling(name, known);

@@ -109,6 +109,8 @@ constexpr ForeignName kRows[] = {
      "use --checkpoint.every_steps N", "checkpoint.every_steps"},
     {"train_time_interval", "use --checkpoint.every_s SECONDS"},
     {"save_total_limit save_last checkpoints_total_limit", "use --checkpoint.keep_last N"},
+    {"early_stop.monitor", "use --early_stop.metric METRIC"},
+    {"plateau.monitor", "use --plateau.metric METRIC"},
     {"save_top_k", "use --checkpoint.keep_best N with --checkpoint.monitor METRIC"},
     {"checkpoint_best_only save_best_only metric_for_best_model", "use --checkpoint.monitor METRIC"},
     {"model_ckpt", "use --checkpoint.monitor METRIC with --checkpoint.mode and --checkpoint.keep_best N"},
