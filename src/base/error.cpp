@@ -38,6 +38,7 @@ constexpr KnownCause kKnownCauses[] = {
     {"does not require grad",
      "the loss depends on no trained parameter: it was detached, calculated without gradients, "
      "or from frozen parameters only"},
+    {"expected scalar type Long", "labels and indices are int64: convert them with .to(torch::kLong)"},
     {"same dtype", "convert the samples or the module, for example with .to(torch::kFloat)"},
     {"expected scalar type", "convert the samples or the module, for example with .to(torch::kFloat)"},
 };

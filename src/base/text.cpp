@@ -148,6 +148,10 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return text;
 }
 
+std::string join_first(std::span<const std::string> parts, std::size_t count) {
+  return parts.size() > count ? join(parts.first(count), ", ") + ", ..." : join(parts, ", ");
+}
+
 std::string join_or(std::span<const std::string> words) {
   if (words.size() < 2) {
     return join(words, "");

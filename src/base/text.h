@@ -15,7 +15,8 @@ namespace lockstep {
 std::string_view trim(std::string_view text) noexcept;
 std::vector<std::string> split(std::string_view text, char separator);
 std::string join(std::span<const std::string> parts, std::string_view separator);
-std::string join_or(std::span<const std::string> words);  ///< "a, b or c"
+std::string join_first(std::span<const std::string> parts, std::size_t count);  ///< "a, b, ..."
+std::string join_or(std::span<const std::string> words);                        ///< "a, b or c"
 std::string to_lower(std::string_view text);
 /// Strict: the whole text without blanks or a plus sign; nullopt otherwise.
 std::optional<std::int64_t> parse_int(std::string_view text) noexcept;

@@ -103,7 +103,7 @@ void KeptCheckpoints::abandon_after(std::int64_t step) {
 
 std::vector<std::int64_t> KeptCheckpoints::by_score() const {
   std::vector<std::int64_t> steps;
-  std::transform(scores_.rbegin(), scores_.rend(), std::back_inserter(steps), [](const auto& s) { return s.first; });
+  std::transform(scores_.begin(), scores_.end(), std::back_inserter(steps), [](const auto& s) { return s.first; });
   std::stable_sort(steps.begin(), steps.end(), [&](std::int64_t a, std::int64_t b) {
     return config_.mode == MonitorMode::min ? scores_.at(a) < scores_.at(b) : scores_.at(a) > scores_.at(b);
   });

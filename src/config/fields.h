@@ -609,7 +609,7 @@ void visit_fields(Config& c, Visit&& visit) {
            .ranks_agree = false},
       c.report.log_dir);
   visit(Info{.name = "report.log_level",
-             .help = "least level of the log lines that are shown; off: only the error with which the program ends",
+             .help = "least level of the log lines that run() shows; off: only the error with which the program ends",
              .ranks_agree = false},
         c.report.log_level);
 }

@@ -179,6 +179,8 @@ constexpr ForeignName kRows[] = {
      "remove it: config.toml in the run directory has all settings"},
     {"prevent_overwrites overwrite_existing",
      "remove it: a run is continued; --fresh renames its directory and begins another one"},
+    {"early_stop.monitor", "use --early_stop.metric METRIC"},
+    {"plateau.monitor", "use --plateau.metric METRIC"},
     {"save_top_k", "use --checkpoint.keep_best N with --checkpoint.monitor METRIC"},
     {"checkpoint_best_only save_best_only metric_for_best_model validation_criterion",
      "use --checkpoint.monitor METRIC"},

@@ -63,10 +63,12 @@ const ForeignName* foreign_section(std::string_view name, const std::vector<std:
 std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
                              std::string_view otherwise) {
   const ForeignName* section = foreign_section(name, known);
-  if (const auto names = with_same_key(name, known); section == nullptr && !names.empty()) {
+  const ForeignName* foreign = find_foreign_name(name);
+  const bool is_in_section = name.find('.') != std::string_view::npos;
+  if (const auto names = with_same_key(name, known);
+      section == nullptr && !names.empty() && (foreign == nullptr || !is_in_section)) {
     return did_you_mean(names, prefix);
   }
-  const ForeignName* foreign = find_foreign_name(name);
   if (foreign != nullptr || section != nullptr) {
     return std::string((foreign != nullptr ? foreign : section)->hint);
   }

@@ -91,7 +91,7 @@ FitResult Fit::train() {
                               .meter = metrics_.of_window(),
                               .epoch_meter = metrics_.of_epoch(),
                               .spikes = anomalies_.spikes().gate(),
-                              .shapes = world_.is_main() ? &loss_shapes_ : nullptr,
+                              .loss_check = world_.is_main() ? &loss_check_ : nullptr,
                               .graphs = graphs_ ? &*graphs_ : nullptr,
                               .loss_factor = loss_factor_,
                               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};

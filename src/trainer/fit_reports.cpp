@@ -179,7 +179,7 @@ void Fit::check_monitor(Stage stage, const Metrics& measured) {
   if (!monitor_is_known_ && !may_come) {
     save();
     throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
-                      hint_for_metric(monitor, names));
+                      late_hint_for_metric(monitor, names));
   }
 }
 

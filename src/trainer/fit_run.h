@@ -35,7 +35,7 @@
 #include "trainer/run_limits.h"
 #include "trainer/validation_times.h"
 #include "trainer/watch/anomalies.h"
-#include "trainer/watch/loss_shapes.h"
+#include "trainer/watch/loss_check.h"
 #include "trainer/watch/run_snapshot.h"
 #include "trainer/watch/straggler_watch.h"
 
@@ -150,7 +150,7 @@ class Fit {
   TrainState state_{};
   StepResult last_{};
   Anomalies anomalies_{config_, world_, files_};
-  LossShapes loss_shapes_{};
+  LossCheck loss_check_{task_};
   EpochPlace place_{};
   StepRequests agreed_{};
   std::vector<std::string> own_commands_{};  // taken, not yet agreed on

@@ -292,8 +292,8 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   }
   checkpoints_.begin_at(state_.step, *origin);
   if (!limits_.are_reached(state_)) {  // else the end says that there is nothing to do
-    console_.line(
-        fmt::format("resuming from {} (epoch {}, {} samples seen)", origin->name, state_.epoch + 1, state_.samples));
+    console_.line(fmt::format("resuming from {} ({}epoch {}, {} samples seen)", origin->name,
+                              begins_epoch() ? "at the beginning of " : "", state_.epoch + 1, state_.samples));
   } else if (place_.validation_is_due && validation_ != nullptr) {
     console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }

@@ -165,8 +165,8 @@ void OptimizerStep::run_backward(const StepOutput& output) {
     optimizer_.backward_nothing();
     return;
   }
-  if (step_.context_.shapes != nullptr) {  // before the backward, which frees the graph
-    step_.context_.shapes->look(output.loss);
+  if (step_.context_.loss_check != nullptr) {  // before the backward, which frees the graph
+    step_.context_.loss_check->look(output.loss, step_.number());
   }
   const double factor = step_.context_.loss_factor;
   if (output.count.defined()) {

@@ -23,6 +23,10 @@ TEST(ErrorText, ShowsWhatAndHint) {
             "error: std::runtime_error: Target 7 is out of bounds.\n"
             "  hint: labels and indices go from 0 to the number of classes or rows less one; "
             "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
+  EXPECT_EQ(error_text(std::runtime_error("expected scalar type Long but found Int" + frames)),
+            "error: std::runtime_error: expected scalar type Long but found Int\n"
+            "  hint: labels and indices are int64: convert them with .to(torch::kLong); "
+            "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
 }
 
 TEST(ErrorText, HasNoCommandsToTheTerminal) {

@@ -483,6 +483,22 @@ TEST(CheckpointStore, FindsTheBest) {
   EXPECT_FALSE(CheckpointStore(one.directory.path() / "other", config, one.world).load_best());
 }
 
+// As early stopping, for which an equal value is no improvement.
+TEST(CheckpointStore, KeepsTheFirstOfEquals) {
+  for (const MonitorMode mode : {MonitorMode::min, MonitorMode::max}) {
+    OneRank one;
+    CheckpointStore store(one.checkpoints(), {.monitor = "val_accuracy", .mode = mode}, one.world);
+    for (const int step : {1, 2, 3}) {
+      CheckpointContents contents = checkpoint_contents(step);
+      contents.values["metric.val_accuracy"] = "1";
+      store.save(step, contents);
+    }
+    EXPECT_EQ(store.best()->first, 1);
+    EXPECT_EQ(store.load_best()->step, 1);
+    EXPECT_EQ(std::filesystem::read_symlink(one.checkpoints() / "best"), "step-0000000001");
+  }
+}
+
 TEST(CheckpointStore, KnowsTheBestOfASaveThatIsStillWritten) {
   OneRank one;
   CheckpointStore store(one.checkpoints(), {.monitor = "val_loss"}, one.world);

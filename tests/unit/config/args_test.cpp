@@ -218,6 +218,8 @@ TEST(ParseInvocation, SuggestsTheNearestName) {
       {"--BATCH_SIZE=3", "did you mean --batch_size?"},
       {"--lr=3", "did you mean --optim.lr?"},
       {"--workers=3", "did you mean --data.workers?"},
+      {"--monitor=val_loss", "did you mean --checkpoint.monitor?"},
+      {"--early_stop.monitor=val_loss", "use --early_stop.metric METRIC"},
       {"--wrokers=3", "did you mean --data.workers?"},
       {"--every_steps=3", "did you mean --validate.every_steps, --checkpoint.every_steps or --report.every_steps?"},
       {"--checkpoint.keep=3", "did you mean --checkpoint.keep_last?"},

@@ -110,8 +110,8 @@ TEST(SmoothedMetric, LeavesOutAValueThatIsNotFinite) {
 
 TEST(ThroughputMonitor, ComputesUtilizationFromTheSamples) {
   const auto add = [](Trainer& trainer) {
-    trainer.add(
-        std::make_shared<ThroughputMonitor>(ThroughputOptions{.flops_per_sample = 1e6, .peak_flops_per_second = 1e12}));
+    trainer.add(std::make_shared<ThroughputMonitor>(
+        ThroughputMonitorOptions{.flops_per_sample = 1e6, .peak_flops_per_second = 1e12}));
   };
   for (const auto& row : reports(2, monitored(8), add)) {
     // 12 samples per step, half of them on each rank

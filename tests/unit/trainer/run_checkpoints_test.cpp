@@ -219,7 +219,8 @@ TEST(RunCheckpoints, ThatAreDamagedArePassedOverWithAnEventAndStay) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(train(config).state.step, 30);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              AllOf(HasSubstr("step-0000000015/MANIFEST.json: its checksum"), HasSubstr("resuming from step 10 in ")));
+              AllOf(HasSubstr("step-0000000015/MANIFEST.json: its checksum"), HasSubstr("resuming from step 10 in "),
+                    HasSubstr(" (at the beginning of epoch 3, ")));
   EXPECT_THAT(read_text(std::filesystem::path(config.run_dir) / "events.jsonl"),
               HasSubstr(R"("event":"damaged","what":"step-0000000015/MANIFEST.json: its checksum)"));
   EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{25, 30}));
