@@ -1,6 +1,7 @@
 // Who may train in a run directory, and what --fresh does with an existing run.
 #include "storage/run_directory.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -13,6 +14,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "base/io_error.h"
+#include "support/forwarding_file_system.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -208,6 +211,16 @@ TEST_F(RunDirectoryTest, IsRenamedToTheFirstFreeNumber) {
   EXPECT_EQ(id_in(run_), "c");
   EXPECT_EQ(id_in(run_.string() + ".2"), "b");
   EXPECT_EQ(id_in(run_.string() + ".1"), "a");
+}
+
+TEST_F(RunDirectoryTest, IsNotRenamedIfItIsAMountPoint) {
+  class Mounted final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    void rename(const Path& from, const Path&) override { throw_io_error("rename", from, EBUSY); }
+  } mounted(fs_);
+  RunDirectory directory(mounted, run_, kSecond);
+  EXPECT_THAT([&] { directory.set_aside(); }, ThrowsMessage<IoError>(HasSubstr("it is a mount point")));
 }
 
 TEST_F(RunDirectoryTest, IsRenamedWithAnySpellingOfItsPath) {
