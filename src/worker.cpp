@@ -170,7 +170,9 @@ void print_rank_places(Session& session) {
 // The run is saved, so a failed requeue does not make it a failed run.
 void queue_again(const Variables& environment) {
   try {
-    run_requeue(requeue_command(environment), environment);
+    if (!run_requeue(requeue_command(environment), environment)) {
+      log_info("the job is not queued again: it was cancelled, or is queued already");
+    }
   } catch (const Error& error) {
     log_warning(error_text(error));
   }
@@ -199,7 +201,7 @@ class RankProcess {
   ProgressBoard progress_;
   const CrashHandler crash_handler_;
   const TerminateHandler terminate_handler_;
-  std::optional<ExitGuard> exit_guard_{};
+  const ExitGuard exit_guard_;
   const std::function<void(const ExitDecision&)> say_;  // {}: the supervisor does
   PeerMonitor monitor_;
   std::string what_is_left_{};  // said before this rank's failure, if it is the cause
@@ -225,6 +227,7 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
                              say_on_terminal(failure, identity_);
                            }
                          }),
+      exit_guard_(/*alone=*/plan_.world_size == 1 && !channel_),
       say_(channel_ ? std::function<void(const ExitDecision&)>()
                     : [this](const ExitDecision& decision) { say_on_terminal(decision, identity_); }),
       monitor_({.rank = identity_.rank,
@@ -234,9 +237,6 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
                 .say = say_,
                 .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
   identity_.progress_fd = progress_.fd();  // the World maps the descriptor again
-  if (plan_.world_size > 1 || channel_) {
-    exit_guard_.emplace();
-  }
   if (!plan_.threads_are_given) {
     at::set_num_threads(plan_.threads_per_rank);
   }

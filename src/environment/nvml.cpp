@@ -167,6 +167,13 @@ std::optional<std::vector<Device>> instances_of(const Nvml& nvml, Device device)
   return instances;
 }
 
+/// "9.0"; "": not known.
+std::string compute_capability(const Nvml& nvml, Device device) {
+  int major = 0;
+  int minor = 0;
+  return ask(nvml.get_capability, device, &major, &minor) ? fmt::format("{}.{}", major, minor) : std::string();
+}
+
 /// Sets what tells a GPU from others. `device`: the GPU `whole` or an instance of it.
 template <class Facts>
 Result identify(const Nvml& nvml, Device device, Device whole, Facts& gpu) {
@@ -205,6 +212,7 @@ Result describe(const Nvml& nvml, Device whole, Gpu& gpu) {
   }
   read_memory(nvml, device, gpu);
   gpu.usable = is_usable(nvml, whole);
+  gpu.compute_capability = compute_capability(nvml, whole);
   return kSuccess;
 }
 
@@ -272,11 +280,7 @@ Result examine(const Nvml& nvml, Device device, GpuDetails& gpu) {
       return result;
     }
   }
-  int major = 0;
-  int minor = 0;
-  if (ask(nvml.get_capability, device, &major, &minor)) {
-    gpu.compute_capability = fmt::format("{}.{}", major, minor);
-  }
+  gpu.compute_capability = compute_capability(nvml, device);
   if (int mode = 0; ask(nvml.get_compute_mode, device, &mode)) {
     gpu.compute_mode = mode == kProhibited         ? GpuComputeMode::prohibited
                        : mode == kExclusiveProcess ? GpuComputeMode::exclusive

@@ -96,6 +96,19 @@ void warn_about_silent_gpus(const Plan& plan, const Hardware& hardware, Findings
   }
 }
 
+void note_tensor_cores(const Plan& plan, const Hardware& hardware, Findings& findings) {
+  constexpr double kTakesFloats = 8;  // of compute capability 7, they multiply half precision only
+  const TrainConfig& config = plan.config;
+  const auto is_fast = [&](const Gpu& gpu) {
+    return gpu.uuid == plan.local_devices.front().uuid &&
+           parse_double(gpu.compute_capability).value_or(0) >= kTakesFloats;
+  };
+  if (plan.gpu() && config.precision == Precision::fp32 && config.matmul_precision == MatmulPrecision::highest &&
+      std::ranges::any_of(hardware.gpus, is_fast)) {
+    findings.notes.push_back("this GPU has tensor cores: --matmul_precision high, or --precision bf16_mixed");
+  }
+}
+
 constexpr const char* kAlone = "single";
 
 /// "RANK, WORLD_SIZE, LOCAL_RANK, ..."
@@ -294,6 +307,7 @@ Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, co
     check_shared_gpu(plan, hardware, findings);
     check_device_order(plan, hardware, findings);
     warn_about_silent_gpus(plan, hardware, findings);
+    note_tensor_cores(plan, hardware, findings);
     warn_about_half_on_cpu(plan, findings);
   }
   warn_about_halving(plan, identity, findings);

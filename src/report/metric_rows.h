@@ -35,8 +35,8 @@ struct MetricRows {
 
 inline constexpr std::int64_t kWholeFile = std::numeric_limits<std::int64_t>::max();
 
-/// metrics.jsonl of the directory, else metrics.csv; nullopt: there is neither. Reads at most `last_bytes` at the end
-/// of a metrics.jsonl. Throws: IoError.
+/// metrics.jsonl of the directory, else metrics.csv; nullopt: there is neither. Reads only `last_bytes` at the end of a
+/// metrics.jsonl, or as many as its last row needs. Throws: IoError.
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run,
                                            std::int64_t last_bytes = kWholeFile);
 MetricRows parse_metric_lines(std::string_view text);  ///< the content of metrics.jsonl

@@ -30,7 +30,7 @@ std::string compact(double value) {
   return value < 999'500 ? fmt::format("{:.3g}k", value / 1e3) : fmt::format("{:.3g}M", value / 1e6);
 }
 
-std::string metric_text(const MetricValue& metric) { return fmt::format("{} {:.5g}", metric.name, metric.value); }
+std::string metric_text(const MetricValue& metric) { return printable(metric.name) + " " + five_digits(metric.value); }
 
 }  // namespace
 

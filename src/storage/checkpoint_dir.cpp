@@ -161,10 +161,13 @@ Manifest CheckpointDir::manifest(std::int64_t step) const {
   }
   const Path file = directory / kManifestName;
   const std::string name = where(file);
-  if (!fs_.exists(file)) {
-    throw CheckpointError(name + ": missing");
-  }
-  Manifest manifest = parse_manifest(as_damage(name, [&] { return read_file(fs_, file, kMaxManifestBytes); }), name);
+  const std::string text = as_damage(name, [&] {
+    if (!fs_.exists(file)) {
+      throw CheckpointError(name + ": missing");
+    }
+    return read_file(fs_, file, kMaxManifestBytes);
+  });
+  Manifest manifest = parse_manifest(text, name);
   if (manifest.step != step) {
     throw CheckpointError(fmt::format("{}: found step {}, expected {}", name, manifest.step, step));
   }

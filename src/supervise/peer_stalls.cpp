@@ -85,7 +85,7 @@ StallFinder::Finding PeerStalls::look(Time now) {
   const std::vector<RankSample> all = samples();
   const ProgressRecord& own = board_[options_.local_rank];
   if (!watch_) {
-    watch_.emplace(StallLimits{}, options_.size);
+    watch_.emplace(StallLimits{}, options_.size, /*sees_all=*/here == all.size());
   }
   watch_->set_limits(own.stall_warning_ms.load(std::memory_order_relaxed),
                      own.stall_deadline_ms.load(std::memory_order_relaxed));

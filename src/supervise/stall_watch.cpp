@@ -145,6 +145,9 @@ std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& sam
   }
   last_ = now;
   note_movement(samples, now);
+  all_wait_ = sees_all_ && std::ranges::all_of(samples, [](const RankSample& sample) {
+                return !sample.running || sample.view.operation != Operation::none;
+              });
   std::vector<StallFinding> findings;
   report_stops(samples, findings);
   report_stall(samples, now, findings);
@@ -155,7 +158,8 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     const RankSample& sample = samples[i];
-    const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
+    const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous &&
+                                  sample.view.operation == Operation::none;
     const bool worked = works_for_itself && sample.process.cpu_ticks >= rank.cpu_ticks + kTicksOfWork;
     if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // time in a debugger is ignored
       rank.moved = now;
@@ -207,7 +211,7 @@ std::optional<std::chrono::milliseconds> StallWatch::limit_of(const RankSample& 
   if (phase == Phase::rendezvous) {
     return limits_.rendezvous.count() > 0 ? std::optional(limits_.rendezvous) : std::nullopt;
   }
-  const bool may_end = is_in_step(phase) || phase == Phase::teardown || sample.process.state == 'T';
+  const bool may_end = is_in_step(phase) || phase == Phase::teardown || all_wait_ || sample.process.state == 'T';
   if (!may_end || limits_.deadline.count() == 0) {
     return std::nullopt;
   }

@@ -45,7 +45,8 @@ class Supervisor {
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
         outcome_(host_name(), pids_of(workers), options.first_rank),
-        stall_watch_(options.stall, static_cast<int>(workers.size())) {
+        stall_watch_(options.stall, static_cast<int>(workers.size()),
+                     /*sees_all=*/static_cast<int>(workers.size()) == options.world_size) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
       // A line that is in a file is left out if the terminal is too slow.
       auto show = [this, i](OutputStream stream, std::string text) {
@@ -300,9 +301,12 @@ class Supervisor {
       order(Message::Kind::abort, report.failed_rank < 0 ? std::string() : cause_line(report));
     }
     if (notice_at_ && now >= *notice_at_) {
+      const LaunchReport report = outcome_.report();
       const int left = running();
-      say(fmt::format("{}; {} still running, killed {} after it", cause_line(outcome_.report()), counted(left, "rank"),
-                      in_seconds(options_.grace)));
+      const int failed = report.failed_rank - options_.first_rank;
+      const bool is_only_it = left == 1 && failed >= 0 && failed < size() && process(failed).is_running();
+      say(fmt::format("{}; {} still running, killed {} after it", cause_line(report),
+                      is_only_it ? "this rank" : counted(left, "rank"), in_seconds(options_.grace)));
       notice_at_.reset();
     }
     if (now >= *kill_at_) {

@@ -68,12 +68,24 @@ struct Pipe {
   Descriptor write;
 };
 
+const char* start_hint(const std::string& program, int error) {
+  if (program == "this program") {
+    return "start one process per rank, e.g. with torchrun --no-python";
+  }
+  switch (error) {
+    case ENOEXEC:
+      return "a script needs a first line such as #!/bin/sh; a program must be built for this kind of machine";
+    case ENOENT:
+      return "check the path, and in a script the interpreter that its first line names";
+    default:
+      return "check the path and its permissions";
+  }
+}
+
 [[noreturn]] void throw_start_error(const std::string& program, std::string_view step, int error) {
   const auto code = error == ENOENT ? ExitCode::not_found : ExitCode::cannot_run;
   throw LaunchError(fmt::format("cannot start {}: {}: {}", program, step, std::strerror(error)),
-                    program == "this program" ? "start one process per rank, e.g. with torchrun --no-python"
-                                              : "check the path and its permissions",
-                    code);
+                    start_hint(program, error), code);
 }
 
 Pipe make_pipe(const std::string& program) {

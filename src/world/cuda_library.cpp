@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <typeinfo>
 
@@ -13,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 
+#include "world/device_graph.h"
 #include "world/peer_errors.h"
 #include "world/process_group.h"
 
@@ -67,6 +69,14 @@ void load_cuda() {
   }
 }
 
+std::string nccl_version() {
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
+  int number = 0;  // 22809
+  return get != nullptr && get(&number) == 0
+             ? fmt::format("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100)
+             : std::string();
+}
+
 // Note [NCCL policy]: by default, if a collective fails or times out, NCCL's watchdog thread ends the process with
 // SIGABRT, after a minute in which it waits for a dump. A second thread does the same if another rank has asked for a
 // dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and
@@ -102,6 +112,16 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
                     "use --backend gloo, or set NCCL_DEBUG=INFO to see why",
                     is_gpu_failure(error) ? ExitCode::failed : ExitCode::peer_lost);
   }
+}
+
+std::unique_ptr<DeviceGraph> make_cuda_graph(DeviceGraph* beside) {
+  using Make = DeviceGraph* (*)(DeviceGraph*);
+  const auto make = reinterpret_cast<Make>(dlsym(cuda_library(), "lockstep_make_cuda_graph"));
+  if (make == nullptr) {
+    throw LaunchError(fmt::format("{} has no CUDA graphs: {}", kLibrary, dlerror()),
+                      "install the library that was built with this lockstep, or leave out --cuda_graphs");
+  }
+  return std::unique_ptr<DeviceGraph>(make(beside));
 }
 
 }  // namespace lockstep

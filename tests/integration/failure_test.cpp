@@ -123,6 +123,14 @@ TEST(LibTorchErrors, ShowTheirStackOnRequest) {
   EXPECT_LT(result.err.rfind("frame #"), result.err.rfind("error: ")) << "the cause is the last thing on the screen";
 }
 
+// A program that leaves by exit(0) has not trained.
+TEST(OneRank, ExitsWithAnErrorIfTheProgramCallsExit) {
+  const TempDir dir;
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "exit0", "--fail_step", "5"}));
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("error: the program called exit(0) before its worker function returned"));
+}
+
 TEST(OneRank, StopsOnEverySignalThatSeveralRanksStopOn) {
   for (const std::string ranks : {"1", "2"}) {
     for (const auto& [signal, code] :

@@ -34,8 +34,9 @@ RankSample in_collective(std::uint64_t number, Operation operation, std::int64_t
 /// A watch whose clock is moved by hand.
 class Watched {
  public:
-  explicit Watched(std::vector<RankSample> samples, StallLimits limits = {.warning = 30s, .deadline = 300s})
-      : samples_(std::move(samples)), watch_(limits, static_cast<int>(samples_.size())) {}
+  explicit Watched(std::vector<RankSample> samples, StallLimits limits = {.warning = 30s, .deadline = 300s},
+                   bool sees_all = true)
+      : samples_(std::move(samples)), watch_(limits, static_cast<int>(samples_.size()), sees_all) {}
 
   RankSample& operator[](std::size_t rank) { return samples_[rank]; }
 
@@ -104,6 +105,25 @@ TEST(StallWatch, SaysWhenTheRunGoesOn) {
 TEST(StallWatch, IsSilentWhileThoseBehindMove) {
   Watched ranks({in_phase(Phase::save), in_collective(5, Operation::barrier)});
   EXPECT_THAT(ranks.pass(1000s, [&] { ++ranks[0].view.beats; }), IsEmpty());
+}
+
+// As after a validation that only one rank calls: the threads that watch the others use CPU time meanwhile.
+TEST(StallWatch, EndsARunWhoseRanksAllWaitBetweenSteps) {
+  std::vector<RankSample> waiting{in_collective(5, Operation::all_reduce), in_collective(5, Operation::turn)};
+  waiting[0].view.phase = waiting[1].view.phase = Phase::finish;
+  Watched ranks(waiting);
+  const auto work = [&] { ranks[0].process.cpu_ticks += 10; };
+  EXPECT_EQ(ranks.pass(299s, work).size(), 1U);
+  const auto findings = ranks.pass(2s, work);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_TRUE(findings[0].ends_the_run);
+  EXPECT_THAT(findings[0].lines[0], HasSubstr("the ranks are in different collectives"));
+
+  Watched one_works(waiting);
+  one_works[1].view.operation = Operation::none;
+  EXPECT_THAT(one_works.pass(1000s), testing::Each(testing::Field(&StallFinding::ends_the_run, false)));
+  Watched others_may_work(waiting, {.warning = 30s, .deadline = 300s}, /*sees_all=*/false);
+  EXPECT_THAT(others_may_work.pass(1000s), testing::Each(testing::Field(&StallFinding::ends_the_run, false)));
 }
 
 TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
