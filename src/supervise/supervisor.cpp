@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -85,7 +86,10 @@ class Supervisor {
     }
     LaunchReport report = outcome_.report();
     for (int rank = 0; rank < size(); ++rank) {
-      report.step = std::max(report.step, view(progress_[rank]).step);
+      const ProgressRecord& record = progress_[rank];
+      std::tie(report.earlier_steps, report.step) =
+          std::max(std::tuple(report.earlier_steps, report.step),
+                   std::tuple(record.earlier_steps.load(std::memory_order_relaxed), view(record).step));
     }
     print_summary(report);
     report.stop_requested = !forwarded_.empty();
@@ -310,11 +314,10 @@ class Supervisor {
       outcome_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
                          Clock::now());
     }
-    const std::optional<TrainingStart> start = progress_[rank].training_start();
     const MemoryWatch& memory = memory_[static_cast<std::size_t>(rank)];
     outcome_.exited(rank, {.status = status,
                            .place = view(progress_[rank]),
-                           .first_step = start ? start->step : -1,
+                           .has_trained = progress_[rank].has_trained(),
                            .out_of_memory = memory.killed_since(),
                            .memory_limit = memory.limit_bytes()});
     for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {

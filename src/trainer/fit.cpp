@@ -20,27 +20,6 @@
 #include "world/world_access.h"
 
 namespace lockstep {
-namespace {
-
-// What a fit does after a failure must not look like the place of the failure.
-class KeptPlace {
- public:
-  explicit KeptPlace(ProgressRecord& record)
-      : record_(record), phase_(record.phase.load(std::memory_order_relaxed)), callback_(record.callback.get()) {}
-  ~KeptPlace() {
-    record_.callback.set({callback_.data(), callback_.size()});
-    record_.set_phase(phase_);
-  }
-  KeptPlace(const KeptPlace&) = delete;
-  KeptPlace& operator=(const KeptPlace&) = delete;
-
- private:
-  ProgressRecord& record_;
-  Phase phase_;
-  SharedText::Copy callback_;
-};
-
-}  // namespace
 
 FitResult Fit::run() {
   const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
@@ -159,7 +138,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
     check_that_it_trains(step);
   }
   ++state_.step;
-  record_.set_step(state_.step);
+  in_record_.set_step(state_.step);
   count_in_epoch();
   state_.epoch += batches.ends_epoch ? 1 : 0;
   state_.samples += batches.global_samples;

@@ -224,7 +224,7 @@ void Fit::prepare() {
     set_rates_of_last_step();
     check_static_graph(config_, world_.size(), batch, plan_.loader.batch.batch_size);
   }
-  record_.set_step(state_.step);
+  in_record_.begin(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(state_.step, own_sinks_);
   recorder_.open(state_.step);

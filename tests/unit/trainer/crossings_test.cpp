@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -315,6 +316,40 @@ TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {
   testing::internal::CaptureStderr();
   trainer.fit(task, data);
   testing::internal::GetCapturedStderr();
+}
+
+// Restarts, and the place of a failure, are about the fit.
+TEST(Crossing, ATrainingInACallbackLeavesThePlaceToTheFit) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 2, .batch_size = 12}));
+  TinyTask task;
+  TinyTask probe;
+  DataLoader data(tiny_data(60), plan.loader, world);
+  DataLoader probed(tiny_data(24), plan.loader, world);
+  const ProgressRecord& record = WorldAccess::progress(world);
+  Trainer trainer(plan, world);
+  trainer.on(
+      Stage::epoch_end,
+      [&](const StageContext& at) {
+        Trainer inner(plan, world);
+        inner.on(Stage::step_end, [&](const StageContext&) { EXPECT_EQ(view(record).step, at.state.step); });
+        inner.fit(probe, probed);
+        probed.seek({});
+        EXPECT_EQ(place_of(view(record)), fmt::format("at step {} in callback 'outer' (epoch_end)", at.state.step));
+        inner.on(Stage::step_start, [](const StageContext&) { throw std::runtime_error("trouble"); });
+        EXPECT_THROW(inner.fit(probe, probed), std::runtime_error);
+        probed.seek({});
+        EXPECT_EQ(place_of(view(record)), fmt::format("at step {} in callback 'outer' (epoch_end)", at.state.step));
+      },
+      {.name = "outer"});
+  testing::internal::CaptureStderr();
+  trainer.fit(task, data);
+  EXPECT_EQ(place_of(view(record)), "after step 10");
+  data.seek({});
+  trainer.fit(task, data);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(view(record).step, 10);
+  EXPECT_EQ(record.all_steps(), 20);
 }
 
 // As with --fresh, where the rank holds the run from its start on. A fit removes the commands that are left of before.
