@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -34,11 +35,13 @@
 #include "checkpoint/run_hold.h"
 #include "ipc/progress_record.h"
 #include "report/record_comparison.h"
+#include "storage/names.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 #include "trainer/output/step_recorder.h"
+#include "trainer/resume.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -392,6 +395,17 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
   const auto finished = run(0);
   EXPECT_EQ(finished.second, 0);
   EXPECT_THAT(finished.first.why, testing::StartsWith("nothing to do: this run is finished (step 5, epoch 1)"));
+}
+
+// It saves its checkpoint again, after the validation.
+TEST(Crossing, AResumedRunKnowsMetricsThatAreNotFinite) {
+  CheckpointContents contents;
+  contents.values = {{metric_key("grad_norm"), "nan"}, {metric_key("loss"), "0.5"}, {metric_key("score"), "-inf"}};
+  const Metrics metrics = metrics_of(contents);
+  ASSERT_EQ(metrics.size(), 3U);
+  EXPECT_TRUE(std::isnan(value_of(metrics, "grad_norm")));
+  EXPECT_EQ(value_of(metrics, "loss"), 0.5);
+  EXPECT_EQ(value_of(metrics, "score"), -std::numeric_limits<double>::infinity());
 }
 
 TEST(Crossing, AValidationThatFailedIsDoneOnResume) {
