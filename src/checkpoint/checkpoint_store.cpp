@@ -5,6 +5,7 @@
 #include <future>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -95,7 +96,6 @@ struct CheckpointStore::Impl {
     double key = 0;  // the largest is tried first
     std::int64_t step = 0;
     int rank = 0;  // a rank that has it
-    auto operator<=>(const Candidate&) const = default;
   };
 
   /// Collective. The checkpoints of the writing ranks, in the order in which a load tries them.
@@ -114,14 +114,12 @@ struct CheckpointStore::Impl {
         if (const auto space = line.find(' '); space != std::string::npos) {
           all.push_back({.key = parse_double(line.substr(0, space)).value_or(0),
                          .step = parse_int(line.substr(space + 1)).value_or(0),
-                         .rank = -static_cast<int>(rank)});  // among equals the first rank
+                         .rank = static_cast<int>(rank)});
         }
       }
     }
-    std::sort(all.begin(), all.end(), std::greater<>());
-    for (Candidate& candidate : all) {
-      candidate.rank = -candidate.rank;
-    }
+    // Among equals the first checkpoint, of the first rank.
+    std::ranges::sort(all, {}, [](const Candidate& c) { return std::tuple(-c.key, c.step, c.rank); });
     return all;
   }
 
@@ -208,7 +206,7 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
           });
       return std::string();
     });
-  } catch (...) {  // it failed on another node: the save that started here must not meet the next one
+  } catch (...) {  // it failed on another node: the save that started here must not be taken for the next one
     impl_->writing = {};
     throw;
   }

@@ -29,12 +29,8 @@ std::size_t set_requires_grad(torch::nn::Module& module, const std::string& patt
     for (const auto& item : module.named_parameters()) {
       names.push_back(item.key());
     }
-    constexpr std::size_t kShown = 10;
-    const bool more = names.size() > kShown;
-    names.resize(std::min(names.size(), kShown));
-    throw ConfigError(
-        fmt::format("'{}' selects no parameter", pattern),
-        fmt::format("the parameters are {}{}; * stands for any characters", join(names, ", "), more ? ", ..." : ""));
+    throw ConfigError(fmt::format("'{}' selects no parameter", pattern),
+                      fmt::format("the parameters are {}; * stands for any characters", join_first(names, 10)));
   }
   return count;
 }

@@ -327,22 +327,12 @@ void DdpOptimizer::check_all_used() const {
   try {
     reducer_->check_finalized();
   } catch (const c10::Error& error) {
-    std::vector<std::string> unused;
-    for (const auto& [name, parameter] : parameters_) {
-      if (!parameter.grad().defined()) {
-        unused.push_back(name);
-      }
-    }
+    const std::vector<std::string> unused = without_gradient();
     if (unused.empty()) {
       throw Error(fmt::format("gradients were not reduced: {}", error.what_without_backtrace()),
                   "one backward per forward; the graph must not change under --dist.static_graph");
     }
-    constexpr std::size_t kShown = 10;
-    const std::size_t count = unused.size();
-    unused.resize(std::min(count, kShown));
-    throw Error(fmt::format("{} of {} parameters got no gradient on rank {}: {}{}", count, parameters_.size(),
-                            ddp_.world_.rank(), join(unused, ", "), count > kShown ? ", ..." : ""),
-                "use them in the loss, freeze them (requires_grad_(false)), or set --dist.find_unused_parameters true");
+    throw Error(text_about(unused), kUnusedHint);
   }
 }
 

@@ -13,7 +13,10 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/world/world.h>
 
+#include "base/text.h"
 #include "optim/grad_norm.h"
 #include "parallel/sync_statistics.h"
 #include "tensor/replaced_values.h"
@@ -86,6 +89,7 @@ void SingleDeviceOptimizer::begin_forward(bool) { strategy_.progress_.set_phase(
 
 void SingleDeviceOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
   strategy_.progress_.set_phase(Phase::backward);
+  ran_backward_ = true;
   torch::autograd::backward({loss}, {root_gradient(loss, weight)});
 }
 
@@ -105,8 +109,42 @@ at::Tensor SingleDeviceOptimizer::mean_loss() {
 }
 
 void SingleDeviceOptimizer::finish() {
+  look_for_unused();
   unscale_grads();
   strategy_.agreed_ = strategy_.agreed_ | strategy_.take_requests();
+}
+
+// With several ranks each step needs all gradients. With one rank a loss may use other parts later, so this only says
+// what the first step shows.
+void SingleDeviceOptimizer::look_for_unused() {
+  if (!ran_backward_ || std::exchange(looked_for_unused_, true) || strategy_.options_.find_unused_parameters) {
+    return;
+  }
+  const std::vector<std::string> unused = without_gradient();
+  if (unused.empty()) {
+    return;
+  }
+  if (unused.size() == parameters_.size()) {
+    throw Error(text_about(unused),
+                "Task::module() must return the module with which the task calculates its loss; if a step may use none "
+                "of them, set --dist.find_unused_parameters true");
+  }
+  log_warning(fmt::format("{}; with several ranks this is an error: {}", text_about(unused), kUnusedHint));
+}
+
+std::vector<std::string> SingleDeviceOptimizer::without_gradient() const {
+  std::vector<std::string> names;
+  for (const auto& [name, parameter] : parameters_) {
+    if (!parameter.grad().defined()) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+std::string SingleDeviceOptimizer::text_about(const std::vector<std::string>& without_gradient) const {
+  return fmt::format("{} of {} parameters got no gradient on rank {}: {}", without_gradient.size(), parameters_.size(),
+                     strategy_.world_.rank(), join_first(without_gradient, 10));
 }
 
 void SingleDeviceOptimizer::unscale_grads() {

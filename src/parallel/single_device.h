@@ -64,6 +64,12 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   }
   /// Call it when the gradients are reduced.
   void unscale_grads();
+  /// The names of parameters_ that have no gradient.
+  std::vector<std::string> without_gradient() const;
+  /// "2 of 29 parameters got no gradient on rank 0: a, b".
+  std::string text_about(const std::vector<std::string>& without_gradient) const;
+  static constexpr const char* kUnusedHint =
+      "use them in the loss, freeze them (requires_grad_(false)), or set --dist.find_unused_parameters true";
 
   SingleDevice& strategy_;
   const std::size_t index_;  // among those of the strategy
@@ -75,6 +81,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
 
  private:
   void build();
+  void look_for_unused();
   std::string scaler_key() const;
   bool scales_loss() const;
   const std::vector<at::Tensor>& defined_grads();
@@ -83,6 +90,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1
   at::Tensor skip_{};                   // of the next step()
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
+  bool ran_backward_ = false;
+  bool looked_for_unused_ = false;
 };
 
 class SingleDevice : public Strategy {

@@ -8,7 +8,9 @@ namespace lockstep {
 /// that the program adds meanwhile are called. Only one per process.
 class ExitGuard {
  public:
-  ExitGuard();
+  /// `alone`: this rank is the only one, and no supervisor sees how it ends. Then exit(0) is an error with a message
+  /// and another code, and other codes end the process as without a guard.
+  explicit ExitGuard(bool alone);
   ~ExitGuard();
   ExitGuard(const ExitGuard&) = delete;
   ExitGuard& operator=(const ExitGuard&) = delete;

@@ -29,12 +29,13 @@
 #include "trainer/output/run_reports.h"
 #include "trainer/output/step_recorder.h"
 #include "trainer/output/step_times.h"
+#include "trainer/pass_graphs.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_limits.h"
 #include "trainer/validation_times.h"
 #include "trainer/watch/anomalies.h"
-#include "trainer/watch/loss_shapes.h"
+#include "trainer/watch/loss_check.h"
 #include "trainer/watch/run_snapshot.h"
 #include "trainer/watch/straggler_watch.h"
 
@@ -136,6 +137,7 @@ class Fit {
   void begin_with_weights();
   void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
   void set_rates_of_last_step();
+  void prepare_graphs(bool has_metrics);
   void validate_at_start();
 
   // fit_reports.cpp: reports and validation
@@ -161,6 +163,7 @@ class Fit {
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
   void save_after_failure() noexcept;
+  void record_last_steps() noexcept;
   void tell_what_is_left() noexcept;
   void note_failure(const std::exception& error) noexcept;
   void tell_callbacks(const std::exception& error) noexcept;
@@ -190,11 +193,12 @@ class Fit {
   StepRecorder recorder_;
   StragglerWatch stragglers_;
   RunReports reports_;
+  std::optional<PassGraphs> graphs_{};
   RunMetrics metrics_{config_.report.epoch_means, world_};
   TrainState state_{};
   StepResult last_{};
   Anomalies anomalies_{config_, world_, files_};
-  LossShapes loss_shapes_{};
+  LossCheck loss_check_{task_};
   EpochPlace place_{};
   StepRequests agreed_{};
   std::vector<std::string> own_commands_{};  // taken, not yet agreed on

@@ -1,7 +1,12 @@
 #include "trainer/in_precision.h"
 
+#include <fmt/format.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
 
 #include "data/for_each_tensor.h"
 
@@ -38,6 +43,12 @@ class Placement {
 }  // namespace
 
 void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config) {
+  for (const auto& parameter : module.named_parameters()) {
+    if (parameter.value().is_meta()) {
+      throw ConfigError(fmt::format("{} is on the device meta, where tensors have no values", parameter.key()),
+                        "make the module on the CPU; the Trainer moves it to the device of the rank");
+    }
+  }
   module.to(device);
   const Placement place(config);
   if (place.changes_nothing()) {

@@ -12,6 +12,7 @@ namespace lockstep {
 
 /// Moves the module to the device. Its floating-point parameters and buffers get the precision's dtype, complex ones
 /// the complex dtype of the same size. With memory.channels_last, those with 4 dimensions get that memory format.
+/// Throws: ConfigError (a parameter on the device meta).
 void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config);
 
 /// The batch with floating-point tensors in the dtype of the parameters, if the precision has one, and with tensors of

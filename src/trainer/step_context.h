@@ -9,7 +9,8 @@
 #include <lockstep/world/world.h>
 
 #include "trainer/meter.h"
-#include "trainer/watch/loss_shapes.h"
+#include "trainer/pass_graphs.h"
+#include "trainer/watch/loss_check.h"
 #include "trainer/watch/spike_gate.h"
 
 namespace lockstep {
@@ -20,10 +21,11 @@ struct Step::Context {
   World& world;
   const TrainConfig& config;
   Meter& meter;
-  Meter* epoch_meter = nullptr;  ///< report.epoch_means: of the whole epoch
-  SpikeGate* spikes = nullptr;   ///< spike.policy skip
-  LossShapes* shapes = nullptr;  ///< on the main rank
-  double loss_factor = 1;        ///< of the loss of which gradients are computed (optim.loss_scaling)
+  Meter* epoch_meter = nullptr;     ///< report.epoch_means: of the whole epoch
+  SpikeGate* spikes = nullptr;      ///< spike.policy skip
+  LossCheck* loss_check = nullptr;  ///< on the main rank
+  PassGraphs* graphs = nullptr;     ///< cuda_graphs
+  double loss_factor = 1;           ///< of the loss of which gradients are computed (optim.loss_scaling)
   /// Before the gradients of an optimizer are clipped; nullptr: nothing.
   const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
 };

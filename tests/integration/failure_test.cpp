@@ -3,7 +3,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -122,6 +121,14 @@ TEST(LibTorchErrors, ShowTheirStackOnRequest) {
                   {{"TORCH_SHOW_CPP_STACKTRACES", "1"}});
   EXPECT_THAT(result.err, HasSubstr("frame #"));
   EXPECT_LT(result.err.rfind("frame #"), result.err.rfind("error: ")) << "the cause is the last thing on the screen";
+}
+
+// A program that leaves by exit(0) has not trained.
+TEST(OneRank, ExitsWithAnErrorIfTheProgramCallsExit) {
+  const TempDir dir;
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--fail", "exit0", "--fail_step", "5"}));
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("error: the program called exit(0) before its worker function returned"));
 }
 
 TEST(OneRank, StopsOnEverySignalThatSeveralRanksStopOn) {
@@ -364,14 +371,9 @@ TEST(Launch, GivesEveryRankAProcessGroupOfItsOwn) {
 // Without a launcher of ours the ranks themselves say it, before their errors.
 TEST(SeveralRanks, TellOnceWhatIsSavedIfAllOfThemFail) {
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(std::make_unique<Process>(
-        command(TRAIN_PROGRAM, dir.path() / "run",
-                {"--fail", "throw", "--fail_rank=-1", "--fail_step", "5", "--checkpoint.every_steps", "2"}),
-        rank_variables(rank, 2, port)));
-  }
+  const auto ranks = start_ranks(
+      2, command(TRAIN_PROGRAM, dir.path() / "run",
+                 {"--fail", "throw", "--fail_rank=-1", "--fail_step", "5", "--checkpoint.every_steps", "2"}));
   std::string all;
   for (const auto& rank : ranks) {
     all += rank->wait(Process::Seconds(30)).err;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,5 +14,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 /// Ordered names and tensors.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// The tensor of this name; the first, if several have it. Throws: Error naming those that exist.
+const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name);
 
 }  // namespace lockstep

@@ -17,6 +17,8 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
+struct CheckpointContents;
+
 /// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
 /// two more steps and a save, each as long as the longest so far. run() then returns 75: the same command resumes the
 /// run. The Trainer adds a TimeLimit if max_time_s is set or the plan knows when the batch job ends.
@@ -140,8 +142,9 @@ struct WeightAverageOptions {
   std::int64_t first_epoch = 1;  ///< the first epoch of which steps are averaged, from 1
   bool buffers = false;          ///< average floating-point buffers too, such as statistics of batch norm
   bool on_cpu = false;           ///< keep the average in host memory; each update then waits for the device
-  bool in_validation = true;     ///< validate with the average
-  bool at_end = false;           ///< at the end of fit(), copy the average into the module; after the last save
+  /// Validate with the average; after the fit also test and predict, as long as the module has the weights of its end.
+  bool in_validation = true;
+  bool at_end = false;  ///< at the end of fit(), copy the average into the module; after the last save
   /// With at_end: then calculate the running statistics of batch norm for the average, as
   /// torch.optim.swa_utils.update_bn does, with Task::training_step of so many training steps, at most one epoch. They
   /// are means over the micro-batches of all ranks. Layers in evaluation mode keep theirs. 0: keep all.
@@ -152,7 +155,8 @@ struct WeightAverageOptions {
 /// Keeps an average of the trained parameters: an exponential moving average, or with decay 0 the mean of
 /// "Averaging Weights Leads to Wider Optima and Better Generalization" (Izmailov et al., 2018). It starts with the
 /// parameters after the first averaged step. Half precision is averaged in fp32. Every rank computes the same average.
-/// It is in the checkpoints; their model stays the trained one.
+/// It is in the checkpoints; their model stays the trained one, and averaged_model() is the average. Weights that the
+/// program loads or changes after a fit are evaluated as they are.
 class WeightAverage final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.
@@ -175,6 +179,7 @@ class WeightAverage final : public Callback {
   void begin(const StageContext& context);
   void restore();
   void update(std::int64_t step);
+  bool has_weights_of_fit() const;
   double decay_at(std::int64_t step) const;
   at::TensorOptions options_of(const at::Tensor& value) const;
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs() const;  // values and their averages
@@ -185,7 +190,13 @@ class WeightAverage final : public Callback {
   NamedTensors average_{};    // of some of them, in the same order
   std::int64_t updates_ = 0;  // of the average
   std::int64_t epoch_ = 1;    // of the next step
+  /// Memory and version of each value at the end of the fit; nullopt: it has not ended.
+  std::optional<std::vector<std::pair<const void*, std::int64_t>>> at_end_{};
 };
+
+/// The model of a checkpoint with the average of a WeightAverage where it has one, for load_module(). `name`: that of
+/// the callback. Throws: CheckpointError if the checkpoint has no such average.
+NamedTensors averaged_model(const CheckpointContents& checkpoint, const std::string& name = "weight_average");
 
 /// Keeps the parameters that a pattern selects frozen until an epoch begins, such as a pretrained backbone. From then
 /// on they are trained; GroupSpec gives them a learning rate or a schedule of their own.

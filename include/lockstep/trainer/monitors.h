@@ -59,7 +59,7 @@ class SmoothedMetric final : public Callback {
 };
 
 /// What ThroughputMonitor cannot know itself.
-struct ThroughputOptions {
+struct ThroughputMonitorOptions {
   double flops_per_sample = 0;       ///< of forward and backward of one sample; 0: not known
   double peak_flops_per_second = 0;  ///< of one device in the precision of the training; 0: not known
 };
@@ -68,7 +68,7 @@ struct ThroughputOptions {
 /// et al. 2022: the share of the peak) and "step_ms". Time in validations and saves counts.
 class ThroughputMonitor final : public Callback {
  public:
-  explicit ThroughputMonitor(ThroughputOptions options = {}) : options_(options) {}
+  explicit ThroughputMonitor(ThroughputMonitorOptions options = {}) : options_(options) {}
 
   std::string_view name() const override { return "throughput_monitor"; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
@@ -77,7 +77,7 @@ class ThroughputMonitor final : public Callback {
 
  private:
   using Clock = std::chrono::steady_clock;
-  ThroughputOptions options_;
+  ThroughputMonitorOptions options_;
   Clock::time_point last_{};
   TrainState state_{};
 };
@@ -111,7 +111,9 @@ struct ProfilerOptions {
 };
 
 /// Records the operations of some steps with LibTorch's profiler, on the CPU and on a GPU, in one file per rank:
-/// trace-rank-0.json, for chrome://tracing or Perfetto. Costs nothing in other steps.
+/// trace-rank-0.json, for chrome://tracing or Perfetto. The ranges "data", "forward", "backward" and "optimizer" show
+/// the phases of a step, "step 12" the step as the metrics count it. The first step has no "data": recording begins
+/// when its batch is there. Costs nothing in other steps.
 class Profiler final : public Callback {
  public:
   /// Throws: ConfigError.

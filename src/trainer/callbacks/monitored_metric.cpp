@@ -58,7 +58,7 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
   }
   std::vector<std::string> names;
   std::ranges::transform(*context.metrics, std::back_inserter(names), &Metrics::value_type::first);
-  throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_), hint_for_metric(name_, names));
+  throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_), late_hint_for_metric(name_, names));
 }
 
 void MonitoredMetric::add(double value, double bound) {

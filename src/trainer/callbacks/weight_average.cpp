@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "tensor/mismatch.h"
@@ -28,6 +29,15 @@ bool is_averaged(const at::Tensor& tensor) { return tensor.is_floating_point() |
 // Tensor::to() would find that too, but slower.
 bool is_alike(const at::Tensor& value, const at::Tensor& average) {
   return value.scalar_type() == average.scalar_type() && value.device() == average.device();
+}
+
+/// Writing into a tensor changes its version, giving it other data its memory.
+std::vector<std::pair<const void*, std::int64_t>> states_of(const NamedTensors& values) {
+  std::vector<std::pair<const void*, std::int64_t>> states;
+  for (const auto& [name, value] : values) {
+    states.emplace_back(value.const_data_ptr(), value._version());
+  }
+  return states;
 }
 
 }  // namespace
@@ -66,16 +76,20 @@ void WeightAverage::on(const StageContext& context) {
       update(step);
     }
     epoch_ = context.state.epoch + 1;
-  } else if (options_.at_end) {
-    copy_to_module();
+  } else {
+    if (options_.at_end) {
+      copy_to_module();
+    }
     if (options_.batch_norm_steps > 0) {
       update_batch_norm(context, options_.batch_norm_steps);
     }
+    at_end_ = states_of(values_);
   }
 }
 
 void WeightAverage::begin(const StageContext& context) {
   epoch_ = context.state.epoch + 1;
+  at_end_.reset();
   values_.clear();
   std::unordered_set<const c10::TensorImpl*> known;
   const auto add = [&](const auto& items) {
@@ -170,8 +184,10 @@ void WeightAverage::update(std::int64_t step) {
 }
 
 std::shared_ptr<void> WeightAverage::validation_scope() {
-  return options_.in_validation ? std::make_shared<ReplacedValues>(pairs()) : nullptr;
+  return options_.in_validation && has_weights_of_fit() ? std::make_shared<ReplacedValues>(pairs()) : nullptr;
 }
+
+bool WeightAverage::has_weights_of_fit() const { return !at_end_ || *at_end_ == states_of(values_); }
 
 void WeightAverage::copy_to_module() const {
   const at::NoGradGuard no_grad;
@@ -198,6 +214,29 @@ void WeightAverage::load(const NamedTensors& state) {
       average_.emplace_back(name, tensor);
     }
   }
+}
+
+NamedTensors averaged_model(const CheckpointContents& checkpoint, const std::string& name) {
+  const std::string prefix = name + ".";
+  std::unordered_map<std::string, at::Tensor> averages;
+  if (const auto callbacks = checkpoint.tensors.find("callbacks"); callbacks != checkpoint.tensors.end()) {
+    for (const auto& [key, tensor] : callbacks->second) {
+      if (key.starts_with(prefix)) {
+        averages.emplace(key.substr(prefix.size()), tensor);
+      }
+    }
+  }
+  if (averages.empty()) {
+    throw CheckpointError(fmt::format("the checkpoint has no average of a callback '{}'", name),
+                          "train with WeightAverage, and give the name of its options");
+  }
+  NamedTensors model = checkpoint.tensors.at("model");
+  for (auto& [key, tensor] : model) {
+    if (const auto average = averages.find(key); average != averages.end()) {
+      tensor = average->second.to(tensor.scalar_type());
+    }
+  }
+  return model;
 }
 
 }  // namespace lockstep

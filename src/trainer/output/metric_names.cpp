@@ -45,4 +45,9 @@ std::string hint_for_metric(std::string_view name, std::span<const std::string> 
                      of_validation ? "" : fmt::format("; metrics of the validation begin with {}", kValidationPrefix));
 }
 
+std::string late_hint_for_metric(std::string_view name, std::span<const std::string> names) {
+  return hint_for_metric(name, names) +
+         (name.starts_with(kValidationPrefix) ? "; --validate.sanity_steps 1 finds this before the training" : "");
+}
+
 }  // namespace lockstep

@@ -26,5 +26,7 @@ bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config);
 
 /// "did you mean val_loss? use one of loss, lr, val_loss". `names`: of all metrics there are.
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names);
+/// The same during the training, with the setting that finds a wrong name before it.
+std::string late_hint_for_metric(std::string_view name, std::span<const std::string> names);
 
 }  // namespace lockstep

@@ -23,6 +23,16 @@ TEST(ErrorText, ShowsWhatAndHint) {
             "error: std::runtime_error: Target 7 is out of bounds.\n"
             "  hint: labels and indices go from 0 to the number of classes or rows less one; "
             "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
+  EXPECT_EQ(error_text(std::runtime_error("expected scalar type Long but found Int" + frames)),
+            "error: std::runtime_error: expected scalar type Long but found Int\n"
+            "  hint: labels and indices are int64: convert them with .to(torch::kLong); "
+            "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
+}
+
+TEST(ErrorText, HasNoCommandsToTheTerminal) {
+  EXPECT_EQ(error_text(DataError("no run in a\x1b]0;title\x07z\nand a second line", "try b\x1b[31m\rc")),
+            "error: no run in az\nand a second line\n  hint: try bc");
+  EXPECT_EQ(error_text(ConfigError("a\x9b", "b\x1b[2J")), "error: a\xef\xbf\xbd\n  hint: b");
 }
 
 TEST(ErrorText, ListsAllProblemsOfAConfiguration) {

@@ -242,6 +242,11 @@ TEST(CheckpointStore, SavesAlthoughOldOnesCannotBeRemoved) {
                 HasSubstr("could not delete old checkpoints: cannot remove " + one.checkpoints().string()));
     EXPECT_EQ(store.load_latest()->step, 4);
   }
+  {
+    NoRemoval failing(real_file_system());
+    CheckpointStore store(one.checkpoints(), CheckpointConfig{}, one.world, /*restart=*/0, failing);
+    EXPECT_EQ(store.load_latest()->step, 4) << "a start does not need their space either";
+  }
   one.open();
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000003", "step-0000000004"));
 }
@@ -483,6 +488,22 @@ TEST(CheckpointStore, FindsTheBest) {
   EXPECT_FALSE(CheckpointStore(one.directory.path() / "other", config, one.world).load_best());
 }
 
+// As early stopping, for which an equal value is no improvement.
+TEST(CheckpointStore, KeepsTheFirstOfEquals) {
+  for (const MonitorMode mode : {MonitorMode::min, MonitorMode::max}) {
+    OneRank one;
+    CheckpointStore store(one.checkpoints(), {.monitor = "val_accuracy", .mode = mode}, one.world);
+    for (const int step : {1, 2, 3}) {
+      CheckpointContents contents = checkpoint_contents(step);
+      contents.values["metric.val_accuracy"] = "1";
+      store.save(step, contents);
+    }
+    EXPECT_EQ(store.best()->first, 1);
+    EXPECT_EQ(store.load_best()->step, 1);
+    EXPECT_EQ(std::filesystem::read_symlink(one.checkpoints() / "best"), "step-0000000001");
+  }
+}
+
 TEST(CheckpointStore, KnowsTheBestOfASaveThatIsStillWritten) {
   OneRank one;
   CheckpointStore store(one.checkpoints(), {.monitor = "val_loss"}, one.world);
@@ -527,6 +548,29 @@ TEST(CheckpointStore, LeavesAbandonedCheckpointsUnchanged) {
 }
 
 // Two nodes of one rank each; the first one's disk is lost.
+TEST(CheckpointStore, SavesNothingAfterItsDirectoryWasRenamedOrRemoved) {
+  for (const bool renamed : {true, false}) {
+    OneRank one;
+    CheckpointStore store = one.open();
+    store.save(1, checkpoint_contents());
+    const auto run = one.checkpoints().parent_path();
+    if (renamed) {
+      std::filesystem::rename(run, one.directory.path() / "aside");
+    } else {
+      std::filesystem::remove_all(run);
+    }
+    const auto expect_refusal = [&] {
+      EXPECT_THAT([&] { store.save(2, checkpoint_contents()); },
+                  ThrowsMessage<CheckpointError>(HasSubstr("was renamed or removed during the run")));
+    };
+    expect_refusal();
+    EXPECT_FALSE(std::filesystem::exists(run));
+    const CheckpointStore other = one.open();
+    expect_refusal();
+    EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+  }
+}
+
 TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};

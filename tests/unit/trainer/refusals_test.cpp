@@ -48,6 +48,20 @@ TEST(Refused, IsALossThatIsMissingOnEveryRank) {
   }
 }
 
+TEST(Refused, IsAModuleWithoutValues) {
+  class WithoutValues final : public TinyTask {
+   public:
+    WithoutValues() { module_.register_parameter("scale", at::empty({1}, at::kMeta)); }
+    torch::nn::Module& module() override { return module_; }
+
+   private:
+    torch::nn::Module module_{};
+  };
+  EXPECT_EQ(refusal(1, [] { return std::make_unique<WithoutValues>(); }),
+            "scale is on the device meta, where tensors have no values | make the module on the CPU; the Trainer moves "
+            "it to the device of the rank");
+}
+
 TEST(Refused, IsAParameterOfTwoOptimizers) {
   class Shared final : public TinyTask {
    public:

@@ -8,6 +8,8 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"
@@ -94,6 +96,42 @@ TEST(WeightAverage, IsUsedInValidationsOnly) {
   without.train(world, in_memory({.max_epochs = 2}), {.decay = 0.75, .in_validation = false});
   EXPECT_TRUE(at::equal(without.task.seen.back(), without.weights.back()));
   EXPECT_TRUE(at::equal(without.weights.back(), run.weights.back()));  // it changes nothing
+}
+
+TEST(WeightAverage, IsUsedAfterTheFitUntilTheProgramChangesTheWeights) {
+  Session session = Session::single(in_memory({.max_epochs = 2, .batch_size = 8}));
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  Watching task;
+  const auto average = std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.75});
+  Trainer trainer(session);
+  trainer.add(average);
+  trainer.fit(task, data);
+  for (int i = 0; i < 2; ++i) {
+    trainer.test(task, data);
+    EXPECT_TRUE(at::equal(task.seen.back(), average->average().front().second));
+  }
+  const at::Tensor other = at::full({1, 4}, 0.5);
+  load_module(task.module(), {{"weight", other}, {"bias", at::zeros({1})}});
+  trainer.test(task, data);
+  EXPECT_TRUE(at::equal(task.seen.back(), other));
+  task.module().parameters().front().set_data(at::ones({1, 4}));  // as torch::load does
+  trainer.validate(task, data);
+  EXPECT_TRUE(at::equal(task.seen.back(), at::ones({1, 4})));
+}
+
+TEST(WeightAverage, OfACheckpointReplacesItsModel) {
+  const CheckpointContents checkpoint{
+      .tensors = {{"model", {{"weight", at::zeros({2}, at::kBFloat16)}, {"frozen", at::ones({1})}}},
+                  {"callbacks", {{"ema.weight", at::ones({2})}, {"ema.:updates", at::scalar_tensor(3, at::kLong)}}}}};
+  const NamedTensors model = averaged_model(checkpoint, "ema");
+  ASSERT_EQ(model.size(), 2U);
+  EXPECT_TRUE(at::equal(model[0].second, at::ones({2}, at::kBFloat16)));
+  EXPECT_TRUE(at::equal(model[1].second, at::ones({1})));
+  EXPECT_TRUE(at::equal(checkpoint.tensors.at("model")[0].second, at::zeros({2}, at::kBFloat16)));
+  EXPECT_EQ(
+      message_of<CheckpointError>([&] { averaged_model(checkpoint); }),
+      "the checkpoint has no average of a callback 'weight_average' | train with WeightAverage, and give the name "
+      "of its options");
 }
 
 TEST(WeightAverage, CanBecomeTheWeightsAtTheEnd) {

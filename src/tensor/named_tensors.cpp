@@ -1,0 +1,24 @@
+#include <algorithm>
+#include <iterator>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/tensor/named_tensors.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+
+const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name) {
+  const auto found = std::ranges::find(tensors, name, &NamedTensors::value_type::first);
+  if (found != tensors.end()) {
+    return found->second;
+  }
+  std::vector<std::string> names;
+  std::ranges::transform(tensors, std::back_inserter(names), &NamedTensors::value_type::first);
+  throw Error(fmt::format("found no tensor '{}'", name),
+              names.empty() ? std::string("there are none") : "use one of " + join_first(names, 10));
+}
+
+}  // namespace lockstep
