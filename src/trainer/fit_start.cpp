@@ -227,7 +227,7 @@ void Fit::prepare() {
   record_.set_step(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(state_.step, own_sinks_);
-  recorder_.open(state_.step);
+  recorder_.open(hold_->path(), state_.step);
   step_times_.begin(state_.step);
 }
 
