@@ -87,12 +87,15 @@ class Supervisor {
     for (int rank = 0; rank < size(); ++rank) {
       report.step = std::max(report.step, view(progress_[rank]).step);
     }
-    print_summary(report);
     report.stop_requested = !forwarded_.empty();
     if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
       report.first_step = start->step;
       report.training_s = seconds_since(start->time);
     }
+    if (options_.ended) {
+      options_.ended(report);
+    }
+    print_summary(report);
     return report;
   }
 
