@@ -83,12 +83,15 @@ class Supervisor {
           std::max(std::tuple(report.earlier_steps, report.step),
                    std::tuple(record.earlier_steps.load(std::memory_order_relaxed), view(record).step));
     }
-    print_summary(report);
     report.stop_requested = !forwarded_.empty();
     if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
       report.first_step = start->step;
       report.training_s = seconds_since(start->time);
     }
+    if (options_.ended) {
+      options_.ended(report);
+    }
+    print_summary(report);
     return report;
   }
 

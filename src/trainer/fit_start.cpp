@@ -232,7 +232,7 @@ void Fit::prepare() {
   in_record_.begin(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(state_.step, own_sinks_);
-  recorder_.open(state_.step);
+  recorder_.open(hold_->path(), state_.step);
   step_times_.begin(state_.step);
   prepare_graphs(has_metrics);
 }
