@@ -35,8 +35,8 @@
 #include "launch/node_exchange.h"
 #include "launch/requeue.h"
 #include "plan/rank_shares.h"
-#include "rank/last_words.h"
 #include "rank/signals.h"
+#include "rank/terminate_handler.h"
 #include "storage/run_choice.h"
 #include "storage/run_directory.h"
 #include "supervise/signal_inbox.h"
@@ -129,14 +129,14 @@ void show(const Plan& plan, const std::optional<Identity>& identity) {
 
 // Nodes may start different numbers of ranks if their numbers of GPUs differ. Returns the exit code if a signal
 // arrived.
-std::optional<int> meet_other_nodes(Identity& identity, const Plan& plan) {
+std::optional<int> exchange_with_other_nodes(Identity& identity, const Plan& plan) {
   SignalInbox signals;
-  const NodeMeeting meeting{.node = identity.node,
-                            .nodes = identity.nodes,
-                            .address = identity.master_addr,
-                            .port = identity.master_port,
-                            .run_id = identity.run_id};
-  RanksPerNode told = exchange_ranks_per_node(meeting, plan.local_world_size(),
+  const NodeExchange exchange{.node = identity.node,
+                              .nodes = identity.nodes,
+                              .address = identity.master_addr,
+                              .port = identity.master_port,
+                              .run_id = identity.run_id};
+  RanksPerNode told = exchange_ranks_per_node(exchange, plan.local_world_size(),
                                               to_milliseconds(plan.config.dist.init_timeout_s), signals);
   identity.ranks_per_node = std::move(told.ranks);
   if (told.signal) {
@@ -192,7 +192,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     return 0;
   }
   if (starts_ranks(identity) && plan.nodes > 1) {
-    if (const auto stopped = meet_other_nodes(*identity, plan)) {
+    if (const auto stopped = exchange_with_other_nodes(*identity, plan)) {
       return *stopped;
     }
     plan = make_plan();

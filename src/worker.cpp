@@ -40,8 +40,9 @@
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
 #include "rank/exit_guard.h"
-#include "rank/last_words.h"
+#include "rank/terminate_handler.h"
 #include "report/console.h"
+#include "supervise/peer_stalls.h"
 #include "world/out_of_memory.h"
 #include "world/rank_place.h"
 #include "world/world_access.h"
@@ -109,11 +110,17 @@ void say_on_terminal(const Failure& failure, const Identity& identity) {
   print_error(with_place(failure));
 }
 
-void say_on_terminal(const Parting& parting, const Identity& identity) {
-  if (parting.is_stopped) {
-    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, parting.words.text));
+void say_on_terminal(const ExitDecision& decision, const Identity& identity) {
+  if (decision.hangs) {
+    Failure hang = decision.failure;
+    hang.text = fmt::format("error: {}\n  hint: its stacks follow; --dist.stall_timeout_s sets the limit", hang.text);
+    say_on_terminal(hang, identity);
+    dump_stacks();
+    wait_for_stacks(deadlines::kGoodbye);
+  } else if (decision.is_stopped) {
+    write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, decision.failure.text));
   } else {
-    say_on_terminal(parting.words, identity);
+    say_on_terminal(decision.failure, identity);
   }
 }
 
@@ -155,7 +162,9 @@ void print_rank_places(Session& session) {
 // The run is saved, so a failed requeue does not make it a failed run.
 void queue_again(const Variables& environment) {
   try {
-    run_requeue(requeue_command(environment), environment);
+    if (!run_requeue(requeue_command(environment), environment)) {
+      log_info("the job is not queued again: it was cancelled, or is queued already");
+    }
   } catch (const Error& error) {
     log_warning(error_text(error));
   }
@@ -183,9 +192,9 @@ class RankProcess {
   const std::shared_ptr<Channel> channel_;  // null: no supervisor of ours
   ProgressBoard progress_;
   const CrashHandler crash_handler_;
-  const LastWords last_words_;
+  const TerminateHandler terminate_handler_;
   const ExitGuard exit_guard_;
-  const std::function<void(const Parting&)> say_;  // {}: the supervisor does
+  const std::function<void(const ExitDecision&)> say_;  // {}: the supervisor does
   PeerMonitor monitor_;
   std::string what_is_left_{};  // said before this rank's failure, if it is the cause
   std::optional<Session> session_{};
@@ -201,21 +210,24 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
       progress_(identity_.progress_fd >= 0 ? ProgressBoard(identity_.progress_fd, identity_.local_rank)
                                            : ProgressBoard(identity_.local_world_size)),
       crash_handler_(identity_.rank, &record()),
-      last_words_(record(),
-                  [this](const Failure& failure) {
-                    set_log_rank(identity_.rank, identity_.world_size);  // in the thread that reports
-                    if (channel_) {
-                      channel_->send(to_message(failure));
-                    } else {
-                      say_on_terminal(failure, identity_);
-                    }
-                  }),
+      terminate_handler_(record(),
+                         [this](const Failure& failure) {
+                           set_log_rank(identity_.rank, identity_.world_size);  // in the thread that reports
+                           if (channel_) {
+                             channel_->send(to_message(failure));
+                           } else {
+                             say_on_terminal(failure, identity_);
+                           }
+                         }),
       exit_guard_(/*alone=*/plan_.world_size == 1 && !channel_),
-      say_(channel_ ? std::function<void(const Parting&)>()
-                    : [this](const Parting& parting) { say_on_terminal(parting, identity_); }),
+      say_(channel_ ? std::function<void(const ExitDecision&)>()
+                    : [this](const ExitDecision& decision) { say_on_terminal(decision, identity_); }),
       monitor_({.rank = identity_.rank,
                 .size = identity_.world_size,
                 .supervisor = link_to_supervisor(channel_, identity_),
+                .stalls = channel_ ? nullptr
+                                   : std::make_unique<PeerStalls>(identity_.rank, identity_.world_size, progress_,
+                                                                  identity_.local_rank),
                 .say = say_,
                 .may_lose_launcher = [control] { return !control.stop_reason().empty(); }}) {
   identity_.progress_fd = progress_.fd();  // the World maps the descriptor again
@@ -248,7 +260,7 @@ int RankProcess::run(const std::function<void(Session&)>& worker) {
 
 Session& RankProcess::connect() {
   World connected = WorldAccess::connect(
-      plan_, identity_, [&](const World& met) { watch_peers(monitor_, met, plan_, identity_, environment_); });
+      plan_, identity_, [&](const World& world) { watch_peers(monitor_, world, plan_, identity_, environment_); });
   Plan chosen = with_run_directory(plan_, connected);
   session_.emplace(std::move(chosen), std::move(connected), control_, make_console(channel_, environment_));
   World& world = session_->world;
@@ -299,20 +311,20 @@ int RankProcess::fail(const std::string& advice, std::optional<ExitCode> code) {
   failure.text += advice;
   failure.code = code ? code_of(*code) : failure.code;
   failure.where = place_of_failure(record());
-  const Parting parting = monitor_.fail(failure);
+  const ExitDecision decision = monitor_.fail(failure);
   const auto say_it = [&] {
-    if (parting.is_cause && !what_is_left_.empty()) {
+    if (decision.is_cause && !what_is_left_.empty()) {
       write_line(what_is_left_);
     }
     if (say_) {
-      say_(parting);
+      say_(decision);
     }
   };
   if (plan_.world_size > 1) {
-    end_process(parting.code, say_it);
+    end_process(decision.code, say_it);
   }
   say_it();
-  return parting.code;
+  return decision.code;
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ DirectWriter::~DirectWriter() {
 void DirectWriter::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto part = bytes.first(std::min(bytes.size(), kBlockBytes - filled_));
-    std::copy(part.begin(), part.end(), filling_.get() + filled_);
+    std::ranges::copy(part, filling_.get() + filled_);
     filled_ += part.size();
     bytes = bytes.subspan(part.size());
     if (filled_ == kBlockBytes) {

@@ -197,12 +197,34 @@ class RealRandomAccessFile final : public RandomAccessFile {
   Path path_;
 };
 
+/// Whether no file can be created beside `path`, although there is space.
+bool has_no_inodes(const Path& path) {
+  struct statvfs status {};
+  const Path directory = path.has_parent_path() ? path.parent_path() : Path(".");
+  return ::statvfs(directory.c_str(), &status) == 0 && status.f_files > 0 && status.f_favail == 0 &&
+         status.f_bavail > 0;
+}
+
+bool is_at(const Descriptor& file, const Path& path) {
+  struct stat opened {};
+  struct stat named {};
+  if (::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0) {
+    return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  }
+  if (errno != ENOENT && errno != ESTALE) {
+    throw_io_error("inspect", path, errno);
+  }
+  return false;
+}
+
 class RealFileLock final : public FileLock {
  public:
-  explicit RealFileLock(Descriptor file) : file_(std::move(file)) {}
+  RealFileLock(Descriptor file, Path path) : file_(std::move(file)), path_(std::move(path)) {}
+  bool is_in_place() const override { return is_at(file_, path_); }
 
  private:
   Descriptor file_;
+  Path path_;
 };
 
 class RealFileSystem final : public FileSystem {
@@ -245,6 +267,9 @@ class RealFileSystem final : public FileSystem {
     const Descriptor directory(
         retry([&] { return ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (directory.get() < 0) {
+      if (errno == EACCES) {
+        return;  // a user may enter a directory that he may not read, and only an open one can be synced
+      }
       throw_io_error("open", path, errno);
     }
     // EINVAL: this file system cannot sync directories.
@@ -335,7 +360,7 @@ class RealFileSystem final : public FileSystem {
     if (error && error != std::errc::no_such_file_or_directory) {
       throw_io_error("list", path, error.value());
     }
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return names;
   }
 
@@ -369,7 +394,7 @@ class RealFileSystem final : public FileSystem {
       [[maybe_unused]] const ssize_t written =
           retry([&] { return ::write(file.get(), my_text.data(), my_text.size()); });
     }
-    return std::make_unique<RealFileLock>(std::move(file));
+    return std::make_unique<RealFileLock>(std::move(file), path);
   }
 
  private:
@@ -389,13 +414,6 @@ class RealFileSystem final : public FileSystem {
     throw_io_error("create", path, error);
   }
 
-  static bool is_at(const Descriptor& file, const Path& path) {
-    struct stat opened {};
-    struct stat named {};
-    return ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
-           opened.st_ino == named.st_ino;
-  }
-
   [[noreturn]] static void throw_rename_error(const Path& from, const Path& to, int error) {
     throw_io_error("rename " + from.string() + " to", to, error);
   }
@@ -405,7 +423,9 @@ class RealFileSystem final : public FileSystem {
 
 void throw_io_error(std::string_view verb, const Path& path, int error) {
   std::string hint;
-  if (error == ENOSPC || error == EDQUOT) {
+  if (error == ENOSPC && has_no_inodes(path)) {
+    hint = "the file system has no free inode (df -i): remove files there, or write to another file system";
+  } else if (error == ENOSPC || error == EDQUOT) {
     hint = "free space there, or write to another file system";
   } else if (error == EFBIG) {
     hint = "the file exceeds the size limit of this process: see ulimit -f";

@@ -34,7 +34,7 @@ struct TrackedIterator {
 
 std::string place(std::string_view text, const char* at) {
   const std::string_view before(text.data(), static_cast<std::size_t>(at - text.data()));
-  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+  const auto line = std::ranges::count(before, '\n') + 1;
   const auto line_start = before.rfind('\n');
   const auto column = line_start == std::string_view::npos ? before.size() : before.size() - line_start - 1;
   return fmt::format("line {}, column {}", line, std::max<std::size_t>(column, 1));

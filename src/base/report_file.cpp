@@ -31,6 +31,8 @@ bool ReportFile::write(std::int64_t count, const std::function<void(WritableFile
   try {
     if (file_ == nullptr) {
       open();
+    } else if (!fs_.exists(path_)) {  // what is appended to a deleted file is lost
+      throw IoError(fmt::format("{} was deleted", path_.string()));
     }
     write(*file_);
   } catch (const IoError& error) {
@@ -45,6 +47,11 @@ bool ReportFile::write(std::int64_t count, const std::function<void(WritableFile
     say_missing("is written again");
   }
   return true;
+}
+
+WritableFile& ReportFile::reopen() {
+  file_ = fs_.open_append(path_);
+  return *file_;
 }
 
 void ReportFile::open() {

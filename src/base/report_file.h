@@ -27,10 +27,11 @@ class ReportFile {
   ReportFile(const ReportFile&) = delete;
   ReportFile& operator=(const ReportFile&) = delete;
 
-  /// Calls `write` with the file; it writes `count` units, all or none. Returns whether they were written.
+  /// Calls `write` with the file; it writes `count` units, all or none. Returns whether they were written. A file that
+  /// somebody has deleted counts as a failure, and the next write begins it again.
   bool write(std::int64_t count, const std::function<void(WritableFile& file)>& write);
-  /// Makes the next write open the file again, because another file has replaced it.
-  void reopen() noexcept { file_.reset(); }
+  /// Opens the file that has replaced this one. Only inside of `write`. Throws: IoError.
+  WritableFile& reopen();
 
  private:
   void open();

@@ -12,6 +12,8 @@
 #include <cxxabi.h>
 #include <fmt/format.h>
 
+#include "base/special_number.h"
+
 namespace lockstep {
 namespace {
 
@@ -24,7 +26,7 @@ constexpr bool is_c1_tail(char c) noexcept { return (static_cast<unsigned char>(
 /// The spelling that is compared: names ignore case, and - equals _.
 std::string folded(std::string_view name) {
   std::string text = to_lower(name);
-  std::replace(text.begin(), text.end(), '-', '_');
+  std::ranges::replace(text, '-', '_');
   return text;
 }
 
@@ -159,7 +161,7 @@ std::string join_or(std::span<const std::string> words) {
 
 std::string to_lower(std::string_view text) {
   std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), lower);
+  std::ranges::transform(result, result.begin(), lower);
   return result;
 }
 
@@ -168,6 +170,39 @@ std::optional<std::int64_t> parse_int(std::string_view text) noexcept { return p
 std::optional<double> parse_double(std::string_view text) noexcept {
   const auto value = parse_number<double>(text);
   return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+std::optional<double> parse_seconds(std::string_view text) {
+  struct Unit {
+    std::string_view name;
+    double seconds;
+    double limit;  // behind a colon: smaller than this, as the next larger unit says
+  };
+  constexpr double kMinute = 60, kHour = 60 * kMinute, kDay = 24 * kHour;
+  constexpr std::array<Unit, 5> kUnits{
+      {{"s", 1, 60}, {"min", kMinute, 60}, {"h", kHour, 24}, {"d", kDay, 0}, {"m", kMinute, 0}}};
+  const std::vector<std::string> parts = split(text, ':');
+  if (parts.size() == 3 || parts.size() == 4) {
+    double total = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto number = parse_number<std::uint32_t>(parts[i]);
+      const Unit& unit = kUnits[parts.size() - 1 - i];
+      if (!number || (i > 0 && (parts[i].size() != 2 || *number >= unit.limit))) {
+        return std::nullopt;
+      }
+      total += *number * unit.seconds;
+    }
+    return total;
+  }
+  for (const Unit& unit : kUnits) {
+    const std::string_view number = text.substr(0, text.size() - std::min(text.size(), unit.name.size()));
+    if (!number.empty() && number.find_first_not_of("0123456789.") == std::string_view::npos &&
+        text.ends_with(unit.name)) {
+      const auto value = parse_double(number);
+      return value ? std::optional(*value * unit.seconds) : std::nullopt;
+    }
+  }
+  return parse_double(text);
 }
 
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
@@ -195,8 +230,7 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept {
   const std::string_view digits = text.substr(0, digits_end);
   const std::string_view suffix = trim(text.substr(digits_end));
   for (const Unit& unit : kUnits) {
-    if (!std::equal(suffix.begin(), suffix.end(), unit.name.begin(), unit.name.end(),
-                    [](char a, char b) { return lower(a) == b; })) {
+    if (!std::ranges::equal(suffix, unit.name, [](char a, char b) { return lower(a) == b; })) {
       continue;
     }
     if (unit.bytes == 1) {
@@ -228,6 +262,11 @@ std::string human_bytes(std::int64_t bytes) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string five_digits(double value) {
+  const auto word = special_word(value);
+  return word ? std::string(*word) : fmt::format("{:.5g}", value);
 }
 
 std::string human_duration(double seconds) {
@@ -267,10 +306,11 @@ std::string utc_time() {
 
 std::string_view first_line(std::string_view text) noexcept { return text.substr(0, text.find('\n')); }
 
-std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates) {
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates,
+                                   std::size_t most_edits) {
   const std::string wanted = folded(word);
   std::optional<std::string> best;
-  std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
+  std::size_t best_distance = std::min(std::max<std::size_t>(1, wanted.size() / 3), most_edits) + 1;
   for (const std::string& candidate : candidates) {
     const std::string name = folded(candidate);
     const bool abbreviated = wanted.size() >= 3 && name.size() > wanted.size() && name.starts_with(wanted);

@@ -21,10 +21,13 @@ std::string to_lower(std::string_view text);
 /// Strict: the whole text without blanks or a plus sign; nullopt otherwise.
 std::optional<std::int64_t> parse_int(std::string_view text) noexcept;
 std::optional<double> parse_double(std::string_view text) noexcept;
+/// "90", "90s", "30min" or "30m", "1.5h", "1d", "1:30:00", "2:12:00:00" (days first) -> seconds.
+std::optional<double> parse_seconds(std::string_view text);
 /// "8GiB", "512 MiB", "1000" -> bytes.
 std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept;
 std::string human_bytes(std::int64_t bytes);                 ///< "4.7 GiB"
 std::string with_commas(double value);                       ///< "12,346", rounded; not negative
+std::string five_digits(double value);                       ///< "2.1235", "1.6e-05", "NaN", "Infinity"
 std::string human_duration(double seconds);                  ///< "1:02:03", "00:12"
 std::string in_seconds(std::chrono::duration<double> time);  ///< "1.5 s"
 /// "1 rank", "2 ranks", "2 micro-batches".
@@ -34,8 +37,10 @@ std::string random_id();
 bool is_random_id(std::string_view text) noexcept;  ///< it has the form of random_id()
 std::string utc_time();                             ///< now: "2026-11-21T10:00:00.123Z"
 std::string_view first_line(std::string_view text) noexcept;
-/// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if it is near enough to be a typing error.
-std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates);
+/// The candidate nearest to `word` (Damerau-Levenshtein, `-` equals `_`), if it is near enough to be a typing error: a
+/// third of the letters, and `most_edits`, may differ.
+std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates,
+                                   std::size_t most_edits = std::string_view::npos);
 
 /// Lines of at most `width` columns, broken between words. The caller has already written `indent` columns of the first
 /// line; the other lines are indented as far. A longer word is not broken.

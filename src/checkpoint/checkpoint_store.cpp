@@ -206,7 +206,7 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
           });
       return std::string();
     });
-  } catch (...) {  // it failed on another node: the save that started here must not meet the next one
+  } catch (...) {  // it failed on another node: the save that started here must not be taken for the next one
     impl_->writing = {};
     throw;
   }

@@ -65,9 +65,11 @@ KeptCheckpoints::~KeptCheckpoints() {
 
 void KeptCheckpoints::open() {
   lock_ = lock_directory(fs_, path_);
-  if (const auto removed = directory_.remove_incomplete(); !removed.empty()) {
-    log_info(fmt::format("removed incomplete checkpoints: {}", join(removed, ", ")));
-  }
+  tolerating_old_ones([&] {
+    if (const auto removed = directory_.remove_incomplete(); !removed.empty()) {
+      log_info(fmt::format("removed incomplete checkpoints: {}", join(removed, ", ")));
+    }
+  });
   for (const std::int64_t step : directory_.steps()) {
     note_values(step, peek_values(directory_, step));
   }
@@ -130,6 +132,11 @@ void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& content
                             const std::vector<std::string>& per_rank) {
   if (removing_.valid()) {
     removing_.get();  // the space of the old ones counts as free, and no more than one save's are on the disk
+  }
+  if (!lock_->is_in_place()) {
+    throw CheckpointError(
+        fmt::format("checkpoints in {}: the directory was renamed or removed during the run", path_.string()),
+        "leave the directory of a run alone until it ends; start again, with --run_dir if it has another name now");
   }
   const std::int64_t bytes = byte_size(contents);
   if (!config_.keep_all) {

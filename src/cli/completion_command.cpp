@@ -83,7 +83,7 @@ std::string plain_words_of(const Command& command) {
 
 std::string names_of(const std::vector<FlagText>& flags) {
   std::vector<std::string> names;
-  std::transform(flags.begin(), flags.end(), std::back_inserter(names), [](const FlagText& f) { return f.flag; });
+  std::ranges::transform(flags, std::back_inserter(names), [](const FlagText& f) { return f.flag; });
   return join(names, " ");
 }
 

@@ -37,8 +37,8 @@ void check(const std::string& file) {
   for (const std::string& warning : invocation.warnings) {
     log_warning(warning);
   }
-  const auto set = std::count_if(invocation.origins.begin(), invocation.origins.end(),
-                                 [](const auto& origin) { return origin.second.starts_with("file "); });
+  const auto set =
+      std::ranges::count_if(invocation.origins, [](const auto& origin) { return origin.second.starts_with("file "); });
   fmt::print("{}: {}, no problem\n", file, counted(set, "setting"));
 }
 

@@ -17,21 +17,15 @@
 #include "config/config_file.h"
 #include "config/field_value.h"
 #include "config/flags.h"
-#include "config/foreign_names.h"
 #include "config/help.h"
 #include "config/idle_settings.h"
+#include "config/name_hints.h"
+#include "config/parsed_arguments.h"
 #include "config/setting_form.h"
 #include "config/toml_writer.h"
 
 namespace lockstep {
 namespace {
-
-/// A value as given on the command line. `text` is empty for a bare --flag, which means "true" for a bool.
-struct Assignment {
-  std::string name{};
-  std::string text{};
-  std::string label{};  ///< "--optim.lr 0.1"
-};
 
 /// A path of the program that must exist, from the strongest source so far.
 struct GivenPath {
@@ -40,181 +34,12 @@ struct GivenPath {
   std::string help{};
 };
 
-/// A name that the command line accepts.
-struct Option {
-  std::string name{};
-  bool is_bool = false;
-};
-
-bool is_bool_word(std::string_view text) {
-  bool ignored = false;
-  return !from_text(FieldInfo{}, text, ignored);
-}
-
 std::vector<std::string> field_names() {
   std::vector<std::string> names;
   const TrainConfig config;
   visit_fields(config, [&names](const FieldInfo& info, const auto&) { names.emplace_back(info.name); });
   return names;
 }
-
-std::string last_part(std::string_view name) {
-  const auto dot = name.rfind('.');
-  return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
-}
-
-std::vector<std::string> with_same_key(std::string_view name, const std::vector<std::string>& known) {
-  std::vector<std::string> same_key;
-  std::copy_if(known.begin(), known.end(), std::back_inserter(same_key),
-               [&](const std::string& candidate) { return last_part(candidate) == last_part(name); });
-  return same_key;
-}
-
-std::vector<std::string> with_near_spelling(std::string_view name, const std::vector<std::string>& known) {
-  if (const auto near = closest(name, known)) {
-    return {*near};
-  }
-  std::vector<std::string> keys;
-  std::transform(known.begin(), known.end(), std::back_inserter(keys),
-                 [](const auto& full) { return last_part(full); });
-  if (const auto near_key = closest(last_part(name), keys)) {
-    std::vector<std::string> names;
-    std::copy_if(known.begin(), known.end(), std::back_inserter(names),
-                 [&](const std::string& full) { return last_part(full) == *near_key; });
-    return names;
-  }
-  return {};
-}
-
-/// "did you mean --a, --b or --c?"
-std::string did_you_mean(const std::vector<std::string>& names, std::string_view prefix) {
-  std::vector<std::string> written;
-  std::ranges::transform(names, std::back_inserter(written),
-                         [&](const std::string& name) { return fmt::format("{}{}", prefix, name); });
-  return fmt::format("did you mean {}?", join_or(written));
-}
-
-/// The hint for an unknown name: the same key in a section, the name that another system uses for it, the nearest
-/// spelling, or `otherwise`.
-std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
-                             std::string_view otherwise) {
-  const ForeignName* foreign = find_foreign_name(name);
-  const bool names_a_section = name.find('.') != std::string_view::npos;
-  if (const auto names = with_same_key(name, known); !names.empty() && (foreign == nullptr || !names_a_section)) {
-    return did_you_mean(names, prefix);
-  }
-  if (foreign != nullptr) {
-    return std::string(foreign->hint);
-  }
-  const auto names = with_near_spelling(name, known);
-  if (names.empty() || closest(name, names)) {  // not if only the key of a section is near
-    std::vector<std::string> near = names;      // a setting is preferred
-    for (const ForeignName& row : foreign_names()) {
-      std::ranges::copy(split(row.names, ' '), std::back_inserter(near));
-    }
-    if (const auto nearest = closest(name, near); nearest && std::ranges::find(names, *nearest) == names.end()) {
-      return fmt::format("did you mean {}? {}", *nearest, find_foreign_name(*nearest)->hint);
-    }
-  }
-  return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
-}
-
-/// The values and words of a command line; does not interpret any value yet.
-class CommandLine {
- public:
-  CommandLine(std::span<const std::string> args, std::vector<Option> options)
-      : tokens_(args), options_(std::move(options)) {
-    while (!tokens_.rest().empty()) {
-      if (const auto flag = tokens_.take_flag()) {
-        if (flag->is_help()) {
-          help_ = true;
-        } else if (flag->is_help_all()) {
-          help_all_ = true;
-        } else {
-          read_flag(*flag);
-        }
-      } else if (const std::string& word = tokens_.take(); word == "--") {
-        words_.insert(words_.end(), tokens_.rest().begin(), tokens_.rest().end());
-        return;
-      } else {
-        words_.push_back(word);
-      }
-    }
-  }
-
-  bool help() const noexcept { return help_; }
-  bool help_all() const noexcept { return help_all_; }
-  const std::vector<Assignment>& assignments() const noexcept { return assignments_; }
-  const std::vector<std::string>& words() const noexcept { return words_; }
-  const std::vector<Problem>& problems() const noexcept { return problems_; }
-  /// The switch that the word may have been meant for; "": there is none.
-  std::string switch_before(std::size_t word) const {
-    const auto found = switches_before_.find(word);
-    return found == switches_before_.end() ? std::string() : found->second;
-  }
-
- private:
-  void read_flag(const FlagToken& flag) {
-    const bool is_long = flag.written.starts_with("--");
-    const Option* negated = is_long && flag.name.starts_with("no_") ? find(flag.name.substr(3)) : nullptr;
-    if (const Option* option = is_long ? find(flag.name) : nullptr) {
-      read_value(flag, *option);
-    } else if (negated == nullptr || !negated->is_bool) {
-      refuse(flag.written + ": unknown flag",
-             hint_for_unknown(flag.name, names(), "--",
-                              is_long ? "see --help-all for all flags; -- ends those of lockstep"
-                                      : "flags begin with --; see --help-all"));
-      if (!flag.attached && tokens_.value() != nullptr) {
-        tokens_.take();  // probably its value: do not report it as a second problem
-      }
-    } else if (flag.attached) {
-      refuse(flag.with(*flag.attached) + ": takes no value", fmt::format("use --{}={}", negated->name, *flag.attached));
-    } else {
-      assignments_.push_back({negated->name, "false", flag.written});
-    }
-  }
-
-  void read_value(const FlagToken& flag, const Option& option) {
-    const std::string* next = tokens_.value();
-    if (flag.attached) {
-      assignments_.push_back({flag.name, *flag.attached, flag.with(*flag.attached)});
-    } else if (option.is_bool && (next == nullptr || !is_bool_word(*next))) {
-      assignments_.push_back({flag.name, "true", flag.written});
-      if (next != nullptr) {
-        switches_before_[words_.size()] = flag.written;
-      }
-    } else if (next != nullptr) {
-      assignments_.push_back({flag.name, *next, flag.with(*next)});
-      tokens_.take();
-    } else {
-      const auto found = tokens_.rest();
-      refuse(fmt::format("{}: expected a value{}", flag.written, found.empty() ? "" : ", found " + found.front()),
-             fmt::format("use {}=VALUE", flag.written));
-    }
-  }
-
-  void refuse(const std::string& what, std::string hint) { problems_.push_back({printable(what), std::move(hint)}); }
-
-  const Option* find(std::string_view name) const {
-    const auto found = std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return o.name == name; });
-    return found == options_.end() ? nullptr : &*found;
-  }
-
-  std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    std::transform(options_.begin(), options_.end(), std::back_inserter(all), [](const Option& o) { return o.name; });
-    return all;
-  }
-
-  CommandTokens tokens_;
-  std::vector<Option> options_;
-  bool help_ = false;
-  bool help_all_ = false;
-  std::vector<Assignment> assignments_{};
-  std::vector<std::string> words_{};
-  std::map<std::size_t, std::string> switches_before_{};  // those directly in front of a word
-  std::vector<Problem> problems_{};
-};
 
 /// Applies file, environment and flags to the defaults and collects all problems.
 class Parser {
@@ -226,7 +51,7 @@ class Parser {
         positional_fields_(FlagsAccess::positional_fields(flags)),
         positionals_(FlagsAccess::positionals(flags)),
         of_tool_(FlagsAccess::of_tool(flags)),
-        line_(args, options()) {
+        arguments_(parse_arguments(args, options())) {
     result_.config = defaults;
     const auto values = config_values(defaults);
     const auto plain = config_values(TrainConfig());
@@ -252,13 +77,13 @@ class Parser {
   }
 
   Invocation run() {
-    if (line_.help() || line_.help_all()) {
-      result_.help = line_.help();
-      result_.help_all = line_.help_all();
+    if (arguments_.help || arguments_.help_all) {
+      result_.help = arguments_.help;
+      result_.help_all = arguments_.help_all;
       return result_;  // ignore all other problems
     }
     check_program_flags();
-    problems_.insert(problems_.end(), line_.problems().begin(), line_.problems().end());
+    problems_.insert(problems_.end(), arguments_.problems.begin(), arguments_.problems.end());
     apply_options();
     apply_file();
     apply_environment();
@@ -351,7 +176,7 @@ class Parser {
   }
 
   void apply_options() {
-    for (const Assignment& given : line_.assignments()) {
+    for (const Assignment& given : arguments_.assignments) {
       if (given.name == "config") {
         config_file_ = given.text;
       } else if (given.name == "hardware") {
@@ -441,14 +266,14 @@ class Parser {
       settings.push_back(fmt::format("{}.{}", kProgramSection, name));
     }
     std::vector<std::string> known;
-    std::transform(settings.begin(), settings.end(), std::back_inserter(known),
-                   [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
+    std::ranges::transform(settings, std::back_inserter(known),
+                           [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
     const std::string of_program = variable_name(kSettingVariables, fmt::format("{}.", kProgramSection));
     for (const auto& [variable, text] : variables_.all()) {
       if (!variable.starts_with(kSettingVariables) || (of_tool_ && variable.starts_with(of_program))) {
         continue;
       }
-      const auto found = std::find(known.begin(), known.end(), variable);
+      const auto found = std::ranges::find(known, variable);
       if (found == known.end()) {
         refuse(printable(variable) + ": unknown setting in the environment",
                hint_for_unknown(variable.substr(kSettingVariables.size()), without_prefix(known), kSettingVariables,
@@ -475,12 +300,12 @@ class Parser {
   }
 
   void apply_flags() {
-    for (const Assignment& given : line_.assignments()) {
+    for (const Assignment& given : arguments_.assignments) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); };
       set_field(given.name, given.label, "flag", parse);
       set_program_value(given.name, given.label, "flag", parse);
     }
-    const std::vector<std::string>& words = line_.words();
+    const std::vector<std::string>& words = arguments_.words;
     const std::size_t fields = positional_fields_.size();
     for (std::size_t i = 0; i < words.size(); ++i) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); };
@@ -490,9 +315,9 @@ class Parser {
       } else if (i - fields < positionals_.size()) {
         const std::string& name = positionals_[i - fields].name;
         set_program_value(name, label(name), "flag", parse);
-      } else if (const std::string before = line_.switch_before(i); !before.empty()) {
-        refuse(fmt::format("{} {}: expected true or false", before, printable(words[i])),
-               fmt::format("use {} alone for true", before));
+      } else if (const auto before = arguments_.switches_before.find(i); before != arguments_.switches_before.end()) {
+        refuse(fmt::format("{} {}: expected true or false", before->second, printable(words[i])),
+               fmt::format("use {} alone for true", before->second));
       } else {
         refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
       }
@@ -681,7 +506,7 @@ class Parser {
   const std::vector<std::string>& positional_fields_;
   const std::vector<ProgramFlag>& positionals_;
   const bool of_tool_;
-  CommandLine line_;
+  const ParsedArguments arguments_;
   Invocation result_{};
   std::optional<std::string> config_file_{};
   bool is_of_run_ = false;  // it is the config.toml in the directory of a run

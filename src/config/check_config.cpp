@@ -204,6 +204,10 @@ class Checker {
       refuse({"benchmark", c.benchmark}, {"deterministic", c.deterministic},
              "the fastest algorithm may be another one in each run", "remove one of them");
     }
+    if (c.cuda_graphs && c.detect_anomaly) {
+      refuse({"cuda_graphs", c.cuda_graphs}, {"detect_anomaly", c.detect_anomaly},
+             "a graph does not look at the values of its operations", "remove one of them");
+    }
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
       refuse(fmt::format("{}: expected 0, or 2 or more", label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
              "each machine sends a heartbeat every second");

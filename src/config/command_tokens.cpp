@@ -46,7 +46,7 @@ const std::string* CommandTokens::value() const {
 
 std::string normal_name(std::string_view name) {
   std::string result(name);
-  std::replace(result.begin(), result.end(), '-', '_');
+  std::ranges::replace(result, '-', '_');
   return result;
 }
 

@@ -22,6 +22,14 @@ constexpr const char* kWithoutQuotes = "write it without quotes";
 Problem expected_text() { return {"expected a text in quotes", {}}; }
 Problem expected_bool() { return {"expected true or false", {}}; }
 
+/// A field in seconds has this at the end of its name.
+bool is_duration(const FieldInfo& info) { return info.name.ends_with("_s"); }
+
+Problem expected_real(const FieldInfo& info, std::string hint) {
+  const char* more = is_duration(info) ? ", or a time such as 90s, 30min, 2h, 1d or 1:30:00" : "";
+  return {expected_number(info, /*whole=*/false) + more, std::move(hint)};
+}
+
 /// Files have types, so a value in quotes is a mistake there if it is one without them.
 template <class T>
 std::string quotes_hint(const FieldInfo& info, const FileValue& value) {
@@ -60,7 +68,7 @@ std::string describe(const FileValue& value) {
     std::string operator()(bool yes) const { return to_text(yes); }
     std::string operator()(const std::vector<int>& list) const {
       std::vector<std::string> parts;
-      std::transform(list.begin(), list.end(), std::back_inserter(parts), [](int i) { return to_text(i); });
+      std::ranges::transform(list, std::back_inserter(parts), [](int i) { return to_text(i); });
       return "[" + join(parts, ", ") + "]";
     }
     std::string operator()(const UnusableValue& other) const { return other.description; }
@@ -109,9 +117,9 @@ Refusal from_text(const FieldInfo&, std::string_view text, std::uint64_t& out) {
 }
 
 Refusal from_text(const FieldInfo& info, std::string_view text, double& out) {
-  const auto value = parse_double(text);
+  const auto value = is_duration(info) ? parse_seconds(text) : parse_double(text);
   if (!value) {
-    return Problem{expected_number(info, /*whole=*/false), {}};
+    return expected_real(info, {});
   }
   out = *value;
   return std::nullopt;
@@ -166,7 +174,10 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, double& out) {
     out = static_cast<double>(*number);
     return std::nullopt;
   }
-  return Problem{expected_number(info, /*whole=*/false), quotes_hint<double>(info, value)};
+  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_duration(info)) {
+    return from_text(info, *text, out);
+  }
+  return expected_real(info, quotes_hint<double>(info, value));
 }
 
 Refusal from_file(const FieldInfo&, const FileValue& value, std::string& out) {

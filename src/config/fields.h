@@ -219,6 +219,9 @@ void visit_fields(Config& c, Visit&& visit) {
         c.benchmark);
   visit(Info{.name = "detect_anomaly", .help = "find the operation whose backward gives NaN; slow, for debugging"},
         c.detect_anomaly);
+  visit(Info{.name = "cuda_graphs",
+             .help = "on one GPU, replay forward and backward as a CUDA graph where shapes repeat; the same results"},
+        c.cuda_graphs);
   visit(Info{.name = "seed", .help = "all random numbers derive from it"}, c.seed);
   visit(Info{.name = "max_epochs", .help = "end after this many epochs; 0: no limit", .minimum = 0, .common = true},
         c.max_epochs);
@@ -517,7 +520,8 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false},
         c.dist.stall_warn_s);
   visit(Info{.name = "dist.stall_timeout_s",
-             .help = "seconds without progress within a step after which the run ends with code 124; 0: never",
+             .help = "seconds without progress in a step, or while all ranks wait, after which the run ends with code "
+                     "124; 0: never",
              .minimum = 0,
              .maximum = 1e7,
              .ranks_agree = false},
@@ -542,10 +546,11 @@ void visit_fields(Config& c, Visit&& visit) {
       c.dist.compression);
   visit(Info{.name = "dist.require_sync_batch_norm", .help = "refuse batch norm that is not SyncBatchNorm"},
         c.dist.require_sync_batch_norm);
-  visit(Info{.name = "dist.check_replicas",
-             .help = "check at each report that parameters and optimizer state are equal on all ranks, and name the "
-                     "rank that differs; saves check the parameters anyway"},
-        c.dist.check_replicas);
+  visit(
+      Info{.name = "dist.check_replicas",
+           .help = "check at each report that parameters, optimizer state and, without dist.broadcast_buffers, buffers "
+                   "are equal on all ranks, and name the rank that differs; saves check the parameters anyway"},
+      c.dist.check_replicas);
   visit(Info{.name = "dist.shard_optimizer",
              .help = "each rank keeps the optimizer state of its share of the parameters only (ZeRO stage 1)"},
         c.dist.shard_optimizer);

@@ -21,7 +21,7 @@ constexpr int kWidest = 120;
 constexpr std::size_t kTwoColumns = 64;
 
 std::string joined(std::string text) {
-  std::replace(text.begin(), text.end(), kJoint, ' ');
+  std::ranges::replace(text, kJoint, ' ');
   return text;
 }
 

@@ -57,9 +57,8 @@ Curve step(const CurveValues& values) {
 
 Curve multistep(const CurveValues& values) {
   return [factor = values.number("factor"), places = values.places("at")](const CurvePoint& now) {
-    const auto reached = std::count_if(places.begin(), places.end(), [&](const ScheduleLength& place) {
-      return now.done >= in_steps(place, now.run);
-    });
+    const auto reached = std::ranges::count_if(
+        places, [&](const ScheduleLength& place) { return now.done >= in_steps(place, now.run); });
     return std::pow(factor, reached);
   };
 }

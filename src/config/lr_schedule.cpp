@@ -121,7 +121,7 @@ class PhaseParser {
     }
     for (const ForeignCurve& foreign : kForeign) {
       const auto spellings = split(foreign.names, ' ');
-      if (std::find(spellings.begin(), spellings.end(), name) != spellings.end()) {
+      if (std::ranges::find(spellings, name) != spellings.end()) {
         refuse("unknown curve", std::string(foreign.hint));
         return nullptr;
       }
@@ -143,7 +143,7 @@ class PhaseParser {
       refuse(fmt::format("found \"{}\", expected setting=value", written), fmt::format("the settings are {}", names()));
       return;
     }
-    if (std::find(seen_.begin(), seen_.end(), name) != seen_.end()) {
+    if (std::ranges::find(seen_, name) != seen_.end()) {
       refuse(fmt::format("{} is set twice", name), "remove one of them");
       return;
     }
@@ -217,14 +217,12 @@ class PhaseParser {
       }
       if (setting.preset) {
         values_.set(setting.name, {{*setting.preset, ScheduleLength::Unit::steps}});
-      } else if (!setting.optional && std::find(seen_.begin(), seen_.end(), setting.name) == seen_.end()) {
+      } else if (!setting.optional && std::ranges::find(seen_, setting.name) == seen_.end()) {
         refuse(fmt::format("the setting {} is missing", setting.name),
                setting.type == CurveSetting::Type::number ? std::string() : std::string(kLengthHint));
       }
     }
-    const auto is_written = [&](std::string_view name) {
-      return std::find(seen_.begin(), seen_.end(), name) != seen_.end();
-    };
+    const auto is_written = [&](std::string_view name) { return std::ranges::find(seen_, name) != seen_.end(); };
     if (is_written("for") && is_written("until")) {
       refuse("found for and until, expected one of them", "for is the length of the phase, until its end in the run");
     }
@@ -258,7 +256,7 @@ class PhaseParser {
 };
 
 bool uses(const std::vector<ScheduleLength>& lengths, ScheduleLength::Unit unit) {
-  return std::any_of(lengths.begin(), lengths.end(), [&](const ScheduleLength& length) { return length.unit == unit; });
+  return std::ranges::any_of(lengths, [&](const ScheduleLength& length) { return length.unit == unit; });
 }
 
 }  // namespace
@@ -331,8 +329,8 @@ std::vector<Problem> LrSchedule::problems_in(const ScheduleStep& run) const {
       refuse("the length of the run is not known", "set --max_steps, or give the phase a length in steps (for=10000)");
     } else if (run.steps_per_epoch == 0 && (phase.per_epoch || uses(phase.lengths, ScheduleLength::Unit::epochs))) {
       refuse("the number of steps per epoch is not known", "use steps instead of epochs");
-    } else if (std::any_of(phase.divisors.begin(), phase.divisors.end(),
-                           [&](const ScheduleLength& divisor) { return in_steps(divisor, run) < 1; })) {
+    } else if (std::ranges::any_of(phase.divisors,
+                                   [&](const ScheduleLength& divisor) { return in_steps(divisor, run) < 1; })) {
       refuse("one of its lengths is shorter than one step", "make it longer");
     } else if (start_is_fixed && phase.until && in_steps(*phase.until, run) <= start) {
       refuse("it would end before it begins",

@@ -27,7 +27,7 @@ std::string key_of(std::string_view name) {
 
 bool is_field(const std::string& name) {
   const auto values = config_values({});
-  return std::any_of(values.begin(), values.end(), [&](const auto& value) { return value.first == name; });
+  return std::ranges::any_of(values, [&](const auto& value) { return value.first == name; });
 }
 
 /// One version of the file. Every change makes another one, so that line numbers are always right.
@@ -40,8 +40,8 @@ class Document {
   std::string text() const { return join(lines_, "\n"); }
 
   const FileSetting* find(std::string_view name) const {
-    const auto found = std::find_if(settings_.begin(), settings_.end(),
-                                    [&](const FileSetting& setting) { return normal_name(setting.name) == name; });
+    const auto found =
+        std::ranges::find_if(settings_, [&](const FileSetting& setting) { return normal_name(setting.name) == name; });
     return found == settings_.end() ? nullptr : &*found;
   }
 
@@ -103,11 +103,11 @@ class Document {
     lines.erase(first, last);
     auto to = lines.end();
     if (section.empty()) {
-      to = std::find_if(lines.begin(), lines.end(), is_header);
+      to = std::ranges::find_if(lines, is_header);
     } else {
       const std::string header = fmt::format("[{}]", section);
-      to = std::find_if(lines.begin(), lines.end(),
-                        [&](const std::string& line) { return trim(line.substr(0, line.find('#'))) == header; });
+      to = std::ranges::find_if(
+          lines, [&](const std::string& line) { return trim(line.substr(0, line.find('#'))) == header; });
       if (to == lines.end()) {
         while (!lines.empty() && trim(lines.back()).empty()) {
           lines.pop_back();
@@ -200,8 +200,7 @@ class Migrator {
       }
       now += (options.empty() ? "" : ":") + join(options, ",");
     }
-    std::sort(parts.begin(), parts.end(),
-              [](const FileSetting* a, const FileSetting* b) { return a->first_line < b->first_line; });
+    std::ranges::sort(parts, [](const FileSetting* a, const FileSetting* b) { return a->first_line < b->first_line; });
     if (auto text = document.with_value(*schedule, in_quotes(now), parts)) {
       migration.text = *std::move(text);
       migration.changes.push_back(

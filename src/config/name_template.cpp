@@ -64,7 +64,7 @@ std::optional<std::string> find_name_fault(std::string_view text) {
       text,
       [&](std::string_view literal) {
         length += literal.size();
-        const auto odd = std::find_if(literal.begin(), literal.end(), [](char c) {
+        const auto odd = std::ranges::find_if(literal, [](char c) {
           return kLetters.find(c) == std::string_view::npos && c != '.' && c != '-' && c != '=';
         });
         if (odd != literal.end()) {

@@ -120,7 +120,7 @@ class Precheck {
 
   [[noreturn]] void refuse(std::string_view what) const {
     const auto before = text_.substr(0, at_);
-    throw ConfigError(fmt::format("{}:{}: {}", label_, 1 + std::count(before.begin(), before.end(), '\n'), what),
+    throw ConfigError(fmt::format("{}:{}: {}", label_, 1 + std::ranges::count(before, '\n'), what),
                       "correct the file; it must be TOML");
   }
 
@@ -151,8 +151,8 @@ std::vector<FileSetting> parse_config_toml(std::string_view text, const std::str
     }
   }
   // The parser sorts tables by key.
-  std::stable_sort(settings.begin(), settings.end(),
-                   [](const FileSetting& a, const FileSetting& b) { return a.first_line < b.first_line; });
+  std::ranges::stable_sort(settings,
+                           [](const FileSetting& a, const FileSetting& b) { return a.first_line < b.first_line; });
   return settings;
 }
 

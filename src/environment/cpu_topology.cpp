@@ -80,7 +80,7 @@ std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::strin
     }
     const std::vector<std::string> controllers = split(line.substr(first + 1, second - first - 1), ',');
     const bool unified = second == first + 1;
-    if (!unified && std::find(controllers.begin(), controllers.end(), controller) == controllers.end()) {
+    if (!unified && std::ranges::find(controllers, controller) == controllers.end()) {
       continue;
     }
     const std::string mount = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/" + std::string(controller);

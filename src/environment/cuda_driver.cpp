@@ -25,7 +25,7 @@ std::string uuid_text(const CudaUuid& bytes) {
   constexpr std::array kDashBefore{4U, 6U, 8U, 10U};
   std::string text;
   for (unsigned i = 0; i < bytes.size(); ++i) {
-    text += std::find(kDashBefore.begin(), kDashBefore.end(), i) == kDashBefore.end() ? "" : "-";
+    text += std::ranges::find(kDashBefore, i) == kDashBefore.end() ? "" : "-";
     text += fmt::format("{:02x}", bytes[i]);
   }
   return text;
@@ -67,7 +67,7 @@ std::vector<std::string> cuda_gpus(const char* library) {
 std::vector<int> cuda_indices(const std::vector<std::string>& uuids, const std::vector<std::string>& shown) {
   std::vector<int> indices;
   for (const std::string& uuid : uuids) {
-    const auto found = std::find(shown.begin(), shown.end(), without_kind(uuid));
+    const auto found = std::ranges::find(shown, without_kind(uuid));
     if (found == shown.end()) {
       return {};
     }

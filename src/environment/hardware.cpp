@@ -36,7 +36,7 @@ std::optional<int> find_by_index(const std::vector<Gpu>& all, std::string_view e
 /// The only GPU whose UUID begins with `entry`.
 std::optional<int> find_by_uuid(const std::vector<Gpu>& all, std::string_view entry) {
   const auto matches = [&](const Gpu& gpu) { return gpu.uuid.starts_with(entry); };
-  const auto found = std::find_if(all.begin(), all.end(), matches);
+  const auto found = std::ranges::find_if(all, matches);
   if (found == all.end() || std::find_if(std::next(found), all.end(), matches) != all.end()) {
     return std::nullopt;
   }
@@ -56,7 +56,7 @@ void append_mig_devices(std::vector<Gpu>& all, std::string_view visible_devices)
     if (!entry.starts_with(kMigPrefix)) {
       return;
     }
-    const bool is_known = std::any_of(gpus.begin(), gpus.end(), [&](const Gpu& gpu) { return gpu.uuid == entry; });
+    const bool is_known = std::ranges::any_of(gpus, [&](const Gpu& gpu) { return gpu.uuid == entry; });
     const std::string_view parent = parent_uuid(entry);
     if (!is_known && (parent.empty() || find_by_uuid(gpus, parent))) {
       all.push_back({.name = "MIG device", .uuid = entry});
@@ -73,9 +73,8 @@ int read_omp_threads(const Variables& variables) {
 
 /// If CUDA shows a process a MIG device, it shows no other device.
 std::vector<int> first_mig_device_or_all(const std::vector<Gpu>& all, const std::vector<int>& visible) {
-  const auto mig = std::find_if(visible.begin(), visible.end(), [&](int position) {
-    return all[static_cast<std::size_t>(position)].uuid.starts_with(kMigPrefix);
-  });
+  const auto mig = std::ranges::find_if(
+      visible, [&](int position) { return all[static_cast<std::size_t>(position)].uuid.starts_with(kMigPrefix); });
   return mig == visible.end() ? visible : std::vector<int>{*mig};
 }
 
@@ -100,7 +99,7 @@ std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& vi
     if (!position) {
       break;
     }
-    if (std::find(visible.begin(), visible.end(), *position) != visible.end()) {
+    if (std::ranges::find(visible, *position) != visible.end()) {
       return {};  // a duplicate: CUDA shows no GPU at all
     }
     visible.push_back(*position);

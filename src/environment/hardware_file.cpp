@@ -31,7 +31,7 @@ class ObjectReader {
     }
     const std::vector<std::string> names(known.begin(), known.end());
     for (const auto& item : object_.items()) {
-      if (std::find(names.begin(), names.end(), item.key()) == names.end()) {
+      if (std::ranges::find(names, item.key()) == names.end()) {
         const auto near = closest(item.key(), names);
         problem(fmt::format("unknown key \"{}\"", printable(item.key())),
                 near ? fmt::format("did you mean \"{}\"?", *near) : "known keys: " + join(names, ", "));
@@ -108,7 +108,7 @@ class ObjectReader {
 Gpu read_gpu(const Json& json, std::string where, std::vector<Problem>& problems) {
   Gpu gpu{.name = "GPU"};
   ObjectReader reader(json, std::move(where), problems);
-  if (reader.check_keys({"name", "uuid", "pci_bus_id", "memory", "free", "usable"})) {
+  if (reader.check_keys({"name", "uuid", "pci_bus_id", "memory", "free", "usable", "compute_capability"})) {
     reader.read("name", gpu.name);
     reader.read("uuid", gpu.uuid);
     reader.read("pci_bus_id", gpu.pci_bus_id);
@@ -116,6 +116,7 @@ Gpu read_gpu(const Json& json, std::string where, std::vector<Problem>& problems
     gpu.free_bytes = gpu.memory_bytes;
     reader.read_bytes("free", gpu.free_bytes);
     reader.read("usable", gpu.usable);
+    reader.read("compute_capability", gpu.compute_capability);
   }
   return gpu;
 }

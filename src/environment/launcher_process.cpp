@@ -21,8 +21,7 @@ namespace {
 /// leaves.
 bool watches_its_ranks(const Identity& identity) {
   constexpr std::array<std::string_view, 6> kWatching{"torchrun", "Open MPI", "Hydra", "MVAPICH2", "LSF", "Slurm"};
-  return std::find(kWatching.begin(), kWatching.end(), identity.launcher) != kWatching.end() &&
-         !identity.variables.empty();
+  return std::ranges::find(kWatching, identity.launcher) != kWatching.end() && !identity.variables.empty();
 }
 
 /// 0: the process is outside of this container or does not exist.

@@ -21,17 +21,15 @@ std::vector<int> number_by_host(std::span<const NodeClaim> ranks) {
 
 std::vector<NodePlace> place_on_nodes(std::span<const NodeClaim> ranks) {
   std::vector<int> nodes;
-  if (std::any_of(ranks.begin(), ranks.end(), [](const NodeClaim& rank) { return rank.node < 0; })) {
+  if (std::ranges::any_of(ranks, [](const NodeClaim& rank) { return rank.node < 0; })) {
     nodes = number_by_host(ranks);
   } else {
-    std::transform(ranks.begin(), ranks.end(), std::back_inserter(nodes),
-                   [](const NodeClaim& rank) { return rank.node; });
+    std::ranges::transform(ranks, std::back_inserter(nodes), [](const NodeClaim& rank) { return rank.node; });
   }
-  const int count = nodes.empty() ? 0 : *std::max_element(nodes.begin(), nodes.end()) + 1;
+  const int count = nodes.empty() ? 0 : *std::ranges::max_element(nodes) + 1;
   std::vector<NodePlace> places;
   for (const int node : nodes) {
-    places.push_back(
-        {.node = node, .nodes = count, .local_size = static_cast<int>(std::count(nodes.begin(), nodes.end(), node))});
+    places.push_back({.node = node, .nodes = count, .local_size = static_cast<int>(std::ranges::count(nodes, node))});
   }
   return places;
 }

@@ -130,6 +130,12 @@ class Nvml {
   void* library_;
 };
 
+/// False: the driver does not support the question for this device.
+template <class... Parameters, class... Arguments>
+bool ask(Result (*function)(Parameters...), Arguments... arguments) {
+  return function != nullptr && function(arguments...) == kSuccess;
+}
+
 bool has_processes(const Nvml& nvml, Device device) {
   unsigned count = 0;  // no room, so that NVML returns only the count
   const Result result = nvml.get_processes(device, &count, nullptr);
@@ -138,55 +144,75 @@ bool has_processes(const Nvml& nvml, Device device) {
 
 bool is_usable(const Nvml& nvml, Device device) {
   int mode = 0;
-  if (nvml.get_compute_mode(device, &mode) != kSuccess) {
-    return true;  // not supported on this GPU: no restriction
+  if (!ask(nvml.get_compute_mode, device, &mode)) {
+    return true;  // no restriction
   }
   return mode != kProhibited && !(mode == kExclusiveProcess && has_processes(nvml, device));
 }
 
-/// The first instance of a GPU in MIG mode, the only one that CUDA shows a process; null: the GPU is whole, or divided
-/// without instances.
-Device first_instance(const Nvml& nvml, Device device) {
+/// The instances of a GPU in MIG mode; nullopt: the GPU is whole.
+std::optional<std::vector<Device>> instances_of(const Nvml& nvml, Device device) {
   unsigned mode = 0;
   unsigned pending = 0;
   unsigned most = 0;
-  if (nvml.get_mig_mode == nullptr || nvml.get_mig_count == nullptr || nvml.get_mig_handle == nullptr ||
-      nvml.get_mig_mode(device, &mode, &pending) != kSuccess || mode == 0 ||
-      nvml.get_mig_count(device, &most) != kSuccess) {
-    return nullptr;
+  if (!ask(nvml.get_mig_mode, device, &mode, &pending) || mode == 0 || !ask(nvml.get_mig_count, device, &most)) {
+    return std::nullopt;
   }
-  Device instance = nullptr;
+  std::vector<Device> instances;
   for (unsigned index = 0; index < most; ++index) {
-    if (nvml.get_mig_handle(device, index, &instance) == kSuccess) {
-      return instance;
+    if (Device instance = nullptr; ask(nvml.get_mig_handle, device, index, &instance)) {
+      instances.push_back(instance);
     }
   }
-  return nullptr;
+  return instances;
 }
 
-/// The answer for `whole`, or for its first instance.
-Result describe(const Nvml& nvml, Device whole, Gpu& gpu) {
-  const Device instance = first_instance(nvml, whole);
-  const Device device = instance == nullptr ? whole : instance;
+/// "9.0"; "": not known.
+std::string compute_capability(const Nvml& nvml, Device device) {
+  int major = 0;
+  int minor = 0;
+  return ask(nvml.get_capability, device, &major, &minor) ? fmt::format("{}.{}", major, minor) : std::string();
+}
+
+/// Sets what tells a GPU from others. `device`: the GPU `whole` or an instance of it.
+template <class Facts>
+Result identify(const Nvml& nvml, Device device, Device whole, Facts& gpu) {
   std::array<char, 96> text{};
   const auto text_size = static_cast<unsigned>(text.size());
   if (const Result result = nvml.get_uuid(device, text.data(), text_size); result != kSuccess) {
     return result;
   }
   gpu.uuid = text.data();
-  if (nvml.get_name(device, text.data(), text_size) == kSuccess) {
+  if (ask(nvml.get_name, device, text.data(), text_size)) {
     gpu.name = text.data();
   }
-  PciInfo pci{};
-  if (nvml.get_pci_info(whole, &pci) == kSuccess) {
+  if (PciInfo pci{}; ask(nvml.get_pci_info, whole, &pci)) {
     gpu.pci_bus_id = pci.bus_id;
   }
+  return kSuccess;
+}
+
+template <class Facts>
+Result read_memory(const Nvml& nvml, Device device, Facts& gpu) {
   Memory memory{};
-  if (nvml.get_memory(device, &memory) == kSuccess) {
+  const Result result = nvml.get_memory(device, &memory);
+  if (result == kSuccess) {
     gpu.memory_bytes = static_cast<std::int64_t>(memory.total);
     gpu.free_bytes = static_cast<std::int64_t>(memory.free);
   }
+  return result;
+}
+
+/// The answer for `whole`, or for its first instance, the only one that CUDA shows a process.
+Result describe(const Nvml& nvml, Device whole, Gpu& gpu) {
+  const auto instances = instances_of(nvml, whole);
+  const Device device = instances && !instances->empty() ? instances->front() : whole;
+  if (const Result result = identify(nvml, device, whole, gpu); result != kSuccess) {
+    return result;
+  }
+  read_memory(nvml, device, gpu);
   gpu.usable = is_usable(nvml, whole);
+  gpu.compute_capability = compute_capability(nvml, whole);
   return kSuccess;
 }
 
@@ -230,31 +256,9 @@ NvmlFacts list_gpus(const Nvml& nvml) {
   return facts;
 }
 
-/// False: the driver does not support the question for this device.
-template <class... Parameters, class... Arguments>
-bool ask(Result (*function)(Parameters...), Arguments... arguments) {
-  return function != nullptr && function(arguments...) == kSuccess;
-}
-
 std::optional<double> watts(Result (*function)(Device, unsigned*), Device device) {
   unsigned milliwatts = 0;
   return ask(function, device, &milliwatts) ? std::optional(milliwatts / 1000.0) : std::nullopt;
-}
-
-/// nullopt: the GPU is whole.
-std::optional<int> count_instances(const Nvml& nvml, Device device) {
-  unsigned mode = 0;
-  unsigned pending = 0;
-  unsigned most = 0;
-  if (!ask(nvml.get_mig_mode, device, &mode, &pending) || mode == 0 || !ask(nvml.get_mig_count, device, &most)) {
-    return std::nullopt;
-  }
-  int count = 0;
-  for (unsigned index = 0; index < most; ++index) {
-    Device instance = nullptr;
-    count += ask(nvml.get_mig_handle, device, index, &instance) ? 1 : 0;
-  }
-  return count;
 }
 
 int count_nvlinks(const Nvml& nvml, Device device) {
@@ -271,30 +275,12 @@ int count_nvlinks(const Nvml& nvml, Device device) {
 Result examine(const Nvml& nvml, Device device, GpuDetails& gpu) {
   constexpr int kUncorrected = 1;
   constexpr int kSinceLoaded = 0;
-  std::array<char, 96> text{};
-  const auto text_size = static_cast<unsigned>(text.size());
-  if (const Result result = nvml.get_uuid(device, text.data(), text_size); result != kSuccess) {
-    return result;
+  for (const Result result : {identify(nvml, device, device, gpu), read_memory(nvml, device, gpu)}) {
+    if (result != kSuccess) {
+      return result;
+    }
   }
-  gpu.uuid = text.data();
-  Memory memory{};
-  if (const Result result = nvml.get_memory(device, &memory); result != kSuccess) {
-    return result;
-  }
-  gpu.memory_bytes = static_cast<std::int64_t>(memory.total);
-  gpu.free_bytes = static_cast<std::int64_t>(memory.free);
-  if (ask(nvml.get_name, device, text.data(), text_size)) {
-    gpu.name = text.data();
-  }
-  PciInfo pci{};
-  if (ask(nvml.get_pci_info, device, &pci)) {
-    gpu.pci_bus_id = pci.bus_id;
-  }
-  int major = 0;
-  int minor = 0;
-  if (ask(nvml.get_capability, device, &major, &minor)) {
-    gpu.compute_capability = fmt::format("{}.{}", major, minor);
-  }
+  gpu.compute_capability = compute_capability(nvml, device);
   if (int mode = 0; ask(nvml.get_compute_mode, device, &mode)) {
     gpu.compute_mode = mode == kProhibited         ? GpuComputeMode::prohibited
                        : mode == kExclusiveProcess ? GpuComputeMode::exclusive
@@ -308,7 +294,9 @@ Result examine(const Nvml& nvml, Device device, GpuDetails& gpu) {
   if (unsigned long long errors = 0; ask(nvml.get_ecc_errors, device, kUncorrected, kSinceLoaded, &errors)) {
     gpu.uncorrected_errors = static_cast<std::int64_t>(errors);
   }
-  gpu.mig_instances = count_instances(nvml, device);
+  if (const auto instances = instances_of(nvml, device)) {
+    gpu.mig_instances = static_cast<int>(instances->size());
+  }
   gpu.power_limit_w = watts(nvml.get_power_limit, device);
   gpu.default_power_limit_w = watts(nvml.get_default_power_limit, device);
   gpu.nvlinks = count_nvlinks(nvml, device);

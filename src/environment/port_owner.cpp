@@ -83,7 +83,7 @@ std::string command_of(const fs::path& process) {
   constexpr std::size_t kShown = 100;
   std::ifstream in(process / "cmdline", std::ios::binary);
   std::string command{std::istreambuf_iterator<char>(in), {}};
-  std::replace(command.begin(), command.end(), '\0', ' ');
+  std::ranges::replace(command, '\0', ' ');
   command = printable(trim(command));
   return command.size() > kShown ? command.substr(0, kShown) + "..." : command;
 }
@@ -135,7 +135,7 @@ std::string describe_port_owner(int port) {
       continue;
     }
     const Inodes inodes = socket_inodes(*entry);
-    if (std::any_of(inodes.begin(), inodes.end(), [&](auto inode) { return wanted.contains(inode); })) {
+    if (std::ranges::any_of(inodes, [&](auto inode) { return wanted.contains(inode); })) {
       return describe_process(static_cast<pid_t>(*pid));
     }
   }

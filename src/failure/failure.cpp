@@ -1,16 +1,18 @@
 #include "failure/failure.h"
 
-#include <string_view>
-
 namespace lockstep {
 
-std::string with_place(const Failure& failure) {
+std::string_view without_label(std::string_view text) {
   constexpr std::string_view kLabel = "error: ";
-  std::string text = failure.text;
-  if (!failure.where.empty()) {
-    text.insert(text.starts_with(kLabel) ? kLabel.size() : 0, failure.where + ": ");
-  }
-  return text;
+  return text.starts_with(kLabel) ? text.substr(kLabel.size()) : text;
+}
+
+std::string with_words(std::string text, std::string_view words) {
+  return text.insert(text.size() - without_label(text).size(), words);
+}
+
+std::string with_place(const Failure& failure) {
+  return failure.where.empty() ? failure.text : with_words(failure.text, failure.where + ": ");
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -13,6 +14,11 @@ struct Failure {
   std::string hint{};           ///< what to do about it; "": nothing, or it is in the text
   bool is_consequence = false;  ///< of another rank's failure, which counts if it is heard of
 };
+
+/// The text of an exception without its label "error: ", which a text from elsewhere does not have.
+std::string_view without_label(std::string_view text);
+/// With words behind the label, if there is one, and in front of the rest.
+std::string with_words(std::string text, std::string_view words);
 
 /// "error: at step 812 in data: ..."
 std::string with_place(const Failure& failure);

@@ -28,6 +28,14 @@ bool has_ended(const Descriptor& process) {
   return process.is_open() && poll(&ended, 1, 0) == 1;
 }
 
+/// A warning is not worth that this thread waits for a reader of standard error.
+void say(const std::string& warning) {
+  pollfd terminal{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (!warning.empty() && poll(&terminal, 1, 0) == 1) {
+    log_warning(warning);
+  }
+}
+
 }  // namespace
 
 PeerMonitor::PeerMonitor(Options options)
@@ -78,7 +86,7 @@ void PeerMonitor::watch_peers(std::unique_ptr<Store> store, std::vector<Launcher
   launcher_ = std::move(launcher);
   if (store) {
     store_ = std::move(store);
-    watch_.join_peers(options_.size, this_process());
+    watch_.join_peers(options_.size, this_process(), options_.stalls ? options_.stalls->about() : std::string());
   }
   wake();
   changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.peers()->is_introduced(); });
@@ -96,7 +104,7 @@ void PeerMonitor::leave_peers() {
   std::unique_lock lock(mutex_);
   launcher_.clear();
   watch_.leave_peers();
-  changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.parting(); });
+  changed_.wait(lock, [this] { return watch_.peers() == nullptr || watch_.decision(); });
   wait_for_the_end(lock);
   store_is_left_ = true;
   changed_.notify_all();
@@ -109,18 +117,18 @@ void PeerMonitor::leave_peers() {
 
 /// If the watching thread is about to end the process, nothing else happens in it.
 void PeerMonitor::wait_for_the_end(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [this] { return !watch_.parting() || watch_.main_thread_ends(); });
+  changed_.wait(lock, [this] { return !watch_.decision() || watch_.main_thread_ends(); });
 }
 
-Parting PeerMonitor::fail(const Failure& own) {
+ExitDecision PeerMonitor::fail(const Failure& own) {
   std::unique_lock lock(mutex_);
   wait_for_the_end(lock);
   const auto now = clock_.read(std::chrono::steady_clock::now());
   watch_.fail(own, now);
   watch_.step(now);
   wake();
-  changed_.wait(lock, [this] { return watch_.parting().has_value(); });
-  return *watch_.parting();
+  changed_.wait(lock, [this] { return watch_.decision().has_value(); });
+  return *watch_.decision();
 }
 
 std::optional<Failure> PeerMonitor::first_cause(std::chrono::milliseconds patience) {
@@ -136,19 +144,21 @@ void PeerMonitor::watch() {
     const auto now = clock_.read(std::chrono::steady_clock::now());
     look_at_processes(now);
     serve_store();
+    const std::string found = look_for_stalls(now);
     watch_.step(now);
     serve_store();
     changed_.notify_all();
-    if (watch_.parting() && !watch_.main_thread_ends()) {
-      const Parting parting = *watch_.parting();
+    if (watch_.decision() && !watch_.main_thread_ends()) {
+      const ExitDecision decision = *watch_.decision();
       lock.unlock();
-      end_process(parting.code, [&] {
+      end_process(decision.code, [&] {
         if (options_.say) {
-          options_.say(parting);
+          options_.say(decision);
         }
       });
     }
     lock.unlock();
+    say(found);
     wait();
     lock.lock();
   }
@@ -179,7 +189,10 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
     processes_.clear();
     return;
   }
-  for (StoreLink::Peer& peer : peers->take_met()) {
+  for (StoreLink::Peer& peer : peers->take_found()) {
+    if (options_.stalls) {
+      options_.stalls->add(peer);
+    }
     Descriptor handle(static_cast<int>(syscall(SYS_pidfd_open, peer.process.pid, 0)));
     if (!handle.is_open() && errno == ESRCH) {
       peers->peer_ended(peer);
@@ -195,6 +208,17 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
   }
 }
 
+std::string PeerMonitor::look_for_stalls(PeerWatch::Time now) {
+  if (!options_.stalls || watch_.peers() == nullptr || watch_.is_over()) {
+    return {};
+  }
+  StallFinder::Finding found = options_.stalls->look(now);
+  if (found.failure) {
+    watch_.stall_was_found(*found.failure, now);
+  }
+  return found.text;
+}
+
 void PeerMonitor::wait() {
   std::vector<pollfd> events{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
   for (const PeerProcess& process : processes_) {
@@ -206,7 +230,8 @@ void PeerMonitor::wait() {
     if (options_.supervisor && !options_.supervisor->cause()) {
       events.push_back({.fd = options_.supervisor->fd(), .events = POLLIN, .revents = 0});
     }
-    if (const auto due = watch_.due(); due || !launcher_.empty()) {
+    const bool looks_for_stalls = options_.stalls && watch_.peers() != nullptr;
+    if (const auto due = watch_.due(); due || looks_for_stalls || !launcher_.empty()) {
       // Not longer than a look: the clock leaves out what nobody read.
       const auto left = due.value_or(PeerWatch::Time::max()) - clock_.read(std::chrono::steady_clock::now());
       longest = static_cast<int>(

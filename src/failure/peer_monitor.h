@@ -16,6 +16,7 @@
 #include "environment/launcher_process.h"
 #include "failure/awake_clock.h"
 #include "failure/peer_watch.h"
+#include "failure/stall_finder.h"
 
 namespace lockstep {
 
@@ -29,7 +30,8 @@ class PeerMonitor {
     int size = 1;
     std::unique_ptr<FailureLink> supervisor{};  ///< null: no supervisor of ours watches this rank
     std::chrono::milliseconds head_start = deadlines::kHeadStart;
-    std::function<void(const Parting&)> say{};  ///< the last lines before the process is ended; {}: none
+    std::unique_ptr<StallFinder> stalls{};           ///< null: nobody looks for them here
+    std::function<void(const ExitDecision&)> say{};  ///< the last lines before the process is ended; {}: none
     /// This rank is on its way out already: its launcher may end before it.
     std::function<bool()> may_lose_launcher{};
   };
@@ -38,7 +40,7 @@ class PeerMonitor {
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
 
-  /// The ranks have met. Every rank calls it; not a collective. Returns when the others can see this process end.
+  /// The rendezvous is over. Every rank calls it; not a collective. Returns when the others can see this process end.
   /// `store`: a connection of its own to what they share; null: this rank is alone, or its supervisor sees all ranks.
   /// `launcher`: the processes without which nobody watches this rank. At most once.
   void watch_peers(std::unique_ptr<Store> store, std::vector<LauncherProcess> launcher);
@@ -49,7 +51,7 @@ class PeerMonitor {
 
   /// This rank failed: returns when the others know, or it is known who failed first. Ending this process is the
   /// caller's then.
-  Parting fail(const Failure& own);
+  ExitDecision fail(const Failure& own);
   /// What ends all ranks, as soon as anybody knows; nullopt: nobody does within `patience`.
   std::optional<Failure> first_cause(std::chrono::milliseconds patience);
 
@@ -62,6 +64,8 @@ class PeerMonitor {
   void watch();
   void wait();
   void look_at_processes(PeerWatch::Time now);
+  /// Returns what there is to log.
+  std::string look_for_stalls(PeerWatch::Time now);
   void serve_store();
   void ask_the_store();
   void wake() noexcept;

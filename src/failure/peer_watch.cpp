@@ -18,10 +18,10 @@ void PeerWatch::leave_peers() {
   if (peers_) {
     peers_->close();
   }
-  let_peers_go();
+  drop_peers();
 }
 
-void PeerWatch::let_peers_go() {
+void PeerWatch::drop_peers() {
   if (!is_leaving_ || (peers_ && peers_->is_waiting())) {
     return;
   }
@@ -36,7 +36,7 @@ void PeerWatch::let_peers_go() {
 void PeerWatch::fail(const Failure& own, Time now) {
   own_ = own;
   own_->rank = options_.rank;
-  verdict_.hear(*own_, now);
+  verdict_.add(*own_, now);
   if (supervisor_ != nullptr && !own_->is_consequence) {
     supervisor_->announce(*own_);  // it listens always, the store may not
   }
@@ -45,24 +45,24 @@ void PeerWatch::fail(const Failure& own, Time now) {
 void PeerWatch::launcher_is_gone(const std::string& name, Time now) {
   launcher_gone_at_ = launcher_gone_at_.value_or(now);
   if (now >= *launcher_gone_at_ + deadlines::kLook) {
-    verdict_.hear({.code = kPeerLost, .text = fmt::format("the launcher of rank {} ended: {}", options_.rank, name)},
-                  now);
+    verdict_.add({.code = kPeerLost, .text = fmt::format("the launcher of rank {} ended: {}", options_.rank, name)},
+                 now);
   }
 }
 
 void PeerWatch::step(Time now) {
   now_ = now;
-  let_peers_go();
+  drop_peers();
   for (FailureLink* link : {supervisor_, static_cast<FailureLink*>(peers_ ? &*peers_ : nullptr)}) {
     if (link != nullptr) {
       link->step(now);
       if (link->cause()) {
-        verdict_.hear(*link->cause(), now);
+        verdict_.add(*link->cause(), now);
       }
     }
   }
   verdict_.settle(now, /*nothing_follows=*/!peers_);  // a supervisor finds the cause by itself
-  if (!verdict_.cause() || parting_) {
+  if (!verdict_.cause() || decision_) {
     return;
   }
   if (peers_) {
@@ -70,13 +70,13 @@ void PeerWatch::step(Time now) {
   }
   known_at_ = known_at_.value_or(now);
   if (may_end()) {
-    parting_ = make_parting();
+    decision_ = make_decision();
     if (supervisor_ != nullptr) {
-      supervisor_->announce(parting_->is_stopped ? Failure{.rank = options_.rank,
-                                                           .code = kPeerLost,
-                                                           .text = "stopped: " + parting_->words.text,
-                                                           .is_consequence = true}
-                                                 : parting_->words);
+      supervisor_->announce(decision_->is_stopped ? Failure{.rank = options_.rank,
+                                                            .code = kPeerLost,
+                                                            .text = "stopped: " + decision_->failure.text,
+                                                            .is_consequence = true}
+                                                  : decision_->failure);
     }
   }
 }
@@ -95,14 +95,14 @@ bool PeerWatch::may_end() const {
   }
   const bool had_head_start = known_for >= options_.head_start;
   if (!own_) {
-    return had_head_start;
+    return had_head_start || (is_told && make_decision().hangs);
   }
-  return is_told && (had_head_start || !options_.launcher_blames || !make_parting().is_stopped);
+  return is_told && (had_head_start || !options_.launcher_blames || !make_decision().is_stopped);
 }
 
 std::optional<PeerWatch::Time> PeerWatch::due() const {
   Time next = std::min(peers_ ? peers_->due() : Time::max(), verdict_.due().value_or(Time::max()));
-  if (known_at_ && !parting_) {
+  if (known_at_ && !decision_) {
     for (const Time::duration limit : {Time::duration(options_.head_start), Time::duration(patience())}) {
       next = *known_at_ + limit > now_ ? std::min(next, *known_at_ + limit) : next;
     }
@@ -112,15 +112,18 @@ std::optional<PeerWatch::Time> PeerWatch::due() const {
 
 std::optional<Failure> PeerWatch::cause() const { return peers_ ? peers_->cause() : verdict_.cause(); }
 
-Parting PeerWatch::make_parting() const {
+ExitDecision PeerWatch::make_decision() const {
   const Failure cause = this->cause().value_or(*verdict_.cause());
+  const bool is_mine = cause.rank == options_.rank;
+  if (!own_) {
+    return {.code = is_mine ? cause.code : kPeerLost, .failure = cause, .is_stopped = !is_mine, .hangs = is_mine};
+  }
   // A consequence of which no cause was heard is the cause.
-  const bool speaks_for_itself =
-      own_ && (!own_->is_consequence || (verdict_.cause()->is_consequence && cause.rank == options_.rank));
-  return {.code = own_ ? own_->code : kPeerLost,
-          .words = speaks_for_itself ? *own_ : cause,
-          .is_stopped = !speaks_for_itself,
-          .is_cause = own_ && cause.rank == options_.rank};
+  const bool reports_own_failure = !own_->is_consequence || (verdict_.cause()->is_consequence && is_mine);
+  return {.code = own_->code,
+          .failure = reports_own_failure ? *own_ : cause,
+          .is_stopped = !reports_own_failure,
+          .is_cause = is_mine};
 }
 
 }  // namespace lockstep

@@ -29,9 +29,7 @@ std::string beats_key(int node) { return fmt::format("beats/{}", node); }
 /// One line of a report.
 std::string report_line(std::string_view text) {
   constexpr std::size_t kLongest = 500;
-  constexpr std::string_view kLabel = "error: ";
-  text.remove_prefix(text.starts_with(kLabel) ? kLabel.size() : 0);
-  return printable(first_line(text).substr(0, kLongest));
+  return printable(first_line(without_label(text)).substr(0, kLongest));
 }
 
 StoreCall set(std::string key, std::string value) {
@@ -83,8 +81,13 @@ StoreAnswer ask(Store& store, const StoreCall& call) noexcept {
   return {.kind = StoreAnswer::Kind::gone};
 }
 
-StoreLink::StoreLink(int rank, int size, ProcessName self)
-    : rank_(rank), size_(size), self_(std::move(self)), here_("here/" + self_.machine), lingered_(rank != 0) {
+StoreLink::StoreLink(int rank, int size, ProcessName self, std::string about)
+    : rank_(rank),
+      size_(size),
+      self_(std::move(self)),
+      about_(std::move(about)),
+      here_("here/" + self_.machine),
+      lingered_(rank != 0) {
   introduce();
 }
 
@@ -123,7 +126,7 @@ void StoreLink::answer(const StoreAnswer& answer) {
 
 void StoreLink::introduce() {
   put(add(here_, 1), [this](const StoreAnswer& answer) {
-    put(set(fmt::format("{}/{}", here_, answer.number), fmt::format("{} {}", rank_, encode(self_))),
+    put(set(fmt::format("{}/{}", here_, answer.number), fmt::format("{}\n{}\n{}", rank_, encode(self_), about_)),
         [this](const StoreAnswer&) { is_introduced_ = true; });
   });
 }
@@ -138,6 +141,10 @@ void StoreLink::step(Time now) {
         fmt::format("the rendezvous store has not answered for {} (--dist.heartbeat_timeout_s): its machine, or the "
                     "network to it, is gone",
                     in_seconds(ring_.silence)));
+    return;
+  }
+  if (proposal_ && !cause_ && now - proposed_at_ >= patience()) {
+    lose(proposal_->text);  // what serves the store may be stopped
     return;
   }
   lingered_ = lingered_ || (cause_ && now >= cause_at_ + deadlines::kLinger);
@@ -168,7 +175,8 @@ StoreLink::Time StoreLink::due() const {
   }
   const Time linger_until = cause_ && !lingered_ ? cause_at_ + deadlines::kLinger : Time::max();
   if (waiting_) {
-    return std::min(linger_until, is_limited() ? asked_at_ + ring_.silence : Time::max());
+    return std::min({linger_until, is_limited() ? asked_at_ + ring_.silence : Time::max(),
+                     proposal_ && !cause_ ? proposed_at_ + patience() : Time::max()});
   }
   if (closed_) {
     return Time::max();
@@ -195,7 +203,7 @@ void StoreLink::close() {
 void StoreLink::look() {
   const bool in_full = looks_ % kLooksPerBeat == 0;
   if (in_full || looks_ < kFirstLooks) {
-    put(add(here_, 0), [this](const StoreAnswer& answer) { meet(answer.number); });
+    put(add(here_, 0), [this](const StoreAnswer& answer) { find_peers(answer.number); });
   }
   if (ring_.count > 1) {
     if (looks_in_ring_++ % kLooksPerBeat == 0) {  // the first one at once
@@ -212,23 +220,23 @@ void StoreLink::look() {
 }
 
 // A process may have ended between its number and its name: its number stays without one.
-void StoreLink::meet(std::int64_t count) {
+void StoreLink::find_peers(std::int64_t count) {
   while (known_here_ < count) {
-    not_met_.insert(++known_here_);
+    unnamed_.insert(++known_here_);
   }
-  for (const std::int64_t number : not_met_) {
+  for (const std::int64_t number : unnamed_) {
     put(check(fmt::format("{}/{}", here_, number)), [this, number](const StoreAnswer& there) {
       if (there.number == 0) {
         return;
       }
       put(get(fmt::format("{}/{}", here_, number)), [this, number](const StoreAnswer& answer) {
-        not_met_.erase(number);
-        const auto space = std::min(answer.text.find(' '), answer.text.size());
-        const auto rank = parse_int(std::string_view(answer.text).substr(0, space));
-        const auto process =
-            parse_process_name(std::string_view(answer.text).substr(std::min(space + 1, answer.text.size())));
+        unnamed_.erase(number);
+        std::vector<std::string> lines = split(answer.text, '\n');
+        lines.resize(3);
+        const auto rank = parse_int(lines[0]);
+        const auto process = parse_process_name(lines[1]);
         if (rank && process && *rank != rank_) {
-          met_.push_back({.rank = static_cast<int>(*rank), .process = *process});
+          found_.push_back({.rank = static_cast<int>(*rank), .process = *process, .about = std::move(lines[2])});
         }
       });
     });
@@ -259,7 +267,7 @@ void StoreLink::beat() {
   });
 }
 
-std::vector<StoreLink::Peer> StoreLink::take_met() { return std::exchange(met_, {}); }
+std::vector<StoreLink::Peer> StoreLink::take_found() { return std::exchange(found_, {}); }
 
 void StoreLink::peer_ended(const Peer& peer) {
   announce({.rank = peer.rank,
@@ -272,6 +280,7 @@ void StoreLink::announce(const Failure& failure) {
     return;
   }
   proposal_ = failure;
+  proposed_at_ = now_;
   proposal_->text = failure.rank == rank_ ? fmt::format("rank {} ({}) failed: {}", rank_, to_string(self_),
                                                         report_line(with_place(failure)))
                                           : report_line(failure.text);

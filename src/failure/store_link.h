@@ -53,15 +53,16 @@ struct NodeRing {
 //   failures      how many ranks began to report one. Who makes it 1 reports; the others wait for that report a while.
 //   failed        the report. It is the cause for every rank, the reporting one included.
 //   heard/RANK    that this rank knows it. Rank 0, whose end may take the store along, waits for all of them a while.
-//   here/MACHINE  how many processes of the machine there are; here/MACHINE/1, ...: their ranks and names. Each holds
-//                 the others' descriptors (pidfd), which tell of a death at once.
+//   here/MACHINE  how many processes of the machine there are; here/MACHINE/1, ...: their ranks, their names and what
+//                 they say about themselves. Each holds the others' descriptors (pidfd), which tell of a death at once.
 //   beats/NODE    counts up once a second while a rank of the node lives.
 //
 // One question is out at a time, and nothing waits for its answer but the next question. Each may be asked twice: a
 // count that is too high costs a moment.
 class StoreLink final : public FailureLink {
  public:
-  StoreLink(int rank, int size, ProcessName self);
+  /// `about`: one line for the other ranks of this machine.
+  StoreLink(int rank, int size, ProcessName self, std::string about);
   StoreLink(const StoreLink&) = delete;
   StoreLink& operator=(const StoreLink&) = delete;
 
@@ -87,9 +88,10 @@ class StoreLink final : public FailureLink {
   struct Peer {
     int rank = 0;
     ProcessName process{};
+    std::string about{};
   };
-  /// Other ranks of this machine that were met since the last call: from now on `peer_ended` is expected for them.
-  std::vector<Peer> take_met();
+  /// Other ranks of this machine that were found since the last call: from now on `peer_ended` is expected for them.
+  std::vector<Peer> take_found();
   void peer_ended(const Peer& peer);
 
   /// To be asked now; its answer is expected before there is another one.
@@ -108,7 +110,7 @@ class StoreLink final : public FailureLink {
   void drop_questions();
   void introduce();
   void look();
-  void meet(std::int64_t count);
+  void find_peers(std::int64_t count);
   void beat();
   void report();
   void wait_for_report();
@@ -120,6 +122,7 @@ class StoreLink final : public FailureLink {
   const int rank_;
   const int size_;
   const ProcessName self_;
+  const std::string about_;
   const std::string here_;  // the key
   NodeRing ring_{};
   Time now_{};
@@ -136,14 +139,15 @@ class StoreLink final : public FailureLink {
   std::int64_t looks_ = 0;
   std::int64_t looks_in_ring_ = 0;
   std::int64_t known_here_ = 0;       // processes of this machine that were counted
-  std::set<std::int64_t> not_met_{};  // those of them that have not said their names
-  std::vector<Peer> met_{};
+  std::set<std::int64_t> unnamed_{};  // those of them that have not said their names
+  std::vector<Peer> found_{};
   std::int64_t next_node_beats_ = 0;
   std::chrono::milliseconds next_node_silence_{0};
   Time looked_for_beats_at_{};
 
   std::optional<Failure> proposal_{};  // what this rank reports, or wanted to
-  std::optional<Time> report_by_{};    // another rank began to report: until when it is waited for
+  Time proposed_at_{};
+  std::optional<Time> report_by_{};  // another rank began to report: until when it is waited for
   Time look_for_report_at_{};
   std::optional<Failure> cause_{};
   Time cause_at_{};

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-void Verdict::hear(Failure failure, Time now) {
+void Verdict::add(Failure failure, Time now) {
   if (cause_) {
     return;
   }

@@ -10,13 +10,14 @@
 namespace lockstep {
 
 /// The first failure that is no consequence is the cause. A consequence waits for its cause a while, and is the cause
-/// itself if none is heard of.
+/// itself if none follows.
 class Verdict {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  void hear(Failure failure, Time now);
-  /// To be called when everything that happened was heard, and when due. `nothing_follows`: no cause can come any more.
+  void add(Failure failure, Time now);
+  /// To be called after the failures that are known were added, and when due. `nothing_follows`: no cause can come any
+  /// more.
   void settle(Time now, bool nothing_follows);
   std::optional<Time> due() const;  ///< when a consequence is blamed
   const std::optional<Failure>& cause() const noexcept { return cause_; }

@@ -226,8 +226,7 @@ ArrayLayout parse_npy(std::span<const std::byte> file) {
 std::string npy_header(const std::string& dtype, const std::vector<std::int64_t>& shape) {
   constexpr std::size_t kAlignment = 64;
   constexpr std::size_t kFixed = 10;
-  const auto* const found =
-      std::find_if(kDtypes.begin(), kDtypes.end(), [&](const Dtype& known) { return known.name == dtype; });
+  const auto* const found = std::ranges::find_if(kDtypes, [&](const Dtype& known) { return known.name == dtype; });
   if (found == kDtypes.end()) {
     throw DataError(fmt::format("the .npy format has no type {}", dtype));
   }

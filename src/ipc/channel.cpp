@@ -63,7 +63,7 @@ std::optional<Message> parse(std::string_view packet) {
   constexpr std::array kKnown{Message::Kind::line,    Message::Kind::status,   Message::Kind::started,
                               Message::Kind::failure, Message::Kind::finished, Message::Kind::abort,
                               Message::Kind::dump};
-  if (std::find(kKnown.begin(), kKnown.end(), kind) == kKnown.end() || header.secondary > 1) {
+  if (std::ranges::find(kKnown, kind) == kKnown.end() || header.secondary > 1) {
     return std::nullopt;
   }
   return Message{.kind = kind,

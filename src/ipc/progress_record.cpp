@@ -135,7 +135,7 @@ ProgressView view(const ProgressRecord& record) noexcept {
 
 std::string_view callback_of(const ProgressView& view) noexcept {
   const auto& text = view.callback;
-  return {text.data(), static_cast<std::size_t>(std::find(text.begin(), text.end(), '\0') - text.begin())};
+  return {text.data(), static_cast<std::size_t>(std::ranges::find(text, '\0') - text.begin())};
 }
 
 std::string to_string(const ProgressView& view) {

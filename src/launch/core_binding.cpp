@@ -52,7 +52,7 @@ std::vector<int> parse_core_list(std::string_view text) {
       cores.push_back(static_cast<int>(core));
     }
   }
-  std::sort(cores.begin(), cores.end());
+  std::ranges::sort(cores);
   return cores;
 }
 
@@ -85,7 +85,7 @@ std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware
 }
 
 std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks) {
-  if (std::adjacent_find(cores_of_ranks.begin(), cores_of_ranks.end(), std::not_equal_to<>()) == cores_of_ranks.end()) {
+  if (std::ranges::adjacent_find(cores_of_ranks, std::not_equal_to<>()) == cores_of_ranks.end()) {
     return std::nullopt;
   }
   std::set<int> all;

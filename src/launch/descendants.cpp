@@ -54,7 +54,7 @@ bool is_marked(pid_t pid, std::string_view launch_id) {
   }
   const std::string mark = std::string(kLaunchMark) + "=";
   const std::vector<std::string> entries = split(environment, '\0');
-  return std::any_of(entries.begin(), entries.end(), [&](const std::string& entry) {
+  return std::ranges::any_of(entries, [&](const std::string& entry) {
     return entry.starts_with(mark) && entry.find(launch_id, mark.size()) != std::string::npos;
   });
 }

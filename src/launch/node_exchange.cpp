@@ -98,13 +98,13 @@ std::string missing_nodes(const std::vector<int>& ranks) {
   return fmt::format("{} {}", missing.size() == 1 ? "node" : "nodes", format_ranges(missing));
 }
 
-RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
-  warn_of_loopback(meeting.address);
-  StoreListener socket = bind_store_listener(meeting.address, meeting.port, /*listening=*/true);
-  std::vector<int> ranks(static_cast<std::size_t>(meeting.nodes), 0);
+RanksPerNode collect(const NodeExchange& exchange, int own_ranks, Wait wait) {
+  warn_of_loopback(exchange.address);
+  StoreListener socket = bind_store_listener(exchange.address, exchange.port, /*listening=*/true);
+  std::vector<int> ranks(static_cast<std::size_t>(exchange.nodes), 0);
   std::vector<Descriptor> launchers(ranks.size());
   ranks[0] = own_ranks;
-  while (std::find(ranks.begin(), ranks.end(), 0) != ranks.end()) {
+  while (std::ranges::find(ranks, 0) != ranks.end()) {
     const bool knocked = wait.readable(socket.socket.get(), kPause);
     if (wait.signal()) {
       return {.signal = wait.signal()};
@@ -120,12 +120,12 @@ RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
       continue;
     }
     const auto words = split(read_line(launcher.get()), ' ');
-    if (words.size() != 4 || words[0] != kGreeting || words[3] != meeting.run_id) {
+    if (words.size() != 4 || words[0] != kGreeting || words[3] != exchange.run_id) {
       continue;  // not a launcher of this run
     }
     const auto node = parse_int(words[1]).value_or(0);
     const auto theirs = parse_int(words[2]).value_or(0);
-    if (node > 0 && node < meeting.nodes && theirs > 0 && theirs < kMostRanks) {
+    if (node > 0 && node < exchange.nodes && theirs > 0 && theirs < kMostRanks) {
       ranks[static_cast<std::size_t>(node)] = static_cast<int>(theirs);
       launchers[static_cast<std::size_t>(node)] = std::move(launcher);
     }
@@ -140,9 +140,9 @@ RanksPerNode collect(const NodeMeeting& meeting, int own_ranks, Wait wait) {
   return {.ranks = ranks};
 }
 
-Descriptor reach(const NodeMeeting& meeting) {
+Descriptor reach(const NodeExchange& exchange) {
   int error = 0;
-  const Addresses found = resolve_address(meeting.address, meeting.port, error);
+  const Addresses found = resolve_address(exchange.address, exchange.port, error);
   Descriptor socket = connect_to_any(found.get(), std::chrono::seconds(kPatienceForALine));
   if (socket.is_open()) {
     fcntl(socket.get(), F_SETFL, 0);  // read_line() waits
@@ -150,16 +150,16 @@ Descriptor reach(const NodeMeeting& meeting) {
   return socket;
 }
 
-RanksPerNode ask(const NodeMeeting& meeting, int own_ranks, Wait wait) {
-  const std::string place = fmt::format("{}:{}", meeting.address, meeting.port);
+RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait wait) {
+  const std::string place = fmt::format("{}:{}", exchange.address, exchange.port);
   while (!wait.signal()) {
     if (wait.is_over()) {
       throw LaunchError(fmt::format("the launcher of node 0 did not answer at {} within {} s", place, wait.seconds()),
                         "read node 0's own output; check MASTER_ADDR and MASTER_PORT", ExitCode::timeout);
     }
-    const Descriptor launcher = reach(meeting);
+    const Descriptor launcher = reach(exchange);
     if (launcher.is_open()) {
-      send_line(launcher.get(), fmt::format("{} {} {} {}", kGreeting, meeting.node, own_ranks, meeting.run_id));
+      send_line(launcher.get(), fmt::format("{} {} {} {}", kGreeting, exchange.node, own_ranks, exchange.run_id));
       while (!wait.signal() && !wait.is_over() && !wait.readable(launcher.get(), kPause)) {
         wait.say("the launchers of the other nodes");
       }
@@ -169,7 +169,7 @@ RanksPerNode ask(const NodeMeeting& meeting, int own_ranks, Wait wait) {
       for (const std::string& number : split(words.size() == 2 && words[0] == kAnswer ? words[1] : "", ',')) {
         result.ranks.push_back(static_cast<int>(parse_int(number).value_or(0)));
       }
-      if (static_cast<int>(result.ranks.size()) == meeting.nodes && !words[0].empty()) {
+      if (static_cast<int>(result.ranks.size()) == exchange.nodes && !words[0].empty()) {
         return result;
       }
       if (!line.empty()) {
@@ -186,10 +186,10 @@ RanksPerNode ask(const NodeMeeting& meeting, int own_ranks, Wait wait) {
 
 }  // namespace
 
-RanksPerNode exchange_ranks_per_node(NodeMeeting meeting, int ranks, milliseconds timeout, SignalInbox& signals) {
-  std::replace(meeting.run_id.begin(), meeting.run_id.end(), ' ', '_');
+RanksPerNode exchange_ranks_per_node(NodeExchange exchange, int ranks, milliseconds timeout, SignalInbox& signals) {
+  std::ranges::replace(exchange.run_id, ' ', '_');
   const Wait wait(timeout, signals);
-  return meeting.node == 0 ? collect(meeting, ranks, wait) : ask(meeting, ranks, wait);
+  return exchange.node == 0 ? collect(exchange, ranks, wait) : ask(exchange, ranks, wait);
 }
 
 }  // namespace lockstep

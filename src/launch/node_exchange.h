@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-struct NodeMeeting {
+struct NodeExchange {
   int node = 0;
   int nodes = 1;
   std::string address{};  ///< address of node 0, which listens on it
@@ -26,7 +26,7 @@ struct RanksPerNode {
 /// Collective over the launchers of a run, one per node. `ranks`: number of ranks on this node. Logs the missing nodes
 /// every 10 s. Throws: LaunchError naming the missing nodes after `timeout` (exit 124); if the port is in use, or the
 /// listener is not a launcher (exit 2).
-RanksPerNode exchange_ranks_per_node(NodeMeeting meeting, int ranks, std::chrono::milliseconds timeout,
+RanksPerNode exchange_ranks_per_node(NodeExchange exchange, int ranks, std::chrono::milliseconds timeout,
                                      SignalInbox& signals);
 
 }  // namespace lockstep

@@ -1,8 +1,10 @@
 #include "launch/requeue.h"
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -10,11 +12,14 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/descriptor.h"
 #include "base/exec_arguments.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kByHand = "submit the job again by hand";
 
 std::string number_of(const Variables& variables, const char* name) {
   std::string text = variables.get(name).value_or("");
@@ -24,6 +29,44 @@ std::string number_of(const Variables& variables, const char* name) {
   }
   return text;
 }
+
+struct Ended {
+  int status = 0;
+  std::string output{};
+};
+
+/// Runs the words without a shell.
+Ended run(std::vector<std::string> words, const Variables& variables) {
+  const std::string text = join(words, " ");
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw LaunchError(fmt::format("{}: {}", text, std::strerror(errno)), kByHand);
+  }
+  const Descriptor output(ends[0]);
+  Descriptor input(ends[1]);
+  std::vector<std::string> entries = environment_entries(variables);
+  const auto argv = pointers_to(words);
+  const auto envp = pointers_to(entries);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, input.get(), STDOUT_FILENO);
+  pid_t pid = -1;
+  const int error = posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), envp.data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    throw LaunchError(fmt::format("{}: {}", text, std::strerror(error)), kByHand);
+  }
+  input.close();
+  Ended ended;
+  std::array<char, 4096> part{};
+  for (ssize_t size = 0; (size = retry([&] { return read(output.get(), part.data(), part.size()); })) > 0;) {
+    ended.output.append(part.data(), static_cast<std::size_t>(size));
+  }
+  retry([&] { return waitpid(pid, &ended.status, 0); });
+  return ended;
+}
+
+bool has_succeeded(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
 
 }  // namespace
 
@@ -38,25 +81,23 @@ std::vector<std::string> requeue_command(const Variables& variables) {
   return {"scontrol", "requeue", job};
 }
 
-void run_requeue(const std::vector<std::string>& command, const Variables& variables) {
-  std::vector<std::string> words = command;
-  std::vector<std::string> entries = environment_entries(variables);
-  const auto argv = pointers_to(words);
-  const auto envp = pointers_to(entries);
-  const std::string text = join(command, " ");
-  pid_t pid = -1;
-  if (const int error = posix_spawnp(&pid, argv[0], nullptr, nullptr, argv.data(), envp.data()); error != 0) {
-    throw LaunchError(fmt::format("{}: {}", text, std::strerror(error)), "submit the job again by hand");
+bool may_requeue(std::string_view job) {
+  return job.find("JobState=") == std::string_view::npos || job.find("JobState=RUNNING") != std::string_view::npos ||
+         job.find("Reason=TimeLimit") != std::string_view::npos;
+}
+
+bool run_requeue(const std::vector<std::string>& command, const Variables& variables) {
+  const Ended shown = run({command.front(), "show", "job", command.back()}, variables);
+  if (has_succeeded(shown.status) && !may_requeue(shown.output)) {
+    return false;
   }
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+  if (const int status = run(command, variables).status; !has_succeeded(status)) {
     throw LaunchError(
-        fmt::format("{} failed with {}", text,
+        fmt::format("{} failed with {}", join(command, " "),
                     WIFEXITED(status) ? fmt::format("code {}", WEXITSTATUS(status)) : std::string("a signal")),
-        "submit the job again by hand; jobs started with --no-requeue cannot be requeued");
+        fmt::format("{}; jobs started with --no-requeue cannot be requeued", kByHand));
   }
+  return true;
 }
 
 }  // namespace lockstep

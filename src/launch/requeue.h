@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/base/variables.h>
@@ -12,7 +13,12 @@ namespace lockstep {
 /// Slurm's variables are not numbers.
 std::vector<std::string> requeue_command(const Variables& variables);
 
-/// Runs the command with these variables, without a shell. Throws: LaunchError with the exit code of scontrol.
-void run_requeue(const std::vector<std::string>& command, const Variables& variables);
+/// Whether a job that was stopped shall be queued again: it runs (it got a signal), or its time is over. False after a
+/// plain `scancel`, and if it is queued already. `job`: what `scontrol show job` prints.
+bool may_requeue(std::string_view job);
+
+/// Asks Slurm for the state of the job, and runs the command if it may be requeued; false: it may not. Without a shell,
+/// with these variables. Throws: LaunchError with the exit code of scontrol.
+bool run_requeue(const std::vector<std::string>& command, const Variables& variables);
 
 }  // namespace lockstep

@@ -61,10 +61,10 @@ std::function<bool(std::string_view name, const at::Tensor& parameter)> matching
 }
 
 std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay) {
-  OptionCheck check("layerwise_groups");
-  check.expect("decay", decay, decay > 0 && decay <= 1, "more than 0 and at most 1");
-  check.expect("the number of patterns", static_cast<double>(layers.size()), !layers.empty(), "1 or more");
-  check.throw_problems();
+  OptionCheck("layerwise_groups")
+      .expect("decay", decay, decay > 0 && decay <= 1, "more than 0 and at most 1")
+      .expect("the number of patterns", static_cast<double>(layers.size()), !layers.empty(), "1 or more")
+      .throw_problems();
   std::vector<GroupSpec> groups;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     groups.push_back(

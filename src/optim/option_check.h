@@ -11,18 +11,19 @@
 
 namespace lockstep {
 
-/// Collects the problems of an optimizer's options.
+/// Collects the problems of an optimizer's options. Each check returns this object, for the next one.
 class OptionCheck {
  public:
   explicit OptionCheck(std::string optimizer) : optimizer_(std::move(optimizer)) {}
 
-  void expect(const char* name, double value, bool good, const char* range) {
+  OptionCheck& expect(const char* name, double value, bool good, const char* range) {
     if (!good) {
       problems_.push_back({.what = fmt::format("{}: {} is {}, expected {}", optimizer_, name, value, range)});
     }
+    return *this;
   }
   template <class Options>
-  void expect_rates(const Options& options) {
+  OptionCheck& expect_rates(const Options& options) {
     expect("lr", options.lr, options.lr >= 0, "0 or more");
     if constexpr (requires { options.weight_decay; }) {
       expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
@@ -30,14 +31,14 @@ class OptionCheck {
     if constexpr (requires { options.eps; }) {
       expect("eps", options.eps, options.eps >= 0, "0 or more");
     }
+    return *this;
   }
   template <class Options>
-  void expect_betas(const Options& options) {
-    expect_share("beta1", options.beta1);
-    expect_share("beta2", options.beta2);
+  OptionCheck& expect_betas(const Options& options) {
+    return expect_share("beta1", options.beta1).expect_share("beta2", options.beta2);
   }
-  void expect_share(const char* name, double value) {
-    expect(name, value, value >= 0 && value < 1, "0 or more and less than 1");
+  OptionCheck& expect_share(const char* name, double value) {
+    return expect(name, value, value >= 0 && value < 1, "0 or more and less than 1");
   }
   void throw_problems() {
     if (!problems_.empty()) {

@@ -218,6 +218,10 @@ void DdpOptimizer::zero_grad() {
   SingleDeviceOptimizer::zero_grad();
   lane_.mutable_grad().reset();
   idle_ = true;
+  if (ddp_.options_.find_unused_parameters) {
+    // Since its last reduction, the backward of another optimizer may have marked parameters as used.
+    reducer_->reset_state();
+  }
 }
 
 void DdpOptimizer::begin_forward(bool reduce) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <sstream>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,6 +12,8 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/instancenorm.h>
 
 #include <lockstep/base/error.h>
 
@@ -118,6 +122,11 @@ void broadcast_buffers(const torch::nn::Module& module, World& world) {
 
 namespace {
 
+template <class... Types>
+bool is_one_of(const torch::nn::Module& module) {
+  return (... || (module.as<Types>() != nullptr));
+}
+
 /// Shape [tensors], int64, on the device of the first one.
 at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
@@ -130,6 +139,28 @@ at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
 }
 
 }  // namespace
+
+NamedTensors replicated_buffers(const torch::nn::Module& module) {
+  std::set<std::string> with_own_statistics;
+  const auto look_at = [&](const std::string& name, const torch::nn::Module& part) {
+    if (is_one_of<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl,
+                  torch::nn::InstanceNorm1dImpl, torch::nn::InstanceNorm2dImpl, torch::nn::InstanceNorm3dImpl>(part)) {
+      with_own_statistics.insert(name);
+    }
+  };
+  look_at("", module);
+  for (const auto& part : module.named_modules({}, /*include_self=*/false)) {
+    look_at(part.key(), *part.value());
+  }
+  NamedTensors buffers;
+  for (const auto& buffer : module.named_buffers()) {
+    const auto dot = buffer.key().rfind('.');
+    if (!with_own_statistics.contains(dot == std::string::npos ? "" : buffer.key().substr(0, dot))) {
+      buffers.emplace_back(buffer.key(), buffer.value());
+    }
+  }
+  return buffers;
+}
 
 at::Tensor parameter_digests(const torch::nn::Module& module) { return digests_of(module.parameters()); }
 
@@ -152,8 +183,8 @@ void check_replicas(const torch::nn::Module& module, World& world, const NamedTe
   const std::string_view bytes(static_cast<const char*>(digests.const_data_ptr()), digests.nbytes());
   const std::vector<std::string> all = world.gather(bytes);
   constexpr const char* kHint =
-      "the previous checkpoint is valid. Look for code that changes parameters or the optimizer on one rank only, and "
-      "for hardware errors on that rank's machine";
+      "the previous checkpoint is valid. Look for code that changes parameters, buffers or the optimizer on one rank "
+      "only, and for hardware errors on that rank's machine";
   if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) == all.end()) {
     if (since) {
       throw CommError(fmt::format("the parameters of the ranks differed after step {}, and are equal now", *since),

@@ -21,7 +21,7 @@ bool names_gpus(Kind kind) {
 
 std::string index_list(const Indices& indices) {
   std::vector<std::string> parts;
-  std::transform(indices.begin(), indices.end(), std::back_inserter(parts), [](int i) { return std::to_string(i); });
+  std::ranges::transform(indices, std::back_inserter(parts), [](int i) { return std::to_string(i); });
   return join(parts, ",") + (parts.size() == 1 ? "," : "");  // "2," is GPU 2, "2" would mean two GPUs
 }
 
@@ -45,8 +45,8 @@ class DeviceChooser {
         visible_(hardware.gpus.size()) {
     std::iota(visible_.begin(), visible_.end(), 0);
     // If the ranks run already, a GPU in exclusive mode may be in use by its own rank.
-    std::copy_if(visible_.begin(), visible_.end(), std::back_inserter(usable_),
-                 [&](int index) { return !starts_ranks_ || gpu(index).usable; });
+    std::ranges::copy_if(visible_, std::back_inserter(usable_),
+                         [&](int index) { return !starts_ranks_ || gpu(index).usable; });
   }
 
   std::optional<std::vector<DeviceId>> choose() {
@@ -62,9 +62,9 @@ class DeviceChooser {
     local_ranks_ = starts_ranks_ ? 0 : launched_local_ranks(*use_gpu);
     if (*use_gpu) {
       Indices indices = starts_ranks_ ? gpus_for_new_ranks() : gpus_for_launched_ranks();
-      std::sort(indices.begin(), indices.end());  // NCCL requires ranks in device order
-      std::transform(indices.begin(), indices.end(), std::back_inserter(devices),
-                     [](int index) { return DeviceId{.gpu = true, .index = index}; });
+      std::ranges::sort(indices);  // NCCL requires ranks in device order
+      std::ranges::transform(indices, std::back_inserter(devices),
+                             [](int index) { return DeviceId{.gpu = true, .index = index}; });
     } else {
       devices.resize(static_cast<std::size_t>(std::max(1, cpu_ranks())));
     }
@@ -205,8 +205,8 @@ class DeviceChooser {
 
   Indices existing_gpus() {
     Indices chosen = request_.indices();
-    std::sort(chosen.begin(), chosen.end());
-    const auto absent = std::lower_bound(chosen.begin(), chosen.end(), visible());
+    std::ranges::sort(chosen);
+    const auto absent = std::ranges::lower_bound(chosen, visible());
     if (absent == chosen.end()) {
       return chosen;
     }
@@ -233,8 +233,8 @@ class DeviceChooser {
   /// The GPUs with the requested free memory, if there are enough.
   Indices roomy_gpus() {
     Indices roomy;
-    std::copy_if(usable_.begin(), usable_.end(), std::back_inserter(roomy),
-                 [&](int index) { return gpu(index).free_bytes >= request_.min_free_bytes(); });
+    std::ranges::copy_if(usable_, std::back_inserter(roomy),
+                         [&](int index) { return gpu(index).free_bytes >= request_.min_free_bytes(); });
     if (request_.count() <= static_cast<int>(roomy.size())) {
       return roomy;
     }
@@ -252,16 +252,15 @@ class DeviceChooser {
   /// In ascending order.
   Indices most_free_of(Indices candidates, int count) const {
     const auto kept = std::min(candidates.size(), static_cast<std::size_t>(count));
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [&](int a, int b) { return gpu(a).free_bytes > gpu(b).free_bytes; });
+    std::ranges::stable_sort(candidates, [&](int a, int b) { return gpu(a).free_bytes > gpu(b).free_bytes; });
     candidates.resize(kept);
-    std::sort(candidates.begin(), candidates.end());
+    std::ranges::sort(candidates);
     return candidates;
   }
 
   void refuse_unusable(const Indices& chosen) {
     Indices taken;
-    std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(taken), [&](int i) { return !gpu(i).usable; });
+    std::ranges::copy_if(chosen, std::back_inserter(taken), [&](int i) { return !gpu(i).usable; });
     if (!taken.empty()) {
       findings_.problem(
           fmt::format("{}: GPU {} cannot be used: prohibited or exclusively in use", flag(), format_ranges(taken)),

@@ -80,8 +80,7 @@ void check_device_order(const Plan& plan, const Hardware& hardware, Findings& fi
   const auto differs = [&](const Gpu& gpu) { return gpu.name != hardware.gpus.front().name; };
   const bool counts = hardware.visible_devices != kUnset && !hardware.visible_devices.starts_with("GPU-") &&
                       !hardware.visible_devices.starts_with("MIG-");
-  if (plan.gpu() && hardware.device_order != kPciOrder && counts &&
-      std::any_of(hardware.gpus.begin(), hardware.gpus.end(), differs)) {
+  if (plan.gpu() && hardware.device_order != kPciOrder && counts && std::ranges::any_of(hardware.gpus, differs)) {
     findings.warnings.push_back(
         fmt::format("{}={} with CUDA_VISIBLE_DEVICES=\"{}\" on a machine with different GPUs: lockstep counts them in "
                     "PCI order, so "
@@ -94,6 +93,19 @@ void check_device_order(const Plan& plan, const Hardware& hardware, Findings& fi
 void warn_about_silent_gpus(const Plan& plan, const Hardware& hardware, Findings& findings) {
   if (plan.gpu() && hardware.visible_devices == kUnset && !hardware.gpu_note.empty()) {
     findings.warnings.push_back(hardware.gpu_note);
+  }
+}
+
+void note_tensor_cores(const Plan& plan, const Hardware& hardware, Findings& findings) {
+  constexpr double kTakesFloats = 8;  // of compute capability 7, they multiply half precision only
+  const TrainConfig& config = plan.config;
+  const auto is_fast = [&](const Gpu& gpu) {
+    return gpu.uuid == plan.local_devices.front().uuid &&
+           parse_double(gpu.compute_capability).value_or(0) >= kTakesFloats;
+  };
+  if (plan.gpu() && config.precision == Precision::fp32 && config.matmul_precision == MatmulPrecision::highest &&
+      std::ranges::any_of(hardware.gpus, is_fast)) {
+    findings.notes.push_back("this GPU has tensor cores: --matmul_precision high, or --precision bf16_mixed");
   }
 }
 
@@ -295,6 +307,7 @@ Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, co
     check_shared_gpu(plan, hardware, findings);
     check_device_order(plan, hardware, findings);
     warn_about_silent_gpus(plan, hardware, findings);
+    note_tensor_cores(plan, hardware, findings);
     warn_about_half_on_cpu(plan, findings);
   }
   warn_about_halving(plan, identity, findings);

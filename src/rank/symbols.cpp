@@ -91,7 +91,7 @@ bool find_mapping(std::uintptr_t address, Mapping& found) noexcept {
       return false;
     }
     rest = rest.substr(path, found.path.size() - 1);
-    std::copy(rest.begin(), rest.end(), found.path.begin());
+    std::ranges::copy(rest, found.path.begin());
     found.path[rest.size()] = '\0';
     found.offset = address - begin + offset;
     return true;

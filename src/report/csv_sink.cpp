@@ -42,7 +42,7 @@ class CsvSink final : public MetricSink {
 
   void write(std::int64_t step, std::span<const MetricValue> metrics) override {
     require_distinct(metrics);
-    file_.write(1, [&](WritableFile& file) {
+    const bool written = file_.write(1, [&](WritableFile& file) {
       const std::vector<std::string> known = read_columns();
       std::vector<std::string> columns = known.empty() ? std::vector{std::string(kFirstColumn)} : known;
       std::vector<std::string> cells(columns.size());
@@ -61,13 +61,15 @@ class CsvSink final : public MetricSink {
       if (columns.size() > known.size()) {
         columns_.clear();
         write_file(fs_, path_, widened(columns, columns.size() - known.size()));
-        append_text(*fs_.open_append(path_), row);  // `file` is the old, replaced one
+        append_text(file_.reopen(), row);  // `file` is the old, replaced one
         columns_ = std::move(columns);
-        file_.reopen();
       } else {
         append_text(file, row);
       }
     });
+    if (!written) {
+      columns_.clear();  // the next row may go into a new file
+    }
   }
 
  private:
@@ -92,7 +94,7 @@ class CsvSink final : public MetricSink {
   /// Rewrites the file with `more` new columns at the end; old rows get empty cells there.
   std::string widened(const std::vector<std::string>& columns, std::size_t more) const {
     std::vector<std::string> header;
-    std::transform(columns.begin(), columns.end(), std::back_inserter(header), quoted);
+    std::ranges::transform(columns, std::back_inserter(header), quoted);
     std::string text = join(header, ",") + "\n";
     const std::string before = read_metric_file(fs_, path_);
     std::string_view rows = before;

@@ -102,7 +102,7 @@ class Collector {
     if (times_.size() > 1) {
       const auto& first = times_[times_.size() - std::min(times_.size(), kTimes)];
       const auto steps = static_cast<double>(times_.back().first - first.first);
-      rows_.seconds_per_step = steps > 0 ? (times_.back().second - first.second) / steps : 0;
+      rows_.step_s = steps > 0 ? (times_.back().second - first.second) / steps : 0;
     }
     return std::move(rows_);
   }
@@ -162,13 +162,26 @@ std::optional<double> number(std::string_view cell) {
   return special ? special : parse_double(cell);
 }
 
-/// The last bytes of a file, from the beginning of a line.
-std::string read_end(FileSystem& fs, const std::filesystem::path& path, std::int64_t bytes) {
+struct FileEnd {
+  std::string text{};
+  bool is_whole = false;
+};
+
+/// The last bytes of a file, from the beginning of a line. More of them if no complete line is in them.
+FileEnd read_end(FileSystem& fs, const std::filesystem::path& path, std::int64_t bytes) {
   const auto file = fs.open(path);
-  const std::int64_t begin = std::max<std::int64_t>(0, file->size() - bytes);
-  std::string text(static_cast<std::size_t>(file->size() - begin), '\0');
-  file->read(begin, std::as_writable_bytes(std::span(text)));
-  return begin == 0 ? text : text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
+  const std::int64_t size = file->size();
+  for (;; bytes *= 2) {
+    const std::int64_t begin = std::max<std::int64_t>(0, size - bytes);
+    std::string text(static_cast<std::size_t>(size - begin), '\0');
+    file->read(begin, std::as_writable_bytes(std::span(text)));
+    if (begin == 0) {
+      return {std::move(text), true};
+    }
+    if (const std::size_t end = text.find('\n'); end != text.rfind('\n')) {
+      return {text.substr(end + 1), false};
+    }
+  }
 }
 
 void add_point(ThinSeries& thin, const MetricSeries& series, std::size_t i) {
@@ -233,9 +246,9 @@ MetricRows parse_metric_table(std::string_view text) {
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
   if (const auto lines = run / kMetricLinesName; fs.exists(lines)) {
     constexpr std::int64_t kMost = std::int64_t{4} << 30;
-    last_bytes = std::min(last_bytes, kMost);
-    MetricRows rows = parse_metric_lines(read_end(fs, lines, last_bytes));
-    rows.partial = last_bytes < fs.open(lines)->size();
+    const FileEnd end = read_end(fs, lines, std::min(last_bytes, kMost));
+    MetricRows rows = parse_metric_lines(end.text);
+    rows.partial = !end.is_whole;
     return rows;
   }
   const auto table = run / kMetricTableName;
@@ -246,7 +259,8 @@ std::vector<RankTimes> parse_rank_times(std::string_view text) {
   constexpr std::string_view kSuffix = "_ms";
   std::vector<std::string> columns;
   std::map<int, RankTimes> ranks;
-  std::map<int, std::int64_t> last_step;
+  std::int64_t current = 0;
+  std::int64_t previous = 0;  // the report before: a rank may be new since a resume
   for_each_line(text, [&](std::string_view line) {
     if (columns.empty()) {
       columns = csv_cells(line);
@@ -258,8 +272,11 @@ std::vector<RankTimes> parse_rank_times(std::string_view text) {
     if (!step || !rank || *rank < 0 || *rank > std::numeric_limits<int>::max()) {
       return;
     }
+    if (*step != current) {
+      previous = std::exchange(current, *step);
+    }
     const int index = static_cast<int>(*rank);
-    const auto steps = static_cast<double>(*step - std::exchange(last_step[index], *step));
+    const auto steps = static_cast<double>(current - previous);
     RankTimes& times = ranks[index];
     times.rank = index;
     times.seconds.resize(columns.size() - 2);

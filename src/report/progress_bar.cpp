@@ -30,7 +30,7 @@ std::string compact(double value) {
   return value < 999'500 ? fmt::format("{:.3g}k", value / 1e3) : fmt::format("{:.3g}M", value / 1e6);
 }
 
-std::string metric_text(const MetricValue& metric) { return fmt::format("{} {:.5g}", metric.name, metric.value); }
+std::string metric_text(const MetricValue& metric) { return printable(metric.name) + " " + five_digits(metric.value); }
 
 }  // namespace
 
@@ -92,7 +92,7 @@ void ProgressBar::report(const Progress& progress, std::span<const MetricValue> 
   }
   last_report_ = line;
   std::vector<std::string> texts;
-  std::transform(metrics.begin(), metrics.end(), std::back_inserter(texts), metric_text);
+  std::ranges::transform(metrics, std::back_inserter(texts), metric_text);
   metrics_text_ = join(texts, ", ");
   draw(progress, now);
 }
@@ -110,7 +110,7 @@ void ProgressBar::finish_epoch(const Progress& progress) {
 
 std::string ProgressBar::line_of(const Progress& progress, std::span<const MetricValue> metrics) const {
   std::vector<std::string> texts{fmt::format("step {}", progress.step), progress.phase};
-  std::transform(metrics.begin(), metrics.end(), std::back_inserter(texts), metric_text);
+  std::ranges::transform(metrics, std::back_inserter(texts), metric_text);
   if (samples_per_s_ > 0 && phase_ == progress.phase) {
     texts.push_back(with_commas(samples_per_s_) + " samples/s");
   }

@@ -89,7 +89,7 @@ class Lineage {
   }
 
   RankRecords finish() && {
-    require(ranks_ > 0, 0, "the file is empty");
+    require(ranks_ > 0, 0, "the file has no complete record");
     return std::move(records_);
   }
 

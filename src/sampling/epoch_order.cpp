@@ -111,7 +111,7 @@ std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t
   if (pool < 1) {
     throw DataError(fmt::format("length bucketed order: the pool is {} batches, expected 1 or more", pool));
   }
-  const auto negative = std::find_if(lengths.begin(), lengths.end(), [](std::int64_t length) { return length < 0; });
+  const auto negative = std::ranges::find_if(lengths, [](std::int64_t length) { return length < 0; });
   if (negative != lengths.end()) {
     throw DataError(fmt::format("length bucketed order: sample {1} has length {0}, expected 0 or more", *negative,
                                 negative - lengths.begin()));

@@ -75,7 +75,7 @@ void KeyedPermutation::fill(std::int64_t first, std::span<std::int64_t> ids) con
     std::iota(x.begin(), x.end(), static_cast<std::uint64_t>(first));
     first += std::int64_t{kLanes};
     shuffle(x);
-    std::transform(x.begin(), x.end(), ids.begin(), [this](std::uint64_t cell) {
+    std::ranges::transform(x, ids.begin(), [this](std::uint64_t cell) {
       const auto id = static_cast<std::int64_t>(cell);
       return cell < size_ ? id : (*this)(id);  // follows the cycle
     });

@@ -56,7 +56,7 @@ class WithReplacement final : public EpochOrder {
     }
     // Because of rounding some columns remain; each is one whole column. A sample without weight gets the heaviest as
     // alias.
-    const auto heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
+    const auto heaviest = std::ranges::max_element(weights) - weights.begin();
     for (const auto* rest : {&small, &large}) {
       for (const std::size_t i : *rest) {
         columns_[i] = {.threshold = 0, .alias = weights[i] > 0 ? static_cast<std::int64_t>(i) : heaviest};
@@ -112,7 +112,7 @@ class WithoutReplacement final : public EpochOrder {
  public:
   WithoutReplacement(std::span<const double> weights, std::int64_t length)
       : length_(length), weights_(weights.begin(), weights.end()) {
-    const auto possible = std::count_if(weights.begin(), weights.end(), [](double weight) { return weight > 0; });
+    const auto possible = std::ranges::count_if(weights, [](double weight) { return weight > 0; });
     if (length > possible) {
       throw DataError(fmt::format("weighted order without replacement: {} samples to draw, expected at most {}, "
                                   "the number of positive weights",

@@ -103,9 +103,9 @@ void advise_huge_pages(std::span<std::byte> bytes) {
 std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
                                           std::span<const std::int64_t> keep) {
   LOCKSTEP_ASSERT(keep_last >= 0, "keep_last must not be negative");
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   steps.resize(steps.size() - std::min(steps.size(), static_cast<std::size_t>(keep_last)));
-  std::erase_if(steps, [&](std::int64_t step) { return std::find(keep.begin(), keep.end(), step) != keep.end(); });
+  std::erase_if(steps, [&](std::int64_t step) { return std::ranges::find(keep, step) != keep.end(); });
   return steps;
 }
 
@@ -161,10 +161,13 @@ Manifest CheckpointDir::manifest(std::int64_t step) const {
   }
   const Path file = directory / kManifestName;
   const std::string name = where(file);
-  if (!fs_.exists(file)) {
-    throw CheckpointError(name + ": missing");
-  }
-  Manifest manifest = parse_manifest(as_damage(name, [&] { return read_file(fs_, file, kMaxManifestBytes); }), name);
+  const std::string text = as_damage(name, [&] {
+    if (!fs_.exists(file)) {
+      throw CheckpointError(name + ": missing");
+    }
+    return read_file(fs_, file, kMaxManifestBytes);
+  });
+  Manifest manifest = parse_manifest(text, name);
   if (manifest.step != step) {
     throw CheckpointError(fmt::format("{}: found step {}, expected {}", name, manifest.step, step));
   }
@@ -273,8 +276,7 @@ std::vector<Path> CheckpointDir::drop(int keep_last, std::int64_t saved, std::sp
   std::vector<Path> dropped;
   for (const std::string& name : fs_.list(directory_)) {
     const auto parsed = parse_directory_name(name);
-    if (parsed && parsed->kind != DirectoryKind::temporary &&
-        std::binary_search(doomed.begin(), doomed.end(), parsed->step)) {
+    if (parsed && parsed->kind != DirectoryKind::temporary && std::ranges::binary_search(doomed, parsed->step)) {
       dropped.push_back(directory_ / temporary_name(parsed->step));
       fs_.rename(directory_ / name, dropped.back());
     }

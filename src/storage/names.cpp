@@ -20,7 +20,7 @@ bool has_only(std::string_view name, std::string_view others) noexcept {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            others.find(c) != std::string_view::npos;
   };
-  return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), allowed);
+  return !name.empty() && name.size() <= 128 && std::ranges::all_of(name, allowed);
 }
 
 }  // namespace

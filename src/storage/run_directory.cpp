@@ -103,6 +103,10 @@ Path RunDirectory::set_aside() {
       if (error.number() == EEXIST || error.number() == ENOTEMPTY) {
         continue;
       }
+      if (error.number() == EBUSY) {
+        throw IoError(fmt::format("--fresh: {}; it is a mount point", error.what()),
+                      "set a --run_dir below it, or move its files away yourself", EBUSY);
+      }
       throw;
     }
     fs_.sync_directory(directory_.parent_path());

@@ -74,9 +74,12 @@ std::string to_json(const RunRecord& record) {
 }
 
 RunRecord parse_run_record(std::string_view json, const std::string& where) {
+  const char* hint =
+      "the file is damaged: delete it to continue with the checkpoints beside it, or start over with --fresh";
   try {
     const Json root = parse_json(json);
     if (const auto format = root.at("format").get<std::int64_t>(); format != kFormat) {
+      hint = "continue the run with the version of lockstep that wrote it, or start over with --fresh";
       throw std::runtime_error(fmt::format("its format is {}, this build reads {}", format, kFormat));
     }
     const Json& launch = root.at("launch");
@@ -88,10 +91,7 @@ RunRecord parse_run_record(std::string_view json, const std::string& where) {
                        .job = launch.at("job").get<std::string>(),
                        .requeues = launch.at("requeues").get<int>()}};
   } catch (const std::exception& error) {
-    throw CheckpointError(
-        fmt::format("{}: {}", where, printable(error.what())),
-        "the file is damaged: delete it to continue with the checkpoints beside it, or start over with "
-        "--fresh");
+    throw CheckpointError(fmt::format("{}: {}", where, printable(error.what())), hint);
   }
 }
 

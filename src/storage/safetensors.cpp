@@ -227,7 +227,7 @@ void check_layout(const std::vector<TensorEntry>& entries, std::int64_t data_siz
   for (const TensorEntry& entry : entries) {
     ordered.push_back(&entry);
   }
-  std::sort(ordered.begin(), ordered.end(), [](const TensorEntry* a, const TensorEntry* b) {
+  std::ranges::sort(ordered, [](const TensorEntry* a, const TensorEntry* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
   });
   std::int64_t position = 0;
@@ -338,7 +338,7 @@ void write_safetensors(std::span<const TensorView> tensors, const std::map<std::
   // which the format forbids.
   std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
     return safetensors_item_size(tensors[a].dtype) > safetensors_item_size(tensors[b].dtype);
   });
   std::vector<std::int64_t> begins(tensors.size());

@@ -32,9 +32,8 @@ std::string after_blank(const std::string& text) { return text.empty() ? text : 
 /// The worker's message without terminal control sequences. All lines except the first are indented, so that they do
 /// not look like our own lines.
 std::string clean_message(std::string_view text) {
-  constexpr std::string_view kLabel = "error: ";
   constexpr std::string_view kIndent = "  ";
-  std::vector<std::string> lines = split(text.starts_with(kLabel) ? text.substr(kLabel.size()) : text, '\n');
+  std::vector<std::string> lines = split(without_label(text), '\n');
   for (std::string& line : lines) {
     line = printable(line);
     if (&line != &lines.front() && !line.starts_with(kIndent)) {
@@ -52,7 +51,7 @@ std::string signal_hint(int signal) {
     return "the kernel sends signal 9 if memory runs out; check dmesg";
   }
   constexpr std::array kCrashes{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-  return std::find(kCrashes.begin(), kCrashes.end(), signal) == kCrashes.end()
+  return std::ranges::find(kCrashes, signal) == kCrashes.end()
              ? std::string()
              : "run `ulimit -c unlimited` before the start to get a core file";
 }
@@ -84,7 +83,7 @@ void RunOutcome::announced(int rank, const Message& message, const ProgressView&
   Failure failure =
       blame(rank, fmt::format("failed{}: {}", after_blank(place_of(place)), clean_message(message.text)), code);
   failure.is_consequence = message.secondary;
-  verdict_.hear(std::move(failure), now);
+  verdict_.add(std::move(failure), now);
 }
 
 void RunOutcome::exited(int rank, const Ending& ending) {
@@ -172,7 +171,7 @@ void RunOutcome::killed_by_user() {
 }
 
 void RunOutcome::settle(Time now) {
-  const bool all_gone = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.gone; });
+  const bool all_gone = std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.gone; });
   verdict_.settle(now, all_gone);
 }
 
@@ -203,8 +202,7 @@ std::string RunOutcome::text() const {
   if (!cause->hint.empty()) {
     text += "\n  hint: " + cause->hint;
   }
-  const auto others =
-      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.ended_well; }) - 1;
+  const auto others = std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.ended_well; }) - 1;
   if (others > 0) {
     text += fmt::format("\n  {} stopped because of it", counted(others, "other rank"));
   }

@@ -63,7 +63,7 @@ class RunOutcome {
     bool gone = false;
     bool ended_well = false;
   };
-  void decide(Failure failure) { verdict_.hear(std::move(failure), {}); }
+  void decide(Failure failure) { verdict_.add(std::move(failure), {}); }
   Failure blame(int rank, std::string_view what, int code) const;
   Failure judge_signal(int rank, const Ending& ending) const;
   Failure judge_exit(int rank, const Ending& ending) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -14,6 +15,9 @@ namespace lockstep {
 namespace {
 
 using std::chrono::seconds;
+
+/// Between two samples. Less is what the threads of a waiting rank use that watch the others.
+constexpr std::int64_t kTicksOfWork = 2;
 
 /// Phases of a step, which are short and equal on every rank.
 bool is_in_step(Phase phase) { return phase >= Phase::data && phase <= Phase::optimizer; }
@@ -83,7 +87,7 @@ std::vector<int> blocked_by_system(const std::vector<RankSample>& samples, const
     });
     return ranks;
   };
-  const bool all_wait = std::all_of(behind.begin(), behind.end(), [&](int rank) {
+  const bool all_wait = std::ranges::all_of(behind, [&](int rank) {
     const ProgressView& view = sample_of(rank).view;
     return view.operation != Operation::none || view.phase == Phase::backward;
   });
@@ -107,14 +111,14 @@ std::vector<int> in_another_collective(const std::vector<RankSample>& samples) {
     return {};
   }
   // If both sides have equally many ranks, those in the collective with the lower number.
-  return std::min_element(groups.begin(), groups.end(),
-                          [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); })
+  return std::ranges::min_element(groups,
+                                  [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); })
       ->second;
 }
 
 bool call_different_collectives(const std::vector<RankSample>& samples) {
   const auto groups = by_collective(samples);
-  return std::adjacent_find(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+  return std::ranges::adjacent_find(groups, [](const auto& a, const auto& b) {
            return std::get<0>(a.first) == std::get<0>(b.first);
          }) != groups.end();
 }
@@ -125,7 +129,7 @@ std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
   for (const auto& [text, ranks] : groups) {
     rows.emplace_back(ranks, text);
   }
-  std::sort(rows.begin(), rows.end());
+  std::ranges::sort(rows);
   std::vector<std::string> lines;
   for (const auto& [ranks, text] : rows) {
     lines.push_back(fmt::format("  {}: {}", ranks_text(ranks), text));
@@ -141,6 +145,9 @@ std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& sam
   }
   last_ = now;
   note_movement(samples, now);
+  all_wait_ = sees_all_ && std::ranges::all_of(samples, [](const RankSample& sample) {
+                return !sample.running || sample.view.operation != Operation::none;
+              });
   std::vector<StallFinding> findings;
   report_stops(samples, findings);
   report_stall(samples, now, findings);
@@ -151,8 +158,9 @@ void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now)
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     const RankSample& sample = samples[i];
-    const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous;
-    const bool worked = works_for_itself && sample.process.cpu_ticks > rank.cpu_ticks;
+    const bool works_for_itself = !is_in_step(sample.view.phase) && sample.view.phase != Phase::rendezvous &&
+                                  sample.view.operation == Operation::none;
+    const bool worked = works_for_itself && sample.process.cpu_ticks >= rank.cpu_ticks + kTicksOfWork;
     if (rank.beats != sample.view.beats || worked || sample.process.state == 't') {  // time in a debugger is ignored
       rank.moved = now;
     }
@@ -203,7 +211,7 @@ std::optional<std::chrono::milliseconds> StallWatch::limit_of(const RankSample& 
   if (phase == Phase::rendezvous) {
     return limits_.rendezvous.count() > 0 ? std::optional(limits_.rendezvous) : std::nullopt;
   }
-  const bool may_end = is_in_step(phase) || phase == Phase::teardown || sample.process.state == 'T';
+  const bool may_end = is_in_step(phase) || phase == Phase::teardown || all_wait_ || sample.process.state == 'T';
   if (!may_end || limits_.deadline.count() == 0) {
     return std::nullopt;
   }
@@ -228,7 +236,7 @@ StallWatch::Time StallWatch::last_movement(const std::vector<RankSample>& sample
 void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, std::vector<StallFinding>& findings) {
   const std::vector<int> ranks = running(samples);
   const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
-  if (ranks.empty() || std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).view.beats == 0; })) {
+  if (ranks.empty() || std::ranges::any_of(ranks, [&](int r) { return sample_of(r).view.beats == 0; })) {
     return;
   }
   const std::vector<int> behind = furthest_behind(samples);
@@ -244,7 +252,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
     const auto theirs = limit_of(sample_of(rank));
     limit = limit && theirs ? std::min(limit, theirs) : std::max(limit, theirs);  // nullopt is less than any limit
   }
-  const bool held = std::any_of(ranks.begin(), ranks.end(), [&](int r) { return sample_of(r).process.state == 't'; });
+  const bool held = std::ranges::any_of(ranks, [&](int r) { return sample_of(r).process.state == 't'; });
   const auto patience = stop_at_ ? std::min(limits_.warning, limits_.stop_warning) : limits_.warning;
   const bool warn = limits_.warning.count() > 0 && still >= patience && !warned_since_;
   const bool end = limit && still >= *limit && !ended_ && !held;
@@ -274,6 +282,9 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
     finding.what =
         fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit), stop_at_ ? " after a stop request" : "",
                     place.empty() ? "" : " ", place, state.empty() ? "" : ": it is ", state);
+    if (finding.ranks.size() > 1) {
+      finding.what += fmt::format(", with ranks {}", format_ranges(std::span(finding.ranks).subspan(1)));
+    }
     if (finding.hint.empty()) {
       finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command resumes from the last save"
                      : culprit.view.phase == Phase::rendezvous

@@ -40,18 +40,21 @@ struct StallFinding {
 
 /// A run has stalled if the ranks that are furthest behind make no progress, because the others wait for them. A change
 /// of its record is progress of a rank. Between steps (start, save, validation and callbacks can take long) use of CPU
-/// time is progress as well, and the deadline does not apply. It applies inside a step, after the work, and to stopped
-/// processes: there, a long silence means a hang. The rendezvous has a separate limit. If several ranks are at the same
-/// place and the system prevents one from running, that rank is the cause. A process in a debugger is never ended. A
-/// stopped process is reported only if two consecutive samples show it, because profilers and leak checkers stop a
-/// process for a moment. A rank without a record is ignored.
+/// time, from 4 % of a core on, is progress as well, and the deadline does not apply. It applies inside a step, after
+/// the work, to stopped processes, and if all ranks wait in collectives: there, a long silence means a hang. The
+/// rendezvous has a separate limit. If several ranks are at the same place and the system prevents one from running,
+/// that rank is the cause. A process in a debugger is never ended. A stopped process is reported only if two
+/// consecutive samples show it, because profilers and leak checkers stop a process for a moment. A rank without a
+/// record is ignored.
 class StallWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::milliseconds kPeriod{500};
   static constexpr std::chrono::milliseconds kLongestGap{1000};  ///< longer: the watcher was suspended
 
-  StallWatch(StallLimits limits, int ranks) : limits_(limits), ranks_(static_cast<std::size_t>(ranks)) {}
+  /// `ranks`: that it sees, of `world_size`.
+  StallWatch(StallLimits limits, int ranks, int world_size)
+      : limits_(limits), sees_all_(ranks == world_size), ranks_(static_cast<std::size_t>(ranks)) {}
 
   std::vector<StallFinding> observe(const std::vector<RankSample>& samples, Time now);
   void stop_asked_for(Time now);  ///< the shorter limits apply from now on
@@ -75,6 +78,8 @@ class StallWatch {
   std::optional<std::chrono::milliseconds> limit_of(const RankSample& sample) const;
 
   StallLimits limits_;
+  bool sees_all_;
+  bool all_wait_ = false;  // all ranks of the run wait in collectives, now
   std::vector<Rank> ranks_;
   std::optional<Time> last_{};
   std::optional<Time> warned_since_{};  // start of the reported stall

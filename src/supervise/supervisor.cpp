@@ -1,8 +1,6 @@
 #include "supervise/supervisor.h"
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -19,10 +17,9 @@
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "failure/deadlines.h"
-#include "supervise/memory_watch.h"
-#include "supervise/rank_output.h"
 #include "supervise/run_outcome.h"
 #include "supervise/terminal_queue.h"
+#include "supervise/watched_rank.h"
 
 namespace lockstep {
 namespace {
@@ -32,12 +29,10 @@ using std::chrono::milliseconds;
 
 constexpr int kMessagesPerTurn = 1000;  // more than fit into the channel
 constexpr int kReadsPerTurn = 16;       // one rank with much output must not starve the others
-constexpr int kSaneReads = 64;          // more than a pipe holds, to drain the pipe of a dead worker
 
 std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
   std::vector<pid_t> pids;
-  std::transform(workers.begin(), workers.end(), std::back_inserter(pids),
-                 [](const auto& worker) { return worker.pid(); });
+  std::ranges::transform(workers, std::back_inserter(pids), [](const auto& worker) { return worker.pid(); });
   return pids;
 }
 
@@ -45,37 +40,34 @@ class Supervisor {
  public:
   Supervisor(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations, ProgressBoard progress,
              SignalInbox& signals, const SupervisorOptions& options)
-      : workers_(std::move(workers)),
-        progress_(std::move(progress)),
+      : progress_(std::move(progress)),
         signals_(signals),
         options_(options),
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
-        outcome_(host_name(), pids_of(workers_), options.first_rank),
-        stall_watch_(options.stall, static_cast<int>(workers_.size())) {
-    for (int rank = 0; rank < size(); ++rank) {
-      outputs_.emplace_back(
-          options.first_rank + rank, options.world_size,
-          [this, rank](OutputStream stream, std::string text) { show(rank, stream, std::move(text)); },
-          std::move(destinations[static_cast<std::size_t>(rank)]));
-      talking_.push_back(true);
-      memory_.emplace_back(worker(rank).pid());
+        outcome_(host_name(), pids_of(workers), options.first_rank),
+        stall_watch_(options.stall, static_cast<int>(workers.size()), options.world_size) {
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      // A line that is in a file is left out if the terminal is too slow.
+      auto show = [this, i](OutputStream stream, std::string text) {
+        terminal_.line(stream, std::move(text), /*may_be_left_out=*/ranks_[i].output().is_kept(stream));
+      };
+      ranks_.emplace_back(std::move(workers[i]),
+                          RankOutput(options.first_rank + static_cast<int>(i), options.world_size, std::move(show),
+                                     std::move(destinations[i])));
     }
   }
 
   LaunchReport run() {
     while (running() > 0 && !given_up()) {
       const auto looked = Clock::now();  // later events are handled in the next iteration
-      wait_for_events();
+      const std::vector<int> ended = wait_for_events();
       take_signals();
       for (int rank = 0; rank < size(); ++rank) {
         read_messages(rank);
       }
-      for (int rank = 0; rank < size(); ++rank) {
-        if (ended_.contains(rank)) {
-          handle_exit(rank);
-        }
+      for (const int rank : ended) {
+        handle_exit(rank);
       }
-      ended_.clear();
       if (options_.each_turn) {
         options_.each_turn();
       }
@@ -97,16 +89,16 @@ class Supervisor {
   }
 
  private:
-  int size() const { return static_cast<int>(workers_.size()); }
-  WorkerProcess& worker(int rank) { return workers_[static_cast<std::size_t>(rank)]; }
-  RankOutput& output(int rank) { return outputs_[static_cast<std::size_t>(rank)]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  WatchedRank& watched(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  WorkerProcess& process(int rank) { return watched(rank).process(); }
   int running() const {
     return static_cast<int>(
-        std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.is_running(); }));
+        std::ranges::count_if(ranks_, [](const auto& rank) { return rank.process().is_running(); }));
   }
   bool is_main(int rank) const { return options_.first_rank + rank == 0; }
   /// A program without run(): another library's, or one that creates its own Session.
-  bool is_stranger(int rank) const { return options_.any_program && !heard_.contains(rank); }
+  bool is_stranger(int rank) { return options_.any_program && !watched(rank).has_sent(); }
   bool given_up() const { return killed_at_ && Clock::now() >= *kill_at_; }
 
   /// Time until the next action without an event; -1: none.
@@ -121,44 +113,44 @@ class Supervisor {
     return static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<milliseconds>(next - Clock::now()).count()));
   }
 
-  void wait_for_events() {
+  /// Returns the ranks whose processes have ended.
+  std::vector<int> wait_for_events() {
+    std::vector<int> ended;
     std::vector<pollfd> entries;
     std::vector<std::function<void(short)>> actions;
-    const auto watch = [&](int fd, std::function<void(short)> action) {
+    const auto watch = [&](int fd, std::function<void(short)> action) {  // poll ignores the descriptor -1
       entries.push_back({.fd = fd, .events = POLLIN, .revents = 0});
       actions.push_back(std::move(action));
     };
-    const bool read_pipes = !terminal_.is_full();
+    const bool reads_all = !terminal_.is_full();
     watch(signals_.fd(), [](short) {});
     watch(terminal_.room_fd(), [this](short) { terminal_.take_room(); });
     for (int rank = 0; rank < size(); ++rank) {
-      WorkerProcess& process = worker(rank);
-      if (!process.is_running()) {
+      WatchedRank& of_rank = watched(rank);
+      if (!of_rank.process().is_running()) {
         continue;
       }
-      watch(process.pidfd(), [this, rank](short) { ended_.insert(rank); });
-      if (talking_[static_cast<std::size_t>(rank)]) {
-        watch(process.channel().fd(), [this, rank](short events) {
-          read_messages(rank);
-          talking_[static_cast<std::size_t>(rank)] =
-              (events & POLLHUP) == 0;  // otherwise poll would always return at once
-        });
-      }
-      if ((read_pipes || output(rank).is_kept(OutputStream::out)) && process.output().is_open()) {
-        watch(process.output().get(), [this, rank](short) { read_pipe(rank, OutputStream::out, kReadsPerTurn); });
-      }
-      if ((read_pipes || output(rank).is_kept(OutputStream::err)) && process.errors().is_open()) {
-        watch(process.errors().get(), [this, rank](short) { read_pipe(rank, OutputStream::err, kReadsPerTurn); });
+      watch(of_rank.process().pidfd(), [&ended, rank](short) { ended.push_back(rank); });
+      watch(of_rank.channel_fd(), [this, rank](short events) {
+        read_messages(rank);
+        if ((events & POLLHUP) != 0) {  // otherwise poll would always return at once
+          watched(rank).leave_channel();
+        }
+      });
+      for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
+        if (reads_all || of_rank.output().is_kept(stream)) {
+          watch(of_rank.pipe(stream).get(), [&of_rank, stream](short) { of_rank.read_pipe(stream, kReadsPerTurn); });
+        }
       }
     }
-    if (poll(entries.data(), entries.size(), timeout()) <= 0) {
-      return;
-    }
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      if (entries[i].revents != 0) {
-        actions[i](entries[i].revents);
+    if (poll(entries.data(), entries.size(), timeout()) > 0) {
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (entries[i].revents != 0) {
+          actions[i](entries[i].revents);
+        }
       }
     }
+    return ended;
   }
 
   void take_signals() {
@@ -185,10 +177,10 @@ class Supervisor {
     }
     outcome_.signal_forwarded(signal);
     stall_watch_.stop_asked_for(Clock::now());
-    for (const WorkerProcess& process : workers_) {
-      if (process.is_running()) {
-        process.send_signal(signal);
-        process.send_signal(SIGCONT);  // a stopped rank would not receive the signal
+    for (const WatchedRank& rank : ranks_) {
+      if (rank.process().is_running()) {
+        rank.process().send_signal(signal);
+        rank.process().send_signal(SIGCONT);  // a stopped rank would not receive the signal
       }
     }
   }
@@ -196,8 +188,8 @@ class Supervisor {
   /// Sends to the ranks that run and have not announced their end.
   void order(Message::Kind kind, const std::string& why = {}) {
     for (int rank = 0; rank < size(); ++rank) {
-      if (worker(rank).is_running() && outcome_.is_unaware(rank)) {
-        worker(rank).channel().send({.kind = kind, .text = why});
+      if (process(rank).is_running() && outcome_.is_unaware(rank)) {
+        process(rank).channel().send({.kind = kind, .text = why});
       }
     }
   }
@@ -218,8 +210,8 @@ class Supervisor {
     }
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
-      const bool runs = worker(rank).is_running();
-      const pid_t pid = worker(rank).pid();
+      const bool runs = process(rank).is_running();
+      const pid_t pid = process(rank).pid();
       stall_watch_.set_limits(progress_[rank].stall_warning_ms.load(std::memory_order_relaxed),
                               progress_[rank].stall_deadline_ms.load(std::memory_order_relaxed));
       samples.push_back({.view = view(progress_[rank]),
@@ -242,26 +234,21 @@ class Supervisor {
   }
 
   /// The stacks are written: report the stalled ranks.
-  void end_stalled() {
-    const std::vector<int> others(stall_->ranks.begin() + 1, stall_->ranks.end());
-    outcome_.stalled(stall_->ranks.front(),
-                     stall_->what + (others.empty() ? "" : fmt::format(", with ranks {}", format_ranges(others))),
-                     stall_->hint);
-  }
+  void end_stalled() { outcome_.stalled(stall_->ranks.front(), stall_->what, stall_->hint); }
 
   void read_messages(int rank) {
-    for (int heard = 0; heard < kMessagesPerTurn; ++heard) {
-      const std::optional<Message> message = worker(rank).channel().receive();
+    RankOutput& output = watched(rank).output();
+    for (int count = 0; count < kMessagesPerTurn; ++count) {
+      const std::optional<Message> message = watched(rank).receive();
       if (!message) {
         return;
       }
-      heard_.insert(rank);
       switch (message->kind) {
         case Message::Kind::line:
           if (is_main(rank)) {
-            output(rank).report_line(message->text);
+            output.report_line(message->text);
           } else {
-            output(rank).line(message->text);
+            output.line(message->text);
           }
           break;
         case Message::Kind::status:
@@ -282,45 +269,21 @@ class Supervisor {
     }
   }
 
-  void read_pipe(int rank, OutputStream stream, int reads) {
-    Descriptor& pipe = stream == OutputStream::out ? worker(rank).output() : worker(rank).errors();
-    std::array<char, 16 << 10> buffer;
-    for (; reads > 0 && pipe.is_open(); --reads) {
-      const ssize_t size = read(pipe.get(), buffer.data(), buffer.size());
-      if (size > 0) {
-        output(rank).feed(stream, {buffer.data(), static_cast<std::size_t>(size)});
-      } else if (size == 0) {
-        close_pipe(rank, stream);
-      } else if (errno != EINTR) {
-        return;
-      }
-    }
-  }
-
-  void close_pipe(int rank, OutputStream stream) {
-    output(rank).finish(stream);
-    (stream == OutputStream::out ? worker(rank).output() : worker(rank).errors()).close();
-  }
-
-  /// A process outside the worker's group may hold its pipes forever: drain them; do not wait for EOF.
   void handle_exit(int rank) {
     read_messages(rank);
-    const ExitStatus status = worker(rank).reap();
+    const ExitStatus status = process(rank).reap();
     if (is_stranger(rank) && status.signal == 0) {
       outcome_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
                          Clock::now());
     }
     const std::optional<TrainingStart> start = progress_[rank].training_start();
-    const MemoryWatch& memory = memory_[static_cast<std::size_t>(rank)];
+    const MemoryWatch& memory = watched(rank).memory();
     outcome_.exited(rank, {.status = status,
                            .place = view(progress_[rank]),
                            .first_step = start ? start->step : -1,
                            .out_of_memory = memory.killed_since(),
                            .memory_limit = memory.limit_bytes()});
-    for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
-      read_pipe(rank, stream, kSaneReads);
-      close_pipe(rank, stream);
-    }
+    watched(rank).finish_output();
   }
 
   void stop_the_rest() {
@@ -337,9 +300,12 @@ class Supervisor {
       order(Message::Kind::abort, report.failed_rank < 0 ? std::string() : cause_line(report));
     }
     if (notice_at_ && now >= *notice_at_) {
+      const LaunchReport report = outcome_.report();
       const int left = running();
-      say(fmt::format("{}; {} still running, killed {} after it", cause_line(outcome_.report()), counted(left, "rank"),
-                      in_seconds(options_.grace)));
+      const int failed = report.failed_rank - options_.first_rank;
+      const bool is_only_it = left == 1 && failed >= 0 && failed < size() && process(failed).is_running();
+      say(fmt::format("{}; {} still running, killed {} after it", cause_line(report),
+                      is_only_it ? "this rank" : counted(left, "rank"), in_seconds(options_.grace)));
       notice_at_.reset();
     }
     if (now >= *kill_at_) {
@@ -352,7 +318,7 @@ class Supervisor {
   void look_for_a_mismatch() {
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
-      samples.push_back({.view = view(progress_[rank]), .pid = worker(rank).pid()});
+      samples.push_back({.view = view(progress_[rank]), .pid = process(rank).pid()});
     }
     if (call_different_collectives(samples)) {
       say("warning: the ranks are in different collectives:");
@@ -366,16 +332,16 @@ class Supervisor {
   /// Ranks of this library detect a lost peer themselves; any other program may wait for it forever.
   void ask_strangers_to_end() {
     for (int rank = 0; rank < size(); ++rank) {
-      if (is_stranger(rank) && worker(rank).is_running()) {
-        worker(rank).send_signal(SIGTERM);
+      if (is_stranger(rank) && process(rank).is_running()) {
+        process(rank).send_signal(SIGTERM);
       }
     }
   }
 
   void kill_all() {
-    for (const WorkerProcess& process : workers_) {
-      if (process.is_running()) {
-        process.kill_group();
+    for (const WatchedRank& rank : ranks_) {
+      if (rank.process().is_running()) {
+        rank.process().kill_group();
       }
     }
     killed_at_ = killed_at_.value_or(Clock::now());
@@ -388,20 +354,19 @@ class Supervisor {
   }
 
   void print_summary(const LaunchReport& report) {
-    say_what_is_missing();
     if (options_.terminal_status) {
       terminal_.status("");
     }
     for (int rank = 0; rank < size(); ++rank) {
-      if (worker(rank).is_running()) {
-        const std::string state = to_string(read_process_state(worker(rank).pid()));
-        worker(rank).abandon();
+      if (process(rank).is_running()) {
+        const std::string state = to_string(read_process_state(process(rank).pid()));
+        process(rank).abandon();
         say(fmt::format("rank {} (pid {}) does not end although it was killed{}{}", options_.first_rank + rank,
-                        worker(rank).pid(), state.empty() ? "" : ": it is ", state));
+                        process(rank).pid(), state.empty() ? "" : ": it is ", state));
       }
     }
     if (report.failed_rank >= 0 && !report.explained) {
-      const auto& tail = output(report.failed_rank - options_.first_rank).error_tail();
+      const auto& tail = watched(report.failed_rank - options_.first_rank).output().error_tail();
       if (!tail.empty()) {
         say(fmt::format("last lines of rank {}'s standard error:", report.failed_rank));
       }
@@ -421,37 +386,15 @@ class Supervisor {
     }
   }
 
-  /// A line that is in a file is dropped if the terminal is too slow.
-  void show(int rank, OutputStream stream, std::string text) {
-    if (terminal_.is_full() && output(rank).is_kept(stream)) {
-      ++not_shown_;
-      return;
-    }
-    say_what_is_missing();
-    terminal_.line(stream, std::move(text));
-  }
-
-  void say_what_is_missing() {
-    if (const std::int64_t missing = std::exchange(not_shown_, 0); missing > 0) {
-      say(fmt::format("{} lines are only in the log files: the reader of this output is too slow", missing));
-    }
-  }
-
   void say(std::string text) { terminal_.line(OutputStream::err, std::move(text)); }
 
-  std::vector<WorkerProcess> workers_;
+  std::vector<WatchedRank> ranks_{};
   ProgressBoard progress_;
   SignalInbox& signals_;
   SupervisorOptions options_;
   TerminalQueue terminal_;
   RunOutcome outcome_;
   StallWatch stall_watch_;
-  std::vector<MemoryWatch> memory_{};
-  std::vector<RankOutput> outputs_{};
-  std::vector<bool> talking_{};  // the control channel is open
-  std::int64_t not_shown_ = 0;   // lines since the last one that was shown
-  std::set<int> heard_{};        // ranks that sent a message
-  std::set<int> ended_{};
   std::set<int> forwarded_{};
   std::optional<Clock::time_point> first_interrupt_{};
   std::optional<Clock::time_point> notice_at_{};

@@ -27,20 +27,37 @@ TerminalQueue::TerminalQueue(bool shared_screen)
 TerminalQueue::~TerminalQueue() {
   {
     const std::lock_guard lock(mutex_);
+    say_what_is_left_out();
     closing_ = true;
   }
   changed_.notify_one();
   writer_.join();
 }
 
-void TerminalQueue::line(OutputStream stream, std::string text) {
+void TerminalQueue::line(OutputStream stream, std::string text, bool may_be_left_out) {
   {
     const std::lock_guard lock(mutex_);
-    bytes_ += text.size();
-    is_full_ = is_full_ || bytes_ >= kFullBytes;
-    lines_.push_back({stream, std::move(text)});
+    if (may_be_left_out && is_full_) {
+      ++left_out_;
+      return;
+    }
+    say_what_is_left_out();
+    add(stream, std::move(text));
   }
   changed_.notify_one();
+}
+
+void TerminalQueue::add(OutputStream stream, std::string text) {
+  bytes_ += text.size();
+  is_full_ = is_full_ || bytes_ >= kFullBytes;
+  lines_.push_back({stream, std::move(text)});
+}
+
+void TerminalQueue::say_what_is_left_out() {
+  if (const std::int64_t left_out = std::exchange(left_out_, 0); left_out > 0) {
+    add(OutputStream::err,
+        fmt::format("{} lines are only in the log files: the reader of this output is too slow", left_out));
+  }
 }
 
 void TerminalQueue::status(std::string text) {

@@ -53,7 +53,7 @@ std::unique_ptr<cpu_set_t, FreeCpuSet> cpu_set_of(const std::vector<int>& cores,
   if (cores.empty()) {
     return nullptr;
   }
-  const auto count = static_cast<std::size_t>(*std::max_element(cores.begin(), cores.end())) + 1;
+  const auto count = static_cast<std::size_t>(*std::ranges::max_element(cores)) + 1;
   std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(count));
   size = CPU_ALLOC_SIZE(count);
   CPU_ZERO_S(size, set.get());
@@ -68,12 +68,24 @@ struct Pipe {
   Descriptor write;
 };
 
+const char* start_hint(const std::string& program, int error) {
+  if (program == "this program") {
+    return "start one process per rank, e.g. with torchrun --no-python";
+  }
+  switch (error) {
+    case ENOEXEC:
+      return "a script needs a first line such as #!/bin/sh; a program must be built for this kind of machine";
+    case ENOENT:
+      return "check the path, and in a script the interpreter that its first line names";
+    default:
+      return "check the path and its permissions";
+  }
+}
+
 [[noreturn]] void throw_start_error(const std::string& program, std::string_view step, int error) {
   const auto code = error == ENOENT ? ExitCode::not_found : ExitCode::cannot_run;
   throw LaunchError(fmt::format("cannot start {}: {}: {}", program, step, std::strerror(error)),
-                    program == "this program" ? "start one process per rank, e.g. with torchrun --no-python"
-                                              : "check the path and its permissions",
-                    code);
+                    start_hint(program, error), code);
 }
 
 Pipe make_pipe(const std::string& program) {

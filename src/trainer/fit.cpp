@@ -7,7 +7,10 @@
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <lockstep/base/error.h>
@@ -51,10 +54,14 @@ FitResult Fit::run() {
     return train();
   } catch (const CommError& error) {  // the rank that caused it reports the last save
     const KeptPlace place(record_);
+    if (world_.device().is_cpu()) {  // a GPU may wait for the lost rank until the timeout of its collective
+      record_last_steps();
+    }
     tell_callbacks(error);
     throw;
   } catch (const IoError& error) {  // saving failed, or would fail
     const KeptPlace place(record_);
+    record_last_steps();
     tell_what_is_left();
     note_failure(error);
     tell_callbacks(error);
@@ -62,6 +69,7 @@ FitResult Fit::run() {
   } catch (const std::exception& error) {
     const KeptPlace place(record_);
     save_after_failure();
+    record_last_steps();
     tell_what_is_left();
     note_failure(error);
     tell_callbacks(error);
@@ -69,6 +77,7 @@ FitResult Fit::run() {
   } catch (...) {
     const KeptPlace place(record_);
     save_after_failure();
+    record_last_steps();
     tell_what_is_left();
     throw;
   }
@@ -85,6 +94,7 @@ FitResult Fit::train() {
                               .epoch_meter = metrics_.of_epoch(),
                               .spikes = anomalies_.spikes().gate(),
                               .loss_check = world_.is_main() ? &loss_check_ : nullptr,
+                              .graphs = graphs_ ? &*graphs_ : nullptr,
                               .loss_factor = loss_factor_,
                               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
   Step step(context);
@@ -138,6 +148,7 @@ FitResult Fit::train() {
 
 // Starts at the resume position and continues with the next epoch automatically.
 const StepBatches* Fit::next_batches() {
+  RECORD_USER_SCOPE("data");
   record_.set_phase(Phase::data);
   stragglers_.begin_step();
   return train_.next();
@@ -152,6 +163,10 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
     StageContext start = at(Stage::step_start);
     start.batches = &batches;
     notify(start);
+  }
+  at::RecordFunction range(at::RecordScope::USER_SCOPE);  // in traces; nothing is done unless a profiler records
+  if (range.isActive()) {
+    range.before(fmt::format("step {}", state_.step + 1));
   }
   record_.set_phase(Phase::task);
   step.begin(batches, schedule_step());
@@ -259,6 +274,9 @@ void Fit::notify(const StageContext& context) {
     if (froze && context.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
+      if (graphs_) {
+        graphs_->forget();
+      }
     }
   });
 }

@@ -47,7 +47,7 @@ FitResult Fit::finish() {
       .best = checkpoints_.best(),
       .seconds = seconds_since(began_)};
   control_.set_agreed(result.stop);
-  tell_end(result, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
+  tell_end(result, place_.number, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
   notify(Stage::fit_end);
   return result;
@@ -66,6 +66,17 @@ void Fit::save_after_failure() noexcept {
     log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
   } catch (...) {
     log_warning("not saved after the failure: an exception of unknown type");
+  }
+}
+
+// `lockstep compare` shows where a run began to differ, and the last steps are those that a failure is about.
+void Fit::record_last_steps() noexcept {
+  try {
+    recorder_.flush();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("the last steps are not recorded: {}", without_frames(error.what())));
+  } catch (...) {
+    log_warning("the last steps are not recorded: an exception of unknown type");
   }
 }
 

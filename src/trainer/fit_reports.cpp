@@ -1,5 +1,6 @@
 // What a fit reports, and its validations.
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,8 +33,11 @@ void Fit::report() {
     step_times_.report(state_.step);
   }
   if (config_.dist.check_replicas) {
-    check_replicas(task_.module(), world_, config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state(),
-                   recorder_.find_divergence(world_));
+    NamedTensors more = config_.dist.shard_optimizer ? NamedTensors() : strategy_->optimizer_state();
+    if (!config_.dist.broadcast_buffers) {  // else the next forward replaces them by those of rank 0
+      std::ranges::move(replicated_buffers(task_.module()), std::back_inserter(more));
+    }
+    check_replicas(task_.module(), world_, more, recorder_.find_divergence(world_));
   }
   check_monitor(Stage::report, metrics);
 }

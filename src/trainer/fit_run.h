@@ -29,6 +29,7 @@
 #include "trainer/output/run_reports.h"
 #include "trainer/output/step_recorder.h"
 #include "trainer/output/step_times.h"
+#include "trainer/pass_graphs.h"
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_limits.h"
@@ -89,6 +90,7 @@ class Fit {
   void begin_with_weights();
   void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
   void set_rates_of_last_step();
+  void prepare_graphs(bool has_metrics);
   void validate_at_start();
 
   // fit_reports.cpp: reports and validation
@@ -114,6 +116,7 @@ class Fit {
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
   void save_after_failure() noexcept;
+  void record_last_steps() noexcept;
   void tell_what_is_left() noexcept;
   void note_failure(const std::exception& error) noexcept;
   void tell_callbacks(const std::exception& error) noexcept;
@@ -142,6 +145,7 @@ class Fit {
   StepRecorder recorder_;
   StragglerWatch stragglers_;
   RunReports reports_;
+  std::optional<PassGraphs> graphs_{};
   RunMetrics metrics_{config_.report.epoch_means, world_};
   TrainState state_{};
   StepResult last_{};

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -21,12 +22,14 @@
 #include "base/text.h"
 #include "data/step_plan.h"
 #include "environment/build_info.h"
+#include "parallel/single_device.h"
 #include "tensor/dtype_names.h"
 #include "trainer/fit_run.h"
 #include "trainer/in_precision.h"
 #include "trainer/load_weights.h"
 #include "trainer/output/metric_names.h"
 #include "trainer/validate.h"
+#include "world/device_graph.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -192,7 +195,9 @@ void Fit::prepare() {
   if (world_.is_main()) {
     tell_evaluation_mode(module);
   }
-  metrics_.begin(task_.metrics());
+  std::vector<metrics::NamedMetric> metrics = task_.metrics();
+  const bool has_metrics = !metrics.empty();
+  metrics_.begin(std::move(metrics));
   std::optional<RunCheckpoints::Origin> origin = checkpoints_.find_origin();
   if (!origin) {
     begin_with_weights();
@@ -229,6 +234,26 @@ void Fit::prepare() {
   files_.begin(state_.step, own_sinks_);
   recorder_.open(state_.step);
   step_times_.begin(state_.step);
+  prepare_graphs(has_metrics);
+}
+
+// What is known before the first step; PassGraphs finds the rest.
+void Fit::prepare_graphs(bool has_metrics) {
+  if (!config_.cuda_graphs) {
+    return;
+  }
+  const Strategy& strategy = *strategy_;
+  const std::string_view reason = !world_.device().is_cuda() ? "the device is no GPU"
+                                  : world_.size() > 1 ? "gradients of several ranks are reduced while the backward runs"
+                                  : typeid(strategy) != typeid(SingleDevice) ? "the program has a strategy of its own"
+                                  : strategy.optimizer_count() > 1           ? "the task has several optimizers"
+                                  : has_metrics                              ? "the task has metrics with states"
+                                                                             : "";
+  if (reason.empty()) {
+    graphs_.emplace(task_.module(), world_.device(), make_cuda_graph);
+  } else if (world_.is_main()) {
+    tell_no_graph(reason);
+  }
 }
 
 // Before optimizers and callbacks copy the weights.
@@ -272,7 +297,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   } else if (place_.validation_is_due && validation_ != nullptr) {
     console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }
-  files_.event("resume", {{"step", state_.step}, {"epoch", state_.epoch}, {"from", origin->name}});
+  files_.event("resume", {{"step", state_.step}, {"epoch", place_.number}, {"from", origin->name}});
 }
 
 // For callbacks of a validation before the first step, such as ReduceOnPlateau.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
@@ -15,6 +16,7 @@
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
 #include "trainer/micro_batches.h"
+#include "trainer/pass_graphs.h"
 #include "trainer/step_context.h"
 #include "trainer/times_count.h"
 
@@ -56,9 +58,9 @@ void Task::optimize(Step& step) {
   OptimizerStep& optimizer = step.optimizer();
   optimizer.zero_grad();
   for (const Batch& batch : step.batches()) {
-    const StepOutput out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
-    optimizer.backward(out);  // weighted by its share of the global batch; the last one reduces while it runs
-    step.add(out);            // loss and metrics stay on the device
+    // Forward and backward, weighted by its share of the global batch; the last backward reduces while it runs. Loss
+    // and metrics stay on the device.
+    step.add(optimizer.pass(batch, [this](const Batch& b) { return training_step(b); }));
   }
   optimizer.update();  // mean over the global batch, clip, schedule, optimizer
 }
@@ -84,9 +86,41 @@ void Step::begin(const StepBatches& batches, const ScheduleStep& at) {
   }
 }
 
+StepOutput OptimizerStep::pass(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
+  begin_forward(batch);
+  PassGraphs* const graphs = step_.context_.graphs;
+  if (graphs == nullptr || batch.samples == 0) {
+    StepOutput output = evaluate(batch, f);
+    backward(output);
+    return output;
+  }
+  StepOutput output = graphs->run(
+      {.batch = batch, .weight = step_.weight(batch.samples), .begins_step = &batch == &step_.batches().front()},
+      [&](const Batch& values) {
+        StepOutput found = evaluate(values, f);
+        run_backward(found);
+        return found;
+      });
+  note(output);
+  return output;
+}
+
+// A task that calls this may do anything between forward and backward.
 StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
+  if (step_.context_.graphs != nullptr) {
+    step_.context_.graphs->stop("the task overrides optimize()");
+  }
+  begin_forward(batch);
+  return evaluate(batch, f);
+}
+
+void OptimizerStep::begin_forward(const Batch& batch) {
   optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
   step_.now_.last_samples = batch.samples;
+}
+
+StepOutput OptimizerStep::evaluate(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
+  RECORD_USER_SCOPE("forward");
   StepOutput output;
   if (batch.samples == 0) {
     output.samples = 0;
@@ -102,12 +136,31 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
 }
 
 void OptimizerStep::backward(const StepOutput& output) {
+  note(output);  // before the backward, which sends it
+  run_backward(output);
+}
+
+void OptimizerStep::note(const StepOutput& output) {
   const std::int64_t samples = step_.samples_of(output);
   check_counts(output);
   if (evaluation_ != nullptr) {
     evaluation_->add(output, samples);
   }
   (output.loss.defined() ? step_.now_.with_loss : step_.now_.without_loss) |= samples > 0;
+  if (!output.loss.defined()) {
+    return;
+  }
+  if (step_.looks_at_losses()) {
+    optimizer_.add_loss(output.count.defined() ? times_count(output.loss, output.count)
+                                               : output.loss.detach() * step_.weight(samples));
+  }
+  if (output.count.defined()) {
+    optimizer_.add_count(output.count);
+  }
+}
+
+void OptimizerStep::run_backward(const StepOutput& output) {
+  RECORD_USER_SCOPE("backward");
   if (!output.loss.defined()) {
     optimizer_.backward_nothing();
     return;
@@ -116,16 +169,16 @@ void OptimizerStep::backward(const StepOutput& output) {
     step_.context_.loss_check->look(output.loss, step_.number());
   }
   const double factor = step_.context_.loss_factor;
-  if (step_.looks_at_losses()) {  // before the backward, which sends it
-    optimizer_.add_loss(output.count.defined() ? times_count(output.loss, output.count)
-                                               : output.loss.detach() * step_.weight(samples));
-  }
   if (output.count.defined()) {
-    optimizer_.add_count(output.count);
     const at::Tensor count = output.count.detach().to(output.loss.dtype());
     optimizer_.backward(output.loss, factor == 1 ? count : count * factor);
+    return;
+  }
+  const double weight = factor * step_.weight(step_.samples_of(output));
+  if (step_.context_.graphs != nullptr) {  // a CUDA graph needs a tensor that nobody replaces
+    optimizer_.backward(output.loss, at::full({}, weight, output.loss.options().requires_grad(false)));
   } else {
-    optimizer_.backward(output.loss, factor * step_.weight(samples));
+    optimizer_.backward(output.loss, weight);
   }
 }
 
@@ -182,6 +235,7 @@ void OptimizerStep::update() {
     optimizer_.skip_if(any_of(not_finite, spike));
   }
   clip(optimizer_, step_.context_.config.optim, step_.now_.grad_norm);
+  RECORD_USER_SCOPE("optimizer");
   optimizer_.set_lr(step_.now_.at);
   optimizer_.step();
   step_.now_.skipped = any_of(step_.now_.skipped, any_of(optimizer_.skipped(), not_finite));

@@ -9,6 +9,7 @@
 #include <lockstep/world/world.h>
 
 #include "trainer/meter.h"
+#include "trainer/pass_graphs.h"
 #include "trainer/watch/loss_check.h"
 #include "trainer/watch/spike_gate.h"
 
@@ -23,6 +24,7 @@ struct Step::Context {
   Meter* epoch_meter = nullptr;     ///< report.epoch_means: of the whole epoch
   SpikeGate* spikes = nullptr;      ///< spike.policy skip
   LossCheck* loss_check = nullptr;  ///< on the main rank
+  PassGraphs* graphs = nullptr;     ///< cuda_graphs
   double loss_factor = 1;           ///< of the loss of which gradients are computed (optim.loss_scaling)
   /// Before the gradients of an optimizer are clipped; nullptr: nothing.
   const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;

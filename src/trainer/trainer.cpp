@@ -56,8 +56,8 @@ void check_options(std::uint32_t stages, bool has_function, const OnOptions& opt
         {fmt::format("Trainer::on: every_s together with {}", options.is_light ? "is_light" : "every"),
          options.is_light ? "leave out is_light: the ranks send a message to agree on the time" : "use one of them"});
   }
-  if (options.every_s > 0 && (stages & kWithoutMeeting) != 0) {
-    problems.push_back({"Trainer::on: every_s at a stage inside a step or a loop, where the ranks do not meet",
+  if (options.every_s > 0 && (stages & kUnsynchronizedStages) != 0) {
+    problems.push_back({"Trainer::on: every_s at a stage inside a step or a loop, where the ranks are not synchronized",
                         "use another stage, such as step_end"});
   }
   if (!problems.empty()) {

@@ -16,6 +16,7 @@
 
 #include "base/text.h"
 #include "environment/build_info.h"
+#include "world/process_group.h"
 
 namespace lockstep {
 namespace {
@@ -50,6 +51,9 @@ std::string facts(const TrainConfig& config) {
       fmt::format("LibTorch {} build {}", TORCH_VERSION,
                   build_id_of(reinterpret_cast<const void*>(&at::get_num_threads))),
   };
+  if (config.backend == Backend::nccl) {
+    lines.push_back(fmt::format("NCCL {}", nccl_version()));
+  }
   for (const auto& [name, value] : config_values(config)) {
     if (ranks_agree_on(name)) {
       lines.push_back(fmt::format("{} = {}", name, value));

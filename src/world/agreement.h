@@ -37,9 +37,9 @@ template <class AnError>
 /// `texts`: one per rank, in order. Pure.
 std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts);
 
-/// Collective. Compares builds (program, lockstep, LibTorch) and settings, and checks that no two ranks use one GPU
-/// (only a warning with gloo). `gpu`: UUID of this rank's GPU, "" for the CPU. Returns the place of each rank. Throws:
-/// CommError (exit 78) naming the first difference and its rank; (exit 2) for a shared GPU.
+/// Collective. Compares builds (program, lockstep, LibTorch, NCCL if it is used) and settings, and checks that no two
+/// ranks use one GPU (only a warning with gloo). `gpu`: UUID of this rank's GPU, "" for the CPU. Returns the place of
+/// each rank. Throws: CommError (exit 78) naming the first difference and its rank; (exit 2) for a shared GPU.
 std::vector<RankPlace> agree_at_start(const TrainConfig& config, std::string_view gpu, World& world,
                                       const RankPlace& place = {});
 

@@ -238,7 +238,7 @@ bool World::any(bool value) {
                         : impl_->control_all_reduce("any", Operation::any, value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
 }
 
-bool WorldAccess::meet(World& world, bool value) {
+bool WorldAccess::any_without_timeout(World& world, bool value) {
   constexpr std::chrono::hours kNoLimit{24 * 365};
   World::Impl& impl = *world.impl_;
   return impl.alone() ? value

@@ -48,7 +48,7 @@ void World::Impl::connect_control_plane() {
 }
 
 // Note [Shared memory of auto]: with --backend auto, a rank on the CPU plans for shared memory if its launcher shows
-// one machine. The ranks agree on Gloo if they find several machines when they meet, if one cannot have the memory,
+// one machine. The ranks agree on Gloo if they find several machines in the rendezvous, if one cannot have the memory,
 // which they know only when they build a reducer, or if the checkpoint was written with Gloo. So nothing depends on
 // what a plan cannot know. Whoever asks for shm gets it or an error.
 void World::Impl::connect_data_plane(c10::Device on, Backend asked) {
@@ -98,7 +98,8 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Rank
 
 World World::connect(const Plan& plan, const Identity& identity) { return WorldAccess::connect(plan, identity, {}); }
 
-World WorldAccess::connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met) {
+World WorldAccess::connect(const Plan& plan, const Identity& identity,
+                           const std::function<void(const World&)>& on_rendezvous) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
   LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
   const LocalDevice& chosen = plan.local_devices[local];
@@ -120,14 +121,14 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   impl.device =
       chosen.id.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.id.index)) : c10::Device(c10::kCPU);
   const PhaseScope phase(*impl.progress, impl.alone() ? Phase::start : Phase::rendezvous);
-  Meeting meeting;
+  JoinedStore joined;
   if (!impl.alone()) {
-    meeting = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
-    impl.store = std::move(meeting.store);
+    joined = rendezvous(identity, to_milliseconds(plan.config.dist.init_timeout_s));
+    impl.store = std::move(joined.store);
     impl.progress->set_phase(Phase::rendezvous);  // the ranks have connected; the following work has a separate limit
   }
-  if (met) {
-    met(world);
+  if (on_rendezvous) {
+    on_rendezvous(world);
   }
   if (chosen.id.gpu) {
     if (plan.config.deterministic != Determinism::off) {
@@ -143,7 +144,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity, const std
   impl.timeout = to_milliseconds(plan.config.dist.timeout_s);
   const Variables environment = read_environment();
   if (impl.place.local_size < impl.place.size || identity.local_size_is_guess) {
-    impl.place.address = meeting.address;
+    impl.place.address = joined.address;
     impl.place.interfaces = environment.get("GLOO_SOCKET_IFNAME").value_or("");
   }
   try {

@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <typeinfo>
 
@@ -13,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 
+#include "world/device_graph.h"
 #include "world/peer_errors.h"
 #include "world/process_group.h"
 
@@ -67,13 +69,21 @@ void load_cuda() {
   }
 }
 
+std::string nccl_version() {
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
+  int number = 0;  // 22809
+  return get != nullptr && get(&number) == 0
+             ? fmt::format("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100)
+             : std::string();
+}
+
 // Note [NCCL policy]: by default, if a collective fails or times out, NCCL's watchdog thread ends the process with
 // SIGABRT, after a minute in which it waits for a dump. A second thread does the same if another rank has asked for a
 // dump, even in an earlier attempt that used the same store. With these values the watchdog notes the failure and
 // aborts the kernels that wait for the lost peer. World looks at the note whenever it waits for the device, and throws
 // a CommError before any later result is used or saved. If a rank hangs in NCCL all the same, the supervisor or the
-// monitor ends it. The watchdog would also end the process at every other error of CUDA, which it meets because it
-// queries events; the rank's own thread meets the same error and reports it.
+// monitor ends it. The watchdog would also end the process at every other error of CUDA, which it sees because it
+// queries events; the rank's own thread sees the same error and reports it.
 //
 // Between ranks of one machine NCCL would listen on any interface that is up: that of a VPN or a container may end
 // before the run does.
@@ -102,6 +112,16 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
                     "use --backend gloo, or set NCCL_DEBUG=INFO to see why",
                     is_gpu_failure(error) ? ExitCode::failed : ExitCode::peer_lost);
   }
+}
+
+std::unique_ptr<DeviceGraph> make_cuda_graph(DeviceGraph* beside) {
+  using Make = DeviceGraph* (*)(DeviceGraph*);
+  const auto make = reinterpret_cast<Make>(dlsym(cuda_library(), "lockstep_make_cuda_graph"));
+  if (make == nullptr) {
+    throw LaunchError(fmt::format("{} has no CUDA graphs: {}", kLibrary, dlerror()),
+                      "install the library that was built with this lockstep, or leave out --cuda_graphs");
+  }
+  return std::unique_ptr<DeviceGraph>(make(beside));
 }
 
 }  // namespace lockstep

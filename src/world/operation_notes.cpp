@@ -18,13 +18,27 @@ namespace {
 
 std::string note_key(int rank) { return fmt::format("at/{}", rank); }
 
+/// By rank; "": it has written none. Usually all have, and one question is enough: every rank that waits asks.
+std::vector<std::string> read_notes(c10d::Store& store, int size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size; ++rank) {
+    keys.push_back(note_key(rank));
+  }
+  if (const auto notes = store_get_all(store, keys)) {
+    return *notes;
+  }
+  std::vector<std::string> notes;
+  for (const std::string& key : keys) {
+    notes.push_back(store_check(store, key) ? store_get(store, key) : std::string());
+  }
+  return notes;
+}
+
 std::string ranks_with_older_notes(c10d::Store& store, int size, std::int64_t number) {
   std::vector<std::string> missing;
+  const std::vector<std::string> notes = read_notes(store, size);
   for (int rank = 0; rank < size; ++rank) {
-    std::string note;
-    if (store_check(store, note_key(rank))) {
-      note = store_get(store, note_key(rank));
-    }
+    const std::string& note = notes[static_cast<std::size_t>(rank)];
     const auto space = std::min(note.find(' '), note.size());
     if (parse_int(std::string_view(note).substr(0, space)).value_or(0) < number) {
       missing.push_back(note.empty() ? std::to_string(rank)

@@ -31,6 +31,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
 /// Throws: LaunchError saying what is missing.
 void load_cuda();
 
+/// "2.28.9"; "": this process has not loaded NCCL, which load_cuda() does.
+std::string nccl_version();
+
 /// Sets an environment variable while it exists, if the user has not set it: CUDA and LibTorch read some variables when
 /// they start. Nothing else changes the environment of this process.
 class ScopedVariable {

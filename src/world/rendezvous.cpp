@@ -338,8 +338,8 @@ LaunchName identify_launch(const Variables& variables, const std::optional<Ident
   return name;
 }
 
-c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& served, const Identity& identity,
-                                     milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> wait_for_all_ranks(const c10::intrusive_ptr<c10d::Store>& served,
+                                                   const Identity& identity, milliseconds timeout) {
   Handshake handshake{.run = identity.run_id, .world_size = identity.world_size};
   if (!identity.agent_store) {
     handshake = serves(identity) ? write_handshake(*served, identity) : read_handshake(*served, identity, timeout);
@@ -361,9 +361,10 @@ c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& serv
   return store;
 }
 
-Meeting rendezvous(const Identity& identity, milliseconds timeout) {
+JoinedStore rendezvous(const Identity& identity, milliseconds timeout) {
   try {
-    return {.store = meet(connect_store(identity, timeout), identity, timeout), .address = local_address(identity)};
+    return {.store = wait_for_all_ranks(connect_store(identity, timeout), identity, timeout),
+            .address = local_address(identity)};
   } catch (const c10::Error& error) {
     throw CommError(fmt::format("rank {} cannot reach the rendezvous store at {}: {}", identity.rank,
                                 store_address(identity), error.what_without_backtrace()),

@@ -61,6 +61,17 @@ bool store_check(c10d::Store& store, const std::string& key) {
   return ask([&] { return store.check({key}); });
 }
 
+std::optional<std::vector<std::string>> store_get_all(c10d::Store& store, const std::vector<std::string>& keys) {
+  if (!store.hasExtendedApi() || !ask([&] { return store.check(keys); })) {
+    return std::nullopt;
+  }
+  std::vector<std::string> values;
+  for (const auto& bytes : ask([&] { return store.multiGet(keys); })) {
+    values.emplace_back(bytes.begin(), bytes.end());
+  }
+  return values;
+}
+
 std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta) {
   return ask([&] { return store.add(key, delta); });
 }

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,6 +20,8 @@ namespace lockstep {
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);
 std::string store_get(c10d::Store& store, const std::string& key);
 bool store_check(c10d::Store& store, const std::string& key);
+/// In two questions, however many keys. nullopt: one is missing, or this kind of store cannot.
+std::optional<std::vector<std::string>> store_get_all(c10d::Store& store, const std::vector<std::string>& keys);
 std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta);
 /// Waits at most `timeout`; false: the key did not appear.
 bool store_wait(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);

@@ -39,9 +39,10 @@ struct RankCoordinates {
 class RunHold;
 
 struct WorldAccess {
-  /// World::connect. `met` is called after the rendezvous, or at once for a single rank; before the first collective
+  /// World::connect. `on_rendezvous` is called after it, or at once for a single rank; before the first collective
   /// and before the device is used. The World then has its coordinates and its store.
-  static World connect(const Plan& plan, const Identity& identity, const std::function<void(const World&)>& met);
+  static World connect(const Plan& plan, const Identity& identity,
+                       const std::function<void(const World&)>& on_rendezvous);
   /// Collective. Creates a world with an existing store whose keys belong only to this world. Every rank passes its own
   /// connection (ranks that are threads may share a HashStore). `backend`: automatic: shared memory that the ranks may
   /// leave.
@@ -68,8 +69,8 @@ struct WorldAccess {
   static void settle_device(const World& world);
   /// The tensor on the CPU, after settle_device. Read results of collectives only in this way.
   static at::Tensor on_host(const World& world, const at::Tensor& tensor);
-  /// Collective. any() without a timeout, because another rank's callback may take any time.
-  static bool meet(World& world, bool value);
+  /// Collective. For the callbacks of other ranks, which may take any time.
+  static bool any_without_timeout(World& world, bool value);
   /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).

@@ -38,7 +38,7 @@ class Model:
         self.gather_fixed, self.gather_rank = (v / 1e6 for v in line([(n - 1, r["gather"][1]) for n, r in rows.items()]))
         self.connect_fixed, self.connect_rank = (v / 1e6 for v in line([(n, r["channel"][1]) for n, r in rows.items()]))
         self.start = statistics.median(r["start"][1] for r in rows.values()) / 1e6
-        self.serve = statistics.median((r["channel"][0] - r["channel"][1]) / n**2 for n, r in rows.items() if n >= 8) / 1e6
+        self.serve = statistics.median((r["channel"][0] - r["channel"][1]) / n for n, r in rows.items() if n >= 8) / 1e6
         self.serve_start = statistics.median((r["start"][0] - r["start"][1]) / n**2 for n, r in rows.items() if n >= 8) / 1e6
 
     def gather(self, n):
@@ -78,12 +78,12 @@ def main():
         out.append(f"| {n} | {ms['start'][0]:.0f} / {ms['start'][1]:.0f} | {ms['gather'][1]:.2f} | {ms['barrier'][1]:.2f} | {ms['question'][0]:.3f} / "
                    f"{ms['question'][1]:.3f} | {ms['channel'][0]:.1f} / {ms['channel'][1]:.1f} |")
     measured, predicted = rows[largest]["gather"][1] / 1e6, check.gather(largest)
-    served, serve = (rows[largest]["channel"][0] - rows[largest]["channel"][1]) / 1e6, check.serve * largest**2
+    served, serve = (rows[largest]["channel"][0] - rows[largest]["channel"][1]) / 1e6, check.serve * largest
     out += ["", "## The model", "", "| constant | |", "|---|---|",
             f"| a question to the store, at the process that serves it | {model.question * 1e6:.0f} us |",
             f"| an exchange: per other rank | {model.gather_rank * 1e6:.0f} us |",
             f"| connecting: per other rank | {model.connect_rank * 1e6:.0f} us |",
-            f"| connecting: work of the store, per pair of ranks | {model.serve * 1e6:.0f} us |",
+            f"| connecting: work of the store, per rank | {model.serve * 1e6:.0f} us |",
             f"| start: work of the store, per pair of ranks, all on one machine | {model.serve_start * 1e6:.0f} us |",
             f"| start of a process | {duration(model.start)} |", "",
             f"Fitted without the runs of {largest} ranks, it predicts for them {duration(predicted)} for an exchange (measured {duration(measured)}) and "
@@ -94,7 +94,7 @@ def main():
             "|---|---|---|---|---|---|"]
     for n in (16, 64, 256, 1000, 4000, 10000):
         exchange = model.gather(n) + 2 * (n - 1) * LATENCY
-        out.append(f"| {n:,} | {duration(model.connect(n))} | {duration(model.serve * n * n)} | {100 * LOOKS * n * model.question:.2g} % of a core | "
+        out.append(f"| {n:,} | {duration(model.connect(n))} | {duration(model.serve * n)} | {100 * LOOKS * n * model.question:.2g} % of a core | "
                    f"{duration(exchange)} | {100 * exchange / max(WINDOW, 100 * exchange):.2g} % |")
     report.write("\n".join(out) + "\n", options.report)
 

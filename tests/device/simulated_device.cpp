@@ -30,6 +30,7 @@ namespace {
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 constexpr int kDevices = 2;
 constexpr int kPoison = 0xC5;
+constexpr c10::DeviceIndex kOfGraphs = -2;  // instead of a device: memory that belongs to graphs
 
 using StreamKey = std::pair<c10::DeviceIndex, c10::StreamId>;
 
@@ -52,6 +53,8 @@ struct Block {
   std::set<StreamKey> recorded{};
   bool is_free = false;
 };
+
+using Kernels = std::vector<std::function<void()>>;
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::array<c10::StreamId, kDevices> current_streams{};
@@ -76,6 +79,14 @@ class Simulator {
   MomentPtr enqueue(const StreamKey& stream, std::function<void()> kernel) {
     const std::lock_guard lock(mutex_);
     auto moment = std::make_shared<Moment>(Moment{.stream = stream});
+    if (is_recorded(stream)) {
+      kernel();
+      moment->is_over = true;
+      if (!is_apart_) {
+        recording_->kernels.push_back(std::move(kernel));
+      }
+      return moment;
+    }
     queues_[stream].push_back({.kernel = [kernel = std::move(kernel), moment] {
       kernel();
       moment->is_over = true;
@@ -92,6 +103,7 @@ class Simulator {
 
   void reach(const MomentPtr& moment) {
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK(!is_recorded(moment->stream) || is_apart_, "the host waits for work that is recorded");
     ++host_waits_;
     while (advance(moment)) {
     }
@@ -123,8 +135,52 @@ class Simulator {
 
   void* allocate(std::size_t bytes, const StreamKey& stream) {
     const std::lock_guard lock(mutex_);
+    const StreamKey owner = is_recorded(stream) ? recording_->memory : stream;
     return take(
-        device_memory_, bytes, [&](const Block& block) { return block.stream == stream; }, stream);
+        device_memory_, bytes, [&](const Block& block) { return block.stream == owner; }, owner);
+  }
+
+  /// What `stream` gets from now on is recorded. It runs, so that results have a shape, and is undone at the end.
+  /// `memory` owns what is allocated.
+  void begin_recording(const StreamKey& stream, const StreamKey& memory) {
+    const std::lock_guard lock(mutex_);
+    finish();
+    recording_ = std::make_unique<Recording>(Recording{.stream = stream, .memory = memory});
+    for (const auto& [data, block] : device_memory_) {
+      const char* bytes = static_cast<const char*>(data);
+      recording_->before[data].assign(bytes, bytes + block.bytes);
+    }
+  }
+
+  Kernels end_recording() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [data, block] : device_memory_) {
+      void* const memory = const_cast<void*>(data);
+      if (const auto found = recording_->before.find(data); found != recording_->before.end()) {
+        std::memcpy(memory, found->second.data(), block.bytes);
+      } else {
+        std::memset(memory, kPoison, block.bytes);
+      }
+    }
+    return std::move(std::exchange(recording_, nullptr)->kernels);
+  }
+
+  bool is_recording() {
+    const std::lock_guard lock(mutex_);
+    return recording_ != nullptr;
+  }
+
+  /// Runs `work` while a recording is under way, but not as a part of it, and adds the kernel that it returns.
+  void record_as(const std::function<std::function<void()>()>& work) {
+    const std::lock_guard lock(mutex_);
+    is_apart_ = true;
+    try {
+      recording_->kernels.push_back(work());
+    } catch (...) {
+      is_apart_ = false;
+      throw;
+    }
+    is_apart_ = false;
   }
 
   void free(void* data) {
@@ -134,7 +190,7 @@ class Simulator {
       block.uses.push_back(enqueue(stream, [] {}));
     }
     block.is_free = true;
-    if (block.uses.empty()) {
+    if (block.uses.empty() && block.stream.first != kOfGraphs) {
       poison_later(data, block);
     }
   }
@@ -189,6 +245,14 @@ class Simulator {
 
  private:
   using Memory = std::map<const void*, Block>;
+  struct Recording {
+    StreamKey stream{};
+    StreamKey memory{};
+    std::map<const void*, std::vector<char>> before{};
+    Kernels kernels{};
+  };
+
+  bool is_recorded(const StreamKey& stream) const { return recording_ != nullptr && recording_->stream == stream; }
 
   template <class Fits>
   void* take(Memory& memory, std::size_t bytes, const Fits& fits, const StreamKey& stream) {
@@ -268,6 +332,8 @@ class Simulator {
   Memory device_memory_{};
   Memory pinned_memory_{};
   MomentPtr held_{};
+  std::unique_ptr<Recording> recording_{};
+  bool is_apart_ = false;
   c10::StreamId streams_ = 0;
   std::int64_t host_waits_ = 0;
   bool is_running_ = false;
@@ -455,9 +521,106 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("view", TORCH_FN(view));
 }
 
-void run_on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
-  at::native::cpu_fallback(operation, stack);
+template <class Change>
+c10::IValue with_tensors(const c10::IValue& value, const Change& change) {
+  if (value.isTensor()) {
+    return change(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> changed;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      changed.push_back(change(tensor));
+    }
+    return changed;
+  }
+  return value;
 }
+
+c10::IValue raw_value(const c10::IValue& value) {
+  return with_tensors(
+      value, [](const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu() ? raw(tensor) : tensor; });
+}
+
+std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
+  std::vector<at::Tensor> tensors;
+  with_tensors(value, [&](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  });
+  return tensors;
+}
+
+/// The operation on the same memory once more, with the results in that of `results`.
+void run_again(const c10::OperatorHandle& operation, torch::jit::Stack arguments, const torch::jit::Stack& results) {
+  const at::NoGradGuard no_grad;
+  operation.callBoxed(&arguments);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const std::vector<at::Tensor> to = tensors_of(results[i]);
+    const std::vector<at::Tensor> from = tensors_of(arguments[i]);
+    for (std::size_t k = 0; k < to.size(); ++k) {
+      if (to[k].defined() && to[k].const_data_ptr() != from[k].const_data_ptr()) {
+        to[k].copy_(from[k]);
+      }
+    }
+  }
+}
+
+void run_on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  if (!simulator().is_recording()) {
+    at::native::cpu_fallback(operation, stack);
+    return;
+  }
+  simulator().record_as([&] {
+    const auto& schema = operation.schema();
+    torch::jit::Stack arguments;
+    for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+      const c10::IValue& value = (*stack)[stack->size() - schema.arguments().size() + i];
+      // An output may get its memory only now.
+      arguments.push_back(schema.arguments()[i].is_out() ? at::empty({0}, value.toTensor().options().device(c10::kCPU))
+                                                         : raw_value(value));
+    }
+    at::native::cpu_fallback(operation, stack);
+    torch::jit::Stack results;
+    for (std::size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+      TORCH_CHECK((*stack)[i].isTensor() || (*stack)[i].isTensorList(), "the host waits for work that is recorded");
+      results.push_back(raw_value((*stack)[i]));
+    }
+    return [operation, arguments, results] { run_again(operation, arguments, results); };
+  });
+}
+
+class Graph final : public DeviceGraph {
+ public:
+  explicit Graph(const Graph* beside) : memory_(beside != nullptr ? beside->memory_ : simulator().new_stream()) {}
+
+  void record(const std::function<void()>& work) override {
+    const StreamKey stream = simulator().current(current_device);
+    TORCH_CHECK(stream.second != 0, "the default stream cannot be recorded");
+    at::Generator generator = at::globalContext().defaultGenerator(c10::kCPU);
+    const at::Tensor random = generator.get_state();
+    const auto end = [&] {
+      generator.set_state(random);
+      return simulator().end_recording();
+    };
+    simulator().begin_recording(stream, {kOfGraphs, memory_});
+    try {
+      work();
+    } catch (...) {
+      end();
+      throw;
+    }
+    kernels_ = end();
+  }
+  void replay() override {
+    for (const auto& kernel : kernels_) {
+      launch(kernel);
+    }
+  }
+
+ private:
+  const c10::StreamId memory_;
+  Kernels kernels_{};
+};
 
 // Everything else waits, and runs on the CPU.
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
@@ -487,6 +650,10 @@ void launch(std::function<void()> kernel) { launch_on(device(current_device), st
 
 at::Tensor raw(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+}
+
+std::unique_ptr<DeviceGraph> make_graph(DeviceGraph* beside) {
+  return std::make_unique<Graph>(static_cast<Graph*>(beside));
 }
 
 void hold(const c10::Stream& stream) { simulator().hold(key_of(stream)); }

@@ -10,10 +10,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
+
+#include "world/device_graph.h"
 
 namespace lockstep::simulated {
 
@@ -32,6 +35,10 @@ void hold(const c10::Stream& stream);
 
 /// The same memory as a tensor on the CPU, for kernels. It does not keep the memory.
 at::Tensor raw(const at::Tensor& tensor);
+
+/// A DeviceGraphFactory. It follows CUDA's rules: what is recorded does not run, and a host that waits for it fails; a
+/// replay reads and writes the addresses of the recording. Random numbers are those of the CPU.
+std::unique_ptr<DeviceGraph> make_graph(DeviceGraph* beside);
 
 /// Runs all work that does not wait for more.
 void finish();

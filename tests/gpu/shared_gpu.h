@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/config/train_config.h>
@@ -37,12 +38,8 @@ inline std::vector<std::string> on_device(ComputeSetup where) {
 
 /// Two ranks of `program`, started as torchrun would.
 inline std::vector<std::unique_ptr<Process>> two_ranks(const std::vector<std::string>& program) {
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (const int rank : {0, 1}) {
-    ranks.push_back(std::make_unique<Process>(program, sharing_one_gpu(rank, rank_variables(rank, 2, port))));
-  }
-  return ranks;
+  return start_ranks(2, program,
+                     [](PlainRank& rank) { rank.variables = sharing_one_gpu(rank.rank, std::move(rank.variables)); });
 }
 
 /// Two launchers of one rank each, as on two machines.

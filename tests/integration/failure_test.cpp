@@ -3,7 +3,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -362,14 +361,9 @@ TEST(Launch, GivesEveryRankAProcessGroupOfItsOwn) {
 // Without a launcher of ours the ranks themselves say it, before their errors.
 TEST(SeveralRanks, TellOnceWhatIsSavedIfAllOfThemFail) {
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(std::make_unique<Process>(
-        command(TRAIN_PROGRAM, dir.path() / "run",
-                {"--fail", "throw", "--fail_rank=-1", "--fail_step", "5", "--checkpoint.every_steps", "2"}),
-        rank_variables(rank, 2, port)));
-  }
+  const auto ranks = start_ranks(
+      2, command(TRAIN_PROGRAM, dir.path() / "run",
+                 {"--fail", "throw", "--fail_rank=-1", "--fail_step", "5", "--checkpoint.every_steps", "2"}));
   std::string all;
   for (const auto& rank : ranks) {
     all += rank->wait(Process::Seconds(30)).err;

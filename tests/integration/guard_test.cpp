@@ -1,6 +1,5 @@
 // Under other launchers: the other ranks name a failed rank and do not wait for it.
 #include <csignal>
-#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,11 +68,7 @@ class WithoutAnyLauncher : public testing::TestWithParam<std::tuple<Failure, int
 TEST_P(WithoutAnyLauncher, TheOthersEndByThemselves) {
   const auto& [failure, failed] = GetParam();
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::make_unique<Process>(failing(dir, failure.how, failed), rank_variables(rank, 3, port)));
-  }
+  const auto ranks = start_ranks(3, failing(dir, failure.how, failed));
   const auto cause = ranks[static_cast<std::size_t>(failed)]->wait();
   const auto begin = std::chrono::steady_clock::now();
   for (int rank = 0; rank < 3; ++rank) {
@@ -109,12 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Rank 2 hangs, so that the others cannot leave their collective; then rank 1 dies.
 TEST(Guard, EndsARankThatIsStuckInACollective) {
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000"}),
-                                              rank_variables(rank, 3, port)));
-  }
+  const auto ranks = start_ranks(3, command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000"}));
   ASSERT_TRUE(ranks[0]->wait_for("step 5 ")) << ranks[0]->err();
   ranks[2]->signal(SIGSTOP);
   ranks[1]->signal(SIGKILL);
@@ -129,14 +119,9 @@ TEST(Guard, EndsARankThatIsStuckInACollective) {
 // The others wait in the store for their turn, without a deadline.
 TEST(Guard, EndsRanksThatWaitForATurn) {
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::make_unique<Process>(
-        command(TRAIN_PROGRAM, dir.path() / "run",
-                {"--fail", "kill", "--fail_in", "turn", "--fail_rank", "1", "--fail_step", "0"}),
-        rank_variables(rank, 3, port)));
-  }
+  const auto ranks =
+      start_ranks(3, command(TRAIN_PROGRAM, dir.path() / "run",
+                             {"--fail", "kill", "--fail_in", "turn", "--fail_rank", "1", "--fail_step", "0"}));
   EXPECT_EQ(ranks[1]->wait().code, 137);
   for (const int other : {0, 2}) {
     const auto result = ranks[static_cast<std::size_t>(other)]->wait(Process::Seconds(20));
@@ -149,17 +134,13 @@ TEST(Guard, EndsRanksThatWaitForATurn) {
 TEST(Guard, TellsTheOthersOfARankThatCannotBeConnected) {
   for (const int failing : {0, 1}) {
     const TempDir dir;
-    const std::string port = free_port();
-    std::vector<std::unique_ptr<Process>> ranks;
-    for (int rank = 0; rank < 2; ++rank) {
-      auto variables = rank_variables(rank, 2, port);
-      variables["LOCAL_RANK"] = "0";
-      variables["LOCAL_WORLD_SIZE"] = "1";
-      if (rank == failing) {
-        variables["GLOO_SOCKET_IFNAME"] = "nowhere0";
+    const auto ranks = start_ranks(2, command(TRAIN_PROGRAM, dir.path() / "run", {}), [&](PlainRank& rank) {
+      rank.variables["LOCAL_RANK"] = "0";
+      rank.variables["LOCAL_WORLD_SIZE"] = "1";
+      if (rank.rank == failing) {
+        rank.variables["GLOO_SOCKET_IFNAME"] = "nowhere0";
       }
-      ranks.push_back(std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "run", {}), variables));
-    }
+    });
     const auto cause = ranks[static_cast<std::size_t>(failing)]->wait(Process::Seconds(30));
     EXPECT_EQ(cause.code, 76) << cause.err;
     const auto result = ranks[static_cast<std::size_t>(1 - failing)]->wait(Process::Seconds(10));
@@ -207,8 +188,7 @@ TEST(Guard, EndsARankWhoseScriptWasKilled) {
 TEST(Guard, LeavesARankAloneThatWasStartedByHand) {
   const TempDir dir;
   const auto train = command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000", "--max_steps", "300"});
-  auto variables = rank_variables(0, 1, free_port());
-  const auto result = run_program(with({"sh", "-c", "\"$0\" \"$@\" &"}, train), variables);
+  const auto result = run_program(with({"sh", "-c", "\"$0\" \"$@\" &"}, train), rank_variables(0, 1, free_port()));
   EXPECT_THAT(result.err, HasSubstr("finished at step 300"));
 }
 

@@ -103,16 +103,11 @@ TEST(SlurmTasks, MayStartDifferentNumbersOfRanksOnTheirNodes) {
 /// As perceptrain's scripts export them.
 TEST(Environment, NeedsNoLocalWorldSize) {
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (const char* rank : {"0", "1"}) {
-    ranks.push_back(std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"}),
-                                              Process::Environment{{"RANK", rank},
-                                                                   {"LOCAL_RANK", rank},
-                                                                   {"WORLD_SIZE", "2"},
-                                                                   {"MASTER_ADDR", "localhost"},
-                                                                   {"MASTER_PORT", port}}));
-  }
+  const auto ranks =
+      start_ranks(2, command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"}), [](PlainRank& rank) {
+        rank.variables.erase("LOCAL_WORLD_SIZE");
+        rank.variables["MASTER_ADDR"] = "localhost";
+      });
   for (const auto& rank : ranks) {
     const auto result = rank->wait();
     EXPECT_EQ(result.code, 0) << result.err;
@@ -122,15 +117,12 @@ TEST(Environment, NeedsNoLocalWorldSize) {
 /// Rank 1 may have only small files, and shared memory is one.
 std::vector<Process::Result> with_a_limited_rank(const std::filesystem::path& run, const std::vector<std::string>& more,
                                                  const std::string& limit) {
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    auto words = command(TRAIN_PROGRAM, run, with({"--max_epochs", "1"}, more));
-    if (rank == 1) {
-      words = with({"sh", "-c", "ulimit -f " + limit + " && exec \"$0\" \"$@\""}, words);
-    }
-    ranks.push_back(std::make_unique<Process>(words, rank_variables(rank, 3, port)));
-  }
+  const auto ranks =
+      start_ranks(3, command(TRAIN_PROGRAM, run, with({"--max_epochs", "1"}, more)), [&](PlainRank& rank) {
+        if (rank.rank == 1) {
+          rank.words = with({"sh", "-c", "ulimit -f " + limit + " && exec \"$0\" \"$@\""}, rank.words);
+        }
+      });
   std::vector<Process::Result> results;
   for (const auto& rank : ranks) {
     results.push_back(rank->wait());
@@ -171,12 +163,7 @@ TEST(Environment, PartialVariablesAreRefused) {
 TEST(Environment, ContradictingRankCountIsRefused) {
   const TempDir dir;
   const auto result =
-      run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "3"}), {{"RANK", "0"},
-                                                                                  {"WORLD_SIZE", "2"},
-                                                                                  {"LOCAL_RANK", "0"},
-                                                                                  {"LOCAL_WORLD_SIZE", "2"},
-                                                                                  {"MASTER_ADDR", "127.0.0.1"},
-                                                                                  {"MASTER_PORT", free_port()}});
+      run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "3"}), rank_variables(0, 2, free_port()));
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("3"));
   EXPECT_THAT(result.err, HasSubstr("WORLD_SIZE"));
@@ -185,12 +172,7 @@ TEST(Environment, ContradictingRankCountIsRefused) {
 TEST(Environment, MissingRanksAreNamed) {
   const TempDir dir;
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--dist.init_timeout_s", "1"}),
-                                  {{"RANK", "0"},
-                                   {"WORLD_SIZE", "3"},
-                                   {"LOCAL_RANK", "0"},
-                                   {"LOCAL_WORLD_SIZE", "3"},
-                                   {"MASTER_ADDR", "127.0.0.1"},
-                                   {"MASTER_PORT", free_port()}});
+                                  rank_variables(0, 3, free_port()));
   EXPECT_EQ(result.code, 124) << result.err;
   EXPECT_THAT(result.err, HasSubstr("2 of 3 ranks did not start"));
   EXPECT_THAT(result.err, HasSubstr("1, 2"));

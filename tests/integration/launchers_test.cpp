@@ -344,6 +344,7 @@ TEST_P(SlurmRequeue, GoesOnWhenItWasAskedToStop) {
   start_again(cluster, job);
   EXPECT_TRUE(appears(log, "resuming from step", kPatience)) << read_text(log);
   cluster.run({"scancel", job});
+  EXPECT_TRUE(appears(log, "the job is not queued again", kPatience)) << read_text(log);
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "run.1"));
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "run.2")) << read_text(log);
 }

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -302,16 +301,14 @@ TEST_F(RunDirectories, FreshActsOnceUnderAgentsThatCountRestartsDifferently) {
   const auto agents = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   ASSERT_EQ(run_program(train()).code, 0);
   const auto attempt = [&](const std::array<int, 2>& counts, const std::string& steps) {
-    std::vector<std::unique_ptr<Process>> ranks;
-    for (int rank = 0; rank < 2; ++rank) {
-      auto variables = rank_variables(rank, 2, std::to_string(agents->getPort()));
-      variables["TORCHELASTIC_RUN_ID"] = "job";
-      variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-      variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(counts[static_cast<std::size_t>(rank)]);
-      // Another agent may have rank 0 next time: its process does not tell one launch from another.
-      const auto words = join(train({"--fresh", "--max_steps", steps}), " ");
-      ranks.push_back(std::make_unique<Process>(std::vector<std::string>{"sh", "-c", words + "; exit $?"}, variables));
-    }
+    // Another agent may have rank 0 next time: its process does not tell one launch from another.
+    const auto words = join(train({"--fresh", "--max_steps", steps}), " ");
+    const auto ranks = start_ranks(2, {"sh", "-c", words + "; exit $?"}, [&](PlainRank& rank) {
+      rank.variables["MASTER_PORT"] = std::to_string(agents->getPort());
+      rank.variables["TORCHELASTIC_RUN_ID"] = "job";
+      rank.variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+      rank.variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(counts[static_cast<std::size_t>(rank.rank)]);
+    });
     std::string text;
     for (const auto& rank : ranks) {
       const auto result = rank->wait(Process::Seconds(60));
@@ -408,12 +405,7 @@ TEST_F(NumberedRuns, AJobThatIsKilledAndQueuedAgainStaysInItsDirectory) {
 
 TEST_F(NumberedRuns, RankZeroDecidesUnderALauncherOfOthers) {
   for (const std::string expected : {"1", "2"}) {
-    std::vector<std::unique_ptr<Process>> ranks;
-    const std::string port = free_port();
-    for (int rank = 0; rank < 3; ++rank) {
-      ranks.push_back(std::make_unique<Process>(numbered(), rank_variables(rank, 3, port)));
-    }
-    for (const auto& rank : ranks) {
+    for (const auto& rank : start_ranks(3, numbered())) {
       const auto result = rank->wait(Process::Seconds(60));
       EXPECT_EQ(result.code, 0) << result.err;
     }

@@ -53,7 +53,7 @@ struct Control {
 class PlantedDefect : public testing::TestWithParam<Control> {};
 
 TEST_P(PlantedDefect, IsFound) {
-  constexpr std::uint64_t kEnough = 1000;
+  constexpr std::uint64_t kEnough = 5000;
   for (std::uint64_t seed = 1; seed <= kEnough; ++seed) {
     const Schedule schedule = draw_schedule(seed);
     if (schedule.shape.ranks() <= 64 && !simulate(schedule, GetParam().defect).problems.empty()) {

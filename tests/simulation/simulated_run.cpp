@@ -31,6 +31,7 @@ using namespace std::chrono_literals;
 using Time = PeerWatch::Time;
 
 constexpr int kPeerLost = static_cast<int>(ExitCode::peer_lost);
+constexpr int kStalled = static_cast<int>(ExitCode::timeout);
 constexpr int kKilled = 137;
 constexpr std::chrono::milliseconds kSilence{3000};
 constexpr std::chrono::milliseconds kGrace{5000};
@@ -79,7 +80,7 @@ struct Rank {
   std::optional<PeerWatch> watch{};
   std::optional<StoreAnswer> answer{};
   std::vector<StoreLink::Peer> ended{};  // to be told of
-  std::map<int, StoreLink::Peer> met{};
+  std::map<int, StoreLink::Peer> neighbours{};
   bool launcher_gone = false;
   bool cut = false;
   bool in_trouble = false;  // its main thread knows that a peer is gone, or never will
@@ -221,9 +222,9 @@ class Run {
       watch.launcher_is_gone("pid 1 (launcher)", now);
     }
     if (StoreLink* peers = watch.peers()) {
-      for (StoreLink::Peer& peer : peers->take_met()) {
+      for (StoreLink::Peer& peer : peers->take_found()) {
         if (is_alive(at(peer.rank))) {
-          rank.met.emplace(peer.rank, std::move(peer));
+          rank.neighbours.emplace(peer.rank, std::move(peer));
         } else {
           peers->peer_ended(peer);
         }
@@ -244,13 +245,13 @@ class Run {
     if (!is_alive(rank)) {
       return;
     }
-    if (watch.parting()) {
-      const Parting& parting = *watch.parting();
-      if (parting.is_stopped) {
-        rank.stopped_by = parting.words;
+    if (watch.decision()) {
+      const ExitDecision& decision = *watch.decision();
+      if (decision.is_stopped) {
+        rank.stopped_by = decision.failure;
       }
-      note(static_cast<std::uint64_t>(parting.words.rank + 7));
-      end(rank, parting.code, /*killed=*/false);
+      note(static_cast<std::uint64_t>(decision.failure.rank + 7));
+      end(rank, decision.code, /*killed=*/false);
       return;
     }
     auto longest = rank.launcher_gone || watch.peers() != nullptr ? Duration(deadlines::kLook) : Duration(1h);
@@ -359,8 +360,9 @@ class Run {
     const int first = rank.node * shape_.ranks_per_node;
     for (int number = first; number < first + shape_.ranks_per_node; ++number) {
       Rank& neighbour = at(number);
-      if (const auto met = neighbour.met.find(rank.rank); met != neighbour.met.end() && is_alive(neighbour)) {
-        neighbour.ended.push_back(met->second);
+      if (const auto known = neighbour.neighbours.find(rank.rank);
+          known != neighbour.neighbours.end() && is_alive(neighbour)) {
+        neighbour.ended.push_back(known->second);
         plan_step(neighbour, random_.up_to(1ms));
       }
     }
@@ -435,7 +437,7 @@ class Run {
     Rank& rank = at(number);
     failure.rank = number;
     node_of(rank).accounted.insert(number);
-    node_of(rank).verdict.hear(failure, Time{now_});
+    node_of(rank).verdict.add(failure, Time{now_});
     after(std::chrono::duration_cast<Duration>(deadlines::kWaitForCause), [this, node = rank.node] { settle(node); });
     settle(rank.node);
   }
@@ -445,7 +447,7 @@ class Run {
     Node& node = node_of(rank);
     ++node.gone;
     if (!node.accounted.contains(number) && rank.code != 0 && !node.decided_at) {
-      node.verdict.hear({.rank = number, .code = rank.code, .text = fmt::format("rank {} died", number)}, Time{now_});
+      node.verdict.add({.rank = number, .code = rank.code, .text = fmt::format("rank {} died", number)}, Time{now_});
     }
     node.accounted.insert(number);
     settle(rank.node);
@@ -521,6 +523,10 @@ class Run {
         }
         break;
       }
+      case FaultKind::stall:
+        rank.in_trouble = true;
+        find_stall(fault.rank);
+        break;
       case FaultKind::pause:
         rank.paused_until = std::max(rank.paused_until.value_or(0us), now_ + fault.length);
         break;
@@ -528,6 +534,26 @@ class Run {
         rank.jumped += fault.length;
         break;
     }
+  }
+
+  /// By the first rank of the node that is not suspended.
+  void find_stall(int stalled) {
+    const int first = stalled / shape_.ranks_per_node * shape_.ranks_per_node;
+    for (int number = first; number < first + shape_.ranks_per_node; ++number) {
+      Rank& rank = at(number);
+      StoreLink* peers = rank.watch->peers();
+      if (is_alive(rank) && !is_paused(rank) && peers != nullptr && peers->is_introduced()) {
+        const std::string text = "made no progress for 300 s";
+        rank.watch->stall_was_found(
+            {.rank = stalled,
+             .code = kStalled,
+             .text = number == stalled ? text : fmt::format("rank {} (pid 7) failed: {}", stalled, text)},
+            clock_of(rank));
+        step(rank);
+        return;
+      }
+    }
+    after(100ms, [this, stalled] { find_stall(stalled); });
   }
 
   // ---- invariants
@@ -552,16 +578,22 @@ class Run {
     });
   }
 
+  bool has_struck(FaultKind kind, int rank) const {
+    return std::any_of(schedule_.faults.begin(), schedule_.faults.end(),
+                       [&](const Fault& fault) { return fault.kind == kind && fault.rank == rank; });
+  }
+
   /// Every fault is reported: its rank lives, or has a neighbour that does, and the store answers all the time.
   bool is_clean() const {
     const bool plain = std::all_of(schedule_.faults.begin(), schedule_.faults.end(), [&](const Fault& fault) {
       switch (fault.kind) {
         case FaultKind::exception:
+        case FaultKind::stall:
           return true;
         case FaultKind::launcher:
           return !shape_.supervised;
         case FaultKind::death:
-          // Its neighbours have met it by then; nobody serves the store in its place.
+          // Its neighbours know it by then; nobody serves the store in its place.
           return fault.rank != 0 && shape_.ranks_per_node > 2 && fault.at > 500ms;
         default:
           return false;
@@ -612,13 +644,11 @@ class Run {
                fmt::format("{} ended at {} us, later than {} us", name, rank.ended_at->count(), deadline().count()));
         const bool threw = rank.code == 65;
         expect(rank.code != 0, name + " ended well in a run that failed");
-        expect(rank.killed ? rank.code == kKilled : threw || rank.code == kPeerLost,
+        const bool stalled = rank.code == kStalled;
+        expect(rank.killed ? rank.code == kKilled : threw || stalled || rank.code == kPeerLost,
                fmt::format("{} ended with {}", name, rank.code));
-        expect(!threw || std::any_of(schedule_.faults.begin(), schedule_.faults.end(),
-                                     [&](const Fault& fault) {
-                                       return fault.kind == FaultKind::exception && fault.rank == rank.rank;
-                                     }),
-               name + " threw nothing");
+        expect(!threw || has_struck(FaultKind::exception, rank.rank), name + " threw nothing");
+        expect(!stalled || has_struck(FaultKind::stall, rank.rank), name + " did not hang");
       }
       expect(!rank.outlived_its_order, name + " was told to end, and had to be killed");
       if (rank.stopped_by) {
@@ -651,10 +681,17 @@ class Run {
   /// A launcher that is not ours sees the rank that failed before those that end because of it.
   template <class Expect>
   void expect_causes_first(const Expect& expect) const {
-    if (shape_.supervised || schedule_.faults.size() != 1 || schedule_.faults.front().kind != FaultKind::exception) {
+    if (shape_.supervised || schedule_.faults.size() != 1) {
       return;
     }
-    const Rank& cause = ranks_[static_cast<std::size_t>(schedule_.faults.front().rank)];
+    const Fault& fault = schedule_.faults.front();
+    const Rank& cause = ranks_[static_cast<std::size_t>(fault.rank)];
+    if (fault.kind == FaultKind::stall) {
+      expect(!cause.ended_at || cause.code == kStalled,
+             fmt::format("rank {} hung and ended with {}", cause.rank, cause.code));
+    } else if (fault.kind != FaultKind::exception) {
+      return;
+    }
     for (const Rank& rank : ranks_) {
       expect(&rank == &cause || !rank.ended_at || !cause.ended_at || *cause.ended_at <= *rank.ended_at,
              fmt::format("rank {} ended before the rank that failed", rank.rank));
@@ -683,7 +720,7 @@ class Run {
 };
 
 constexpr const char* kFaultNames[] = {"exception", "death",    "death in call", "node death", "cut",
-                                       "mute",      "launcher", "pause",         "jump"};
+                                       "mute",      "launcher", "stall",         "pause",      "jump"};
 
 Shape draw_shape(Random& random) {
   Shape shape;
@@ -717,7 +754,7 @@ Fault draw_fault(Random& random, const Shape& shape) {
     kinds.insert(kinds.end(), {FaultKind::node_death, FaultKind::mute});
   }
   if (!shape.supervised) {
-    kinds.push_back(FaultKind::launcher);
+    kinds.insert(kinds.end(), {FaultKind::launcher, FaultKind::stall});
   }
   return {.kind = kinds[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(kinds.size()) - 1))],
           .rank = static_cast<int>(random.between(0, shape.ranks() - 1)),

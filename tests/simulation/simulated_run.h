@@ -38,6 +38,7 @@ enum class FaultKind {
   cut,            ///< a rank's connection to the store breaks
   mute,           ///< no packet of a node arrives any more
   launcher,       ///< the launcher of a node dies
+  stall,          ///< a rank hangs; another one of its node finds it
   pause,          ///< a process is suspended for a while
   jump,           ///< a rank's clock jumps
 };

@@ -42,8 +42,8 @@
 #include "ipc/progress_record.h"
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
-#include "rank/last_words.h"
 #include "rank/signals.h"
+#include "rank/terminate_handler.h"
 #include "supervise/worker_process.h"
 #include "support/loud_lines.h"
 
@@ -242,7 +242,7 @@ void leave_daemon(bool bare) {
 }
 
 /// All ranks connect to rank 0's socket and check that they belong to one launch.
-bool meet(int rank, int world_size, int port, const std::string& run_id) {
+bool rendezvous(int rank, int world_size, int port, const std::string& run_id) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
@@ -308,7 +308,8 @@ struct RankTools {
       : board(WorkerProcess::kProgressFd, worker.rank()),
         record(board[worker.rank()]),
         crash_handler(worker.rank(), &record),
-        last_words(record, [channel = worker.channel](const Failure& failure) { channel->send(to_message(failure)); }),
+        terminate_handler(record,
+                          [channel = worker.channel](const Failure& failure) { channel->send(to_message(failure)); }),
         monitor({.rank = worker.rank(), .supervisor = std::make_unique<ChannelLink>(worker.rank(), worker.channel)}) {
     record.set_step(812);
     record.set_phase(Phase::data);
@@ -316,7 +317,7 @@ struct RankTools {
   ProgressBoard board;
   ProgressRecord& record;
   CrashHandler crash_handler;
-  LastWords last_words;
+  TerminateHandler terminate_handler;
   PeerMonitor monitor;
 };
 
@@ -493,11 +494,11 @@ const std::map<std::string, int (*)(const Worker&)> kTasks = {
        leave_daemon(/*bare=*/true);
        return worker.finish(0);
      }},
-    {"meet",
+    {"rendezvous",
      [](const Worker& worker) {
-       const bool met = meet(worker.rank(), worker.number("WORLD_SIZE"), worker.number("MASTER_PORT"),
-                             worker.environment.get("LOCKSTEP_RUN_ID").value());
-       return worker.finish(met ? 0 : 1);
+       const bool done = rendezvous(worker.rank(), worker.number("WORLD_SIZE"), worker.number("MASTER_PORT"),
+                                    worker.environment.get("LOCKSTEP_RUN_ID").value());
+       return worker.finish(done ? 0 : 1);
      }},
     {"train", train},    // train:FAILURES:STEP,STEP...: number of deaths; the n-th death is at the n-th step
     {"loud", loud},      // loud:LINES

@@ -190,17 +190,23 @@ class MemoryFileSystem::Reader final : public RandomAccessFile {
 
 class MemoryFileSystem::Lock final : public FileLock {
  public:
-  Lock(std::shared_ptr<State> state, std::string key) : state_(std::move(state)), key_(std::move(key)) {}
+  Lock(std::shared_ptr<State> state, std::string key, NodePointer node)
+      : state_(std::move(state)), key_(std::move(key)), node_(std::move(node)) {}
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
   ~Lock() override {
     const std::lock_guard lock(state_->mutex);
     state_->locks.erase(key_);
   }
+  bool is_in_place() const override {
+    const std::lock_guard lock(state_->mutex);
+    return state_->find(key_) == node_;
+  }
 
  private:
   std::shared_ptr<State> state_;
   std::string key_;
+  NodePointer node_;
 };
 
 MemoryFileSystem::MemoryFileSystem() : state_(std::make_shared<State>()) {}
@@ -392,7 +398,7 @@ std::unique_ptr<FileLock> MemoryFileSystem::try_lock(const Path& path, const std
   const NodePointer node = existing != nullptr ? existing : state_->add_file(path);
   const auto text = std::as_bytes(std::span(my_text));
   node->data.assign(text.begin(), text.end());
-  return std::make_unique<Lock>(state_, key);
+  return std::make_unique<Lock>(state_, key, node);
 }
 
 }  // namespace lockstep

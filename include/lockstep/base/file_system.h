@@ -42,6 +42,9 @@ class RandomAccessFile {
 class FileLock {
  public:
   virtual ~FileLock() = default;
+  /// False after the file of the lock was renamed or removed, for example with its directory: another process can then
+  /// take the lock at its path. Throws: IoError.
+  virtual bool is_in_place() const = 0;
 };
 
 /// All operations throw IoError with the path and the errno text. The umask decides who may read new files.

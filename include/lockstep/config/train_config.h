@@ -137,15 +137,16 @@ struct DistConfig {
   bool requeue = false;             ///< under Slurm: queue the job again after a requested stop
   int max_restarts = 0;             ///< own launcher: restarts after failures without progress between them
   double stall_warn_s = 30;         ///< time without progress after which the stalled ranks are named; 0: never
-  double stall_timeout_s = 300;     ///< time without progress within a step after which the run ends; 0: never
-  double bucket_mib = 25;           ///< gradient bucket size
+  double stall_timeout_s =
+      300;                 ///< time without progress in a step, or while all ranks wait, that ends the run; 0: never
+  double bucket_mib = 25;  ///< gradient bucket size
   bool find_unused_parameters =
       false;                      ///< the loss may leave parameters without gradient; costs a graph traversal per step
   bool static_graph = false;      ///< the graph is the same in every step
   bool broadcast_buffers = true;  ///< copy the buffers of rank 0 (batch norm statistics) to all ranks once per step
   GradCompression compression = GradCompression::none;  ///< dtype in which gradients are sent
   bool require_sync_batch_norm = false;                 ///< refuse batch norm that is not SyncBatchNorm
-  bool check_replicas = false;   ///< at each report: parameters and optimizer state are equal on all ranks
+  bool check_replicas = false;   ///< at each report: the ranks have equal parameters, optimizer state and buffers
   bool shard_optimizer = false;  ///< each rank keeps the optimizer state of its share of the parameters only (ZeRO-1)
 };
 
@@ -185,6 +186,7 @@ struct TrainConfig {
   Determinism deterministic = Determinism::off;  ///< operations without a deterministic algorithm: allow, warn, refuse
   bool benchmark = false;                        ///< let cuDNN measure its convolution algorithms and use the fastest
   bool detect_anomaly = false;                   ///< find the operation whose backward gives NaN; slow, for debugging
+  bool cuda_graphs = false;                      ///< on one GPU, replay forward and backward where shapes repeat
   std::uint64_t seed = 42;                       ///< all random numbers derive from it
   std::int64_t max_epochs = 1;                   ///< 0: no limit
   std::int64_t max_steps = 0;                    ///< 0: no limit; whichever limit is reached first ends the run

@@ -19,7 +19,8 @@ struct Gpu {
   std::string pci_bus_id{};
   std::int64_t memory_bytes = 0;
   std::int64_t free_bytes = 0;
-  bool usable = true;  ///< false: prohibited, or in exclusive mode and in use
+  bool usable = true;                ///< false: prohibited, or in exclusive mode and in use
+  std::string compute_capability{};  ///< "9.0"; "": not known
 };
 
 /// What a machine has, and what of it this process may use.
@@ -42,7 +43,8 @@ Hardware probe_hardware(const Variables& variables);
 Hardware probe_hardware();  ///< reads the environment of this process
 
 /// Reads a machine description (JSON): {"host":..., "cores":16, "memory":"128GiB", "cuda":true, "nccl":true,
-/// "visible_devices":"0,1", "gpus":[{"name":..., "uuid":..., "memory":"80GiB", "free":"79GiB", "usable":true}, ...]}
+/// "visible_devices":"0,1", "gpus":[{"name":..., "uuid":..., "memory":"80GiB", "free":"79GiB", "usable":true,
+/// "compute_capability":"9.0"}, ...]}
 /// "gpus" are the GPUs of the machine; "visible_devices" selects from them. Only "gpus" and "cores" are required
 /// ("cuda" and "nccl" default to true). Throws: ConfigError naming the file and every invalid key.
 Hardware read_hardware(const std::filesystem::path& file);

@@ -18,6 +18,7 @@
 namespace [[gnu::visibility("default")]] lockstep {
 
 class Step;
+class Task;
 
 /// One optimizer's part of a step.
 class OptimizerStep {
@@ -47,11 +48,18 @@ class OptimizerStep {
 
  private:
   friend class Step;
+  friend class Task;
   struct Outputs;
 
   OptimizerStep(Step& step, std::size_t index, StrategyOptimizer& optimizer)
       : step_(step), index_(index), optimizer_(optimizer) {}
 
+  /// forward() and backward() in one, which can be a CUDA graph.
+  StepOutput pass(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
+  void begin_forward(const Batch& batch);
+  StepOutput evaluate(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
+  void note(const StepOutput& output);
+  void run_backward(const StepOutput& output);
   void finish();
   void check_counts(const StepOutput& output);
   at::Tensor mean_loss();

@@ -78,10 +78,10 @@ void write_and_sync(FileSystem& fs, const Path& file, DirectoryFacts& facts) {
     writer->sync();
     seconds = seconds_since(start);
   }
-  std::sort(times.begin(), times.end());
-  facts.sync_seconds = times[1];
+  std::ranges::sort(times);
+  facts.sync_s = times[1];
   writer->close();
-  facts.clock_skew_seconds = skew(modification_time(file), before, unix_time());
+  facts.clock_skew_s = skew(modification_time(file), before, unix_time());
 }
 
 std::string lock_problem(FileSystem& fs, const Path& file) {
@@ -105,7 +105,7 @@ std::string file_system_of(std::string_view mountinfo, const Path& path) {
   std::size_t longest = 0;
   for (const std::string& line : split(mountinfo, '\n')) {
     const std::vector<std::string> words = split(line, ' ');
-    const auto dash = std::find(words.begin(), words.end(), "-");  // ends the optional fields
+    const auto dash = std::ranges::find(words, "-");  // ends the optional fields
     if (words.size() <= kMountPoint || words.end() - dash < 2) {
       continue;
     }

@@ -105,7 +105,7 @@ LauncherFacts collect_launcher_facts(const Variables& variables) {
   note_problems(facts.problems, [&] { facts.job = launch_name(variables, facts.identity).job; });
   note_problems(facts.problems, [&] {
     if (const auto end = job_end(variables)) {
-      facts.job_seconds = std::chrono::duration<double>(*end - std::chrono::steady_clock::now()).count();
+      facts.job_left_s = std::chrono::duration<double>(*end - std::chrono::steady_clock::now()).count();
     }
   });
   for (const std::string_view name : kKnownVariables) {

@@ -116,7 +116,7 @@ struct LauncherFacts {
   std::optional<Identity> identity{};
   std::vector<Problem> problems{};                               ///< of its variables
   std::string job{};                                             ///< batch job of the scheduler; "": none
-  std::optional<double> job_seconds{};                           ///< until its end
+  std::optional<double> job_left_s{};                            ///< until its end
   std::vector<std::pair<std::string, std::string>> variables{};  ///< those of known_variables() that are set
   std::vector<std::string> settings{};                           ///< names of LOCKSTEP_CFG_*
 };
@@ -126,11 +126,11 @@ struct DirectoryFacts {
   std::filesystem::path checked{};  ///< the nearest directory that exists
   std::string file_system{};        ///< "ext4", "nfs4"; "": not known
   std::int64_t free_bytes = 0;
-  std::string failed{};           ///< the first operation that failed, "create a directory"; "": none
-  std::string error{};            ///< its error
-  std::string lock_problem{};     ///< "": a second lock was refused, as it should be
-  double sync_seconds = 0;        ///< fsync of a MiB, the median of three
-  double clock_skew_seconds = 0;  ///< the time of a new file minus the time of this machine
+  std::string failed{};        ///< the first operation that failed, "create a directory"; "": none
+  std::string error{};         ///< its error
+  std::string lock_problem{};  ///< "": a second lock was refused, as it should be
+  double sync_s = 0;           ///< fsync of a MiB, the median of three
+  double clock_skew_s = 0;     ///< the time of a new file minus the time of this machine
 };
 
 struct Facts {

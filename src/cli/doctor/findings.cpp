@@ -279,9 +279,9 @@ void judge_launch(const Facts& facts, Judgement judgement) {
     }
   }
   if (!launcher.job.empty()) {
-    judgement.ok("job",
-                 launcher.job +
-                     (launcher.job_seconds ? ", ends in " + human_duration(std::max(0.0, *launcher.job_seconds)) : ""));
+    judgement.ok(
+        "job",
+        launcher.job + (launcher.job_left_s ? ", ends in " + human_duration(std::max(0.0, *launcher.job_left_s)) : ""));
   }
   judge_variables(facts, judgement);
 }
@@ -319,17 +319,17 @@ void judge_directory(const DirectoryFacts& facts, Judgement judgement) {
     judgement.ok("lock", "works: a second run in the directory is refused");
   }
   constexpr double kSlowSync = 0.25;
-  const std::string sync = fmt::format("{:.1f} ms", 1000 * facts.sync_seconds);
-  if (facts.sync_seconds > kSlowSync) {
+  const std::string sync = fmt::format("{:.1f} ms", 1000 * facts.sync_s);
+  if (facts.sync_s > kSlowSync) {
     judgement.warn("fsync", fmt::format("{}; a save needs several", sync),
                    "use a faster disk, or save less often (--checkpoint.every_steps)");
   } else {
     judgement.ok("fsync", sync);
   }
-  if (std::abs(facts.clock_skew_seconds) > 1) {
+  if (std::abs(facts.clock_skew_s) > 1) {
     judgement.warn("clock",
-                   fmt::format("new files are {:.1f} s {} than the clock of this machine",
-                               std::abs(facts.clock_skew_seconds), facts.clock_skew_seconds > 0 ? "later" : "earlier"),
+                   fmt::format("new files are {:.1f} s {} than the clock of this machine", std::abs(facts.clock_skew_s),
+                               facts.clock_skew_s > 0 ? "later" : "earlier"),
                    "set the clocks of this machine and of the file server by NTP");
   } else {
     judgement.ok("clock", "new files have the time of this machine");

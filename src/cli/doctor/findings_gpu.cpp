@@ -131,8 +131,8 @@ std::set<std::string> kinds_of(const GpuFacts& facts) {
 }
 
 void judge_visible_gpus(const GpuFacts& facts, Judgement& judgement) {
-  const auto answering = std::count_if(facts.driver.gpus.begin(), facts.driver.gpus.end(),
-                                       [](const GpuDetails& gpu) { return !gpu.hidden && gpu.error.empty(); });
+  const auto answering =
+      std::ranges::count_if(facts.driver.gpus, [](const GpuDetails& gpu) { return !gpu.hidden && gpu.error.empty(); });
   const auto visible = std::ssize(facts.visible_uuids);
   if (kinds_of(facts).size() > 1) {
     judgement.warn("kinds", "the GPUs differ: all ranks wait for the slowest", "choose equal ones with --devices");
@@ -162,9 +162,9 @@ void judge_links(const std::vector<GpuPair>& pairs, Judgement& judgement) {
   if (pairs.empty()) {
     return;
   }
-  const auto nvlink = std::count_if(pairs.begin(), pairs.end(), [](const auto& pair) { return pair.path == "NVLink"; });
-  const auto apart = std::count_if(pairs.begin(), pairs.end(),
-                                   [](const auto& pair) { return pair.peer_access && !*pair.peer_access; });
+  const auto nvlink = std::ranges::count_if(pairs, [](const auto& pair) { return pair.path == "NVLink"; });
+  const auto apart =
+      std::ranges::count_if(pairs, [](const auto& pair) { return pair.peer_access && !*pair.peer_access; });
   judgement.ok("links", fmt::format("{} of {} connected by NVLink; {}", nvlink, counted(std::ssize(pairs), "pair"),
                                     apart == 0 ? "every GPU can read the others' memory"
                                                : fmt::format("{} without access to each other's memory, so that NCCL "
@@ -193,8 +193,8 @@ void judge_device_files(const GpuFacts& facts, Judgement& judgement) {
         "device files", "cannot open " + join(refused, ", "),
         "ask the scheduler for GPUs, give the container its devices, or correct the permissions of the files");
   } else if (!facts.device_files.empty() && facts.driver.state == DriverState::running &&
-             std::none_of(facts.device_files.begin(), facts.device_files.end(),
-                          [](const DeviceFile& file) { return file.path == "/dev/nvidia-uvm"; })) {
+             std::ranges::none_of(facts.device_files,
+                                  [](const DeviceFile& file) { return file.path == "/dev/nvidia-uvm"; })) {
     judgement.warn("device files", "/dev/nvidia-uvm is missing; CUDA needs it",
                    "nvidia-modprobe -u -c 0 creates it; a container has to get it as well");
   }

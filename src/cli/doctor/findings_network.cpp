@@ -12,8 +12,8 @@ namespace lockstep {
 namespace {
 
 const NetworkInterface* find_interface(const NetworkFacts& facts, std::string_view name) {
-  const auto found = std::find_if(facts.interfaces.begin(), facts.interfaces.end(),
-                                  [&](const auto& interface) { return interface.name == name; });
+  const auto found =
+      std::ranges::find_if(facts.interfaces, [&](const auto& interface) { return interface.name == name; });
   return found == facts.interfaces.end() ? nullptr : &*found;
 }
 

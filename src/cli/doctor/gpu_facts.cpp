@@ -22,7 +22,7 @@ std::vector<stdfs::path> entries_of(const stdfs::path& folder) {
   for (stdfs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     entries.push_back(entry->path());
   }
-  std::sort(entries.begin(), entries.end());
+  std::ranges::sort(entries);
   return entries;
 }
 

@@ -107,7 +107,7 @@ std::vector<std::string> infiniband_ports() {
                                   port->path().filename().string(), trim(state.substr(state.find(':') + 1))));
     }
   }
-  std::sort(ports.begin(), ports.end());
+  std::ranges::sort(ports);
   return ports;
 }
 

@@ -33,9 +33,8 @@ std::string text_of(const sockaddr* address) {
 }
 
 bool is_here(const std::vector<NetworkInterface>& interfaces, const std::string& address) {
-  return address.starts_with("127.") || std::any_of(interfaces.begin(), interfaces.end(), [&](const auto& interface) {
-           return std::find(interface.addresses.begin(), interface.addresses.end(), address) !=
-                  interface.addresses.end();
+  return address.starts_with("127.") || std::ranges::any_of(interfaces, [&](const auto& interface) {
+           return std::ranges::find(interface.addresses, address) != interface.addresses.end();
          });
 }
 
@@ -89,8 +88,8 @@ std::vector<NetworkInterface> collect_interfaces() {
   }
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, freeifaddrs);
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    auto found = std::find_if(interfaces.begin(), interfaces.end(),
-                              [&](const NetworkInterface& known) { return known.name == entry->ifa_name; });
+    auto found =
+        std::ranges::find_if(interfaces, [&](const NetworkInterface& known) { return known.name == entry->ifa_name; });
     if (found == interfaces.end()) {
       found = interfaces.insert(interfaces.end(), {.name = entry->ifa_name,
                                                    .up = (entry->ifa_flags & IFF_UP) != 0,

@@ -16,7 +16,7 @@ std::string_view label_of(FindingLevel level) {
 }
 
 std::int64_t count(const std::vector<Finding>& findings, FindingLevel level) {
-  return std::count_if(findings.begin(), findings.end(), [&](const Finding& found) { return found.level == level; });
+  return std::ranges::count_if(findings, [&](const Finding& found) { return found.level == level; });
 }
 
 std::string subjects_of(const std::vector<Finding>& findings, FindingLevel level) {
@@ -177,8 +177,8 @@ Json directory_json(const DirectoryFacts& facts) {
           {"failed", facts.failed},
           {"error", facts.error},
           {"lock_problem", facts.lock_problem},
-          {"sync_seconds", facts.sync_seconds},
-          {"clock_skew_seconds", facts.clock_skew_seconds}};
+          {"sync_seconds", facts.sync_s},
+          {"clock_skew_seconds", facts.clock_skew_s}};
 }
 
 std::string launcher_name(const LauncherFacts& facts) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/plan/plan.h>
@@ -73,6 +74,9 @@ namespace {
 int print_plan(const CommandLine& line, const Variables& variables) {
   const Invocation& invocation = line.settings;
   if (invocation.print_config) {
+    if (line.has("json")) {
+      throw ConfigError("plan: --json prints the plan, --print-config the settings", "remove one of the two flags");
+    }
     fmt::print("{}", print_config_text(invocation));
     return 0;
   }

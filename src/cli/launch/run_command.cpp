@@ -55,6 +55,16 @@ std::vector<OutputRoute> routes(const RunFlags& flags, int ranks) {
   return all;
 }
 
+/// Machines may have different numbers of ranks, and get the same flags.
+void check_shown_ranks(const RunFlags& flags, const std::vector<int>& ranks_per_node) {
+  const int most = *std::ranges::max_element(ranks_per_node);
+  if (flags.shown_local_ranks && *flags.shown_local_ranks->rbegin() >= most) {
+    throw ConfigError(fmt::format("--local-ranks-filter: found local rank {} of {}", *flags.shown_local_ranks->rbegin(),
+                                  counted(most, "rank")),
+                      fmt::format("the local ranks are {}", most == 1 ? "0" : fmt::format("0 to {}", most - 1)));
+  }
+}
+
 bool is_file(const std::filesystem::path& path) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(path, ignored);
@@ -84,6 +94,12 @@ std::string find_program(const std::string& program, const Variables& variables)
                       program.ends_with(".py") ? fmt::format("use: lockstep run -- python3 {}", program)
                                                : fmt::format("chmod +x {}", found));
   }
+  std::error_code ignored;
+  if (program.find('/') != std::string::npos && std::filesystem::exists(program, ignored)) {
+    throw LaunchError(fmt::format("cannot run {}: it is {}", program,
+                                  std::filesystem::is_directory(program, ignored) ? "a directory" : "no regular file"),
+                      "give the path of a program");
+  }
   throw LaunchError(fmt::format("cannot find {}", program),
                     is_file(program) ? fmt::format("it is in this directory: use ./{}", program)
                                      : "check the path; a name without a slash is searched in PATH",
@@ -95,6 +111,7 @@ LaunchRequest make_launch_request(const RunFlags& flags, const Hardware& hardwar
   request.argv = flags.command;
   request.any_program = true;
   request.ranks_per_node = ranks_per_node(flags, hardware);
+  check_shown_ranks(flags, request.ranks_per_node);
   request.node = flags.node_rank;
   request.master_addr = flags.master_addr;
   request.master_port = flags.master_port;

@@ -243,9 +243,9 @@ class Parser {
              "use torchrun, or let the scheduler restart the job: the run resumes automatically");
     }
     if (const GivenFlag* value = given("grace")) {
-      const auto seconds = parse_double(value->text);
+      const auto seconds = parse_seconds(value->text);
       if (!seconds || *seconds < 0 || *seconds > 1e7) {
-        refuse(fmt::format("{}: expected seconds from 0 to 1e7", value->label), value->hint());
+        refuse(fmt::format("{}: expected seconds from 0 to 1e7, or a time such as 2min", value->label), value->hint());
       } else {
         result_.grace_s = *seconds;
       }

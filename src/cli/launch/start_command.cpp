@@ -293,7 +293,7 @@ class Guide {
   void ask_ranks() {
     const Invocation invocation = parse(request_);
     const auto decided = {"devices", "nprocs", "compute_setup"};
-    if (std::any_of(decided.begin(), decided.end(), [&](const char* name) { return is_set(invocation, name); })) {
+    if (std::ranges::any_of(decided, [&](const char* name) { return is_set(invocation, name); })) {
       return;
     }
     if (!hardware_.gpus.empty()) {
@@ -310,7 +310,7 @@ class Guide {
   void ask_number(const std::string& name, const std::string& text, const std::vector<std::string>& others) {
     const Invocation invocation = parse(request_);
     if (!is_set(invocation, name) &&
-        std::none_of(others.begin(), others.end(), [&](const auto& other) { return is_set(invocation, other); })) {
+        std::ranges::none_of(others, [&](const auto& other) { return is_set(invocation, other); })) {
       ask_setting(name, {.text = text, .flag = "--" + name, .default_text = "as the program says"});
     }
   }
@@ -334,7 +334,7 @@ class Guide {
     const std::string usual = "resume";
     interview_.say(steps.empty() ? fmt::format("{} contains a run without a checkpoint.", directory.string())
                                  : fmt::format("{} contains a run; its newest checkpoint is step {}.",
-                                               directory.string(), *std::max_element(steps.begin(), steps.end())));
+                                               directory.string(), *std::ranges::max_element(steps)));
     interview_.ask({.text = "resume it, or fresh: start over and keep the old directory beside it",
                     .flag = "--resume, --fresh",
                     .default_text = usual},

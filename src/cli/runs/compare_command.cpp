@@ -90,7 +90,8 @@ const Command kCompareCommand{
         "records. Prints the first step and rank in which they differ: epoch, samples and their order, bits of the "
         "loss, or parameters after the step, and whether one of them left out the update or went back to weights of "
         "before. With different numbers of ranks it compares epoch, global batch and parameters. With A alone it "
-        "prints a hash of all steps, which is the same for equal runs on any number of ranks.",
+        "prints a hash of all steps. Equal runs with the same number of ranks have the same hash; with another number "
+        "sums are rounded differently, and the hash is the same only if all sums are exact.",
     .exit_codes = "0 all common steps are equal, 1 different or no common step, 2 usage, 65 damaged records",
     .flags = kFlags,
     .run = compare};

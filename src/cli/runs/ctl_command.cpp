@@ -19,13 +19,23 @@
 namespace lockstep {
 namespace {
 
-bool is_taken(FileSystem& fs, const std::filesystem::path& file) {
+CheckpointError no_training(const std::filesystem::path& run) {
+  return CheckpointError(fmt::format("no training runs in {} now", run.string()),
+                         "start it with the command of the run");
+}
+
+/// Throws: CheckpointError if the training ends without taking the command. The command is removed then.
+bool is_taken(FileSystem& fs, const std::filesystem::path& run, const std::filesystem::path& file) {
   constexpr std::chrono::seconds kPatience{10};
   constexpr std::chrono::milliseconds kPause{50};
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (fs.exists(file)) {
     if (std::chrono::steady_clock::now() > end) {
       return false;
+    }
+    if (!is_run_in_use(run) && fs.exists(file)) {
+      fs.remove(file);
+      throw no_training(run);
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -38,8 +48,7 @@ int ctl(const CommandLine& line, const Variables&) {
   FileSystem& fs = real_file_system();
   require_run(fs, run);
   if (!is_run_in_use(run)) {
-    throw CheckpointError(fmt::format("no training runs in {} now", run.string()),
-                          "start it with the command of the run");
+    throw no_training(run);
   }
   if (const std::vector<std::string> known = commands_of_run(fs, run);
       std::ranges::find(known, command) == known.end()) {
@@ -49,7 +58,7 @@ int ctl(const CommandLine& line, const Variables&) {
   const std::filesystem::path file = command_file(run, command);
   fs.create_directories(file.parent_path());
   write_file(fs, file, "");
-  const bool taken = is_taken(fs, file);
+  const bool taken = is_taken(fs, run, file);
   fmt::print("{}: {}\n", command, taken ? "taken" : "not taken yet; the training takes it at the end of its step");
   return taken ? 0 : 1;
 }
@@ -71,7 +80,7 @@ const Command kCtlCommand{
         "itself, for example on another machine.",
     .exit_codes =
         "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, no run in RUN, or no such command of its "
-        "training, 65 no training runs in RUN",
+        "training, 65 no training runs in RUN, or it ended without taking the command",
     .run = ctl};
 
 }  // namespace lockstep

@@ -1,4 +1,6 @@
 #include <filesystem>
+#include <map>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -32,6 +34,19 @@ void check_place(const std::filesystem::path& out) {
   }
 }
 
+/// Runs of the same name get the paths that the user wrote.
+void tell_apart(std::vector<RunData>& runs) {
+  std::map<std::string, int> count;
+  for (const RunData& run : runs) {
+    ++count[run.name];
+  }
+  for (RunData& run : runs) {
+    if (count[run.name] > 1) {
+      run.name = run.directory.string();
+    }
+  }
+}
+
 int report(const CommandLine& line, const Variables&) {
   const std::vector<std::filesystem::path> directories(line.arguments.begin(), line.arguments.end());
   const std::string usual = directories.size() == 1 ? (directories.front() / "report.html").string() : "report.html";
@@ -42,6 +57,7 @@ int report(const CommandLine& line, const Variables&) {
   for (const auto& directory : directories) {
     runs.push_back(read_run(fs, directory));
   }
+  tell_apart(runs);
   write_file(fs, out, report_page(runs, unix_time()));
   fmt::print("{}\n", printable(out.string()));
   return 0;

@@ -134,11 +134,10 @@ void judge(RunData& run) {
 void read_checkpoints(FileSystem& fs, RunData& run) {
   const CheckpointDir directory(fs, run.directory / kCheckpointsName);
   RunCheckpointFacts& facts = run.checkpoints;
-  facts.steps = directory.steps();
   facts.monitor = value_of(run.settings, "checkpoint.monitor");
   const bool is_largest = value_of(run.settings, "checkpoint.mode") == "max";
   Json newest;
-  for (const std::int64_t step : facts.steps) {
+  for (const std::int64_t step : directory.steps()) {
     Manifest manifest;
     try {
       manifest = directory.manifest(step);
@@ -149,6 +148,7 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
       run.notes.push_back(fmt::format("checkpoint of step {}: {}", step, error.what()));
       continue;
     }
+    facts.steps.push_back(step);
     for (const Manifest::File& file : manifest.files) {
       facts.bytes += file.size;
     }
@@ -260,6 +260,10 @@ Json read_state(const CheckpointDir& directory, const Manifest& manifest) {
 }
 
 bool is_run(FileSystem& fs, const Path& directory) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory, ignored)) {
+    return false;
+  }
   return std::ranges::any_of(std::vector{kRunRecordName, kEventsName, kMetricLinesName, kMetricTableName},
                              [&](const char* name) { return fs.exists(directory / name); }) ||
          !CheckpointDir(fs, directory / kCheckpointsName).steps().empty();

@@ -35,7 +35,7 @@ struct RunEvent {
   Json fields{};  ///< the others, without "v"
 };
 
-/// Only checkpoints that are committed; their files are not read.
+/// Only committed checkpoints with a valid manifest; their files are not read.
 struct RunCheckpointFacts {
   std::vector<std::int64_t> steps{};  ///< ascending
   std::int64_t bytes = 0;             ///< of all of them

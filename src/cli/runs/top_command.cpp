@@ -70,14 +70,6 @@ class LiveTerminal {
   LiveTerminal(const LiveTerminal&) = delete;
   LiveTerminal& operator=(const LiveTerminal&) = delete;
 
-  void draw(const std::vector<std::string>& lines) const {
-    std::string text = "\x1b[H";
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-      text += (i > 0 ? "\r\n" : "") + lines[i] + "\x1b[K";
-    }
-    write_all(text + "\x1b[J");
-  }
-
   /// Waits for a key, a signal or the time. The exit code if the view shall end.
   std::optional<int> wait(int milliseconds) const {
     std::array<pollfd, 2> watched{pollfd{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
@@ -147,7 +139,8 @@ int show_live(const std::filesystem::path& directory, const RunData& first, cons
       seen = now;
     }
     const Terminal screen = probe_terminal(STDOUT_FILENO, variables);  // a window can change its size
-    terminal.draw(top_screen(run, unix_time(), {.width = screen.width, .height = screen.height}, style));
+    const ScreenSize size{.width = screen.width, .height = screen.height};
+    write_all(drawing(top_screen(run, unix_time(), size, style), size));
     if (const auto code = terminal.wait(kPause)) {
       return *code;
     }

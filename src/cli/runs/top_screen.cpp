@@ -36,8 +36,9 @@ std::string progress_line(const RunData& run, double now) {
   if (run.epoch) {
     parts.push_back(fmt::format("epoch {:g}", *run.epoch));
   }
-  if (run.metrics.seconds_per_step > 0) {
-    parts.push_back(fmt::format("{:.3g} steps/s", 1 / run.metrics.seconds_per_step));
+  if (run.metrics.step_s > 0) {
+    const double rate = 1 / run.metrics.step_s;
+    parts.push_back((rate < 1000 ? fmt::format("{:.3g}", rate) : with_commas(rate)) + " steps/s");
   }
   if (const MetricSeries* rate = run.metrics.find("samples_per_s"); rate != nullptr && rate->values.back() > 0) {
     parts.push_back(with_commas(rate->values.back()) + " samples/s");
@@ -188,7 +189,7 @@ std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize s
   for (std::size_t i = 0; i < shown; ++i) {
     const MetricSeries& series = *metrics[i];
     const std::string head = padded(fitted(printable(series.name), names), names) + " " +
-                             padded(fmt::format("{:.5g}", series.values.back()), kValueWidth);
+                             padded(five_digits(series.values.back()), kValueWidth);
     const int left = size.width - static_cast<int>(names + kValueWidth + 2);
     lines.push_back(head + " " + sparkline(series.values, left, style));
   }
@@ -208,6 +209,16 @@ std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize s
     }
   }
   return lines;
+}
+
+// Each line is erased before it is written. After a full line the cursor of many terminals stays on its last column,
+// and erasing would remove the character there.
+std::string drawing(const std::vector<std::string>& lines, ScreenSize size) {
+  std::string text = "\x1b[H";
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    text += (i > 0 ? "\r\n\x1b[K" : "\x1b[K") + lines[i];
+  }
+  return std::ssize(lines) < size.height ? text + "\r\n\x1b[J" : text;
 }
 
 }  // namespace lockstep

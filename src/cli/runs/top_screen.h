@@ -22,6 +22,9 @@ struct ScreenStyle {
 /// Lines that fit into the size. `now`: seconds since 1970.
 std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize size, ScreenStyle style);
 
+/// The characters that draw the lines over the picture before.
+std::string drawing(const std::vector<std::string>& lines, ScreenSize size);
+
 /// One character per value, the last `width` of them; a value that is not finite is '!'.
 std::string sparkline(std::span<const double> values, int width, ScreenStyle style);
 

@@ -147,9 +147,10 @@ int verify(const CommandLine& line, const Variables&) {
                                   {"newest_valid", newest ? Json(*newest) : Json()}}));
   } else if (!target.step) {
     for (const std::string& name : incomplete) {
-      fmt::print("{}: incomplete: it is being written, or a crash left it and the next start removes it\n", name);
+      fmt::print("{}: incomplete: it is being written, or a crash left it and the next start removes it\n",
+                 printable(name));
     }
-    fmt::print("{}\n", !newest ? fmt::format("no valid checkpoint in {}", target.directory.string())
+    fmt::print("{}\n", !newest ? fmt::format("no valid checkpoint in {}", printable(target.directory.string()))
                        : newest_is_weights_only
                            ? fmt::format("no run resumes from step {}, which holds only weights", *newest)
                            : fmt::format("a run resumes from step {}", *newest));

@@ -148,8 +148,7 @@ class Launch {
 }  // namespace
 
 const Json* ProbeOutcome::measured(std::string_view name) const {
-  const auto found =
-      std::find_if(lines.begin(), lines.end(), [&](const Json& line) { return line.value("measured", "") == name; });
+  const auto found = std::ranges::find_if(lines, [&](const Json& line) { return line.value("measured", "") == name; });
   return found == lines.end() ? nullptr : &*found;
 }
 

@@ -231,9 +231,8 @@ std::optional<Advice> advise_threads(const Measurements& measurements) {
   }
   const Json& times = line->at("times");
   const Json& now = times.front();
-  const Json& best = *std::min_element(times.begin(), times.end(), [](const Json& a, const Json& b) {
-    return a.value("seconds", 0.0) < b.value("seconds", 0.0);
-  });
+  const Json& best = *std::ranges::min_element(
+      times, [](const Json& a, const Json& b) { return a.value("seconds", 0.0) < b.value("seconds", 0.0); });
   if (best.value("seconds", 0.0) >= kClear * now.value("seconds", 0.0)) {
     return std::nullopt;
   }
@@ -306,7 +305,7 @@ std::vector<Finding> judge_directory(const DirectoryFacts& facts) {
     return {failed(kGroup, "writing", fmt::format("{}: cannot {}: {}", where, facts.failed, printable(facts.error)),
                    "give a directory in which you may write: --run-dir DIR")};
   }
-  return {ok(kGroup, "writing", fmt::format("{}; fsync in {}", where, time_text(facts.sync_seconds)))};
+  return {ok(kGroup, "writing", fmt::format("{}; fsync in {}", where, time_text(facts.sync_s)))};
 }
 
 std::vector<Finding> judge_devices(const ProbeOutcome& outcome) {

@@ -17,7 +17,7 @@ bool is_host(std::string_view text) {
 
 std::optional<std::string> VariableReader::noted(const char* name) {
   auto value = variables_.get(name);
-  if (value && std::find(names_.begin(), names_.end(), name) == names_.end()) {
+  if (value && std::ranges::find(names_, name) == names_.end()) {
     names_.emplace_back(name);
   }
   return value;

@@ -55,7 +55,7 @@ std::string find_daemon(const VariableReader& reader) {
       return {};
     }
     const std::string_view name = std::string_view(stat).substr(open + 1, close - open - 1);
-    if (std::find(kDaemons.begin(), kDaemons.end(), name) != kDaemons.end()) {
+    if (std::ranges::find(kDaemons, name) != kDaemons.end()) {
       return fmt::format("{}-{}", trim(std::string_view(stat).substr(0, open)), fields[kStart]);
     }
     process = fields[kParent];

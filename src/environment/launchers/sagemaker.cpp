@@ -17,7 +17,7 @@ constexpr const char* kCurrentHost = "SM_CURRENT_HOST";
 std::optional<std::vector<std::string>> parse_hosts(const std::string& text) {
   try {
     auto hosts = parse_json(text, 2).get<std::vector<std::string>>();
-    if (!hosts.empty() && std::all_of(hosts.begin(), hosts.end(), is_host)) {
+    if (!hosts.empty() && std::ranges::all_of(hosts, is_host)) {
       return hosts;
     }
   } catch (const std::exception&) {
@@ -57,7 +57,7 @@ std::optional<Identity> read_sagemaker(VariableReader& reader) {
   if (!reader.problems().empty()) {
     return identity;
   }
-  const auto found = std::find(hosts.begin(), hosts.end(), here);
+  const auto found = std::ranges::find(hosts, here);
   if (found == hosts.end()) {
     reader.problem(fmt::format("{}=\"{}\" and {}={}: expected one of them", kCurrentHost, printable(here), kHosts,
                                printable(reader.peek(kHosts).value_or(""))));

@@ -110,7 +110,7 @@ std::optional<std::int64_t> read_id(VariableReader& reader, const char* name) {
 }
 
 /// Steps of one job may run in parallel, so the port depends on both numbers.
-void read_meeting_point(VariableReader& reader, Identity& identity) {
+void read_run_and_port(VariableReader& reader, Identity& identity) {
   const auto job = read_id(reader, "SLURM_JOB_ID");
   const auto step = read_id(reader, kStepId);
   if (job && step) {
@@ -149,7 +149,7 @@ std::optional<Identity> read_slurm_step(VariableReader& reader) {
   if (reader.problems().empty()) {
     read_local_size(reader, identity);
   }
-  read_meeting_point(reader, identity);
+  read_run_and_port(reader, identity);
   identity.restart = reader.number("SLURM_RESTART_COUNT", 0).value_or(0);
   identity.starts_ranks = identity.world_size == identity.nodes;  // one task per node
   return identity;

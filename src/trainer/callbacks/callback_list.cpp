@@ -83,17 +83,17 @@ void CallbackList::add(std::shared_ptr<Callback> callback) {
 
 // Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.
 void CallbackList::begin(World& world) {
-  meeting_stages_ = stages_ = 0;
+  synchronized_stages_ = stages_ = 0;
   for (Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "stages()");
     entry.stages = entry.callback->stages();
     stages_ |= entry.stages;
-    meeting_stages_ |= entry.callback->is_light() ? 0 : entry.stages & ~kWithoutMeeting;
+    synchronized_stages_ |= entry.callback->is_light() ? 0 : entry.stages & ~kUnsynchronizedStages;
   }
   has_any_ = !entries_.empty();
-  WorldAccess::meet(world, false);
-  for (const std::string& theirs : world.gather(std::to_string(meeting_stages_))) {
-    meeting_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
+  WorldAccess::any_without_timeout(world, false);
+  for (const std::string& theirs : world.gather(std::to_string(synchronized_stages_))) {
+    synchronized_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
   }
   has_any_ = world.any(has_any_);
 }
@@ -121,9 +121,9 @@ void CallbackList::add_command(const std::string& word) {
 // A callback may begin a validation of its own, so this function may run inside itself.
 bool CallbackList::call(const StageContext& context) {
   const auto stage = static_cast<std::uint32_t>(context.stage);
-  const bool meets = (meeting_stages_ & stage) != 0;
+  const bool synchronizes = (synchronized_stages_ & stage) != 0;
   std::vector<bool> before = std::exchange(frozen_before_, {});
-  if (meets) {
+  if (synchronizes) {
     note_frozen(before);
   }
   for (Entry& entry : entries_) {
@@ -133,10 +133,10 @@ bool CallbackList::call(const StageContext& context) {
       entry.callback->on(context);
     }
   }
-  if (meets) {
+  if (synchronizes) {
     note_frozen(frozen_);
   }
-  const bool changed = meets && WorldAccess::meet(context.world, frozen_ != before);
+  const bool changed = synchronizes && WorldAccess::any_without_timeout(context.world, frozen_ != before);
   frozen_before_ = std::move(before);
   return changed;
 }
@@ -182,7 +182,7 @@ NamedTensors CallbackList::save(World& world) const {
       all.emplace_back(fmt::format("{}.{}", entry.name, name), tensor);
     }
   }
-  WorldAccess::meet(world, false);
+  WorldAccess::any_without_timeout(world, false);
   return all;
 }
 
@@ -210,7 +210,7 @@ void CallbackList::load(const NamedTensors& state, World& world, bool back) cons
       entry.callback->load(mine);
     }
   }
-  WorldAccess::meet(world, false);
+  WorldAccess::any_without_timeout(world, false);
 }
 
 ValidationScopes CallbackList::validation_scopes(World& world) const {

@@ -16,9 +16,9 @@
 namespace lockstep {
 
 /// Inside a step or a loop ranks need not be at the same point, and after an exception no collective works.
-inline constexpr std::uint32_t kWithoutMeeting = Stage::step_start | Stage::backward_end | Stage::exception |
-                                                 Stage::validation_batch_end | Stage::test_batch_end |
-                                                 Stage::predict_batch_end;
+inline constexpr std::uint32_t kUnsynchronizedStages = Stage::step_start | Stage::backward_end | Stage::exception |
+                                                       Stage::validation_batch_end | Stage::test_batch_end |
+                                                       Stage::predict_batch_end;
 
 /// What the callbacks keep during a validation. The last one goes first: each restores what it found.
 class ValidationScopes {
@@ -86,9 +86,9 @@ class CallbackList {
   const Entry* owner_of(std::string_view tensor) const;
 
   std::vector<Entry> entries_{};
-  bool has_any_ = false;              // on any rank
-  std::uint32_t stages_ = 0;          // for which this rank has a callback
-  std::uint32_t meeting_stages_ = 0;  // stages for which any rank has a callback that is not light
+  bool has_any_ = false;                   // on any rank
+  std::uint32_t stages_ = 0;               // for which this rank has a callback
+  std::uint32_t synchronized_stages_ = 0;  // stages for which any rank has a callback that is not light
   std::vector<at::Tensor> parameters_{};
   std::vector<bool> frozen_before_{};  // memory for call(); same order as parameters_
   std::vector<bool> frozen_{};

@@ -38,7 +38,7 @@ class FunctionCallback final : public Callback {
       return count_of(context) % options_.every == 0;
     }
     // Without a time limit: another callback of the stage may keep rank 0 for any time.
-    return WorldAccess::meet(context.world, context.world.is_main() && is_time());
+    return WorldAccess::any_without_timeout(context.world, context.world.is_main() && is_time());
   }
 
   bool is_time() const { return std::chrono::duration<double>(Clock::now() - last_).count() >= options_.every_s; }

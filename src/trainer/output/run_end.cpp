@@ -97,12 +97,10 @@ std::string summary(const FitResult& result, const std::string& monitor) {
   return join(parts, " | ");
 }
 
-void tell_end(const FitResult& result, const TimeShares& times, const TrainConfig& config, World& world,
-              Console& console, RunFiles& files) {
-  EventFields fields{{"step", result.state.step},
-                     {"epoch", result.state.epoch},
-                     {"why", result.why},
-                     {"stopped", result.stop > StopKind::program}};
+void tell_end(const FitResult& result, std::int64_t epoch, const TimeShares& times, const TrainConfig& config,
+              World& world, Console& console, RunFiles& files) {
+  EventFields fields{
+      {"step", result.state.step}, {"epoch", epoch}, {"why", result.why}, {"stopped", result.stop > StopKind::program}};
   for (auto& field : times.fields()) {
     fields.push_back(std::move(field));
   }

@@ -37,9 +37,9 @@ std::string describe_saved(const Plan& plan, const std::string& directory, std::
 /// continue".
 std::string describe_end(const RunEnd& end);
 
-/// Into the log of events, the files of metrics and the console.
-void tell_end(const FitResult& result, const TimeShares& times, const TrainConfig& config, World& world,
-              Console& console, RunFiles& files);
+/// Into the log of events, the files of metrics and the console. `epoch`: that of the last step, from 1.
+void tell_end(const FitResult& result, std::int64_t epoch, const TimeShares& times, const TrainConfig& config,
+              World& world, Console& console, RunFiles& files);
 
 /// "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
 std::string summary(const FitResult& result, const std::string& monitor);

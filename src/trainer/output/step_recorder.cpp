@@ -115,12 +115,12 @@ void StepRecorder::flush() {
     return;
   }
   if (!pending_.empty()) {
-    const at::Tensor digests = at::stack(digests_).cpu();
-    const at::Tensor losses = at::stack(losses_).cpu();
+    const at::Tensor digests = WorldAccess::on_host(world_, at::stack(digests_));
+    const at::Tensor losses = WorldAccess::on_host(world_, at::stack(losses_));
     for (at::Tensor& flag : left_out_) {
       flag = flag.defined() ? flag : at::zeros({}, at::device(digests_.front().device()).dtype(at::kBool));
     }
-    const at::Tensor left_out = at::stack(left_out_).cpu();
+    const at::Tensor left_out = WorldAccess::on_host(world_, at::stack(left_out_));
     for (std::size_t i = 0; i < pending_.size(); ++i) {
       StepRecord& record = pending_[i];
       record.parameter_digest = static_cast<std::uint64_t>(digests.const_data_ptr<std::int64_t>()[i]);

@@ -33,7 +33,7 @@ class StepRecorder {
   /// Collective. The first recorded step since the last call after which the parameters of the ranks differ; nullopt:
   /// none. For dist.check_replicas. Waits for the device.
   std::optional<std::int64_t> find_divergence(World& world);
-  /// Writes all recorded steps to the file. Waits for the device.
+  /// Writes all recorded steps to the file. Waits for the device. Throws: CommError if a collective on it has failed.
   void flush();
 
  private:

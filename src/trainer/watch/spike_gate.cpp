@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/text.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -49,12 +50,12 @@ at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const at::
   return spikes.any().to(at::kFloat);
 }
 
-std::vector<SpikeGate::Skipped> SpikeGate::take_skipped() {
+std::vector<SpikeGate::Skipped> SpikeGate::take_skipped(const World& world) {
   std::vector<Skipped> skipped;
   if (pending_.empty()) {
     return skipped;
   }
-  const at::Tensor host = at::stack(pending_).cpu();
+  const at::Tensor host = WorldAccess::on_host(world, at::stack(pending_));
   const double* row = host.const_data_ptr<double>();
   constexpr std::size_t kColumns = kNames.size();
   for (std::size_t i = 0; i < steps_.size(); ++i, row += 4 * kColumns) {

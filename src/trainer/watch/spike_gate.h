@@ -12,6 +12,7 @@
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/tensor/named_tensors.h>
+#include <lockstep/world/world.h>
 
 namespace lockstep {
 
@@ -35,7 +36,7 @@ class SpikeGate {
   /// be skipped, else 0: 0-dim float32 on their device. Each optimizer has windows of its own.
   at::Tensor check(std::int64_t step, std::size_t optimizer, const at::Tensor& loss, const at::Tensor& grad_norm);
   /// The steps that were skipped since the last call. Waits for the device.
-  std::vector<Skipped> take_skipped();
+  std::vector<Skipped> take_skipped(const World& world);
 
   /// The windows, by "<optimizer>.<name>".
   NamedTensors save() const;

@@ -86,7 +86,7 @@ std::optional<Spike> SpikeWatch::look(World& world) {
   skipped_.clear();
   std::optional<Spike> first;
   if (gate_) {
-    for (const SpikeGate::Skipped& skipped : gate_->take_skipped()) {
+    for (const SpikeGate::Skipped& skipped : gate_->take_skipped(world)) {
       skipped_.push_back({.step = skipped.step,
                           .name = skipped.name,
                           .value = skipped.value,

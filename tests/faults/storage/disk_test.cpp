@@ -143,6 +143,21 @@ TEST(FullDisk, TearsNothingAndSaysWhatIsMissing) {
   }
 }
 
+TEST(FullDisk, IsDistinguishedFromOneWithoutInodes) {
+  LOCKSTEP_REQUIRE(root_with(""));
+  const ScratchDir scratch;
+  const int mounted = ::mount("tmpfs", scratch.path().c_str(), "tmpfs", 0, "size=1m,nr_inodes=3");
+  LOCKSTEP_REQUIRE(Requirements().that(mounted == 0, std::string("no tmpfs: ") + std::strerror(errno)));
+  const Mount mount(scratch.path());
+  try {
+    save_version(real_file_system(), scratch.path() / "checkpoints", {50, 0});
+    FAIL() << "saved without an inode";
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.number(), ENOSPC);
+    EXPECT_THAT(error.hint(), testing::HasSubstr("no free inode"));
+  }
+}
+
 /// Saves without fsync.
 class HastyFileSystem final : public ForwardingFileSystem {
  public:

@@ -29,6 +29,12 @@ TEST(ErrorText, ShowsWhatAndHint) {
             "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
 }
 
+TEST(ErrorText, HasNoCommandsToTheTerminal) {
+  EXPECT_EQ(error_text(DataError("no run in a\x1b]0;title\x07z\nand a second line", "try b\x1b[31m\rc")),
+            "error: no run in az\nand a second line\n  hint: try bc");
+  EXPECT_EQ(error_text(ConfigError("a\x9b", "b\x1b[2J")), "error: a\xef\xbf\xbd\n  hint: b");
+}
+
 TEST(ErrorText, ListsAllProblemsOfAConfiguration) {
   const std::vector<Problem> problems{{"--lr x: expected a number", "use 0.1"},
                                       {"--seed -1: expected a whole number", ""}};

@@ -137,6 +137,19 @@ TEST_P(AnyFileSystem, LetsOneOwnerHoldALock) {
   EXPECT_EQ(read_file(fs(), path), "2");
 }
 
+TEST_P(AnyFileSystem, KnowsWhetherALockIsStillInPlace) {
+  const auto directory = root() / "run";
+  fs().create_directories(directory);
+  std::string owner;
+  const auto lock = fs().try_lock(directory / "lock", "1", owner);
+  EXPECT_TRUE(lock->is_in_place());
+  fs().rename(directory, root() / "aside");
+  EXPECT_FALSE(lock->is_in_place());
+  fs().create_directories(directory);
+  fs().create(directory / "lock")->close();
+  EXPECT_FALSE(lock->is_in_place()) << "another file has the name";
+}
+
 TEST_P(AnyFileSystem, ReplacesLinksAndNothingElse) {
   const auto link = root() / "best";
   EXPECT_EQ(fs().read_link(link), std::nullopt);
@@ -222,6 +235,17 @@ TEST_P(AnyFileSystem, WriteFileNamesTheFileInItsErrors) {
 
 INSTANTIATE_TEST_SUITE_P(Disk, AnyFileSystem, testing::Values(false));
 INSTANTIATE_TEST_SUITE_P(Memory, AnyFileSystem, testing::Values(true));
+
+TEST(RealFileSystem, SyncsADirectoryThatMayBeEnteredButNotRead) {
+  constexpr uid_t kOther = 65534;
+  const TempDir directory;
+  std::filesystem::permissions(directory.path(), std::filesystem::perms{0311});
+  const bool is_root = ::geteuid() == 0;  // who may read everything
+  ASSERT_TRUE(!is_root || ::seteuid(kOther) == 0);
+  EXPECT_NO_THROW(real_file_system().sync_directory(directory.path()));
+  ASSERT_TRUE(!is_root || ::seteuid(0) == 0);
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::owner_all);
+}
 
 TEST(RealFileSystem, LeavesPermissionsToTheUmask) {
   const TempDir directory;

@@ -40,6 +40,37 @@ TEST(ParseDouble, TakesFiniteNumbersOnly) {
   }
 }
 
+TEST(ParseSeconds, KnowsUnitsAndClocks) {
+  const std::pair<const char*, double> cases[] = {
+      {"90", 90},
+      {"0", 0},
+      {"-1", -1},
+      {"1e3", 1000},
+      {"90s", 90},
+      {"0.5s", 0.5},
+      {"30min", 1800},
+      {"30m", 1800},
+      {"2h", 7200},
+      {"1.5h", 5400},
+      {"1d", 86400},
+      {"1:30:00", 5400},
+      {"00:00:05", 5},
+      {"100:00:00", 360000},
+      {"00:12:00:00", 43200},
+      {"2:00:00:01", 172801},
+  };
+  for (const auto& [text, seconds] : cases) {
+    EXPECT_EQ(parse_seconds(text), seconds) << text;
+  }
+  for (const char* text : {"",         "s",        "h",          ":",       "1:30",
+                           "1:2:3",    "1:60:00",  "0:25:00:00", "1:30:60", "1:30:-1",
+                           "1:30:0.5", "-1h",      "1e3s",       "2 h",     " 2h",
+                           "2h ",      "2H",       "1h30min",    "2w",      "1.2.3s",
+                           ".s",       "5:00:00s", "nan",        "inf",     "99999999999:00:00"}) {
+    EXPECT_EQ(parse_seconds(text), std::nullopt) << text;
+  }
+}
+
 TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
   EXPECT_EQ(parse_bytes("1000"), 1000);
   EXPECT_EQ(parse_bytes("8GiB"), std::int64_t{8} << 30);
@@ -52,6 +83,9 @@ TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
 }
 
 TEST(HumanText, IsShort) {
+  EXPECT_EQ(five_digits(2.123456), "2.1235");
+  EXPECT_EQ(five_digits(-std::nan("")), "NaN");
+  EXPECT_EQ(five_digits(-HUGE_VAL), "-Infinity");
   EXPECT_EQ(human_bytes(0), "0 B");
   EXPECT_EQ(human_bytes(1023), "1023 B");
   EXPECT_EQ(human_bytes(1024), "1.0 KiB");
@@ -81,6 +115,9 @@ TEST(Closest, FindsTypingErrorsOnly) {
   EXPECT_EQ(closest("hidden", names), std::nullopt);
   EXPECT_EQ(closest("x", names), std::nullopt);
   EXPECT_EQ(closest("seed", {}), std::nullopt);
+  EXPECT_EQ(closest("batch_sizzes", names), "batch_size");
+  EXPECT_EQ(closest("batch_sizzes", names, 1), std::nullopt);
+  EXPECT_EQ(closest("batch_sizes", names, 1), "batch_size");
 }
 
 TEST(FormatRanges, JoinsNeighbours) {

@@ -242,6 +242,11 @@ TEST(CheckpointStore, SavesAlthoughOldOnesCannotBeRemoved) {
                 HasSubstr("could not delete old checkpoints: cannot remove " + one.checkpoints().string()));
     EXPECT_EQ(store.load_latest()->step, 4);
   }
+  {
+    NoRemoval failing(real_file_system());
+    CheckpointStore store(one.checkpoints(), CheckpointConfig{}, one.world, /*restart=*/0, failing);
+    EXPECT_EQ(store.load_latest()->step, 4) << "a start does not need their space either";
+  }
   one.open();
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000003", "step-0000000004"));
 }
@@ -543,6 +548,29 @@ TEST(CheckpointStore, LeavesAbandonedCheckpointsUnchanged) {
 }
 
 // Two nodes of one rank each; the first one's disk is lost.
+TEST(CheckpointStore, SavesNothingAfterItsDirectoryWasRenamedOrRemoved) {
+  for (const bool renamed : {true, false}) {
+    OneRank one;
+    CheckpointStore store = one.open();
+    store.save(1, checkpoint_contents());
+    const auto run = one.checkpoints().parent_path();
+    if (renamed) {
+      std::filesystem::rename(run, one.directory.path() / "aside");
+    } else {
+      std::filesystem::remove_all(run);
+    }
+    const auto expect_refusal = [&] {
+      EXPECT_THAT([&] { store.save(2, checkpoint_contents()); },
+                  ThrowsMessage<CheckpointError>(HasSubstr("was renamed or removed during the run")));
+    };
+    expect_refusal();
+    EXPECT_FALSE(std::filesystem::exists(run));
+    const CheckpointStore other = one.open();
+    expect_refusal();
+    EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+  }
+}
+
 TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};

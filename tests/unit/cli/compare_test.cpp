@@ -115,10 +115,10 @@ TEST_F(Compare, RejectsInvalidArguments) {
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a, a, a}).code, 2);
   EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out,
               HasSubstr("usage: lockstep compare [--json] A [B]"));
-  std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 40);
+  std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 10);
   const auto damaged = compare(a, a);
   EXPECT_EQ(damaged.code, 65);
-  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: the file is empty"));
+  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: the file has no complete record"));
 }
 
 }  // namespace

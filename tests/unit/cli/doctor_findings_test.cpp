@@ -65,7 +65,7 @@ Facts healthy(int gpus = 4) {
                                           .checked = "/data/secret_user/runs",
                                           .file_system = "ext4",
                                           .free_bytes = 500 * kGiB,
-                                          .sync_seconds = 0.002},
+                                          .sync_s = 0.002},
               .ranks = std::max(1, gpus)};
   facts.gpus.visible_devices = "(unset)";
   facts.gpus.device_order = "PCI_BUS_ID";
@@ -382,7 +382,7 @@ TEST(DoctorFindings, LooksAtLauncherAndVariables) {
   EXPECT_THAT(launch([](auto& l) {
                 l.identity = Identity{.rank = 3, .world_size = 4, .launcher = "Slurm", .variables = {"SLURM_PROCID"}};
                 l.job = "12.0";
-                l.job_seconds = 90;
+                l.job_left_s = 90;
               }),
               AllOf(Contains(ok("launcher", "Slurm, rank 3 of 4, from SLURM_PROCID")),
                     Contains(ok("job", "12.0, ends in 01:30"))));
@@ -419,8 +419,8 @@ TEST(DoctorFindings, LooksAtTheRunDirectory) {
               Contains(warning("file system", "deleted with this container", "docker -v")));
   EXPECT_THAT(directory([](auto& d) { d.lock_problem = "two locks on one file were granted at once"; }),
               Contains(failure("lock", "two runs could write to one directory", "NFS")));
-  EXPECT_THAT(directory([](auto& d) { d.sync_seconds = 0.5; }), Contains(warning("fsync", "500.0 ms", "faster disk")));
-  EXPECT_THAT(directory([](auto& d) { d.clock_skew_seconds = -90; }),
+  EXPECT_THAT(directory([](auto& d) { d.sync_s = 0.5; }), Contains(warning("fsync", "500.0 ms", "faster disk")));
+  EXPECT_THAT(directory([](auto& d) { d.clock_skew_s = -90; }),
               Contains(warning("clock", "90.0 s earlier than the clock of this machine", "NTP")));
 }
 

@@ -218,8 +218,8 @@ TEST(DoctorFacts, NoticeAFileSystemWithoutLocks) {
   const DirectoryFacts healthy = collect_directory_facts(real_file_system(), temp.path());
   EXPECT_EQ(healthy.lock_problem, "");
   EXPECT_EQ(healthy.failed, "");
-  EXPECT_EQ(healthy.clock_skew_seconds, 0);
-  EXPECT_GT(healthy.sync_seconds, 0);
+  EXPECT_EQ(healthy.clock_skew_s, 0);
+  EXPECT_GT(healthy.sync_s, 0);
   EXPECT_GT(healthy.free_bytes, 0);
   EXPECT_THAT(real_file_system().list(temp.path()), IsEmpty());
 }

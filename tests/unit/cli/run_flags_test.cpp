@@ -170,5 +170,12 @@ TEST(RunCommand, RoutesStreams) {
   EXPECT_EQ(text(2), "--O-");
 }
 
+TEST(RunCommand, ShowsOnlyRanksThatSomeMachineHas) {
+  const std::string two_machines =
+      "--nnodes 2 --nproc-per-node 2,1 --master-addr a --node-rank 1 --local-ranks-filter ";
+  EXPECT_NO_THROW(make_launch_request(parse(two_machines + "1 t"), {}, {}));
+  EXPECT_THROW(make_launch_request(parse(two_machines + "2 t"), {}, {}), ConfigError);
+}
+
 }  // namespace
 }  // namespace lockstep

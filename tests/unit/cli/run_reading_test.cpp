@@ -1,5 +1,7 @@
 // `lockstep list`, `report` and `top` on runs that the library's own writers have written.
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -14,6 +16,7 @@
 #include "cli/runs/report_page.h"
 #include "cli/runs/run_data.h"
 #include "cli/runs/top_screen.h"
+#include "storage/run_commands.h"
 #include "storage/run_directory.h"
 #include "support/process.h"
 #include "support/requirements.h"
@@ -170,6 +173,18 @@ TEST(RunReading, NotesWhatIsDamaged) {
                     HasSubstr("config.toml"), HasSubstr("run.json"), HasSubstr("checkpoint of step 20")));
 }
 
+TEST(RunReading, CountsOnlyCheckpointsThatCanBeRead) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.checkpoint(60, 1);
+  std::filesystem::create_directory(run.path() / "checkpoints" / "step-0000000080");
+  write_text(run.path() / "checkpoints" / "step-0000000090", "");
+  const RunData found = read(run);
+  EXPECT_EQ(found.last_step, 60);
+  EXPECT_THAT(found.checkpoints.steps, ElementsAre(60));
+  EXPECT_THAT(join(found.notes, "\n"), AllOf(HasSubstr("checkpoint of step 80"), HasSubstr("checkpoint of step 90")));
+}
+
 TEST(RunReading, RejectsADirectoryWithoutARun) {
   const TempDir temp;
   EXPECT_THROW(read_run(real_file_system(), temp.path()), ConfigError);
@@ -290,6 +305,21 @@ TEST(Report, LaysRunsOverEachOther) {
   EXPECT_EQ(data.at("runs").size(), 2U);
   EXPECT_EQ(data.at("groups")[0].at("series"), (Json{"loss", "val_loss"}));
   EXPECT_EQ(data.at("differences").at("rows"), Json::parse(R"([["seed","7","8"]])"));
+}
+
+TEST(Report, RunsOfTheSameNameHaveTheirPaths) {
+  const TempDir temp;
+  const WrittenRun a(temp.path() / "a" / "run");
+  const WrittenRun b(temp.path() / "b" / "run");
+  const WrittenRun c(temp.path() / "c");
+  const auto result = run_program({LOCKSTEP_CLI, "report", "a/run", "b/run", "c"}, {}, temp.path().string());
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json data = data_of(read_text(temp.path() / "report.html"));
+  std::vector<std::string> names;
+  for (const Json& run : data.at("runs")) {
+    names.push_back(run.at("name"));
+  }
+  EXPECT_THAT(names, ElementsAre("a/run", "b/run", "c"));
 }
 
 TEST(Report, OfARunThatHasWrittenNothingYet) {
@@ -422,6 +452,19 @@ TEST(Top, BreaksLinesBetweenWords) {
                            HasSubstr("\ngpu_memory_peak_mib 1 ")));
 }
 
+TEST(Top, ShowsHighRatesWithoutAnExponent) {
+  const auto rate = [](double step_s) { return top_screen({.metrics = {.step_s = step_s}}, 0, {}, {})[1]; };
+  EXPECT_THAT(rate(1 / 1640.0), HasSubstr("   1,640 steps/s"));
+  EXPECT_THAT(rate(1 / 42.54), HasSubstr("   42.5 steps/s"));
+}
+
+// A terminal erases the last character of a full line if it is told to erase after that line.
+TEST(Top, ErasesBeforeItWrites) {
+  const ScreenSize size{.width = 3, .height = 2};
+  EXPECT_EQ(drawing({"abc"}, size), "\x1b[H\x1b[Kabc\r\n\x1b[J");
+  EXPECT_EQ(drawing({"abc", "def"}, size), "\x1b[H\x1b[Kabc\r\n\x1b[Kdef");
+}
+
 TEST(Top, SparklinesMarkValuesThatAreNotFinite) {
   const std::vector<double> values{9, 0, 7, std::numeric_limits<double>::quiet_NaN(), 3.5};
   EXPECT_EQ(sparkline(values, 4, {.unicode = false}), "_#!=");
@@ -453,6 +496,38 @@ TEST(Commands, NameTheRunsOfADirectoryThatIsNoRun) {
         << command;
   }
   EXPECT_THAT(run_program({LOCKSTEP_CLI, "top", "."}, {}, temp.path().string()).err, HasSubstr(". contains no run"));
+}
+
+TEST(Commands, SayThatAFileIsNoRun) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.rows(0, 10);
+  const std::vector<std::vector<std::string>> commands{
+      {"top", "a/metrics.jsonl"}, {"report", "a/metrics.jsonl"}, {"ctl", "a/metrics.jsonl", "stop"}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.begin(), LOCKSTEP_CLI);
+    const auto result = run_program(command, {}, temp.path().string());
+    EXPECT_EQ(result.code, 2) << command[1];
+    EXPECT_THAT(result.err, HasSubstr("error: a/metrics.jsonl contains no run\n")) << command[1];
+  }
+}
+
+TEST(Ctl, SaysThatTheTrainingHasEndedWithoutTheCommand) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const std::filesystem::path file = command_file(run.path(), "save");
+  std::optional<RunDirectory> training(std::in_place, real_file_system(), run.path(), LaunchName{});
+  std::future<Process::Result> answer = std::async(std::launch::async, [&] {
+    return run_program({LOCKSTEP_CLI, "ctl", run.path().string(), "save"});
+  });
+  while (!std::filesystem::exists(file) && answer.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+  }
+  training.reset();
+  const Process::Result result = answer.get();
+  EXPECT_EQ(result.code, 65) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("no training runs in "));
+  EXPECT_LT(result.seconds, 5);
+  EXPECT_FALSE(std::filesystem::exists(file)) << "the next training would take it";
 }
 
 TEST(Report, NamesTheFileThatCannotBeWritten) {

@@ -72,6 +72,14 @@ TEST(Run, RefusesBeforeAnythingStarts) {
     int code;
     const char* says;
   };
+  const TempDir temp;
+  const auto script = [&](const char* name, const char* text) {
+    write_text(temp.path() / name, text);
+    std::filesystem::permissions(temp.path() / name, std::filesystem::perms::owner_all);
+    return (temp.path() / name).string();
+  };
+  const std::string no_interpreter = script("no_interpreter", "#!/no/such/interpreter\n");
+  const std::string no_first_line = script("no_first_line", "echo hello\n");
   const Case cases[] = {
       {{"run"}, 2, "run: PROGRAM is missing"},
       {{"run", "--nproc-per-nod", "2", "true"}, 2, "did you mean --nproc-per-node?"},
@@ -79,7 +87,11 @@ TEST(Run, RefusesBeforeAnythingStarts) {
       {{"run", "no-such-program-anywhere"}, 127, "cannot find no-such-program-anywhere"},
       {{"run", "./missing/program"}, 127, "cannot find ./missing/program"},
       {{"run", "/etc/passwd"}, 126, "not executable"},
-      {{"run", "/etc"}, 127, "cannot find /etc"},
+      {{"run", "/etc"}, 126, "cannot run /etc: it is a directory"},
+      {{"run", no_interpreter}, 127, "check the path, and in a script the interpreter that its first line names"},
+      {{"run", no_first_line}, 126, "a script needs a first line such as #!/bin/sh"},
+      {{"run", "--local-ranks-filter", "0,7", "true"}, 2, "--local-ranks-filter: found local rank 7 of 1 rank"},
+      {{"plan", "--json", "--print-config"}, 2, "plan: --json prints the plan, --print-config the settings"},
   };
   for (const Case& c : cases) {
     Words argv = c.args;
@@ -133,7 +145,7 @@ TEST(Run, StartsUnequalMachines) {
   const auto machine = [&](const std::string& number) {
     return run({"--nnodes", "2", "--nproc-per-node", "2,1", "--node-rank", number, "--master-addr", "127.0.0.1",
                 "--master-port", port},
-               {"meet"});
+               {"rendezvous"});
   };
   Process second(machine("1"));
   Process first(machine("0"));
@@ -152,7 +164,7 @@ TEST(Run, LaunchesDoNotCollide) {
   const int count = rounds(16, 64);
   std::vector<std::unique_ptr<Process>> launches;
   for (int i = 0; i < count; ++i) {
-    launches.push_back(std::make_unique<Process>(run({"--nproc-per-node", "2"}, {"meet"})));
+    launches.push_back(std::make_unique<Process>(run({"--nproc-per-node", "2"}, {"rendezvous"})));
   }
   Sweep sweep("launches at once");
   for (const auto& launch : launches) {

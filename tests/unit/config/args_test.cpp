@@ -225,6 +225,10 @@ TEST(ParseInvocation, SuggestsTheNearestName) {
       {"--checkpoint.keep=3", "did you mean --checkpoint.keep_last?"},
       {"--zebra=3", "see --help-all for all flags"},
       {"--epohcs=3", "did you mean epochs? use --max_epochs N"},
+      {"--eopch=3", "did you mean epoch? use --max_epochs N"},
+      {"--tensorboard_address=a", "see --help-all for all flags"},
+      {"--learning_rate_minimum=0", "see --help-all for all flags"},
+      {"--early_stop.patienc=3", "did you mean --early_stop.patience?"},
       {"--dryrun", "did you mean --dry_run?"},
       {"--hidden_siz=3", "did you mean --hidden_size?"},
       {"-lr", "did you mean --optim.lr?"},
@@ -254,6 +258,13 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
       {{"--trainer.gradient_clip_val=1"}, "use --optim.max_grad_norm"},
       {{"--trainer.max_epochs=1"}, "did you mean --max_epochs?"},
       {{"--config-path", "a.json"}, "use --config FILE"},
+      {{"--gradient_checkpointing"}, "call lockstep::recompute"},
+      {{"--learning_rate_min_factor=0"}, "use --optim.schedule cosine:to=0.1"},
+      {{"--tensorboard_port=6006"}, "start TensorBoard yourself"},
+      {{"--plot_every=3"}, "remove it: lockstep report RUN"},
+      {{"--validation_criterion=f"}, "use --checkpoint.monitor METRIC"},
+      {{"--limit_train_batches=0.5"}, "use --data.steps_per_epoch N: a number of steps, no fraction"},
+      {{"--eval.enabled=true"}, "report metrics of the validation"},
   };
   for (const auto& [arguments, hint] : cases) {
     EXPECT_THAT(problems(arguments), ElementsAre(HasSubstr(std::string(": unknown flag | ") + hint))) << arguments[0];
@@ -270,9 +281,24 @@ TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
   EXPECT_EQ(gpus, 3);
 }
 
+TEST(ParseInvocation, TakesDurationsAsPeopleWriteThem) {
+  for (const char* text : {"5400", "90min", "1.5h", "1:30:00", "00:01:30:00"}) {
+    EXPECT_EQ(parse({"--max_time_s", text}).config.max_time_s, 5400) << text;
+    EXPECT_EQ(parse({}, {{"LOCKSTEP_CFG_MAX_TIME_S", text}}).config.max_time_s, 5400) << text;
+  }
+  EXPECT_THAT(config_toml(parse({"--max_time_s=1.5h"}).config), HasSubstr("max_time_s = 5400\n"));
+  EXPECT_THAT(
+      problems({"--dist.timeout_s=soon"}),
+      ElementsAre(HasSubstr("--dist.timeout_s=soon: expected a number above 0, or a time such as 90s, 30min, 2h, "
+                            "1d or 1:30:00 | dist.timeout_s: longest wait")));
+  EXPECT_THAT(problems({"--dist.timeout_s=0min"}),
+              ElementsAre(HasSubstr("--dist.timeout_s=0min: expected a number above 0 |")));
+  EXPECT_THAT(problems({"--optim.lr=2h"}), ElementsAre(HasSubstr("expected a number of 0 or more |"))) << "no time";
+}
+
 TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {
-  // Flags of OneTrainer's fork, of Lightning's Trainer, of accelerate launch and of torchrun. A flag with the name of a
-  // setting needs no hint.
+  // Flags of OneTrainer's fork, of Lightning's Trainer and its callbacks, of perceptrain, of accelerate launch and of
+  // torchrun. A flag with the name of a setting needs no hint.
   constexpr std::string_view kFlags[] = {
       "config-path num-gpus spawn port distributed-backend distributed-data-loading backend master_addr master_port "
       "detect_nvlink data_strategy cache_strategy find_unused_parameters gradient_as_bucket_view bucket_cap_mb "
@@ -283,7 +309,16 @@ TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {
       "val_check_interval check_val_every_n_epoch num_sanity_val_steps log_every_n_steps enable_checkpointing "
       "enable_progress_bar enable_model_summary accumulate_grad_batches gradient_clip_val gradient_clip_algorithm "
       "deterministic benchmark inference_mode use_distributed_sampler profiler detect_anomaly barebones plugins "
-      "sync_batchnorm reload_dataloaders_every_n_epochs default_root_dir",
+      "sync_batchnorm reload_dataloaders_every_n_epochs default_root_dir enable_autolog_hparams model_registry "
+      "suggest_integrations ModelCheckpoint EarlyStopping Timer LearningRateMonitor DeviceStatsMonitor "
+      "ThroughputMonitor GradientAccumulationScheduler StochasticWeightAveraging EMAWeightAveraging BatchSizeFinder "
+      "LearningRateFinder OnExceptionCheckpoint SpikeDetection ModelPruning BackboneFinetuning BasePredictionWriter "
+      "LambdaCallback ModelSummary CombinedLoader",
+      "max_iter print_every write_every checkpoint_every plot_every live_plot_every callbacks log_model root_folder "
+      "create_subfolder_per_run log_folder checkpoint_best_only val_every val_epsilon validation_criterion "
+      "trainstop_criterion batch_size verbose tracking_tool hyperparams plotting_functions nprocs compute_setup "
+      "backend "
+      "log_setup dtype all_reduce_metrics",
       "config_file num_processes num_machines machine_rank main_process_ip main_process_port mixed_precision multi_gpu "
       "gpu_ids same_network rdzv_backend rdzv_conf max_restarts monitor_interval no_python main_training_function "
       "num_cpu_threads_per_process enable_cpu_affinity use_deepspeed use_fsdp use_megatron_lm dynamo_backend "

@@ -11,6 +11,7 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "base/text.h"
 #include "config/flags.h"
 #include "support/temp_dir.h"
 
@@ -152,6 +153,17 @@ TEST_F(ConfigFile, RejectsWrongTypes) {
                           "run.json: batch_szie: unknown setting | did you mean batch_size?"));
 }
 
+TEST_F(ConfigFile, HasDurationsInQuotes) {
+  EXPECT_EQ(read("run.toml", "max_time_s = \"1:30:00\"\n").max_time_s, 5400);
+  EXPECT_EQ(read("run.toml", "max_time_s = \"90\"\n").max_time_s, 90);
+  EXPECT_EQ(read("run.json", R"({"checkpoint": {"every_s": "30min"}})").checkpoint.every_s, 1800);
+  EXPECT_THAT(
+      problems("run.toml", "max_time_s = \"soon\"\n"),
+      ElementsAre(HasSubstr("run.toml:1: max_time_s = \"soon\": expected a number of 0 or more, or a time such")));
+  EXPECT_THAT(problems("run.toml", "max_time_s = 01:30:00\n"), ElementsAre(HasSubstr("or a time such as 90s")));
+  EXPECT_THAT(problems("run.toml", "seed = \"2h\"\n"), ElementsAre(HasSubstr("expected a whole number")));
+}
+
 TEST_F(ConfigFile, GivesHintsInTheFormOfTheFile) {
   EXPECT_THAT(problems("run.toml", "num_workers = 3\n"),
               ElementsAre("run.toml:1: num_workers: unknown setting | use [data] workers = N"));
@@ -184,6 +196,62 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfSleapNn) {
   EXPECT_THAT(found, Contains(HasSubstr("trainer_config.trainer_devices: unknown setting | use \"devices\": N")));
   EXPECT_THAT(found, Contains(HasSubstr("trainer_config.max_epochs: unknown setting | did you mean max_epochs?")));
   EXPECT_THAT(problems("other.json", R"({"trainer_config": {"zebra": 1}})"), ElementsAre(HasSubstr("--help-all")))
+      << "the control";
+}
+
+// All names of OneTrainer's TrainConfig, whose values do not matter here.
+TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfOneTrainer) {
+  constexpr std::string_view kSettings =
+      "training_method model_type debug_mode debug_dir workspace_dir cache_dir tensorboard_expose "
+      "tensorboard_always_on tensorboard_port validation validate_after validate_after_unit continue_last_backup "
+      "prevent_overwrites include_train_config multi_gpu device_indexes gradient_reduce_precision "
+      "fused_gradient_reduce async_gradient_reduce async_gradient_reduce_buffer base_model_name output_dtype "
+      "output_model_format output_model_destination async_offloading force_circular_padding compile "
+      "concept_file_name concepts aspect_ratio_bucketing image_caching text_caching latent_caching clear_cache "
+      "clear_cache_before_training learning_rate_scheduler custom_learning_rate_scheduler scheduler_params "
+      "learning_rate learning_rate_warmup_steps learning_rate_cycles learning_rate_min_factor epochs "
+      "gradient_accumulation_steps ema ema_decay ema_update_step_interval caching_threads dataloader_threads "
+      "prefetch_next_batch train_device temp_device train_dtype fallback_train_dtype enable_autocast_cache only_cache "
+      "resolution frames attention_mechanism mse_strength mae_strength log_cosh_strength huber_strength huber_delta "
+      "vb_loss_strength loss_weight_fn loss_weight_strength dropout_probability loss_scaler learning_rate_scaler "
+      "clip_grad_norm offset_noise_weight generalized_offset_noise perturbation_noise_weight "
+      "rescale_noise_scheduler_to_zero_terminal_snr force_v_prediction force_epsilon_prediction min_noising_strength "
+      "max_noising_strength timestep_distribution noising_weight noising_bias timestep_shift "
+      "dynamic_timestep_shifting cep_gamma text_encoder_layer_skip text_encoder_sequence_length "
+      "text_encoder_2_layer_skip text_encoder_2_sequence_length text_encoder_3_layer_skip text_encoder_4_layer_skip "
+      "masked_training unmasked_probability unmasked_weight normalize_masked_area_loss "
+      "masked_prior_preservation_weight custom_conditioning_image layer_filter layer_filter_preset "
+      "layer_filter_regex embedding_learning_rate preserve_embedding_norm additional_embeddings "
+      "embedding_weight_dtype peft_type lora_model_name lora_rank lora_alpha lora_decompose "
+      "lora_decompose_norm_epsilon lora_decompose_output_axis lora_weight_dtype bundle_additional_embeddings "
+      "oft_block_size oft_block_share dora_oft oft_scaled oft_clipped_norm oft_cans lokr_dim lokr_decompose_both "
+      "lokr_decompose_factor lokr_use_tucker lokr_weight_decompose lokr_dora_on_output lokr_full_matrix "
+      "lokr_vec_trick sample_definition_file_name samples sample_after sample_after_unit sample_skip_first "
+      "sample_image_format sample_video_format sample_audio_format samples_to_tensorboard non_ema_sampling "
+      "backup_after backup_after_unit rolling_backup rolling_backup_count backup_before_save save_every "
+      "save_every_unit save_skip_first save_filename_prefix gradient_checkpointing";
+  constexpr std::string_view kParts =
+      "unet prior transformer unconditional_transformer text_encoder text_encoder_2 text_encoder_3 text_encoder_4 vae "
+      "effnet_encoder decoder decoder_text_encoder decoder_vqgan embedding quantization optimizer optimizer_defaults "
+      "cloud secrets";
+  std::string text = "{\"batch_size\": 1";
+  std::size_t refused = 0;
+  for (const std::string& name : split(kSettings, ' ')) {
+    text += fmt::format(", \"{}\": null", name);
+    ++refused;
+  }
+  for (const std::string& name : split(kParts, ' ')) {
+    text += fmt::format(R"(, "{}": {{"model_name": "", "train": true, "mode": "full"}})", name);
+    refused += 3;
+  }
+  const std::vector<std::string> found = problems("onetrainer.json", text + "}");
+  EXPECT_THAT(found, SizeIs(refused));
+  EXPECT_THAT(found, Each(Not(HasSubstr("--help-all"))));
+  EXPECT_THAT(found, Each(Not(HasSubstr("did you mean")))) << "each name has its own answer";
+  EXPECT_THAT(found, Contains(HasSubstr("vae.train: unknown setting | the program builds its model")));
+  EXPECT_THAT(found, Contains(HasSubstr("optimizer.mode: unknown setting | the program creates its optimizer")));
+  EXPECT_THAT(found, Contains(HasSubstr("output_dtype: unknown setting | remove it: a checkpoint has the dtype")));
+  EXPECT_THAT(problems("other.json", R"({"zebra": {"train": true}})"), ElementsAre(HasSubstr("--help-all")))
       << "the control";
 }
 
@@ -410,7 +478,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     // All but the first contradict others.
     const std::set<std::string> with_default{
-        "fresh",     "dist.static_graph",       "benchmark",   "optim.max_grad_value",
+        "fresh",     "dist.static_graph",       "benchmark",   "cuda_graphs", "optim.max_grad_value",
         "barebones", "checkpoint.weights_only", "dist.requeue"};
     if (!with_default.contains(values[i].first)) {
       EXPECT_NE(values[i], defaults[i]) << "the round trip would not notice " << values[i].first;
@@ -419,7 +487,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
   EXPECT_EQ(config_values(read("run.toml", config_toml(expected))), values);
   EXPECT_EQ(config_values(read("defaults.toml", config_toml(TrainConfig{}))), defaults);
   const auto odd = parse_config_toml(config_toml(config), "odd");
-  EXPECT_EQ(std::get<std::string>(odd.at(16).value), config.run_name) << odd.at(16).name;
+  EXPECT_EQ(std::get<std::string>(odd.at(17).value), config.run_name) << odd.at(17).name;
 }
 
 TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {

@@ -127,6 +127,12 @@ TEST_F(HardwareFile, NeedsOnlyCoresAndGpus) {
   ASSERT_EQ(hardware.gpus.size(), 1U);
   EXPECT_EQ(hardware.gpus[0].name, "GPU");
   EXPECT_EQ(hardware.gpus[0].free_bytes, 8 * kGiB);
+  EXPECT_EQ(hardware.gpus[0].compute_capability, "");
+}
+
+TEST_F(HardwareFile, CanHaveTheComputeCapability) {
+  const Hardware hardware = read_hardware(write(R"({"cores": 2, "gpus": [{"compute_capability": "8.6"}]})"));
+  EXPECT_EQ(hardware.gpus.at(0).compute_capability, "8.6");
 }
 
 TEST_F(HardwareFile, AppliesVisibleDevices) {

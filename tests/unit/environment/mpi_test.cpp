@@ -143,7 +143,7 @@ TEST(Mpi, FindsTheMasterOfAzureAndSageMaker) {
   EXPECT_EQ(sagemaker->master_port, derived_port("1144061953"));
 }
 
-TEST(Mpi, NeedsNoMeetingPointForOneRank) {
+TEST(Mpi, NeedsNoMasterForOneRank) {
   const auto identity =
       identity_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}});
   EXPECT_EQ(identity->world_size, 1);

@@ -47,6 +47,7 @@ TEST(Nvml, ReadsEveryGpu) {
   EXPECT_EQ(facts.gpus[1].pci_bus_id, "00000000:02:00.0");
   EXPECT_EQ(facts.gpus[1].memory_bytes, 200);
   EXPECT_EQ(facts.gpus[1].free_bytes, 100);
+  EXPECT_EQ(facts.gpus[1].compute_capability, "9.0");
 }
 
 TEST(Nvml, ReadsTheLoadOfAGpu) {

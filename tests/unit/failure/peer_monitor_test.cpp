@@ -107,10 +107,11 @@ TEST(MonitorsInOneProcess, AgreeOnACause) {
   const auto shared = std::make_shared<Shared>();
   const auto first = monitor_of(0, shared);
   const auto second = monitor_of(1, shared);
-  const Parting parting = second->fail({.code = 65, .text = "error: bad sample\n  hint: x", .where = "at step 5"});
-  EXPECT_EQ(parting.code, 65);
-  EXPECT_FALSE(parting.is_stopped);
-  EXPECT_TRUE(parting.is_cause);
+  const ExitDecision decision =
+      second->fail({.code = 65, .text = "error: bad sample\n  hint: x", .where = "at step 5"});
+  EXPECT_EQ(decision.code, 65);
+  EXPECT_FALSE(decision.is_stopped);
+  EXPECT_TRUE(decision.is_cause);
   for (const auto& monitor : {first.get(), second.get()}) {
     const auto cause = monitor->first_cause(kPatience);
     ASSERT_TRUE(cause);
@@ -125,8 +126,8 @@ TEST(MonitorsInOneProcess, AgreeOnOneCauseIfAllFail) {
   const auto first = monitor_of(0, shared);
   const auto second = monitor_of(1, shared);
   auto other = std::async(std::launch::async, [&] { return first->fail({.code = 66, .text = "error: no file"}); });
-  const Parting of_second = second->fail({.code = 65, .text = "error: bad sample"});
-  const Parting of_first = other.get();
+  const ExitDecision of_second = second->fail({.code = 65, .text = "error: bad sample"});
+  const ExitDecision of_first = other.get();
   EXPECT_EQ(of_first.code, 66);
   EXPECT_EQ(of_second.code, 65);
   EXPECT_FALSE(of_first.is_stopped || of_second.is_stopped) << "each has words of its own";

@@ -367,6 +367,14 @@ TEST(Launcher, GivesTheOthersTheGraceThatWasAskedFor) {
   EXPECT_THAT(supervisor.err(), StartsWith(supervisor.failure() + "; 1 rank still running, killed 1.5 s after it\n"));
 }
 
+TEST(Launcher, SaysThatTheFailedRankItselfStillRuns) {
+  LaunchRequest request = request_for(2, {"finish:0", "fail_and_hang"});
+  request.grace = 1500ms;
+  Supervisor supervisor(request);
+  EXPECT_EQ(supervisor.wait(), 1);
+  EXPECT_THAT(supervisor.err(), HasSubstr("failed: hung afterwards; this rank still running, killed 1.5 s after it\n"));
+}
+
 TEST(Launcher, LeavesNobodyBehindWhenItIsKilled) {
   Supervisor supervisor(request_for(4, {"stubborn"}));
   std::vector<Descriptor> workers;

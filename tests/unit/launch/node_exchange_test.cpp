@@ -21,13 +21,13 @@ using testing::HasSubstr;
 
 int free_port() { return bind_store_listener("127.0.0.1", 0, /*listening=*/false).port; }
 
-NodeMeeting meeting_of(int node, int nodes, int port, const std::string& run_id = "run") {
+NodeExchange exchange_of(int node, int nodes, int port, const std::string& run_id = "run") {
   return {.node = node, .nodes = nodes, .address = "127.0.0.1", .port = port, .run_id = run_id};
 }
 
 std::vector<int> exchange(int node, int nodes, int port, int ranks) {
   SignalInbox signals;
-  return exchange_ranks_per_node(meeting_of(node, nodes, port), ranks, seconds(20), signals).ranks;
+  return exchange_ranks_per_node(exchange_of(node, nodes, port), ranks, seconds(20), signals).ranks;
 }
 
 TEST(NodeExchange, TellsEveryNodeWhatAllHave) {
@@ -66,14 +66,14 @@ TEST(NodeExchange, DoesNotCountStrangers) {
 TEST(NodeExchange, NamesTheNodesThatDoNotCome) {
   SignalInbox signals;
   try {
-    exchange_ranks_per_node(meeting_of(0, 3, free_port()), 1, std::chrono::milliseconds(300), signals);
+    exchange_ranks_per_node(exchange_of(0, 3, free_port()), 1, std::chrono::milliseconds(300), signals);
     FAIL() << "nobody came";
   } catch (const LaunchError& error) {
     EXPECT_THAT(error.what(), HasSubstr("nodes 1-2 did not start within"));
     EXPECT_EQ(error.exit_code(), ExitCode::timeout);
   }
   try {
-    exchange_ranks_per_node(meeting_of(1, 2, free_port()), 1, std::chrono::milliseconds(300), signals);
+    exchange_ranks_per_node(exchange_of(1, 2, free_port()), 1, std::chrono::milliseconds(300), signals);
     FAIL() << "nobody listens";
   } catch (const LaunchError& error) {
     EXPECT_THAT(error.what(), HasSubstr("the launcher of node 0 did not answer at 127.0.0.1:"));
@@ -84,10 +84,10 @@ TEST(NodeExchange, NamesTheNodesThatDoNotCome) {
 // Debian's /etc/hosts has 127.0.1.1 for the machine's own name.
 TEST(NodeExchange, WarnsOfANameThatIsALoopbackAddressHere) {
   SignalInbox signals;
-  NodeMeeting meeting = meeting_of(0, 2, free_port());
-  meeting.address = "127.1";  // is resolved like a name
+  NodeExchange exchange = exchange_of(0, 2, free_port());
+  exchange.address = "127.1";  // is resolved like a name
   testing::internal::CaptureStderr();
-  EXPECT_THROW(exchange_ranks_per_node(meeting, 1, std::chrono::milliseconds(300), signals), LaunchError);
+  EXPECT_THROW(exchange_ranks_per_node(exchange, 1, std::chrono::milliseconds(300), signals), LaunchError);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("warning: the master address 127.1 is 127.0.0.1 on its own machine, which other machines"));
   testing::internal::CaptureStderr();
@@ -101,7 +101,7 @@ TEST(NodeExchange, EndsWithASignal) {
   for (const int node : {0, 1}) {
     SignalInbox signals;
     kill(getpid(), SIGTERM);
-    const auto result = exchange_ranks_per_node(meeting_of(node, 2, free_port()), 1, seconds(20), signals);
+    const auto result = exchange_ranks_per_node(exchange_of(node, 2, free_port()), 1, seconds(20), signals);
     EXPECT_EQ(result.signal, SIGTERM);
     EXPECT_TRUE(result.ranks.empty());
   }

@@ -32,13 +32,32 @@ TEST(Requeue, RefusesWhatIsNoJobNumber) {
   }
 }
 
+// As Slurm 22.05 printed it.
+TEST(Requeue, IsForJobsThatRunOrWhoseTimeIsOver) {
+  EXPECT_TRUE(may_requeue("JobId=3 JobName=job\n   JobState=RUNNING Reason=None Dependency=(null)\n"));
+  EXPECT_TRUE(may_requeue("JobId=6 JobName=job\n   JobState=COMPLETING Reason=TimeLimit Dependency=(null)\n"));
+  EXPECT_TRUE(may_requeue("")) << "an unknown answer: as asked";
+  EXPECT_FALSE(may_requeue("JobId=5 JobName=job\n   JobState=COMPLETING Reason=None Dependency=(null)\n")) << "scancel";
+  EXPECT_FALSE(may_requeue("JobId=5 JobName=job\n   JobState=PENDING Reason=BeginTime Dependency=(null)\n"));
+}
+
+TEST(Requeue, LeavesACancelledJobAlone) {
+  const TempDir dir;
+  const std::string program = dir.path() / "scontrol";
+  std::ofstream(program)
+      << "#!/bin/sh\n[ \"$1 $2 $3\" = 'show job 4711' ] || exit 3\necho 'JobState=COMPLETING Reason=None'\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  EXPECT_FALSE(run_requeue({program, "requeue", "4711"}, {}));
+}
+
 TEST(Requeue, RunsTheCommandWithoutAShellAndReportsItsFailure) {
   const TempDir dir;
   const std::string program = dir.path() / "scontrol";
-  std::ofstream(program) << "#!/bin/sh\nprintf '%s\\n' \"$#\" \"$@\" > '" << (dir.path() / "seen").string()
-                         << "'\nexit 0\n";
+  std::ofstream(program)
+      << "#!/bin/sh\n[ $1 = show ] && echo JobState=RUNNING && exit 0\nprintf '%s\\n' \"$#\" \"$@\" > '"
+      << (dir.path() / "seen").string() << "'\nexit 0\n";
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
-  run_requeue({program, "requeue", "0"}, read_environment());
+  EXPECT_TRUE(run_requeue({program, "requeue", "0"}, read_environment()));
   std::ifstream seen(dir.path() / "seen");
   std::string count, first, second;
   seen >> count >> first >> second;

@@ -1,5 +1,7 @@
 #include <cmath>
+#include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -170,6 +172,46 @@ TEST(Ddp, TakesPartWithNothing) {
       }
     });
   }
+}
+
+// The backward of each optimizer goes through the parameters of all. In steps 1 and 3 rank 1 has no samples, and from
+// step 2 on the loss of the optimizer of b does not reach b.
+TEST(Ddp, FindsTheUnusedParametersOfEachOptimizer) {
+  thread_world(2, [](World& world) {
+    Net net;
+    Net whole;
+    std::vector<OptimizerSpec> specs;
+    for (torch::nn::Module* part : std::vector<torch::nn::Module*>{net.a.get(), net.b.get(), net.c.get()}) {
+      OptimizerSpec spec(sgd());
+      spec.name = fmt::format("of part {}", specs.size());
+      spec.module = part;
+      specs.push_back(spec);
+    }
+    Ddp strategy({}, {.find_unused_parameters = true}, world);
+    strategy.prepare(net, specs);
+    for (std::int64_t step = 0; step < 4; ++step) {
+      const bool is_alone = step % 2 == 1;
+      const std::int64_t mine = is_alone ? kBatch : kBatch / 2;
+      for (std::size_t i = 0; i < specs.size(); ++i) {
+        const bool skip_b = i == 1 && step >= 2;
+        whole.zero_grad();
+        loss_of(whole.forward(inputs(step), skip_b), targets(step)).backward();
+        StrategyOptimizer& optimizer = strategy.optimizer(i);
+        optimizer.zero_grad();
+        optimizer.begin_forward(true);
+        if (is_alone && world.rank() == 1) {
+          optimizer.backward_nothing();
+        } else {
+          const std::int64_t begin = is_alone ? 0 : world.rank() * mine;
+          optimizer.backward(
+              loss_of(net.forward(inputs(step).narrow(0, begin, mine), skip_b), targets(step).narrow(0, begin, mine)),
+              is_alone ? 2.0 : 1.0);
+        }
+        optimizer.finish();
+        expect_close(grads_of(*net.children()[i]), grads_of(*whole.children()[i]), 1e-6);
+      }
+    }
+  });
 }
 
 TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {

@@ -77,6 +77,26 @@ TEST(Resolve, PlansOneCpuRankWithoutGpu) {
   EXPECT_THAT(plan.notes, IsEmpty());
 }
 
+TEST(Resolve, NotesTensorCoresThatAreNotUsed) {
+  const auto notes = [](const char* capability, const TrainConfig& config) {
+    Hardware hardware = one_gpu();
+    hardware.gpus.front().compute_capability = capability;
+    return resolve(config, hardware, kAlone).notes;
+  };
+  for (const char* capability : {"8.0", "8.6", "9.0", "10.0", "12.1"}) {
+    EXPECT_THAT(notes(capability, {}),
+                ElementsAre("this GPU has tensor cores: --matmul_precision high, or --precision bf16_mixed"))
+        << capability;
+  }
+  for (const char* capability : {"", "6.1", "7.5"}) {
+    EXPECT_THAT(notes(capability, {}), IsEmpty()) << capability;
+  }
+  EXPECT_THAT(notes("9.0", {.precision = Precision::bf16_mixed}), IsEmpty());
+  EXPECT_THAT(notes("9.0", {.precision = Precision::fp64}), IsEmpty());
+  EXPECT_THAT(notes("9.0", {.matmul_precision = MatmulPrecision::high}), IsEmpty());
+  EXPECT_THAT(notes("9.0", {.compute_setup = ComputeSetup::cpu}), IsEmpty());
+}
+
 TEST(Resolve, KeepsWhatWasAskedForBesideWhatItDerives) {
   const TrainConfig asked{.seed = 7, .max_epochs = 3, .global_batch_size = 64, .run_name = "a"};
   Plan plan = resolve(asked, machine_with(2), kAlone);

@@ -114,7 +114,7 @@ TEST(MetricRows, MeasuresTheTimePerStep) {
   const MetricRows rows = parse_metric_lines(
       "{\"step\":10,\"time\":\"2026-11-21T10:00:00.000Z\",\"loss\":1}\n"
       "{\"step\":30,\"time\":\"2026-11-21T10:00:05.000Z\",\"loss\":1}\n");
-  EXPECT_DOUBLE_EQ(rows.seconds_per_step, 0.25);
+  EXPECT_DOUBLE_EQ(rows.step_s, 0.25);
   EXPECT_DOUBLE_EQ(rows.last_time, *parse_utc_time("2026-11-21T10:00:05.000Z"));
 }
 
@@ -133,6 +133,29 @@ TEST(MetricRows, ReadsOnlyTheEndOfALargeFile) {
   EXPECT_FALSE(read_metric_rows(real_file_system(), temp.path())->partial);
 }
 
+TEST(MetricRows, ReadsALastRowThatIsLongerThanTheEnd) {
+  const TempDir temp;
+  const auto out = jsonl_sink(real_file_system(), temp.path() / "metrics.jsonl", 0);
+  const std::string name(1000, 'x');
+  for (std::int64_t step = 1; step <= 5; ++step) {
+    out->write(step, std::vector<MetricValue>{{name, 1}});
+  }
+  const auto end = read_metric_rows(real_file_system(), temp.path(), 100);
+  EXPECT_TRUE(end->partial);
+  EXPECT_THAT(end->find(name)->steps, ElementsAre(5));
+  const auto all = read_metric_rows(real_file_system(), temp.path(), 4000);
+  EXPECT_THAT(all->find(name)->steps, ElementsAre(3, 4, 5)) << "the control: these rows fit";
+}
+
+TEST(MetricRows, ReadsAFileOfOneLongRow) {
+  const TempDir temp;
+  const std::string name(1000, 'x');
+  jsonl_sink(real_file_system(), temp.path() / "metrics.jsonl", 0)->write(7, std::vector<MetricValue>{{name, 1}});
+  const auto rows = read_metric_rows(real_file_system(), temp.path(), 100);
+  EXPECT_FALSE(rows->partial);
+  EXPECT_EQ(rows->last_step, 7);
+}
+
 TEST(RankTimes, AreSumsOverTheSteps) {
   const auto times = parse_rank_times(
       "step,rank,step_ms,data_ms,forward_ms\n"
@@ -143,6 +166,16 @@ TEST(RankTimes, AreSumsOverTheSteps) {
                                             testing::Pair("other", testing::DoubleNear(0.1, 1e-9))));
   EXPECT_EQ(times[1].rank, 1);
   EXPECT_THAT(times[1].seconds[0], Part("data", 2.5));
+}
+
+TEST(RankTimes, OfARankThatCameWithAResumeBeginThere) {
+  const auto times = parse_rank_times(
+      "step,rank,step_ms,data_ms\n"
+      "10,0,100,0\n10,1,100,0\n20,0,100,0\n30,0,100,0\n30,1,100,0\n30,2,100,0\n");
+  ASSERT_EQ(times.size(), 3U);
+  EXPECT_DOUBLE_EQ(times[0].seconds[1].second, 3);
+  EXPECT_DOUBLE_EQ(times[1].seconds[1].second, 2) << "it made no steps between 10 and 20";
+  EXPECT_DOUBLE_EQ(times[2].seconds[1].second, 1);
 }
 
 MetricSeries waves(std::size_t count) {

@@ -114,6 +114,19 @@ TEST_F(CsvSink, StartsOverAfterAnIncompleteHeader) {
   EXPECT_EQ(text(), "step\n1\n");
 }
 
+TEST_F(CsvSink, SaysThatItsFileWasDeletedAndBeginsItAgain) {
+  const auto sink = csv_sink(fs_, file_, 0);
+  const MetricValue metrics[] = {{"loss", 0.5}};
+  sink->write(1, metrics);
+  std::filesystem::remove(file_);
+  testing::internal::CaptureStderr();
+  sink->write(2, metrics);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr(file_.string() + " was deleted; the run goes on without these rows"));
+  sink->write(3, metrics);
+  EXPECT_EQ(text(), "step,loss\n3,0.5\n");
+}
+
 // A file of another kind with this name neither ends a run nor is lost.
 template <class Open>
 void expect_set_aside(const std::filesystem::path& file, const Open& open) {

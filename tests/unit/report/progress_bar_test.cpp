@@ -1,5 +1,6 @@
 #include "report/progress_bar.h"
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -84,6 +85,13 @@ TEST(ProgressBar, ReportsPlainLinesWithoutATerminal) {
   EXPECT_THAT(console->lines[0],
               MatchesRegex("step 200 \\| epoch 2 \\| loss 2.1234 \\| lr 0.0003 \\| [0-9,]+,[0-9]{3} samples/s"));
   EXPECT_THAT(console->lines[1], StartsWith("step 200 | epoch 2 | "));
+}
+
+TEST(ProgressBar, WritesNamesAndValuesAsTheFilesDo) {
+  const auto console = std::make_shared<RecordingConsole>(false);
+  const MetricValue metrics[] = {{"a\nb", -std::nan("")}, {"c", HUGE_VAL}};
+  ProgressBar(console, /*show_bar=*/true).report({.phase = "epoch 1", .step = 7}, metrics);
+  EXPECT_THAT(console->lines, ElementsAre("step 7 | epoch 1 | ab NaN | c Infinity"));
 }
 
 TEST(ProgressBar, RedrawsAtMostTenTimesASecond) {

@@ -134,7 +134,7 @@ TEST(StepRecords, AreRejectedIfDamagedInTheMiddle) {
 
   MemoryFileSystem fs;
   overwrite(fs, "");
-  EXPECT_THAT(damage(fs), StartsWith("records-1.bin record 0: the file is empty"));
+  EXPECT_THAT(damage(fs), StartsWith("records-1.bin record 0: the file has no complete record"));
   overwrite(fs, text.substr(64));
   EXPECT_THAT(damage(fs), StartsWith("records-1.bin record 0: a step comes before format and rank"));
   overwrite(fs, text.substr(0, 128) + text.substr(64, 128));

@@ -1,5 +1,6 @@
 // Damaged checkpoints: none is accepted, none crashes the reader.
 
+#include <cerrno>
 #include <functional>
 #include <iostream>
 #include <string>
@@ -11,6 +12,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "base/io_error.h"
+#include "support/forwarding_file_system.h"
 #include "support/memory_file_system.h"
 #include "support/message_of.h"
 #include "unit/storage/checkpoint_samples.h"
@@ -22,6 +25,7 @@ using namespace testing_storage;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::MatchesRegex;
+using testing::ThrowsMessage;
 using Path = std::filesystem::path;
 
 const Path kDirectory = "/checkpoints";
@@ -144,6 +148,21 @@ TEST_F(Corruption, IsNamed) {
             "step-0000000900/MANIFEST.json: its checksum does not match its text");
   EXPECT_EQ(damage(), "no error");
   EXPECT_THROW(directory_.verify(901), CheckpointError);
+}
+
+TEST_F(Corruption, IncludesADirectoryThatCannotBeRead) {
+  class Closed final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    bool exists(const Path& path) override {
+      if (path.parent_path() == kNewest) {
+        throw_io_error("inspect", path, EACCES);
+      }
+      return ForwardingFileSystem::exists(path);
+    }
+  } closed(fs_);
+  EXPECT_THAT([&] { CheckpointDir(closed, kNewest.parent_path(), "run", 0).verify(900); },
+              ThrowsMessage<CheckpointError>(HasSubstr("MANIFEST.json: Permission denied")));
 }
 
 TEST_F(Corruption, IsLocatedInLargeFilesAndSwappedChunksAreFound) {

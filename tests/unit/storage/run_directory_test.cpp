@@ -1,6 +1,7 @@
 // Who may train in a run directory, and what --fresh does with an existing run.
 #include "storage/run_directory.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -13,6 +14,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "base/io_error.h"
+#include "support/forwarding_file_system.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -50,6 +53,20 @@ TEST(RunRecord, IsRejectedIfDamaged) {
     EXPECT_THAT([&] { parse_run_record(text, "runs/a/run.json"); },
                 ThrowsMessage<CheckpointError>(HasSubstr("runs/a/run.json: ")));
   }
+}
+
+TEST(RunRecord, OfANewerVersionIsNotToBeDeleted) {
+  const auto hint_for = [](const std::string& text) {
+    try {
+      parse_run_record(text, "run.json");
+    } catch (const CheckpointError& error) {
+      return error.hint();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(hint_for(R"({"format": 2})"),
+            "continue the run with the version of lockstep that wrote it, or start over with --fresh");
+  EXPECT_THAT(hint_for(R"({"format": 1})"), HasSubstr("delete it")) << "the control";
 }
 
 TEST(RunDecision, AnEmptyDirectoryGetsANewRun) {
@@ -194,6 +211,16 @@ TEST_F(RunDirectoryTest, IsRenamedToTheFirstFreeNumber) {
   EXPECT_EQ(id_in(run_), "c");
   EXPECT_EQ(id_in(run_.string() + ".2"), "b");
   EXPECT_EQ(id_in(run_.string() + ".1"), "a");
+}
+
+TEST_F(RunDirectoryTest, IsNotRenamedIfItIsAMountPoint) {
+  class Mounted final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    void rename(const Path& from, const Path&) override { throw_io_error("rename", from, EBUSY); }
+  } mounted(fs_);
+  RunDirectory directory(mounted, run_, kSecond);
+  EXPECT_THAT([&] { directory.set_aside(); }, ThrowsMessage<IoError>(HasSubstr("it is a mount point")));
 }
 
 TEST_F(RunDirectoryTest, IsRenamedWithAnySpellingOfItsPath) {

@@ -34,8 +34,10 @@ RankSample in_collective(std::uint64_t number, Operation operation, std::int64_t
 /// A watch whose clock is moved by hand.
 class Watched {
  public:
-  explicit Watched(std::vector<RankSample> samples, StallLimits limits = {.warning = 30s, .deadline = 300s})
-      : samples_(std::move(samples)), watch_(limits, static_cast<int>(samples_.size())) {}
+  explicit Watched(std::vector<RankSample> samples, StallLimits limits = {.warning = 30s, .deadline = 300s},
+                   int ranks_elsewhere = 0)
+      : samples_(std::move(samples)),
+        watch_(limits, static_cast<int>(samples_.size()), static_cast<int>(samples_.size()) + ranks_elsewhere) {}
 
   RankSample& operator[](std::size_t rank) { return samples_[rank]; }
 
@@ -106,13 +108,32 @@ TEST(StallWatch, IsSilentWhileThoseBehindMove) {
   EXPECT_THAT(ranks.pass(1000s, [&] { ++ranks[0].view.beats; }), IsEmpty());
 }
 
+// As after a validation that only one rank calls: the threads that watch the others use CPU time meanwhile.
+TEST(StallWatch, EndsARunWhoseRanksAllWaitBetweenSteps) {
+  std::vector<RankSample> waiting{in_collective(5, Operation::all_reduce), in_collective(5, Operation::turn)};
+  waiting[0].view.phase = waiting[1].view.phase = Phase::finish;
+  Watched ranks(waiting);
+  const auto work = [&] { ranks[0].process.cpu_ticks += 10; };
+  EXPECT_EQ(ranks.pass(299s, work).size(), 1U);
+  const auto findings = ranks.pass(2s, work);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_TRUE(findings[0].ends_the_run);
+  EXPECT_THAT(findings[0].lines[0], HasSubstr("the ranks are in different collectives"));
+
+  Watched one_works(waiting);
+  one_works[1].view.operation = Operation::none;
+  EXPECT_THAT(one_works.pass(1000s), testing::Each(testing::Field(&StallFinding::ends_the_run, false)));
+  Watched others_may_work(waiting, {.warning = 30s, .deadline = 300s}, /*ranks_elsewhere=*/1);
+  EXPECT_THAT(others_may_work.pass(1000s), testing::Each(testing::Field(&StallFinding::ends_the_run, false)));
+}
+
 TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
   for (const Phase phase : {Phase::prepare, Phase::callback, Phase::save, Phase::validation}) {
     SCOPED_TRACE(to_string(phase));
     Watched busy({in_phase(phase)});
-    EXPECT_THAT(busy.pass(1000s, [&] { ++busy[0].process.cpu_ticks; }), IsEmpty());
+    EXPECT_THAT(busy.pass(1000s, [&] { busy[0].process.cpu_ticks += 2; }), IsEmpty());
     Watched idle({in_phase(phase)});
-    const auto findings = idle.pass(1000s);
+    const auto findings = idle.pass(1000s, [&] { ++idle[0].process.cpu_ticks; });
     ASSERT_EQ(findings.size(), 1U);
     EXPECT_FALSE(findings[0].ends_the_run) << "what is between steps may take long";
   }
@@ -139,7 +160,7 @@ TEST(StallWatch, EndsWhatDoesNotEndAfterItsWork) {
   Watched destructor({in_phase(Phase::teardown)});
   EXPECT_TRUE(destructor.pass(301s).back().ends_the_run);
   Watched busy({in_phase(Phase::teardown)});
-  EXPECT_THAT(busy.pass(301s, [&] { ++busy[0].process.cpu_ticks; }), IsEmpty());
+  EXPECT_THAT(busy.pass(301s, [&] { busy[0].process.cpu_ticks += 2; }), IsEmpty());
 }
 
 TEST(StallWatch, NamesRanksInDifferentCollectives) {

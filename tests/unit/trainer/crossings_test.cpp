@@ -1040,6 +1040,31 @@ TEST(Crossing, AFailureIsThatOfTheCallbackThatThrew) {
   EXPECT_THAT(std::string(callback_of(place)), HasSubstr("guilty"));
 }
 
+// As in the text of the end and in the metrics.
+TEST(Crossing, EventsHaveTheEpochOfTheirStepFromOne) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);  // an epoch has 5 steps
+  const auto run_until = [&](std::int64_t step) {
+    config.max_steps = step;
+    BadSteps task({});
+    const std::string why = fit(config, task).why;
+    const auto event = nlohmann::json::parse(read_lines(dir.path() / "run" / "events.jsonl").back());
+    EXPECT_EQ(event["event"], "end");
+    EXPECT_THAT(why, HasSubstr("epoch " + event["epoch"].dump()));
+    return event["epoch"].get<int>();
+  };
+  EXPECT_EQ(run_until(3), 1);
+  EXPECT_EQ(run_until(5), 1);
+  EXPECT_EQ(run_until(7), 2);
+  std::vector<int> resumed;
+  for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
+    if (const auto event = nlohmann::json::parse(line); event["event"] == "resume") {
+      resumed.push_back(event["epoch"].get<int>());
+    }
+  }
+  EXPECT_THAT(resumed, ElementsAre(1, 1)) << "of steps 3 and 5";
+}
+
 TEST(Crossing, AFailureOfTheOnlyRankIsAnEvent) {
   const TempDir dir;
   TrainConfig config = in_directory(forty_steps(), dir);

@@ -4,7 +4,9 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <string>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -194,7 +196,20 @@ TEST(Profiler, WritesATraceOfTheStepsThatItIsToldTo) {
     const auto& events = trace.at("traceEvents");
     const auto forwards = std::ranges::count_if(
         events, [](const Json& event) { return event.contains("name") && event.at("name") == "aten::mse_loss"; });
-    EXPECT_EQ(forwards, std::min<std::int64_t>(steps, 5));
+    const std::int64_t recorded = std::min<std::int64_t>(steps, 5);
+    EXPECT_EQ(forwards, recorded);
+    const auto ranges = [&](const std::string& name) {
+      return std::ranges::count_if(events, [&](const Json& event) {
+        return event.value("cat", "") == "user_annotation" && event.value("name", "") == name;
+      });
+    };
+    for (const char* phase : {"forward", "backward", "optimizer"}) {
+      EXPECT_EQ(ranges(phase), recorded) << phase;
+    }
+    EXPECT_EQ(ranges("data"), recorded - 1) << "recording begins behind the first";
+    for (std::int64_t step = 1; step <= 8; ++step) {
+      EXPECT_EQ(ranges(fmt::format("step {}", step)), step > 3 && step <= 3 + recorded ? 1 : 0) << step;
+    }
   }
   EXPECT_THAT(message_of([] { Profiler({.steps = 0}); }), HasSubstr("steps is 0"));
 }

@@ -10,12 +10,14 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "base/text.h"
 #include "report/console.h"
+#include "report/step_records.h"
 #include "support/recording_console.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -196,6 +198,30 @@ TEST(Reports, AreTheSameIfTheRunContinuesBetweenTwoOfThem) {
         EXPECT_TRUE(continued.callbacks[i].second.equal(straight.callbacks[i].second)) << straight.callbacks[i].first;
       }
     }
+  }
+}
+
+TEST(Reports, RecordEveryStepBeforeAFailure) {
+  for (const bool loses_a_peer : {false, true}) {
+    const TempDir dir;
+    TrainConfig config{
+        .compute_setup = ComputeSetup::cpu, .max_epochs = 3, .batch_size = 4, .run_dir = dir.path() / "run"};
+    config.checkpoint.enabled = false;
+    config.report.record = 1;
+    Session session = Session::single(config);
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    Trainer trainer(session);
+    trainer.on(Stage::step_end, [&](const StageContext& context) {
+      if (context.state.step == 7 && loses_a_peer) {
+        throw CommError("a peer is lost");
+      }
+      if (context.state.step == 7) {
+        throw DataError("a sample is damaged");
+      }
+    });
+    EXPECT_ANY_THROW(trainer.fit(task, data));
+    EXPECT_EQ(read_records(real_file_system(), dir.path() / "run/records-0.bin").entries.size(), 7U) << loses_a_peer;
   }
 }
 

@@ -13,9 +13,12 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/runs.h"
@@ -627,6 +630,63 @@ TEST(CheckReplicas, FindsAnOptimizerThatDivergedAtAReport) {
     EXPECT_THAT([&] { train_on(odd, true); },
                 ThrowsMessage<CommError>(
                     HasSubstr("the replicas have diverged: rank " + std::to_string(odd) + " has bias.exp_avg")));
+  }
+}
+
+struct BufferNetImpl : torch::nn::Module {
+  BufferNetImpl()
+      : linear(register_module("linear", torch::nn::Linear(4, 1))),
+        own(register_module("own", torch::nn::BatchNorm1d(4))),
+        shared(register_module("shared", SyncBatchNorm(4))),
+        mask(register_buffer("mask", at::ones({4}, at::kBool))) {}
+  at::Tensor forward(const at::Tensor& x) { return linear(shared(own(x)) * mask); }
+
+  torch::nn::Linear linear;
+  torch::nn::BatchNorm1d own;
+  SyncBatchNorm shared;
+  at::Tensor mask;
+};
+
+class BufferTask final : public Task {
+ public:
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.01})}; }
+  StepOutput training_step(const Batch& batch) override {
+    return at::mse_loss(net_->forward(batch.input), batch.target);
+  }
+
+ private:
+  std::shared_ptr<BufferNetImpl> net_ = std::make_shared<BufferNetImpl>();
+};
+
+// Rank 0's buffers reach all ranks, or each rank has its own: then all but the statistics of its samples must be equal.
+TEST(CheckReplicas, ComparesBuffersThatNoRankSends) {
+  const auto train_with = [](const std::string& changed, bool broadcasts) {
+    thread_world(2, [&](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 3, .batch_size = 4});
+      config.report.every_steps = 2;
+      config.dist.check_replicas = true;
+      config.dist.broadcast_buffers = broadcasts;
+      const Plan plan = plan_for(2, config);
+      BufferTask task;
+      DataLoader data(tiny_data(16), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::step_end, [&](const StageContext& context) {
+        if (context.state.step == 3 && context.world.rank() == 1 && !changed.empty()) {
+          const at::NoGradGuard no_grad;
+          at::Tensor buffer = context.module.named_buffers()[changed];
+          buffer.copy_(at::zeros_like(buffer));
+        }
+      });
+      trainer.fit(task, data);
+    });
+  };
+  EXPECT_NO_THROW(train_with("", false)) << "the statistics of own.* differ";
+  EXPECT_NO_THROW(train_with("own.running_var", false));
+  for (const std::string name : {"mask", "shared.running_var", "shared.num_batches_tracked"}) {
+    EXPECT_THAT([&] { train_with(name, false); },
+                ThrowsMessage<CommError>(HasSubstr("the replicas have diverged: rank 1 has " + name)));
+    EXPECT_NO_THROW(train_with(name, true)) << name;
   }
 }
 

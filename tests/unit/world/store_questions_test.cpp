@@ -117,7 +117,7 @@ TEST(StoreQuestions, OfAStartAreAsManyAsRanks) {
   expect_same_for_every_size(
       [](int ranks) {
         return questions_of(ranks, [&](int rank, const c10::intrusive_ptr<CountingStore>& store) {
-          meet(store, {.rank = rank, .world_size = ranks, .run_id = "run"}, kPatience);
+          wait_for_all_ranks(store, {.rank = rank, .world_size = ranks, .run_id = "run"}, kPatience);
           return 0;
         });
       },

@@ -248,7 +248,7 @@ TEST(World, MeetsWithoutALimitOfTime) {
         },
         kTimeout);
   };
-  late_for([](World& world) { return WorldAccess::meet(world, world.rank() == 1); });
+  late_for([](World& world) { return WorldAccess::any_without_timeout(world, world.rank() == 1); });
   EXPECT_THROW(late_for([](World& world) { return world.any(world.rank() == 1); }), CommError);
 }
 

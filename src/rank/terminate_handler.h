@@ -20,16 +20,16 @@ Failure current_failure();
 /// the previous handler runs. If Gloo's own thread terminates because a connection broke: ExitCode::peer_lost; because
 /// the ranks call different collectives: ExitCode::disagree and the collective in `record`. A failed assertion of the
 /// library: ExitCode::internal. Only one per process.
-class LastWords {
+class TerminateHandler {
  public:
-  using Tell = std::function<void(const Failure&)>;
-  LastWords(const ProgressRecord& record, Tell tell);
-  ~LastWords();
-  LastWords(const LastWords&) = delete;
-  LastWords& operator=(const LastWords&) = delete;
+  using Report = std::function<void(const Failure&)>;
+  TerminateHandler(const ProgressRecord& record, Report report);
+  ~TerminateHandler();
+  TerminateHandler(const TerminateHandler&) = delete;
+  TerminateHandler& operator=(const TerminateHandler&) = delete;
 
  private:
-  Tell tell_;
+  Report report_;
   std::terminate_handler terminate_before_;
   AssertionListener assertion_before_;
 };

@@ -1,4 +1,4 @@
-#include "rank/last_words.h"
+#include "rank/terminate_handler.h"
 
 #include <atomic>
 #include <chrono>
@@ -22,14 +22,14 @@ namespace {
 
 constexpr int kAborted = 128 + SIGABRT;
 
-struct Announcement {
+struct Installed {
   std::atomic<const ProgressRecord*> record{nullptr};
-  std::atomic<const LastWords::Tell*> tell{nullptr};
+  std::atomic<const TerminateHandler::Report*> report{nullptr};
   std::atomic<std::terminate_handler> before{nullptr};
 };
 
 // These handlers have no argument that could point to a listener, so their state must be static.
-constinit Announcement announcement;
+constinit Installed installed;
 
 // Gloo throws in its own thread, where the exception cannot be caught: if it answers on a broken connection, or if more
 // data arrives than the collective expects. After an error of a GPU, LibTorch throws again where tensors are freed, in
@@ -55,21 +55,20 @@ Failure terminate_failure() {
     meaning = "the GPU reported: ";
     failure.code = static_cast<int>(ExitCode::failed);
   } else if (says_mismatch(type, failure.text)) {
-    const ProgressRecord* record = announcement.record;
+    const ProgressRecord* record = installed.record;
     meaning = fmt::format("the ranks are in different collectives: too much data arrived{}: ",
                           record == nullptr ? std::string() : collective_of(view(*record)));
     failure.text += fmt::format("\n  hint: {}", kSameOrderHint);
     failure.code = static_cast<int>(ExitCode::disagree);
   }
-  constexpr std::string_view kLabel = "error: ";
-  failure.text.insert(failure.text.starts_with(kLabel) ? kLabel.size() : 0, meaning);
+  failure.text = with_words(std::move(failure.text), meaning);
   return failure;
 }
 
 /// If several threads fail, only the first one reports.
 void announce(const Failure& failure) {
-  if (const LastWords::Tell* tell = announcement.tell.exchange(nullptr)) {
-    (*tell)(failure);
+  if (const TerminateHandler::Report* report = installed.report.exchange(nullptr)) {
+    (*report)(failure);
   }
 }
 
@@ -85,7 +84,7 @@ void on_terminate() {
   if (failure.code != kAborted) {
     end_process(failure.code);
   }
-  if (const std::terminate_handler before = announcement.before) {
+  if (const std::terminate_handler before = installed.before) {
     before();
   }
   std::abort();
@@ -110,18 +109,18 @@ Failure current_failure() {
   return failure;
 }
 
-LastWords::LastWords(const ProgressRecord& record, Tell tell)
-    : tell_(std::move(tell)),
+TerminateHandler::TerminateHandler(const ProgressRecord& record, Report report)
+    : report_(std::move(report)),
       terminate_before_(std::set_terminate(on_terminate)),
       assertion_before_(set_assertion_listener(on_assertion)) {
-  announcement.record = &record;
-  announcement.before = terminate_before_;
-  announcement.tell = &tell_;
+  installed.record = &record;
+  installed.before = terminate_before_;
+  installed.report = &report_;
 }
 
-LastWords::~LastWords() {
-  announcement.tell = nullptr;
-  announcement.record = nullptr;
+TerminateHandler::~TerminateHandler() {
+  installed.report = nullptr;
+  installed.record = nullptr;
   set_assertion_listener(assertion_before_);
   std::set_terminate(terminate_before_);
 }

@@ -1,0 +1,91 @@
+#include "config/name_hints.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include <fmt/format.h>
+
+#include "base/text.h"
+#include "config/field_value.h"
+#include "config/foreign_names.h"
+
+namespace lockstep {
+namespace {
+
+std::string last_part(std::string_view name) {
+  const auto dot = name.rfind('.');
+  return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
+}
+
+std::vector<std::string> with_same_key(std::string_view name, const std::vector<std::string>& known) {
+  std::vector<std::string> same_key;
+  std::ranges::copy_if(known, std::back_inserter(same_key),
+                       [&](const std::string& candidate) { return last_part(candidate) == last_part(name); });
+  return same_key;
+}
+
+/// A key without its section, or a name of another system, is meant if so many edits make it of what was written: most
+/// of them are short, or they are many.
+constexpr std::size_t kMostEdits = 2;
+
+std::vector<std::string> with_near_spelling(std::string_view name, const std::vector<std::string>& known) {
+  if (const auto near = closest(name, known)) {
+    return {*near};
+  }
+  std::vector<std::string> keys;
+  std::ranges::transform(known, std::back_inserter(keys), [](const auto& full) { return last_part(full); });
+  if (const auto near_key = closest(last_part(name), keys, kMostEdits)) {
+    std::vector<std::string> names;
+    std::ranges::copy_if(known, std::back_inserter(names),
+                         [&](const std::string& full) { return last_part(full) == *near_key; });
+    return names;
+  }
+  return {};
+}
+
+/// "did you mean --a, --b or --c?"
+std::string did_you_mean(const std::vector<std::string>& names, std::string_view prefix) {
+  std::vector<std::string> written;
+  std::ranges::transform(names, std::back_inserter(written),
+                         [&](const std::string& name) { return fmt::format("{}{}", prefix, name); });
+  return fmt::format("did you mean {}?", join_or(written));
+}
+
+/// The section of another system that `name` is in; null: none.
+const ForeignName* foreign_section(std::string_view name, const std::vector<std::string>& known) {
+  const std::string section = section_of(name);
+  const bool is_own = std::ranges::any_of(known, [&](const auto& own) { return section_of(own) == section; });
+  return section.empty() || is_own ? nullptr : find_foreign_name(section);
+}
+
+}  // namespace
+
+std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
+                             std::string_view otherwise) {
+  const ForeignName* section = foreign_section(name, known);
+  const ForeignName* foreign = find_foreign_name(name);
+  const bool is_in_section = name.find('.') != std::string_view::npos;
+  if (const auto names = with_same_key(name, known);
+      section == nullptr && !names.empty() && (foreign == nullptr || !is_in_section)) {
+    return did_you_mean(names, prefix);
+  }
+  if (foreign != nullptr || section != nullptr) {
+    return std::string((foreign != nullptr ? foreign : section)->hint);
+  }
+  const auto names = with_near_spelling(name, known);
+  if (names.empty() || closest(name, names)) {  // not if only the key of a section is near
+    std::vector<std::string> near = names;      // a setting is preferred
+    const std::string first_letter = to_lower(name.substr(0, 1));
+    for (const ForeignName& row : foreign_names()) {
+      std::ranges::copy_if(split(row.names, ' '), std::back_inserter(near),
+                           [&](const std::string& other) { return other.starts_with(first_letter); });
+    }
+    if (const auto nearest = closest(name, near, kMostEdits);
+        nearest && std::ranges::find(names, *nearest) == names.end()) {
+      return fmt::format("did you mean {}? {}", *nearest, find_foreign_name(*nearest)->hint);
+    }
+  }
+  return names.empty() ? std::string(otherwise) : did_you_mean(names, prefix);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+// One rank as its supervisor sees it: the process, its messages and its output. Torch-free.
+#pragma once
+
+#include <optional>
+
+#include "ipc/channel.h"
+#include "supervise/memory_watch.h"
+#include "supervise/rank_output.h"
+#include "supervise/worker_process.h"
+
+namespace lockstep {
+
+class WatchedRank {
+ public:
+  WatchedRank(WorkerProcess process, RankOutput output);
+
+  WorkerProcess& process() noexcept { return process_; }
+  const WorkerProcess& process() const noexcept { return process_; }
+  RankOutput& output() noexcept { return output_; }
+  const MemoryWatch& memory() const noexcept { return memory_; }
+
+  std::optional<Message> receive();
+  bool has_sent() const noexcept { return has_sent_; }  ///< a message; a program of another library sends none
+  /// Readable when there is a message; -1 after the process has closed its end.
+  int channel_fd() const noexcept { return channel_is_open_ ? process_.channel().fd() : -1; }
+  void leave_channel() noexcept { channel_is_open_ = false; }
+
+  Descriptor& pipe(OutputStream stream) noexcept;
+  /// Reads the pipe up to so many times, and closes it at its end.
+  void read_pipe(OutputStream stream, int reads);
+  /// After the end of the process: reads what the pipes hold and closes them. A process outside the worker's group may
+  /// keep them open for ever, so that this does not wait for their end.
+  void finish_output();
+
+ private:
+  void close_pipe(OutputStream stream);
+
+  WorkerProcess process_;
+  RankOutput output_;
+  MemoryWatch memory_;
+  bool has_sent_ = false;
+  bool channel_is_open_ = true;
+};
+
+}  // namespace lockstep

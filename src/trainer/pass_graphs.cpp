@@ -1,0 +1,334 @@
+#include "trainer/pass_graphs.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/rng_state.h>
+
+#include "base/text.h"
+#include "data/for_each_tensor.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kMostTries = 100;  // micro-batches without a graph until the log says so
+constexpr int kWarmUps = 3;      // as PyTorch: libraries choose their algorithms and take their memory
+
+std::string describe(const at::Tensor& tensor) {
+  return tensor.defined() ? fmt::format("{} {} {} {}", c10::toString(tensor.scalar_type()), tensor.device().str(),
+                                        fmt::join(tensor.sizes(), ","), fmt::join(tensor.strides(), ","))
+                          : std::string("none");
+}
+
+/// Micro-batches of one kind can share a graph.
+std::string kind_of(const PassGraphs::MicroBatch& micro) {
+  const Batch& batch = micro.batch;
+  std::string kind = fmt::format("{} of loader {} weigh {}, {} replaced; {}; {}; {}", batch.samples, batch.loader,
+                                 micro.weight, fmt::join(batch.replaced, ","), describe(batch.input),
+                                 describe(batch.target), describe(batch.weight));
+  for (const auto& [name, tensor] : batch.fields) {
+    kind += fmt::format("; {} {}", name, describe(tensor));
+  }
+  return kind;
+}
+
+std::vector<at::Tensor> tensors_of(Batch batch) {
+  std::vector<at::Tensor> tensors;
+  for_each_tensor(batch, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+template <class Change>
+StepOutput changed(StepOutput output, const Change& change) {
+  for (at::Tensor* tensor : {&output.loss, &output.count}) {
+    *tensor = tensor->defined() ? change(*tensor) : at::Tensor();
+  }
+  for (auto& [name, value] : output.metrics) {
+    value = change(value);
+  }
+  return output;
+}
+
+// Memory belongs to the stream on which it was made, and may be used again there once it is free here.
+void keep_for(const c10::Stream& stream, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device() != stream.device()) {
+    return;
+  }
+  if (tensor.is_sparse()) {
+    keep_for(stream, tensor._indices());
+    keep_for(stream, tensor._values());
+  } else {
+    tensor.record_stream(stream);
+  }
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return std::string(first_line(of_torch != nullptr ? of_torch->what_without_backtrace() : error.what()));
+}
+
+}  // namespace
+
+void tell_no_graph(std::string_view reason) {
+  log_warning(fmt::format("--cuda_graphs: steps run without a CUDA graph, with the same results: {}", reason));
+}
+
+/// What a graph takes for granted: where the tensors of the module are, which of them require gradients, and which
+/// parts are in training mode.
+class PassGraphs::Layout {
+ public:
+  explicit Layout(torch::nn::Module& module) : module_(module), is_training_(module.is_training()) {
+    for (const std::vector<at::Tensor>& tensors : {module.parameters(), module.buffers()}) {
+      for (const at::Tensor& tensor : tensors) {
+        places_.push_back({tensor, address_of(tensor), tensor.requires_grad()});
+        if (tensor.requires_grad()) {
+          trained_.push_back(tensor);
+        }
+      }
+    }
+    for (auto& part : module.modules(/*include_self=*/false)) {  // including itself would require a shared_ptr
+      const bool is_training = part->is_training();
+      parts_.emplace_back(std::move(part), is_training);
+    }
+  }
+
+  bool is_current() const {
+    return module_.is_training() == is_training_ &&
+           std::ranges::all_of(parts_, [](const auto& part) { return part.first->is_training() == part.second; }) &&
+           std::ranges::all_of(places_, [](const Place& place) {
+             return address_of(place.tensor) == place.address && place.tensor.requires_grad() == place.requires_grad;
+           });
+  }
+
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : trained_) {
+      gradients.push_back(parameter.grad());
+    }
+    return gradients;
+  }
+  bool has_no_gradients() const {
+    return std::ranges::none_of(trained_, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+  }
+  bool has_gradients(const std::vector<at::Tensor>& gradients) const {
+    return std::ranges::equal(trained_, gradients, [](const at::Tensor& parameter, const at::Tensor& gradient) {
+      return parameter.grad().is_same(gradient);
+    });
+  }
+  void set_gradients(const std::vector<at::Tensor>& gradients) const {
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      trained_[i].mutable_grad() = gradients[i];
+    }
+  }
+
+ private:
+  struct Place {
+    at::Tensor tensor{};
+    const void* address = nullptr;
+    bool requires_grad = false;
+  };
+
+  static const void* address_of(const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
+  }
+
+  const torch::nn::Module& module_;
+  const bool is_training_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_{};
+  std::vector<Place> places_{};
+  std::vector<at::Tensor> trained_{};
+};
+
+PassGraphs::PassGraphs(torch::nn::Module& module, c10::Device device, DeviceGraphFactory make)
+    : module_(module),
+      device_(device),
+      make_(std::move(make)),
+      side_(c10::impl::VirtualGuardImpl(device.type()).getNewStream(device)),
+      here_(device.type()),
+      there_(device.type()) {}
+
+PassGraphs::~PassGraphs() = default;
+
+StepOutput PassGraphs::run(const MicroBatch& micro, const Pass& pass) {
+  const Batch& batch = micro.batch;
+  if (batch.extra.has_value()) {
+    stop("the batch has a value on the host, Batch::extra");
+  }
+  if (stopped_) {
+    return pass(batch);
+  }
+  if (layout_ == nullptr || !layout_->is_current()) {
+    forget();
+    layout_ = std::make_unique<Layout>(module_);
+  }
+  if (!has_told_ && ++tries_ == kMostTries) {
+    tell_no_graph(fmt::format("of {} micro-batches, no {} in a row had the same shapes", kMostTries, kWarmUps + 1));
+  }
+  std::string kind = kind_of(micro);
+  in_a_row_ = kind == kind_ ? in_a_row_ + 1 : 1;
+  kind_ = std::move(kind);
+  if (kind_ != recorded_kind_ && in_a_row_ <= kWarmUps) {
+    return warm_up(batch, pass);
+  }
+  Recorded* const recorded = graph_for_gradients();
+  if (recorded == nullptr && micro.begins_step) {
+    stop("a parameter that no optimizer has requires gradients");
+  }
+  if (recorded == nullptr || (recorded->graph == nullptr && !record(*recorded, batch, pass))) {
+    return pass(batch);
+  }
+  return replay(*recorded, batch);
+}
+
+StepOutput PassGraphs::warm_up(const Batch& batch, const Pass& pass) {
+  StepOutput output;
+  beside([&] { output = pass(batch); });
+  const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  changed(output, [&](const at::Tensor& tensor) {
+    keep_for(current, tensor);
+    return tensor;
+  });
+  for (const at::Tensor& gradient : layout_->gradients()) {
+    keep_for(current, gradient);
+  }
+  return output;
+}
+
+/// nullptr: the gradients are not those of a graph, for example after a micro-batch of another kind.
+PassGraphs::Recorded* PassGraphs::graph_for_gradients() {
+  const bool is_known = kind_ == recorded_kind_;
+  if (!layout_->has_no_gradients()) {
+    return is_known && layout_->has_gradients(first_.gradients) ? &further_ : nullptr;
+  }
+  if (!is_known) {
+    drop_graphs();
+    recorded_kind_ = kind_;
+  }
+  return &first_;
+}
+
+// Nothing that is recorded runs. So if it fails, what there is to undo is on the host: the gradients that the
+// parameters have got, and the random numbers that the pass has drawn.
+bool PassGraphs::record(Recorded& recorded, const Batch& batch, const Pass& pass) {
+  const std::vector<at::Tensor> gradients = layout_->gradients();
+  const at::Tensor random = rng_state(c10::kCPU);
+  std::string problem;
+  try {
+    if (&recorded == &first_) {
+      inputs_ = batch;
+      for_each_tensor(inputs_, [](at::Tensor& tensor) { tensor = tensor.clone(); });
+    }
+    recorded.graph = make_(first_.graph.get());
+    beside([&] {
+      recorded.graph->record(
+          [&] { recorded.output = changed(pass(inputs_), [](const at::Tensor& tensor) { return tensor.detach(); }); });
+    });
+    recorded.gradients = layout_->gradients();
+    problem = at::equal(rng_state(c10::kCPU), random) ? problem_of(recorded)
+                                                      : "training_step draws random numbers on the host";
+  } catch (const std::exception& error) {
+    problem = fmt::format("training_step cannot be recorded: {}", text_of(error));
+  }
+  if (!problem.empty()) {
+    layout_->set_gradients(gradients);
+    set_rng_state(random, c10::kCPU);
+    stop(problem);
+    return false;
+  }
+  if (!std::exchange(has_told_, true)) {
+    log_info("forward and backward of a micro-batch are replayed as a CUDA graph");
+  }
+  return true;
+}
+
+std::string PassGraphs::problem_of(const Recorded& recorded) const {
+  if (!recorded.output.loss.defined()) {
+    return "training_step returns no loss";
+  }
+  std::string problem;
+  const auto look = [&](const std::string& what, const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.device() != device_) {
+      problem = fmt::format("{} is on {}", what, tensor.device().str());
+    } else if (tensor.defined() && tensor.layout() != at::kStrided) {
+      problem = fmt::format("{} is sparse", what);
+    }
+  };
+  look("the loss", recorded.output.loss);
+  look("the count", recorded.output.count);
+  for (const auto& [name, value] : recorded.output.metrics) {
+    look(fmt::format("the metric {}", name), value);
+  }
+  for (const at::Tensor& tensor : tensors_of(inputs_)) {
+    look("a tensor of the batch", tensor);
+  }
+  for (const at::Tensor& gradient : recorded.gradients) {
+    look("a gradient", gradient);
+  }
+  if (&recorded == &further_ && !layout_->has_gradients(first_.gradients)) {
+    problem = "a gradient is not added to in its memory";
+  }
+  return problem;
+}
+
+StepOutput PassGraphs::replay(const Recorded& recorded, const Batch& batch) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> inputs = tensors_of(inputs_);
+  const std::vector<at::Tensor> values = tensors_of(batch);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    inputs[i].copy_(values[i], /*non_blocking=*/true);
+  }
+  recorded.graph->replay();
+  layout_->set_gradients(recorded.gradients);
+  return changed(recorded.output, [](const at::Tensor& tensor) { return tensor.clone(); });
+}
+
+/// Runs `work` on the side stream, between the work of the current one before and after it.
+void PassGraphs::beside(const std::function<void()>& work) {
+  const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  const auto return_to_current = [&] {
+    there_.record(side_);
+    there_.block(current);
+  };
+  here_.record(current);
+  here_.block(side_);
+  try {
+    const c10::StreamGuard on_side(side_);
+    work();
+  } catch (...) {
+    return_to_current();
+    throw;
+  }
+  return_to_current();
+}
+
+void PassGraphs::drop_graphs() noexcept {
+  further_ = {};
+  first_ = {};
+  inputs_ = {};
+  recorded_kind_.clear();
+}
+
+void PassGraphs::forget() noexcept {
+  drop_graphs();
+  layout_.reset();
+  in_a_row_ = 0;
+}
+
+void PassGraphs::stop(std::string_view reason) {
+  if (!std::exchange(stopped_, true)) {
+    drop_graphs();
+    tell_no_graph(reason);
+  }
+}
+
+}  // namespace lockstep

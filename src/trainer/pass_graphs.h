@@ -1,0 +1,91 @@
+// Forward and backward of micro-batches as graphs of the device (cuda_graphs).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/data/batch.h>
+#include <lockstep/trainer/step_output.h>
+
+#include "world/device_graph.h"
+
+namespace lockstep {
+
+/// Says once per fit why steps run without a graph although the configuration asks for it.
+void tell_no_graph(std::string_view reason);
+
+/// A forward and backward that runs often with the same shapes is recorded, and then replayed: the host makes one call
+/// instead of hundreds. The result is the same, bit for bit. What cannot be recorded runs as it would without graphs.
+///
+/// A graph has the addresses of its memory. So a batch is copied to the tensors of the graph, and the gradients are
+/// born in tensors of the graph, in which the parameters then find them. A step with several micro-batches needs two
+/// graphs: the first one writes the gradients, the other one adds to them.
+class PassGraphs {
+ public:
+  /// A forward and a backward, which adds to the gradients of the module or sets them. It depends on nothing but the
+  /// tensors of the batch and what is on the device, and changes nothing else.
+  using Pass = std::function<StepOutput(const Batch&)>;
+  struct MicroBatch {
+    const Batch& batch;
+    double weight;     ///< of its loss: a constant of the graph
+    bool begins_step;  ///< the first one of a step
+  };
+
+  /// `module` must live longer.
+  PassGraphs(torch::nn::Module& module, c10::Device device, DeviceGraphFactory make);
+  ~PassGraphs();
+  PassGraphs(const PassGraphs&) = delete;
+  PassGraphs& operator=(const PassGraphs&) = delete;
+
+  /// The output of `pass` for the micro-batch; without an autograd graph if it was replayed.
+  StepOutput run(const MicroBatch& micro, const Pass& pass);
+  /// Drops the graphs. Call it when the module may have other parameters.
+  void forget() noexcept;
+  /// Drops the graphs for good and tells why, unless that was done before.
+  void stop(std::string_view reason);
+
+ private:
+  class Layout;
+  struct Recorded {
+    std::unique_ptr<DeviceGraph> graph{};
+    StepOutput output{};                  // overwritten by each replay
+    std::vector<at::Tensor> gradients{};  // where it leaves them
+  };
+
+  StepOutput warm_up(const Batch& batch, const Pass& pass);
+  Recorded* graph_for_gradients();
+  bool record(Recorded& recorded, const Batch& batch, const Pass& pass);
+  std::string problem_of(const Recorded& recorded) const;
+  StepOutput replay(const Recorded& recorded, const Batch& batch);
+  void beside(const std::function<void()>& work);
+  void drop_graphs() noexcept;
+
+  torch::nn::Module& module_;
+  const c10::Device device_;
+  const DeviceGraphFactory make_;
+  const c10::Stream side_;            // LibTorch does not record on the default stream
+  c10::Event here_;                   // on the current stream
+  c10::Event there_;                  // on the side stream
+  std::unique_ptr<Layout> layout_{};  // nullptr: to be looked at
+  std::string kind_{};                // of the last micro-batch
+  int in_a_row_ = 0;                  // micro-batches of this kind
+  std::string recorded_kind_{};
+  Batch inputs_{};  // of both graphs
+  Recorded first_{};
+  Recorded further_{};
+  int tries_ = 0;          // without a graph
+  bool has_told_ = false;  // that there is a graph
+  bool stopped_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// A part of liblockstep_cuda.so; see nccl_process_group.cpp.
+#include <exception>
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "world/device_graph.h"
+
+namespace lockstep {
+namespace {
+
+/// LibTorch's graph cleans up only after a capture that ended well.
+class CapturedGraph final : public at::cuda::CUDAGraph {
+ public:
+  /// After a failure in or after capture_begin(): undoes what capture_begin() did to the stream, the allocators and the
+  /// random generators.
+  void abandon() noexcept {
+    if (capture_dev_ == UNDEFINED_DEVICE) {
+      return;
+    }
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(capture_stream_, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) {
+      cudaGraph_t incomplete = nullptr;
+      cudaStreamEndCapture(capture_stream_, &incomplete);
+      if (incomplete != nullptr) {
+        cudaGraphDestroy(incomplete);
+      }
+    }
+    cudaGetLastError();  // the next check of an error must not find this one
+    for (const auto& [generator, increment] : captured_generator_states_) {
+      generator->capturing_ = false;
+    }
+    // Each throws if the capture had already ended for it.
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_);
+    } catch (const std::exception&) {
+    }
+    try {
+      at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_);
+    } catch (const std::exception&) {
+    }
+    capture_ended_ = true;  // so that the destructor releases the memory
+  }
+};
+
+class CudaGraph final : public DeviceGraph {
+ public:
+  explicit CudaGraph(CudaGraph* beside) : memory_(beside != nullptr ? beside->graph_.pool() : c10::MempoolId_t{}) {}
+
+  // Other threads use the GPU meanwhile: that of autograd in the same capture, those of a loader beside it. So only
+  // this thread is watched for calls that must not happen in a capture.
+  void record(const std::function<void()>& work) override {
+    try {
+      graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
+      work();
+      graph_.capture_end();
+    } catch (...) {
+      graph_.abandon();
+      throw;
+    }
+  }
+  void replay() override { graph_.replay(); }
+
+ private:
+  CapturedGraph graph_{};
+  const c10::MempoolId_t memory_;  // {0, 0}: its own
+};
+
+}  // namespace
+}  // namespace lockstep
+
+/// Returns an owned object. `beside`: nullptr, or made here.
+extern "C" __attribute__((visibility("default"))) lockstep::DeviceGraph* lockstep_make_cuda_graph(
+    lockstep::DeviceGraph* beside) {
+  return new lockstep::CudaGraph(static_cast<lockstep::CudaGraph*>(beside));
+}

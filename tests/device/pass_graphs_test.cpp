@@ -1,0 +1,322 @@
+#include "trainer/pass_graphs.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/sgd.h>
+
+#include "device/simulated_device.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::int64_t kFeatures = 6;
+
+// Module::to cannot move to the simulated device.
+at::Tensor values_on_device(at::IntArrayRef shape) {
+  const at::Tensor values = at::cos(at::arange(c10::multiply_integers(shape), at::kFloat) * 1.3).view(shape) * 0.3;
+  return values.to(simulated::device());
+}
+
+struct LayerImpl : torch::nn::Module {
+  LayerImpl(std::int64_t in, std::int64_t out)
+      : weight(register_parameter("weight", values_on_device({out, in}))),
+        bias(register_parameter("bias", values_on_device({out}))) {}
+  at::Tensor forward(const at::Tensor& input) { return at::linear(input, weight, bias); }
+  at::Tensor weight;
+  at::Tensor bias;
+};
+TORCH_MODULE(Layer);
+
+struct NetImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& input) {
+    const at::Tensor hidden = at::relu(wide(input));
+    if (is_training()) {
+      const at::NoGradGuard no_grad;
+      mean.lerp_(hidden.mean(0), 0.1);  // as the statistics of batch norm
+    }
+    return head(at::dropout(hidden - mean, 0.4, is_training()));
+  }
+  Layer wide = register_module("wide", Layer(kFeatures, 8));
+  Layer head = register_module("head", Layer(8, 1));
+  at::Tensor mean = register_buffer("mean", values_on_device({8}));
+};
+TORCH_MODULE(Net);
+
+/// Trains on the simulated device, with or without graphs.
+class Training {
+ public:
+  using Loss = std::function<StepOutput(Net&, const Batch&)>;
+
+  Training(bool has_graphs, Loss loss) : loss_(std::move(loss)) {
+    at::Generator random = at::globalContext().defaultGenerator(c10::kCPU);
+    random.set_current_seed(1);
+    optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    if (has_graphs) {
+      graphs_ = std::make_unique<PassGraphs>(*net_, simulated::device(), [this](DeviceGraph* beside) {
+        ++graphs_made_;
+        return simulated::make_graph(beside);
+      });
+    }
+  }
+
+  Net& net() { return net_; }
+  PassGraphs& graphs() { return *graphs_; }
+  int graphs_made() const { return graphs_made_; }
+  int passes() const { return passes_; }  ///< that ran on the host
+
+  /// A step with micro-batches of these sizes.
+  void step(const std::vector<std::int64_t>& sizes) {
+    optimizer_->zero_grad(/*set_to_none=*/true);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const Batch batch = next_batch(sizes[i]);
+      const StepOutput output =
+          graphs_ ? graphs_->run({.batch = batch, .weight = 0.5, .begins_step = i == 0}, pass_) : pass_(batch);
+      outputs_.push_back(output.loss.detach());
+      for (const auto& [name, value] : output.metrics) {
+        outputs_.push_back(value.detach());
+      }
+    }
+    optimizer_->step();
+  }
+  void steps(int count, const std::vector<std::int64_t>& sizes) {
+    for (int i = 0; i < count; ++i) {
+      step(sizes);
+    }
+  }
+
+  /// Losses and metrics of all micro-batches, parameters and statistics, on the CPU.
+  std::vector<at::Tensor> results() {
+    std::vector<at::Tensor> results = outputs_;
+    for (const auto& tensors : {net_->parameters(), net_->buffers()}) {
+      results.insert(results.end(), tensors.begin(), tensors.end());
+    }
+    for (at::Tensor& tensor : results) {
+      tensor = tensor.detach().cpu();
+    }
+    return results;
+  }
+
+ private:
+  Batch next_batch(std::int64_t size) {
+    const at::Tensor input = at::sin(at::arange(size * kFeatures, at::kFloat) * 0.7 + seen_++).view({size, kFeatures});
+    Batch batch{.input = input, .target = input.sum(1, /*keepdim=*/true), .samples = size};
+    return batch.to(simulated::device());
+  }
+
+  Loss loss_;
+  Net net_{};
+  std::unique_ptr<torch::optim::SGD> optimizer_{};
+  std::unique_ptr<PassGraphs> graphs_{};
+  std::vector<at::Tensor> outputs_{};
+  int seen_ = 0;
+  int graphs_made_ = 0;
+  int passes_ = 0;
+  const PassGraphs::Pass pass_ = [this](const Batch& batch) {
+    ++passes_;
+    StepOutput output = loss_(net_, batch);
+    torch::autograd::backward({output.loss}, {at::full({}, 0.5, output.loss.options().requires_grad(false))});
+    return output;
+  };
+};
+
+StepOutput plain_loss(Net& net, const Batch& batch) {
+  const at::Tensor output = net->forward(batch.input);
+  StepOutput result((output - batch.target).square().mean());
+  result.metrics.emplace_back("largest", output.detach().abs().max());
+  return result;
+}
+
+std::string bitwise_difference(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
+  if (found.size() != expected.size()) {
+    return "other numbers of tensors";
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (!at::equal(found[i], expected[i])) {
+      return "tensor " + std::to_string(i) + " of " + std::to_string(found.size()) + " differs";
+    }
+  }
+  return {};
+}
+
+using Course = std::function<void(Training&)>;
+
+std::vector<at::Tensor> results_of(bool has_graphs, const Training::Loss& loss, const Course& course,
+                                   const std::function<void(Training&)>& look = {}) {
+  Training training(has_graphs, loss);
+  course(training);
+  if (look) {
+    look(training);
+  }
+  return training.results();
+}
+
+/// Trains with and without graphs, with work of the device at several times. Returns what the log said.
+std::string compare(const Course& course, int graphs, int passes, const Training::Loss& loss = plain_loss) {
+  std::string told;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    SCOPED_TRACE(seed);
+    simulated::begin(seed);
+    const auto expected = results_of(/*has_graphs=*/false, loss, course);
+    testing::internal::CaptureStderr();
+    const auto found = results_of(/*has_graphs=*/true, loss, course, [&](const Training& training) {
+      EXPECT_EQ(training.graphs_made(), graphs);
+      EXPECT_EQ(training.passes(), passes);
+    });
+    told = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(bitwise_difference(found, expected), "");
+    simulated::begin(1);  // all memory is free again
+  }
+  return told;
+}
+
+TEST(PassGraphsOnASimulatedDevice, GiveTheBitsOfTheWorkItself) {
+  const auto told = compare([](Training& training) { training.steps(12, {4}); }, /*graphs=*/1, /*passes=*/4);
+  EXPECT_THAT(told, HasSubstr("replayed as a CUDA graph"));
+}
+
+TEST(PassGraphsOnASimulatedDevice, AddTheGradientsOfSeveralMicroBatches) {
+  // Three to warm up, the last one of the second step by itself, one for each graph.
+  compare([](Training& training) { training.steps(8, {4, 4}); }, /*graphs=*/2, /*passes=*/6);
+}
+
+TEST(PassGraphsOnASimulatedDevice, LeaveOtherShapesToTheHost) {
+  const auto course = [](Training& training) {
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      training.steps(3, {4, 4});
+      training.step({4, 2});
+      training.step({3, 4});
+    }
+  };
+  // Also a micro-batch of a known shape whose step began with another one.
+  compare(course, /*graphs=*/2, /*passes=*/3 + 1 + 2 + 3 * 3);
+}
+
+TEST(PassGraphsOnASimulatedDevice, FollowAShapeThatStays) {
+  const auto course = [](Training& training) {
+    training.steps(6, {4});
+    training.steps(6, {5});
+    training.steps(6, {4});
+  };
+  compare(course, /*graphs=*/3, /*passes=*/3 * 4);
+}
+
+TEST(PassGraphsOnASimulatedDevice, TellIfNoShapeStays) {
+  simulated::begin(1);
+  Training training(/*has_graphs=*/true, plain_loss);
+  testing::internal::CaptureStderr();
+  training.steps(50, {4, 3});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("no 4 in a row had the same shapes"));
+  EXPECT_EQ(training.graphs_made(), 0);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreRecordedAnewAfterFreezing) {
+  const auto course = [](Training& training) {
+    training.steps(6, {4});
+    training.net()->wide->weight.requires_grad_(false);
+    training.steps(6, {4});
+    training.net()->wide->weight.requires_grad_(true);
+    training.steps(6, {4});
+  };
+  compare(course, /*graphs=*/3, /*passes=*/3 * 4);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreRecordedAnewInAnotherMode) {
+  const auto course = [](Training& training) {
+    training.steps(6, {4});
+    training.net()->eval();
+    training.steps(6, {4});
+  };
+  compare(course, /*graphs=*/2, /*passes=*/2 * 4);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreRecordedAnewIfAParameterMoves) {
+  const auto course = [](Training& training) {
+    training.steps(6, {4});
+    const at::NoGradGuard no_grad;
+    at::Tensor& weight = training.net()->head->weight;
+    weight.set_data(weight.clone());
+    const at::AutoGradMode with_gradients(true);
+    training.steps(6, {4});
+  };
+  compare(course, /*graphs=*/2, /*passes=*/2 * 4);
+}
+
+// The recording fails in the middle of a forward: nothing of it may be left.
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfTheHostWaits) {
+  const auto loss = [](Net& net, const Batch& batch) {
+    const at::Tensor output = net->forward(batch.input);
+    const at::Tensor error = (output - batch.target).square().mean();
+    return StepOutput(error.item<float>() > 1 ? error * 0.5 : error);
+  };
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{4}, std::vector<std::int64_t>{4, 4}}) {
+    const int micro_batches = 10 * static_cast<int>(sizes.size());
+    const auto told = compare([&](Training& training) { training.steps(10, sizes); }, /*graphs=*/1,
+                              /*passes=*/micro_batches + 1, loss);
+    EXPECT_THAT(told, HasSubstr("the same results: training_step cannot be recorded: the host waits"));
+  }
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfAMetricIsOnTheHost) {
+  const auto loss = [](Net& net, const Batch& batch) {
+    StepOutput output = plain_loss(net, batch);
+    output.metrics.emplace_back("constant", at::ones({}));
+    return output;
+  };
+  const auto told = compare([](Training& training) { training.steps(10, {4}); }, /*graphs=*/1, /*passes=*/11, loss);
+  EXPECT_THAT(told, HasSubstr("the metric constant is on cpu"));
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpForAParameterThatNoOptimizerHas) {
+  const auto course = [](Training& training) {
+    Layer unused = training.net()->register_module("unused", Layer(1, 1));
+    unused->weight.mutable_grad() = at::zeros_like(unused->weight);
+    training.steps(6, {4});
+  };
+  EXPECT_THAT(compare(course, /*graphs=*/0, /*passes=*/6), HasSubstr("a parameter that no optimizer has"));
+}
+
+TEST(PassGraphsOnASimulatedDevice, TellWhyOnlyOnce) {
+  simulated::begin(1);
+  Training training(/*has_graphs=*/true, plain_loss);
+  testing::internal::CaptureStderr();
+  training.graphs().stop("of a first reason");
+  training.graphs().stop("of a second reason");
+  training.steps(6, {4});
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("of a first reason"));
+  EXPECT_THAT(told, testing::Not(HasSubstr("of a second reason")));
+  EXPECT_EQ(training.graphs_made(), 0);
+}
+
+// The control: a graph that reads the batch where the first one was.
+TEST(PassGraphsOnASimulatedDevice, AreCheckedByADeviceThatNoticesOldAddresses) {
+  simulated::begin(1);
+  const auto guard = c10::impl::VirtualGuardImpl(simulated::device().type());
+  at::Tensor sum = at::zeros({2}, at::device(simulated::device()));
+  const auto graph = simulated::make_graph(nullptr);
+  {
+    const at::Tensor value = at::ones({2}, at::device(simulated::device()));
+    const c10::StreamGuard on_side(guard.getNewStream(simulated::device()));
+    graph->record([&] { sum.add_(value); });
+  }
+  graph->replay();
+  EXPECT_FALSE(at::equal(sum.cpu(), at::ones({2})));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,255 @@
+// With --cuda_graphs a training has the bits of one without.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/nn/recompute.h>
+
+#include "gpu/device_probe.h"
+#include "gpu/device_tests.h"
+#include "gpu/small_net.h"
+#include "support/at_stage.h"
+#include "support/runs.h"
+#include "support/temp_dir.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kReplayed = "replayed as a CUDA graph";
+
+/// A loss with a metric and a count that only the device knows.
+class CountingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor scores = net_->forward(batch.input);
+    StepOutput output(at::cross_entropy_loss(scores, batch.target));
+    output.count = (batch.target >= 0).sum();
+    output.metrics.emplace_back("correct", (scores.argmax(1) == batch.target).to(at::kFloat).mean());
+    return output;
+  }
+};
+
+class RecomputingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor scores = recompute([this](const at::Tensor& x) { return net_->forward(x); }, batch.input);
+    return at::cross_entropy_loss(scores, batch.target);
+  }
+};
+
+/// The host waits between forward and backward, after dropout has drawn its numbers.
+class WaitingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor loss = at::cross_entropy_loss(net_->forward(batch.input), batch.target);
+    return loss.item<float>() > 2 ? loss * 0.5 : loss;
+  }
+};
+
+/// Leaves the layer out now and then, as its host decides.
+class LayerDropTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const bool drops = at::rand({}).item<float>() < 0.3;
+    return at::cross_entropy_loss(net_->forward(drops ? batch.input * 0.5 : batch.input), batch.target);
+  }
+};
+
+class OptimizingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  void optimize(Step& step) override {
+    step.optimizer().zero_grad();
+    for (const Batch& batch : step.batches()) {
+      const auto output = step.optimizer().forward(batch, [this](const Batch& b) { return training_step(b); });
+      step.optimizer().backward(output);
+      step.add(output);
+    }
+    step.optimizer().update();
+  }
+};
+
+using Configure = std::function<void(TrainConfig&)>;
+using MakeTask = std::function<std::unique_ptr<SmallTask>()>;
+
+struct Way {
+  std::string name;
+  Configure configure = [](TrainConfig&) {};
+  MakeTask task = [] { return std::make_unique<SmallTask>(0.2, adamw({.lr = 0.001})); };
+  std::string told = kReplayed;  ///< on a GPU
+  bool freezes = false;
+};
+
+template <class Task>
+MakeTask with_dropout() {
+  return [] { return std::make_unique<Task>(0.2, adamw({.lr = 0.001})); };
+}
+
+// 93 samples: each epoch ends with a smaller batch.
+std::vector<Way> ways() {
+  const auto accumulates = [](TrainConfig& config) { config.global_batch_size = 24; };
+  return {
+      {.name = "fp32"},
+      {.name = "bf16", .configure = [](TrainConfig& config) { config.precision = Precision::bf16_mixed; }},
+      {.name = "fp16", .configure = [](TrainConfig& config) { config.precision = Precision::fp16_mixed; }},
+      {.name = "accumulation", .configure = accumulates},
+      {.name = "accumulation in bf16, clipped",
+       .configure =
+           [=](TrainConfig& config) {
+             accumulates(config);
+             config.precision = Precision::bf16_mixed;
+             config.optim.max_grad_norm = 0.1;
+           }},
+      {.name = "channels last", .configure = [](TrainConfig& config) { config.memory.channels_last = true; }},
+      {.name = "parameters in bf16", .configure = [](TrainConfig& config) { config.precision = Precision::bf16; }},
+      {.name = "skips what is not finite, and spikes",
+       .configure =
+           [](TrainConfig& config) {
+             config.optim.non_finite = NonFinitePolicy::skip;
+             config.spike = {.z_score = 2, .window = 10, .policy = SpikePolicy::skip};
+           }},
+      {.name = "counts and metrics", .configure = accumulates, .task = with_dropout<CountingTask>()},
+      {.name = "recomputed", .task = with_dropout<RecomputingTask>()},
+      {.name = "a layer is frozen for some steps", .freezes = true},
+      {.name = "the host waits", .task = with_dropout<WaitingTask>(), .told = "with the same results: "},
+      {.name = "the host waits in an accumulation",
+       .configure = accumulates,
+       .task = with_dropout<WaitingTask>(),
+       .told = "with the same results: "},
+      {.name = "the host draws", .task = with_dropout<LayerDropTask>(), .told = "random numbers on the host"},
+      {.name = "optimize() of its own", .task = with_dropout<OptimizingTask>(), .told = "overrides optimize()"},
+  };
+}
+
+TrainConfig config_of(const Way& way, ComputeSetup where, bool has_graphs) {
+  TrainConfig config = in_memory({.deterministic = Determinism::on, .max_epochs = 0, .max_steps = 24, .batch_size = 8});
+  config.compute_setup = where;
+  config.cuda_graphs = has_graphs;
+  way.configure(config);
+  return config;
+}
+
+/// The losses of all steps, then parameters, buffers and the state of the optimizer.
+std::vector<at::Tensor> results_of(const Way& way, const TrainConfig& config) {
+  std::vector<at::Tensor> results;
+  Session session = Session::single(config);
+  DataLoader data(small_images(93), session.plan.loader, session.world);
+  const auto task = way.task();
+  NamedTensors state;
+  Trainer trainer(session);
+  trainer.add(at_stage(Stage::step_end | Stage::fit_end, [&](const StageContext& context) {
+    if (context.stage == Stage::fit_end) {
+      state = context.strategy->optimizer_state();
+      return;
+    }
+    results.push_back(context.step.loss.detach().clone());
+    if (way.freezes && context.state.step % 8 == 0) {
+      context.module.named_parameters()["wide.weight"].requires_grad_(context.state.step % 16 == 0);
+    }
+  }));
+  trainer.fit(*task, data);
+  for (const auto& tensors : {task->module().parameters(), task->module().buffers()}) {
+    results.insert(results.end(), tensors.begin(), tensors.end());
+  }
+  for (const auto& [name, tensor] : state) {
+    results.push_back(tensor);
+  }
+  results.push_back(at::rand({4}, at::device(session.world.device())));  // the generator is where it should be
+  for (at::Tensor& tensor : results) {
+    tensor = tensor.detach().cpu();
+  }
+  return results;
+}
+
+int differing(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
+  EXPECT_EQ(found.size(), expected.size());
+  int count = 0;
+  for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
+    count += at::equal(found[i], expected[i]) ? 0 : 1;
+  }
+  return count;
+}
+
+LOCKSTEP_DEVICE_TEST(CudaGraphs, GiveTheBitsOfATrainingWithout) {
+  for (const Way& way : ways()) {
+    SCOPED_TRACE(way.name);
+    const auto expected = results_of(way, config_of(way, where, /*has_graphs=*/false));
+    testing::internal::CaptureStderr();
+    const auto found = results_of(way, config_of(way, where, /*has_graphs=*/true));
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(differing(found, expected), 0);
+    EXPECT_THAT(told, HasSubstr(where == ComputeSetup::gpu ? way.told : "the device is no GPU"));
+    if (way.told != kReplayed) {
+      EXPECT_THAT(told, Not(HasSubstr(kReplayed)));
+    }
+  }
+}
+
+LOCKSTEP_DEVICE_TEST(CudaGraphs, WouldBeSeenToTrainSomethingElse) {  // the control
+  const Way way = ways().front();
+  TrainConfig other = config_of(way, where, /*has_graphs=*/true);
+  other.seed = 43;
+  EXPECT_GT(differing(results_of(way, other), results_of(way, config_of(way, where, /*has_graphs=*/false))), 0);
+}
+
+void train_until(std::int64_t step, ComputeSetup where, bool has_graphs, const std::filesystem::path& run) {
+  TrainConfig config{.compute_setup = where,
+                     .precision = Precision::bf16_mixed,
+                     .deterministic = Determinism::on,
+                     .cuda_graphs = has_graphs,
+                     .max_epochs = 0,
+                     .max_steps = step,
+                     .batch_size = 8,
+                     .global_batch_size = 16,
+                     .run_dir = run.string()};
+  Session session = Session::single(config);
+  DataLoader data(small_images(93), session.plan.loader, session.world);
+  SmallTask task(0.2, adamw({.lr = 0.001}));
+  Trainer(session).fit(task, data);
+}
+
+// Stopped and resumed with graphs: the bytes of a run that had none and was not stopped.
+LOCKSTEP_DEVICE_TEST(CudaGraphs, ResumeBitwise) {
+  const TempDir dir;
+  train_until(20, where, /*has_graphs=*/false, dir.path() / "straight");
+  for (const std::int64_t stop : {11, 20}) {
+    train_until(stop, where, /*has_graphs=*/true, dir.path() / "stopped");
+  }
+  const auto expected = final_state(dir.path() / "straight");
+  const auto found = final_state(dir.path() / "stopped");
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, bytes] : expected) {
+    EXPECT_TRUE(found.at(name) == bytes) << name << " differs";
+  }
+}
+
+LOCKSTEP_DEVICE_TEST(CudaGraphs, LetNoStepWaitForTheDevice) {
+  TrainConfig config = config_of(ways().front(), where, /*has_graphs=*/true);
+  config.max_steps = 60;
+  config.report.every_steps = 0;
+  Session session = Session::single(config);
+  DataLoader data(small_images(96), session.plan.loader, session.world);
+  SmallTask task(0.2, adamw({.lr = 0.001}));
+  Trainer trainer(session);
+  trainer.add(at_stage(Stage::step_end, [](const StageContext& context) {
+    if (context.state.step == 40 || context.state.step == 55) {
+      fail_on_synchronization(context.state.step == 40);
+    }
+  }));
+  EXPECT_NO_THROW(trainer.fit(task, data));
+  fail_on_synchronization(false);
+}
+
+}  // namespace
+}  // namespace lockstep
