@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "trainer/fit_run.h"
 #include "trainer/step_context.h"
+#include "trainer/watch/repeated_warnings.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -27,6 +28,7 @@ namespace lockstep {
 FitResult Fit::run() {
   const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
   const NumericsScope numerics(config_);
+  const RepeatedWarnings of_libtorch;
   try {
     return train();
   } catch (const CommError& error) {  // the rank that caused it reports the last save
