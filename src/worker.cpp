@@ -247,8 +247,10 @@ int RankProcess::run(const std::function<void(Session&)>& worker) {
     Session& session = connect();
     try {
       worker(session);
-    } catch (const Stopped&) {
+    } catch (const Stopped& stopped) {
       // On every rank: the run ends like a stopped fit.
+      const bool is_asked_by_program = control_.agreed() == StopKind::program;
+      session.print(std::string(stopped.what()) + (is_asked_by_program ? "" : "; run the same command again"));
     }
     return finish(session.world);
   } catch (const std::exception& error) {

@@ -2,9 +2,9 @@
 # One command: installs what is missing, builds, runs every test. Arguments go to the last ctest: tests/run.sh -L unit
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# The launchers that tests/integration/launchers_test.cpp starts, what tests/structure checks the layout with, the decoders of
+# The launchers that tests/integration/launchers_test.cpp starts, what tests/structure checks layout and scripts with, the decoders of
 # image_folder(), what packs and checks in tests/package, and what makes the manual.
-lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf groff-base mkdocs mkdocs-material"
+lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 shellcheck libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf groff-base mkdocs mkdocs-material"
 # shellcheck source=cmake/setup.sh
 source cmake/setup.sh
 

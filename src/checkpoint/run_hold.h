@@ -2,6 +2,7 @@
 // writes there.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -22,8 +23,10 @@ class RunHold {
   /// in use or belongs to another program's run; IoError.
   static std::shared_ptr<RunHold> take(const Plan& plan, World& world);
 
-  /// The run directory if this rank writes there, else empty.
-  std::string written_directory() const { return held_ == nullptr ? std::string() : directory_; }
+  /// The run directory, absolute: the program may change its working directory while files are written.
+  const std::filesystem::path& path() const noexcept { return path_; }
+  /// path() if this rank writes there, else empty.
+  std::filesystem::path written_directory() const { return held_ == nullptr ? std::filesystem::path() : path_; }
 
   /// The id of this launch in this run, the same over its restarts. Its checkpoints carry it.
   std::string launch() const;
@@ -37,9 +40,11 @@ class RunHold {
   void claim_model(const torch::nn::Module& module, bool allow_change, World& world);
 
  private:
-  RunHold(std::string directory, bool writes) : directory_(std::move(directory)), writes_(writes) {}
+  RunHold(std::string directory, bool writes)
+      : directory_(std::move(directory)), path_(std::filesystem::absolute(directory_)), writes_(writes) {}
 
-  std::string directory_;
+  std::string directory_;  // as the user wrote it
+  std::filesystem::path path_;
   bool writes_;
   std::unique_ptr<RunDirectory> held_{};  // on ranks that write
   RunRecord record_{};                    // the same on every rank

@@ -156,8 +156,11 @@ std::string place_of(const ProgressView& view) {
   if (view.beats == 0) {
     return {};
   }
-  return view.step >= 0 ? fmt::format("at step {} in {}", view.step, phase_text(view))
-                        : fmt::format("in {}", phase_text(view));
+  if (view.step < 0) {
+    return fmt::format("in {}", phase_text(view));
+  }
+  return view.phase == Phase::finish ? fmt::format("after step {}", view.step)
+                                     : fmt::format("at step {} in {}", view.step, phase_text(view));
 }
 
 ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", MFD_CLOEXEC)), size_(ranks) {

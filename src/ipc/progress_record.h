@@ -1,6 +1,7 @@
 // Progress of each rank in memory shared with its supervisor; written without system calls. Torch-free.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -41,9 +42,9 @@ std::string_view to_string(Operation operation) noexcept;  ///< "all-reduce"
 inline constexpr const char* kSameOrderHint =
     "every rank has to call the same collectives in the same order: look for a branch on the rank";
 
-/// Step and time at which a process began to train.
+/// When a process began to train.
 struct TrainingStart {
-  std::int64_t step = 0;
+  std::int64_t step = 0;  ///< completed steps of all fits
   std::chrono::steady_clock::time_point time{};
 };
 
@@ -74,8 +75,9 @@ class SharedText {
 /// moments, which is sufficient to find hangs.
 struct alignas(64) ProgressRecord {
   std::atomic<std::uint64_t> beats{0};  ///< number of changes of this record; a rank has stalled if it does not change
-  std::atomic<std::int64_t> step{-1};   ///< completed steps of the run; -1: unknown
-  std::atomic<std::int64_t> first_step{-1};       ///< the first value of `step`, at which this process began
+  std::atomic<std::int64_t> step{-1};   ///< completed steps of the fit; -1: unknown
+  std::atomic<std::int64_t> earlier_steps{0};     ///< those of the fits before it in this process
+  std::atomic<std::int64_t> first_step{-1};       ///< those of all fits when this process began to train
   std::atomic<std::int64_t> first_step_ticks{0};  ///< its time on the steady clock
   std::atomic<std::uint64_t> collectives{0};      ///< collectives begun through World
   std::atomic<std::int64_t> bytes{0};             ///< of the last collective
@@ -88,6 +90,7 @@ struct alignas(64) ProgressRecord {
   std::atomic<std::int64_t> stall_deadline_ms{-1};  ///< ... dist.stall_timeout_s of the program; -1: not known
   std::array<std::atomic<std::int64_t>, kPhaseCount> phase_ticks{};  ///< time in each phase, outside of collectives
   std::atomic<std::int64_t> changed_ticks{0};                        ///< until then it is counted; 0: from now on
+  bool in_fit = false;  ///< only for the rank itself: a fit is running, and others are inside of it
 
   void set_phase(Phase now) noexcept {
     count_time();
@@ -96,13 +99,28 @@ struct alignas(64) ProgressRecord {
   }
   /// Sets Phase::callback with the name of the callback and its stage, such as "epoch_end".
   void set_callback(std::string_view name, std::string_view where) noexcept;
-  void set_step(std::int64_t done) noexcept {
-    if (first_step.load(std::memory_order_relaxed) < 0) {
+  /// `done`: the completed steps of a fit that begins.
+  void begin_fit(std::int64_t done) noexcept {
+    const bool trained = has_trained();
+    earlier_steps.store(std::max<std::int64_t>(all_steps(), 0), std::memory_order_relaxed);
+    set_step(done);
+    if (!trained) {  // earlier fits of a restarted process had nothing to do
       first_step_ticks.store(ticks_now(), std::memory_order_relaxed);
-      first_step.store(done, std::memory_order_release);
+      first_step.store(all_steps(), std::memory_order_release);
     }
+  }
+  void set_step(std::int64_t done) noexcept {
     step.store(done, std::memory_order_relaxed);
     beat();
+  }
+  /// Completed steps of all fits; -1: unknown.
+  std::int64_t all_steps() const noexcept {
+    return earlier_steps.load(std::memory_order_relaxed) + step.load(std::memory_order_relaxed);
+  }
+  /// This process has completed a step.
+  bool has_trained() const noexcept {
+    const std::int64_t first = first_step.load(std::memory_order_acquire);
+    return first >= 0 && all_steps() > first;
   }
   void set_stall_limits(std::chrono::milliseconds warning, std::chrono::milliseconds deadline) noexcept {
     stall_warning_ms.store(warning.count(), std::memory_order_relaxed);
@@ -182,7 +200,8 @@ ProgressView view(const ProgressRecord& record) noexcept;
 std::string_view callback_of(const ProgressView& view) noexcept;  ///< " 'sample' (epoch_end)"; "" in other phases
 std::string to_string(const ProgressView& view);  ///< "step 812, backward, in collective 4103: all-reduce of 1.0 MiB"
 std::string collective_of(const ProgressView& view);  ///< " in collective 4103: all-reduce of 1.0 MiB"; else ""
-std::string place_of(const ProgressView& view);       ///< "at step 812 in data"; "": the record was never written
+/// "at step 812 in data", "after step 812" at the end of a fit and behind it; "": the record was never written.
+std::string place_of(const ProgressView& view);
 
 /// The records of all ranks of one machine: anonymous shared memory with a descriptor that workers inherit. The
 /// supervisor creates it; a rank maps the same descriptor again, so that no pointer is passed.

@@ -30,7 +30,6 @@ namespace {
 
 constexpr int kPauseMs = 5;
 constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is found by the next
-constexpr char kAllIsWell = '.';
 
 std::string read_all(const std::string& path) {
   std::string text;
@@ -111,8 +110,8 @@ std::vector<pid_t> children() {
   return pids;
 }
 
-/// Main function of the watcher: waits for the end of the supervisor. It has its own session, so that no terminal
-/// signal ends it.
+/// Main function of the watcher: waits until the supervisor is killed; one that ends normally ends the watcher first.
+/// It has its own session, so that no terminal signal ends it.
 [[noreturn]] void watch(int pipe, std::string_view launch_id) {
   sigset_t all;
   sigfillset(&all);
@@ -129,13 +128,9 @@ std::vector<pid_t> children() {
   [[maybe_unused]] const int moved = chdir("/");  // so that the watcher keeps no mount busy
 
   char byte = 0;
-  ssize_t size = 0;
-  do {
-    size = read(kPipe, &byte, 1);
-  } while (size < 0 && errno == EINTR);
-  if (size <= 0) {
-    until_none_is_left([&] { return kill_marked(launch_id); });
+  while (read(kPipe, &byte, 1) < 0 && errno == EINTR) {
   }
+  until_none_is_left([&] { return kill_marked(launch_id); });
   _exit(0);
 }
 
@@ -155,6 +150,9 @@ Descendants::Descendants(std::string launch_id) : launch_id_(std::move(launch_id
   if (watcher_ < 0) {
     throw LaunchError(fmt::format("cannot watch workers: fork: {}", std::strerror(errno)));
   }
+  if (!adopts_orphans_) {
+    return;
+  }
   for (const pid_t child : children()) {
     own_.insert(child);
   }
@@ -164,15 +162,16 @@ Descendants::Descendants(std::string launch_id) : launch_id_(std::move(launch_id
 
 Descendants::~Descendants() {
   end();
-  prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
-  [[maybe_unused]] const ssize_t written = write(watcher_pipe_.get(), &kAllIsWell, 1);
-  watcher_pipe_.close();
+  if (adopts_orphans_) {
+    prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
+  }
+  kill(watcher_, SIGKILL);  // it has nothing to do, and may be stopped or dead already
   while (waitpid(watcher_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 void Descendants::reap() noexcept {
-  while (true) {
+  while (adopts_orphans_) {
     siginfo_t info{};
     if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0 || own_.contains(info.si_pid)) {
       return;
@@ -182,6 +181,9 @@ void Descendants::reap() noexcept {
 }
 
 int Descendants::kill_orphans() noexcept {
+  if (!adopts_orphans_) {
+    return 0;
+  }
   int found = 0;
   for (const pid_t child : children()) {
     if (!own_.contains(child)) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "base/descriptor.h"
 
@@ -13,13 +14,14 @@ namespace lockstep {
 /// A worker dies with its supervisor, and its process group with the worker. This finds processes that left the group,
 /// such as a daemon of a data loader (see docs/decisions/0016-no-orphans.md): by the mark of the launch in their
 /// environment, or because they were orphaned and became children of this process. A small watcher process does the
-/// same if this process is killed. Only one per process; main thread only.
+/// same if this process is killed. Only one per process. On another thread than the main one it adopts no orphans,
+/// because it cannot tell them from children of the program; those with the mark end nevertheless.
 class Descendants {
  public:
   /// `launch_id`: value of kLaunchMark, long and random.
   /// Throws: LaunchError.
   explicit Descendants(std::string launch_id);
-  ~Descendants();  ///< ends all descendants and the watcher
+  ~Descendants();  ///< ends all descendants and the watcher, also if someone has stopped or killed it
   Descendants(const Descendants&) = delete;
   Descendants& operator=(const Descendants&) = delete;
 
@@ -32,8 +34,9 @@ class Descendants {
 
   std::string launch_id_;
   std::set<pid_t> own_{};  // children that are not orphans of workers
+  const bool adopts_orphans_ = gettid() == getpid();
   int subreaper_before_ = 0;
-  Descriptor watcher_pipe_{};  // when it closes, the watcher knows that this process has ended
+  Descriptor watcher_pipe_{};  // when it closes, the watcher knows that this process was killed
   pid_t watcher_ = -1;
 };
 

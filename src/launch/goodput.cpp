@@ -9,14 +9,15 @@
 namespace lockstep {
 void Goodput::add(const LaunchReport& attempt) {
   ++attempts_;
-  if (attempt.first_step < 0 || attempt.step <= attempt.first_step) {
+  const std::int64_t reached = attempt.earlier_steps + attempt.step;
+  if (attempt.first_step < 0 || reached <= attempt.first_step) {
     return;
   }
-  const std::int64_t steps = attempt.step - attempt.first_step;
+  const std::int64_t steps = reached - attempt.first_step;
   const std::int64_t again = std::clamp<std::int64_t>(furthest_ - attempt.first_step, 0, steps);
   repeated_ += again;
   productive_s_ += attempt.training_s * static_cast<double>(steps - again) / static_cast<double>(steps);
-  furthest_ = std::max(furthest_, attempt.step);
+  furthest_ = std::max(furthest_, reached);
 }
 
 std::string Goodput::text(double wall_s) const {

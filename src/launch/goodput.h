@@ -22,7 +22,7 @@ class Goodput {
 
  private:
   int attempts_ = 0;
-  std::int64_t furthest_ = -1;
+  std::int64_t furthest_ = -1;  // steps of all fits
   std::int64_t repeated_ = 0;
   double productive_s_ = 0;
 };

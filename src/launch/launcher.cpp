@@ -63,13 +63,10 @@ class Launch {
   LaunchReport run() {
     const auto start = Clock::now();
     for (int attempt = 0;; ++attempt) {
-      LaunchReport report = run_attempt(attempt);
+      RestartDecision decision;
+      LaunchReport report = run_attempt(attempt, decision);
       report.restarts = attempt;
       goodput_.add(report);
-      const RestartDecision decision = policy_.after(report);
-      if (report.failed_rank >= 0) {
-        note_failure(report, decision);
-      }
       if (!decision.restart) {
         conclude(report, decision, seconds_since(start));
         return report;
@@ -84,7 +81,7 @@ class Launch {
   }
 
  private:
-  LaunchReport run_attempt(int number) {
+  LaunchReport run_attempt(int number, RestartDecision& decision) {
     const int first = first_rank(request_);
     const int ranks = local_world_size(request_);
     ProgressBoard progress(ranks);
@@ -120,6 +117,11 @@ class Launch {
                       .world_size = world_size(request_),
                       .any_program = request_.any_program,
                       .each_turn = [this] { descendants_.reap(); },
+                      .ended =
+                          [&](const LaunchReport& report) {
+                            decision = policy_.after(report);
+                            note_failure(number, report, decision);
+                          },
                       .what_is_left = [this] { return what_is_left(); }});
   }
 
@@ -158,8 +160,11 @@ class Launch {
     return destinations;
   }
 
-  void note_failure(const LaunchReport& report, const RestartDecision& decision) {
-    write_event("failure", {{"attempt", std::int64_t{report.restarts}},
+  void note_failure(int attempt, const LaunchReport& report, const RestartDecision& decision) {
+    if (report.failed_rank < 0) {
+      return;
+    }
+    write_event("failure", {{"attempt", std::int64_t{attempt}},
                             {"rank", std::int64_t{report.failed_rank}},
                             {"exit_code", std::int64_t{report.exit_code}},
                             {"step", report.step},

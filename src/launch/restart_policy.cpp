@@ -58,7 +58,8 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
   if (is_hopeless(report.exit_code)) {
     return {.reason = fmt::format("exit code {} would be the same again", report.exit_code)};
   }
-  const Signature signature{without_numbers(report.failure), report.step};
+  const std::int64_t reached = report.earlier_steps + report.step;
+  const Signature signature{without_numbers(report.failure), reached};
   // "died of signal 9" is not sufficient: there must also be a step or a reason.
   const bool telling = report.step >= 0 || report.explained;
   if (telling && last_ == signature) {
@@ -67,8 +68,8 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
                           : fmt::format("deterministic failure: the same twice in a row at step {}", report.step)};
   }
   last_ = signature;
-  if (report.step > furthest_) {
-    furthest_ = report.step;
+  if (reached > furthest_) {
+    furthest_ = reached;
     left_ = max_;
     fruitless_ = 0;
   }

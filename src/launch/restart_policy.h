@@ -34,7 +34,7 @@ class RestartPolicy {
  private:
   struct Signature {
     std::string text{};
-    std::int64_t step = -1;
+    std::int64_t steps = -1;  // of all fits
     bool operator==(const Signature&) const = default;
   };
 
@@ -42,8 +42,8 @@ class RestartPolicy {
   int left_;
   bool can_halve_;
   int halvings_ = 0;
-  int fruitless_ = 0;  // restarts since the last progress
-  std::int64_t furthest_ = -1;
+  int fruitless_ = 0;           // restarts since the last progress
+  std::int64_t furthest_ = -1;  // steps of all fits
   std::optional<Signature> last_{};
 };
 

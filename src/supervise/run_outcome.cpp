@@ -110,8 +110,7 @@ void RunOutcome::exited(int rank, const Ending& ending) {
 Failure RunOutcome::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
-  const bool nothing_to_save = ending.place.step <= ending.first_step;
-  if (forwarded_.contains(signal) || (is_stop_request(signal) && nothing_to_save)) {
+  if (forwarded_.contains(signal) || (is_stop_request(signal) && !ending.has_trained)) {
     return {.code = signal == SIGINT ? kInterrupted : kStopped,
             .text = fmt::format("stopped by {} before the training began; run the same command again",
                                 signal_text(signal))};

@@ -24,7 +24,7 @@ namespace lockstep {
 struct Ending {
   ExitStatus status{};
   ProgressView place{};
-  std::int64_t first_step = -1;                ///< step at which the process began to train; -1: it did not
+  bool has_trained = false;                    ///< completed a step
   bool out_of_memory = false;                  ///< killed by the kernel's OOM killer
   std::optional<std::int64_t> memory_limit{};  ///< of the control group of the rank
 };

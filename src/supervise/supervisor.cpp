@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -78,14 +79,20 @@ class Supervisor {
     }
     LaunchReport report = outcome_.report();
     for (int rank = 0; rank < size(); ++rank) {
-      report.step = std::max(report.step, view(progress_[rank]).step);
+      const ProgressRecord& record = progress_[rank];
+      std::tie(report.earlier_steps, report.step) =
+          std::max(std::tuple(report.earlier_steps, report.step),
+                   std::tuple(record.earlier_steps.load(std::memory_order_relaxed), view(record).step));
     }
-    print_summary(report);
     report.stop_requested = !forwarded_.empty();
     if (const std::optional<TrainingStart> start = progress_[0].training_start()) {
       report.first_step = start->step;
       report.training_s = seconds_since(start->time);
     }
+    if (options_.ended) {
+      options_.ended(report);
+    }
+    print_summary(report);
     return report;
   }
 
@@ -277,11 +284,10 @@ class Supervisor {
       outcome_.announced(rank, {.kind = Message::Kind::finished, .code = status.code}, view(progress_[rank]),
                          Clock::now());
     }
-    const std::optional<TrainingStart> start = progress_[rank].training_start();
     const MemoryWatch& memory = watched(rank).memory();
     outcome_.exited(rank, {.status = status,
                            .place = view(progress_[rank]),
-                           .first_step = start ? start->step : -1,
+                           .has_trained = progress_[rank].has_trained(),
                            .out_of_memory = memory.killed_since(),
                            .memory_limit = memory.limit_bytes()});
     watched(rank).finish_output();

@@ -23,6 +23,8 @@ struct SupervisorOptions {
   int world_size = 1;                 ///< on all machines
   bool any_program = false;           ///< the exit code of a program that announces nothing is trusted
   std::function<void()> each_turn{};  ///< called after every event
+  /// Called when all workers have ended, before the failure is printed.
+  std::function<void(const LaunchReport&)> ended{};
   /// After a failure: what is left of the training, a line before the cause; "": none.
   std::function<std::string()> what_is_left{};
 };

@@ -20,34 +20,15 @@
 #include "base/text.h"
 #include "trainer/fit_run.h"
 #include "trainer/step_context.h"
+#include "trainer/watch/repeated_warnings.h"
 #include "world/world_access.h"
 
 namespace lockstep {
-namespace {
-
-// What a fit does after a failure must not look like the place of the failure.
-class KeptPlace {
- public:
-  explicit KeptPlace(ProgressRecord& record)
-      : record_(record), phase_(record.phase.load(std::memory_order_relaxed)), callback_(record.callback.get()) {}
-  ~KeptPlace() {
-    record_.callback.set({callback_.data(), callback_.size()});
-    record_.set_phase(phase_);
-  }
-  KeptPlace(const KeptPlace&) = delete;
-  KeptPlace& operator=(const KeptPlace&) = delete;
-
- private:
-  ProgressRecord& record_;
-  Phase phase_;
-  SharedText::Copy callback_;
-};
-
-}  // namespace
 
 FitResult Fit::run() {
   const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
   const NumericsScope numerics(config_);
+  const RepeatedWarnings of_libtorch;
   try {
     return train();
   } catch (const CommError& error) {  // the rank that caused it reports the last save
@@ -174,7 +155,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
     check_that_it_trains(step);
   }
   ++state_.step;
-  record_.set_step(state_.step);
+  in_record_.set_step(state_.step);
   count_in_epoch();
   state_.epoch += batches.ends_epoch ? 1 : 0;
   state_.samples += batches.global_samples;
@@ -312,11 +293,12 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       of_fit_(trainer.of_fit, strategy_.get()),
       own_sinks_(trainer.sinks),
       hold_(RunHold::take(plan_, world_)),
-      files_(plan_, world_.is_main()),
+      files_(plan_, hold_->path(), world_.is_main()),
       checkpoints_(plan_, world_, *hold_, files_),
       in_run_(hold_->has_fit(), true),
       // A fit around this one gets the commands of the run.
-      commands_(real_file_system(), world_.is_main() && !in_run_.before() ? hold_->written_directory() : std::string(),
+      commands_(real_file_system(),
+                world_.is_main() && !in_run_.before() ? hold_->written_directory() : std::filesystem::path(),
                 callbacks_.commands()),
       recorder_(config_, world_),
       stragglers_(world_, plan_.host),

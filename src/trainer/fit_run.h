@@ -41,6 +41,53 @@
 
 namespace lockstep {
 
+/// What a fit does after a failure must not look like the place of the failure.
+class KeptPlace {
+ public:
+  explicit KeptPlace(ProgressRecord& record)
+      : record_(record), phase_(record.phase.load(std::memory_order_relaxed)), callback_(record.callback.get()) {}
+  ~KeptPlace() {
+    record_.callback.set({callback_.data(), callback_.size()});
+    record_.set_phase(phase_);
+  }
+  KeptPlace(const KeptPlace&) = delete;
+  KeptPlace& operator=(const KeptPlace&) = delete;
+
+ private:
+  ProgressRecord& record_;
+  Phase phase_;
+  SharedText::Copy callback_;
+};
+
+/// The steps in a rank's record are those of the outermost fit. A fit in a callback of another one is a part of that
+/// callback, and leaves its place as it was.
+class FitPlace {
+ public:
+  explicit FitPlace(ProgressRecord& record) : record_(record) {
+    if (std::exchange(record.in_fit, true)) {
+      outer_.emplace(record);
+    }
+  }
+  ~FitPlace() { record_.in_fit = outer_.has_value(); }
+  FitPlace(const FitPlace&) = delete;
+  FitPlace& operator=(const FitPlace&) = delete;
+
+  void begin(std::int64_t step) noexcept {
+    if (!outer_) {
+      record_.begin_fit(step);
+    }
+  }
+  void set_step(std::int64_t step) noexcept {
+    if (!outer_) {
+      record_.set_step(step);
+    }
+  }
+
+ private:
+  ProgressRecord& record_;
+  std::optional<KeptPlace> outer_{};
+};
+
 /// The control knows how many fits are running.
 class FitScope {
  public:
@@ -125,6 +172,7 @@ class Fit {
   const TrainConfig& config_;
   World& world_;
   ProgressRecord& record_;
+  FitPlace in_record_{record_};
   TrainControl& control_;
   const FitScope scope_{control_};
   Console& console_;

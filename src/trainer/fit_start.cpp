@@ -229,10 +229,10 @@ void Fit::prepare() {
     set_rates_of_last_step();
     check_static_graph(config_, world_.size(), batch, plan_.loader.batch.batch_size);
   }
-  record_.set_step(state_.step);
+  in_record_.begin(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(state_.step, own_sinks_);
-  recorder_.open(state_.step);
+  recorder_.open(hold_->path(), state_.step);
   step_times_.begin(state_.step);
   prepare_graphs(has_metrics);
 }

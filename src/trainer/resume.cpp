@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include <fmt/format.h>
 
@@ -288,8 +289,10 @@ Metrics metrics_of(const CheckpointContents& contents) {
   const std::string prefix = metric_key("");
   Metrics metrics;
   for (const auto& [key, text] : contents.values) {
-    if (const auto value = parse_double(text); value && key.starts_with(prefix)) {
-      metrics.emplace_back(key.substr(prefix.size()), *value);
+    double value = 0;  // may be NaN or infinite
+    const char* end = text.data() + text.size();
+    if (key.starts_with(prefix) && std::from_chars(text.data(), end, value).ptr == end) {
+      metrics.emplace_back(key.substr(prefix.size()), value);
     }
   }
   return metrics;

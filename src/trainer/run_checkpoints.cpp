@@ -30,7 +30,7 @@ bool would_resume(const Plan& plan, World& world) {
     return false;
   }
   const auto hold = RunHold::take(plan, world);  // --fresh renames what is there
-  const auto directory = std::filesystem::path(run_directory(config)) / kCheckpointsName;
+  const auto directory = hold->path() / kCheckpointsName;
   const bool has_some =
       !hold->written_directory().empty() && !CheckpointDir(real_file_system(), directory).steps().empty();
   const bool is_asked_for = world.is_main() && !resumes_itself(config.resume);
@@ -41,7 +41,7 @@ bool would_resume(const Plan& plan, World& world) {
 RunCheckpoints::RunCheckpoints(const Plan& plan, World& world, RunHold& hold, RunFiles& files)
     : config_(plan.config), world_(world), hold_(hold), files_(files), run_(run_directory(plan.config)) {
   if (config_.checkpoint.enabled) {
-    store_.emplace(std::filesystem::path(run_) / kCheckpointsName, config_.checkpoint, world_, plan.restart);
+    store_.emplace(hold_.path() / kCheckpointsName, config_.checkpoint, world_, plan.restart);
   }
 }
 

@@ -244,9 +244,11 @@ void OptimizerStep::update() {
 }
 
 StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
-  if (step_.context_.spikes != nullptr) {
-    throw ConfigError("--spike.policy skip: an optimizer with a closure updates the parameters several times in a step",
-                      "use another policy, such as warn");
+  if (step_.looks_at_losses()) {
+    const char* setting = step_.context_.spikes != nullptr ? "--spike.policy" : "--optim.non_finite";
+    throw ConfigError(
+        fmt::format("{} skip: an optimizer with a closure updates the parameters several times in a step", setting),
+        "use another policy, such as warn");
   }
   if (optimizer_.loss_scale().defined()) {
     throw ConfigError("--precision fp16_mixed: an optimizer with a closure calculates losses that cannot be scaled",

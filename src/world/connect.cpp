@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -167,6 +168,8 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity,
     return world;
   } catch (const Error&) {
     throw;
+  } catch (const std::system_error&) {
+    throw;  // of this machine, for example a thread that cannot be made: the network is not the cause
   } catch (const std::exception& error) {
     throw CommError(fmt::format("rank {} cannot connect to the other ranks: {}", identity.rank, plain_text(error)),
                     "check that the nodes reach each other, and GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME");

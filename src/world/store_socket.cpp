@@ -83,14 +83,12 @@ std::string greet(int fd) {
   return {};
 }
 
-void check_store(const Identity& identity, int fd) {
+[[noreturn]] void throw_stranger(const Identity& identity, int fd, const std::string& wrong) {
   const bool here = numeric_address(fd, getsockname) == numeric_address(fd, getpeername);
-  if (const std::string wrong = greet(fd); !wrong.empty()) {
-    throw CommError(fmt::format("the program that listens on {} is not the rendezvous store of rank 0: {}{}",
-                                store_address(identity), wrong,
-                                here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
-                    "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
-  }
+  throw CommError(
+      fmt::format("the program that listens on {} is not the rendezvous store of rank 0: {}{}", store_address(identity),
+                  wrong, here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
+      "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
 }
 
 /// Logs from time to time what this rank waits for; only one rank per node logs.
@@ -137,8 +135,14 @@ void reach_store(const Identity& identity, milliseconds timeout) {
     int error = 0;
     const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
     if (const Descriptor fd = connect_to_any(found.get(), kAnswerTime); fd.is_open()) {
-      check_store(identity, fd.get());
-      return;
+      const std::string wrong = greet(fd.get());
+      if (wrong.empty()) {
+        return;
+      }
+      if (const Descriptor again = connect_to_any(found.get(), kAnswerTime); again.is_open()) {
+        throw_stranger(identity, again.get(), wrong);
+      }
+      // It ended meanwhile. It may have been rank 0, before it could answer.
     }
     const std::string missing = found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
                                       : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,

@@ -48,8 +48,8 @@ if [ ! -e "$venv/complete" ]; then
     python=$LOCKSTEP_LIBTORCH/../../../../bin/python
   fi
   "$python" -m venv "$venv"
-  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  dirname "$(readlink -f "$LOCKSTEP_LIBTORCH")" >"$packages/torch_of_lockstep.pth"
+  site_packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  dirname "$(readlink -f "$LOCKSTEP_LIBTORCH")" >"$site_packages/torch_of_lockstep.pth"
   "$venv/bin/pip" install --quiet numpy lightning accelerate torchdata safetensors
   touch "$venv/complete"
 fi

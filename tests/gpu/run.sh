@@ -209,7 +209,7 @@ train() {
   shift 3
   [ -z "$dry" ] || setup=cpu
   cat docs/*.md >"$folder/text.txt"
-  rm -rf "$folder/$name"
+  rm -rf "${folder:?}/$name"
   attempt "$name" "$most" env "${settings[@]}" "$@" "$build/examples/06_char_gpt" --text "$folder/text.txt" --run_dir "$folder/$name" \
     --compute_setup $setup --nprocs 1 --sample 0 --max_steps "$steps" --report.every_steps 1 --checkpoint.enabled false
 }

@@ -145,6 +145,16 @@ TEST(OneRank, StopsOnEverySignalThatSeveralRanksStopOn) {
   }
 }
 
+TEST(OneRank, SaysThatATestWasStopped) {
+  const TempDir dir;
+  const auto result =
+      run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                          {"--max_epochs", "1", "--fail", "term", "--fail_in", "test", "--fail_step", "1"}));
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the test was stopped before its end: "));
+  EXPECT_THAT(result.err, HasSubstr("; run the same command again"));
+}
+
 TEST(OneRank, UnderNohupOutlivesItsTerminal) {
   for (const std::string ranks : {"1", "2"}) {
     const TempDir dir;

@@ -42,7 +42,8 @@ make_bundle() {
 }
 
 hide_packages() {
-  local folder libraries=/usr/lib/$(gcc -print-multiarch)
+  local folder libraries
+  libraries=/usr/lib/$(gcc -print-multiarch)
   mkdir -p "$work/empty"
   : >"$work/empty file"
   for folder in /usr/include/{fmt,nlohmann,toml++,gtest,gmock,benchmark} /usr/share/cmake/nlohmann_json \

@@ -389,7 +389,7 @@ int train(const Worker& worker) {
   const int attempt = worker.number("LOCKSTEP_RESTART");
   const std::vector<std::string> steps = split(worker.words.at(2), ',');
   ProgressBoard board(worker.number("LOCKSTEP_PROGRESS_FD"), worker.number("LOCAL_RANK"));
-  board[worker.number("LOCAL_RANK")].set_step(0);
+  board[worker.number("LOCAL_RANK")].begin_fit(0);
   board[worker.number("LOCAL_RANK")].set_step(
       parse_int(steps[std::min<std::size_t>(static_cast<std::size_t>(attempt), steps.size() - 1)]).value());
   say("attempt " + std::to_string(attempt));

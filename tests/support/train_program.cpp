@@ -56,7 +56,8 @@ struct Options {
   // one of kFailures; change: in the optimizer, a parameter that the other ranks do not change
   std::string fail = "throw";
   // init, turn, data, forward, loss (it becomes NaN), backward, optimizer, collective (one more than the others),
-  // validation, save, callback:WHERE (a stage, or stages, save, load; callback alone: all of them), teardown, exit
+  // validation, test, save, callback:WHERE (a stage, or stages, save, load; callback alone: all of them), teardown,
+  // exit
   std::string fail_in = "optimizer";
 };
 
@@ -90,6 +91,7 @@ const std::map<std::string, void (*)()> kFailures = {
     {"segv", [] { std::raise(SIGSEGV); }},
     {"abort", [] { std::abort(); }},
     {"kill", [] { std::raise(SIGKILL); }},
+    {"term", [] { std::raise(SIGTERM); }},
     {"exit0", [] { std::exit(0); }},
     {"exit_crash",
      [] {
@@ -294,6 +296,10 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
     std::fprintf(stderr, "rank %d samples at step %lld\n", at.world.rank(), static_cast<long long>(at.state.step));
   });
   trainer.add(std::make_shared<AfterSave>(failure)).fit(task, data, &validation);
+  if (options.fail_in == "test") {
+    trainer.on(lockstep::Stage::test_batch_end, [&](const lockstep::StageContext&) { failure.reach("test"); });
+    trainer.test(task, validation);
+  }
 }
 
 // Losses caused by a stop are visible at the end, after any step.

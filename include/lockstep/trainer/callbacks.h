@@ -66,7 +66,9 @@ class ReduceOnPlateau final : public Callback {
   ~ReduceOnPlateau() override;
 
   std::string_view name() const override { return options_.name; }
-  std::uint32_t stages() const override { return Stage::validation_end | Stage::report | Stage::epoch_report; }
+  std::uint32_t stages() const override {
+    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report;
+  }
   /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
   void on(const StageContext& context) override;
   NamedTensors save() const override;

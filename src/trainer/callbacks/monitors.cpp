@@ -209,7 +209,7 @@ void Profiler::on(const StageContext& context) {
         first_ = -1;
         break;
       }
-      file_ = directory / fmt::format("trace-rank-{}.json", context.world.rank());
+      file_ = std::filesystem::absolute(directory) / fmt::format("trace-rank-{}.json", context.world.rank());
       first_ = step + options_.first_step;
       break;
     }

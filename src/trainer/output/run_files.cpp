@@ -1,6 +1,6 @@
 #include "trainer/output/run_files.h"
 
-#include <filesystem>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -15,15 +15,14 @@
 
 namespace lockstep {
 
-RunFiles::RunFiles(const Plan& plan, bool on_main)
-    : plan_(plan), on_main_(on_main), active_(on_main && writes_files(plan.config)) {
+RunFiles::RunFiles(const Plan& plan, std::filesystem::path directory, bool on_main)
+    : plan_(plan), directory_(std::move(directory)), on_main_(on_main), active_(on_main && writes_files(plan.config)) {
   if (!active_) {
     return;
   }
   FileSystem& fs = real_file_system();
-  const std::filesystem::path directory = run_directory(plan.config);
-  fs.create_directories(directory);
-  events_ = std::make_unique<EventLog>(fs, directory / kEventsName);
+  fs.create_directories(directory_);
+  events_ = std::make_unique<EventLog>(fs, directory_ / kEventsName);
 }
 
 RunFiles::~RunFiles() = default;
@@ -44,31 +43,30 @@ void RunFiles::begin(std::int64_t resume_step, std::span<const MetricSinkFactory
 
 void RunFiles::open_files(std::int64_t resume_step) {
   FileSystem& fs = real_file_system();
-  const std::filesystem::path directory = run_directory(plan_.config);
   const std::string config = config_toml(asked_config(plan_)) + program_toml(plan_.facts.program_values);
   try {
-    remove_leftovers(fs, directory / kSettingsName);
-    write_file(fs, directory / kSettingsName, config);
+    remove_leftovers(fs, directory_ / kSettingsName);
+    write_file(fs, directory_ / kSettingsName, config);
   } catch (const IoError& error) {  // a missing report does not end the run
     log_warning(fmt::format("{}; the run goes on without it", error.what()));
   }
   if (plan_.config.report.jsonl) {
-    sinks_.push_back(jsonl_sink(fs, directory / kMetricLinesName, resume_step));
+    sinks_.push_back(jsonl_sink(fs, directory_ / kMetricLinesName, resume_step));
   }
   if (plan_.config.report.csv) {
-    sinks_.push_back(csv_sink(fs, directory / kMetricTableName, resume_step));
+    sinks_.push_back(csv_sink(fs, directory_ / kMetricTableName, resume_step));
   }
   if (plan_.config.report.tensorboard) {
-    sinks_.push_back(tensorboard_sink(fs, directory, resume_step, fmt::format("```\n{}```\n", config)));
+    sinks_.push_back(tensorboard_sink(fs, directory_, resume_step, fmt::format("```\n{}```\n", config)));
   }
   if (plan_.config.report.prometheus) {
-    sinks_.push_back(prometheus_sink(fs, directory / "metrics.prom", directory.filename().string()));
+    sinks_.push_back(prometheus_sink(fs, directory_ / "metrics.prom", directory_.filename().string()));
   }
   if (const std::string& command = plan_.config.report.command; !command.empty()) {
-    sinks_.push_back(command_sink(command, read_environment(), directory, resume_step));
+    sinks_.push_back(command_sink(command, read_environment(), directory_, resume_step));
   }
   if (plan_.config.report.step_times) {
-    step_times_ = csv_sink(fs, directory / "step_times.csv", resume_step);
+    step_times_ = csv_sink(fs, directory_ / "step_times.csv", resume_step);
   }
 }
 

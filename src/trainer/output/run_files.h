@@ -1,6 +1,7 @@
 // Files of a run that the main rank writes, except checkpoints. Does nothing on the other ranks.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -16,8 +17,8 @@ namespace lockstep {
 
 class RunFiles final : public MetricSink {
  public:
-  /// Creates the run directory. If `on_main` is false, it writes nothing.
-  RunFiles(const Plan& plan, bool on_main);
+  /// Creates the run directory, whose absolute path is `directory`. If `on_main` is false, it writes nothing.
+  RunFiles(const Plan& plan, std::filesystem::path directory, bool on_main);
   ~RunFiles() override;
   /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`,
   /// makes the sinks of the program.
@@ -41,6 +42,7 @@ class RunFiles final : public MetricSink {
   void for_each_sink(const std::function<void(MetricSink&)>& tell);
 
   const Plan& plan_;
+  const std::filesystem::path directory_;
   const bool on_main_;
   const bool active_;  // it writes files
   std::unique_ptr<EventLog> events_{};

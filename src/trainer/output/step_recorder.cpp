@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <filesystem>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -56,12 +55,11 @@ at::Tensor left_out(const StepResult& result) {
 StepRecorder::StepRecorder(const TrainConfig& config, const World& world) : config_(config), world_(world) {}
 StepRecorder::~StepRecorder() = default;
 
-void StepRecorder::open(std::int64_t from_step) {
+void StepRecorder::open(const std::filesystem::path& directory, std::int64_t from_step) {
   if (config_.report.record == 0) {
     return;
   }
   FileSystem& fs = real_file_system();
-  const std::filesystem::path directory = run_directory(config_);
   try {
     fs.create_directories(directory);
   } catch (const IoError&) {

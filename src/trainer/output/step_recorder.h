@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -23,8 +24,8 @@ class StepRecorder {
   StepRecorder(const TrainConfig& config, const World& world);
   ~StepRecorder();
 
-  /// Starts to record the steps after `from_step`. If a file cannot be written, it logs a warning.
-  void open(std::int64_t from_step);
+  /// Starts to record the steps after `from_step` in the run directory. If a file cannot be written, it logs a warning.
+  void open(const std::filesystem::path& directory, std::int64_t from_step);
   /// Records the step that has just been completed. Waits for the device only at every 64th recorded step.
   void add(const TrainState& state, const StepBatches& batches, const StepResult& result,
            const torch::nn::Module& module);

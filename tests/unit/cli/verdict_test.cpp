@@ -7,6 +7,7 @@ namespace lockstep {
 namespace {
 
 using testing::AllOf;
+using testing::Each;
 using testing::ElementsAre;
 using testing::Field;
 using testing::HasSubstr;
@@ -121,6 +122,60 @@ TEST(Verdict, SaysWhyALaunchFailed) {
   EXPECT_THAT(start({.errors = "libx.so: cannot open\n", .code = 127}).found,
               AllOf(HasSubstr("exit code 127"), HasSubstr("libx.so: cannot open")));
   EXPECT_THAT(start({.timed_out = true}).found, HasSubstr("time limit"));
+}
+
+TEST(Verdict, JudgesTheGpusOfEachRank) {
+  const auto check = [](const char* name, const char* problem) {
+    return Json{{"check", name}, {"seconds", 2e-3}, {"problem", problem}};
+  };
+  const auto judged = [](std::vector<Json> lines) {
+    return judge_devices({.lines = std::move(lines), .code = 0, .met_s = 0.5});
+  };
+  EXPECT_THAT(judged({}), IsEmpty());
+  const auto right = judged({check("kernel", ""), check("copy", ""), check("pairs", "")});
+  EXPECT_THAT(right, ElementsAre(AllOf(Field(&Finding::group, "GPUs"), Field(&Finding::subject, "kernel"),
+                                       Field(&Finding::found, "a matrix product equals that of the CPU (2.0 ms)")),
+                                 Field(&Finding::subject, "copy"), Field(&Finding::subject, "pairs")));
+  EXPECT_THAT(right, Each(Field(&Finding::level, FindingLevel::ok)));
+  const auto wrong = judged({check("kernel", ""), check("copy", "rank 1: 3 bytes differ"), check("pairs", "0 to 1")});
+  EXPECT_THAT(wrong, ElementsAre(Field(&Finding::level, FindingLevel::ok),
+                                 AllOf(Field(&Finding::level, FindingLevel::failure),
+                                       Field(&Finding::found, "rank 1: 3 bytes differ"),
+                                       Field(&Finding::fix, HasSubstr("--devices"))),
+                                 AllOf(Field(&Finding::level, FindingLevel::failure),
+                                       Field(&Finding::fix, HasSubstr("NCCL_P2P_DISABLE=1")))));
+}
+
+TEST(Verdict, ReportsTheSpeedsOfGpusAndPairs) {
+  const auto pair = [](int from, int to, double seconds) {
+    return Json{{"from", from}, {"to", to}, {"seconds", seconds}};
+  };
+  const Json copy = {
+      {"measured", "copy"}, {"bytes", 64 << 20}, {"to_device_seconds", 1.0 / 16}, {"to_host_seconds", 1.0 / 8}};
+  const auto judged = [&](Json times) {
+    const Json pairs = {{"measured", "pairs"}, {"bytes", 64 << 20}, {"times", std::move(times)}};
+    return judge_devices({.lines = {copy, pairs}, .code = 0, .met_s = 0.5});
+  };
+  const Json none = Json::array();
+  EXPECT_THAT(judged(Json::array({none, none})),
+              ElementsAre(AllOf(Field(&Finding::subject, "speed"),
+                                Field(&Finding::found, "rank 0: 1.0 GiB/s to its GPU, 512.0 MiB/s back"))))
+      << "no rank can reach another GPU";
+  EXPECT_THAT(judged(Json::array({Json::array({pair(0, 1, 1.0 / 16)}), Json::array({pair(1, 0, 1.0 / 8)})})),
+              ElementsAre(Field(&Finding::subject, "speed"),
+                          AllOf(Field(&Finding::subject, "pair speed"),
+                                Field(&Finding::found, "0 to 1 1.0 GiB/s, 1 to 0 512.0 MiB/s"))));
+}
+
+TEST(Verdict, SaysWhichGpusCouldNotBeTried) {
+  const auto last = [](ProbeOutcome outcome) { return judge_devices(outcome).back(); };
+  const Finding start = last({.errors = "error: no CUDA device\n  hint: run nvidia-smi\n", .code = 69});
+  EXPECT_EQ(start.level, FindingLevel::failure);
+  EXPECT_EQ(start.subject, "start");
+  EXPECT_EQ(start.found, "no CUDA device");
+  EXPECT_EQ(start.fix, "run nvidia-smi");
+  EXPECT_EQ(last({.errors = "error: a kernel failed\n", .code = 1, .met_s = 0.5}).subject, "end");
+  EXPECT_THAT(last({.met_s = 0.5, .left_behind = {7}}).found, HasSubstr("pid 7 did not end"));
 }
 
 TEST(Verdict, WantsTheBitsOfGlooFromSharedMemory) {

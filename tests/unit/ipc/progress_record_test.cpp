@@ -52,6 +52,28 @@ TEST(ProgressView, NamesAPlace) {
   EXPECT_EQ(place_of({}), "") << "the record was never written";
   EXPECT_EQ(place_of({.beats = 1, .phase = Phase::rendezvous}), "in rendezvous");
   EXPECT_EQ(place_of({.beats = 1, .step = 0, .phase = Phase::data}), "at step 0 in data");
+  EXPECT_EQ(place_of({.beats = 1, .step = 8, .phase = Phase::finish}), "after step 8") << "perhaps behind the fit";
+}
+
+// A restarted process: its first fit has nothing to do, the second one resumes, and a third one follows.
+TEST(ProgressRecord, CountsTheStepsOfAllFits) {
+  ProgressRecord record;
+  EXPECT_EQ(record.all_steps(), -1);
+  EXPECT_FALSE(record.has_trained());
+  record.begin_fit(20);
+  record.begin_fit(5);
+  EXPECT_FALSE(record.has_trained());
+  ASSERT_TRUE(record.training_start());
+  EXPECT_EQ(record.training_start()->step, 25);
+  record.set_step(6);
+  EXPECT_EQ(view(record).step, 6);
+  EXPECT_EQ(record.all_steps(), 26);
+  EXPECT_TRUE(record.has_trained());
+  record.begin_fit(0);
+  EXPECT_EQ(view(record).step, 0);
+  EXPECT_EQ(record.all_steps(), 26);
+  EXPECT_TRUE(record.has_trained());
+  EXPECT_EQ(record.training_start()->step, 25) << "with its first step";
 }
 
 TEST(PhaseScope, KeepsThePhaseInWhichAnExceptionBegan) {

@@ -4,9 +4,11 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fcntl.h>
@@ -79,6 +81,7 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
+  pid_t pid() const { return pid_; }
   void send(int signal) const { kill(pid_, signal); }
   bool ends_within(milliseconds limit) const { return readable_within(pidfd_.get(), limit); }
 
@@ -209,6 +212,16 @@ TEST(Launcher, SaysLastWhatFailed) {
                        "\n  2 other ranks stopped because of it\n  exit code 134\n"));
   EXPECT_THAT(supervisor.failure(),
               testing::MatchesRegex("rank 1 \\(host .+, pid [0-9]+\\) died of signal 6 \\(Aborted\\)"));
+}
+
+TEST(Launcher, SaysWhatFailedAfterWarningsAboutItsOwnFiles) {
+  LaunchRequest request = request_for(1, {"fail:74:disk full"});
+  request.event_directory = [](const std::string&) { return std::filesystem::path("/proc"); };
+  Supervisor supervisor(request);
+  EXPECT_EQ(supervisor.wait(), 74);
+  const std::size_t warning = supervisor.err().rfind("/proc/events.jsonl");
+  ASSERT_NE(warning, std::string::npos) << supervisor.err();
+  EXPECT_GT(supervisor.err().rfind("failed: disk full"), warning) << supervisor.err();
 }
 
 TEST(Launcher, PrintsWholeHarmlessLinesWithTheRank) {
@@ -400,6 +413,45 @@ TEST(Launcher, EndsWhatAWorkerLeftInItsGroup) {
   Supervisor supervisor(request);
   EXPECT_EQ(supervisor.wait(), 0);
   EXPECT_TRUE(presence.ends_within(kDeadline));
+}
+
+TEST(Launcher, EndsWellWithoutItsWatcher) {
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    SCOPED_TRACE(signal);
+    Supervisor supervisor(request_for(1, {"stop"}));
+    supervisor.wait_for_lines("ready", 1);
+    for (const pid_t child : Process::children_of(supervisor.pid())) {
+      if (Process::name_of(child) == Process::kWatcher) {
+        kill(child, signal);
+      }
+    }
+    supervisor.send(SIGTERM);
+    EXPECT_EQ(supervisor.wait(), 75);
+  }
+}
+
+// The program may start processes itself while another of its threads runs a training.
+TEST(Launcher, LeavesChildrenOfTheProgramAloneInAnotherThread) {
+  std::promise<void> launched;
+  std::promise<void> forked;
+  LaunchRequest request = request_for(1, {"fail:65:cannot read it"});
+  request.event_directory = [&](const std::string&) {
+    launched.set_value();
+    forked.get_future().wait();
+    return std::filesystem::path();
+  };
+  std::thread launch([&] { EXPECT_EQ(launch_workers(request).exit_code, 65); });
+  launched.get_future().wait();
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  forked.set_value();
+  launch.join();
+  EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it still runs";
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 TEST(Launcher, DoesNotLetASlowTerminalHoldWorkersUp) {

@@ -58,6 +58,16 @@ TEST(RestartPolicy, RefillsByProgress) {
   EXPECT_FALSE(policy.after(failure("y", 199)).restart) << "not beyond the best";
 }
 
+TEST(RestartPolicy, CountsTheStepsOfAllFits) {
+  RestartPolicy policy(1);
+  EXPECT_TRUE(policy.after(failure("rank 1 died of signal 9 (Killed)", 7)).restart);
+  LaunchReport later = failure("rank 1 died of signal 9 (Killed)", 7);
+  later.earlier_steps = 8;
+  EXPECT_TRUE(policy.after(later).restart) << "the same step, of the next fit";
+  later.step = 3;
+  EXPECT_FALSE(policy.after(later).restart);
+}
+
 TEST(RestartPolicy, StopsWhenTheSameHappensAgainAtTheSameStep) {
   RestartPolicy policy(100);
   EXPECT_TRUE(policy.after(failure("rank 1 (pid 71) failed: loss is nan at 0x7f01", 12)).restart);
@@ -112,6 +122,16 @@ TEST(Goodput, CountsWhatWasDoneTwice) {
   EXPECT_EQ(goodput.steps_repeated(), 40);
   EXPECT_DOUBLE_EQ(goodput.productive_s(), 100);
   EXPECT_EQ(goodput.text(125), "3 restarts, 40 steps repeated, 80.0 % of the time was productive");
+}
+
+// The second attempt ends the first fit, of 20 steps, and begins another one.
+TEST(Goodput, CountsTheStepsOfAllFits) {
+  Goodput goodput;
+  goodput.add({.first_step = 0, .step = 10, .training_s = 10});
+  goodput.add({.first_step = 6, .step = 5, .earlier_steps = 20, .training_s = 19});
+  goodput.add({.first_step = 24, .step = 20, .earlier_steps = 20, .training_s = 16});
+  EXPECT_EQ(goodput.steps_repeated(), 4 + 1);
+  EXPECT_DOUBLE_EQ(goodput.productive_s(), 40);
 }
 
 TEST(Goodput, ClaimsNothingAboutUnknownSteps) {

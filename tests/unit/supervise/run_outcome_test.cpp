@@ -117,7 +117,6 @@ TEST(RunOutcome, BlamesTheFirstPrimaryEvent) {
        [](RunOutcome& v) {
          Ending ending = by_signal(1);
          ending.place = {.beats = 1, .step = 812, .phase = Phase::data};
-         ending.first_step = 812;
          v.exited(0, ending);
        },
        75, -1, ""},
@@ -126,6 +125,7 @@ TEST(RunOutcome, BlamesTheFirstPrimaryEvent) {
          v.signal_forwarded(2);
          Ending ending = by_signal(15);
          ending.place = {.beats = 1, .step = 812, .phase = Phase::data};
+         ending.has_trained = true;
          v.exited(0, ending);
        },
        143, 0, "rank 0 (host a, pid 70) died of signal 15 (Terminated) at step 812 in data"},

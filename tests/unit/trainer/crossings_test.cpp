@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -33,11 +35,13 @@
 #include "checkpoint/run_hold.h"
 #include "ipc/progress_record.h"
 #include "report/record_comparison.h"
+#include "storage/names.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 #include "trainer/output/step_recorder.h"
+#include "trainer/resume.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -317,6 +321,40 @@ TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {
   testing::internal::GetCapturedStderr();
 }
 
+// Restarts, and the place of a failure, are about the fit.
+TEST(Crossing, ATrainingInACallbackLeavesThePlaceToTheFit) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 2, .batch_size = 12}));
+  TinyTask task;
+  TinyTask probe;
+  DataLoader data(tiny_data(60), plan.loader, world);
+  DataLoader probed(tiny_data(24), plan.loader, world);
+  const ProgressRecord& record = WorldAccess::progress(world);
+  Trainer trainer(plan, world);
+  trainer.on(
+      Stage::epoch_end,
+      [&](const StageContext& at) {
+        Trainer inner(plan, world);
+        inner.on(Stage::step_end, [&](const StageContext&) { EXPECT_EQ(view(record).step, at.state.step); });
+        inner.fit(probe, probed);
+        probed.seek({});
+        EXPECT_EQ(place_of(view(record)), fmt::format("at step {} in callback 'outer' (epoch_end)", at.state.step));
+        inner.on(Stage::step_start, [](const StageContext&) { throw std::runtime_error("trouble"); });
+        EXPECT_THROW(inner.fit(probe, probed), std::runtime_error);
+        probed.seek({});
+        EXPECT_EQ(place_of(view(record)), fmt::format("at step {} in callback 'outer' (epoch_end)", at.state.step));
+      },
+      {.name = "outer"});
+  testing::internal::CaptureStderr();
+  trainer.fit(task, data);
+  EXPECT_EQ(place_of(view(record)), "after step 10");
+  data.seek({});
+  trainer.fit(task, data);
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(view(record).step, 10);
+  EXPECT_EQ(record.all_steps(), 20);
+}
+
 // As with --fresh, where the rank holds the run from its start on. A fit removes the commands that are left of before.
 TEST(Crossing, AFitTakesTheCommandsOfARunThatTheProgramHolds) {
   const TempDir dir;
@@ -357,6 +395,17 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
   const auto finished = run(0);
   EXPECT_EQ(finished.second, 0);
   EXPECT_THAT(finished.first.why, testing::StartsWith("nothing to do: this run is finished (step 5, epoch 1)"));
+}
+
+// It saves its checkpoint again, after the validation.
+TEST(Crossing, AResumedRunKnowsMetricsThatAreNotFinite) {
+  CheckpointContents contents;
+  contents.values = {{metric_key("grad_norm"), "nan"}, {metric_key("loss"), "0.5"}, {metric_key("score"), "-inf"}};
+  const Metrics metrics = metrics_of(contents);
+  ASSERT_EQ(metrics.size(), 3U);
+  EXPECT_TRUE(std::isnan(value_of(metrics, "grad_norm")));
+  EXPECT_EQ(value_of(metrics, "loss"), 0.5);
+  EXPECT_EQ(value_of(metrics, "score"), -std::numeric_limits<double>::infinity());
 }
 
 TEST(Crossing, AValidationThatFailedIsDoneOnResume) {
@@ -768,7 +817,7 @@ std::map<std::int64_t, std::uint64_t> sample_digests(int ranks, bool combined) {
     BatchSource& source = combined ? static_cast<BatchSource&>(outer) : a;
     TinyTask task;
     StepRecorder recorder(config, world);
-    recorder.open(0);
+    recorder.open(config.run_dir, 0);
     for (std::int64_t step = 1; step <= 6; ++step) {
       recorder.add({.step = step}, *source.next(), {}, task.module());
     }

@@ -209,7 +209,7 @@ TEST(TrainerPrecision, Fp16MixedSavesTheScaleOfEveryOptimizer) {
   EXPECT_EQ(other->optimizer(1).loss_scale().item<float>(), 32768);
 }
 
-TEST(TrainerPrecision, Fp16MixedRefusesClosures) {
+TEST(Closures, AreRefusedWithWhatTheyCannotDo) {
   class Closure final : public TinyTask {
    public:
     using TinyTask::TinyTask;
@@ -217,11 +217,19 @@ TEST(TrainerPrecision, Fp16MixedRefusesClosures) {
       step.optimizer().minimize([] { return StepOutput(); });
     }
   };
-  Session session = Session::single(training_in(Precision::fp16_mixed));
-  DataLoader data(tiny_data(32), session.plan.loader, session.world);
-  Closure task;
-  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
-              testing::HasSubstr("fp16_mixed: an optimizer with"));
+  TrainConfig spikes = training_in(Precision::fp32);
+  spikes.spike = {.z_score = 6, .policy = SpikePolicy::skip};
+  TrainConfig non_finite = training_in(Precision::fp32);
+  non_finite.optim.non_finite = NonFinitePolicy::skip;
+  for (const auto& [config, setting] :
+       {std::pair(training_in(Precision::fp16_mixed), "--precision fp16_mixed"),
+        std::pair(spikes, "--spike.policy skip"), std::pair(non_finite, "--optim.non_finite skip")}) {
+    Session session = Session::single(config);
+    DataLoader data(tiny_data(32), session.plan.loader, session.world);
+    Closure task;
+    EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
+                testing::HasSubstr(std::string(setting) + ": an optimizer with"));
+  }
 }
 
 /// Looks at the process-wide settings in each of its steps.

@@ -86,6 +86,24 @@ TEST(ReduceOnPlateau, ContinuesAfterAResume) {
   EXPECT_EQ(found, straight);
 }
 
+TEST(ReduceOnPlateau, BeginsAnewInAnotherTrainingOfTheSameTrainer) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 3, .batch_size = 4}));
+  Scripted task(sgd({.lr = 0.1}));
+  DataLoader data(tiny_data(8), plan.loader, world);
+  DataLoader validation(tiny_data(4), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  trainer.add(std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.patience = 0}));
+  double lr = 0;
+  trainer.on(Stage::epoch_end, [&](const StageContext& at) { lr = at.step.lr; });
+  task.start_at(5);  // 3, 3, 3
+  trainer.fit(task, data, &validation);
+  EXPECT_LT(lr, 0.1);
+  task.start_at(0);  // 5, 4, 4
+  trainer.fit(task, data, &validation);
+  EXPECT_EQ(lr, 0.1);
+}
+
 TEST(ReduceOnPlateau, GoesOnWithoutAMetricThatIsMissingNowAndThen) {
   World world = World::single(c10::kCPU);
   TinyTask task(sgd({.lr = 0.1}));

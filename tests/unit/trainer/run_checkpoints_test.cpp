@@ -89,6 +89,24 @@ std::set<std::int64_t> steps_in(const std::filesystem::path& run) {
   return steps;
 }
 
+TEST(RunCheckpoints, AreInOneDirectoryEvenIfTheProgramChangesItsWorkingDirectory) {
+  const TempDir directory;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directory(directory.path() / "elsewhere");
+  std::filesystem::current_path(directory.path());
+  TrainConfig config = config_in("run");
+  config.checkpoint.every_steps = 8;
+  config.report.step_times = true;
+  train(config, std::make_shared<Probe>(0U | Stage::step_end, [](const StageContext& context) {
+          if (context.state.step == 1) {
+            std::filesystem::current_path("elsewhere");
+          }
+        }));
+  std::filesystem::current_path(before);
+  EXPECT_EQ(steps_in(directory.path() / "run"), (std::set<std::int64_t>{8, 15}));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path() / "elsewhere"));
+}
+
 TEST(RunCheckpoints, InTheBackgroundAreThoseOfTheForeground) {
   const TempDir directory;
   for (const bool async : {false, true}) {
