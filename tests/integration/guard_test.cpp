@@ -164,7 +164,7 @@ TEST(Stall, OfARankUnderTorchrunIsNamedAndEndsTheRun) {
   const TempDir dir;
   const auto result = three_under_torchrun(
       dir, with(kShortPatience, {"--fail", "sleep", "--fail_in", "forward", "--fail_rank", "1", "--fail_step", "5"}));
-  EXPECT_THAT(result.err, ContainsRegex("\\[rank0\\]: warning: no progress for [2-4] s; rank 1 is behind:\n"
+  EXPECT_THAT(result.err, ContainsRegex("\\[rank0\\]: warning: no progress for [0-9]+ s; rank 1 is behind:\n"
                                         "  ranks 0,2: step 5, backward, in collective [0-9]+: all-reduce of [^\n]+\n"
                                         "  rank 1: step 5, forward\n"));
   EXPECT_THAT(result.err, ContainsRegex("\\[rank1\\]: error: rank 1 \\(pid [0-9]+@[^)]+\\) failed: "
@@ -183,7 +183,7 @@ TEST(Stall, OfRanksInDifferentCollectivesIsNamedUnderTorchrun) {
   const auto result = three_under_torchrun(dir, with(kShortPatience, {"--backend", "shm", "--fail_in", "collective",
                                                                       "--fail_rank", "1", "--fail_step", "5"}));
   EXPECT_THAT(result.err,
-              ContainsRegex("\\[rank0\\]: warning: no progress for [2-4] s; the ranks are in different collectives:\n"
+              ContainsRegex("\\[rank0\\]: warning: no progress for [0-9]+ s; the ranks are in different collectives:\n"
                             "  ranks 0,2: step 5, backward, in collective ([0-9]+): all-reduce of [^\n]+\n"
                             "  rank 1: step 5, Task::optimize, in collective [0-9]+: all-reduce of 4 B\n"
                             "  hint: every rank has to call the same collectives in the same order"));
