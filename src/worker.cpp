@@ -116,7 +116,7 @@ void say_on_terminal(const ExitDecision& decision, const Identity& identity) {
     hang.text = fmt::format("error: {}\n  hint: its stacks follow; --dist.stall_timeout_s sets the limit", hang.text);
     say_on_terminal(hang, identity);
     dump_stacks();
-    wait_for_stacks(deadlines::kGoodbye);
+    wait_for_stacks(std::chrono::milliseconds(deadlines::kGoodbye) / 2);  // what follows needs time too
   } else if (decision.is_stopped) {
     write_line(fmt::format("[rank{}]: stopped: {}", identity.rank, decision.failure.text));
   } else {
@@ -296,15 +296,16 @@ Session& RankProcess::connect() {
 int RankProcess::finish(World& world) {
   // No rank may end, and with it the store, while others still work.
   world.main_first("end of run", [] {});
-  monitor_.leave_peers();
-  world.barrier("end of run");
   const StopKind stop = control_.agreed();
   const int code = code_of(stop == StopKind::interrupt   ? ExitCode::interrupted
                            : stop == StopKind::terminate ? ExitCode::stopped
                                                          : ExitCode::ok);
+  // While the others wait: srun may kill this rank when another one has ended.
   if (stop == StopKind::terminate && plan_.config.dist.requeue && world.is_main()) {
     queue_again(environment_);
   }
+  monitor_.leave_peers();
+  world.barrier("end of run");
   record().set_phase(Phase::teardown);
   if (channel_) {
     channel_->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});

@@ -53,7 +53,10 @@ void tolerating_old_ones(const std::function<void()>& work) {
 }  // namespace
 
 KeptCheckpoints::KeptCheckpoints(path directory, const CheckpointConfig& config, int restart, FileSystem& fs)
-    : fs_(fs), path_(std::move(directory)), config_(config), directory_(fs, path_, run_name(path_), restart) {
+    : fs_(fs),
+      path_(std::filesystem::absolute(directory)),
+      config_(config),
+      directory_(fs, path_, run_name(path_), restart) {
   config_.keep_last = std::max(config.keep_last, 2);
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
@@ -78,25 +79,24 @@ class Cached final : public Dataset {
 };
 
 /// Calls take(first id, columns) for all samples in their order, several at a time; all columns match those of the
-/// first sample. Every CPU of the process makes samples. `what`: for the log.
-void for_all_samples(const Dataset& data, const std::string& what, const NamedTensors& first,
+/// first sample. `workers`: threads that make samples. `what`: for the log.
+void for_all_samples(const Dataset& data, int workers, const std::string& what, const NamedTensors& first,
                      const std::function<void(std::int64_t, const NamedTensors&)>& take) {
-  constexpr std::int64_t kBlock = 32;  // each CPU holds one or two blocks
+  constexpr std::int64_t kBlock = 32;  // each thread holds one or two blocks
   const auto like_first = [&](const NamedTensors& columns) {
     return std::equal(columns.begin(), columns.end(), first.begin(), first.end(), [](const auto& a, const auto& b) {
       return a.first == b.first && a.second.scalar_type() == b.second.scalar_type() &&
              a.second.sizes().slice(1) == b.second.sizes().slice(1);
     });
   };
-  const std::size_t workers = std::max(1U, std::thread::hardware_concurrency());
-  WorkerPool pool(static_cast<int>(workers), [&data](PendingStep& step, std::size_t) {
+  WorkerPool pool(workers, [&data](PendingStep& step, std::size_t) {
     const c10::NoGradGuard no_grad;
     step.micro.front().batch = data.get(step.plan.ids, {});
   });
   CacheProgress progress(what, data.size(), CacheProgress::Clock::now());
   std::int64_t planned = 0;
   while (planned < data.size() || pool.pending() > 0) {
-    while (planned < data.size() && pool.pending() <= workers) {
+    while (planned < data.size() && pool.pending() <= static_cast<std::size_t>(workers)) {
       auto step = pool.spare();
       step->plan.ids.resize(static_cast<std::size_t>(std::min(kBlock, data.size() - planned)));
       step->plan.micro_batches = 1;
@@ -137,7 +137,7 @@ fs::path column_file(const fs::path& directory, std::size_t column) {
 
 constexpr const char* kComplete = "complete.json";  // written last
 
-void make_files(const Dataset& data, const fs::path& directory) {
+void make_files(const Dataset& data, const fs::path& directory, int workers) {
   FileSystem& files = real_file_system();
   files.create_directories(directory);
   files.remove(directory / kComplete);
@@ -160,7 +160,7 @@ void make_files(const Dataset& data, const fs::path& directory) {
     names.push_back(name);
   }
   const std::string what = fmt::format("writing the cache {}", directory.string());
-  for_all_samples(data, what, first, [&](std::int64_t, const NamedTensors& rows) {
+  for_all_samples(data, workers, what, first, [&](std::int64_t, const NamedTensors& rows) {
     for (std::size_t column = 0; column < rows.size(); ++column) {
       columns[column]->append(bytes_of(rows[column].second));
     }
@@ -256,11 +256,12 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
     sizes.front() = data->size();
     columns.emplace_back(name, at::empty(sizes, tensor.options()));
   }
-  for_all_samples(*data, "loading all samples into memory", first, [&](std::int64_t begin, const NamedTensors& rows) {
-    for (std::size_t column = 0; column < rows.size(); ++column) {
-      columns[column].second.narrow(0, begin, rows[column].second.size(0)).copy_(rows[column].second);
-    }
-  });
+  for_all_samples(*data, at::get_num_threads(), "loading all samples into memory", first,
+                  [&](std::int64_t begin, const NamedTensors& rows) {
+                    for (std::size_t column = 0; column < rows.size(); ++column) {
+                      columns[column].second.narrow(0, begin, rows[column].second.size(0)).copy_(rows[column].second);
+                    }
+                  });
   return std::make_shared<Cached>(std::move(columns), data->size(), data->fingerprint());
 }
 
@@ -279,7 +280,7 @@ std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, c
     cached = open_files(*data, directory);
     if (!cached) {
       try {
-        make_files(*data, directory);
+        make_files(*data, directory, at::get_num_threads() * world.local_size());  // the other ranks wait
       } catch (...) {
         remove_columns(directory);
         throw;

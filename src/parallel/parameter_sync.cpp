@@ -12,8 +12,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/instancenorm.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
 
@@ -122,11 +121,6 @@ void broadcast_buffers(const torch::nn::Module& module, World& world) {
 
 namespace {
 
-template <class... Types>
-bool is_one_of(const torch::nn::Module& module) {
-  return (... || (module.as<Types>() != nullptr));
-}
-
 /// Shape [tensors], int64, on the device of the first one.
 at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
@@ -143,8 +137,7 @@ at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
 NamedTensors replicated_buffers(const torch::nn::Module& module) {
   std::set<std::string> with_own_statistics;
   const auto look_at = [&](const std::string& name, const torch::nn::Module& part) {
-    if (is_one_of<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl,
-                  torch::nn::InstanceNorm1dImpl, torch::nn::InstanceNorm2dImpl, torch::nn::InstanceNorm3dImpl>(part)) {
+    if (part.named_buffers(/*recurse=*/false).contains("running_mean") && part.as<SyncBatchNormImpl>() == nullptr) {
       with_own_statistics.insert(name);
     }
   };

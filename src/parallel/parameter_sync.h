@@ -29,8 +29,8 @@ void broadcast_buffers(const torch::nn::Module& module, World& world);
 /// One number for each parameter: the sum of its elements' bits, read as integers, modulo 2^64; the same on every kind
 /// of device. Shape: [parameters], int64, on their device; does not wait for it.
 at::Tensor parameter_digests(const torch::nn::Module& module);
-/// The buffers, by name, that all ranks compute alike: those of LibTorch's batch norm and instance norm are left out,
-/// because they are statistics of the rank's own samples.
+/// The buffers, by name, that all ranks compute alike: parts with a buffer "running_mean", such as batch norm, are left
+/// out if they are no SyncBatchNorm, because they are statistics of the rank's own samples.
 NamedTensors replicated_buffers(const torch::nn::Module& module);
 /// Collective. Checks that the parameters, and the tensors of `more`, are equal on all ranks. `since`: the first step
 /// after which they were seen to differ, if it is known. Throws: CommError (exit 78) naming the first different tensor

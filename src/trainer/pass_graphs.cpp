@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -171,13 +172,13 @@ StepOutput PassGraphs::run(const MicroBatch& micro, const Pass& pass) {
     forget();
     layout_ = std::make_unique<Layout>(module_);
   }
-  if (!has_told_ && ++tries_ == kMostTries) {
-    tell_no_graph(fmt::format("of {} micro-batches, no {} in a row had the same shapes", kMostTries, kWarmUps + 1));
-  }
   std::string kind = kind_of(micro);
   in_a_row_ = kind == kind_ ? in_a_row_ + 1 : 1;
   kind_ = std::move(kind);
   if (kind_ != recorded_kind_ && in_a_row_ <= kWarmUps) {
+    if (!has_told_ && ++tries_ == kMostTries) {
+      tell_no_graph(fmt::format("of {} micro-batches, no {} in a row had the same shapes", kMostTries, kWarmUps + 1));
+    }
     return warm_up(batch, pass);
   }
   Recorded* const recorded = graph_for_gradients();
@@ -281,6 +282,7 @@ std::string PassGraphs::problem_of(const Recorded& recorded) const {
 }
 
 StepOutput PassGraphs::replay(const Recorded& recorded, const Batch& batch) {
+  RECORD_USER_SCOPE("graph");
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> inputs = tensors_of(inputs_);
   const std::vector<at::Tensor> values = tensors_of(batch);

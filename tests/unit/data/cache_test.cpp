@@ -9,13 +9,13 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/cache.h>
@@ -65,11 +65,13 @@ TEST(MemoryCache, LoadsEverySampleOnce) {
   EXPECT_THROW(cached->get(Ids{300}, {}), DataError);
 }
 
-TEST(MemoryCache, MakesSamplesOnAllCpusAtOnce) {
-  const auto cpus = static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
-  std::latch all_are_busy(cpus);
+TEST(MemoryCache, MakesSamplesWithAllThreadsAtOnce) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(3);
+  const std::ptrdiff_t threads = 3;
+  std::latch all_are_busy(threads);
   std::atomic<bool> first = true;
-  const auto data = sample_dataset(cpus * 32, [&](std::int64_t id, std::uint64_t) -> Batch {
+  const auto data = sample_dataset(threads * 32, [&](std::int64_t id, std::uint64_t) -> Batch {
     if (id % 32 == 0 && !first.exchange(false)) {  // the first sample is also made alone, for the estimate
       all_are_busy.arrive_and_wait();
     }
@@ -77,11 +79,12 @@ TEST(MemoryCache, MakesSamplesOnAllCpusAtOnce) {
   });
   const auto cached = memory_cache(data, 1 << 20);
   const Ids all = [&] {
-    Ids ids(static_cast<std::size_t>(cpus) * 32);
+    Ids ids(static_cast<std::size_t>(threads) * 32);
     std::iota(ids.begin(), ids.end(), 0);
     return ids;
   }();
   EXPECT_TRUE(at::equal(cached->get(all, {}).input.select(1, 0), at::tensor(all)));
+  at::set_num_threads(before);
 }
 
 TEST(CacheProgress, SaysEveryTenSecondsHowLongItTakes) {

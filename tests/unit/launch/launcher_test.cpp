@@ -420,11 +420,13 @@ TEST(Launcher, EndsWellWithoutItsWatcher) {
     SCOPED_TRACE(signal);
     Supervisor supervisor(request_for(1, {"stop"}));
     supervisor.wait_for_lines("ready", 1);
+    int found = 0;
     for (const pid_t child : Process::children_of(supervisor.pid())) {
       if (Process::name_of(child) == Process::kWatcher) {
-        kill(child, signal);
+        found += kill(child, signal) == 0 ? 1 : 0;
       }
     }
+    EXPECT_EQ(found, 1);
     supervisor.send(SIGTERM);
     EXPECT_EQ(supervisor.wait(), 75);
   }
