@@ -1,6 +1,9 @@
 // A program gives the same bytes under torchrun as under our own launcher.
 #include <csignal>
 #include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -150,6 +153,20 @@ TEST(Environment, RanksLeaveSharedMemoryIfOneOfThemCannotHaveIt) {
   const std::vector<Process::Result> enough = with_a_limited_rank(dir.path() / "enough", {}, "100000");  // the control
   EXPECT_EQ(enough[0].code, 0) << enough[0].err;
   EXPECT_THAT(enough[0].err, testing::Not(HasSubstr("go through Gloo")));
+}
+
+TEST(LogLevel, LeavesOutTheLinesBelowIt) {
+  const TempDir dir;
+  for (const auto& [level, has_info, has_warning] : std::vector<std::tuple<std::string, bool, bool>>{
+           {"info", true, true}, {"warning", false, true}, {"error", false, false}}) {
+    const auto result =
+        run_program(command(TRAIN_PROGRAM, dir.path() / "run-{n}",
+                            {"--nprocs", "2", "--max_steps", "3", "--max_epochs", "0", "--fail_in", "loss",
+                             "--fail_step", "1", "--optim.non_finite", "warn", "--report.log_level", level}));
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err.find("run directory: ") != std::string::npos, has_info) << level << '\n' << result.err;
+    EXPECT_EQ(result.err.find("warning: ") != std::string::npos, has_warning) << level << '\n' << result.err;
+  }
 }
 
 TEST(Environment, PartialVariablesAreRefused) {

@@ -92,6 +92,23 @@ TEST_F(RunDirectories, AreFreeAtOnceWhenTheOwnerWasKilled) {
   EXPECT_EQ(run_program(train()).code, 0);
 }
 
+TEST_F(RunDirectories, HaveTheNameThatRankZeroWasGiven) {
+  const auto ranks = start_ranks(
+      3, {"env", "--chdir", dir_.path().string(), TRAIN_PROGRAM, "--compute_setup", "cpu", "--max_epochs", "1"},
+      [](PlainRank& rank) {
+        rank.words = with(rank.words, {"--run_name", "name_" + std::to_string(rank.rank)});
+      });
+  for (const auto& rank : ranks) {
+    const auto result = rank->wait();
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.path() / "runs")) {
+    names.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(names, testing::ElementsAre("name_0"));
+}
+
 // --- strangers ---
 
 TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {

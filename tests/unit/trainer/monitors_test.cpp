@@ -2,7 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 
@@ -11,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
@@ -38,11 +42,12 @@ TrainConfig monitored(std::int64_t steps) {
 }
 
 /// The reports of rank 0.
-Rows reports(int ranks, const TrainConfig& config, const std::function<void(Trainer&)>& add) {
+Rows reports(int ranks, const TrainConfig& config, const std::function<void(Trainer&)>& add,
+             const std::function<std::unique_ptr<Task>()>& make = std::make_unique<TinyTask>) {
   Rows rows;
   thread_world(ranks, [&](World& world) {
     const Plan plan = plan_for(ranks, config);
-    TinyTask task;
+    const auto task = make();
     DataLoader data(tiny_data(60), plan.loader, world);
     Trainer trainer(plan, world);
     add(trainer);
@@ -51,7 +56,7 @@ Rows reports(int ranks, const TrainConfig& config, const std::function<void(Trai
         rows.emplace_back(at.metrics->begin(), at.metrics->end());
       }
     });
-    trainer.fit(task, data);
+    trainer.fit(*task, data);
   });
   return rows;
 }
@@ -64,6 +69,70 @@ TEST(LearningRateMonitor, ReportsEveryGroup) {
   EXPECT_EQ(rows[0].at("lr_0_0"), rows[0].at("lr"));
   EXPECT_LT(rows[1].at("lr_0_0"), rows[0].at("lr_0_0"));
   EXPECT_FALSE(rows[0].contains("momentum_0_0")) << "only on request";
+}
+
+/// Two layers, each with a group or with an optimizer of its own.
+class TwoRates final : public Task {
+ public:
+  explicit TwoRates(bool has_two_optimizers) : has_two_optimizers_(has_two_optimizers) {
+    net_->push_back("a", a_);
+    net_->push_back("b", b_);
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    OptimizerSpec first = sgd({.lr = 0.5});
+    if (!has_two_optimizers_) {
+      first.groups = {
+          {.select = [](std::string_view name, const at::Tensor&) { return name.starts_with("b"); }, .lr_scale = 0.25},
+          {}};
+      return {first};
+    }
+    OptimizerSpec second = sgd({.lr = 0.25});
+    first.module = a_.get();
+    second.module = b_.get();
+    return {first, second};
+  }
+  StepOutput training_step(const Batch& batch) override {
+    return at::mse_loss(a_(batch.input) + b_(batch.input), batch.target);
+  }
+  void optimize(Step& step) override {
+    if (!has_two_optimizers_) {
+      Task::optimize(step);
+      return;
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      OptimizerStep& optimizer = step.optimizer(i);
+      optimizer.zero_grad();
+      for (const Batch& batch : step.batches()) {
+        const StepOutput out = optimizer.forward(
+            batch, [&](const Batch& b) { return at::mse_loss((i == 0 ? a_ : b_)(b.input), b.target); });
+        optimizer.backward(out);
+        step.add(out);
+      }
+      optimizer.update();
+    }
+  }
+
+ private:
+  bool has_two_optimizers_;
+  torch::nn::Linear a_{4, 1};
+  torch::nn::Linear b_{4, 1};
+  torch::nn::Sequential net_{};
+};
+
+TEST(LearningRateMonitor, NumbersOptimizersAndTheirGroups) {
+  for (const bool has_two_optimizers : {false, true}) {
+    const Rows rows = reports(
+        2, monitored(4), [](Trainer& trainer) { trainer.add(std::make_shared<LearningRateMonitor>()); },
+        [&] { return std::make_unique<TwoRates>(has_two_optimizers); });
+    ASSERT_EQ(rows.size(), 1U);
+    std::map<std::string, double> rates;
+    std::ranges::copy_if(rows[0], std::inserter(rates, rates.end()),
+                         [](const auto& metric) { return metric.first.starts_with("lr_"); });
+    using Rates = std::map<std::string, double>;
+    EXPECT_EQ(rates, has_two_optimizers ? (Rates{{"lr_0_0", 0.5}, {"lr_1_0", 0.25}})
+                                        : (Rates{{"lr_0_0", 0.125}, {"lr_0_1", 0.5}}));
+  }
 }
 
 TEST(LearningRateMonitor, ReportsMomentumAndWeightDecayOnRequest) {

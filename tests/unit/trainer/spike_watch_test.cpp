@@ -7,8 +7,12 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -404,6 +408,99 @@ TEST(SpikeSkip, LooksAtEachOptimizerAlone) {
       EXPECT_FALSE(same(steep, run({}))) << "the control";
     }
   }
+}
+
+/// What this rank did about an anomaly, in words. Reads weights and results of the steps only, and calls no collective.
+class ActionRecorder final : public Callback {
+ public:
+  std::string_view name() const override { return "action_recorder"; }
+  std::uint32_t stages() const override { return Stage::step_start | Stage::step_end | Stage::exception; }
+  void on(const StageContext& at) override {
+    const std::string step = std::to_string(at.state.step);
+    if (at.stage == Stage::exception) {
+      actions.push_back("failure after step " + step);
+    } else if (at.stage == Stage::step_end) {
+      for (const at::Tensor& left_out : {at.step.skipped, at.step.spike}) {
+        if (left_out.defined() && left_out.item<double>() > 0) {
+          actions.push_back("skips step " + step);
+        }
+      }
+      if (lr_ != 0 && at.step.lr != lr_) {
+        actions.push_back("another rate in step " + step);
+      }
+      lr_ = at.step.lr;
+    } else {
+      std::vector<at::Tensor> now;
+      for (const at::Tensor& parameter : at.module.parameters()) {
+        now.push_back(parameter.detach().clone());
+      }
+      for (const auto& [number, then] : weights_) {
+        if (std::ranges::equal(now, then, [](const auto& a, const auto& b) { return at::equal(a, b); })) {
+          actions.push_back("back from step " + step + " to " + std::to_string(number));
+        }
+      }
+      weights_[at.state.step] = std::move(now);
+    }
+  }
+
+  std::vector<std::string> actions{};
+
+ private:
+  double lr_ = 0;
+  std::map<std::int64_t, std::vector<at::Tensor>> weights_{};  // before each step
+};
+
+// One rank alone has the anomaly, in step 27, whose number after it is 28; a report follows step 30.
+TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers) {
+  struct Case {
+    NonFinitePolicy non_finite = NonFinitePolicy::stop;
+    std::optional<SpikePolicy> spike{};
+    std::size_t optimizer = 0;  // that of the reported loss is the first
+    std::vector<std::string> actions{};
+  };
+  const std::vector<std::string> nothing;
+  const std::vector<std::string> failure{"failure after step 30"};
+  const std::vector<std::string> skip{"skips step 28"};
+  const std::vector<std::string> back{"back from step 30 to 25"};
+  const std::vector<Case> cases{
+      {.non_finite = NonFinitePolicy::stop, .actions = failure},
+      {.non_finite = NonFinitePolicy::warn, .actions = nothing},
+      {.non_finite = NonFinitePolicy::skip, .actions = skip},
+      {.non_finite = NonFinitePolicy::skip, .optimizer = 1, .actions = skip},
+      {.non_finite = NonFinitePolicy::rollback, .actions = back},
+      {.spike = SpikePolicy::stop, .actions = failure},
+      {.spike = SpikePolicy::warn, .actions = nothing},
+      {.spike = SpikePolicy::skip, .actions = skip},
+      {.spike = SpikePolicy::skip, .optimizer = 1, .actions = skip},
+      {.spike = SpikePolicy::lower_lr, .actions = {"another rate in step 31"}},
+      {.spike = SpikePolicy::rollback, .actions = back},
+  };
+  testing::internal::CaptureStderr();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    for (const int ranks : {1, 2, 4}) {
+      const Case& c = cases[i];
+      TrainConfig config = spiking_config(c.spike.value_or(SpikePolicy::warn));
+      config.global_batch_size = 8;
+      config.accumulation = 2;
+      config.max_steps = 33;
+      config.optim.non_finite = c.non_finite;
+      config.spike.z_score = c.spike ? config.spike.z_score : 0;
+      std::vector<std::vector<std::string>> actions(static_cast<std::size_t>(ranks));
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(ranks, config);
+        const bool is_here = world.rank() == ranks / 2;
+        TwoPartsTask task({.which = c.optimizer, .added = !is_here ? 0 : c.spike ? 1000 : std::nan("")});
+        DataLoader data(tiny_data(60), plan.loader, world);
+        const auto recorder = std::make_shared<ActionRecorder>();
+        Trainer trainer(plan, world);
+        trainer.add(recorder);
+        message_of([&] { trainer.fit(task, data); });
+        actions[static_cast<std::size_t>(world.rank())] = recorder->actions;
+      });
+      EXPECT_THAT(actions, testing::Each(c.actions)) << "case " << i << " on " << ranks << " ranks";
+    }
+  }
+  testing::internal::GetCapturedStderr();
 }
 
 /// Leaves out the update of chosen steps; everything else is that of LoudTask.

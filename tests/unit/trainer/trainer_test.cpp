@@ -1,6 +1,13 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +17,9 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/stream.h>
+#include <lockstep/metrics/aggregation.h>
+#include <lockstep/sampling/epoch_order.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
@@ -111,20 +121,88 @@ TEST(Trainer, CallsBack) {
   EXPECT_NEAR(recorder->metrics[0].second, task.training_step(all).loss.item<double>(), 1e-6);
 }
 
+/// Counts samples and positive targets; the loss is the mean over the positive ones. In double precision.
+class CountingTask final : public TinyTask {
+ public:
+  CountingTask() { net_->to(at::kDouble); }
+  StepOutput validation_step(const Batch& batch) override {
+    const at::Tensor is_counted = (batch.target > 0).to(at::kDouble);
+    const at::Tensor error = (net_(batch.input) - batch.target) * is_counted;
+    const at::Tensor count = is_counted.sum();
+    samples_.update(at::ones({batch.samples}));
+    positive_.update(is_counted);
+    StepOutput out = error.square().sum() / count.clamp_min(1);
+    out.count = count;
+    out.metrics = {{"absolute", error.abs().sum() / count.clamp_min(1)}};
+    return out;
+  }
+  std::vector<metrics::NamedMetric> metrics() override { return {{"samples", samples_}, {"positive", positive_}}; }
+
+ private:
+  metrics::SumMetric samples_{};
+  metrics::SumMetric positive_{};
+};
+
 TEST(Trainer, ValidatesExactlyAtAnyNumberOfRanks) {
-  const auto all = tiny_data(7)->get(std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6}, {});
-  TinyTask reference;
-  const double expected = reference.training_step(all).loss.item<double>();
-  for (const int ranks : {1, 2, 3}) {
-    thread_world(ranks, [&](World& world) {
-      TrainConfig config = in_memory({.batch_size = 2});
-      const Plan plan = plan_for(ranks, config);
-      TinyTask task;
-      DataLoader data(tiny_data(7), plan.eval_loader, world);
-      const Metrics metrics = Trainer(plan, world).validate(task, data);
-      ASSERT_NEAR(metrics.at(0).second, expected, 1e-6);
-      ASSERT_TRUE(task.module().is_training());
-    });
+  constexpr std::int64_t kSamples = 23;  // neither ranks nor batches divide it
+  const at::Tensor x = at::sin(at::arange(kSamples * 4, at::kDouble) * 0.37).view({kSamples, 4});
+  const std::shared_ptr<Dataset> samples = tensor_dataset(x, x.sum(1, true));
+  std::vector<double> weights(kSamples);
+  std::iota(weights.begin(), weights.end(), 1.0);
+  const auto order = weighted_order(weights, {.samples = 17});
+  const auto every_rank_its_own = [&](std::int64_t, int rank, int size) -> SampleSource {
+    return [&samples, next = std::int64_t{rank}, size]() mutable -> std::optional<Batch> {
+      if (next >= kSamples) {
+        return std::nullopt;
+      }
+      const Batch one = samples->get(std::vector<std::int64_t>{std::exchange(next, next + size)}, {});
+      return Batch{.input = one.input[0], .target = one.target[0]};
+    };
+  };
+  struct Case {
+    std::string name;
+    std::function<DataLoader(const Plan&, World&)> data;
+    double samples;
+  };
+  const std::vector<Case> cases{
+      {"plain", [&](const Plan& plan, World& world) { return DataLoader(samples, plan.eval_loader, world); }, 23},
+      {"weighted", [&](const Plan& plan, World& world) { return DataLoader(samples, plan.eval_loader, world, order); },
+       17},
+      {"streamed",
+       [&](const Plan& plan, World& world) {
+         return DataLoader(sample_stream(every_rank_its_own), plan.eval_loader, world);
+       },
+       23}};
+  for (const Case& c : cases) {
+    std::map<std::string, double> expected;  // of one rank
+    for (const int ranks : {1, 2, 3, 4}) {
+      SCOPED_TRACE(c.name + " on " + std::to_string(ranks) + " ranks");
+      std::map<std::string, double> found;
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(ranks, in_memory({.precision = Precision::fp64, .batch_size = 2}));
+        CountingTask task;
+        DataLoader data = c.data(plan, world);
+        const Metrics metrics = Trainer(plan, world).validate(task, data);
+        ASSERT_TRUE(task.module().is_training());
+        if (world.is_main()) {
+          found = {metrics.begin(), metrics.end()};
+        }
+      });
+      if (ranks == 1) {
+        expected = found;
+        ASSERT_GT(expected.at("positive"), 1);
+        ASSERT_LT(expected.at("positive"), c.samples - 1);
+      }
+      ASSERT_EQ(found.size(), 4U);
+      EXPECT_EQ(found.at("samples"), c.samples);
+      EXPECT_EQ(found.at("positive"), expected.at("positive"));
+      EXPECT_NEAR(found.at("loss"), expected.at("loss"), 1e-12);
+      EXPECT_NEAR(found.at("absolute"), expected.at("absolute"), 1e-12);
+      if (c.name != "weighted") {
+        const Batch all{.input = x, .target = x.sum(1, true), .samples = kSamples};
+        EXPECT_NEAR(found.at("loss"), CountingTask().validation_step(all).loss.item<double>(), 1e-12);
+      }
+    }
   }
 }
 
