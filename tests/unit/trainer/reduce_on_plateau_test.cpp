@@ -92,7 +92,7 @@ TEST(ReduceOnPlateau, ContinuesAfterAResume) {
 TEST(ReduceOnPlateau, BeginsAnewInAnotherTrainingOfTheSameTrainer) {
   World world = World::single(c10::kCPU);
   const Plan plan = plan_for(1, in_memory({.max_epochs = 3, .batch_size = 4}));
-  Scripted task(sgd({.lr = 0.1}));
+  Scripted task(world);
   DataLoader data(tiny_data(8), plan.loader, world);
   DataLoader validation(tiny_data(4), plan.eval_loader, world);
   Trainer trainer(plan, world);
