@@ -198,17 +198,18 @@ TEST(Stall, IsNotFoundWhereARankIsMerelySlow) {
   EXPECT_THAT(result.err, testing::Not(HasSubstr("no progress")));
 }
 
-// Rank 0 looks for stalls and serves the store: the next rank sees that it is stopped.
+// Rank 0 looks for stalls and serves the store: the next rank sees that it is stopped. The ranks of a machine find each
+// other through the store, once a second.
 TEST(Stall, OfRank0ThatIsStoppedIsNamedByTheNextRank) {
   const TempDir dir;
   const std::string port = free_port();
   std::vector<std::unique_ptr<Process>> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.push_back(std::make_unique<Process>(
-        command(TRAIN_PROGRAM, dir.path() / "run", with(kShortPatience, {"--max_epochs", "100000"})),
+        command(TRAIN_PROGRAM, dir.path() / "run", with(kShortPatience, {"--max_epochs", "100000", "--work_ms", "20"})),
         rank_variables(rank, 2, port)));
   }
-  ASSERT_TRUE(ranks[0]->wait_for("step 5 ")) << ranks[0]->err();
+  ASSERT_TRUE(ranks[0]->wait_for("step 150 ")) << ranks[0]->err();
   ranks[0]->signal(SIGSTOP);
   const auto result = ranks[1]->wait(Process::Seconds(30));
   EXPECT_EQ(result.code, 76) << result.err;
