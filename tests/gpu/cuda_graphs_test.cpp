@@ -6,8 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/nn/recompute.h>
-
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
@@ -23,28 +21,6 @@ using testing::HasSubstr;
 using testing::Not;
 
 constexpr const char* kReplayed = "replayed as a CUDA graph";
-
-/// A loss with a metric and a count that only the device knows.
-class CountingTask final : public SmallTask {
- public:
-  using SmallTask::SmallTask;
-  StepOutput training_step(const Batch& batch) override {
-    const at::Tensor scores = net_->forward(batch.input);
-    StepOutput output(at::cross_entropy_loss(scores, batch.target));
-    output.count = (batch.target >= 0).sum();
-    output.metrics.emplace_back("correct", (scores.argmax(1) == batch.target).to(at::kFloat).mean());
-    return output;
-  }
-};
-
-class RecomputingTask final : public SmallTask {
- public:
-  using SmallTask::SmallTask;
-  StepOutput training_step(const Batch& batch) override {
-    const at::Tensor scores = recompute([this](const at::Tensor& x) { return net_->forward(x); }, batch.input);
-    return at::cross_entropy_loss(scores, batch.target);
-  }
-};
 
 /// The host waits between forward and backward, after dropout has drawn its numbers.
 class WaitingTask final : public SmallTask {

@@ -11,6 +11,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <lockstep/nn/recompute.h>
 #include <lockstep/session.h>
 #include <lockstep/trainer/trainer.h>
 
@@ -59,6 +60,29 @@ class SmallTask : public Task {
  protected:
   SmallNet net_;
   OptimizerSpec optimizer_;
+};
+
+/// A loss with a metric and a count that only the device knows.
+class CountingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor scores = net_->forward(batch.input);
+    StepOutput output(at::cross_entropy_loss(scores, batch.target));
+    output.count = (batch.target >= 0).sum();
+    output.metrics.emplace_back("correct", (scores.argmax(1) == batch.target).to(at::kFloat).mean());
+    return output;
+  }
+};
+
+/// The backward of its layers runs the forward again, with the random numbers of the first.
+class RecomputingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor scores = recompute([this](const at::Tensor& x) { return net_->forward(x); }, batch.input);
+    return at::cross_entropy_loss(scores, batch.target);
+  }
 };
 
 }  // namespace lockstep

@@ -14,8 +14,6 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <lockstep/nn/recompute.h>
-
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
@@ -116,29 +114,6 @@ class Profile {
   std::set<Activity> activities_;
   bool runs_ = false;
   std::map<std::string, std::int64_t> counts_;
-};
-
-/// A loss with a metric and a count that only the device knows.
-class CountingTask final : public SmallTask {
- public:
-  using SmallTask::SmallTask;
-  StepOutput training_step(const Batch& batch) override {
-    const at::Tensor scores = net_->forward(batch.input);
-    StepOutput output(at::cross_entropy_loss(scores, batch.target));
-    output.count = (batch.target >= 0).sum();
-    output.metrics.emplace_back("correct", (scores.argmax(1) == batch.target).to(at::kFloat).mean());
-    return output;
-  }
-};
-
-/// The backward of its layers runs the forward again, with the random numbers of the first.
-class RecomputingTask final : public SmallTask {
- public:
-  using SmallTask::SmallTask;
-  StepOutput training_step(const Batch& batch) override {
-    const at::Tensor scores = recompute([this](const at::Tensor& x) { return net_->forward(x); }, batch.input);
-    return at::cross_entropy_loss(scores, batch.target);
-  }
 };
 
 /// One optimizer for the convolution, another for the rest, as a GAN has.

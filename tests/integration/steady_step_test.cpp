@@ -4,15 +4,10 @@
 
 #include "support/process.h"
 #include "support/requirements.h"
+#include "support/sanitizers.h"
 
 namespace lockstep {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kHasSanitizer = true;
-#else
-constexpr bool kHasSanitizer = false;
-#endif
 
 TEST(SteadyStep, HasNoAllocationAndNoPageFaultMoreThanALoopByHand) {
   LOCKSTEP_REQUIRE(Requirements().that(!kHasSanitizer, "a sanitizer has an allocator of its own"));

@@ -8,15 +8,10 @@
 #include <sys/resource.h>
 
 #include "support/requirements.h"
+#include "support/sanitizers.h"
 
 namespace lockstep {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kHasSanitizer = true;
-#else
-constexpr bool kHasSanitizer = false;
-#endif
 
 long page_faults() {
   rusage usage{};
