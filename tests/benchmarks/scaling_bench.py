@@ -84,7 +84,7 @@ def main():
             f"| an exchange: per other rank | {model.gather_rank * 1e6:.0f} us |",
             f"| connecting: per other rank | {model.connect_rank * 1e6:.0f} us |",
             f"| connecting: work of the store, per rank | {model.serve * 1e6:.0f} us |",
-            f"| start: work of the store, per pair of ranks, all on one machine | {model.serve_start * 1e6:.0f} us |",
+            f"| start: work of the store, times the square of the number of ranks, all on one machine | {model.serve_start * 1e6:.0f} us |",
             f"| start of a process | {duration(model.start)} |", "",
             f"Fitted without the runs of {largest} ranks, it predicts for them {duration(predicted)} for an exchange (measured {duration(measured)}) and "
             f"{duration(serve)} for the store's work (measured {duration(served)}).", "",
