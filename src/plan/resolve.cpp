@@ -97,15 +97,15 @@ void warn_about_silent_gpus(const Plan& plan, const Hardware& hardware, Findings
 }
 
 void note_tensor_cores(const Plan& plan, const Hardware& hardware, Findings& findings) {
-  constexpr double kTakesFloats = 8;  // of compute capability 7, they multiply half precision only
+  constexpr double kWithTf32 = 8;  // compute capability; tensor cores of earlier GPUs multiply only fp16
   const TrainConfig& config = plan.config;
   const auto is_fast = [&](const Gpu& gpu) {
-    return gpu.uuid == plan.local_devices.front().uuid &&
-           parse_double(gpu.compute_capability).value_or(0) >= kTakesFloats;
+    return gpu.uuid == plan.local_devices.front().uuid && parse_double(gpu.compute_capability).value_or(0) >= kWithTf32;
   };
   if (plan.gpu() && config.precision == Precision::fp32 && config.matmul_precision == MatmulPrecision::highest &&
       std::ranges::any_of(hardware.gpus, is_fast)) {
-    findings.notes.push_back("this GPU has tensor cores: --matmul_precision high, or --precision bf16_mixed");
+    findings.notes.push_back(
+        "this GPU has tensor cores that fp32 does not use: set --matmul_precision high, or --precision bf16_mixed");
   }
 }
 

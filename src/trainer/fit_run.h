@@ -41,7 +41,8 @@
 
 namespace lockstep {
 
-/// What a fit does after a failure must not look like the place of the failure.
+/// Puts the phase and the callback of a rank's record back at its end. What a fit does after a failure must not look
+/// like the place of the failure, and a callback that ran a fit of its own is still that callback.
 class KeptPlace {
  public:
   explicit KeptPlace(ProgressRecord& record)

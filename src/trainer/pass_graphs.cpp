@@ -49,15 +49,17 @@ std::vector<at::Tensor> tensors_of(Batch batch) {
   return tensors;
 }
 
-template <class Change>
-StepOutput changed(StepOutput output, const Change& change) {
+/// Calls visit(at::Tensor&) for the loss, the count and the metrics.
+template <class Visit>
+void for_each_output_tensor(StepOutput& output, const Visit& visit) {
   for (at::Tensor* tensor : {&output.loss, &output.count}) {
-    *tensor = tensor->defined() ? change(*tensor) : at::Tensor();
+    if (tensor->defined()) {
+      visit(*tensor);
+    }
   }
   for (auto& [name, value] : output.metrics) {
-    value = change(value);
+    visit(value);
   }
-  return output;
 }
 
 // Memory belongs to the stream on which it was made, and may be used again there once it is free here.
@@ -71,11 +73,6 @@ void keep_for(const c10::Stream& stream, const at::Tensor& tensor) {
   } else {
     tensor.record_stream(stream);
   }
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  return std::string(first_line(of_torch != nullptr ? of_torch->what_without_backtrace() : error.what()));
 }
 
 }  // namespace
@@ -155,8 +152,8 @@ PassGraphs::PassGraphs(torch::nn::Module& module, c10::Device device, DeviceGrap
       device_(device),
       make_(std::move(make)),
       side_(c10::impl::VirtualGuardImpl(device.type()).getNewStream(device)),
-      here_(device.type()),
-      there_(device.type()) {}
+      current_done_(device.type()),
+      side_done_(device.type()) {}
 
 PassGraphs::~PassGraphs() = default;
 
@@ -195,10 +192,7 @@ StepOutput PassGraphs::warm_up(const Batch& batch, const Pass& pass) {
   StepOutput output;
   beside([&] { output = pass(batch); });
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-  changed(output, [&](const at::Tensor& tensor) {
-    keep_for(current, tensor);
-    return tensor;
-  });
+  for_each_output_tensor(output, [&](const at::Tensor& tensor) { keep_for(current, tensor); });
   for (const at::Tensor& gradient : layout_->gradients()) {
     keep_for(current, gradient);
   }
@@ -231,14 +225,16 @@ bool PassGraphs::record(Recorded& recorded, const Batch& batch, const Pass& pass
     }
     recorded.graph = make_(first_.graph.get());
     beside([&] {
-      recorded.graph->record(
-          [&] { recorded.output = changed(pass(inputs_), [](const at::Tensor& tensor) { return tensor.detach(); }); });
+      recorded.graph->record([&] {
+        recorded.output = pass(inputs_);
+        for_each_output_tensor(recorded.output, [](at::Tensor& tensor) { tensor = tensor.detach(); });
+      });
     });
     recorded.gradients = layout_->gradients();
     problem = at::equal(rng_state(c10::kCPU), random) ? problem_of(recorded)
                                                       : "training_step draws random numbers on the host";
   } catch (const std::exception& error) {
-    problem = fmt::format("training_step cannot be recorded: {}", text_of(error));
+    problem = fmt::format("training_step cannot be recorded: {}", first_line(without_frames(error.what())));
   }
   if (!problem.empty()) {
     layout_->set_gradients(gradients);
@@ -284,25 +280,25 @@ std::string PassGraphs::problem_of(const Recorded& recorded) const {
 StepOutput PassGraphs::replay(const Recorded& recorded, const Batch& batch) {
   RECORD_USER_SCOPE("graph");
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> inputs = tensors_of(inputs_);
   const std::vector<at::Tensor> values = tensors_of(batch);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    inputs[i].copy_(values[i], /*non_blocking=*/true);
-  }
+  auto value = values.begin();
+  for_each_tensor(inputs_, [&](at::Tensor& input) { input.copy_(*value++, /*non_blocking=*/true); });
   recorded.graph->replay();
   layout_->set_gradients(recorded.gradients);
-  return changed(recorded.output, [](const at::Tensor& tensor) { return tensor.clone(); });
+  StepOutput output = recorded.output;
+  for_each_output_tensor(output, [](at::Tensor& tensor) { tensor = tensor.clone(); });
+  return output;
 }
 
 /// Runs `work` on the side stream, between the work of the current one before and after it.
 void PassGraphs::beside(const std::function<void()>& work) {
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   const auto return_to_current = [&] {
-    there_.record(side_);
-    there_.block(current);
+    side_done_.record(side_);
+    side_done_.block(current);
   };
-  here_.record(current);
-  here_.block(side_);
+  current_done_.record(current);
+  current_done_.block(side_);
   try {
     const c10::StreamGuard on_side(side_);
     work();

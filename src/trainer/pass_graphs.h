@@ -27,9 +27,9 @@ void tell_no_graph(std::string_view reason);
 /// A forward and backward that runs often with the same shapes is recorded, and then replayed: the host makes one call
 /// instead of hundreds. The result is the same, bit for bit. What cannot be recorded runs as it would without graphs.
 ///
-/// A graph has the addresses of its memory. So a batch is copied to the tensors of the graph, and the gradients are
-/// born in tensors of the graph, in which the parameters then find them. A step with several micro-batches needs two
-/// graphs: the first one writes the gradients, the other one adds to them.
+/// A graph has the addresses of its memory. So a batch is copied to the tensors of the graph, and the backward writes
+/// the gradients to tensors of the graph, which become the grad() of the parameters. A step with several micro-batches
+/// needs two graphs: the first one writes the gradients, the other one adds to them.
 class PassGraphs {
  public:
   /// A forward and a backward, which adds to the gradients of the module or sets them. It depends on nothing but the
@@ -74,8 +74,8 @@ class PassGraphs {
   const c10::Device device_;
   const DeviceGraphFactory make_;
   const c10::Stream side_;            // LibTorch does not record on the default stream
-  c10::Event here_;                   // on the current stream
-  c10::Event there_;                  // on the side stream
+  c10::Event current_done_;           // what the current stream had to do before the work of the side stream
+  c10::Event side_done_;              // that work
   std::unique_ptr<Layout> layout_{};  // nullptr: to be looked at
   std::string kind_{};                // of the last micro-batch
   int in_a_row_ = 0;                  // micro-batches of this kind

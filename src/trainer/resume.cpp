@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -291,7 +292,8 @@ Metrics metrics_of(const CheckpointContents& contents) {
   for (const auto& [key, text] : contents.values) {
     double value = 0;  // may be NaN or infinite
     const char* end = text.data() + text.size();
-    if (key.starts_with(prefix) && std::from_chars(text.data(), end, value).ptr == end) {
+    const auto [last, error] = std::from_chars(text.data(), end, value);
+    if (key.starts_with(prefix) && error == std::errc() && last == end) {
       metrics.emplace_back(key.substr(prefix.size()), value);
     }
   }

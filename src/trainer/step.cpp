@@ -175,7 +175,9 @@ void OptimizerStep::run_backward(const StepOutput& output) {
     return;
   }
   const double weight = factor * step_.weight(step_.samples_of(output));
-  if (step_.context_.graphs != nullptr) {  // a CUDA graph needs a tensor that nobody replaces
+  // backward(loss, double) keeps one tensor for all calls and replaces it when the weight changes. A CUDA graph would
+  // then read memory that is free.
+  if (step_.context_.graphs != nullptr) {
     optimizer_.backward(output.loss, at::full({}, weight, output.loss.options().requires_grad(false)));
   } else {
     optimizer_.backward(output.loss, weight);

@@ -1,5 +1,8 @@
 // With --cuda_graphs a training has the bits of one without.
+#include <algorithm>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -200,7 +203,13 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, ResumeBitwise) {
   const TempDir dir;
   train_until(20, where, /*has_graphs=*/false, dir.path() / "straight");
   for (const std::int64_t stop : {11, 20}) {
+    testing::internal::CaptureStderr();
     train_until(stop, where, /*has_graphs=*/true, dir.path() / "stopped");
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(told, HasSubstr(where == ComputeSetup::gpu ? kReplayed : "the device is no GPU"));
+    if (stop == 20) {
+      EXPECT_THAT(told, HasSubstr("resuming from step 11"));
+    }
   }
   const auto expected = final_state(dir.path() / "straight");
   const auto found = final_state(dir.path() / "stopped");
@@ -223,8 +232,13 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, LetNoStepWaitForTheDevice) {
       fail_on_synchronization(context.state.step == 40);
     }
   }));
+  testing::internal::CaptureStderr();
   EXPECT_NO_THROW(trainer.fit(task, data));
+  const std::string told = testing::internal::GetCapturedStderr();
   fail_on_synchronization(false);
+  if (where == ComputeSetup::gpu) {
+    EXPECT_THAT(told, HasSubstr(kReplayed)) << "no graph was used";
+  }
 }
 
 }  // namespace

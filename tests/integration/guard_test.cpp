@@ -198,17 +198,12 @@ TEST(Stall, IsNotFoundWhereARankIsMerelySlow) {
   EXPECT_THAT(result.err, testing::Not(HasSubstr("no progress")));
 }
 
-// Rank 0 looks for stalls and serves the store: the next rank sees that it is stopped. The ranks of a machine find each
-// other through the store, once a second.
+// Rank 0 looks for stalls and serves the store: the next rank sees that it is stopped. The ranks of a machine look for
+// each other in the store once a second and do not say when they are done; 150 steps of 20 ms are three such looks.
 TEST(Stall, OfRank0ThatIsStoppedIsNamedByTheNextRank) {
   const TempDir dir;
-  const std::string port = free_port();
-  std::vector<std::unique_ptr<Process>> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(std::make_unique<Process>(
-        command(TRAIN_PROGRAM, dir.path() / "run", with(kShortPatience, {"--max_epochs", "100000", "--work_ms", "20"})),
-        rank_variables(rank, 2, port)));
-  }
+  const auto ranks = start_ranks(2, command(TRAIN_PROGRAM, dir.path() / "run",
+                                            with(kShortPatience, {"--max_epochs", "100000", "--work_ms", "20"})));
   ASSERT_TRUE(ranks[0]->wait_for("step 150 ")) << ranks[0]->err();
   ranks[0]->signal(SIGSTOP);
   const auto result = ranks[1]->wait(Process::Seconds(30));

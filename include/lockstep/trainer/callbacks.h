@@ -195,7 +195,7 @@ class WeightAverage final : public Callback {
 };
 
 /// The model of a checkpoint with the average of a WeightAverage where it has one, for load_module(). `name`: that of
-/// the callback. Throws: CheckpointError if the checkpoint has no such average.
+/// the callback. Throws: CheckpointError if the checkpoint has no model or no such average.
 NamedTensors averaged_model(const CheckpointContents& checkpoint, const std::string& name = "weight_average");
 
 /// Keeps the parameters that a pattern selects frozen until an epoch begins, such as a pretrained backbone. From then

@@ -230,7 +230,11 @@ NamedTensors averaged_model(const CheckpointContents& checkpoint, const std::str
     throw CheckpointError(fmt::format("the checkpoint has no average of a callback '{}'", name),
                           "train with WeightAverage, and give the name of its options");
   }
-  NamedTensors model = checkpoint.tensors.at("model");
+  const auto trained = checkpoint.tensors.find("model");
+  if (trained == checkpoint.tensors.end()) {
+    throw CheckpointError("the checkpoint has no model.safetensors", "choose another checkpoint");
+  }
+  NamedTensors model = trained->second;
   for (auto& [key, tensor] : model) {
     if (const auto average = averages.find(key); average != averages.end()) {
       tensor = average->second.to(tensor.scalar_type());

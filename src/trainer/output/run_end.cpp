@@ -84,7 +84,7 @@ std::string summary(const FitResult& result, const std::string& monitor) {
   std::vector<std::string> metrics;
   for (const auto& [name, value] : result.metrics) {
     if (is_for_console(name)) {
-      metrics.push_back(fmt::format("{} {:.5g}", name, value));
+      metrics.push_back(printable(name) + " " + five_digits(value));
     }
   }
   std::vector<std::string> parts{join(metrics, ", ")};

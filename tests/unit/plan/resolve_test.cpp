@@ -84,8 +84,10 @@ TEST(Resolve, NotesTensorCoresThatAreNotUsed) {
     return resolve(config, hardware, kAlone).notes;
   };
   for (const char* capability : {"8.0", "8.6", "9.0", "10.0", "12.1"}) {
-    EXPECT_THAT(notes(capability, {}),
-                ElementsAre("this GPU has tensor cores: --matmul_precision high, or --precision bf16_mixed"))
+    EXPECT_THAT(
+        notes(capability, {}),
+        ElementsAre(
+            "this GPU has tensor cores that fp32 does not use: set --matmul_precision high, or --precision bf16_mixed"))
         << capability;
   }
   for (const char* capability : {"", "6.1", "7.5"}) {
