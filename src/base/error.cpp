@@ -57,17 +57,17 @@ std::string hint_of(std::string_view what) {
   return hint + "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack";
 }
 
-/// A path or the text of another library may contain anything, also commands to a terminal.
-std::string harmless(const std::string& text) {
+/// printable() for each line: a path or the text of another library may contain control sequences of a terminal.
+std::string printable_lines(const std::string& text) {
   std::vector<std::string> lines = split(text, '\n');
   std::ranges::transform(lines, lines.begin(), printable);
   return join(lines, "\n");
 }
 
 void append_problem(std::string& text, const std::string& what, const std::string& hint) {
-  text += "error: " + harmless(what);
+  text += "error: " + printable_lines(what);
   if (!hint.empty()) {
-    text += "\n  hint: " + harmless(hint);
+    text += "\n  hint: " + printable_lines(hint);
   }
 }
 

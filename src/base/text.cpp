@@ -176,7 +176,7 @@ std::optional<double> parse_seconds(std::string_view text) {
   struct Unit {
     std::string_view name;
     double seconds;
-    double limit;  // behind a colon: smaller than this, as the next larger unit says
+    double limit;  // in a text with colons, parts after the first one are less than this
   };
   constexpr double kMinute = 60, kHour = 60 * kMinute, kDay = 24 * kHour;
   constexpr std::array<Unit, 5> kUnits{

@@ -1,5 +1,6 @@
 #include "base/write_all.h"
 
+#include <array>
 #include <cerrno>
 
 #include <unistd.h>
@@ -28,6 +29,15 @@ void write_all_at(int fd, std::span<const std::byte> bytes, std::int64_t offset,
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += written;
   }
+}
+
+std::string read_to_end(int fd) {
+  std::string text;
+  std::array<char, 16 << 10> part;
+  for (ssize_t size = 0; (size = retry([&] { return ::read(fd, part.data(), part.size()); })) > 0;) {
+    text.append(part.data(), static_cast<std::size_t>(size));
+  }
+  return text;
 }
 
 }  // namespace lockstep

@@ -24,8 +24,8 @@ std::vector<std::string> with_same_key(std::string_view name, const std::vector<
   return same_key;
 }
 
-/// A key without its section, or a name of another system, is meant if so many edits make it of what was written: most
-/// of them are short, or they are many.
+/// The most typing errors that are assumed in a key without its section and in a name of another system. Many of these
+/// names are short and there are many of them, so with more errors an unrelated name would match.
 constexpr std::size_t kMostEdits = 2;
 
 std::vector<std::string> with_near_spelling(std::string_view name, const std::vector<std::string>& known) {

@@ -275,10 +275,11 @@ int count_nvlinks(const Nvml& nvml, Device device) {
 Result examine(const Nvml& nvml, Device device, GpuDetails& gpu) {
   constexpr int kUncorrected = 1;
   constexpr int kSinceLoaded = 0;
-  for (const Result result : {identify(nvml, device, device, gpu), read_memory(nvml, device, gpu)}) {
-    if (result != kSuccess) {
-      return result;
-    }
+  if (const Result result = identify(nvml, device, device, gpu); result != kSuccess) {
+    return result;
+  }
+  if (const Result result = read_memory(nvml, device, gpu); result != kSuccess) {
+    return result;
   }
   gpu.compute_capability = compute_capability(nvml, device);
   if (int mode = 0; ask(nvml.get_compute_mode, device, &mode)) {

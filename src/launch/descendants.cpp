@@ -21,6 +21,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "base/write_all.h"
 #include "failure/deadlines.h"
 #include "launch/worker_environment.h"
 #include "supervise/worker_process.h"
@@ -32,17 +33,8 @@ constexpr int kPauseMs = 5;
 constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is found by the next
 
 std::string read_all(const std::string& path) {
-  std::string text;
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::array<char, 16 << 10> buffer;
-  while (file.is_open()) {
-    const ssize_t size = read(file.get(), buffer.data(), buffer.size());
-    if (size <= 0) {
-      break;
-    }
-    text.append(buffer.data(), static_cast<std::size_t>(size));
-  }
-  return text;
+  return file.is_open() ? read_to_end(file.get()) : std::string();
 }
 
 /// Whether the initial environment of the process contains the mark of the launch. A zombie has no environment.
@@ -128,8 +120,7 @@ std::vector<pid_t> children() {
   [[maybe_unused]] const int moved = chdir("/");  // so that the watcher keeps no mount busy
 
   char byte = 0;
-  while (read(kPipe, &byte, 1) < 0 && errno == EINTR) {
-  }
+  retry([&] { return read(kPipe, &byte, 1); });
   until_none_is_left([&] { return kill_marked(launch_id); });
   _exit(0);
 }
@@ -166,8 +157,7 @@ Descendants::~Descendants() {
     prctl(PR_SET_CHILD_SUBREAPER, subreaper_before_);
   }
   kill(watcher_, SIGKILL);  // it has nothing to do, and may be stopped or dead already
-  while (waitpid(watcher_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  retry([&] { return waitpid(watcher_, nullptr, 0); });
 }
 
 void Descendants::reap() noexcept {

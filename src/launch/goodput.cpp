@@ -9,7 +9,7 @@
 namespace lockstep {
 void Goodput::add(const LaunchReport& attempt) {
   ++attempts_;
-  const std::int64_t reached = attempt.earlier_steps + attempt.step;
+  const std::int64_t reached = attempt.all_steps();
   if (attempt.first_step < 0 || reached <= attempt.first_step) {
     return;
   }

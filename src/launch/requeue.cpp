@@ -15,6 +15,7 @@
 #include "base/descriptor.h"
 #include "base/exec_arguments.h"
 #include "base/text.h"
+#include "base/write_all.h"
 
 namespace lockstep {
 namespace {
@@ -57,11 +58,7 @@ Ended run(std::vector<std::string> words, const Variables& variables) {
     throw LaunchError(fmt::format("{}: {}", text, std::strerror(error)), kByHand);
   }
   input.close();
-  Ended ended;
-  std::array<char, 4096> part{};
-  for (ssize_t size = 0; (size = retry([&] { return read(output.get(), part.data(), part.size()); })) > 0;) {
-    ended.output.append(part.data(), static_cast<std::size_t>(size));
-  }
+  Ended ended{.output = read_to_end(output.get())};
   retry([&] { return waitpid(pid, &ended.status, 0); });
   return ended;
 }

@@ -58,7 +58,7 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
   if (is_hopeless(report.exit_code)) {
     return {.reason = fmt::format("exit code {} would be the same again", report.exit_code)};
   }
-  const std::int64_t reached = report.earlier_steps + report.step;
+  const std::int64_t reached = report.all_steps();
   const Signature signature{without_numbers(report.failure), reached};
   // "died of signal 9" is not sufficient: there must also be a step or a reason.
   const bool telling = report.step >= 0 || report.explained;

@@ -16,7 +16,8 @@ namespace {
 
 using std::chrono::seconds;
 
-/// Between two samples. Less is what the threads of a waiting rank use that watch the others.
+/// The least CPU time between two samples that counts as work. The threads with which a waiting rank watches the others
+/// use less.
 constexpr std::int64_t kTicksOfWork = 2;
 
 /// Phases of a step, which are short and equal on every rank.

@@ -25,13 +25,14 @@ Descriptor& WatchedRank::pipe(OutputStream stream) noexcept {
 void WatchedRank::read_pipe(OutputStream stream, int reads) {
   std::array<char, 16 << 10> buffer;
   for (; reads > 0 && pipe(stream).is_open(); --reads) {
-    const ssize_t size = read(pipe(stream).get(), buffer.data(), buffer.size());
-    if (size > 0) {
-      output_.feed(stream, {buffer.data(), static_cast<std::size_t>(size)});
-    } else if (size == 0) {
-      close_pipe(stream);
-    } else if (errno != EINTR) {
+    const ssize_t size = retry([&] { return read(pipe(stream).get(), buffer.data(), buffer.size()); });
+    if (size < 0) {
       return;
+    }
+    if (size == 0) {
+      close_pipe(stream);
+    } else {
+      output_.feed(stream, {buffer.data(), static_cast<std::size_t>(size)});
     }
   }
 }

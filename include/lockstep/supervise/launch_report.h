@@ -20,6 +20,8 @@ struct LaunchReport {
   std::int64_t earlier_steps = 0;  ///< of the fits before the last one
   double training_s = 0;           ///< duration of the last attempt since first_step
   int restarts = 0;
+
+  std::int64_t all_steps() const noexcept { return earlier_steps + step; }  ///< completed steps of all fits
 };
 
 }  // namespace lockstep

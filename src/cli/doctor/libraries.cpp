@@ -14,6 +14,7 @@
 
 #include "base/descriptor.h"
 #include "base/text.h"
+#include "base/write_all.h"
 #include "cli/doctor/facts.h"
 #include "cli/launch/shell_words.h"
 
@@ -49,16 +50,6 @@ std::string version_text(VersionNumber number) {
   void* const library = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
   const std::string text = library != nullptr ? fmt::format("={}", ask(library)) : dlerror();
   _exit(write(out, text.data(), text.size()) < 0 ? 1 : 0);
-}
-
-std::string read_to_end(int fd) {
-  std::string text;
-  std::array<char, 4096> buffer{};
-  ssize_t size = 0;
-  while ((size = read(fd, buffer.data(), buffer.size())) > 0) {
-    text.append(buffer.data(), static_cast<std::size_t>(size));
-  }
-  return text;
 }
 
 void find_version(LibraryFacts& facts, AskVersion ask) {
