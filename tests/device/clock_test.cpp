@@ -5,7 +5,9 @@
 #include <lockstep/world/world.h>
 
 #include "device/simulated_device.h"
+#include "support/tiny_task.h"
 #include "world/device_clock.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -84,6 +86,29 @@ TEST(DeviceClock, ForgetsAStepThatDoesNotEnd) {
   step(clock);
   EXPECT_EQ(clock.steps(), 1);
   EXPECT_EQ(clock.times().now.time_since_epoch(), milliseconds(31));
+}
+
+/// Its forward lasts for 3 ms on the device.
+class SlowForward final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch& batch) override {
+    work(3);
+    return TinyTask::training_step(batch);
+  }
+};
+
+TEST(DeviceClock, TimesTheStepsOfAFit) {
+  simulated::begin(1);
+  World world = World::single(simulated::device());
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 4, .batch_size = 4}));
+  DataLoader data(tiny_data(16), plan.loader, world);
+  SlowForward task;
+  Trainer(plan, world).on(Stage::step_end, [](const StageContext&) { work(5); }).fit(task, data);
+  DeviceClock& clock = WorldAccess::clock(world);
+  EXPECT_GE(clock.steps(), 1);
+  EXPECT_EQ(clock.times().of(Phase::forward), clock.steps() * milliseconds(3));
+  EXPECT_EQ(clock.times().of(Phase::callback), clock.steps() * milliseconds(5));
+  EXPECT_EQ(clock.times().now.time_since_epoch(), clock.steps() * milliseconds(8));
 }
 
 TEST(DeviceClock, DoesNothingOnACpu) {

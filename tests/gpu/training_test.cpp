@@ -205,7 +205,7 @@ LOCKSTEP_DEVICE_TEST(StepTimes, AreThoseOfTheDevice) {
   for (const char* part : {"data", "forward", "backward", "optimizer"}) {
     EXPECT_GT(parts[part], 0) << part;
   }
-  const std::string events = read_file(dir.path() / "run" / "events.jsonl");
+  const std::string events = read_file(real_file_system(), dir.path() / "run" / "events.jsonl");
   EXPECT_EQ(events.find("\"gpu_forward_seconds\"") != std::string::npos, where == ComputeSetup::gpu);
 }
 
