@@ -224,10 +224,10 @@ void DdpOptimizer::zero_grad() {
   }
 }
 
-void DdpOptimizer::begin_forward(bool reduce) {
-  SingleDeviceOptimizer::begin_forward(reduce);
-  reduce_ = reduce;
-  if (reduce) {
+void DdpOptimizer::begin_forward(Gradients gradients) {
+  SingleDeviceOptimizer::begin_forward(gradients);
+  reduce_ = gradients == Gradients::reduce;
+  if (reduce_) {
     reducer_->prepare_for_forward();
   }
   ddp_.send_buffers();

@@ -163,7 +163,7 @@ TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
     const OptimizerSpec spec(adamw({.lr = 0.01}));
     strategy.prepare(block, {&spec, 1});
     strategy.optimizer().zero_grad();
-    strategy.optimizer().begin_forward(/*reduce=*/true);
+    strategy.optimizer().begin_forward(Gradients::reduce);
     const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t); }, input());
     const std::string text = message_of([&] { strategy.optimizer().backward(y.sum()); });
     EXPECT_THAT(text, testing::ContainsRegex("(first|second)\\.(weight|bias) got a second gradient in one backward"));
@@ -210,7 +210,7 @@ TEST(Recompute, TrainsOnSeveralRanks) {
         for (int step = 0; step < 3; ++step) {
           strategy.begin_step(step, {});
           strategy.optimizer().zero_grad();
-          strategy.optimizer().begin_forward(/*reduce=*/true);
+          strategy.optimizer().begin_forward(Gradients::reduce);
           const at::Tensor x = input() + world.rank() + step;
           const auto run = [&](Block& part, const at::Tensor& t) {
             return recomputes ? recompute([&](const at::Tensor& in) { return part.forward(in); }, t) : part.forward(t);

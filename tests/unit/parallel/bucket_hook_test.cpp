@@ -40,7 +40,7 @@ at::Tensor reduced(Strategy& strategy, const Vectors& module, const at::Tensor& 
                    double count = 0) {
   strategy.begin_step(step);
   strategy.optimizer().zero_grad();
-  strategy.optimizer().begin_forward(/*reduce=*/true);
+  strategy.optimizer().begin_forward(Gradients::reduce);
   if (count > 0) {
     strategy.optimizer().add_count(at::full({}, count));
   }
@@ -200,8 +200,8 @@ TEST(GradientHook, SeesEachBucketOnceAndLeavesTheRequestsAlone) {
     for (std::int64_t step = 5; step < 7; ++step) {
       strategy.begin_step(step, {.stop = step == 6 && world.rank() == 1});
       strategy.optimizer().zero_grad();
-      for (const bool reduces : {false, true}) {  // two micro-batches
-        strategy.optimizer().begin_forward(reduces);
+      for (const Gradients gradients : {Gradients::accumulate, Gradients::reduce}) {  // two micro-batches
+        strategy.optimizer().begin_forward(gradients);
         strategy.optimizer().backward(module.loss(at::ones({2000})), 0.5);
       }
       strategy.optimizer().finish();

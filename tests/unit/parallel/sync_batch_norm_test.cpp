@@ -136,7 +136,7 @@ double difference_after_training(const Case& c, World& world, const torch::nn::B
       const at::Tensor y = targets(number, together);
       (at::mse_loss(whole.forward(x), y) * static_cast<double>(together) / static_cast<double>(all)).backward();
 
-      optimizer.begin_forward(/*reduce=*/m + 1 == c.samples.size());
+      optimizer.begin_forward(m + 1 == c.samples.size() ? Gradients::reduce : Gradients::accumulate);
       if (counts[rank] == 0) {
         optimizer.backward_nothing();
         continue;
@@ -215,7 +215,7 @@ TEST(SyncBatchNorm, MayRunWithoutABackwardBesideAnIdleRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
     Prepared prepared(net, world);
-    prepared.optimizer().begin_forward(/*reduce=*/true);
+    prepared.optimizer().begin_forward(Gradients::reduce);
     if (world.rank() == 0) {
       const at::Tensor unused = net.forward(inputs(0, 4)).detach();
       {
@@ -238,7 +238,7 @@ TEST(SyncBatchNorm, NeedsNoLossOnEveryRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
     Prepared prepared(net, world);
-    prepared.optimizer().begin_forward(/*reduce=*/true);
+    prepared.optimizer().begin_forward(Gradients::reduce);
     const at::Tensor y = net.forward(inputs(world.rank(), 3));
     if (world.rank() == 0) {
       prepared.optimizer().backward(at::mse_loss(y, targets(1, 3)), 2);
@@ -299,7 +299,7 @@ TEST(SyncBatchNorm, NamesModulesThatRanksCallInAnotherOrder) {
   thread_world(2, [&](World& world) {
     SyncNet net;
     Prepared prepared(net, world);
-    prepared.optimizer().begin_forward(/*reduce=*/true);
+    prepared.optimizer().begin_forward(Gradients::reduce);
     const at::Tensor x = wave({4, 6}, world.rank());
     try {
       (world.rank() == 0 ? net.norm : net.flat)(x);
