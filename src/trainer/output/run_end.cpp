@@ -92,7 +92,7 @@ std::string summary(const FitResult& result, const std::string& monitor) {
     parts.push_back(fmt::format("best {} {:.5g} at step {} in {}", monitor, result.best->value, result.best->step,
                                 result.best->path));
   }
-  parts.push_back("time " + human_duration(result.seconds));
+  parts.push_back("time " + human_duration(result.duration_s));
   std::erase(parts, "");
   return join(parts, " | ");
 }

@@ -251,7 +251,7 @@ TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
     }
   }
   EXPECT_THAT(names, ElementsAre("loss", "lr", "val_loss"));
-  EXPECT_GT(result.seconds, 0);
+  EXPECT_GT(result.duration_s, 0);
   EXPECT_THAT(ran.lines[ran.lines.size() - 2], StartsWith("finished at step 12, epoch 3"));
   EXPECT_THAT(ran.lines.back(), AllOf(StartsWith("loss "), HasSubstr(", val_loss "), HasSubstr(" | best val_loss "),
                                       HasSubstr(" at step 12 in " + result.best->path), HasSubstr(" | time 00:0")));
