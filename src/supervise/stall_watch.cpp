@@ -193,7 +193,9 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
   }
 }
 
-void StallWatch::set_limits(std::int64_t warning_ms, std::int64_t deadline_ms) {
+void StallWatch::take_limits(const ProgressRecord& record) {
+  const std::int64_t warning_ms = record.stall_warning_ms.load(std::memory_order_relaxed);
+  const std::int64_t deadline_ms = record.stall_deadline_ms.load(std::memory_order_relaxed);
   if (warning_ms >= 0 && deadline_ms >= 0) {
     limits_.warning = std::chrono::milliseconds(warning_ms);
     limits_.deadline = std::chrono::milliseconds(deadline_ms);

@@ -220,8 +220,7 @@ class Supervisor {
     for (int rank = 0; rank < size(); ++rank) {
       const bool runs = process(rank).is_running();
       const pid_t pid = process(rank).pid();
-      stall_watch_.set_limits(progress_[rank].stall_warning_ms.load(std::memory_order_relaxed),
-                              progress_[rank].stall_deadline_ms.load(std::memory_order_relaxed));
+      stall_watch_.take_limits(progress_[rank]);
       samples.push_back({.view = view(progress_[rank]),
                          .process = runs ? read_process_state(pid) : ProcessState{},
                          .pid = pid,
