@@ -188,7 +188,7 @@ void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOpt
   if (wanted < 0) {
     return;
   }
-  double* decay = find_weight_decay(options);
+  double* decay = option_values(options).weight_decay;
   if (decay == nullptr) {
     throw ConfigError(
         fmt::format("optimizer '{}': group {} sets weight decay {}, which this optimizer does not support", spec.name,

@@ -59,11 +59,12 @@ void LearningRateMonitor::on(const StageContext& context) {
     for (std::size_t group = 0; group < groups.size(); ++group) {
       torch::optim::OptimizerOptions& options = groups[group].options();
       context.log(fmt::format("lr_{}_{}", i, group), options.get_lr());
-      if (const auto momentum = momentum_of(options); momentum && options_.momentum) {
-        context.log(fmt::format("momentum_{}_{}", i, group), *momentum);
+      const OptionValues values = option_values(options);
+      if (values.momentum && options_.momentum) {
+        context.log(fmt::format("momentum_{}_{}", i, group), *values.momentum);
       }
-      if (const double* decay = find_weight_decay(options); decay != nullptr && options_.weight_decay) {
-        context.log(fmt::format("weight_decay_{}_{}", i, group), *decay);
+      if (values.weight_decay != nullptr && options_.weight_decay) {
+        context.log(fmt::format("weight_decay_{}_{}", i, group), *values.weight_decay);
       }
     }
   }
