@@ -12,6 +12,7 @@
 #include <lockstep/data/replay_buffer.h>
 #include <lockstep/world/world.h>
 
+#include "base/option_check.h"
 #include "data/batch_columns.h"
 #include "data/step_plan.h"
 #include "sampling/epoch_hash.h"
@@ -104,9 +105,7 @@ struct ReplayBuffer::Impl {
 
 ReplayBuffer::ReplayBuffer(std::int64_t capacity, const LoaderPlan& plan, const World& world) {
   check_loader_plan(plan);
-  if (capacity < 1) {
-    throw ConfigError(fmt::format("replay buffer: capacity is {}, expected 1 or more", capacity));
-  }
+  OptionCheck("replay buffer").expect("capacity", capacity, capacity >= 1, "1 or more").throw_problems();
   impl_ = std::make_unique<Impl>(
       Impl{.capacity = capacity,
            .seed = plan.seed,

@@ -15,20 +15,16 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/evolution.h>
 
+#include "base/option_check.h"
+
 namespace lockstep {
 namespace {
 
 void check_options(const EvolutionOptions& options) {
-  std::vector<Problem> problems;
-  if (options.pairs < 1) {
-    problems.push_back({fmt::format("evolution_loss: pairs is {}, expected 1 or more", options.pairs), {}});
-  }
-  if (!(options.sigma > 0) || !std::isfinite(options.sigma)) {
-    problems.push_back({fmt::format("evolution_loss: sigma is {}, expected a number above 0", options.sigma), {}});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("evolution_loss")
+      .expect("pairs", options.pairs, options.pairs >= 1, "1 or more")
+      .expect("sigma", options.sigma, options.sigma > 0 && std::isfinite(options.sigma), "a number above 0")
+      .throw_problems();
 }
 
 std::vector<at::Tensor> trained_parameters(torch::nn::Module& module) {

@@ -19,6 +19,7 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
+#include "base/option_check.h"
 #include "base/text.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
@@ -302,9 +303,7 @@ bool Prediction::try_steps(std::int64_t most) {
 }
 
 bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
-  if (every_steps < 1) {
-    throw ConfigError(fmt::format("predict: every_steps is {}, expected 1 or more", every_steps));
-  }
+  OptionCheck("predict").expect("every_steps", every_steps, every_steps >= 1, "1 or more").throw_problems();
   if (config_.fast_dev_run > 0) {
     if (world_.is_main()) {
       log_info(fmt::format("--fast_dev_run: predicting {}, nothing is written into {}",

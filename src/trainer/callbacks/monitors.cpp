@@ -18,11 +18,11 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "base/option_check.h"
 #include "environment/nvml.h"
 #include "optim/option_values.h"
 #include "trainer/callbacks/monitored_metric.h"
@@ -72,9 +72,7 @@ void LearningRateMonitor::on(const StageContext& context) {
 
 SmoothedMetric::SmoothedMetric(std::string metric, double decay)
     : metric_(std::move(metric)), name_("smoothed_" + metric_), decay_(decay) {
-  if (!(decay >= 0 && decay < 1)) {
-    throw ConfigError(fmt::format("SmoothedMetric: decay is {}, expected 0 or more and less than 1", decay));
-  }
+  OptionCheck("SmoothedMetric").expect_share("decay", decay).throw_problems();
 }
 
 void SmoothedMetric::on(const StageContext& context) {
@@ -181,16 +179,10 @@ void DeviceMonitor::on(const StageContext& context) {
 }
 
 Profiler::Profiler(ProfilerOptions options) : options_(std::move(options)) {
-  std::vector<Problem> problems;
-  if (options_.first_step < 0) {
-    problems.push_back({fmt::format("Profiler: first_step is {}, expected 0 or more", options_.first_step)});
-  }
-  if (options_.steps < 1) {
-    problems.push_back({fmt::format("Profiler: steps is {}, expected 1 or more", options_.steps)});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("Profiler")
+      .expect("first_step", options_.first_step, options_.first_step >= 0, "0 or more")
+      .expect("steps", options_.steps, options_.steps >= 1, "1 or more")
+      .throw_problems();
 }
 
 Profiler::~Profiler() {
