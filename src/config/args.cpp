@@ -10,6 +10,7 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "base/mapped.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "config/check_config.h"
@@ -109,10 +110,9 @@ class Parser {
 
  private:
   std::vector<Option> options() const {
-    std::vector<Option> all;
-    for (const FlagRow& flag : kProgramFlags) {
-      all.push_back({normal_name(flag.name), flag.value.empty()});
-    }
+    auto all = mapped(kProgramFlags, [](const FlagRow& flag) {
+      return Option{normal_name(flag.name), flag.value.empty()};
+    });
     const TrainConfig config;
     visit_fields(config, [&all]<class T>(const FieldInfo& info, const T&) {
       all.push_back({std::string(info.name), std::is_same_v<T, bool>});
@@ -265,9 +265,8 @@ class Parser {
     for (const std::string& name : program_names()) {
       settings.push_back(fmt::format("{}.{}", kProgramSection, name));
     }
-    std::vector<std::string> known;
-    std::ranges::transform(settings, std::back_inserter(known),
-                           [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
+    const auto known =
+        mapped(settings, [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
     const std::string of_program = variable_name(kSettingVariables, fmt::format("{}.", kProgramSection));
     for (const auto& [variable, text] : variables_.all()) {
       if (!variable.starts_with(kSettingVariables) || (of_tool_ && variable.starts_with(of_program))) {

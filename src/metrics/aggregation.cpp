@@ -10,6 +10,7 @@
 
 #include <lockstep/metrics/aggregation.h>
 
+#include "base/mapped.h"
 #include "base/option_check.h"
 
 namespace lockstep::metrics {
@@ -108,11 +109,7 @@ at::Tensor Quantile::compute() const {
 }
 
 std::vector<std::string> Quantile::element_names() const {
-  std::vector<std::string> names;
-  for (const double quantile : quantiles_) {
-    names.push_back(fmt::format("p{:.6g}", quantile * 100));
-  }
-  return names;
+  return mapped(quantiles_, [](double quantile) { return fmt::format("p{:.6g}", quantile * 100); });
 }
 
 }  // namespace lockstep::metrics

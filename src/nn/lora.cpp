@@ -18,6 +18,7 @@
 #include <lockstep/nn/lora.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/mapped.h"
 #include "base/option_check.h"
 #include "base/text.h"
 #include "tensor/mismatch.h"
@@ -55,12 +56,9 @@ void check_settings(const LoraOptions& settings) {
     throw ConfigError("add_lora: the module has no LoraLinear",
                       "declare lockstep::LoraLinear instead of torch::nn::Linear for the layers to adapt");
   }
-  std::vector<std::string> names;
-  for (const NamedLayer& entry : layers) {
-    names.push_back(entry.name);
-  }
-  throw ConfigError(fmt::format("add_lora: '{}' selects no LoraLinear", pattern),
-                    fmt::format("they are {}; * stands for any characters", join(names, ", ")));
+  throw ConfigError(
+      fmt::format("add_lora: '{}' selects no LoraLinear", pattern),
+      fmt::format("they are {}; * stands for any characters", join(mapped(layers, &NamedLayer::name), ", ")));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -126,16 +127,9 @@ bool call_different_collectives(const std::vector<RankSample>& samples) {
 
 std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
   const auto groups = grouped<std::string>(samples, [](const RankSample& s) { return std::optional(state_text(s)); });
-  std::vector<std::pair<std::vector<int>, std::string>> rows;
-  for (const auto& [text, ranks] : groups) {
-    rows.emplace_back(ranks, text);
-  }
+  auto rows = mapped(groups, [](const auto& group) { return std::pair(group.second, group.first); });
   std::ranges::sort(rows);
-  std::vector<std::string> lines;
-  for (const auto& [ranks, text] : rows) {
-    lines.push_back(fmt::format("  {}: {}", ranks_text(ranks), text));
-  }
-  return lines;
+  return mapped(rows, [](const auto& row) { return fmt::format("  {}: {}", ranks_text(row.first), row.second); });
 }
 
 std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& samples, Time now) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/duration.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "failure/deadlines.h"
@@ -31,11 +31,7 @@ using std::chrono::milliseconds;
 constexpr int kMessagesPerTurn = 1000;  // more than fit into the channel
 constexpr int kReadsPerTurn = 16;       // one rank with much output must not starve the others
 
-std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
-  std::vector<pid_t> pids;
-  std::ranges::transform(workers, std::back_inserter(pids), [](const auto& worker) { return worker.pid(); });
-  return pids;
-}
+std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) { return mapped(workers, &WorkerProcess::pid); }
 
 class Supervisor {
  public:

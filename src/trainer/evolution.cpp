@@ -15,6 +15,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/evolution.h>
 
+#include "base/mapped.h"
 #include "base/option_check.h"
 
 namespace lockstep {
@@ -112,10 +113,7 @@ Estimate estimate(const std::vector<at::Tensor>& parameters, const std::function
     found.gradients.push_back(at::zeros_like(parameter));
   }
   for (int pair = 0; pair < options.pairs; ++pair) {
-    std::vector<at::Tensor> noise;
-    for (const at::Tensor& parameter : parameters) {
-      noise.push_back(at::randn_like(parameter));
-    }
+    const auto noise = mapped(parameters, [](const at::Tensor& parameter) { return at::randn_like(parameter); });
     values.move_by(noise, options.sigma);
     const at::Tensor up = evaluate(loss);
     values.move_by(noise, -options.sigma);

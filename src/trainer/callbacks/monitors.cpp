@@ -2,7 +2,6 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <set>
@@ -22,6 +21,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "base/mapped.h"
 #include "base/option_check.h"
 #include "environment/nvml.h"
 #include "optim/option_values.h"
@@ -165,8 +165,7 @@ void DeviceMonitor::on(const StageContext& context) {
     largest.emplace_back("gpu_celsius", load.celsius.value_or(kUnknown));
     largest.emplace_back(kGpuPercent, load.percent ? -*load.percent : kUnknown);
   }
-  std::vector<double> values;
-  std::ranges::transform(largest, std::back_inserter(values), [](const auto& value) { return value.second; });
+  const auto values = mapped(largest, [](const auto& value) { return value.second; });
   const at::Tensor of_all = at::tensor(values, at::kDouble).to(device);
   context.world.all_reduce(of_all, Reduce::max);
   const at::Tensor host = WorldAccess::on_host(context.world, of_all);

@@ -15,6 +15,7 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/mapped.h"
 #include "base/option_check.h"
 #include "tensor/mismatch.h"
 #include "tensor/replaced_values.h"
@@ -34,11 +35,9 @@ bool is_alike(const at::Tensor& value, const at::Tensor& average) {
 
 /// Writing into a tensor changes its version, giving it other data its memory.
 std::vector<std::pair<const void*, std::int64_t>> states_of(const NamedTensors& values) {
-  std::vector<std::pair<const void*, std::int64_t>> states;
-  for (const auto& [name, value] : values) {
-    states.emplace_back(value.const_data_ptr(), value._version());
-  }
-  return states;
+  return mapped(values, [](const auto& entry) {
+    return std::pair<const void*, std::int64_t>(entry.second.const_data_ptr(), entry.second._version());
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/mapped.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
 #include "trainer/output/run_reports.h"
@@ -112,11 +113,8 @@ void tell_end(const FitResult& result, std::int64_t epoch, const TimeShares& tim
   if (advice && world.is_main()) {
     log_info(*advice);
   }
-  std::vector<MetricValue> values;
-  for (const auto& [name, value] : result.metrics) {
-    values.push_back({.name = name, .value = value});
-  }
-  files.write_end(values);
+  files.write_end(mapped(result.metrics,
+                         [](const auto& metric) { return MetricValue{.name = metric.first, .value = metric.second}; }));
   console.line(result.why);
   console.line(summary(result, config.checkpoint.monitor));
 }
