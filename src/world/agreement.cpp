@@ -95,7 +95,7 @@ std::optional<Disagreement> find_disagreement(const std::vector<std::string>& te
     longest = std::max(longest, ranks.back().size());
   }
   for (std::size_t line = 0; line < longest; ++line) {
-    const auto values = mapped<std::string>(ranks, [&](const auto& lines) { return line_of(lines, line); });
+    const auto values = mapped(ranks, [&](const auto& lines) { return line_of(lines, line); });
     if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) != values.end()) {
       Disagreement result = odd_one_out(values);
       result.line = line;

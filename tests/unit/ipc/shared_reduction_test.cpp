@@ -21,6 +21,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -143,7 +145,6 @@ TEST(SharedReductionOfThreads, AddsInTheOrderOfRanksAtEveryTiming) {
 TEST(SharedReductionOfThreads, EndsWhenARankLeaves) {
   const SharedMemory memory = memory_for(2);
   const std::vector<pid_t> processes(2, ::getpid());
-  std::string message;
   std::thread other([&] {
     SharedReduction reduction = make(memory.address(), 1, processes);
     reduce(reduction, 1, 2, 0);
@@ -151,12 +152,7 @@ TEST(SharedReductionOfThreads, EndsWhenARankLeaves) {
   SharedReduction reduction = make(memory.address(), 0, processes);
   EXPECT_EQ(reduce(reduction, 0, 2, 0), 0);  // although the other one leaves after it
   other.join();
-  try {
-    reduce(reduction, 0, 2, 1);
-  } catch (const SharedReductionFailed& error) {
-    message = error.what();
-  }
-  EXPECT_EQ(message, "rank 1 takes part no more");
+  EXPECT_EQ(message_of<SharedReductionFailed>([&] { reduce(reduction, 0, 2, 1); }), "rank 1 takes part no more");
 }
 
 TEST(SharedReductionOfThreads, GivesUpAfterItsTimeout) {
@@ -230,15 +226,12 @@ TEST(SharedReductionOfProcesses, NoticesAKilledRankAtOnce) {
       ::kill(child, SIGKILL);
     });
     SharedReduction reduction = make(memory.address(), 0, {parent, child});
-    std::string message;
     int wrong = 0;
-    try {
+    const std::string message = message_of<SharedReductionFailed>([&] {
       for (int step = 0;; ++step) {
         wrong += reduce(reduction, 0, 2, step);
       }
-    } catch (const SharedReductionFailed& error) {
-      message = error.what();
-    }
+    });
     killer.join();
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(message, "rank 1 (process " + std::to_string(child) + ") has ended");

@@ -23,6 +23,7 @@
 
 #include "base/text.h"
 #include "supervise/worker_process.h"
+#include "support/message_of.h"
 #include "support/presence.h"
 #include "support/process.h"
 #include "support/temp_dir.h"
@@ -486,13 +487,9 @@ TEST(Launcher, SaysWhyAProgramCannotStart) {
   for (const auto& [program, code] : cases) {
     LaunchRequest request = request_for(2, {"finish:0"});
     request.program = program;
-    try {
-      launch_workers(request);
-      FAIL() << program;
-    } catch (const LaunchError& error) {
-      EXPECT_THAT(error.what(), StartsWith("cannot start " + program + ": exec: "));
-      EXPECT_EQ(error.exit_code(), code);
-    }
+    const auto error = error_of<LaunchError>([&] { launch_workers(request); });
+    EXPECT_THAT(error.what(), StartsWith("cannot start " + program + ": exec: "));
+    EXPECT_EQ(error.exit_code(), code);
   }
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }

@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
 #include "support/named_tensors.h"
 
 namespace lockstep {
@@ -206,12 +207,7 @@ TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
   specs[1].groups = {{.schedule = "step:2ep"}, {.schedule = "step:2ep"}};
   EXPECT_EQ(schedules_of(specs, {}).size(), 3U);
   const auto refused = [&](const std::optional<ScheduleStep>& run) {
-    try {
-      check_schedules(schedules_of(specs, {}), run);
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return message_of<ConfigError>([&] { check_schedules(schedules_of(specs, {}), run); });
   };
   EXPECT_THAT(refused({}), HasSubstr("schedule cosin of optimizer 'main': unknown curve"));
   EXPECT_THAT(refused({}), testing::Not(HasSubstr("critic")));

@@ -18,6 +18,7 @@
 #include "parallel/ddp.h"
 #include "parallel/parameter_sync.h"
 #include "parallel/single_device.h"
+#include "support/message_of.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -222,14 +223,10 @@ TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {
     strategy.prepare(net, {&spec, 1});
     strategy.optimizer().begin_forward(Gradients::reduce);
     strategy.optimizer().backward(loss_of(net.forward(inputs(0), /*skip_b=*/true), targets(0)));
-    try {
-      strategy.optimizer().finish();
-      FAIL() << "unused parameters were accepted";
-    } catch (const Error& error) {
-      ASSERT_THAT(error.what(), HasSubstr("2 of 6 parameters got no gradient on rank"));
-      ASSERT_THAT(error.what(), HasSubstr("b.weight, b.bias"));
-      ASSERT_THAT(error.hint(), HasSubstr("--dist.find_unused_parameters true"));
-    }
+    const auto error = error_of([&] { strategy.optimizer().finish(); });
+    ASSERT_THAT(error.what(), HasSubstr("2 of 6 parameters got no gradient on rank"));
+    ASSERT_THAT(error.what(), HasSubstr("b.weight, b.bias"));
+    ASSERT_THAT(error.hint(), HasSubstr("--dist.find_unused_parameters true"));
   });
 }
 
@@ -275,7 +272,7 @@ TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
   };
   for (const auto& [name, build, text] : cases) {
     SCOPED_TRACE(name);
-    try {
+    const auto error = error_of<CommError>([&] {
       thread_world(3, [&](World& world) {
         torch::nn::Module module;
         build(module, /*odd=*/world.rank() == 1);
@@ -283,12 +280,10 @@ TEST(Ddp, RefusesAnotherModelOnAnotherRank) {
         const OptimizerSpec spec(sgd());
         strategy.prepare(module, {&spec, 1});
       });
-      FAIL();
-    } catch (const CommError& error) {
-      EXPECT_EQ(error.exit_code(), ExitCode::disagree);
-      EXPECT_THAT(error.what(), HasSubstr("rank 1 has another model: its entry "));
-      EXPECT_THAT(error.what(), HasSubstr(text));
-    }
+    });
+    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 has another model: its entry "));
+    EXPECT_THAT(error.what(), HasSubstr(text));
   }
 }
 
@@ -636,13 +631,9 @@ TEST(Ddp, RefusesSparseGradientsWhereTheBackendHasNone) {
   const std::vector<std::string> sparse{"e.weight", "f.weight"};
   check_sparse_backend(sparse, "gloo");
   check_sparse_backend({}, "nccl");
-  try {
-    check_sparse_backend(sparse, "nccl");
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("e.weight, f.weight"));
-    EXPECT_THAT(error.hint(), HasSubstr("--backend gloo"));
-  }
+  const auto error = error_of<ConfigError>([&] { check_sparse_backend(sparse, "nccl"); });
+  EXPECT_THAT(error.what(), HasSubstr("e.weight, f.weight"));
+  EXPECT_THAT(error.hint(), HasSubstr("--backend gloo"));
 }
 
 TEST(ComplexParameters, AreTrainedByEveryNumberOfRanks) {
@@ -722,7 +713,7 @@ TEST(Broadcast, CarriesEveryDtypeAndLayout) {
 }
 
 TEST(Broadcast, SaysThatAPeerIsLost) {
-  try {
+  const auto error = error_of<CommError>([&] {
     thread_world(2, [](World& world) {
       torch::nn::BatchNorm1d norm(4);
       broadcast_buffers(*norm, world);
@@ -730,11 +721,9 @@ TEST(Broadcast, SaysThatAPeerIsLost) {
         broadcast_buffers(*norm, world);  // rank 0 is gone
       }
     });
-    FAIL() << "nobody missed rank 0";
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::peer_lost);
-    EXPECT_THAT(error.what(), HasSubstr("broadcast of parameters or buffers failed on rank 1 of 2"));
-  }
+  });
+  EXPECT_EQ(error.exit_code(), ExitCode::peer_lost);
+  EXPECT_THAT(error.what(), HasSubstr("broadcast of parameters or buffers failed on rank 1 of 2"));
 }
 
 TEST(Ddp, SendsRankZerosBuffersOncePerStep) {

@@ -849,15 +849,11 @@ TEST(Crossing, TheFirstStepsOfAValidationShowAMonitorThatDoesNotExist) {
   config.plateau.metric = "val_accuracy";
   config.validate.sanity_steps = 1;
   BadSteps task({});
-  try {
-    fit(config, task);
-    FAIL() << "had to be refused";
-  } catch (const ConfigError& error) {
-    ASSERT_EQ(error.problems().size(), 2U);
-    EXPECT_EQ(error.problems()[0].what, "--plateau.metric val_accuracy: found no such metric");
-    EXPECT_EQ(error.problems()[1].what, "--early_stop.metric val_los: found no such metric");
-    EXPECT_EQ(error.problems()[1].hint, "did you mean val_loss? use one of val_loss");
-  }
+  const auto error = error_of<ConfigError>([&] { fit(config, task); });
+  ASSERT_EQ(error.problems().size(), 2U);
+  EXPECT_EQ(error.problems()[0].what, "--plateau.metric val_accuracy: found no such metric");
+  EXPECT_EQ(error.problems()[1].what, "--early_stop.metric val_los: found no such metric");
+  EXPECT_EQ(error.problems()[1].hint, "did you mean val_loss? use one of val_loss");
 }
 
 TEST(Crossing, ASmoothedMetricDoesNotCountTheReportOfAStop) {

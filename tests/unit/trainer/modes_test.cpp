@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 
 #include "support/at_stage.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -153,7 +154,7 @@ TEST(Freezing, InACallbackTrainsTheOthersFromTheNextStepOn) {
 }
 
 TEST(Freezing, OnOneRankAloneIsNamed) {
-  try {
+  const auto error = error_of<CommError>([&] {
     thread_world(2, [](World& world) {
       const Plan plan = plan_of(2, in_memory({.max_epochs = 3}));
       NetTask task;
@@ -166,11 +167,9 @@ TEST(Freezing, OnOneRankAloneIsNamed) {
       DataLoader data(tiny_data(32), plan.loader, world);
       trainer.fit(task, data);
     });
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 freezes other parameters"), HasSubstr("b.bias (frozen)")));
-  }
+  });
+  EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 freezes other parameters"), HasSubstr("b.bias (frozen)")));
 }
 
 // Stopped in each epoch and resumed: the state of what is frozen is in the checkpoints.

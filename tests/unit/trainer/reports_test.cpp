@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "report/console.h"
 #include "report/step_records.h"
+#include "support/message_of.h"
 #include "support/recording_console.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -312,15 +313,11 @@ TEST(Reports, NameAProgramFlagThatChangedTheModel) {
   Trainer(session).fit(task, data);
   session.plan.facts.program_values = {{.name = "depth", .text = "2"}, {.name = "hidden", .text = "32"}};
   Other other;
-  try {
-    Trainer(session).fit(other, data);
-    FAIL() << "had to be refused";
-  } catch (const CheckpointError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
-    EXPECT_THAT(error.hint(),
-                StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
-                           "and starts over; load it into the model"));
-  }
+  const auto error = error_of<CheckpointError>([&] { Trainer(session).fit(other, data); });
+  EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
+  EXPECT_THAT(error.hint(),
+              StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
+                         "and starts over; load it into the model"));
 }
 
 // A callback that a run did not have before has nothing to load.
