@@ -24,8 +24,8 @@
 #include <lockstep/world/world.h>
 
 #include "support/forwarding_file_system.h"
-#include "support/named_tensors.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "world/world_access.h"
 
 namespace lockstep {

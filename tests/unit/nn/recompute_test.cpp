@@ -16,6 +16,7 @@
 
 #include "parallel/ddp.h"
 #include "support/message_of.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -70,20 +71,12 @@ std::vector<at::Tensor> gradients(Block& block, bool recomputes, bool input_requ
   return found;
 }
 
-bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  bool equal = a.size() == b.size();
-  for (std::size_t i = 0; equal && i < a.size(); ++i) {
-    equal = at::equal(a[i], b[i]);
-  }
-  return equal;
-}
-
 TEST(Recompute, GivesTheSameGradientsAndRandomNumbers) {
   Block block;
   for (const bool input_requires_grad : {true, false}) {
     const auto plain = gradients(block, false, input_requires_grad);
     EXPECT_EQ(block.runs, 1);
-    EXPECT_TRUE(same(gradients(block, true, input_requires_grad), plain));
+    EXPECT_TRUE(are_equal(gradients(block, true, input_requires_grad), plain));
     EXPECT_EQ(block.runs, 3);
     block.runs = 0;
   }
@@ -120,7 +113,7 @@ TEST(Recompute, RepeatsTheAutocastOfTheFirstRun) {
     y.to(at::kFloat).square().sum().backward();
     return std::vector<at::Tensor>{x.grad()};
   };
-  EXPECT_TRUE(same(with_autocast(true), with_autocast(false)));
+  EXPECT_TRUE(are_equal(with_autocast(true), with_autocast(false)));
   EXPECT_FALSE(at::autocast::is_autocast_enabled(c10::kCPU));
 }
 
@@ -181,7 +174,7 @@ TEST(Recompute, TakesSeveralInputsAndOutputs) {
     (out[0].sum() + out[2].square().sum()).backward();
     return std::vector<at::Tensor>{in[0].grad(), in[1].grad()};
   };
-  EXPECT_TRUE(same(run(true), run(false)));
+  EXPECT_TRUE(are_equal(run(true), run(false)));
 }
 
 TEST(Recompute, HasNoSecondDerivative) {

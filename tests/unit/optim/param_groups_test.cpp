@@ -13,7 +13,7 @@
 #include <lockstep/base/error.h>
 
 #include "support/message_of.h"
-#include "support/named_tensors.h"
+#include "support/tensors.h"
 
 namespace lockstep {
 namespace {
