@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/mapped.h"
 #include "support/message_of.h"
 
 namespace lockstep {
@@ -54,11 +55,7 @@ constexpr int kSteps = 20;
 #endif
 
 std::vector<std::size_t> parts() {
-  std::vector<std::size_t> bytes;
-  for (const std::size_t size : kSizes) {
-    bytes.push_back(size * sizeof(float));
-  }
-  return bytes;
+  return mapped(kSizes, [](std::size_t size) { return size * sizeof(float); });
 }
 
 SharedReduction make(const std::string& address, int rank, std::vector<pid_t> processes, bool spins = true,

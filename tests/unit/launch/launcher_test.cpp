@@ -21,6 +21,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/launch/launcher.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "supervise/worker_process.h"
 #include "support/message_of.h"
@@ -129,10 +130,8 @@ class Supervisor {
 
   /// False when all streams have ended, or nothing came for very long.
   bool read_some() {
-    std::vector<pollfd> entries;
-    for (const Stream& stream : streams_) {
-      entries.push_back({.fd = stream.fd.get(), .events = POLLIN, .revents = 0});
-    }
+    auto entries = mapped(
+        streams_, [](const Stream& stream) { return pollfd{.fd = stream.fd.get(), .events = POLLIN, .revents = 0}; });
     const bool all_closed =
         std::none_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.fd.is_open(); });
     if (all_closed || poll(entries.data(), entries.size(), static_cast<int>(kDeadline.count())) <= 0) {

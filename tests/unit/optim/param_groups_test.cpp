@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "support/message_of.h"
 #include "support/tensors.h"
 
@@ -34,13 +35,7 @@ const torch::optim::AdamWOptions& adamw_options(const BuiltOptimizer& built, std
   return dynamic_cast<const torch::optim::AdamWOptions&>(built.optimizer->param_groups().at(group).options());
 }
 
-std::vector<double> base_rates(const BuiltOptimizer& built) {
-  std::vector<double> rates;
-  for (const GroupRate& rate : built.rates) {
-    rates.push_back(rate.base);
-  }
-  return rates;
-}
+std::vector<double> base_rates(const BuiltOptimizer& built) { return mapped(built.rates, &GroupRate::base); }
 
 TEST(BuildOptimizer, DecaysAllParametersAsTorchDoes) {
   for (const OptimizerSpec& spec :

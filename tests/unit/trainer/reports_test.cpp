@@ -15,6 +15,7 @@
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "report/console.h"
 #include "report/step_records.h"
@@ -36,11 +37,7 @@ using testing::Not;
 using testing::StartsWith;
 
 std::vector<nlohmann::json> rows_of(const std::filesystem::path& run) {
-  std::vector<nlohmann::json> rows;
-  for (const std::string& line : read_lines(run / "metrics.jsonl")) {
-    rows.push_back(nlohmann::json::parse(line));
-  }
-  return rows;
+  return mapped(read_lines(run / "metrics.jsonl"), [](const std::string& line) { return nlohmann::json::parse(line); });
 }
 
 struct Ran {

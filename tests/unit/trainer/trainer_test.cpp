@@ -23,6 +23,7 @@
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/mapped.h"
 #include "support/at_stage.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -574,10 +575,7 @@ class Labelled final : public Task {
   std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.1})}; }
   StepOutput training_step(const Batch& batch) override {
     constexpr std::int64_t kIgnored = -100;
-    std::vector<std::int64_t> labels;
-    for (const std::int64_t id : batch.ids) {
-      labels.push_back(id < unlabelled_ ? kIgnored : id % 3);
-    }
+    const auto labels = mapped(batch.ids, [this](std::int64_t id) { return id < unlabelled_ ? kIgnored : id % 3; });
     const auto target = at::tensor(labels);
     const auto loss = at::cross_entropy_loss(net_(batch.input), target, /*weight=*/{}, at::Reduction::Mean, kIgnored);
     StepOutput out(loss, {{"wrong", loss.detach() * 2}});
