@@ -47,7 +47,8 @@ int main(int argc, char** argv) {
       strategy->begin_step(step, {.stop = session.control.stop_requested() != lockstep::StopKind::none});
       optimizer.zero_grad();
       for (const auto& batch : batches.micro) {
-        optimizer.begin_forward(/*reduce=*/&batch == &batches.micro.back());
+        const bool is_last = &batch == &batches.micro.back();
+        optimizer.begin_forward(is_last ? lockstep::Gradients::reduce : lockstep::Gradients::accumulate);
         if (batch.samples == 0) {
           optimizer.backward_nothing();  // other ranks have samples in this micro-batch
           continue;

@@ -89,7 +89,7 @@ struct CheckpointStore::Impl {
     }
     const auto seconds =
         run_on(world, "writing a checkpoint", writes, [&] { return fmt::format("{:.6f}", writing.get()); });
-    return BackgroundSave{.step = *step, .seconds = parse_double(seconds.front()).value_or(0)};
+    return BackgroundSave{.step = *step, .duration_s = parse_double(seconds.front()).value_or(0)};
   }
 
   struct Candidate {

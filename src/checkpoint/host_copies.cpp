@@ -10,6 +10,8 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "base/mapped.h"
+
 namespace lockstep {
 namespace {
 
@@ -116,10 +118,9 @@ void HostCopies::make_room(const CheckpointContents& live) {
     }
   }
   const PinnedLayout layout = pack_pinned(sizes);
-  std::vector<at::Tensor> blocks;
-  for (const std::int64_t bytes : layout.blocks) {
-    blocks.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)));
-  }
+  const auto blocks = mapped(layout.blocks, [](std::int64_t bytes) {
+    return at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  });
   auto place = layout.places.begin();
   for (const auto& [file, tensors] : live.tensors) {
     for (const auto& [name, tensor] : tensors) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <string_view>
 
@@ -11,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "checkpoint/contents_files.h"
 #include "config/name_template.h"
@@ -107,8 +107,7 @@ void KeptCheckpoints::abandon_after(std::int64_t step) {
 }
 
 std::vector<std::int64_t> KeptCheckpoints::by_score() const {
-  std::vector<std::int64_t> steps;
-  std::transform(scores_.begin(), scores_.end(), std::back_inserter(steps), [](const auto& s) { return s.first; });
+  auto steps = mapped(scores_, [](const auto& score) { return score.first; });
   std::stable_sort(steps.begin(), steps.end(), [&](std::int64_t a, std::int64_t b) {
     return config_.mode == MonitorMode::min ? scores_.at(a) < scores_.at(b) : scores_.at(a) > scores_.at(b);
   });

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -27,10 +28,7 @@ const Command& find_command(std::string_view name) {
   if (found != std::end(kCommands)) {
     return **found;
   }
-  std::vector<std::string> names;
-  for (const Command* command : kCommands) {
-    names.emplace_back(command->name);
-  }
+  const auto names = mapped<std::string>(kCommands, &Command::name);
   throw ConfigError(fmt::format("{}: unknown command", printable(name)),
                     hint_for(name, names, "lockstep ", "see lockstep --help for all commands"));
 }

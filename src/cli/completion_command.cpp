@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/launch/shell_words.h"
@@ -61,31 +62,20 @@ std::vector<FlagText> flags_of(const Command& command) {
   return flags;
 }
 
-std::vector<std::string> command_names() {
-  std::vector<std::string> names;
-  for (const Command* command : commands()) {
-    names.emplace_back(command->name);
-  }
-  return names;
-}
+std::vector<std::string> command_names() { return mapped<std::string>(commands(), &Command::name); }
 
 /// For each of its arguments the words that it can be, in quotes: "'' 'stop save'".
 std::string plain_words_of(const Command& command) {
   if (&command == &kHelpCommand) {
     return fmt::format("'{}'", join(command_names(), " "));
   }
-  std::vector<std::string> words;
-  for (const std::string& argument : split(command.arguments, ' ')) {
-    words.push_back(fmt::format("'{}'", join(choices_of(argument), " ")));
-  }
+  const auto words = mapped(split(command.arguments, ' '), [](const std::string& argument) {
+    return fmt::format("'{}'", join(choices_of(argument), " "));
+  });
   return join(words, " ");
 }
 
-std::string names_of(const std::vector<FlagText>& flags) {
-  std::vector<std::string> names;
-  std::ranges::transform(flags, std::back_inserter(names), [](const FlagText& f) { return f.flag; });
-  return join(names, " ");
-}
+std::string names_of(const std::vector<FlagText>& flags) { return join(mapped(flags, &FlagText::flag), " "); }
 
 /// A shell function that prints the values of the flag $1.
 std::string value_function() {
@@ -172,10 +162,9 @@ std::string zsh_script(const std::vector<std::string>& programs) {
   text += "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n\n";
   text += "typeset -ga _lockstep_settings _lockstep_commands\n";
   text += zsh_array("_lockstep_settings", setting_flags());
-  std::vector<FlagText> names;
-  for (const Command* command : commands()) {
-    names.push_back({std::string(command->name), "", std::string(command->summary)});
-  }
+  const auto names = mapped(commands(), [](const Command* command) {
+    return FlagText{std::string(command->name), "", std::string(command->summary)};
+  });
   text += zsh_array("_lockstep_commands", names) + "\n" + value_function();
   text += R"(
 # $1: name of an array of flags, the others: words of each argument.

@@ -10,6 +10,7 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "base/mapped.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "config/check_config.h"
@@ -109,10 +110,9 @@ class Parser {
 
  private:
   std::vector<Option> options() const {
-    std::vector<Option> all;
-    for (const FlagRow& flag : kProgramFlags) {
-      all.push_back({normal_name(flag.name), flag.value.empty()});
-    }
+    auto all = mapped(kProgramFlags, [](const FlagRow& flag) {
+      return Option{normal_name(flag.name), flag.value.empty()};
+    });
     const TrainConfig config;
     visit_fields(config, [&all]<class T>(const FieldInfo& info, const T&) {
       all.push_back({std::string(info.name), std::is_same_v<T, bool>});
@@ -143,23 +143,29 @@ class Parser {
     return printable(text);
   }
 
+  /// Where a value comes from.
+  struct Source {
+    std::string label{};   // as messages call it: "--optim.lr x", "run.toml:3: optim.lr = x"
+    std::string origin{};  // "flag", "environment NAME", "file PATH"
+  };
+
   /// Finds the field and lets `parse(info, member)` set it. False: there is no such field.
   template <class Parse>
-  bool set_field(const std::string& name, const std::string& label, const std::string& origin, Parse&& parse) {
+  bool set_field(const std::string& name, const Source& source, Parse&& parse) {
     bool found = false;
     visit_fields(result_.config, [&](const FieldInfo& info, auto& value) {
       if (info.name != name) {
         return;
       }
       found = true;
-      if (info.flag_only && origin != "flag") {
-        refuse(label + ": can only be a flag", fmt::format("use --{} on the command line", name));
+      if (info.flag_only && source.origin != "flag") {
+        refuse(source.label + ": can only be a flag", fmt::format("use --{} on the command line", name));
       } else if (const Refusal refusal = parse(info, value)) {
-        refuse(label + ": " + refusal->what,
+        refuse(source.label + ": " + refusal->what,
                refusal->hint.empty() ? fmt::format("{}: {}", info.name, info.help) : refusal->hint);
       } else {
-        labels_[name] = label;
-        result_.origins[name] = origin;
+        labels_[name] = source.label;
+        result_.origins[name] = source.origin;
       }
     });
     return found;
@@ -211,19 +217,18 @@ class Parser {
     std::set<std::string> seen;
     for (const FileSetting& setting : settings) {
       const std::string name = normal_name(setting.name);
-      const std::string label =
-          fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value)));
+      const Source source{fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value))),
+                          "file " + *config_file_};
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_file(info, setting.value, value); };
-      const std::string origin = "file " + *config_file_;
       if (!seen.insert(name).second) {
         refuse(fmt::format("{}: {} is set twice", setting.place, setting.name), "remove one of them");
       } else if (const auto own = name_of_program(name); own && of_tool_) {
         continue;  // only the program can check it
-      } else if (own && !set_program_value(*own, label, origin, parse)) {
+      } else if (own && !set_program_value(*own, source, parse)) {
         refuse(fmt::format("{}: {}: this program has no such flag", setting.place, printable(setting.name)),
                hint_for_unknown(*own, program_names(), fmt::format("{}.", kProgramSection),
                                 "see --help for the program's own flags"));
-      } else if (!own && !set_field(name, label, origin, parse)) {
+      } else if (!own && !set_field(name, source, parse)) {
         refuse(fmt::format("{}: {}: unknown setting", setting.place, printable(setting.name)),
                is_program_flag(name)
                    ? fmt::format("this is the program's own flag; write it in the section [{}]", kProgramSection)
@@ -265,9 +270,8 @@ class Parser {
     for (const std::string& name : program_names()) {
       settings.push_back(fmt::format("{}.{}", kProgramSection, name));
     }
-    std::vector<std::string> known;
-    std::ranges::transform(settings, std::back_inserter(known),
-                           [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
+    const auto known =
+        mapped(settings, [](const std::string& setting) { return variable_name(kSettingVariables, setting); });
     const std::string of_program = variable_name(kSettingVariables, fmt::format("{}.", kProgramSection));
     for (const auto& [variable, text] : variables_.all()) {
       if (!variable.starts_with(kSettingVariables) || (of_tool_ && variable.starts_with(of_program))) {
@@ -281,13 +285,12 @@ class Parser {
         continue;
       }
       const std::string& name = settings[static_cast<std::size_t>(found - known.begin())];
-      const std::string label = printable(variable + "=" + text);
-      const std::string origin = "environment " + variable;
+      const Source source{printable(variable + "=" + text), "environment " + variable};
       const auto parse = [&given = text](const FieldInfo& info, auto& value) { return from_text(info, given, value); };
       if (const auto own = name_of_program(name)) {
-        set_program_value(*own, label, origin, parse);
+        set_program_value(*own, source, parse);
       } else {
-        set_field(name, label, origin, parse);
+        set_field(name, source, parse);
       }
     }
   }
@@ -302,19 +305,22 @@ class Parser {
   void apply_flags() {
     for (const Assignment& given : arguments_.assignments) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); };
-      set_field(given.name, given.label, "flag", parse);
-      set_program_value(given.name, given.label, "flag", parse);
+      const Source source{given.label, "flag"};
+      set_field(given.name, source, parse);
+      set_program_value(given.name, source, parse);
     }
     const std::vector<std::string>& words = arguments_.words;
     const std::size_t fields = positional_fields_.size();
     for (std::size_t i = 0; i < words.size(); ++i) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); };
-      const auto label = [&](const std::string& name) { return fmt::format("{} {}", name, printable(words[i])); };
+      const auto source = [&](const std::string& name) {
+        return Source{fmt::format("{} {}", name, printable(words[i])), "flag"};
+      };
       if (i < fields) {
-        set_field(positional_fields_[i], label(positional_fields_[i]), "flag", parse);
+        set_field(positional_fields_[i], source(positional_fields_[i]), parse);
       } else if (i - fields < positionals_.size()) {
         const std::string& name = positionals_[i - fields].name;
-        set_program_value(name, label(name), "flag", parse);
+        set_program_value(name, source(name), parse);
       } else if (const auto before = arguments_.switches_before.find(i); before != arguments_.switches_before.end()) {
         refuse(fmt::format("{} {}: expected true or false", before->second, printable(words[i])),
                fmt::format("use {} alone for true", before->second));
@@ -417,11 +423,11 @@ class Parser {
   /// Finds the program's flag and lets `parse(info, value)` set its value, which is stored separately until the whole
   /// configuration is valid. False: there is no such flag.
   template <class Parse>
-  bool set_program_value(const std::string& name, const std::string& label, const std::string& origin, Parse&& parse) {
+  bool set_program_value(const std::string& name, const Source& source, Parse&& parse) {
     for (const auto* kind : {&flags_, &positionals_}) {
       for (const ProgramFlag& flag : *kind) {
         if (flag.name == name) {
-          std::visit([&](auto* target) { set_program_target(flag, target, label, origin, parse); }, flag.target);
+          std::visit([&](auto* target) { set_program_target(flag, target, source, parse); }, flag.target);
           return true;
         }
       }
@@ -430,21 +436,20 @@ class Parser {
   }
 
   template <class T, class Parse>
-  void set_program_target(const ProgramFlag& flag, T* target, const std::string& label, const std::string& origin,
-                          Parse&& parse) {
+  void set_program_target(const ProgramFlag& flag, T* target, const Source& source, Parse&& parse) {
     T value = *target;
     if (const Refusal refusal = parse(FieldInfo{}, value)) {
-      refuse(label + ": " + refusal->what, fmt::format("{}: {}", flag.name, flag.help));
+      refuse(source.label + ": " + refusal->what, fmt::format("{}: {}", flag.name, flag.help));
       return;
     }
     if constexpr (std::is_same_v<T, std::string>) {
       if (const auto path = paths_.find(flag.name); path != paths_.end()) {
-        path->second.label = label;
+        path->second.label = source.label;
         path->second.path = value;
       }
     }
     commits_.push_back([target, value = std::move(value)] { *target = value; });
-    result_.origins[flag.name] = origin;
+    result_.origins[flag.name] = source.origin;
   }
 
   /// The tool does not know the program's defaults.

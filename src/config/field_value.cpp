@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/json.h"
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -66,11 +67,7 @@ std::string describe(const FileValue& value) {
       return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
     }
     std::string operator()(bool yes) const { return to_text(yes); }
-    std::string operator()(const std::vector<int>& list) const {
-      std::vector<std::string> parts;
-      std::ranges::transform(list, std::back_inserter(parts), [](int i) { return to_text(i); });
-      return "[" + join(parts, ", ") + "]";
-    }
+    std::string operator()(const std::vector<int>& list) const { return fmt::format("[{}]", fmt::join(list, ", ")); }
     std::string operator()(const UnusableValue& other) const { return other.description; }
   } const as_text;
   return std::visit(as_text, value);
@@ -250,9 +247,7 @@ std::string expected_number(const FieldInfo& info, bool whole, bool too_large) {
 namespace detail {
 
 std::string expected_spelling(std::span<const Spelling> spellings) {
-  std::vector<std::string> words;
-  std::ranges::transform(spellings, std::back_inserter(words), [](const Spelling& s) { return std::string(s.text); });
-  return "expected " + join_or(words);
+  return "expected " + join_or(mapped<std::string>(spellings, &Spelling::text));
 }
 
 Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,

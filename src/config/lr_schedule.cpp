@@ -7,6 +7,7 @@
 
 #include <lockstep/config/lr_schedule.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "config/lr_curves.h"
 
@@ -236,10 +237,7 @@ class PhaseParser {
   }
 
   std::string names() const {
-    std::vector<std::string> names;
-    for (const CurveSetting& setting : kind_->settings) {
-      names.emplace_back(setting.name);
-    }
+    auto names = mapped<std::string>(kind_->settings, &CurveSetting::name);
     names.insert(names.end(), {"for", "until", "per"});
     return join(names, ", ");
   }

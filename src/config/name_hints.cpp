@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "config/foreign_names.h"
@@ -32,9 +33,7 @@ std::vector<std::string> with_near_spelling(std::string_view name, const std::ve
   if (const auto near = closest(name, known)) {
     return {*near};
   }
-  std::vector<std::string> keys;
-  std::ranges::transform(known, std::back_inserter(keys), [](const auto& full) { return last_part(full); });
-  if (const auto near_key = closest(last_part(name), keys, kMostEdits)) {
+  if (const auto near_key = closest(last_part(name), mapped(known, last_part), kMostEdits)) {
     std::vector<std::string> names;
     std::ranges::copy_if(known, std::back_inserter(names),
                          [&](const std::string& full) { return last_part(full) == *near_key; });
@@ -45,9 +44,7 @@ std::vector<std::string> with_near_spelling(std::string_view name, const std::ve
 
 /// "did you mean --a, --b or --c?"
 std::string did_you_mean(const std::vector<std::string>& names, std::string_view prefix) {
-  std::vector<std::string> written;
-  std::ranges::transform(names, std::back_inserter(written),
-                         [&](const std::string& name) { return fmt::format("{}{}", prefix, name); });
+  const auto written = mapped(names, [&](const std::string& name) { return fmt::format("{}{}", prefix, name); });
   return fmt::format("did you mean {}?", join_or(written));
 }
 

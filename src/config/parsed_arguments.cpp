@@ -1,11 +1,11 @@
 #include "config/parsed_arguments.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "config/command_tokens.h"
 #include "config/field_value.h"
@@ -93,11 +93,7 @@ class ArgumentReader {
     return found == options_.end() ? nullptr : &*found;
   }
 
-  std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    std::ranges::transform(options_, std::back_inserter(all), [](const Option& o) { return o.name; });
-    return all;
-  }
+  std::vector<std::string> names() const { return mapped(options_, &Option::name); }
 
   CommandTokens tokens_;
   std::vector<Option> options_;

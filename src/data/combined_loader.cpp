@@ -8,6 +8,7 @@
 #include <lockstep/data/combined_loader.h>
 
 #include "base/json.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "data/step_plan.h"
 
@@ -207,10 +208,6 @@ void CombinedLoader::seek(const LoaderPosition& position) {
   }
 }
 
-std::string CombinedLoader::fingerprint() const {
-  std::vector<std::string> parts;
-  std::ranges::transform(loaders_, std::back_inserter(parts), &BatchSource::fingerprint);
-  return join(parts, " + ");
-}
+std::string CombinedLoader::fingerprint() const { return join(mapped(loaders_, &BatchSource::fingerprint), " + "); }
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #include <lockstep/data/file_datasets.h>
 
 #include "base/crc32c.h"
+#include "base/mapped.h"
 #include "base/splitmix.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
@@ -106,12 +107,7 @@ class Subset final : public Dataset {
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
     check_ids("subset", ids, size());
-    std::vector<std::int64_t> mapped;
-    mapped.reserve(ids.size());
-    for (const std::int64_t id : ids) {
-      mapped.push_back(ids_[static_cast<std::size_t>(id)]);
-    }
-    return data_->get(mapped, seed);
+    return data_->get(mapped(ids, [&](std::int64_t id) { return ids_[static_cast<std::size_t>(id)]; }), seed);
   }
 
   std::string fingerprint() const override {

@@ -14,6 +14,7 @@
 
 #include "base/crc32c.h"
 #include "base/follow_links.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "data/image_file.h"
 #include "data/sample_error.h"
@@ -120,11 +121,7 @@ std::vector<std::filesystem::path> images_in(const std::filesystem::path& folder
     }
   }
   std::ranges::sort(names);
-  std::vector<std::filesystem::path> files;
-  for (const auto& [parent, name] : names) {
-    files.push_back(std::filesystem::path(parent) / name);
-  }
-  return files;
+  return mapped(names, [](const auto& name) { return std::filesystem::path(name.first) / name.second; });
 }
 
 void check_image_options(const ImageFolderOptions& options) {

@@ -12,6 +12,8 @@
 #include <lockstep/data/replay_buffer.h>
 #include <lockstep/world/world.h>
 
+#include "base/mapped.h"
+#include "base/option_check.h"
 #include "data/batch_columns.h"
 #include "data/step_plan.h"
 #include "sampling/epoch_hash.h"
@@ -86,11 +88,9 @@ struct ReplayBuffer::Impl {
 
   Batch draw(std::span<const std::int64_t> positions) const {
     const std::uint64_t state = epoch_state(seed, plan.epoch);
-    std::vector<std::int64_t> drawn;
-    for (const std::int64_t position : positions) {
-      drawn.push_back(
-          static_cast<std::int64_t>(high_product(epoch_hash(state, position), static_cast<std::uint64_t>(size))));
-    }
+    const auto drawn = mapped(positions, [&](std::int64_t position) {
+      return static_cast<std::int64_t>(high_product(epoch_hash(state, position), static_cast<std::uint64_t>(size)));
+    });
     const at::Tensor index = at::tensor(drawn);
     NamedTensors columns;
     for (const auto& [name, tensor] : rows) {
@@ -104,9 +104,7 @@ struct ReplayBuffer::Impl {
 
 ReplayBuffer::ReplayBuffer(std::int64_t capacity, const LoaderPlan& plan, const World& world) {
   check_loader_plan(plan);
-  if (capacity < 1) {
-    throw ConfigError(fmt::format("replay buffer: capacity is {}, expected 1 or more", capacity));
-  }
+  OptionCheck("replay buffer").expect("capacity", capacity, capacity >= 1, "1 or more").throw_problems();
   impl_ = std::make_unique<Impl>(
       Impl{.capacity = capacity,
            .seed = plan.seed,

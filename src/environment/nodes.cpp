@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "base/mapped.h"
+
 namespace lockstep {
 namespace {
 
@@ -20,18 +22,12 @@ std::vector<int> number_by_host(std::span<const NodeClaim> ranks) {
 }  // namespace
 
 std::vector<NodePlace> place_on_nodes(std::span<const NodeClaim> ranks) {
-  std::vector<int> nodes;
-  if (std::ranges::any_of(ranks, [](const NodeClaim& rank) { return rank.node < 0; })) {
-    nodes = number_by_host(ranks);
-  } else {
-    std::ranges::transform(ranks, std::back_inserter(nodes), [](const NodeClaim& rank) { return rank.node; });
-  }
+  const bool are_named = std::ranges::all_of(ranks, [](const NodeClaim& rank) { return rank.node >= 0; });
+  const std::vector<int> nodes = are_named ? mapped(ranks, &NodeClaim::node) : number_by_host(ranks);
   const int count = nodes.empty() ? 0 : *std::ranges::max_element(nodes) + 1;
-  std::vector<NodePlace> places;
-  for (const int node : nodes) {
-    places.push_back({.node = node, .nodes = count, .local_size = static_cast<int>(std::ranges::count(nodes, node))});
-  }
-  return places;
+  return mapped(nodes, [&](int node) {
+    return NodePlace{.node = node, .nodes = count, .local_size = static_cast<int>(std::ranges::count(nodes, node))};
+  });
 }
 
 }  // namespace lockstep

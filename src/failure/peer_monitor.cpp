@@ -131,12 +131,6 @@ ExitDecision PeerMonitor::fail(const Failure& own) {
   return *watch_.decision();
 }
 
-std::optional<Failure> PeerMonitor::first_cause(std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [this] { return watch_.cause().has_value(); });
-  return watch_.cause();
-}
-
 void PeerMonitor::watch() {
   set_log_rank(options_.rank, options_.size);
   std::unique_lock lock(mutex_);

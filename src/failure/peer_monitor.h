@@ -52,8 +52,6 @@ class PeerMonitor {
   /// This rank failed: returns when the others know, or it is known who failed first. Ending this process is the
   /// caller's then.
   ExitDecision fail(const Failure& own);
-  /// What ends all ranks, as soon as anybody knows; nullopt: nobody does within `patience`.
-  std::optional<Failure> first_cause(std::chrono::milliseconds patience);
 
  private:
   struct PeerProcess {

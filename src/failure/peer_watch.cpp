@@ -110,10 +110,8 @@ std::optional<PeerWatch::Time> PeerWatch::due() const {
   return next == Time::max() ? std::nullopt : std::optional(next);
 }
 
-std::optional<Failure> PeerWatch::cause() const { return peers_ ? peers_->cause() : verdict_.cause(); }
-
 ExitDecision PeerWatch::make_decision() const {
-  const Failure cause = this->cause().value_or(*verdict_.cause());
+  const Failure cause = peers_ && peers_->cause() ? *peers_->cause() : *verdict_.cause();
   const bool is_mine = cause.rank == options_.rank;
   if (!own_) {
     return {.code = is_mine ? cause.code : kPeerLost, .failure = cause, .is_stopped = !is_mine, .hangs = is_mine};

@@ -63,8 +63,6 @@ class PeerWatch {
 
   /// It is known that the run is over, and perhaps not yet to all ranks.
   bool is_over() const noexcept { return verdict_.cause().has_value(); }
-  /// What ends this rank; nullopt: nothing does, or the ranks have not agreed on it yet.
-  std::optional<Failure> cause() const;
   /// Set: the process has to end now, by its main thread if that failed.
   const std::optional<ExitDecision>& decision() const noexcept { return decision_; }
   bool main_thread_ends() const noexcept { return own_.has_value(); }

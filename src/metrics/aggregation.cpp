@@ -8,8 +8,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/metrics/aggregation.h>
+
+#include "base/mapped.h"
+#include "base/option_check.h"
 
 namespace lockstep::metrics {
 namespace {
@@ -58,22 +60,14 @@ void MaxMetric::update(const at::Tensor& values) {
 namespace {
 
 double checked_gamma(const std::vector<double>& quantiles, double relative_error) {
-  std::vector<Problem> problems;
+  OptionCheck check("Quantile");
   for (const double quantile : quantiles) {
-    if (!(quantile >= 0 && quantile <= 1)) {
-      problems.push_back({fmt::format("Quantile: found the quantile {}, expected a number from 0 to 1", quantile)});
-    }
+    check.refuse_if(!(quantile >= 0 && quantile <= 1),
+                    fmt::format("found the quantile {}, expected a number from 0 to 1", quantile));
   }
-  if (quantiles.empty()) {
-    problems.push_back({"Quantile: found no quantile, expected at least one"});
-  }
-  if (!(relative_error > 0 && relative_error < 1)) {
-    problems.push_back(
-        {fmt::format("Quantile: relative_error is {}, expected a number between 0 and 1", relative_error)});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  check.refuse_if(quantiles.empty(), "found no quantile, expected at least one")
+      .expect("relative_error", relative_error, relative_error > 0 && relative_error < 1, "a number between 0 and 1")
+      .throw_problems();
   return (1 + relative_error) / (1 - relative_error);
 }
 
@@ -115,11 +109,7 @@ at::Tensor Quantile::compute() const {
 }
 
 std::vector<std::string> Quantile::element_names() const {
-  std::vector<std::string> names;
-  for (const double quantile : quantiles_) {
-    names.push_back(fmt::format("p{:.6g}", quantile * 100));
-  }
-  return names;
+  return mapped(quantiles_, [](double quantile) { return fmt::format("p{:.6g}", quantile * 100); });
 }
 
 }  // namespace lockstep::metrics

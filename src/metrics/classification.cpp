@@ -15,6 +15,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/metrics/classification.h>
 
+#include "base/option_check.h"
+
 namespace lockstep::metrics {
 namespace {
 
@@ -27,22 +29,16 @@ struct Checked {
 
 /// Number of classes or labels; 1 for binary. Throws: ConfigError.
 std::int64_t columns_of(const char* metric, const Checked& options) {
-  std::vector<Problem> problems;
   const bool is_multiclass = options.task == Classification::multiclass;
   const std::int64_t least = is_multiclass ? 2 : 1;
-  if (options.task != Classification::binary && options.classes < least) {
-    problems.push_back({fmt::format("{}: classes is {}, expected {} or more", metric, options.classes, least)});
-  }
-  if (options.top_k < 1 || (options.top_k > 1 && (!is_multiclass || options.top_k > options.classes))) {
-    problems.push_back({fmt::format("{}: top_k is {}, expected {}", metric, options.top_k,
-                                    is_multiclass ? "1 to the number of classes" : "1, because it is not multiclass")});
-  }
-  if (!(options.threshold >= 0 && options.threshold <= 1)) {
-    problems.push_back({fmt::format("{}: threshold is {}, expected 0 to 1", metric, options.threshold)});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck(metric)
+      .expect("classes", options.classes, options.task == Classification::binary || options.classes >= least,
+              fmt::format("{} or more", least))
+      .expect("top_k", options.top_k,
+              options.top_k == 1 || (options.top_k > 1 && is_multiclass && options.top_k <= options.classes),
+              is_multiclass ? "1 to the number of classes" : "1, because it is not multiclass")
+      .expect("threshold", options.threshold, options.threshold >= 0 && options.threshold <= 1, "0 to 1")
+      .throw_problems();
   return options.task == Classification::binary ? 1 : options.classes;
 }
 

@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
@@ -91,11 +92,7 @@ std::vector<NamedState> agreed_states(std::span<const NamedMetric> metrics, bool
 
 /// [1, elements of all states]
 at::Tensor flat(const std::vector<const NamedState*>& states, at::ScalarType kind) {
-  std::vector<at::Tensor> parts;
-  for (const NamedState* state : states) {
-    parts.push_back(state->value.to(kind).reshape({1, -1}));
-  }
-  return at::cat(parts, 1);
+  return at::cat(mapped(states, [&](const NamedState* state) { return state->value.to(kind).reshape({1, -1}); }), 1);
 }
 
 /// Calls `use(state, rows)` for each part of what flat() has put together; `rows`: [N, ...] like the state.

@@ -9,6 +9,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/metrics/regression.h>
 
+#include "base/option_check.h"
+
 namespace lockstep::metrics {
 namespace {
 
@@ -22,9 +24,7 @@ at::Tensor error_of(const char* metric, const at::Tensor& predictions, const at:
 }
 
 std::int64_t checked_outputs(std::int64_t outputs) {
-  if (outputs < 1) {
-    throw ConfigError(fmt::format("R2Score: outputs is {}, expected 1 or more", outputs));
-  }
+  OptionCheck("R2Score").expect("outputs", outputs, outputs >= 1, "1 or more").throw_problems();
   return outputs;
 }
 
@@ -75,9 +75,9 @@ at::Tensor R2Score::compute() const {
 }
 
 PeakSignalNoiseRatio::PeakSignalNoiseRatio(double data_range) : data_range_(data_range) {
-  if (!(data_range > 0)) {
-    throw ConfigError(fmt::format("PeakSignalNoiseRatio: data_range is {}, expected a number above 0", data_range));
-  }
+  OptionCheck("PeakSignalNoiseRatio")
+      .expect("data_range", data_range, data_range > 0, "a number above 0")
+      .throw_problems();
 }
 
 void PeakSignalNoiseRatio::update(const at::Tensor& predictions, const at::Tensor& targets) {

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include <lockstep/nn/freezing.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -25,10 +25,7 @@ std::size_t set_requires_grad(torch::nn::Module& module, const std::string& patt
     }
   }
   if (count == 0) {
-    std::vector<std::string> names;
-    for (const auto& item : module.named_parameters()) {
-      names.push_back(item.key());
-    }
+    const auto names = mapped(module.named_parameters(), [](const auto& item) { return item.key(); });
     throw ConfigError(fmt::format("'{}' selects no parameter", pattern),
                       fmt::format("the parameters are {}; * stands for any characters", join_first(names, 10)));
   }

@@ -18,6 +18,8 @@
 #include <lockstep/nn/lora.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/mapped.h"
+#include "base/option_check.h"
 #include "base/text.h"
 #include "tensor/mismatch.h"
 
@@ -42,18 +44,11 @@ std::vector<NamedLayer> lora_layers(const torch::nn::Module& root) {
 }
 
 void check_settings(const LoraOptions& settings) {
-  std::vector<Problem> problems;
-  const auto expect = [&](bool good, const char* name, auto value, const char* range) {
-    if (!good) {
-      problems.push_back({fmt::format("LoraOptions: {} is {}, expected {}", name, value, range), {}});
-    }
-  };
-  expect(settings.rank >= 1, "rank", settings.rank, "1 or more");
-  expect(settings.alpha > 0, "alpha", settings.alpha, "more than 0");
-  expect(settings.dropout >= 0 && settings.dropout < 1, "dropout", settings.dropout, "0 or more and less than 1");
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("LoraOptions")
+      .expect("rank", settings.rank, settings.rank >= 1, "1 or more")
+      .expect("alpha", settings.alpha, settings.alpha > 0, "more than 0")
+      .expect_share("dropout", settings.dropout)
+      .throw_problems();
 }
 
 [[noreturn]] void throw_nothing_selected(const std::string& pattern, const std::vector<NamedLayer>& layers) {
@@ -61,12 +56,9 @@ void check_settings(const LoraOptions& settings) {
     throw ConfigError("add_lora: the module has no LoraLinear",
                       "declare lockstep::LoraLinear instead of torch::nn::Linear for the layers to adapt");
   }
-  std::vector<std::string> names;
-  for (const NamedLayer& entry : layers) {
-    names.push_back(entry.name);
-  }
-  throw ConfigError(fmt::format("add_lora: '{}' selects no LoraLinear", pattern),
-                    fmt::format("they are {}; * stands for any characters", join(names, ", ")));
+  throw ConfigError(
+      fmt::format("add_lora: '{}' selects no LoraLinear", pattern),
+      fmt::format("they are {}; * stands for any characters", join(mapped(layers, &NamedLayer::name), ", ")));
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/option_check.h"
 #include "base/text.h"
-#include "optim/option_check.h"
 
 namespace lockstep {
 namespace {
@@ -63,7 +63,7 @@ std::function<bool(std::string_view name, const at::Tensor& parameter)> matching
 std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, double decay) {
   OptionCheck("layerwise_groups")
       .expect("decay", decay, decay > 0 && decay <= 1, "more than 0 and at most 1")
-      .expect("the number of patterns", static_cast<double>(layers.size()), !layers.empty(), "1 or more")
+      .expect("the number of patterns", layers.size(), !layers.empty(), "1 or more")
       .throw_problems();
   std::vector<GroupSpec> groups;
   for (std::size_t i = 0; i < layers.size(); ++i) {

@@ -112,29 +112,27 @@ struct Kind {
   using Options = OptionsType;
 };
 
-template <class... Types>
-bool is_one_of(const torch::optim::Optimizer& optimizer) {
-  return ((dynamic_cast<const Types*>(&optimizer) != nullptr) || ...);
+/// Calls `work` with `types`, if the optimizer is one of these. Returns whether it is.
+template <class... Optimizers, class Types, class Work>
+bool work_if(const torch::optim::Optimizer& optimizer, Types types, const Work& work) {
+  const bool is_one_of_them = ((dynamic_cast<const Optimizers*>(&optimizer) != nullptr) || ...);
+  if (is_one_of_them) {
+    work(types);
+  }
+  return is_one_of_them;
 }
 
 /// Calls `work` with the state and options types of the optimizer.
 template <class Work>
 void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
-  if (is_one_of<FusedAdamW>(optimizer)) {
-    work(Kind<FusedAdamWState, torch::optim::AdamWOptions>());
-  } else if (is_one_of<RuleOptimizer>(optimizer)) {
-    work(Kind<RuleState, RuleOptions>());
-  } else if (is_one_of<FusedSgd, torch::optim::SGD>(optimizer)) {
-    work(Kind<torch::optim::SGDParamState, torch::optim::SGDOptions>());
-  } else if (is_one_of<torch::optim::AdamW>(optimizer)) {
-    work(Kind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>());
-  } else if (is_one_of<torch::optim::Adam>(optimizer)) {
-    work(Kind<torch::optim::AdamParamState, torch::optim::AdamOptions>());
-  } else if (is_one_of<torch::optim::Adagrad>(optimizer)) {
-    work(Kind<torch::optim::AdagradParamState, torch::optim::AdagradOptions>());
-  } else if (is_one_of<torch::optim::RMSprop>(optimizer)) {
-    work(Kind<torch::optim::RMSpropParamState, torch::optim::RMSpropOptions>());
-  } else {
+  namespace optim = torch::optim;
+  if (!work_if<FusedAdamW>(optimizer, Kind<FusedAdamWState, optim::AdamWOptions>(), work) &&
+      !work_if<RuleOptimizer>(optimizer, Kind<RuleState, RuleOptions>(), work) &&
+      !work_if<FusedSgd, optim::SGD>(optimizer, Kind<optim::SGDParamState, optim::SGDOptions>(), work) &&
+      !work_if<optim::AdamW>(optimizer, Kind<optim::AdamWParamState, optim::AdamWOptions>(), work) &&
+      !work_if<optim::Adam>(optimizer, Kind<optim::AdamParamState, optim::AdamOptions>(), work) &&
+      !work_if<optim::Adagrad>(optimizer, Kind<optim::AdagradParamState, optim::AdagradOptions>(), work) &&
+      !work_if<optim::RMSprop>(optimizer, Kind<optim::RMSpropParamState, optim::RMSpropOptions>(), work)) {
     throw CheckpointError(
         fmt::format("optimizer state: {} is not supported, expected one of lockstep's optimizers or torch::optim's "
                     "SGD, Adam, AdamW, Adagrad or RMSprop",
@@ -282,6 +280,22 @@ std::string common_key(const BuiltOptimizer& built, const CommonNumber& number) 
 constexpr std::string_view kRate = ".base_lr";
 std::string rate_key(const std::string& parameter) { return parameter + std::string(kRate); }
 
+/// The numbers of all parameters together; {}: the optimizer has none.
+std::vector<at::Tensor> read_common(const BuiltOptimizer& built, const NamedTensors& state, StateReader& reader) {
+  std::vector<at::Tensor> common;
+  const auto* rule = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());
+  for (const auto& number : rule != nullptr ? rule->rule_defaults().rule->common() : std::vector<CommonNumber>()) {
+    if (const std::string key = common_key(built, number); reader.has(key)) {
+      double value = 0;
+      reader.read(key, value);
+      common.push_back(at::scalar_tensor(value, at::kDouble));
+    } else if (!state.empty()) {
+      reader.note_missing(key);
+    }
+  }
+  return common;
+}
+
 /// The parameters under whose names the rate of a group is stored: those that it trains, or, while all of them are
 /// frozen, these.
 std::vector<std::string> names_for_rate(const BuiltOptimizer& built, std::size_t group) {
@@ -292,6 +306,26 @@ std::vector<std::string> names_for_rate(const BuiltOptimizer& built, std::size_t
     }
   }
   return names;
+}
+
+std::vector<GroupRate> read_rates(const BuiltOptimizer& built, StateReader& reader) {
+  std::vector<GroupRate> rates = built.rates;
+  for (std::size_t group = 0; group < built.names.size(); ++group) {
+    rates[group].base = rates[group].first;  // unless a callback had written another one
+    rates[group].is_given = true;
+    for (const std::string& name : names_for_rate(built, group)) {
+      if (reader.has(rate_key(name))) {
+        reader.read(rate_key(name), rates[group].base);
+        rates[group].is_given = false;
+      }
+    }
+  }
+  for (const auto& [name, parameter] : built.frozen) {  // of a group that also has trained ones
+    if (double unused = 0; reader.has(rate_key(name))) {
+      reader.read(rate_key(name), unused);
+    }
+  }
+  return rates;
 }
 
 }  // namespace
@@ -365,33 +399,8 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
           loaded.emplace_back(parameter.unsafeGetTensorImpl(), exists ? std::move(fresh) : nullptr);
         });
   });
-  auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get());
-  std::vector<at::Tensor> common;
-  for (const auto& number : rule != nullptr ? rule->rule_defaults().rule->common() : std::vector<CommonNumber>()) {
-    if (const std::string key = common_key(built, number); reader.has(key)) {
-      double value = 0;
-      reader.read(key, value);
-      common.push_back(at::scalar_tensor(value, at::kDouble));
-    } else if (!state.empty()) {
-      reader.note_missing(key);
-    }
-  }
-  std::vector<GroupRate> rates = built.rates;
-  for (std::size_t group = 0; group < built.names.size(); ++group) {
-    rates[group].base = rates[group].first;  // unless a callback had written another one
-    rates[group].is_given = true;
-    for (const std::string& name : names_for_rate(built, group)) {
-      if (reader.has(rate_key(name))) {
-        reader.read(rate_key(name), rates[group].base);
-        rates[group].is_given = false;
-      }
-    }
-  }
-  for (const auto& [name, parameter] : built.frozen) {  // of a group that also has trained ones
-    if (double unused = 0; reader.has(rate_key(name))) {
-      reader.read(rate_key(name), unused);
-    }
-  }
+  std::vector<at::Tensor> common = read_common(built, state, reader);
+  const std::vector<GroupRate> rates = read_rates(built, reader);
   reader.finish(state);
   for (std::size_t group = 0; group < rates.size(); ++group) {
     write_rate(built, group, rates[group], rates[group].factor);
@@ -403,7 +412,7 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
       states[parameter] = std::move(fresh);
     }
   }
-  if (rule != nullptr) {
+  if (auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get())) {
     rule->common() = std::move(common);
   }
   if (auto* fused = dynamic_cast<FusedAdamW*>(built.optimizer.get())) {

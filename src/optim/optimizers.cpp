@@ -6,9 +6,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/option_check.h"
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
-#include "optim/option_check.h"
 #include "optim/update_rules.h"
 
 namespace lockstep {
@@ -43,10 +43,28 @@ ParamGroups without_decay_of_vectors(const ParamGroups& groups, const Options& o
   return divided(groups, is_no_vector, Options(options).weight_decay(0));
 }
 
+template <class Options>
+OptionCheck check_rates(const char* optimizer, const Options& options) {
+  OptionCheck check(optimizer);
+  check.expect("lr", options.lr, options.lr >= 0, "0 or more");
+  if constexpr (requires { options.weight_decay; }) {
+    check.expect("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
+  }
+  if constexpr (requires { options.eps; }) {
+    check.expect("eps", options.eps, options.eps >= 0, "0 or more");
+  }
+  return check;
+}
+
+template <class Options>
+OptionCheck check_rates_and_betas(const char* optimizer, const Options& options) {
+  return check_rates(optimizer, options).expect_share("beta1", options.beta1).expect_share("beta2", options.beta2);
+}
+
 /// adamw() and adam() differ only in the weight decay.
 template <class Options>
 OptimizerFactory fused_adam(const char* name, const Options& options, WeightDecay weight_decay) {
-  OptionCheck(name).expect_rates(options).expect_betas(options).throw_problems();
+  check_rates_and_betas(name, options).throw_problems();
   return [options, weight_decay](ParamGroups groups) -> OptimizerPtr {
     const auto defaults = torch::optim::AdamWOptions(options.lr)
                               .weight_decay(options.weight_decay)
@@ -83,8 +101,7 @@ OptimizerFactory adamw(AdamWOptions options) { return fused_adam("adamw", option
 OptimizerFactory adam(AdamOptions options) { return fused_adam("adam", options, WeightDecay::in_gradient); }
 
 OptimizerFactory sgd(SgdOptions options) {
-  OptionCheck("sgd")
-      .expect_rates(options)
+  check_rates("sgd", options)
       .expect("momentum", options.momentum, options.momentum >= 0, "0 or more")
       .expect("momentum", options.momentum, !options.nesterov || options.momentum > 0, "more than 0 with nesterov")
       .expect("dampening", options.dampening, !options.nesterov || options.dampening == 0, "0 with nesterov")
@@ -101,8 +118,7 @@ OptimizerFactory sgd(SgdOptions options) {
 }
 
 OptimizerFactory rmsprop(RmspropOptions options) {
-  OptionCheck("rmsprop")
-      .expect_rates(options)
+  check_rates("rmsprop", options)
       .expect("alpha", options.alpha, options.alpha >= 0 && options.alpha <= 1, "0 to 1")
       .expect("momentum", options.momentum, options.momentum >= 0, "0 or more")
       .throw_problems();
@@ -110,8 +126,7 @@ OptimizerFactory rmsprop(RmspropOptions options) {
 }
 
 OptimizerFactory adagrad(AdagradOptions options) {
-  OptionCheck("adagrad")
-      .expect_rates(options)
+  check_rates("adagrad", options)
       .expect("lr_decay", options.lr_decay, options.lr_decay >= 0, "0 or more")
       .expect("initial_accumulator", options.initial_accumulator, options.initial_accumulator >= 0, "0 or more")
       .throw_problems();
@@ -119,40 +134,36 @@ OptimizerFactory adagrad(AdagradOptions options) {
 }
 
 OptimizerFactory adadelta(AdadeltaOptions options) {
-  OptionCheck("adadelta")
-      .expect_rates(options)
+  check_rates("adadelta", options)
       .expect("rho", options.rho, options.rho >= 0 && options.rho <= 1, "0 to 1")
       .throw_problems();
   return by_rule(options, adadelta_rule(options));
 }
 
 OptimizerFactory adamax(AdamaxOptions options) {
-  OptionCheck("adamax").expect_rates(options).expect_betas(options).throw_problems();
+  check_rates_and_betas("adamax", options).throw_problems();
   return by_rule(options, adamax_rule(options));
 }
 
 OptimizerFactory nadam(NadamOptions options) {
-  OptionCheck("nadam")
-      .expect_rates(options)
-      .expect_betas(options)
+  check_rates_and_betas("nadam", options)
       .expect("momentum_decay", options.momentum_decay, options.momentum_decay >= 0, "0 or more")
       .throw_problems();
   return by_rule(options, nadam_rule(options));
 }
 
 OptimizerFactory radam(RadamOptions options) {
-  OptionCheck("radam").expect_rates(options).expect_betas(options).throw_problems();
+  check_rates_and_betas("radam", options).throw_problems();
   return by_rule(options, radam_rule(options));
 }
 
 OptimizerFactory asgd(AsgdOptions options) {
-  OptionCheck("asgd").expect_rates(options).throw_problems();
+  check_rates("asgd", options).throw_problems();
   return by_rule(options, asgd_rule(options));
 }
 
 OptimizerFactory rprop(RpropOptions options) {
-  OptionCheck("rprop")
-      .expect_rates(options)
+  check_rates("rprop", options)
       .expect("eta_minus", options.eta_minus, options.eta_minus > 0 && options.eta_minus < 1,
               "more than 0, less than 1")
       .expect("eta_plus", options.eta_plus, options.eta_plus > 1, "more than 1")
@@ -162,13 +173,12 @@ OptimizerFactory rprop(RpropOptions options) {
 }
 
 OptimizerFactory lion(LionOptions options) {
-  OptionCheck("lion").expect_rates(options).expect_betas(options).throw_problems();
+  check_rates_and_betas("lion", options).throw_problems();
   return by_rule(options, lion_rule(options));
 }
 
 OptimizerFactory adafactor(AdafactorOptions options) {
-  OptionCheck("adafactor")
-      .expect_rates(options)
+  check_rates("adafactor", options)
       .expect("beta2_decay", options.beta2_decay, options.beta2_decay <= 0, "0 or less")
       .expect("eps1", options.eps1, options.eps1 >= 0, "0 or more")
       .expect("eps2", options.eps2, options.eps2 >= 0, "0 or more")
@@ -187,12 +197,11 @@ OptimizerFactory adafactor(AdafactorOptions options) {
 }
 
 OptimizerFactory muon(MuonOptions options) {
-  OptionCheck("muon")
-      .expect_rates(options)
+  check_rates("muon", options)
       .expect_share("momentum", options.momentum)
       .expect("ns_steps", options.ns_steps, options.ns_steps >= 1 && options.ns_steps < 100, "1 to 99")
       .throw_problems();
-  OptionCheck("muon: adamw").expect_rates(options.adamw).expect_betas(options.adamw).throw_problems();
+  check_rates_and_betas("muon: adamw", options.adamw).throw_problems();
   RuleOptions defaults = rule_options(options, muon_rule(options));
   defaults.other = std::make_shared<RuleOptions>(rule_options(options.adamw, adamw_rule(options.adamw)));
   return [=](const ParamGroups& given) -> OptimizerPtr {
@@ -207,9 +216,7 @@ OptimizerFactory muon(MuonOptions options) {
 }
 
 OptimizerFactory prodigy(ProdigyOptions options) {
-  OptionCheck("prodigy")
-      .expect_rates(options)
-      .expect_betas(options)
+  check_rates_and_betas("prodigy", options)
       .expect("d0", options.d0, options.d0 > 0, "more than 0")
       .expect("d_coef", options.d_coef, options.d_coef > 0, "more than 0")
       .expect("growth_rate", options.growth_rate, options.growth_rate > 1, "more than 1")
@@ -218,8 +225,7 @@ OptimizerFactory prodigy(ProdigyOptions options) {
 }
 
 OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options) {
-  OptionCheck("schedule_free_adamw")
-      .expect_rates(options)
+  check_rates("schedule_free_adamw", options)
       .expect("beta1", options.beta1, options.beta1 > 0 && options.beta1 < 1, "more than 0 and less than 1")
       .expect_share("beta2", options.beta2)
       .expect("r", options.r, options.r >= 0, "0 or more")

@@ -11,34 +11,39 @@
 #include "optim/rule_optimizer.h"
 
 namespace lockstep {
+namespace {
 
-double* find_weight_decay(torch::optim::OptimizerOptions& options) {
-  const auto as = [&]<class Options>(Options* typed) { return typed == nullptr ? nullptr : &typed->weight_decay(); };
-  double* found = as(dynamic_cast<torch::optim::AdamWOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::SGDOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdamOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::AdagradOptions*>(&options));
-  found = found != nullptr ? found : as(dynamic_cast<torch::optim::RMSpropOptions*>(&options));
-  if (auto* rule = dynamic_cast<RuleOptions*>(&options); rule != nullptr && rule->weight_decay) {
-    found = &*rule->weight_decay;
+/// Returns whether `options` are of this type.
+template <class Options>
+bool read(torch::optim::OptimizerOptions& options, OptionValues& values) {
+  auto* const typed = dynamic_cast<Options*>(&options);
+  if (typed == nullptr) {
+    return false;
   }
-  return found;
+  values.weight_decay = &typed->weight_decay();
+  if constexpr (requires { typed->momentum(); }) {
+    values.momentum = typed->momentum();
+  } else if constexpr (requires { typed->betas(); }) {
+    values.momentum = std::get<0>(typed->betas());
+  }
+  return true;
 }
 
-std::optional<double> momentum_of(const torch::optim::OptimizerOptions& options) {
-  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
-    return sgd->momentum();
+template <class... Types>
+OptionValues read_one_of(torch::optim::OptimizerOptions& options) {
+  OptionValues values;
+  static_cast<void>((read<Types>(options, values) || ...));
+  return values;
+}
+
+}  // namespace
+
+OptionValues option_values(torch::optim::OptimizerOptions& options) {
+  if (auto* rule = dynamic_cast<RuleOptions*>(&options)) {
+    return {.weight_decay = rule->weight_decay ? &*rule->weight_decay : nullptr};
   }
-  if (const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&options)) {
-    return rmsprop->momentum();
-  }
-  if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options)) {
-    return std::get<0>(adam->betas());
-  }
-  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) {
-    return std::get<0>(adamw->betas());
-  }
-  return std::nullopt;
+  return read_one_of<torch::optim::AdamWOptions, torch::optim::AdamOptions, torch::optim::SGDOptions,
+                     torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(options);
 }
 
 }  // namespace lockstep

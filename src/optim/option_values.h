@@ -7,10 +7,11 @@
 
 namespace lockstep {
 
-/// The weight decay in an optimizer's options; nullptr: they have none, or their type is unknown.
-double* find_weight_decay(torch::optim::OptimizerOptions& options);
-
-/// `momentum` of SGD and RMSprop, the first beta of Adam and AdamW; nullopt: another optimizer.
-std::optional<double> momentum_of(const torch::optim::OptimizerOptions& options);
+struct OptionValues {
+  double* weight_decay = nullptr;    ///< nullptr: the options have none, or their type is unknown
+  std::optional<double> momentum{};  ///< of SGD and RMSprop; of Adam and AdamW the first beta
+};
+/// `options` must outlive the result.
+OptionValues option_values(torch::optim::OptimizerOptions& options);
 
 }  // namespace lockstep

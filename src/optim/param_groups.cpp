@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "optim/option_values.h"
 #include "optim/rule_optimizer.h"
@@ -39,17 +39,10 @@ std::vector<NamedTensors> deal(const std::vector<GroupSpec>& groups, const Named
   return dealt;
 }
 
-std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
-  std::vector<at::Tensor> tensors;
-  std::transform(named.begin(), named.end(), std::back_inserter(tensors),
-                 [](const auto& entry) { return entry.second; });
-  return tensors;
-}
-
 OptimizerPtr make_optimizer(const OptimizerSpec& spec, const std::vector<NamedTensors>& groups) {
   ParamGroups param_groups;
   for (const NamedTensors& group : groups) {
-    param_groups.emplace_back(tensors_of(group));
+    param_groups.emplace_back(mapped(group, &NamedTensors::value_type::second));
   }
   OptimizerPtr optimizer = spec.make(std::move(param_groups));
   if (optimizer == nullptr) {
@@ -188,7 +181,7 @@ void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOpt
   if (wanted < 0) {
     return;
   }
-  double* decay = find_weight_decay(options);
+  double* decay = option_values(options).weight_decay;
   if (decay == nullptr) {
     throw ConfigError(
         fmt::format("optimizer '{}': group {} sets weight decay {}, which this optimizer does not support", spec.name,

@@ -144,18 +144,17 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   std::vector<at::Tensor> parameters{lane_};
   std::vector<bool> expect_sparse{false};
   std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
-  std::int64_t bytes = 0;
+  bytes_ = 0;
   for (std::size_t i = parameters_.size(); i-- > 0;) {
     const auto& [name, parameter] = parameters_[i];
     names[parameters.size()] = name;
     expect_sparse.push_back(sparse_[i]);
     parameters.push_back(parameter);
-    bytes += static_cast<std::int64_t>(parameter.nbytes());
+    bytes_ += static_cast<std::int64_t>(parameter.nbytes());
   }
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
   // is the missing one.
-  bytes_ = bytes;
   lane_.register_hook([this](const at::Tensor&) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] {
       begin_reduction();
@@ -198,9 +197,7 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
       reducer_->register_comm_hook(std::move(shared));
     }
   }
-  reduce_ = true;
-  first_backward_ = true;
-  idle_ = true;
+  reduce_ = first_backward_ = idle_ = true;
 }
 
 std::unique_ptr<BucketHook> DdpOptimizer::make_hook() const {
@@ -224,10 +221,10 @@ void DdpOptimizer::zero_grad() {
   }
 }
 
-void DdpOptimizer::begin_forward(bool reduce) {
-  SingleDeviceOptimizer::begin_forward(reduce);
-  reduce_ = reduce;
-  if (reduce) {
+void DdpOptimizer::begin_forward(Gradients gradients) {
+  SingleDeviceOptimizer::begin_forward(gradients);
+  reduce_ = gradients == Gradients::reduce;
+  if (reduce_) {
     reducer_->prepare_for_forward();
   }
   ddp_.send_buffers();

@@ -29,7 +29,7 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   DdpOptimizer& operator=(const DdpOptimizer&) = delete;
 
   void zero_grad() override;
-  void begin_forward(bool reduce) override;
+  void begin_forward(Gradients gradients) override;
   void backward(const at::Tensor& loss, const at::Tensor& weight) override;
   void backward_nothing() override;
   at::Tensor mean_count() override;

@@ -17,6 +17,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/assertion.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "world/agreement.h"
 #include "world/peer_errors.h"
@@ -105,10 +106,7 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, World& world, int
 }
 
 void broadcast_module(const torch::nn::Module& module, World& world) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& parameter : module.parameters()) {
-    tensors.push_back(parameter.detach());
-  }
+  auto tensors = mapped(module.parameters(), [](const at::Tensor& parameter) { return parameter.detach(); });
   for (const auto& buffer : module.buffers()) {
     tensors.push_back(buffer.detach());
   }

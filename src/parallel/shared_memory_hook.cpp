@@ -23,6 +23,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/assertion.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "base/vectorized.h"
 #include "environment/cpu_topology.h"
@@ -201,11 +202,9 @@ auto as_backend_error(const Act& act) {
 
 /// Sparse buckets have no part.
 std::vector<std::size_t> part_sizes(const std::vector<c10d::GradBucket>& buckets) {
-  std::vector<std::size_t> bytes;
-  for (const c10d::GradBucket& bucket : buckets) {
-    bytes.push_back(bucket.getBuffer().defined() ? bucket.getBuffer().nbytes() : 0);
-  }
-  return bytes;
+  return mapped(buckets, [](const c10d::GradBucket& bucket) {
+    return bucket.getBuffer().defined() ? bucket.getBuffer().nbytes() : 0;
+  });
 }
 
 }  // namespace

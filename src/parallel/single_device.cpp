@@ -85,7 +85,7 @@ void SingleDeviceOptimizer::zero_grad() {
   loss_.reset();
 }
 
-void SingleDeviceOptimizer::begin_forward(bool) { strategy_.begin_phase(Phase::forward); }
+void SingleDeviceOptimizer::begin_forward(Gradients) { strategy_.begin_phase(Phase::forward); }
 
 void SingleDeviceOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
   strategy_.begin_phase(Phase::backward);

@@ -25,7 +25,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& strategy);
 
   void zero_grad() override;
-  void begin_forward(bool reduce) override;
+  void begin_forward(Gradients gradients) override;
   void backward(const at::Tensor& loss, const at::Tensor& weight) override;
   void backward_nothing() override {}
   void add_count(const at::Tensor& count) override;

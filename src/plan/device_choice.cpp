@@ -4,8 +4,10 @@
 #include <numeric>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/assertion.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "environment/visible_devices.h"
 
@@ -20,9 +22,8 @@ bool names_gpus(Kind kind) {
 }
 
 std::string index_list(const Indices& indices) {
-  std::vector<std::string> parts;
-  std::ranges::transform(indices, std::back_inserter(parts), [](int i) { return std::to_string(i); });
-  return join(parts, ",") + (parts.size() == 1 ? "," : "");  // "2," is GPU 2, "2" would mean two GPUs
+  // "2," is GPU 2, "2" would mean two GPUs
+  return fmt::format("{}{}", fmt::join(indices, ","), indices.size() == 1 ? "," : "");
 }
 
 /// The ranks of this node if several nodes start ranks: the first nodes get one more if the division has a rest.
@@ -63,8 +64,7 @@ class DeviceChooser {
     if (*use_gpu) {
       Indices indices = starts_ranks_ ? gpus_for_new_ranks() : gpus_for_launched_ranks();
       std::ranges::sort(indices);  // NCCL requires ranks in device order
-      std::ranges::transform(indices, std::back_inserter(devices),
-                             [](int index) { return DeviceId{.gpu = true, .index = index}; });
+      devices = mapped(indices, [](int index) { return DeviceId{.gpu = true, .index = index}; });
     } else {
       devices.resize(static_cast<std::size_t>(std::max(1, cpu_ranks())));
     }
@@ -238,11 +238,10 @@ class DeviceChooser {
     if (request_.count() <= static_cast<int>(roomy.size())) {
       return roomy;
     }
-    std::vector<std::string> free;
-    for (const int index : visible_) {
-      free.push_back(fmt::format("GPU {}: {}{}", index, human_bytes(gpu(index).free_bytes),
-                                 gpu(index).usable ? "" : ", not usable"));
-    }
+    const auto free = mapped(visible_, [&](int index) {
+      return fmt::format("GPU {}: {}{}", index, human_bytes(gpu(index).free_bytes),
+                         gpu(index).usable ? "" : ", not usable");
+    });
     findings_.problem(fmt::format("{}: {} with that much free memory ({})", flag(),
                                   counted(static_cast<std::int64_t>(roomy.size()), "GPU"), join(free, "; ")),
                       use("fewer GPUs or a smaller limit"));

@@ -141,7 +141,7 @@ Exchange exchange(Session& session, std::int64_t bytes, int repeats, bool is_fal
   for (int i = 0; i < kWarmUp + repeats; ++i) {
     strategy->begin_step(i);
     optimizer.zero_grad();
-    optimizer.begin_forward(/*reduce=*/true);
+    optimizer.begin_forward(Gradients::reduce);
     const at::Tensor loss = (module.parameter * mine).sum();
     const auto start = std::chrono::steady_clock::now();
     optimizer.backward(loss);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -8,6 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/report/metric_sink.h>
 
+#include "base/mapped.h"
 #include "base/special_number.h"
 #include "base/text.h"
 #include "report/metric_file.h"
@@ -93,9 +93,7 @@ class CsvSink final : public MetricSink {
 
   /// Rewrites the file with `more` new columns at the end; old rows get empty cells there.
   std::string widened(const std::vector<std::string>& columns, std::size_t more) const {
-    std::vector<std::string> header;
-    std::ranges::transform(columns, std::back_inserter(header), quoted);
-    std::string text = join(header, ",") + "\n";
+    std::string text = join(mapped(columns, quoted), ",") + "\n";
     const std::string before = read_metric_file(fs_, path_);
     std::string_view rows = before;
     for (std::size_t line = 0; !rows.empty(); ++line) {

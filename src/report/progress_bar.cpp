@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -91,9 +92,7 @@ void ProgressBar::report(const Progress& progress, std::span<const MetricValue> 
     return;
   }
   last_report_ = line;
-  std::vector<std::string> texts;
-  std::ranges::transform(metrics, std::back_inserter(texts), metric_text);
-  metrics_text_ = join(texts, ", ");
+  metrics_text_ = join(mapped(metrics, metric_text), ", ");
   draw(progress, now);
 }
 

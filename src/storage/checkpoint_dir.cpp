@@ -12,6 +12,7 @@
 
 #include "base/assertion.h"
 #include "base/crc32c.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "storage/commit.h"
 #include "storage/manifest.h"
@@ -140,11 +141,7 @@ void CheckpointDir::make_room(std::int64_t bytes, const std::function<std::optio
 }
 
 std::vector<std::int64_t> CheckpointDir::steps() const {
-  std::vector<std::int64_t> steps;
-  for (const auto& [step, name] : committed_directories(fs_, directory_)) {
-    steps.push_back(step);
-  }
-  return steps;
+  return mapped(committed_directories(fs_, directory_), [](const auto& committed) { return committed.first; });
 }
 
 Path CheckpointDir::path(std::int64_t step) const {

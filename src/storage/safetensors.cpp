@@ -15,6 +15,7 @@
 
 #include "base/assertion.h"
 #include "base/json.h"
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -223,10 +224,7 @@ class HeaderParser final : public nlohmann::json_sax<nlohmann::json> {
 
 // The tensors must cover the data section exactly.
 void check_layout(const std::vector<TensorEntry>& entries, std::int64_t data_size) {
-  std::vector<const TensorEntry*> ordered;
-  for (const TensorEntry& entry : entries) {
-    ordered.push_back(&entry);
-  }
+  auto ordered = mapped(entries, [](const TensorEntry& entry) { return &entry; });
   std::ranges::sort(ordered, [](const TensorEntry* a, const TensorEntry* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
   });

@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "storage/pickle.h"
 
@@ -220,11 +221,7 @@ class TensorDescription {
     if (tuple.kind != Kind::tuple || tuple.items.size() > kMaxPickledDimensions) {
       fail(fmt::format("its shape or its strides are no tuple of at most {} numbers", kMaxPickledDimensions));
     }
-    std::vector<std::int64_t> result;
-    for (const Ref item : tuple.items) {
-      result.push_back(size(item));
-    }
-    return result;
+    return mapped(tuple.items, [this](Ref item) { return size(item); });
   }
 
   // The last element must be inside of the storage, and the number of bytes a number, even if a dimension is 0.

@@ -83,12 +83,10 @@ StallFinder::Finding PeerStalls::look(Time now) {
     return {};
   }
   const std::vector<RankSample> all = samples();
-  const ProgressRecord& own = board_[options_.local_rank];
   if (!watch_) {
     watch_.emplace(StallLimits{}, options_.size, /*sees_all=*/here == all.size());
   }
-  watch_->set_limits(own.stall_warning_ms.load(std::memory_order_relaxed),
-                     own.stall_deadline_ms.load(std::memory_order_relaxed));
+  watch_->take_limits(board_[options_.local_rank]);
   Finding found;
   for (const StallFinding& stall : watch_->observe(all, now)) {
     const bool may_be_elsewhere = here < all.size() && (stall.ranks.empty() || stall.ranks.size() == here) &&

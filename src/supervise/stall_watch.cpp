@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -126,16 +127,9 @@ bool call_different_collectives(const std::vector<RankSample>& samples) {
 
 std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
   const auto groups = grouped<std::string>(samples, [](const RankSample& s) { return std::optional(state_text(s)); });
-  std::vector<std::pair<std::vector<int>, std::string>> rows;
-  for (const auto& [text, ranks] : groups) {
-    rows.emplace_back(ranks, text);
-  }
+  auto rows = mapped(groups, [](const auto& group) { return std::pair(group.second, group.first); });
   std::ranges::sort(rows);
-  std::vector<std::string> lines;
-  for (const auto& [ranks, text] : rows) {
-    lines.push_back(fmt::format("  {}: {}", ranks_text(ranks), text));
-  }
-  return lines;
+  return mapped(rows, [](const auto& row) { return fmt::format("  {}: {}", ranks_text(row.first), row.second); });
 }
 
 std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& samples, Time now) {
@@ -193,7 +187,9 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
   }
 }
 
-void StallWatch::set_limits(std::int64_t warning_ms, std::int64_t deadline_ms) {
+void StallWatch::take_limits(const ProgressRecord& record) {
+  const std::int64_t warning_ms = record.stall_warning_ms.load(std::memory_order_relaxed);
+  const std::int64_t deadline_ms = record.stall_deadline_ms.load(std::memory_order_relaxed);
   if (warning_ms >= 0 && deadline_ms >= 0) {
     limits_.warning = std::chrono::milliseconds(warning_ms);
     limits_.deadline = std::chrono::milliseconds(deadline_ms);

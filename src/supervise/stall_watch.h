@@ -58,8 +58,8 @@ class StallWatch {
 
   std::vector<StallFinding> observe(const std::vector<RankSample>& samples, Time now);
   void stop_asked_for(Time now);  ///< the shorter limits apply from now on
-  /// Limits of the program, which a launcher learns when the program has read its settings; -1: not known.
-  void set_limits(std::int64_t warning_ms, std::int64_t deadline_ms);
+  /// Takes the limits of the program, which its record has when the program has read its settings.
+  void take_limits(const ProgressRecord& record);
 
  private:
   struct Rank {

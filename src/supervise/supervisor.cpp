@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/duration.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "environment/process_name.h"
 #include "failure/deadlines.h"
@@ -31,11 +31,7 @@ using std::chrono::milliseconds;
 constexpr int kMessagesPerTurn = 1000;  // more than fit into the channel
 constexpr int kReadsPerTurn = 16;       // one rank with much output must not starve the others
 
-std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) {
-  std::vector<pid_t> pids;
-  std::ranges::transform(workers, std::back_inserter(pids), [](const auto& worker) { return worker.pid(); });
-  return pids;
-}
+std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) { return mapped(workers, &WorkerProcess::pid); }
 
 class Supervisor {
  public:
@@ -220,8 +216,7 @@ class Supervisor {
     for (int rank = 0; rank < size(); ++rank) {
       const bool runs = process(rank).is_running();
       const pid_t pid = process(rank).pid();
-      stall_watch_.set_limits(progress_[rank].stall_warning_ms.load(std::memory_order_relaxed),
-                              progress_[rank].stall_deadline_ms.load(std::memory_order_relaxed));
+      stall_watch_.take_limits(progress_[rank]);
       samples.push_back({.view = view(progress_[rank]),
                          .process = runs ? read_process_state(pid) : ProcessState{},
                          .pid = pid,

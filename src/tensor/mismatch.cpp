@@ -4,6 +4,7 @@
 #include <span>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <c10/core/ScalarType.h>
 
@@ -13,11 +14,7 @@ namespace lockstep {
 namespace {
 
 std::string kind(const at::Tensor& tensor) {
-  std::vector<std::string> sizes;
-  for (const std::int64_t size : tensor.sizes()) {
-    sizes.push_back(std::to_string(size));
-  }
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), join(sizes, ", "));
+  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
 }
 
 std::string first_ten(std::span<const std::string> items, std::string_view separator) {

@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <iterator>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/tensor/named_tensors.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -15,8 +15,7 @@ const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name) 
   if (found != tensors.end()) {
     return found->second;
   }
-  std::vector<std::string> names;
-  std::ranges::transform(tensors, std::back_inserter(names), &NamedTensors::value_type::first);
+  const auto names = mapped(tensors, &NamedTensors::value_type::first);
   throw Error(fmt::format("found no tensor '{}'", name),
               names.empty() ? std::string("there are none") : "use one of " + join_first(names, 10));
 }

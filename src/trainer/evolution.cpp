@@ -15,20 +15,17 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/evolution.h>
 
+#include "base/mapped.h"
+#include "base/option_check.h"
+
 namespace lockstep {
 namespace {
 
 void check_options(const EvolutionOptions& options) {
-  std::vector<Problem> problems;
-  if (options.pairs < 1) {
-    problems.push_back({fmt::format("evolution_loss: pairs is {}, expected 1 or more", options.pairs), {}});
-  }
-  if (!(options.sigma > 0) || !std::isfinite(options.sigma)) {
-    problems.push_back({fmt::format("evolution_loss: sigma is {}, expected a number above 0", options.sigma), {}});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("evolution_loss")
+      .expect("pairs", options.pairs, options.pairs >= 1, "1 or more")
+      .expect("sigma", options.sigma, options.sigma > 0 && std::isfinite(options.sigma), "a number above 0")
+      .throw_problems();
 }
 
 std::vector<at::Tensor> trained_parameters(torch::nn::Module& module) {
@@ -116,10 +113,7 @@ Estimate estimate(const std::vector<at::Tensor>& parameters, const std::function
     found.gradients.push_back(at::zeros_like(parameter));
   }
   for (int pair = 0; pair < options.pairs; ++pair) {
-    std::vector<at::Tensor> noise;
-    for (const at::Tensor& parameter : parameters) {
-      noise.push_back(at::randn_like(parameter));
-    }
+    const auto noise = mapped(parameters, [](const at::Tensor& parameter) { return at::randn_like(parameter); });
     values.move_by(noise, options.sigma);
     const at::Tensor up = evaluate(loss);
     values.move_by(noise, -options.sigma);

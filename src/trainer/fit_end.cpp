@@ -45,7 +45,7 @@ FitResult Fit::finish() {
                            .changed = changed_}),
       .metrics = reports_.last(),
       .best = checkpoints_.best(),
-      .seconds = seconds_since(began_)};
+      .duration_s = seconds_since(began_)};
   control_.set_agreed(result.stop);
   tell_end(result, place_.number, run_times(), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();

@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "parallel/parameter_sync.h"
 #include "trainer/fit_run.h"
@@ -170,10 +171,7 @@ void Fit::check_monitor(Stage stage, const Metrics& measured) {
       may_lack_metrics(measured, config_)) {
     return;
   }
-  std::vector<std::string> names;
-  for (const auto& [name, value] : measured) {
-    names.push_back(name);
-  }
+  const auto names = mapped(measured, &Metrics::value_type::first);
   monitor_is_known_ = std::ranges::find(names, monitor) != names.end();
   const bool may_come = stage == Stage::report && state_.epoch == 0 && callbacks_.has(Stage::epoch_end);
   if (!monitor_is_known_ && !may_come) {

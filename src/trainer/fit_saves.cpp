@@ -20,7 +20,7 @@ void Fit::save() {
 void Fit::tell_saved(const RunCheckpoints::Saves& saves) {
   for (const BackgroundSave& saved : saves) {
     StageContext context = at(Stage::checkpoint_saved);
-    context.seconds = saved.seconds;
+    context.save_s = saved.duration_s;
     notify(context);
   }
 }

@@ -19,6 +19,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "data/step_plan.h"
 #include "environment/build_info.h"
@@ -63,10 +64,7 @@ void check_monitored_data(const TrainConfig& config, bool validates) {
 }
 
 void check_monitors_of_validation(const Metrics& means, const TrainConfig& config) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : means) {
-    names.push_back(fmt::format("{}{}", kValidationPrefix, name));
-  }
+  const auto names = mapped(means, [](const auto& mean) { return fmt::format("{}{}", kValidationPrefix, mean.first); });
   std::vector<Problem> problems;
   for (const Monitor& monitor : monitors_of(config)) {
     if (monitor.metric.starts_with(kValidationPrefix) && std::ranges::find(names, monitor.metric) == names.end()) {

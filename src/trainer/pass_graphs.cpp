@@ -16,6 +16,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/rng_state.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "data/for_each_tensor.h"
 
@@ -109,11 +110,7 @@ class PassGraphs::Layout {
   }
 
   std::vector<at::Tensor> gradients() const {
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& parameter : trained_) {
-      gradients.push_back(parameter.grad());
-    }
-    return gradients;
+    return mapped(trained_, [](const at::Tensor& parameter) { return parameter.grad(); });
   }
   bool has_no_gradients() const {
     return std::ranges::none_of(trained_, [](const at::Tensor& parameter) { return parameter.grad().defined(); });

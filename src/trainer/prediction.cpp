@@ -19,6 +19,8 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
+#include "base/mapped.h"
+#include "base/option_check.h"
 #include "base/text.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
@@ -38,17 +40,18 @@ constexpr const char* kIds = "ids";
 constexpr const char* kSteps = "steps";
 
 /// Rows of all parts in the order of their keys. `parts`: in the order of time and rank.
+/// The tensors with this number of all parts.
+at::Tensor column(const std::vector<NamedTensors>& parts, std::size_t number) {
+  return at::cat(mapped(parts, [&](const NamedTensors& part) { return part.at(number).second; }));
+}
+
 NamedTensors in_order(const std::vector<NamedTensors>& parts) {
   if (parts.empty()) {
     return {};
   }
   NamedTensors all;
   for (std::size_t i = 0; i < parts.front().size(); ++i) {
-    std::vector<at::Tensor> rows;
-    for (const NamedTensors& part : parts) {
-      rows.push_back(part.at(i).second);
-    }
-    all.emplace_back(parts.front()[i].first, at::cat(rows));
+    all.emplace_back(parts.front()[i].first, column(parts, i));
   }
   const at::Tensor order = std::get<1>(at::sort(all.front().second, /*stable=*/true, /*dim=*/0, /*descending=*/false));
   for (auto& [name, tensor] : all) {
@@ -259,11 +262,7 @@ NamedTensors Prediction::take() {
   if (!results_.empty()) {
     rows.emplace_back(has_ids_ ? kIds : kSteps, at::tensor(std::exchange(keys_, {}), at::kLong));
     for (std::size_t i = 0; i < results_.front().size(); ++i) {
-      std::vector<at::Tensor> parts;
-      for (const NamedTensors& results : results_) {
-        parts.push_back(results.at(i).second);
-      }
-      rows.emplace_back(results_.front()[i].first, at::cat(parts));
+      rows.emplace_back(results_.front()[i].first, column(results_, i));
     }
     results_.clear();
   }
@@ -302,9 +301,7 @@ bool Prediction::try_steps(std::int64_t most) {
 }
 
 bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
-  if (every_steps < 1) {
-    throw ConfigError(fmt::format("predict: every_steps is {}, expected 1 or more", every_steps));
-  }
+  OptionCheck("predict").expect("every_steps", every_steps, every_steps >= 1, "1 or more").throw_problems();
   if (config_.fast_dev_run > 0) {
     if (world_.is_main()) {
       log_info(fmt::format("--fast_dev_run: predicting {}, nothing is written into {}",

@@ -250,6 +250,38 @@ EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& sa
           .validation_is_due = text(contents, kPlaceValidation) == "true"};
 }
 
+void restore_reports(RunParts& run, const NamedTensors& report, bool in_epoch) {
+  run.metrics.load(report);
+  if (run.plan.config.report.epoch_means && in_epoch && !RunMetrics::has_epoch(report) && run.world.is_main()) {
+    log_warning(
+        "--report.epoch_means was off when the checkpoint was written: the means of this epoch are those of its steps "
+        "from now on");
+  }
+  NamedTensors windows;
+  for (const auto& [name, value] : report) {
+    if (name.starts_with(kSpike)) {
+      windows.emplace_back(name.substr(kSpike.size()), value);
+    }
+  }
+  run.spikes.load(windows);
+}
+
+/// `run` has its state already.
+void restore_generators(const RunParts& run, const CheckpointContents& contents) {
+  const c10::Device device = run.world.device();
+  if (fits_rng_state(contents.per_rank, device)) {
+    set_rng_state(contents.per_rank, device);
+    return;
+  }
+  log_info(contents.per_rank.defined()
+               ? fmt::format("the checkpoint was saved on another kind of device than {}: the random generators get "
+                             "new seeds",
+                             device.str())
+               : fmt::format("resuming {} ranks' checkpoint on {}: the random generators get new seeds",
+                             integer(contents, kWorldSize), run.world.size()));
+  seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, device);
+}
+
 }  // namespace
 
 bool adds_as_gloo(const CheckpointContents& contents, const World& world) {
@@ -353,38 +385,14 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
     run.callbacks.load(saved->second, run.world);
   }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
-    NamedTensors windows;
-    for (const auto& [name, value] : report->second) {
-      if (name.starts_with(kSpike)) {
-        windows.emplace_back(name.substr(kSpike.size()), value);
-      }
-    }
-    run.metrics.load(report->second);
-    if (config.report.epoch_means && position.consumed > 0 && !RunMetrics::has_epoch(report->second) &&
-        run.world.is_main()) {
-      log_warning(
-          "--report.epoch_means was off when the checkpoint was written: the means of this epoch are those of its "
-          "steps from now on");
-    }
-    run.spikes.load(windows);
+    restore_reports(run, report->second, /*in_epoch=*/position.consumed > 0);
   }
   // With another global batch the epoch may be over at this position.
   const std::int64_t ended = run.train.position().epoch - position.epoch;
   state.epoch += ended;
   run.state = state;
   run.place = ended > 0 ? EpochPlace{.number = state.epoch} : place_of(contents, position, run.train.position());
-  if (fits_rng_state(contents.per_rank, run.world.device())) {
-    set_rng_state(contents.per_rank, run.world.device());
-  } else {
-    log_info(
-        contents.per_rank.defined()
-            ? fmt::format(
-                  "the checkpoint was saved on another kind of device than {}: the random generators get new seeds",
-                  run.world.device().str())
-            : fmt::format("resuming {} ranks' checkpoint on {}: the random generators get new seeds", world_size,
-                          run.world.size()));
-    seed_rng(config.seed, run.world.rank(), run.state.step, run.world.device());
-  }
+  restore_generators(run, contents);
   std::vector<std::string> changed = changes(run, contents);
   warn_about(changed, contents, run.world);
   warn_about_schedules(schedules, run, contents);

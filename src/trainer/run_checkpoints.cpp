@@ -192,7 +192,7 @@ std::optional<BestCheckpoint> RunCheckpoints::best() {
 BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<CheckpointContents()>& make) {
   const auto start = Clock::now();
   store_->save(step, make());
-  return note({.step = step, .seconds = seconds_since(start)});
+  return note({.step = step, .duration_s = seconds_since(start)});
 }
 
 BackgroundSave RunCheckpoints::note(BackgroundSave saved) {
@@ -201,7 +201,7 @@ BackgroundSave RunCheckpoints::note(BackgroundSave saved) {
   durable_ = saved.step;
   asked_ = false;
   last_time_ = Clock::now();
-  files_.event("save", {{"step", saved.step}, {"seconds", saved.seconds}});
+  files_.event("save", {{"step", saved.step}, {"seconds", saved.duration_s}});
   return saved;
 }
 

@@ -115,7 +115,7 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
 }
 
 void OptimizerStep::begin_forward(const Batch& batch) {
-  optimizer_.begin_forward(/*reduce=*/step_.is_last(batch));
+  optimizer_.begin_forward(step_.is_last(batch) ? Gradients::reduce : Gradients::accumulate);
   step_.now_.last_samples = batch.samples;
 }
 

@@ -5,13 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/session.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/option_check.h"
 #include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
 #include "trainer/outside_fit.h"
@@ -41,28 +40,18 @@ void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks
 }
 
 void check_options(std::uint32_t stages, bool has_function, const OnOptions& options) {
-  std::vector<Problem> problems;
-  if (!has_function) {
-    problems.push_back({"Trainer::on: the function is missing"});
-  }
-  if (options.every < 1) {
-    problems.push_back({fmt::format("Trainer::on: every is {}, expected 1 or more", options.every)});
-  }
-  if (!(options.every_s >= 0)) {
-    problems.push_back({fmt::format("Trainer::on: every_s is {}, expected 0 or more", options.every_s)});
-  }
-  if (options.every_s > 0 && (options.every != 1 || options.is_light)) {
-    problems.push_back(
-        {fmt::format("Trainer::on: every_s together with {}", options.is_light ? "is_light" : "every"),
-         options.is_light ? "leave out is_light: the ranks send a message to agree on the time" : "use one of them"});
-  }
-  if (options.every_s > 0 && (stages & kUnsynchronizedStages) != 0) {
-    problems.push_back({"Trainer::on: every_s at a stage inside a step or a loop, where the ranks are not synchronized",
-                        "use another stage, such as step_end"});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  const bool is_timed = options.every_s > 0;
+  OptionCheck("Trainer::on")
+      .refuse_if(!has_function, "the function is missing")
+      .expect("every", options.every, options.every >= 1, "1 or more")
+      .expect("every_s", options.every_s, options.every_s >= 0, "0 or more")
+      .refuse_if(is_timed && options.is_light, "every_s together with is_light",
+                 "leave out is_light: the ranks send a message to agree on the time")
+      .refuse_if(is_timed && options.every != 1 && !options.is_light, "every_s together with every", "use one of them")
+      .refuse_if(is_timed && (stages & kUnsynchronizedStages) != 0,
+                 "every_s at a stage inside a step or a loop, where the ranks are not synchronized",
+                 "use another stage, such as step_end")
+      .throw_problems();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/version.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "environment/build_info.h"
 #include "world/process_group.h"
@@ -94,10 +95,7 @@ std::optional<Disagreement> find_disagreement(const std::vector<std::string>& te
     longest = std::max(longest, ranks.back().size());
   }
   for (std::size_t line = 0; line < longest; ++line) {
-    std::vector<std::string> values;
-    for (const auto& lines : ranks) {
-      values.push_back(line_of(lines, line));
-    }
+    const auto values = mapped(ranks, [&](const auto& lines) { return line_of(lines, line); });
     if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) != values.end()) {
       Disagreement result = odd_one_out(values);
       result.line = line;

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "world/operation_notes.h"
 #include "world/peer_errors.h"
@@ -200,10 +201,8 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
   if (impl_->alone()) {
     return tensor;
   }
-  std::vector<std::int64_t> rows;
-  for (const auto& text : impl_->gather("all-gather (sizes)", std::to_string(tensor.size(0)))) {
-    rows.push_back(parse_int(text).value_or(0));
-  }
+  const auto rows = mapped(impl_->gather("all-gather (sizes)", std::to_string(tensor.size(0))),
+                           [](const std::string& text) { return parse_int(text).value_or(0); });
   const at::NoGradGuard no_grad;
   const std::int64_t longest = *std::max_element(rows.begin(), rows.end());
   auto shape = tensor.sizes().vec();

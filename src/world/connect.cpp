@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -16,6 +15,7 @@
 
 #include "base/assertion.h"
 #include "base/duration.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "environment/nodes.h"
 #include "environment/process_name.h"
@@ -31,13 +31,6 @@ namespace {
 /// "cuda:1 NVIDIA H100 GPU-1234"
 std::string device_text(const LocalDevice& device) {
   return device.id.gpu ? fmt::format("{} {} {}", to_string(device.id), device.name, device.uuid) : std::string("CPU");
-}
-
-std::vector<std::string> uuids_of(const std::vector<LocalDevice>& devices) {
-  std::vector<std::string> uuids;
-  std::transform(devices.begin(), devices.end(), std::back_inserter(uuids),
-                 [](const LocalDevice& device) { return device.uuid; });
-  return uuids;
 }
 
 }  // namespace
@@ -142,7 +135,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity,
     if (plan.config.deterministic != Determinism::off) {
       impl.deterministic_cuda.emplace();
     }
-    impl.device = start_gpu(impl.device, uuids_of(plan.local_devices), local);
+    impl.device = start_gpu(impl.device, mapped(plan.local_devices, &LocalDevice::uuid), local);
   }
   const RankPlace place{.host = plan.host, .device = device_text(chosen), .pid = getpid()};
   if (impl.alone()) {

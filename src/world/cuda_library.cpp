@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/variables.h>
 
+#include "base/text.h"
 #include "world/device_graph.h"
 #include "world/peer_errors.h"
 #include "world/process_group.h"
@@ -72,9 +73,7 @@ void load_cuda() {
 std::string nccl_version() {
   const auto get = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
   int number = 0;  // 22809
-  return get != nullptr && get(&number) == 0
-             ? fmt::format("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100)
-             : std::string();
+  return get != nullptr && get(&number) == 0 ? library_version(number) : std::string();
 }
 
 // Note [NCCL policy]: by default, if a collective fails or times out, NCCL's watchdog thread ends the process with

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "failure/deadlines.h"
 #include "world/text_store.h"
@@ -27,11 +28,8 @@ std::vector<std::string> read_notes(c10d::Store& store, int size) {
   if (const auto notes = store_get_all(store, keys)) {
     return *notes;
   }
-  std::vector<std::string> notes;
-  for (const std::string& key : keys) {
-    notes.push_back(store_check(store, key) ? store_get(store, key) : std::string());
-  }
-  return notes;
+  return mapped(
+      keys, [&](const std::string& key) { return store_check(store, key) ? store_get(store, key) : std::string(); });
 }
 
 std::string ranks_with_older_notes(c10d::Store& store, int size, std::int64_t number) {

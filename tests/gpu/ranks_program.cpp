@@ -140,7 +140,7 @@ void check_buffers(Session& session) {
     }
   }
   strategy->begin_step(0);
-  strategy->optimizer().begin_forward(/*reduce=*/true);
+  strategy->optimizer().begin_forward(Gradients::reduce);
   check("in a step");
 }
 
@@ -206,7 +206,7 @@ void check_gradients(Session& session, const Reduction& way) {
     optimizer.zero_grad();
     const std::int64_t share = kBatch / world.size() / way.micro;
     for (int micro = 0; micro < way.micro; ++micro) {
-      optimizer.begin_forward(/*reduce=*/micro == way.micro - 1);
+      optimizer.begin_forward(micro == way.micro - 1 ? Gradients::reduce : Gradients::accumulate);
       const std::int64_t begin = world.rank() * (kBatch / world.size()) + micro * share;
       const auto loss =
           at::mse_loss(net.forward(inputs.narrow(0, begin, share), skip), targets.narrow(0, begin, share));
@@ -334,7 +334,7 @@ double difference_from_whole_batch(Session& session, const Samples& samples, Lay
       };
       (at::mse_loss(whole.forward(x), y) * part_of_step(both)).backward();
 
-      optimizer.begin_forward(/*reduce=*/micro + 1 == samples.size());
+      optimizer.begin_forward(micro + 1 == samples.size() ? Gradients::reduce : Gradients::accumulate);
       const std::int64_t mine = shares.at(static_cast<std::size_t>(world.rank()));
       if (mine == 0) {
         optimizer.backward_nothing();
@@ -396,7 +396,7 @@ class ShardedOrNot {
     for (int step = first_step; step < first_step + steps; ++step) {
       strategy_->begin_step(step);
       optimizer.zero_grad();
-      optimizer.begin_forward(/*reduce=*/true);
+      optimizer.begin_forward(Gradients::reduce);
       const double shift = step * 3.1 + world_.rank();
       const at::Tensor x = wave({kBatch, 4}, shift).to(world_.device());
       const at::Tensor y = wave({kBatch, 1}, shift * 0.4).to(world_.device());

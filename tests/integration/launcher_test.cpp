@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/mapped.h"
 #include "support/plain_ranks.h"
 #include "support/python.h"
 #include "support/requirements.h"
@@ -126,11 +127,7 @@ std::vector<Process::Result> with_a_limited_rank(const std::filesystem::path& ru
           rank.words = with({"sh", "-c", "ulimit -f " + limit + " && exec \"$0\" \"$@\""}, rank.words);
         }
       });
-  std::vector<Process::Result> results;
-  for (const auto& rank : ranks) {
-    results.push_back(rank->wait());
-  }
-  return results;
+  return mapped(ranks, [](const auto& rank) { return rank->wait(); });
 }
 
 TEST(Environment, RanksLeaveSharedMemoryIfOneOfThemCannotHaveIt) {

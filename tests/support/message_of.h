@@ -1,12 +1,25 @@
-// What a call throws, as text.
+// What a call throws.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <lockstep/base/error.h>
 
 namespace lockstep {
+
+/// The `AnError` that `act` throws; the test fails if it throws nothing or something else.
+template <class AnError = Error, class Act>
+AnError error_of(const Act& act) {
+  try {
+    act();
+  } catch (const AnError& error) {
+    return error;
+  }
+  throw std::logic_error("nothing was thrown");
+}
 
 /// The message of the `AnError` that `act` throws, and its hint: "what | hint". "no error": it throws nothing.
 template <class AnError = Error, class Act>
@@ -21,6 +34,20 @@ std::string message_of(const Act& act) {
     return text;
   }
   return "no error";
+}
+
+/// Every problem of the ConfigError that `act` throws, with its hint: "what | hint". {}: it throws nothing.
+template <class Act>
+std::vector<std::string> problems_of(const Act& act) {
+  std::vector<std::string> problems;
+  try {
+    act();
+  } catch (const ConfigError& error) {
+    for (const Problem& problem : error.problems()) {
+      problems.push_back(problem.what + " | " + problem.hint);
+    }
+  }
+  return problems;
 }
 
 }  // namespace lockstep

@@ -23,6 +23,9 @@
 
 #include <lockstep/base/variables.h>
 
+#include "base/exec_arguments.h"
+#include "base/mapped.h"
+
 namespace lockstep {
 
 class Process {
@@ -39,8 +42,7 @@ class Process {
     double cpu_seconds = 0;  // of the program and the children it waited for
   };
 
-  explicit Process(const std::vector<std::string>& argv, const Environment& extra = {},
-                   const std::string& directory = ".") {
+  explicit Process(std::vector<std::string> argv, const Environment& extra = {}, const std::string& directory = ".") {
     auto merged = read_environment().all();
     for (const auto& [name, value] : extra) {
       if (value.empty()) {
@@ -49,20 +51,9 @@ class Process {
         merged[name] = value;
       }
     }
-    std::vector<std::string> entries;
-    for (const auto& [name, value] : merged) {
-      entries.push_back(name + "=" + value);
-    }
-    const auto pointers = [](const std::vector<std::string>& texts) {
-      std::vector<char*> result;
-      for (const auto& text : texts) {
-        result.push_back(const_cast<char*>(text.c_str()));
-      }
-      result.push_back(nullptr);
-      return result;
-    };
-    auto args = pointers(argv);
-    auto environment = pointers(entries);
+    std::vector<std::string> entries = environment_entries(Variables(merged));
+    const auto args = pointers_to(argv);
+    const auto environment = pointers_to(entries);
     std::array<int, 2> out{};
     std::array<int, 2> err{};
     if (pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(err.data(), O_CLOEXEC) != 0) {
@@ -186,11 +177,7 @@ class Process {
         }
       }
     }
-    std::vector<pid_t> pids;
-    for (const auto& [rank, pid] : ranks) {
-      pids.push_back(pid);
-    }
-    return pids;
+    return mapped(ranks, [](const auto& rank) { return rank.second; });
   }
 
   /// True if all these processes end within the deadline.

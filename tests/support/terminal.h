@@ -16,12 +16,14 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "base/exec_arguments.h"
+
 namespace lockstep {
 
 /// A program on a pseudo-terminal of 100 columns.
 class OnTerminal {
  public:
-  explicit OnTerminal(const std::vector<std::string>& argv, const std::map<std::string, std::string>& extra = {}) {
+  explicit OnTerminal(std::vector<std::string> argv, const std::map<std::string, std::string>& extra = {}) {
     winsize size{.ws_row = 30, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
     pid_ = forkpty(&terminal_, nullptr, nullptr, &size);
     if (pid_ == 0) {
@@ -31,11 +33,7 @@ class OnTerminal {
       for (const auto& [name, value] : extra) {
         setenv(name.c_str(), value.c_str(), 1);
       }
-      std::vector<char*> args;
-      for (const auto& arg : argv) {
-        args.push_back(const_cast<char*>(arg.c_str()));
-      }
-      args.push_back(nullptr);
+      const auto args = pointers_to(argv);
       execv(args[0], args.data());
       _exit(127);
     }

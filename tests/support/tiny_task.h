@@ -7,6 +7,8 @@
 #include <lockstep/session.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/mapped.h"
+
 namespace lockstep {
 
 inline std::shared_ptr<Dataset> tiny_data(std::int64_t size) {
@@ -30,6 +32,11 @@ class TinyTask : public Task {
   torch::nn::Linear net_{4, 1};
   OptimizerSpec optimizer_;
 };
+
+/// Copies of its parameters.
+inline std::vector<at::Tensor> weights_of(Task& task) {
+  return mapped(task.module().parameters(), [](const at::Tensor& weight) { return weight.detach().clone(); });
+}
 
 /// A configuration that writes no files.
 inline TrainConfig in_memory(TrainConfig config) {

@@ -48,7 +48,7 @@ inline constexpr const char* kParametersFinite = "parameters_finite";
 /// A successful save in the background.
 struct BackgroundSave {
   std::int64_t step = 0;
-  double seconds = 0;  ///< from the copy of the state until it was durable, on rank 0
+  double duration_s = 0;  ///< from the copy of the state until it was durable, on rank 0
 };
 
 /// All functions except save_in_background() and save_ended() first wait for a save in the background, and throw its

@@ -50,6 +50,12 @@ inline constexpr std::array<bool StepRequests::*, 6> StepRequests::kAll{
     &StepRequests::stop,     &StepRequests::save,   &StepRequests::save_ended,
     &StepRequests::validate, &StepRequests::report, &StepRequests::command};
 
+/// What the backward of a micro-batch does with the gradients.
+enum class Gradients {
+  accumulate,  ///< another micro-batch of the step follows
+  reduce,      ///< it was the last one: the gradients are reduced over the ranks
+};
+
 /// One optimizer with its parameters, their gradients, and the reduction of the gradients over ranks. Reductions of
 /// different optimizers are independent: a GAN's generator step neither reduces the discriminator's gradients nor waits
 /// for them.
@@ -60,9 +66,8 @@ class StrategyOptimizer {
   /// Clears the gradients. Do not call Optimizer::zero_grad: it throws if gradients are views of buckets.
   virtual void zero_grad() = 0;
 
-  /// Call it before each forward. `reduce`: the backward of this micro-batch ends the accumulation and reduces the
-  /// gradients.
-  virtual void begin_forward(bool reduce) = 0;
+  /// Call it before each forward, with what its backward does.
+  virtual void begin_forward(Gradients gradients) = 0;
 
   /// Runs backward from `loss` (0-dim) with `weight` as its gradient. Modules may return any type: an output that does
   /// not affect the loss is unused.

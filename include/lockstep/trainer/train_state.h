@@ -51,7 +51,7 @@ struct FitResult {
   std::string why{};                     ///< one line: the step at which the run ended, and the reason
   Metrics metrics{};                     ///< the last value of every reported metric, "val_..." too
   std::optional<BestCheckpoint> best{};  ///< by checkpoint.monitor; nullopt: no such checkpoint
-  double seconds = 0;                    ///< of this fit
+  double duration_s = 0;                 ///< of this fit
 };
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 
 #include <lockstep/environment/launch_name.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "environment/job_end.h"
 
@@ -97,6 +98,10 @@ std::string limit_text(const std::optional<std::int64_t>& limit) {
 
 std::string byte_limit_text(const std::optional<std::int64_t>& bytes) {
   return bytes ? human_bytes(*bytes) : "unlimited";
+}
+
+std::vector<std::string> variable_texts(const LauncherFacts& facts) {
+  return mapped(facts.variables, [](const auto& variable) { return variable.first + "=" + variable.second; });
 }
 
 LauncherFacts collect_launcher_facts(const Variables& variables) {

@@ -120,6 +120,7 @@ struct LauncherFacts {
   std::vector<std::pair<std::string, std::string>> variables{};  ///< those of known_variables() that are set
   std::vector<std::string> settings{};                           ///< names of LOCKSTEP_CFG_*
 };
+std::vector<std::string> variable_texts(const LauncherFacts& facts);  ///< "NAME=value"
 
 struct DirectoryFacts {
   std::filesystem::path asked{};

@@ -232,12 +232,8 @@ std::optional<std::string> value_of(const LauncherFacts& facts, std::string_view
 
 void judge_variables(const Facts& facts, Judgement& judgement) {
   const LauncherFacts& launcher = facts.launcher;
-  std::vector<std::string> set;
-  for (const auto& [name, value] : launcher.variables) {
-    set.push_back(fmt::format("{}={}", name, value));
-  }
-  if (!set.empty()) {
-    judgement.ok("variables", join(set, ", "));
+  if (!launcher.variables.empty()) {
+    judgement.ok("variables", join(variable_texts(launcher), ", "));
   }
   for (const SlowVariable& slow : kSlowVariables) {
     if (value_of(launcher, slow.name) == slow.value) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "cli/doctor/judgement.h"
 
@@ -27,11 +28,7 @@ std::string interface_with(const NetworkFacts& facts, const std::string& address
 }
 
 std::string names_of(const std::vector<NetworkInterface>& interfaces) {
-  std::vector<std::string> names;
-  for (const NetworkInterface& interface : interfaces) {
-    names.push_back(interface.name);
-  }
-  return join(names, ", ");
+  return join(mapped(interfaces, &NetworkInterface::name), ", ");
 }
 
 void judge_interfaces(const NetworkFacts& facts, Judgement& judgement) {

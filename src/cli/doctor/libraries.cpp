@@ -37,12 +37,6 @@ VersionNumber ask_cudnn(void* library) {
   return get != nullptr ? get() : 0;
 }
 
-/// 22809 -> "2.28.9". Before NCCL 2.9 and cuDNN 9 the major number was the thousands: 8902 -> "8.9.2".
-std::string version_text(VersionNumber number) {
-  const VersionNumber major = number < 10000 ? 1000 : 10000;
-  return fmt::format("{}.{}.{}", number / major, number % major / 100, number % 100);
-}
-
 /// What the child writes: "=22809", or why it cannot.
 [[noreturn]] void answer(const char* file, AskVersion ask, int out) {
   constexpr unsigned kSeconds = 10;
@@ -68,10 +62,9 @@ void find_version(LibraryFacts& facts, AskVersion ask) {
   const std::string text = read_to_end(in.get());
   int status = 0;
   waitpid(child, &status, 0);
-  const VersionNumber number =
-      static_cast<VersionNumber>(parse_int(text.substr(text.starts_with('=') ? 1 : 0)).value_or(0));
+  const std::int64_t number = parse_int(text.substr(text.starts_with('=') ? 1 : 0)).value_or(0);
   if (number > 0) {
-    facts.version = version_text(number);
+    facts.version = library_version(number);
   } else if (!text.empty()) {
     facts.problem = text == "=0" ? "it does not give its version" : printable(first_line(text));
   } else {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -186,11 +187,7 @@ std::string launcher_name(const LauncherFacts& facts) {
 }
 
 std::vector<std::string> interface_names(const NetworkFacts& facts) {
-  std::vector<std::string> names;
-  for (const NetworkInterface& interface : facts.interfaces) {
-    names.push_back(interface.name);
-  }
-  return names;
+  return mapped(facts.interfaces, &NetworkInterface::name);
 }
 
 /// GPUs of one kind form one entry: "8 x NVIDIA H100 (79.6 GiB, compute 9.0)".
@@ -203,10 +200,7 @@ std::string gpus_text(const DriverDetails& driver) {
                                                                 human_bytes(gpu.memory_bytes), gpu.compute_capability);
     ++kinds[kind];
   }
-  std::vector<std::string> texts;
-  for (const auto& [kind, number] : kinds) {
-    texts.push_back(fmt::format("{} x {}", number, kind));
-  }
+  const auto texts = mapped(kinds, [](const auto& kind) { return fmt::format("{} x {}", kind.second, kind.first); });
   return texts.empty() ? "none" : join(texts, "; ");
 }
 
@@ -220,10 +214,7 @@ std::string driver_text(const DriverDetails& driver) {
 std::vector<std::pair<std::string, std::string>> system_rows(const Facts& facts) {
   const BuildFacts& build = facts.build;
   const MachineFacts& machine = facts.machine;
-  std::vector<std::string> variables;
-  for (const auto& [name, value] : facts.launcher.variables) {
-    variables.push_back(fmt::format("{}={}", name, value));
-  }
+  const auto variables = variable_texts(facts.launcher);
   return {
       {"lockstep", fmt::format("{}, build {}, built with {}", build.version, build.build_id, build.compiler)},
       {"LibTorch", build.libtorch.version.empty()

@@ -8,6 +8,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
 #include "cli/commands.h"
@@ -53,10 +54,7 @@ int report(const CommandLine& line, const Variables&) {
   const std::filesystem::path out = line.value("out", usual);
   check_place(out);
   FileSystem& fs = real_file_system();
-  std::vector<RunData> runs;
-  for (const auto& directory : directories) {
-    runs.push_back(read_run(fs, directory));
-  }
+  auto runs = mapped(directories, [&](const auto& directory) { return read_run(fs, directory); });
   tell_apart(runs);
   write_file(fs, out, report_page(runs, unix_time()));
   fmt::print("{}\n", printable(out.string()));

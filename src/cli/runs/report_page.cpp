@@ -15,6 +15,7 @@
 #include <lockstep/version.h>
 
 #include "base/assertion.h"
+#include "base/mapped.h"
 #include "base/special_number.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
@@ -252,10 +253,7 @@ Json pairs(const Texts& texts) {
 
 /// The settings in which the runs differ; of a single run, those that differ from lockstep's defaults.
 Json differences(std::span<const RunData> runs) {
-  std::vector<Texts> columns;
-  for (const RunData& run : runs) {
-    columns.push_back(run.settings);
-  }
+  auto columns = mapped(runs, &RunData::settings);
   if (runs.size() == 1) {
     columns.push_back(config_values(TrainConfig{}));
   }
@@ -291,10 +289,7 @@ Json differences(std::span<const RunData> runs) {
 }
 
 std::string title_of(std::span<const RunData> runs) {
-  std::vector<std::string> names;
-  for (const RunData& run : runs) {
-    names.push_back(run.name);
-  }
+  const auto names = mapped(runs, &RunData::name);
   return escaped(names.size() <= 4 ? join(names, ", ")
                                    : fmt::format("{} and {} other runs", names[0], names.size() - 1));
 }

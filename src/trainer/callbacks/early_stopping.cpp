@@ -4,9 +4,9 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/option_check.h"
 #include "base/text.h"
 #include "trainer/callbacks/monitored_metric.h"
 
@@ -19,19 +19,11 @@ struct EarlyStopping::Metric : MonitoredMetric {
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)), metric_(std::make_unique<Metric>("EarlyStopping", options_.metric, options_.mode)) {
-  std::vector<Problem> problems;
-  if (options_.metric.empty()) {
-    problems.push_back({"EarlyStopping: metric is empty, expected the name of a metric", {}});
-  }
-  if (options_.patience < 1) {
-    problems.push_back({fmt::format("EarlyStopping: patience is {}, expected 1 or more", options_.patience), {}});
-  }
-  if (!(options_.min_delta >= 0)) {
-    problems.push_back({fmt::format("EarlyStopping: min_delta is {}, expected 0 or more", options_.min_delta), {}});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("EarlyStopping")
+      .expect("metric", "empty", !options_.metric.empty(), "the name of a metric")
+      .expect("patience", options_.patience, options_.patience >= 1, "1 or more")
+      .expect("min_delta", options_.min_delta, options_.min_delta >= 0, "0 or more")
+      .throw_problems();
 }
 
 EarlyStopping::~EarlyStopping() = default;

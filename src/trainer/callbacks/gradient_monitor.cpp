@@ -11,9 +11,9 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "base/option_check.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -42,22 +42,15 @@ at::Tensor numbers_together(const std::vector<at::Tensor>& all) {
 }  // namespace
 
 GradientMonitor::GradientMonitor(GradientMonitorOptions options) : options_(std::move(options)) {
-  std::vector<Problem> problems;
-  if (options_.every_steps < 1) {
-    problems.push_back(
-        {.what = fmt::format("GradientMonitor: every_steps is {}, expected 1 or more", options_.every_steps)});
-  }
+  OptionCheck check("GradientMonitor");
+  check.expect("every_steps", options_.every_steps, options_.every_steps >= 1, "1 or more");
   std::unordered_set<std::string> names;
   for (const GradientGroup& group : options_.groups) {
-    if (group.name.empty()) {
-      problems.push_back({.what = "GradientMonitor: a group has no name"});
-    } else if (!names.insert(group.name).second) {
-      problems.push_back({.what = fmt::format("GradientMonitor: two groups have the name '{}'", group.name)});
-    }
+    check.refuse_if(group.name.empty(), "a group has no name")
+        .refuse_if(!group.name.empty() && !names.insert(group.name).second,
+                   fmt::format("two groups have the name '{}'", group.name));
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  check.throw_problems();
 }
 
 void GradientMonitor::on(const StageContext& context) {
@@ -90,15 +83,11 @@ void GradientMonitor::begin(const StageContext& context) {
       }
     }
   }
-  std::vector<Problem> problems;
+  OptionCheck check("GradientMonitor");
   for (const Group& group : groups_) {
-    if (group.parameters.empty()) {
-      problems.push_back({.what = fmt::format("GradientMonitor: group '{}' selects no parameter", group.name)});
-    }
+    check.refuse_if(group.parameters.empty(), fmt::format("group '{}' selects no parameter", group.name));
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  check.throw_problems();
   step_ = 0;
   measured_ = std::exchange(loaded_, {});
   for (auto& [name, numbers] : measured_) {

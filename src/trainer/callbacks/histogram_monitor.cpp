@@ -2,16 +2,17 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/plan/plan.h>
 #include <lockstep/trainer/monitors.h>
+
+#include "base/option_check.h"
 
 namespace lockstep {
 
 HistogramMonitor::HistogramMonitor(HistogramMonitorOptions options) : options_(options) {
-  if (options_.every_reports < 1) {
-    throw ConfigError(fmt::format("HistogramMonitor: every_reports is {}, expected 1 or more", options_.every_reports));
-  }
+  OptionCheck("HistogramMonitor")
+      .expect("every_reports", options_.every_reports, options_.every_reports >= 1, "1 or more")
+      .throw_problems();
 }
 
 void HistogramMonitor::on(const StageContext& context) {

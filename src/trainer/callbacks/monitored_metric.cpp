@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -13,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "trainer/output/metric_names.h"
 
@@ -56,8 +56,7 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
   if (is_known_ || context.stage != stage_of_metric(name_, config) || may_lack_metrics(*context.metrics, config)) {
     return std::nullopt;
   }
-  std::vector<std::string> names;
-  std::ranges::transform(*context.metrics, std::back_inserter(names), &Metrics::value_type::first);
+  const auto names = mapped(*context.metrics, &Metrics::value_type::first);
   throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_), late_hint_for_metric(name_, names));
 }
 

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <set>
@@ -18,11 +17,12 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/trainer/monitors.h>
 
+#include "base/mapped.h"
+#include "base/option_check.h"
 #include "environment/nvml.h"
 #include "optim/option_values.h"
 #include "trainer/callbacks/monitored_metric.h"
@@ -59,11 +59,12 @@ void LearningRateMonitor::on(const StageContext& context) {
     for (std::size_t group = 0; group < groups.size(); ++group) {
       torch::optim::OptimizerOptions& options = groups[group].options();
       context.log(fmt::format("lr_{}_{}", i, group), options.get_lr());
-      if (const auto momentum = momentum_of(options); momentum && options_.momentum) {
-        context.log(fmt::format("momentum_{}_{}", i, group), *momentum);
+      const OptionValues values = option_values(options);
+      if (values.momentum && options_.momentum) {
+        context.log(fmt::format("momentum_{}_{}", i, group), *values.momentum);
       }
-      if (const double* decay = find_weight_decay(options); decay != nullptr && options_.weight_decay) {
-        context.log(fmt::format("weight_decay_{}_{}", i, group), *decay);
+      if (values.weight_decay != nullptr && options_.weight_decay) {
+        context.log(fmt::format("weight_decay_{}_{}", i, group), *values.weight_decay);
       }
     }
   }
@@ -71,9 +72,7 @@ void LearningRateMonitor::on(const StageContext& context) {
 
 SmoothedMetric::SmoothedMetric(std::string metric, double decay)
     : metric_(std::move(metric)), name_("smoothed_" + metric_), decay_(decay) {
-  if (!(decay >= 0 && decay < 1)) {
-    throw ConfigError(fmt::format("SmoothedMetric: decay is {}, expected 0 or more and less than 1", decay));
-  }
+  OptionCheck("SmoothedMetric").expect_share("decay", decay).throw_problems();
 }
 
 void SmoothedMetric::on(const StageContext& context) {
@@ -166,8 +165,7 @@ void DeviceMonitor::on(const StageContext& context) {
     largest.emplace_back("gpu_celsius", load.celsius.value_or(kUnknown));
     largest.emplace_back(kGpuPercent, load.percent ? -*load.percent : kUnknown);
   }
-  std::vector<double> values;
-  std::ranges::transform(largest, std::back_inserter(values), [](const auto& value) { return value.second; });
+  const auto values = mapped(largest, [](const auto& value) { return value.second; });
   const at::Tensor of_all = at::tensor(values, at::kDouble).to(device);
   context.world.all_reduce(of_all, Reduce::max);
   const at::Tensor host = WorldAccess::on_host(context.world, of_all);
@@ -180,16 +178,10 @@ void DeviceMonitor::on(const StageContext& context) {
 }
 
 Profiler::Profiler(ProfilerOptions options) : options_(std::move(options)) {
-  std::vector<Problem> problems;
-  if (options_.first_step < 0) {
-    problems.push_back({fmt::format("Profiler: first_step is {}, expected 0 or more", options_.first_step)});
-  }
-  if (options_.steps < 1) {
-    problems.push_back({fmt::format("Profiler: steps is {}, expected 1 or more", options_.steps)});
-  }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("Profiler")
+      .expect("first_step", options_.first_step, options_.first_step >= 0, "0 or more")
+      .expect("steps", options_.steps, options_.steps >= 1, "1 or more")
+      .throw_problems();
 }
 
 Profiler::~Profiler() {

@@ -5,12 +5,12 @@
 #include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/world/world.h>
 
+#include "base/option_check.h"
 #include "base/text.h"
 #include "trainer/callbacks/monitored_metric.h"
 
@@ -24,22 +24,15 @@ struct ReduceOnPlateau::Metric : MonitoredMetric {
 ReduceOnPlateau::ReduceOnPlateau(ReduceOnPlateauOptions options)
     : options_(std::move(options)),
       metric_(std::make_unique<Metric>("ReduceOnPlateau", options_.metric, options_.mode)) {
-  std::vector<Problem> problems;
-  const auto expect = [&](bool good, std::string_view option, auto value, std::string_view range) {
-    if (!good) {
-      problems.push_back({fmt::format("ReduceOnPlateau: {} is {}, expected {}", option, value, range), {}});
-    }
-  };
-  expect(!options_.metric.empty(), "metric", "empty", "the name of a metric");
-  expect(options_.factor > 0 && options_.factor < 1, "factor", options_.factor, "a number between 0 and 1");
-  expect(options_.patience >= 0, "patience", options_.patience, "0 or more");
-  expect(options_.threshold >= 0, "threshold", options_.threshold, "0 or more");
-  expect(options_.cooldown >= 0, "cooldown", options_.cooldown, "0 or more");
-  expect(options_.min_lr >= 0, "min_lr", options_.min_lr, "0 or more");
-  expect(options_.eps >= 0, "eps", options_.eps, "0 or more");
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("ReduceOnPlateau")
+      .expect("metric", "empty", !options_.metric.empty(), "the name of a metric")
+      .expect("factor", options_.factor, options_.factor > 0 && options_.factor < 1, "a number between 0 and 1")
+      .expect("patience", options_.patience, options_.patience >= 0, "0 or more")
+      .expect("threshold", options_.threshold, options_.threshold >= 0, "0 or more")
+      .expect("cooldown", options_.cooldown, options_.cooldown >= 0, "0 or more")
+      .expect("min_lr", options_.min_lr, options_.min_lr >= 0, "0 or more")
+      .expect("eps", options_.eps, options_.eps >= 0, "0 or more")
+      .throw_problems();
 }
 
 ReduceOnPlateau::~ReduceOnPlateau() = default;

@@ -15,6 +15,8 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/mapped.h"
+#include "base/option_check.h"
 #include "tensor/mismatch.h"
 #include "tensor/replaced_values.h"
 #include "trainer/callbacks/batch_norm_update.h"
@@ -33,33 +35,24 @@ bool is_alike(const at::Tensor& value, const at::Tensor& average) {
 
 /// Writing into a tensor changes its version, giving it other data its memory.
 std::vector<std::pair<const void*, std::int64_t>> states_of(const NamedTensors& values) {
-  std::vector<std::pair<const void*, std::int64_t>> states;
-  for (const auto& [name, value] : values) {
-    states.emplace_back(value.const_data_ptr(), value._version());
-  }
-  return states;
+  return mapped(values, [](const auto& entry) {
+    return std::pair<const void*, std::int64_t>(entry.second.const_data_ptr(), entry.second._version());
+  });
 }
 
 }  // namespace
 
 WeightAverage::WeightAverage(WeightAverageOptions options) : options_(options) {
-  std::vector<Problem> problems;
-  const auto expect = [&](bool good, const char* option, auto value, const char* range) {
-    if (!good) {
-      problems.push_back({fmt::format("WeightAverage: {} is {}, expected {}", option, value, range), {}});
-    }
-  };
-  expect(options_.decay >= 0 && options_.decay < 1, "decay", options_.decay, "0 or more and less than 1");
-  expect(!options_.warmup || options_.decay > 0, "decay", options_.decay, "more than 0 with warmup");
-  expect(options_.every_steps >= 1, "every_steps", options_.every_steps, "1 or more");
-  expect(options_.first_step >= 1, "first_step", options_.first_step, "1 or more");
-  expect(options_.first_epoch >= 1, "first_epoch", options_.first_epoch, "1 or more");
-  expect(options_.batch_norm_steps >= 0, "batch_norm_steps", options_.batch_norm_steps, "0 or more");
-  expect(options_.batch_norm_steps <= 0 || options_.at_end, "batch_norm_steps", options_.batch_norm_steps,
-         "0 without at_end");
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("WeightAverage")
+      .expect_share("decay", options_.decay)
+      .expect("decay", options_.decay, !options_.warmup || options_.decay > 0, "more than 0 with warmup")
+      .expect("every_steps", options_.every_steps, options_.every_steps >= 1, "1 or more")
+      .expect("first_step", options_.first_step, options_.first_step >= 1, "1 or more")
+      .expect("first_epoch", options_.first_epoch, options_.first_epoch >= 1, "1 or more")
+      .expect("batch_norm_steps", options_.batch_norm_steps, options_.batch_norm_steps >= 0, "0 or more")
+      .expect("batch_norm_steps", options_.batch_norm_steps, options_.batch_norm_steps <= 0 || options_.at_end,
+              "0 without at_end")
+      .throw_problems();
 }
 
 void WeightAverage::on(const StageContext& context) {

@@ -10,6 +10,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/mapped.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
 #include "trainer/output/run_reports.h"
@@ -92,7 +93,7 @@ std::string summary(const FitResult& result, const std::string& monitor) {
     parts.push_back(fmt::format("best {} {:.5g} at step {} in {}", monitor, result.best->value, result.best->step,
                                 result.best->path));
   }
-  parts.push_back("time " + human_duration(result.seconds));
+  parts.push_back("time " + human_duration(result.duration_s));
   std::erase(parts, "");
   return join(parts, " | ");
 }
@@ -131,11 +132,8 @@ void tell_end(const FitResult& result, std::int64_t epoch, const RunTimes& times
   if (times.host.total() >= kLong) {
     tell_times(times, config, world, console);
   }
-  std::vector<MetricValue> values;
-  for (const auto& [name, value] : result.metrics) {
-    values.push_back({.name = name, .value = value});
-  }
-  files.write_end(values);
+  files.write_end(mapped(result.metrics,
+                         [](const auto& metric) { return MetricValue{.name = metric.first, .value = metric.second}; }));
   console.line(result.why);
   console.line(summary(result, config.checkpoint.monitor));
 }

@@ -15,6 +15,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -72,10 +73,8 @@ void warn_about_unregistered(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) {
     return;
   }
-  std::vector<std::string> shapes;
-  for (const at::Tensor& tensor : tensors) {
-    shapes.push_back(fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")));
-  }
+  const auto shapes =
+      mapped(tensors, [](const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); });
   log_warning(
       fmt::format("the loss depends on tensors that require gradients and are not in the module, of shape {}: no "
                   "optimizer of the task updates them, and no checkpoint has them; register them with register_module "

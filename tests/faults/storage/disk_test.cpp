@@ -10,6 +10,7 @@
 
 #include "base/io_error.h"
 #include "faults/storage/scenarios.h"
+#include "support/message_of.h"
 #include "support/process.h"
 #include "support/requirements.h"
 #include "support/sweep.h"
@@ -149,13 +150,11 @@ TEST(FullDisk, IsDistinguishedFromOneWithoutInodes) {
   const int mounted = ::mount("tmpfs", scratch.path().c_str(), "tmpfs", 0, "size=1m,nr_inodes=3");
   LOCKSTEP_REQUIRE(Requirements().that(mounted == 0, std::string("no tmpfs: ") + std::strerror(errno)));
   const Mount mount(scratch.path());
-  try {
+  const auto error = error_of<IoError>([&] {
     save_version(real_file_system(), scratch.path() / "checkpoints", {50, 0});
-    FAIL() << "saved without an inode";
-  } catch (const IoError& error) {
-    EXPECT_EQ(error.number(), ENOSPC);
-    EXPECT_THAT(error.hint(), testing::HasSubstr("no free inode"));
-  }
+  });
+  EXPECT_EQ(error.number(), ENOSPC);
+  EXPECT_THAT(error.hint(), testing::HasSubstr("no free inode"));
 }
 
 /// Saves without fsync.

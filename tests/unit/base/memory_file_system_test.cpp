@@ -7,6 +7,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -52,13 +54,9 @@ TEST(MemoryFileSystem, FailsAtTheGivenOperation) {
   MemoryFileSystem fs;
   fs.fail_at(1, ENOSPC);
   const auto file = fs.create("/a");
-  try {
-    file->append(bytes("abcd"));
-    FAIL() << "operation 1 had to fail";
-  } catch (const IoError& error) {
-    EXPECT_STREQ(error.what(), "cannot write /a: No space left on device");
-    EXPECT_EQ(error.hint(), "free space there, or write to another file system");
-  }
+  const auto error = error_of<IoError>([&] { file->append(bytes("abcd")); });
+  EXPECT_STREQ(error.what(), "cannot write /a: No space left on device");
+  EXPECT_EQ(error.hint(), "free space there, or write to another file system");
   EXPECT_EQ(read_file(fs, "/a"), "ab") << "half of it was written";
   file->append(bytes("ef"));
   EXPECT_EQ(read_file(fs, "/a"), "abef");

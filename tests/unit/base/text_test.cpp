@@ -10,6 +10,13 @@ namespace {
 
 using testing::ElementsAre;
 
+TEST(Text, WritesVersionsOfLibraries) {
+  EXPECT_EQ(library_version(22809), "2.28.9");
+  EXPECT_EQ(library_version(2708), "2.7.8");
+  EXPECT_EQ(library_version(91002), "9.10.2");
+  EXPECT_EQ(library_version(8902), "8.9.2");
+}
+
 TEST(Text, TrimsSplitsAndJoins) {
   EXPECT_EQ(trim(" \t a b \n"), "a b");
   EXPECT_EQ(trim("   "), "");

@@ -24,8 +24,8 @@
 #include <lockstep/world/world.h>
 
 #include "support/forwarding_file_system.h"
-#include "support/named_tensors.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -400,7 +400,7 @@ TEST(CheckpointStore, SavesACopyOfTheStateInTheBackground) {
     const auto saved = store.wait_for_save();
     ASSERT_TRUE(saved);
     EXPECT_EQ(saved->step, value);
-    EXPECT_GT(saved->seconds, 0);
+    EXPECT_GT(saved->duration_s, 0);
     EXPECT_FALSE(store.save_ended());
     expect_equal(store.load(value), checkpoint_contents(value));
   }

@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
 
-#include "support/named_tensors.h"
+#include "support/tensors.h"
 
 namespace lockstep {
 namespace {

@@ -12,10 +12,10 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "support/message_of.h"
-#include "support/named_tensors.h"
 #include "support/runs.h"
 #include "support/script_model.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 

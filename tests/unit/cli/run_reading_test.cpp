@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "cli/runs/list_command.h"
 #include "cli/runs/report_page.h"
@@ -35,13 +36,7 @@ constexpr const char* kContinue = "stopped at step 20, epoch 1: SIGTERM; run the
 
 RunData read(const WrittenRun& run) { return read_run(real_file_system(), run.path()); }
 
-std::vector<std::string> event_names(const RunData& run) {
-  std::vector<std::string> names;
-  for (const RunEvent& event : run.events) {
-    names.push_back(event.name);
-  }
-  return names;
-}
+std::vector<std::string> event_names(const RunData& run) { return mapped(run.events, &RunEvent::name); }
 
 /// Ends, is resumed, fails, is restarted, and is resumed again.
 void write_eventful(const WrittenRun& run) {
@@ -315,10 +310,8 @@ TEST(Report, RunsOfTheSameNameHaveTheirPaths) {
   const auto result = run_program({LOCKSTEP_CLI, "report", "a/run", "b/run", "c"}, {}, temp.path().string());
   ASSERT_EQ(result.code, 0) << result.err;
   const Json data = data_of(read_text(temp.path() / "report.html"));
-  std::vector<std::string> names;
-  for (const Json& run : data.at("runs")) {
-    names.push_back(run.at("name"));
-  }
+  const auto names =
+      mapped<std::string>(data.at("runs"), [](const Json& run) { return run.at("name").get<std::string>(); });
   EXPECT_THAT(names, ElementsAre("a/run", "b/run", "c"));
 }
 

@@ -13,6 +13,7 @@
 #include "config/field_value.h"
 #include "config/foreign_names.h"
 #include "config/setting_form.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -31,15 +32,7 @@ Invocation parse(const std::vector<std::string>& args, const Environment& enviro
 /// "what | hint" of every problem.
 std::vector<std::string> problems(const std::vector<std::string>& args, const Environment& environment = {},
                                   const TrainConfig& defaults = {}, const Flags& flags = {}) {
-  std::vector<std::string> found;
-  try {
-    parse(args, environment, defaults, flags);
-  } catch (const ConfigError& error) {
-    for (const Problem& problem : error.problems()) {
-      found.push_back(problem.what + " | " + problem.hint);
-    }
-  }
-  return found;
+  return problems_of([&] { parse(args, environment, defaults, flags); });
 }
 
 TEST(ParseInvocation, KeepsTheProgramsDefaults) {

@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "config/flags.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -40,21 +41,15 @@ class ConfigFile : public testing::Test {
 
   /// Problems as "what | hint", the directory's name left out.
   std::vector<std::string> problems(const std::string& name, const std::string& text) {
-    return problems_of(write(name, text));
+    return problems_in(write(name, text));
   }
 
-  std::vector<std::string> problems_of(const std::string& file) {
-    std::vector<std::string> found;
-    try {
-      parse_invocation({}, std::vector<std::string>{"--config", file}, {});
-    } catch (const ConfigError& error) {
-      for (const Problem& problem : error.problems()) {
-        std::string line = problem.what + " | " + problem.hint;
-        const std::string prefix = directory_.path().string() + "/";
-        for (auto at = line.find(prefix); at != std::string::npos; at = line.find(prefix)) {
-          line.erase(at, prefix.size());
-        }
-        found.push_back(line);
+  std::vector<std::string> problems_in(const std::string& file) {
+    auto found = problems_of([&] { parse_invocation({}, std::vector<std::string>{"--config", file}, {}); });
+    const std::string prefix = directory_.path().string() + "/";
+    for (std::string& line : found) {
+      for (auto at = line.find(prefix); at != std::string::npos; at = line.find(prefix)) {
+        line.erase(at, prefix.size());
       }
     }
     return found;
@@ -262,9 +257,9 @@ TEST_F(ConfigFile, ReportsUnusableFiles) {
   EXPECT_THAT(problems("run.yaml", "seed: 1"),
               ElementsAre(AllOf(HasSubstr("run.yaml: expected a file that ends in .toml or .json"),
                                 HasSubstr("make JSON of it with yq"))));
-  EXPECT_THAT(problems_of((directory_.path() / "none.toml").string()),
+  EXPECT_THAT(problems_in((directory_.path() / "none.toml").string()),
               ElementsAre("cannot open none.toml: No such file or directory | "));
-  EXPECT_THAT(problems_of((directory_.path() / "none").string()),
+  EXPECT_THAT(problems_in((directory_.path() / "none").string()),
               ElementsAre("cannot open none: No such file or directory | "));
 }
 
@@ -276,13 +271,9 @@ TEST_F(ConfigFile, MayBeASymbolicLink) {
 }
 
 TEST_F(ConfigFile, HintsAtRemovedSettings) {
-  try {
-    read("run.toml", "nprocs = 2\nstrategy = \"ddp\"\n");
-    FAIL() << "had to be refused";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("run.toml:2: strategy: unknown setting"));
-    EXPECT_THAT(error.hint(), HasSubstr("remove it: gradients are always averaged over all ranks"));
-  }
+  const auto error = error_of<ConfigError>([&] { read("run.toml", "nprocs = 2\nstrategy = \"ddp\"\n"); });
+  EXPECT_THAT(error.what(), HasSubstr("run.toml:2: strategy: unknown setting"));
+  EXPECT_THAT(error.hint(), HasSubstr("remove it: gradients are always averaged over all ranks"));
 }
 
 /// A program with flags of its own.
@@ -348,18 +339,10 @@ TEST_F(ConfigFile, RefusesNumbersThatAFlagRefuses) {
 
 TEST_F(ConfigFile, NamesTheFaultsOfTheProgramsOwnValues) {
   OwnFlags own;
-  std::vector<std::string> found;
-  try {
-    parse_invocation(
-        {},
-        std::vector<std::string>{"--config", write("run.toml", "hidden = 3\n[program]\nhiden = 3\ndropout = \"x\"\n")},
-        Variables(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_PROGRAM_HIDDEN", "wide"}}), own.flags);
-  } catch (const ConfigError& error) {
-    for (const Problem& problem : error.problems()) {
-      found.push_back(problem.what + " | " + problem.hint);
-    }
-  }
-  EXPECT_THAT(found,
+  const std::string file = write("run.toml", "hidden = 3\n[program]\nhiden = 3\ndropout = \"x\"\n");
+  const Variables environment({{"LOCKSTEP_CFG_PROGRAM_HIDDEN", "wide"}});
+  const auto parse = [&] { parse_invocation({}, std::vector<std::string>{"--config", file}, environment, own.flags); };
+  EXPECT_THAT(problems_of(parse),
               ElementsAre(AllOf(HasSubstr("run.toml:1: hidden: unknown setting | this is the program's own flag"),
                                 HasSubstr("write it in the section [program]")),
                           AllOf(HasSubstr("run.toml:3: program.hiden: this program has no such flag | "),
@@ -500,12 +483,7 @@ TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {
       {"a = \"\n\u00e9\"\n", "a.toml:2: found a character that is not ASCII"},
   };
   for (const auto& [text, expected] : cases) {
-    try {
-      parse_config_toml(text, "a.toml");
-      ADD_FAILURE() << text;
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), testing::StartsWith(expected));
-    }
+    EXPECT_THAT(message_of<ConfigError>([&] { parse_config_toml(text, "a.toml"); }), testing::StartsWith(expected));
   }
   // The control: valid files with the same characters.
   for (const std::string text :

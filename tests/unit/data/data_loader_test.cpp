@@ -308,13 +308,9 @@ TEST(DataLoader, RefusesTheOrderOfAnotherDataSet) {
   const std::vector<double> weights(19, 1.0);
   for (const auto& order : {weighted_order(weights), weighted_order(weights, {.replacement = false}),
                             length_bucketed_order(std::vector<std::int64_t>(19, 1))}) {
-    try {
-      DataLoader(seeded_samples(20), plan_of(10, 5, 0), world, order);
-      ADD_FAILURE() << "accepted";
-    } catch (const DataError& error) {
-      EXPECT_STREQ(error.what(),
-                   "data loader: found an order of 19 samples, expected one of 20, the size of the data set");
-    }
+    const auto error = error_of<DataError>([&] { DataLoader(seeded_samples(20), plan_of(10, 5, 0), world, order); });
+    EXPECT_STREQ(error.what(),
+                 "data loader: found an order of 19 samples, expected one of 20, the size of the data set");
     DataLoader(seeded_samples(19), plan_of(10, 5, 0), world, order);
   }
 }
@@ -484,13 +480,10 @@ TEST(DataLoader, RejectsInvalidPlans) {
   World world = cpu();
   EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), plan_of(10, 3, 0), world), DataError);
   EXPECT_THROW(DataLoader(seeded_samples(0), plan_of(10, 3, 0), world), DataError);
-  try {
-    const DataLoader loader(seeded_samples(5), plan_of(0, 0, -1, -2), world);
-    FAIL() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.problems().size(), 4U);
-    EXPECT_EQ(error.problems().at(2).what, "data.workers: found -1, expected 0 or more");
-  }
+  const auto error =
+      error_of<ConfigError>([&] { const DataLoader loader(seeded_samples(5), plan_of(0, 0, -1, -2), world); });
+  EXPECT_EQ(error.problems().size(), 4U);
+  EXPECT_EQ(error.problems().at(2).what, "data.workers: found -1, expected 0 or more");
 }
 
 TEST(DataLoader, CountsStepsWithoutData) {

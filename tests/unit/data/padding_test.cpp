@@ -130,15 +130,13 @@ TEST(Padding, RejectsInvalidPaddingsTogether) {
   const std::vector<Padding> wrong = {{.multiple_of = 0, .mask = "mask"}, {.mask = "mask"}};
   const auto start = [](std::int64_t, int, int) -> SampleSource { return {}; };
   for (const bool stream : {false, true}) {
-    try {
+    const auto error = error_of<ConfigError>([&] {
       stream ? static_cast<void>(sample_stream(start, wrong)) : static_cast<void>(padded(sentences(3), wrong));
-      ADD_FAILURE() << "accepted";
-    } catch (const ConfigError& error) {
-      ASSERT_EQ(error.problems().size(), 3U);
-      EXPECT_EQ(error.problems()[0].what, "padding of 'input': multiple_of is 0, expected 1 or more");
-      EXPECT_EQ(error.problems()[1].what, "padding of 'input': found two paddings of this field, expected one");
-      EXPECT_EQ(error.problems()[2].what, "padding of 'input': another mask is called 'mask' too");
-    }
+    });
+    ASSERT_EQ(error.problems().size(), 3U);
+    EXPECT_EQ(error.problems()[0].what, "padding of 'input': multiple_of is 0, expected 1 or more");
+    EXPECT_EQ(error.problems()[1].what, "padding of 'input': found two paddings of this field, expected one");
+    EXPECT_EQ(error.problems()[2].what, "padding of 'input': another mask is called 'mask' too");
   }
 }
 

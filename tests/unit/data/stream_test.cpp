@@ -256,13 +256,9 @@ TEST(Stream, RefusesPositionsOfOtherStreams) {
     DataLoader loader(std::make_unique<Numbers>(Ids{9, 7}), plan_of(4, 2, 0), world);
     EXPECT_THROW(loader.seek({.consumed = 4}), CheckpointError);
     EXPECT_THROW(loader.seek({.consumed = 4, .state = "order of 3 samples"}), CheckpointError);
-    try {
-      loader.seek({.consumed = 6, .state = "0 1 2 2 2"});
-      ADD_FAILURE() << "accepted";
-    } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("found the streams of 3 ranks in the middle of an epoch, expected 2"));
-      EXPECT_THAT(error.hint(), HasSubstr("--nprocs 3"));
-    }
+    const auto error = error_of<CheckpointError>([&] { loader.seek({.consumed = 6, .state = "0 1 2 2 2"}); });
+    EXPECT_THAT(error.what(), HasSubstr("found the streams of 3 ranks in the middle of an epoch, expected 2"));
+    EXPECT_THAT(error.hint(), HasSubstr("--nprocs 3"));
     EXPECT_THAT(message_of([&] { loader.seek({.epoch = 1, .dataset_size = 16}); }),
                 HasSubstr("it belongs to a data set of 16 samples, and this source is not a data set"));
     loader.seek({.epoch = 5});

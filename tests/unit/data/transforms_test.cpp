@@ -16,6 +16,7 @@
 #include <lockstep/world/world.h>
 
 #include "support/message_of.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -78,22 +79,17 @@ std::vector<at::Tensor> steps_of(Transform f, int ranks, int workers, std::int64
   return steps;
 }
 
-bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const at::Tensor& x, const at::Tensor& y) { return at::equal(x, y); });
-}
-
 TEST(Map, AugmentsAlikeWithAnyNumberOfWorkersAndRanks) {
   const auto expected = steps_of(augmented, 1, 0, 9);
   for (const int ranks : {1, 2}) {
     for (const int workers : {0, 3}) {
       for (const std::int64_t batch_size : {9, 2}) {
-        EXPECT_TRUE(equal(steps_of(augmented, ranks, workers, batch_size), expected))
+        EXPECT_TRUE(are_equal(steps_of(augmented, ranks, workers, batch_size), expected))
             << ranks << " ranks, " << workers << " workers, batches of " << batch_size;
       }
     }
   }
-  EXPECT_FALSE(equal(steps_of(augmented_without_seed, 1, 0, 9), steps_of(augmented_without_seed, 1, 0, 9)));
+  EXPECT_FALSE(are_equal(steps_of(augmented_without_seed, 1, 0, 9), steps_of(augmented_without_seed, 1, 0, 9)));
 }
 
 TEST(Map, GivesTheSeedOfTheSampleAndKeepsTheRest) {

@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/environment/hardware.h>
 
+#include "base/mapped.h"
 #include "support/fake_hardware.h"
 #include "support/temp_dir.h"
 
@@ -16,11 +17,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 std::vector<Gpu> gpus(const std::vector<std::string>& uuids) {
-  std::vector<Gpu> all;
-  for (const std::string& uuid : uuids) {
-    all.push_back({.uuid = uuid});
-  }
-  return all;
+  return mapped(uuids, [](const std::string& uuid) { return Gpu{.uuid = uuid}; });
 }
 
 TEST(VisibleGpus, FollowsCudasRules) {

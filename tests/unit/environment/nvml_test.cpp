@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include "base/mapped.h"
 #include "environment/visible_devices.h"
 
 namespace lockstep {
@@ -27,13 +28,7 @@ NvmlFacts query(const char* gpus) {
   return query_nvml(LOCKSTEP_FAKE_NVML);
 }
 
-std::vector<std::string> uuids(const std::vector<Gpu>& gpus) {
-  std::vector<std::string> all;
-  for (const Gpu& gpu : gpus) {
-    all.push_back(gpu.uuid);
-  }
-  return all;
-}
+std::vector<std::string> uuids(const std::vector<Gpu>& gpus) { return mapped(gpus, &Gpu::uuid); }
 
 TEST(Nvml, ReadsEveryGpu) {
   EXPECT_THAT(uuids(query("GPU-0 free").gpus), ElementsAre("GPU-0"));

@@ -5,6 +5,7 @@
 
 #include "support/fake_hardware.h"
 #include "support/launch_environment.h"
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -208,13 +209,9 @@ TEST(Slurm, StartsTheRanksOfANodeWithOneTask) {
 
 TEST(Slurm, SaysHowToStartMoreTasks) {
   const auto identity = identity_of(with(recorded("sbatch_step_task3"), {{"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}}));
-  try {
-    resolve({.devices = {0, 1, 2, 3}}, machine_with(4), identity);
-    FAIL() << "4 devices for 2 tasks";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--devices 0,1,2,3 and 2 ranks of Slurm on this node: found 4 devices"));
-    EXPECT_THAT(error.hint(), HasSubstr("srun --ntasks-per-node 4"));
-  }
+  const auto error = error_of<ConfigError>([&] { resolve({.devices = {0, 1, 2, 3}}, machine_with(4), identity); });
+  EXPECT_THAT(error.what(), HasSubstr("--devices 0,1,2,3 and 2 ranks of Slurm on this node: found 4 devices"));
+  EXPECT_THAT(error.hint(), HasSubstr("srun --ntasks-per-node 4"));
 }
 
 // --- what is wrong ---

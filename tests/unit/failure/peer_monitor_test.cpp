@@ -2,6 +2,8 @@
 // store, tests/simulation every order of events.
 #include "failure/peer_monitor.h"
 
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <future>
@@ -22,6 +24,7 @@ namespace {
 
 struct Shared {
   std::mutex mutex{};
+  std::condition_variable changed{};
   std::map<std::string, std::string, std::less<>> values{};
   bool is_gone = false;
 };
@@ -32,11 +35,14 @@ class MemoryStore final : public Store {
   void set(std::string_view key, std::string_view value) override {
     const auto lock = open();
     shared_->values[std::string(key)] = value;
+    shared_->changed.notify_all();
   }
-  std::string get(std::string_view key, std::chrono::milliseconds /*timeout*/) override {
-    const auto lock = open();
-    const auto found = shared_->values.find(key);
-    return found == shared_->values.end() ? throw CommError("no value", {}, ExitCode::timeout) : found->second;
+  std::string get(std::string_view key, std::chrono::milliseconds timeout) override {
+    auto lock = open();
+    if (!shared_->changed.wait_for(lock, timeout, [&] { return shared_->values.contains(key); })) {
+      throw CommError("no value", {}, ExitCode::timeout);
+    }
+    return shared_->values.find(key)->second;
   }
   bool check(std::string_view key) override {
     const auto lock = open();
@@ -112,13 +118,11 @@ TEST(MonitorsInOneProcess, AgreeOnACause) {
   EXPECT_EQ(decision.code, 65);
   EXPECT_FALSE(decision.is_stopped);
   EXPECT_TRUE(decision.is_cause);
-  for (const auto& monitor : {first.get(), second.get()}) {
-    const auto cause = monitor->first_cause(kPatience);
-    ASSERT_TRUE(cause);
-    EXPECT_EQ(cause->rank, 1);
-    EXPECT_EQ(cause->code, 65);
-    EXPECT_THAT(cause->text, testing::EndsWith(" failed: at step 5: bad sample"));
-  }
+  MemoryStore store(shared);
+  EXPECT_THAT(store.get("failed", kPatience),
+              testing::AllOf(testing::StartsWith("1 65 "), testing::EndsWith(" failed: at step 5: bad sample")));
+  EXPECT_EQ(store.get("heard/0", kPatience), "1");
+  EXPECT_EQ(store.get("heard/1", kPatience), "1");
 }
 
 TEST(MonitorsInOneProcess, AgreeOnOneCauseIfAllFail) {
@@ -132,21 +136,29 @@ TEST(MonitorsInOneProcess, AgreeOnOneCauseIfAllFail) {
   EXPECT_EQ(of_second.code, 65);
   EXPECT_FALSE(of_first.is_stopped || of_second.is_stopped) << "each has words of its own";
   EXPECT_NE(of_first.is_cause, of_second.is_cause);
-  const auto cause = second->first_cause(kPatience);
-  ASSERT_TRUE(cause);
-  EXPECT_EQ(cause->rank, of_first.is_cause ? 0 : 1);
+  EXPECT_THAT(MemoryStore(shared).get("failed", kPatience), testing::StartsWith(of_first.is_cause ? "0 66 " : "1 65 "));
 }
 
-TEST(MonitorsInOneProcess, KnowThatTheStoreIsGone) {
+[[noreturn]] void lose_the_store() {
+  alarm(30);  // ends it if nothing else does
   const auto shared = std::make_shared<Shared>();
-  const auto monitor = monitor_of(1, shared);
+  PeerMonitor monitor(
+      {.rank = 1, .size = 2, .head_start = std::chrono::milliseconds(0), .say = [](const ExitDecision& end) {
+         std::fputs(end.failure.text.c_str(), stderr);
+       }});
+  monitor.watch_peers(std::make_unique<MemoryStore>(shared), {});
   {
     const std::lock_guard lock(shared->mutex);
     shared->is_gone = true;
   }
-  const auto cause = monitor->first_cause(kPatience);
-  ASSERT_TRUE(cause);
-  EXPECT_THAT(cause->text, testing::StartsWith("the rendezvous store is gone"));
+  while (true) {
+    pause();
+  }
+}
+
+TEST(MonitorsInOneProcess, EndItWhenTheStoreIsGone) {
+  EXPECT_EXIT(lose_the_store(), testing::ExitedWithCode(static_cast<int>(ExitCode::peer_lost)),
+              "the rendezvous store is gone");
 }
 
 TEST(MonitorsInOneProcess, LeaveWhileAQuestionIsOut) {
@@ -154,8 +166,8 @@ TEST(MonitorsInOneProcess, LeaveWhileAQuestionIsOut) {
   for (int i = 0; i < 50; ++i) {
     const auto monitor = monitor_of(0, shared);
     monitor->leave_peers();
-    EXPECT_FALSE(monitor->first_cause(std::chrono::milliseconds(0)));
   }
+  EXPECT_FALSE(shared->values.contains("failed"));
 }
 
 }  // namespace

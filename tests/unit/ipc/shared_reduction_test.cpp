@@ -21,6 +21,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/mapped.h"
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -52,11 +55,7 @@ constexpr int kSteps = 20;
 #endif
 
 std::vector<std::size_t> parts() {
-  std::vector<std::size_t> bytes;
-  for (const std::size_t size : kSizes) {
-    bytes.push_back(size * sizeof(float));
-  }
-  return bytes;
+  return mapped(kSizes, [](std::size_t size) { return size * sizeof(float); });
 }
 
 SharedReduction make(const std::string& address, int rank, std::vector<pid_t> processes, bool spins = true,
@@ -143,7 +142,6 @@ TEST(SharedReductionOfThreads, AddsInTheOrderOfRanksAtEveryTiming) {
 TEST(SharedReductionOfThreads, EndsWhenARankLeaves) {
   const SharedMemory memory = memory_for(2);
   const std::vector<pid_t> processes(2, ::getpid());
-  std::string message;
   std::thread other([&] {
     SharedReduction reduction = make(memory.address(), 1, processes);
     reduce(reduction, 1, 2, 0);
@@ -151,12 +149,7 @@ TEST(SharedReductionOfThreads, EndsWhenARankLeaves) {
   SharedReduction reduction = make(memory.address(), 0, processes);
   EXPECT_EQ(reduce(reduction, 0, 2, 0), 0);  // although the other one leaves after it
   other.join();
-  try {
-    reduce(reduction, 0, 2, 1);
-  } catch (const SharedReductionFailed& error) {
-    message = error.what();
-  }
-  EXPECT_EQ(message, "rank 1 takes part no more");
+  EXPECT_EQ(message_of<SharedReductionFailed>([&] { reduce(reduction, 0, 2, 1); }), "rank 1 takes part no more");
 }
 
 TEST(SharedReductionOfThreads, GivesUpAfterItsTimeout) {
@@ -230,15 +223,12 @@ TEST(SharedReductionOfProcesses, NoticesAKilledRankAtOnce) {
       ::kill(child, SIGKILL);
     });
     SharedReduction reduction = make(memory.address(), 0, {parent, child});
-    std::string message;
     int wrong = 0;
-    try {
+    const std::string message = message_of<SharedReductionFailed>([&] {
       for (int step = 0;; ++step) {
         wrong += reduce(reduction, 0, 2, step);
       }
-    } catch (const SharedReductionFailed& error) {
-      message = error.what();
-    }
+    });
     killer.join();
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(message, "rank 1 (process " + std::to_string(child) + ") has ended");

@@ -21,8 +21,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/launch/launcher.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "supervise/worker_process.h"
+#include "support/message_of.h"
 #include "support/presence.h"
 #include "support/process.h"
 #include "support/temp_dir.h"
@@ -128,10 +130,8 @@ class Supervisor {
 
   /// False when all streams have ended, or nothing came for very long.
   bool read_some() {
-    std::vector<pollfd> entries;
-    for (const Stream& stream : streams_) {
-      entries.push_back({.fd = stream.fd.get(), .events = POLLIN, .revents = 0});
-    }
+    auto entries = mapped(
+        streams_, [](const Stream& stream) { return pollfd{.fd = stream.fd.get(), .events = POLLIN, .revents = 0}; });
     const bool all_closed =
         std::none_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.fd.is_open(); });
     if (all_closed || poll(entries.data(), entries.size(), static_cast<int>(kDeadline.count())) <= 0) {
@@ -486,13 +486,9 @@ TEST(Launcher, SaysWhyAProgramCannotStart) {
   for (const auto& [program, code] : cases) {
     LaunchRequest request = request_for(2, {"finish:0"});
     request.program = program;
-    try {
-      launch_workers(request);
-      FAIL() << program;
-    } catch (const LaunchError& error) {
-      EXPECT_THAT(error.what(), StartsWith("cannot start " + program + ": exec: "));
-      EXPECT_EQ(error.exit_code(), code);
-    }
+    const auto error = error_of<LaunchError>([&] { launch_workers(request); });
+    EXPECT_THAT(error.what(), StartsWith("cannot start " + program + ": exec: "));
+    EXPECT_EQ(error.exit_code(), code);
   }
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }

@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 
 #include "environment/store_listener.h"
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -65,20 +66,14 @@ TEST(NodeExchange, DoesNotCountStrangers) {
 
 TEST(NodeExchange, NamesTheNodesThatDoNotCome) {
   SignalInbox signals;
-  try {
-    exchange_ranks_per_node(exchange_of(0, 3, free_port()), 1, std::chrono::milliseconds(300), signals);
-    FAIL() << "nobody came";
-  } catch (const LaunchError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("nodes 1-2 did not start within"));
-    EXPECT_EQ(error.exit_code(), ExitCode::timeout);
-  }
-  try {
-    exchange_ranks_per_node(exchange_of(1, 2, free_port()), 1, std::chrono::milliseconds(300), signals);
-    FAIL() << "nobody listens";
-  } catch (const LaunchError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the launcher of node 0 did not answer at 127.0.0.1:"));
-    EXPECT_EQ(error.exit_code(), ExitCode::timeout);
-  }
+  const auto error = error_of<LaunchError>(
+      [&] { exchange_ranks_per_node(exchange_of(0, 3, free_port()), 1, std::chrono::milliseconds(300), signals); });
+  EXPECT_THAT(error.what(), HasSubstr("nodes 1-2 did not start within"));
+  EXPECT_EQ(error.exit_code(), ExitCode::timeout);
+  const auto unanswered = error_of<LaunchError>(
+      [&] { exchange_ranks_per_node(exchange_of(1, 2, free_port()), 1, std::chrono::milliseconds(300), signals); });
+  EXPECT_THAT(unanswered.what(), HasSubstr("the launcher of node 0 did not answer at 127.0.0.1:"));
+  EXPECT_EQ(unanswered.exit_code(), ExitCode::timeout);
 }
 
 // Debian's /etc/hosts has 127.0.1.1 for the machine's own name.

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -64,12 +65,10 @@ TEST(Requeue, RunsTheCommandWithoutAShellAndReportsItsFailure) {
   EXPECT_EQ(count + first + second, "2requeue0");
 
   std::ofstream(program) << "#!/bin/sh\nexit 3\n";
-  try {
-    run_requeue({program, "requeue", "4711"}, {});
-    FAIL() << "a failed command was not reported";
-  } catch (const LaunchError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("requeue 4711 failed with code 3"));
-  }
+  EXPECT_THAT(message_of<LaunchError>([&] {
+                run_requeue({program, "requeue", "4711"}, {});
+              }),
+              HasSubstr("requeue 4711 failed with code 3"));
   EXPECT_THROW(run_requeue({dir.path() / "nothing", "requeue", "1"}, {}), LaunchError);
 }
 

@@ -17,8 +17,8 @@
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/message_of.h"
-#include "support/named_tensors.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 

@@ -16,6 +16,7 @@
 
 #include "parallel/ddp.h"
 #include "support/message_of.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -70,20 +71,12 @@ std::vector<at::Tensor> gradients(Block& block, bool recomputes, bool input_requ
   return found;
 }
 
-bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  bool equal = a.size() == b.size();
-  for (std::size_t i = 0; equal && i < a.size(); ++i) {
-    equal = at::equal(a[i], b[i]);
-  }
-  return equal;
-}
-
 TEST(Recompute, GivesTheSameGradientsAndRandomNumbers) {
   Block block;
   for (const bool input_requires_grad : {true, false}) {
     const auto plain = gradients(block, false, input_requires_grad);
     EXPECT_EQ(block.runs, 1);
-    EXPECT_TRUE(same(gradients(block, true, input_requires_grad), plain));
+    EXPECT_TRUE(are_equal(gradients(block, true, input_requires_grad), plain));
     EXPECT_EQ(block.runs, 3);
     block.runs = 0;
   }
@@ -120,7 +113,7 @@ TEST(Recompute, RepeatsTheAutocastOfTheFirstRun) {
     y.to(at::kFloat).square().sum().backward();
     return std::vector<at::Tensor>{x.grad()};
   };
-  EXPECT_TRUE(same(with_autocast(true), with_autocast(false)));
+  EXPECT_TRUE(are_equal(with_autocast(true), with_autocast(false)));
   EXPECT_FALSE(at::autocast::is_autocast_enabled(c10::kCPU));
 }
 
@@ -163,7 +156,7 @@ TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
     const OptimizerSpec spec(adamw({.lr = 0.01}));
     strategy.prepare(block, {&spec, 1});
     strategy.optimizer().zero_grad();
-    strategy.optimizer().begin_forward(/*reduce=*/true);
+    strategy.optimizer().begin_forward(Gradients::reduce);
     const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t); }, input());
     const std::string text = message_of([&] { strategy.optimizer().backward(y.sum()); });
     EXPECT_THAT(text, testing::ContainsRegex("(first|second)\\.(weight|bias) got a second gradient in one backward"));
@@ -181,7 +174,7 @@ TEST(Recompute, TakesSeveralInputsAndOutputs) {
     (out[0].sum() + out[2].square().sum()).backward();
     return std::vector<at::Tensor>{in[0].grad(), in[1].grad()};
   };
-  EXPECT_TRUE(same(run(true), run(false)));
+  EXPECT_TRUE(are_equal(run(true), run(false)));
 }
 
 TEST(Recompute, HasNoSecondDerivative) {
@@ -210,7 +203,7 @@ TEST(Recompute, TrainsOnSeveralRanks) {
         for (int step = 0; step < 3; ++step) {
           strategy.begin_step(step, {});
           strategy.optimizer().zero_grad();
-          strategy.optimizer().begin_forward(/*reduce=*/true);
+          strategy.optimizer().begin_forward(Gradients::reduce);
           const at::Tensor x = input() + world.rank() + step;
           const auto run = [&](Block& part, const at::Tensor& t) {
             return recomputes ? recompute([&](const at::Tensor& in) { return part.forward(in); }, t) : part.forward(t);

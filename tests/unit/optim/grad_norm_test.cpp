@@ -10,6 +10,8 @@
 #include <ATen/Parallel.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include "base/mapped.h"
+
 namespace lockstep {
 namespace {
 
@@ -22,11 +24,7 @@ std::vector<at::Tensor> parameters_with_gradients() {
 }
 
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : parameters) {
-    gradients.push_back(parameter.grad());
-  }
-  return gradients;
+  return mapped(parameters, [](const at::Tensor& parameter) { return parameter.grad(); });
 }
 
 TEST(GlobalNorm, IsTheNormOfAllValuesTogether) {

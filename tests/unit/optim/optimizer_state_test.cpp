@@ -14,7 +14,7 @@
 #include <lockstep/base/error.h>
 
 #include "optim/param_groups.h"
-#include "support/named_tensors.h"
+#include "support/tensors.h"
 
 namespace lockstep {
 namespace {

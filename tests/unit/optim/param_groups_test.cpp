@@ -12,7 +12,9 @@
 
 #include <lockstep/base/error.h>
 
-#include "support/named_tensors.h"
+#include "base/mapped.h"
+#include "support/message_of.h"
+#include "support/tensors.h"
 
 namespace lockstep {
 namespace {
@@ -33,13 +35,7 @@ const torch::optim::AdamWOptions& adamw_options(const BuiltOptimizer& built, std
   return dynamic_cast<const torch::optim::AdamWOptions&>(built.optimizer->param_groups().at(group).options());
 }
 
-std::vector<double> base_rates(const BuiltOptimizer& built) {
-  std::vector<double> rates;
-  for (const GroupRate& rate : built.rates) {
-    rates.push_back(rate.base);
-  }
-  return rates;
-}
+std::vector<double> base_rates(const BuiltOptimizer& built) { return mapped(built.rates, &GroupRate::base); }
 
 TEST(BuildOptimizer, DecaysAllParametersAsTorchDoes) {
   for (const OptimizerSpec& spec :
@@ -206,12 +202,7 @@ TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
   specs[1].groups = {{.schedule = "step:2ep"}, {.schedule = "step:2ep"}};
   EXPECT_EQ(schedules_of(specs, {}).size(), 3U);
   const auto refused = [&](const std::optional<ScheduleStep>& run) {
-    try {
-      check_schedules(schedules_of(specs, {}), run);
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return message_of<ConfigError>([&] { check_schedules(schedules_of(specs, {}), run); });
   };
   EXPECT_THAT(refused({}), HasSubstr("schedule cosin of optimizer 'main': unknown curve"));
   EXPECT_THAT(refused({}), testing::Not(HasSubstr("critic")));

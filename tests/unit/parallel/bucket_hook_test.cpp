@@ -14,6 +14,7 @@
 #include <lockstep/parallel/strategy.h>
 
 #include "parallel/ddp.h"
+#include "support/message_of.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -40,7 +41,7 @@ at::Tensor reduced(Strategy& strategy, const Vectors& module, const at::Tensor& 
                    double count = 0) {
   strategy.begin_step(step);
   strategy.optimizer().zero_grad();
-  strategy.optimizer().begin_forward(/*reduce=*/true);
+  strategy.optimizer().begin_forward(Gradients::reduce);
   if (count > 0) {
     strategy.optimizer().add_count(at::full({}, count));
   }
@@ -200,8 +201,8 @@ TEST(GradientHook, SeesEachBucketOnceAndLeavesTheRequestsAlone) {
     for (std::int64_t step = 5; step < 7; ++step) {
       strategy.begin_step(step, {.stop = step == 6 && world.rank() == 1});
       strategy.optimizer().zero_grad();
-      for (const bool reduces : {false, true}) {  // two micro-batches
-        strategy.optimizer().begin_forward(reduces);
+      for (const Gradients gradients : {Gradients::accumulate, Gradients::reduce}) {  // two micro-batches
+        strategy.optimizer().begin_forward(gradients);
         strategy.optimizer().backward(module.loss(at::ones({2000})), 0.5);
       }
       strategy.optimizer().finish();
@@ -259,7 +260,7 @@ TEST(GradientHook, ThatThrowsNamesItsRank) {
 }
 
 TEST(GradientHook, OnSomeRanksOnlyIsRefused) {
-  try {
+  const auto error = error_of<CommError>([&] {
     thread_world(3, [](World& world) {
       Vectors module(10, at::kFloat);
       const GradientHook hook = [](const GradientBucket&, World&) {};
@@ -267,11 +268,9 @@ TEST(GradientHook, OnSomeRanksOnlyIsRefused) {
       const OptimizerSpec spec(sgd());
       strategy.prepare(module, {&spec, 1});
     });
-    FAIL() << "nobody noticed";
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 has a gradient hook"), HasSubstr("no gradient hook")));
-  }
+  });
+  EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 has a gradient hook"), HasSubstr("no gradient hook")));
 }
 
 TEST(GradientHook, AndCompressionAreRefused) {

@@ -18,6 +18,7 @@
 
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -77,15 +78,6 @@ std::vector<NamedTensors> trained(int ranks, Backend backend, const Training& tr
   };
   thread_world(ranks, train, std::chrono::seconds(30), /*nodes=*/1, backend);
   return found;
-}
-
-bool are_equal(const NamedTensors& a, const NamedTensors& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!at::equal(a[i].second, b[i].second)) {
-      return false;
-    }
-  }
-  return a.size() == b.size();
 }
 
 TEST(SharedMemoryHook, GivesTheBytesOfGlooOnTwoRanks) {

@@ -9,6 +9,7 @@
 
 #include <lockstep/report/metric_sink.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
 #include "support/temp_dir.h"
@@ -21,11 +22,7 @@ using testing::ElementsAre;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::vector<std::string> names(const MetricRows& rows) {
-  std::vector<std::string> all;
-  std::ranges::transform(rows.series, std::back_inserter(all), &MetricSeries::name);
-  return all;
-}
+std::vector<std::string> names(const MetricRows& rows) { return mapped(rows.series, &MetricSeries::name); }
 
 class WrittenBySinks : public testing::TestWithParam<const char*> {
  protected:

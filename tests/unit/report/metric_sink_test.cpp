@@ -12,6 +12,7 @@
 #include <lockstep/report/metric_sink.h>
 
 #include "base/json.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "support/temp_dir.h"
 
@@ -27,18 +28,10 @@ class MetricSinkTest : public testing::Test {
     std::vector<std::string> lines = split(text(), '\n');
     EXPECT_EQ(lines.back(), "");
     lines.pop_back();
-    std::vector<Json> parsed;
-    for (const std::string& line : lines) {
-      parsed.push_back(parse_json(line));
-    }
-    return parsed;
+    return mapped(lines, [](const std::string& line) { return parse_json(line); });
   }
   std::vector<std::int64_t> steps() const {
-    std::vector<std::int64_t> found;
-    for (const Json& row : rows()) {
-      found.push_back(row.at("step").get<std::int64_t>());
-    }
-    return found;
+    return mapped(rows(), [](const Json& row) { return row.at("step").get<std::int64_t>(); });
   }
   void put(std::string_view text) { write_file(fs_, file_, text); }
 

@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/mapped.h"
 #include "support/memory_file_system.h"
 #include "support/message_of.h"
 
@@ -37,11 +38,7 @@ void write(FileSystem& fs, std::int64_t first, std::int64_t last, std::uint64_t 
 }
 
 std::vector<StepRecord> records(FileSystem& fs) {
-  std::vector<StepRecord> all;
-  for (const auto& entry : read_records(fs, kFile).entries) {
-    all.push_back(entry.record);
-  }
-  return all;
+  return mapped(read_records(fs, kFile).entries, [](const auto& entry) { return entry.record; });
 }
 
 std::string damage(FileSystem& fs) {

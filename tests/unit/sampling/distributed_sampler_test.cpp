@@ -10,6 +10,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -192,13 +194,9 @@ TEST(DistributedSampler, RejectsInvalidOptions) {
        "the data set has 9, a step needs 10"},
   };
   for (const Case& wrong : cases) {
-    try {
-      const DistributedSampler sampler(wrong.options);
-      ADD_FAILURE() << "accepted: " << wrong.message;
-    } catch (const DataError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(wrong.message));
-      EXPECT_FALSE(error.hint().empty());
-    }
+    const auto error = error_of<DataError>([&] { const DistributedSampler sampler(wrong.options); });
+    EXPECT_THAT(error.what(), HasSubstr(wrong.message));
+    EXPECT_FALSE(error.hint().empty());
   }
 }
 

@@ -7,6 +7,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
+#include "support/message_of.h"
+
 namespace lockstep {
 namespace {
 
@@ -51,13 +53,9 @@ TEST(TorchRandperm, EqualsPyTorchToTheLastElement) {
 }
 
 TEST(TorchRandperm, ReportsMissingMemory) {
-  try {
-    torch_randperm(std::int64_t{1} << 61, 0);
-    FAIL() << "2^64 bytes were found";
-  } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("the order of 2305843009213693952 samples does not fit"));
-    EXPECT_THAT(error.hint(), testing::HasSubstr("--sampler.order keyed"));
-  }
+  const auto error = error_of<DataError>([&] { torch_randperm(std::int64_t{1} << 61, 0); });
+  EXPECT_THAT(error.what(), testing::HasSubstr("the order of 2305843009213693952 samples does not fit"));
+  EXPECT_THAT(error.hint(), testing::HasSubstr("--sampler.order keyed"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <lockstep/storage/checkpoint_dir.h>
 
 #include "support/memory_file_system.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "unit/storage/checkpoint_samples.h"
 
@@ -204,12 +205,8 @@ TEST(CheckpointDir, LoadsAndChecksInOnePass) {
   directory.read(10, file, std::as_writable_bytes(std::span(bytes)));
   EXPECT_TRUE(bytes == large);
   fs.corrupt(directory.path(10) / "large.bin", 5'000'000);
-  try {
-    directory.read(10, file, std::as_writable_bytes(std::span(bytes)));
-    FAIL() << "loaded damaged bytes";
-  } catch (const CheckpointError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("step-0000000010/large.bin chunk 1 (offset 4 MiB): checksum"));
-  }
+  EXPECT_THAT(message_of<CheckpointError>([&] { directory.read(10, file, std::as_writable_bytes(std::span(bytes))); }),
+              HasSubstr("step-0000000010/large.bin chunk 1 (offset 4 MiB): checksum"));
 }
 
 // The verbs of what `change` does to the disk.
@@ -284,13 +281,10 @@ TEST(CheckpointDir, ReportsMissingSpaceBeforeItWrites) {
   fs.set_free_bytes(std::int64_t{1} << 30);
   EXPECT_NO_THROW(directory.begin(900, std::int64_t{1} << 30));
   const auto names = fs.list(kDirectory);
-  try {
-    directory.begin(900, (std::int64_t{1} << 30) + (std::int64_t{1} << 29));
-    FAIL() << "began without space";
-  } catch (const IoError& error) {
-    EXPECT_STREQ(error.what(), "cannot save step-0000000900: found 1.0 GiB free in /checkpoints, need 1.5 GiB");
-    EXPECT_FALSE(error.hint().empty());
-  }
+  const auto error =
+      error_of<IoError>([&] { directory.begin(900, (std::int64_t{1} << 30) + (std::int64_t{1} << 29)); });
+  EXPECT_STREQ(error.what(), "cannot save step-0000000900: found 1.0 GiB free in /checkpoints, need 1.5 GiB");
+  EXPECT_FALSE(error.hint().empty());
   EXPECT_EQ(fs.list(kDirectory), names);
   EXPECT_TRUE(newest_valid(directory));
 }
@@ -301,16 +295,13 @@ TEST(CheckpointDir, ReportsFreeAndNeededSpaceOnAFullDisk) {
   fs.set_free_bytes(3000);
   const auto writer = directory.begin(900, 2048);
   fs.set_free_bytes(1024);
-  try {
+  const auto error = error_of<IoError>([&] {
     writer->add(
         "weights.bin", [](const auto& append) { append(as_bytes("12")); }, 2000);
-    FAIL() << "wrote without space";
-  } catch (const IoError& error) {
-    EXPECT_THAT(error.what(),
-                testing::StartsWith("cannot save step-0000000900: cannot reserve 2000 bytes for /checkpo"));
-    EXPECT_THAT(error.what(), testing::EndsWith("weights.bin: No space left on device (free 1.0 KiB, needed 2.0 KiB)"));
-    EXPECT_EQ(error.number(), ENOSPC);
-  }
+  });
+  EXPECT_THAT(error.what(), testing::StartsWith("cannot save step-0000000900: cannot reserve 2000 bytes for /checkpo"));
+  EXPECT_THAT(error.what(), testing::EndsWith("weights.bin: No space left on device (free 1.0 KiB, needed 2.0 KiB)"));
+  EXPECT_EQ(error.number(), ENOSPC);
 }
 
 TEST(CheckpointDir, RemovesALinkThatWasBeingReplaced) {

@@ -14,6 +14,7 @@
 #include "base/crc32c.h"
 #include "base/json.h"
 #include "support/memory_file_system.h"
+#include "support/message_of.h"
 #include "unit/storage/checkpoint_samples.h"
 
 namespace lockstep {
@@ -104,14 +105,10 @@ TEST(GoldenCheckpoint, OfAFutureFormatIsRefusedByNumber) {
   for (const auto& [name, bytes] : files) {
     overwrite(fs, "/checkpoints/step-0000000010/" + name, bytes);
   }
-  try {
-    CheckpointDir(fs, "/checkpoints").verify(10);
-    FAIL() << "accepted";
-  } catch (const CheckpointError& error) {
-    EXPECT_STREQ(error.what(), "step-0000000010/MANIFEST.json: checkpoint format 2, this build reads 1");
-    EXPECT_EQ(error.hint(), "read it with the lockstep version that wrote it");
-    EXPECT_EQ(error.exit_code(), ExitCode::bad_data);
-  }
+  const auto error = error_of<CheckpointError>([&] { CheckpointDir(fs, "/checkpoints").verify(10); });
+  EXPECT_STREQ(error.what(), "step-0000000010/MANIFEST.json: checkpoint format 2, this build reads 1");
+  EXPECT_EQ(error.hint(), "read it with the lockstep version that wrote it");
+  EXPECT_EQ(error.exit_code(), ExitCode::bad_data);
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class Watched {
   }
   void sleep(milliseconds duration) { now_ += duration; }
   void ask_for_a_stop() { watch_.stop_asked_for(now_); }
-  void set_limits(std::int64_t warning_ms, std::int64_t deadline_ms) { watch_.set_limits(warning_ms, deadline_ms); }
+  void take_limits(const ProgressRecord& record) { watch_.take_limits(record); }
 
  private:
   std::vector<RankSample> samples_;
@@ -81,14 +81,17 @@ TEST(StallWatch, NamesWhoIsBehindOnceAndThenEndsTheRun) {
 
 TEST(StallWatch, TakesTheLimitsOfTheProgramWhenItKnowsThem) {
   Watched ranks({in_phase(Phase::forward)});
-  ranks.set_limits(-1, -1);
+  ProgressRecord record;
+  ranks.take_limits(record);
   EXPECT_THAT(ranks.pass(20s), IsEmpty());
-  ranks.set_limits(2'000, 25'000);
+  record.set_stall_limits(2s, 25s);
+  ranks.take_limits(record);
   const auto findings = ranks.pass(10s);
   ASSERT_EQ(findings.size(), 2U);
   EXPECT_TRUE(findings[1].ends_the_run);
   Watched never({in_phase(Phase::forward)});
-  never.set_limits(0, 0);
+  record.set_stall_limits(0s, 0s);
+  never.take_limits(record);
   EXPECT_THAT(never.pass(1000s), IsEmpty());
 }
 

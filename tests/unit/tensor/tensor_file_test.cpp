@@ -10,9 +10,9 @@
 #include <lockstep/tensor/tensor_file.h>
 
 #include "support/message_of.h"
-#include "support/named_tensors.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 
 namespace lockstep {
 namespace {

@@ -14,6 +14,7 @@
 
 #include "support/at_stage.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -98,15 +99,6 @@ NamedTensors trained(int ranks, const TrainConfig& config, const OptimizerSpec& 
   return of_main;
 }
 
-double distance(const NamedTensors& a, const NamedTensors& b) {
-  double worst = a.size() == b.size() ? 0 : 1e9;
-  for (std::size_t i = 0; worst < 1e9 && i < a.size(); ++i) {
-    EXPECT_EQ(a[i].first, b[i].first);
-    worst = std::max(worst, (a[i].second.to(at::kDouble) - b[i].second.to(at::kDouble)).abs().max().item<double>());
-  }
-  return worst;
-}
-
 struct Case {
   const char* name;
   OptimizerSpec optimizer;
@@ -129,10 +121,10 @@ TEST(ChannelsLast, TrainsAsChannelsFirst) {
     const NamedTensors first = trained(1, config, c.optimizer);
     config.memory.channels_last = true;
     for (const int ranks : {1, 2, 3}) {
-      EXPECT_LT(distance(trained(ranks, config, c.optimizer), first), c.tolerance) << c.name << ", " << ranks;
+      EXPECT_LT(largest_difference(trained(ranks, config, c.optimizer), first), c.tolerance) << c.name << ", " << ranks;
     }
     config.seed = 43;  // the control
-    EXPECT_GT(distance(trained(1, config, c.optimizer), first), std::min(c.tolerance, 1e-6)) << c.name;
+    EXPECT_GT(largest_difference(trained(1, config, c.optimizer), first), std::min(c.tolerance, 1e-6)) << c.name;
   }
 }
 
@@ -150,7 +142,7 @@ TEST(ChannelsLast, ResumesWithTheBytesOfTheUndisturbedRun) {
       for (const std::int64_t steps : {5, 0}) {
         config.max_steps = steps;
         const NamedTensors found = trained(2, config, c.optimizer);
-        EXPECT_EQ(distance(found, straight) == 0, steps == 0) << c.name << (shards ? ", sharded" : "");
+        EXPECT_EQ(largest_difference(found, straight) == 0, steps == 0) << c.name << (shards ? ", sharded" : "");
       }
     }
   }
@@ -170,7 +162,7 @@ TEST(ChannelsLast, ResumesARunOfChannelsFirst) {
     trained(1, config, adamw({.lr = 0.02}));
     config.max_steps = 0;
     config.memory.channels_last = !last_in_first_part;
-    EXPECT_LT(distance(trained(1, config, adamw({.lr = 0.02})), straight), 1e-10);
+    EXPECT_LT(largest_difference(trained(1, config, adamw({.lr = 0.02})), straight), 1e-10);
   }
 }
 

@@ -19,6 +19,7 @@
 
 #include "support/runs.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -255,14 +256,6 @@ NamedTensors state_of(const StageContext& at) {
   return all;
 }
 
-bool same(const NamedTensors& a, const NamedTensors& b) {
-  bool equal = a.size() == b.size();
-  for (std::size_t i = 0; equal && i < a.size(); ++i) {
-    equal = a[i].first == b[i].first && a[i].second.equal(b[i].second);
-  }
-  return equal;
-}
-
 TEST(NonFinitePolicy, SkipLeavesModelAndOptimizerAsTheyWereOnAllRanks) {
   const std::vector<std::pair<std::string, OptimizerFactory>> optimizers{
       {"adamw", adamw({.lr = 0.01})}, {"sgd", sgd({.lr = 0.01, .momentum = 0.9})}, {"lion", lion({.lr = 0.01})}};
@@ -292,7 +285,7 @@ TEST(NonFinitePolicy, SkipLeavesModelAndOptimizerAsTheyWereOnAllRanks) {
               .on(Stage::step_end,
                   [&](const StageContext& at) {
                     NamedTensors now = state_of(at);
-                    if (same(now, before)) {
+                    if (are_equal(now, before)) {
                       unchanged.push_back(at.state.step);
                     }
                     before = std::move(now);
@@ -333,7 +326,7 @@ TEST(NonFinitePolicy, SkipContinuesTheSameAfterAResume) {
   const TempDir dir;
   const NamedTensors straight = train_to(dir.path() / "straight", {12});
   for (const std::int64_t stop : {4, 5, 6}) {
-    EXPECT_TRUE(same(train_to(dir.path() / std::to_string(stop), {stop, 12}), straight)) << stop;
+    EXPECT_TRUE(are_equal(train_to(dir.path() / std::to_string(stop), {stop, 12}), straight)) << stop;
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -18,17 +19,15 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Meter, RefusesOtherMetricsOnAnotherRank) {
-  try {
+  const auto error = error_of<CommError>([&] {
     thread_world(2, [](World& world) {
       Meter meter;
       meter.add({at::ones({}), {{world.rank() == 0 ? "accuracy" : "recall", at::ones({})}}}, 1);
       meter.take(world);
     });
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 reports other metrics than rank 0"));
-  }
+  });
+  EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+  EXPECT_THAT(error.what(), HasSubstr("rank 1 reports other metrics than rank 0"));
 }
 
 TEST(Meter, IsExactWhenARankHasNothing) {

@@ -299,10 +299,7 @@ LrRange range_on(int ranks, const LrRangeOptions& options, bool* unchanged = nul
   thread_world(ranks, [&](World& world) {
     const Plan plan = plan_for(ranks, monitored(8));
     TinyTask task;
-    std::vector<at::Tensor> before;
-    for (const at::Tensor& parameter : task.module().parameters()) {
-      before.push_back(parameter.detach().clone());
-    }
+    const auto before = weights_of(task);
     DataLoader data(tiny_data(60), plan.loader, world);
     LrRange found = find_lr(plan, world, task, data, options);
     if (world.is_main()) {

@@ -20,6 +20,7 @@
 #include "support/message_of.h"
 #include "support/sweep.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -58,27 +59,7 @@ std::vector<Named> shardable_optimizers() {
 }
 
 /// Parameters, average and optimizer state at the end.
-struct Result {
-  NamedTensors tensors{};
-
-  double distance(const Result& other) const {
-    double largest = tensors.size() == other.tensors.size() ? 0 : 1e9;
-    for (std::size_t i = 0; largest < 1e9 && i < tensors.size(); ++i) {
-      const at::Tensor difference = tensors[i].second.to(at::kDouble) - other.tensors[i].second.to(at::kDouble);
-      largest = std::max(largest, difference.abs().max().item<double>());
-    }
-    return largest;
-  }
-  bool operator==(const Result& other) const {
-    bool same = tensors.size() == other.tensors.size();
-    for (std::size_t i = 0; same && i < tensors.size(); ++i) {
-      same = tensors[i].first == other.tensors[i].first && at::equal(tensors[i].second, other.tensors[i].second);
-    }
-    return same;
-  }
-};
-
-Result train(const OptimizerFactory& make, World& world, TrainConfig config) {
+NamedTensors train(const OptimizerFactory& make, World& world, TrainConfig config) {
   config.global_batch_size = 4;
   config.batch_size = world.size() == 4 ? 1 : 2;
   config.optim.schedule = "warmup:3+cosine:until=40";
@@ -94,20 +75,20 @@ Result train(const OptimizerFactory& make, World& world, TrainConfig config) {
   const Plan plan = plan_for(world.size(), config);
   DataLoader data(tiny_data(23), plan.loader, world);  // 5 full steps and one of 3 samples
   const auto average = std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9, .every_steps = 2});
-  Result result;
+  NamedTensors result;
   Trainer trainer(plan, world);
   trainer.add(average);
   trainer.add(at_stage(Stage::fit_end, [&](const StageContext& context) {
     for (auto& [name, tensor] : context.strategy->optimizer_state()) {
-      result.tensors.emplace_back(name, tensor.clone());
+      result.emplace_back(name, tensor.clone());
     }
   }));
   trainer.fit(task, data);
   for (const auto& item : task.module().named_parameters()) {
-    result.tensors.emplace_back(item.key(), item.value().detach().clone());
+    result.emplace_back(item.key(), item.value().detach().clone());
   }
   for (const auto& [name, tensor] : average->average()) {
-    result.tensors.emplace_back("average." + name, tensor.clone());
+    result.emplace_back("average." + name, tensor.clone());
   }
   return result;
 }
@@ -133,23 +114,24 @@ TEST(OptimizerSweep, RanksAgreeWithOneRank) {
     for (const Named& optimizer : optimizers()) {
       SCOPED_TRACE(std::string(optimizer.name) + (precision == Precision::fp64 ? " in fp64" : " in fp32"));
       const TrainConfig config = base(optimizer, precision);
-      Result one;
+      NamedTensors one;
       thread_world(1, [&](World& world) { one = train(optimizer.make, world, config); });
       for (const int ranks : {2, 4}) {
-        std::vector<Result> found(static_cast<std::size_t>(ranks));
+        std::vector<NamedTensors> found(static_cast<std::size_t>(ranks));
         thread_world(ranks, [&](World& world) {
           found[static_cast<std::size_t>(world.rank())] = train(optimizer.make, world, config);
         });
-        const bool same = found.front().distance(one) < tolerance(optimizer, precision);
-        EXPECT_TRUE(same) << ranks << " ranks: " << found.front().distance(one);
-        EXPECT_TRUE(found.front() == found.back()) << "the ranks differ";
+        const double distance = largest_difference(found.front(), one);
+        const bool same = distance < tolerance(optimizer, precision);
+        EXPECT_TRUE(same) << ranks << " ranks: " << distance;
+        EXPECT_TRUE(are_equal(found.front(), found.back())) << "the ranks differ";
         sweep.count(same);
       }
       // Control: another seed is seen.
       TrainConfig other = config;
       other.seed = 43;
       thread_world(1, [&](World& world) {
-        EXPECT_GT(train(optimizer.make, world, other).distance(one), tolerance(optimizer, precision));
+        EXPECT_GT(largest_difference(train(optimizer.make, world, other), one), tolerance(optimizer, precision));
       });
     }
   }
@@ -163,10 +145,10 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
       for (const int ranks : {1, 2}) {
         const TempDir dir;
         TrainConfig config = base(optimizer, precision);
-        Result straight;
-        Result resumed;
+        NamedTensors straight;
+        NamedTensors resumed;
         thread_world(ranks, [&](World& world) {
-          const Result found = train(optimizer.make, world, config);
+          const NamedTensors found = train(optimizer.make, world, config);
           if (world.is_main()) {
             straight = found;
           }
@@ -176,15 +158,15 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
         for (const std::int64_t steps : {7, 0}) {  // in the middle of the second epoch
           config.max_steps = steps;
           thread_world(ranks, [&](World& world) {
-            const Result found = train(optimizer.make, world, config);
+            const NamedTensors found = train(optimizer.make, world, config);
             if (world.is_main()) {
               resumed = found;
             }
           });
         }
-        const bool same = resumed == straight;
+        const bool same = are_equal(resumed, straight);
         EXPECT_TRUE(same) << optimizer.name << ", precision " << static_cast<int>(precision) << ", " << ranks
-                          << " ranks: " << resumed.distance(straight);
+                          << " ranks: " << largest_difference(resumed, straight);
         sweep.count(same);
       }
     }
@@ -198,20 +180,19 @@ struct Part {
   bool shards = false;
   std::int64_t steps = 0;  // 0: to the end
 };
-std::vector<Result> train_in_parts(const Named& optimizer, Precision precision, const std::vector<Part>& parts) {
+std::vector<NamedTensors> train_in_parts(const Named& optimizer, Precision precision, const std::vector<Part>& parts) {
   const TempDir dir;
   TrainConfig config = base(optimizer, precision);
   config.run_dir = (dir.path() / "run").string();
   config.checkpoint.enabled = true;
-  std::vector<Result> found;
+  std::vector<NamedTensors> found;
   for (const Part& part : parts) {
     config.max_steps = part.steps;
     config.dist.shard_optimizer = part.shards;
     found.assign(static_cast<std::size_t>(part.ranks), {});
     thread_world(part.ranks, [&](World& world) {
-      Result mine = train(optimizer.make, world, config);
-      std::sort(mine.tensors.begin(), mine.tensors.end(),
-                [](const auto& a, const auto& b) { return a.first < b.first; });
+      NamedTensors mine = train(optimizer.make, world, config);
+      std::sort(mine.begin(), mine.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       found[static_cast<std::size_t>(world.rank())] = std::move(mine);
     });
   }
@@ -225,9 +206,10 @@ TEST(OptimizerSweep, AShardedStateGivesTheSameBytes) {
          {std::pair(Precision::fp32, 4), std::pair(Precision::bf16, 2), std::pair(Precision::fp16_mixed, 2)}) {
       const auto plain = train_in_parts(optimizer, precision, {{ranks, false}});
       const auto sharded = train_in_parts(optimizer, precision, {{ranks, true}});
-      const bool same = sharded.front() == plain.front();
-      EXPECT_TRUE(same) << optimizer.name << ", " << ranks << " ranks: " << sharded.front().distance(plain.front());
-      EXPECT_LT(sharded.back().tensors.size(), plain.back().tensors.size()) << "a rank keeps its share only";
+      const bool same = are_equal(sharded.front(), plain.front());
+      EXPECT_TRUE(same) << optimizer.name << ", " << ranks
+                        << " ranks: " << largest_difference(sharded.front(), plain.front());
+      EXPECT_LT(sharded.back().size(), plain.back().size()) << "a rank keeps its share only";
       sweep.count(same);
     }
   }
@@ -237,14 +219,15 @@ TEST(OptimizerSweep, AShardedStateGivesTheSameBytes) {
 TEST(OptimizerSweep, AShardedRunResumesWithAndWithoutShards) {
   Sweep sweep("resumed sharded optimizers");
   for (const Named& optimizer : shardable_optimizers()) {
-    const Result straight = train_in_parts(optimizer, Precision::fp64, {{2, false}}).front();
+    const NamedTensors straight = train_in_parts(optimizer, Precision::fp64, {{2, false}}).front();
     for (const auto& [before, after] : {std::pair(true, false), std::pair(false, true)}) {
-      const Result found = train_in_parts(optimizer, Precision::fp64, {{2, before, 7}, {2, after}}).front();
-      EXPECT_TRUE(found == straight) << optimizer.name << ": " << found.distance(straight);
-      sweep.count(found == straight);
+      const NamedTensors found = train_in_parts(optimizer, Precision::fp64, {{2, before, 7}, {2, after}}).front();
+      const bool same = are_equal(found, straight);
+      EXPECT_TRUE(same) << optimizer.name << ": " << largest_difference(found, straight);
+      sweep.count(same);
     }
     const double distance =
-        train_in_parts(optimizer, Precision::fp64, {{4, true, 7}, {2, true}}).front().distance(straight);
+        largest_difference(train_in_parts(optimizer, Precision::fp64, {{4, true, 7}, {2, true}}).front(), straight);
     EXPECT_LT(distance, 1e-10) << optimizer.name << ", other number of ranks";
     sweep.count(distance < 1e-10);
   }

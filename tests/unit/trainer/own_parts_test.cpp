@@ -21,6 +21,7 @@
 
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -57,18 +58,6 @@ class CountingStrategy final : public Strategy {
   std::vector<std::int64_t>& steps_;
 };
 
-std::vector<at::Tensor> weights_of(Task& task) {
-  std::vector<at::Tensor> weights;
-  for (const auto& parameter : task.module().parameters()) {
-    weights.push_back(parameter.detach().clone());
-  }
-  return weights;
-}
-
-bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return x.equal(y); });
-}
-
 TEST(OwnStrategy, IsUsedInEachFit) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
@@ -85,7 +74,7 @@ TEST(OwnStrategy, IsUsedInEachFit) {
           [&](const Plan& p, World& w) { return std::make_unique<CountingStrategy>(make_strategy(p, w), steps); });
       trainer.fit(task, data);
       ASSERT_THAT(steps, ElementsAre(0, 1, 2));
-      ASSERT_TRUE(equal(weights_of(task), weights_of(expected)));
+      ASSERT_TRUE(are_equal(weights_of(task), weights_of(expected)));
     });
   }
 }
@@ -116,7 +105,7 @@ TEST(OwnHook, TrainsLikeTheReductionThatItReplaces) {
     Trainer trainer(plan, world);
     trainer.use_strategy([&](const Plan& p, World& w) { return make_strategy(p, w, hook); });
     trainer.fit(task, data);
-    ASSERT_TRUE(equal(weights_of(task), weights_of(expected)));
+    ASSERT_TRUE(are_equal(weights_of(task), weights_of(expected)));
   });
 }
 
@@ -253,8 +242,8 @@ TEST(StochasticCompression, ContinuesExactlyAfterAResume) {
     };
     const auto straight = train("straight", 11);
     train("resumed", 5);
-    EXPECT_TRUE(equal(train("resumed", 11), straight));
-    EXPECT_FALSE(equal(train("other seed", 11, 43), straight)) << "control: nothing was random";
+    EXPECT_TRUE(are_equal(train("resumed", 11), straight));
+    EXPECT_FALSE(are_equal(train("other seed", 11, 43), straight)) << "control: nothing was random";
   }
 }
 

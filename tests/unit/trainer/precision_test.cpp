@@ -195,7 +195,7 @@ TEST(TrainerPrecision, Fp16MixedSavesTheScaleOfEveryOptimizer) {
   StrategyOptimizer& optimizer = strategy->optimizer(1);
   strategy->begin_step(0);
   optimizer.zero_grad();
-  optimizer.begin_forward(true);
+  optimizer.begin_forward(Gradients::reduce);
   optimizer.backward(second(at::full({1, 2}, 1e38F)).sum() * 1e3);
   optimizer.finish();
   optimizer.step();

@@ -125,12 +125,8 @@ TEST(Predict, WritesNothingInATrial) {
     }
   });
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "out"));
-  try {
-    load_predictions(dir.path() / "out");
-    FAIL() << "there are none";
-  } catch (const CheckpointError& error) {
-    EXPECT_THAT(error.hint(), HasSubstr("--fast_dev_run writes no predictions"));
-  }
+  const auto error = error_of<CheckpointError>([&] { load_predictions(dir.path() / "out"); });
+  EXPECT_THAT(error.hint(), HasSubstr("--fast_dev_run writes no predictions"));
 }
 
 TEST(Predict, StopsOnRequestAndContinues) {

@@ -7,6 +7,7 @@
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -133,20 +134,12 @@ TEST(ReduceOnPlateau, GoesOnWithoutAMetricThatIsMissingNowAndThen) {
 
 TEST(ReduceOnPlateau, NamesWhatIsWrong) {
   World world = World::single(c10::kCPU);
-  try {
-    ReduceOnPlateau({.factor = 1, .patience = -1});
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("factor is 1, expected a number between 0 and 1"));
-    EXPECT_THAT(error.what(), HasSubstr("patience is -1, expected 0 or more"));
-  }
-  try {
-    rates(in_memory({.max_epochs = 1}), world, {.metric = "val_lost"});
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("found no metric val_lost"));
-    EXPECT_THAT(error.hint(), HasSubstr("val_loss"));
-  }
+  const auto error = error_of<ConfigError>([&] { ReduceOnPlateau({.factor = 1, .patience = -1}); });
+  EXPECT_THAT(error.what(), HasSubstr("factor is 1, expected a number between 0 and 1"));
+  EXPECT_THAT(error.what(), HasSubstr("patience is -1, expected 0 or more"));
+  const auto error = error_of<ConfigError>([&] { rates(in_memory({.max_epochs = 1}), world, {.metric = "val_lost"}); });
+  EXPECT_THAT(error.what(), HasSubstr("found no metric val_lost"));
+  EXPECT_THAT(error.hint(), HasSubstr("val_loss"));
 }
 
 }  // namespace

@@ -15,9 +15,11 @@
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "report/console.h"
 #include "report/step_records.h"
+#include "support/message_of.h"
 #include "support/recording_console.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -35,11 +37,7 @@ using testing::Not;
 using testing::StartsWith;
 
 std::vector<nlohmann::json> rows_of(const std::filesystem::path& run) {
-  std::vector<nlohmann::json> rows;
-  for (const std::string& line : read_lines(run / "metrics.jsonl")) {
-    rows.push_back(nlohmann::json::parse(line));
-  }
-  return rows;
+  return mapped(read_lines(run / "metrics.jsonl"), [](const std::string& line) { return nlohmann::json::parse(line); });
 }
 
 struct Ran {
@@ -251,7 +249,7 @@ TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
     }
   }
   EXPECT_THAT(names, ElementsAre("loss", "lr", "val_loss"));
-  EXPECT_GT(result.seconds, 0);
+  EXPECT_GT(result.duration_s, 0);
   EXPECT_THAT(ran.lines[ran.lines.size() - 2], StartsWith("finished at step 12, epoch 3"));
   EXPECT_THAT(ran.lines.back(), AllOf(StartsWith("loss "), HasSubstr(", val_loss "), HasSubstr(" | best val_loss "),
                                       HasSubstr(" at step 12 in " + result.best->path), HasSubstr(" | time 00:0")));
@@ -312,15 +310,11 @@ TEST(Reports, NameAProgramFlagThatChangedTheModel) {
   Trainer(session).fit(task, data);
   session.plan.facts.program_values = {{.name = "depth", .text = "2"}, {.name = "hidden", .text = "32"}};
   Other other;
-  try {
-    Trainer(session).fit(other, data);
-    FAIL() << "had to be refused";
-  } catch (const CheckpointError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
-    EXPECT_THAT(error.hint(),
-                StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
-                           "and starts over; load it into the model"));
-  }
+  const auto error = error_of<CheckpointError>([&] { Trainer(session).fit(other, data); });
+  EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
+  EXPECT_THAT(error.hint(),
+              StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
+                         "and starts over; load it into the model"));
 }
 
 // A callback that a run did not have before has nothing to load.

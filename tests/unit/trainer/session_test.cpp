@@ -10,6 +10,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tiny_task.h"
 
@@ -29,13 +30,9 @@ TEST(Session, SeedsTheGenerators) {
 }
 
 TEST(Session, CallsSettingsByTheirFields) {
-  try {
-    Session::single({.max_epochs = 0, .sampler = {.shuffle = false}});
-    FAIL() << "the run would never end";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("config.max_epochs 0 with config.max_steps 0: the run would never end"));
-    EXPECT_THAT(error.hint(), HasSubstr("for example config.max_epochs 1"));
-  }
+  const auto error = error_of<ConfigError>([&] { Session::single({.max_epochs = 0, .sampler = {.shuffle = false}}); });
+  EXPECT_THAT(error.what(), HasSubstr("config.max_epochs 0 with config.max_steps 0: the run would never end"));
+  EXPECT_THAT(error.hint(), HasSubstr("for example config.max_epochs 1"));
 }
 
 TEST(Session, StartsOverWhereItIsAskedTo) {
@@ -117,13 +114,9 @@ TEST(Task, SaysThatTheTrainingStepIsMissing) {
   Session session = Session::single(in_memory({.batch_size = 4}));
   Unfinished task;
   DataLoader data(tiny_data(8), session.plan.loader, session.world);
-  try {
-    Trainer(session).fit(task, data);
-    FAIL() << "there is nothing to train";
-  } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "the task has no training_step()");
-    EXPECT_THAT(error.hint(), HasSubstr("override it, or override optimize()"));
-  }
+  const auto error = error_of<ConfigError>([&] { Trainer(session).fit(task, data); });
+  EXPECT_STREQ(error.what(), "the task has no training_step()");
+  EXPECT_THAT(error.hint(), HasSubstr("override it, or override optimize()"));
 }
 
 class AtTheEnd final : public Callback {

@@ -26,8 +26,8 @@
 
 #include "report/record_comparison.h"
 #include "support/message_of.h"
-#include "support/named_tensors.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -169,14 +169,6 @@ NamedTensors weights_after(int ranks, const TrainConfig& config, const std::set<
   return weights;
 }
 
-double distance(const NamedTensors& a, const NamedTensors& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    sum += (a[i].second - b[i].second).abs().sum().item<double>();
-  }
-  return sum;
-}
-
 TEST(Spike, StopsTheRun) {
   EXPECT_THAT(message_of([] { weights_after(2, spiking_config(SpikePolicy::stop), {27}); }),
               HasSubstr("the loss of step 27 is"));
@@ -188,7 +180,7 @@ TEST(Spike, WarnsAndChangesNothing) {
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the loss of step 27 is"));
   TrainConfig off = spiking_config(SpikePolicy::warn);
   off.spike.z_score = 0;
-  EXPECT_EQ(distance(warned, weights_after(2, off, {27})), 0);
+  EXPECT_EQ(largest_difference(warned, weights_after(2, off, {27})), 0);
 }
 
 /// Multiplies the gradients of chosen steps; the losses stay ordinary.
@@ -235,11 +227,6 @@ NamedTensors state_after(int ranks, const TrainConfig& config,
   return state;
 }
 
-bool same(const NamedTensors& a, const NamedTensors& b) {
-  return std::ranges::equal(
-      a, b, [](const auto& x, const auto& y) { return x.first == y.first && at::equal(x.second, y.second); });
-}
-
 /// Leaves out the optimizer in chosen steps, with everything else as usual.
 class PausedTask final : public TinyTask {
  public:
@@ -272,11 +259,11 @@ TEST(SpikeSkip, ChangesNeitherParametersNorOptimizer) {
         const NamedTensors expected = state_after(ranks, config, [&](const World&) {
           return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, optimizer);
         });
-        EXPECT_TRUE(same(skipped, expected)) << ranks << " ranks, sharded " << shard;
+        EXPECT_TRUE(are_equal(skipped, expected)) << ranks << " ranks, sharded " << shard;
         const NamedTensors control = state_after(ranks, config, [&](const World&) {
           return std::make_unique<PausedTask>(std::set<std::int64_t>{}, optimizer);
         });
-        EXPECT_FALSE(same(skipped, control)) << "the control";
+        EXPECT_FALSE(are_equal(skipped, control)) << "the control";
       }
     }
   }
@@ -403,9 +390,9 @@ TEST(SpikeSkip, LooksAtEachOptimizerAlone) {
       const NamedTensors loud = run({.which = which, .added = 100});
       config.spike.z_score = 0;
       const NamedTensors expected = run({.which = which, .pauses = true});
-      EXPECT_TRUE(same(steep, expected)) << ranks << " ranks, optimizer " << which;
-      EXPECT_TRUE(same(loud, expected)) << ranks << " ranks, optimizer " << which;
-      EXPECT_FALSE(same(steep, run({}))) << "the control";
+      EXPECT_TRUE(are_equal(steep, expected)) << ranks << " ranks, optimizer " << which;
+      EXPECT_TRUE(are_equal(loud, expected)) << ranks << " ranks, optimizer " << which;
+      EXPECT_FALSE(are_equal(steep, run({}))) << "the control";
     }
   }
 }
@@ -531,8 +518,8 @@ void expect_left_out(int ranks, TrainConfig config, const LoudTask::Options& opt
     return state_after(ranks, config,
                        [&](const World& world) { return std::make_unique<QuietTask>(world, quiet, pauses); });
   };
-  EXPECT_TRUE(same(skipped, without({27}))) << ranks << " ranks";
-  EXPECT_FALSE(same(skipped, without({}))) << "the control";
+  EXPECT_TRUE(are_equal(skipped, without({27}))) << ranks << " ranks";
+  EXPECT_FALSE(are_equal(skipped, without({}))) << "the control";
 }
 
 TEST(SpikeSkip, LooksAtTheLossOfAllRanksBeforeTheUpdate) {
@@ -655,9 +642,9 @@ TEST(NonFiniteSkip, AlsoDecidesWithAScaledLossAndSpikes) {
   };
   const NamedTensors expected = weights({.added = 0}, {27});
   for (const double added : {100.0, std::nan("")}) {
-    EXPECT_TRUE(same(weights({.added = added}, {}), expected)) << added;
+    EXPECT_TRUE(are_equal(weights({.added = added}, {}), expected)) << added;
   }
-  EXPECT_FALSE(same(weights({.added = 0}, {}), expected)) << "the control";
+  EXPECT_FALSE(are_equal(weights({.added = 0}, {}), expected)) << "the control";
 }
 
 TEST(NonFiniteSkip, OfTheFirstOfTwoOptimizersIsNoFailure) {
@@ -670,8 +657,8 @@ TEST(NonFiniteSkip, OfTheFirstOfTwoOptimizersIsNoFailure) {
     };
     const NamedTensors skipped = run({.which = 0, .added = std::nan("")});
     EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("a step was skipped"));
-    EXPECT_TRUE(same(skipped, run({.which = 0, .pauses = true}))) << ranks << " ranks";
-    EXPECT_FALSE(same(skipped, run({}))) << "the control";
+    EXPECT_TRUE(are_equal(skipped, run({.which = 0, .pauses = true}))) << ranks << " ranks";
+    EXPECT_FALSE(are_equal(skipped, run({}))) << "the control";
   }
 }
 
@@ -690,9 +677,9 @@ TEST(SpikeSkip, WorksTogetherWithTheSkippingOfNaN) {
       state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}); });
   EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("was not finite")));
   config.spike.z_score = 0;
-  EXPECT_TRUE(same(found, state_after(2, config, [](const World&) {
-                     return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, adamw({.lr = 0.05}));
-                   })));
+  EXPECT_TRUE(are_equal(found, state_after(2, config, [](const World&) {
+                          return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, adamw({.lr = 0.05}));
+                        })));
 }
 
 /// A run in two parts and a straight one end the same.
@@ -718,9 +705,9 @@ void expect_same_if_resumed(
   testing::internal::GetCapturedStderr();
   ASSERT_EQ(straight.size(), resumed.size());
   if (ranks_then == 2) {
-    EXPECT_TRUE(same(straight, resumed)) << "stopped after step " << stop;
+    EXPECT_TRUE(are_equal(straight, resumed)) << "stopped after step " << stop;
   } else {
-    EXPECT_LT(distance(straight, resumed), 1e-3) << "stopped after step " << stop;
+    EXPECT_LT(largest_difference(straight, resumed), 1e-3) << "stopped after step " << stop;
   }
 }
 
@@ -806,8 +793,8 @@ TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {
           }
         }
       });
-      EXPECT_EQ(distance(found, expected), 0) << ranks << " ranks" << (shard ? ", sharded" : "");
-      EXPECT_GT(distance(found, weights_after(ranks, config, {})), 0) << "the control";
+      EXPECT_EQ(largest_difference(found, expected), 0) << ranks << " ranks" << (shard ? ", sharded" : "");
+      EXPECT_GT(largest_difference(found, weights_after(ranks, config, {})), 0) << "the control";
     }
   }
 }
@@ -861,7 +848,7 @@ TEST(Rollback, IsTheSameInAResumedRun) {
   const TempDir parts;
   weights_after(2, config(parts, 23), {});
   const NamedTensors resumed = weights_after(2, config(parts, 40), {1});  // the task counts its own steps
-  EXPECT_EQ(distance(straight, resumed), 0);
+  EXPECT_EQ(largest_difference(straight, resumed), 0);
 }
 
 }  // namespace

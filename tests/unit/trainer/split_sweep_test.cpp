@@ -17,6 +17,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -185,22 +186,11 @@ std::vector<at::Tensor> trained(unsigned features, int ranks, bool wrong_weights
     DataLoader data(sweep_data(features), plan.loader, world);
     Trainer(plan, world).fit(task, data);
     if (world.is_main()) {
-      for (const auto& parameter : task.module().parameters()) {
-        weights.push_back(parameter.detach().clone());
-      }
+      weights = weights_of(task);
     }
   };
   (features & kSharedMemory) != 0 ? shared_memory_world(ranks, train) : thread_world(ranks, train);
   return weights;
-}
-
-double difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double here = (a[i] - b[i]).abs().max().item<double>();
-    worst = here <= worst ? worst : here;  // NaN stays
-  }
-  return worst;
 }
 
 /// Of the ways to combine at most two features; LOCKSTEP_TEST_ROUNDS above 1: at most so many more.
@@ -225,7 +215,7 @@ TEST_P(SplitSweep, EqualsOneRankWithTheWholeBatch) {
   const auto expected = trained(features & ~(kAccumulation | kFp16 | kStochastic), 1);
   const double tolerance = (features & kStochastic) != 0 ? 2e-2 : (features & kFp16) != 0 ? 2e-3 : 2e-6;
   for (const int ranks : {1, 2, 3}) {
-    EXPECT_LE(difference(trained(features, ranks), expected), tolerance) << ranks << " ranks";
+    EXPECT_LE(largest_difference(trained(features, ranks), expected), tolerance) << ranks << " ranks";
   }
 }
 
@@ -234,14 +224,14 @@ INSTANTIATE_TEST_SUITE_P(Pairs, SplitSweep, testing::ValuesIn(combinations()),
 
 // The control: the sweep sees weights that are wrong, and every feature changes what is computed.
 TEST(SplitSweepControl, SeesWrongWeights) {
-  EXPECT_GT(difference(trained(kCounts, 3, /*wrong_weights=*/true), trained(kCounts, 1)), 1e-3);
+  EXPECT_GT(largest_difference(trained(kCounts, 3, /*wrong_weights=*/true), trained(kCounts, 1)), 1e-3);
   for (const Feature feature : {kCounts, kClipping, kIdleRanks, kTwoOptimizers, kGroups, kLossScaling}) {
-    EXPECT_GT(difference(trained(feature, 1), trained(0, 1)), 1e-3) << name_of(feature);
+    EXPECT_GT(largest_difference(trained(feature, 1), trained(0, 1)), 1e-3) << name_of(feature);
   }
-  EXPECT_GT(difference(trained(kFp16, 2), trained(0, 2)), 0);
-  EXPECT_GT(difference(trained(kStochastic, 2), trained(0, 2)), 0);
-  EXPECT_EQ(difference(trained(kSparse, 1), trained(0, 1)), 0);
-  EXPECT_GT(difference(trained(kNorm | kAccumulation, 3), trained(kNorm, 1)), 1e-3);  // smaller micro-batches
+  EXPECT_GT(largest_difference(trained(kFp16, 2), trained(0, 2)), 0);
+  EXPECT_GT(largest_difference(trained(kStochastic, 2), trained(0, 2)), 0);
+  EXPECT_EQ(largest_difference(trained(kSparse, 1), trained(0, 1)), 0);
+  EXPECT_GT(largest_difference(trained(kNorm | kAccumulation, 3), trained(kNorm, 1)), 1e-3);  // smaller micro-batches
 }
 
 }  // namespace

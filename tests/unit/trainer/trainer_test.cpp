@@ -23,9 +23,11 @@
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/mapped.h"
 #include "support/at_stage.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -35,24 +37,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-std::vector<at::Tensor> weights_of(Task& task) {
-  std::vector<at::Tensor> weights;
-  for (const auto& parameter : task.module().parameters()) {
-    weights.push_back(parameter.detach().clone());
-  }
-  return weights;
-}
-
-double difference(Task& a, Task& b) {
-  double worst = 0;
-  const auto left = weights_of(a);
-  const auto right = weights_of(b);
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    worst = std::max(worst, (left[i] - right[i]).abs().max().item<double>());
-  }
-  return worst;
-}
 
 TEST(Trainer, IsTheLoopOneWouldWriteByHand) {
   Session session = Session::single(in_memory({.max_epochs = 3, .batch_size = 8, .sampler = {.shuffle = false}}));
@@ -78,7 +62,7 @@ TEST(Trainer, IsTheLoopOneWouldWriteByHand) {
       optimizer.step();
     }
   }
-  EXPECT_LE(difference(task, hand), 1e-6);
+  EXPECT_LE(largest_difference(weights_of(task), weights_of(hand)), 1e-6);
 }
 
 // Stages in order, at the right steps.
@@ -239,7 +223,7 @@ TEST(Trainer, RanksAsThreadsAreOneRank) {
       TinyTask task;
       DataLoader data(tiny_data(20), plan.loader, world);
       Trainer(plan, world).fit(task, data);
-      ASSERT_LE(difference(task, one), 1e-5);
+      ASSERT_LE(largest_difference(weights_of(task), weights_of(one)), 1e-5);
     });
   }
 }
@@ -406,7 +390,7 @@ TEST(Trainer, ClipsTheGradientsOfEachEvaluationOfAClosure) {
     const at::Tensor before = task.module().parameters().front().detach().clone();
     DataLoader data(tiny_data(16), plan.loader, world);
     Trainer(plan, world).fit(task, data);
-    return (task.module().parameters().front().detach() - before).abs().max().item<double>();
+    return largest_difference(task.module().parameters().front().detach(), before);
   };
   const double free = train({});
   EXPECT_LT(train({.max_grad_norm = 1e-9}), free / 2);
@@ -540,7 +524,7 @@ TEST(Trainer, WeighsByTheTasksOwnCount) {
     Masked task;
     DataLoader data(tiny_data(20), plan.loader, world);
     Trainer(plan, world).fit(task, data);
-    ASSERT_LE(difference(task, one), 1e-5);
+    ASSERT_LE(largest_difference(weights_of(task), weights_of(one)), 1e-5);
   });
 }
 
@@ -591,10 +575,7 @@ class Labelled final : public Task {
   std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.1})}; }
   StepOutput training_step(const Batch& batch) override {
     constexpr std::int64_t kIgnored = -100;
-    std::vector<std::int64_t> labels;
-    for (const std::int64_t id : batch.ids) {
-      labels.push_back(id < unlabelled_ ? kIgnored : id % 3);
-    }
+    const auto labels = mapped(batch.ids, [this](std::int64_t id) { return id < unlabelled_ ? kIgnored : id % 3; });
     const auto target = at::tensor(labels);
     const auto loss = at::cross_entropy_loss(net_(batch.input), target, /*weight=*/{}, at::Reduction::Mean, kIgnored);
     StepOutput out(loss, {{"wrong", loss.detach() * 2}});
@@ -639,7 +620,7 @@ TEST(Counts, OfZeroInAllOfAStepChangeNothing) {
       const auto last = std::make_shared<LastReport>();
       Trainer trainer(plan, world);
       trainer.add(last).fit(task, data);
-      ASSERT_EQ(difference(task, before), 0);
+      ASSERT_EQ(largest_difference(weights_of(task), weights_of(before)), 0);
       ASSERT_TRUE(last->finite);
       ASSERT_EQ(last->value("loss"), -1) << "a mean over nothing is not reported";
     });
@@ -676,7 +657,7 @@ TEST(Counts, OfZeroInAMicroBatchAreLeftOutOfTheMeans) {
   ASSERT_GT(expected, 0);
   for (const int ranks : {1, 2, 3}) {
     EXPECT_NEAR(train(ranks, 2, split), expected, 1e-6) << ranks;
-    EXPECT_LE(difference(split, whole), 1e-6) << ranks;
+    EXPECT_LE(largest_difference(weights_of(split), weights_of(whole)), 1e-6) << ranks;
   }
 }
 
@@ -784,7 +765,8 @@ TEST(Minimize, WeighsMicroBatchesAndCounts) {
           whole = task;
         } else {
           ASSERT_NEAR(last->value("loss"), expected, 1e-5) << ranks << " ranks";
-          ASSERT_LE(difference(task, whole), 1e-4) << ranks << " ranks, counts " << counts;
+          ASSERT_LE(largest_difference(weights_of(task), weights_of(whole)), 1e-4)
+              << ranks << " ranks, counts " << counts;
         }
       });
     }

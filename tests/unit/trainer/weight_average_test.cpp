@@ -12,6 +12,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "base/mapped.h"
 #include "support/at_stage.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -193,10 +194,7 @@ TEST(WeightAverage, AveragesBuffersAndUnfrozenParameters) {
       EXPECT_EQ(has_norm, context.state.step > 4) << context.state.step;
     }));
     trainer.fit(task, data);
-    std::vector<std::string> names;
-    for (const auto& [name, tensor] : average->average()) {
-      names.push_back(name);
-    }
+    const auto names = mapped(average->average(), &NamedTensors::value_type::first);
     std::vector<std::string> expected{"norm.weight", "norm.bias", "out.weight", "out.bias"};
     if (buffers) {
       expected.insert(expected.end(), {"norm.running_mean", "norm.running_var"});

@@ -5,6 +5,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/message_of.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -71,12 +72,7 @@ TEST(RankPlaces, OfAllRanksAreKnownOnEveryRank) {
 }
 
 CommError agree(int size, const std::function<void(World&)>& body) {
-  try {
-    thread_world(size, body);
-  } catch (const CommError& error) {
-    return error;
-  }
-  throw std::runtime_error("the ranks agreed");
+  return error_of<CommError>([&] { thread_world(size, body); });
 }
 
 TEST(AgreeAtStart, NamesTheSettingAndTheOddRank) {

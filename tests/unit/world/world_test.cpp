@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "support/message_of.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -192,14 +193,10 @@ TEST_P(WorldOf, ThrowsTheSameErrorOnEveryRank) {
       }
     };
     for (const auto& turns : {&World::main_first, &World::one_by_one}) {
-      try {
-        (world.*turns)("prepare", work);
-        FAIL() << "rank " << world.rank() << " heard nothing";
-      } catch (const IoError& error) {
-        EXPECT_STREQ(error.what(), "/data is full");
-        EXPECT_EQ(error.hint(), "make room");
-        EXPECT_EQ(error.number(), ENOSPC);
-      }
+      const auto error = error_of<IoError>([&] { (world.*turns)("prepare", work); });
+      EXPECT_STREQ(error.what(), "/data is full");
+      EXPECT_EQ(error.hint(), "make room");
+      EXPECT_EQ(error.number(), ENOSPC);
     }
   });
 }
@@ -216,14 +213,10 @@ TEST(World, NamesTheRankThatDidNotCome) {
           world.store("done")->get("done", std::chrono::seconds(30));
           return;
         }
-        try {
-          world.barrier("second");
-          FAIL() << "a barrier without rank 2";
-        } catch (const CommError& error) {
-          EXPECT_THAT(error.what(), HasSubstr("barrier 'second' failed"));
-          EXPECT_THAT(error.what(), HasSubstr("missing ranks: 2 (last seen at 'barrier 'first''"));
-          named = true;
-        }
+        const auto error = error_of<CommError>([&] { world.barrier("second"); });
+        EXPECT_THAT(error.what(), HasSubstr("barrier 'second' failed"));
+        EXPECT_THAT(error.what(), HasSubstr("missing ranks: 2 (last seen at 'barrier 'first''"));
+        named = true;
         if (world.rank() == 0) {
           world.store("done")->set("done", "1");
         }
