@@ -1,7 +1,6 @@
 #include "optim/param_groups.h"
 
 #include <algorithm>
-#include <functional>
 #include <unordered_map>
 #include <utility>
 

@@ -2,7 +2,6 @@
 // one rank fails.
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>

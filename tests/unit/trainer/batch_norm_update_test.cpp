@@ -1,7 +1,5 @@
 // The statistics of batch norm for averaged weights. tests/parity compares one rank with PyTorch's update_bn.
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>

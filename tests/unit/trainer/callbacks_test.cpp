@@ -1,7 +1,6 @@
 // Functions as callbacks, their stages, and the metrics that they log.
 #include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
