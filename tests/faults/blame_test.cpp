@@ -13,7 +13,6 @@ namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 struct Blame {
   int rank = 0;

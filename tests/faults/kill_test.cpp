@@ -12,7 +12,6 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::HasSubstr;
 
 class Killed : public Undisturbed {
  protected:

@@ -23,7 +23,6 @@ using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Key;
 using testing::Not;
 using testing::Pair;
 
