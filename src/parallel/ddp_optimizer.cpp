@@ -262,7 +262,7 @@ void DdpOptimizer::backward_nothing() {
 }
 
 void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients) {
-  ddp_.progress_.set_phase(Phase::backward);
+  ddp_.begin_phase(Phase::backward);
   ddp_.lane_->write_count(count_);
   ddp_.lane_->write_loss(loss_);
   ddp_.lane_->write_requests(ddp_.take_requests());
@@ -301,12 +301,14 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     throw;
   }
   ddp_.progress_.end();
+  ddp_.clock_.end_waiting();
 }
 
 void DdpOptimizer::begin_reduction() {
   if (!is_reducing_) {
     is_reducing_ = true;
     ddp_.progress_.begin(Operation::all_reduce, bytes_);
+    ddp_.clock_.begin_waiting();
   }
 }
 

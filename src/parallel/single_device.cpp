@@ -85,10 +85,10 @@ void SingleDeviceOptimizer::zero_grad() {
   loss_.reset();
 }
 
-void SingleDeviceOptimizer::begin_forward(Gradients) { strategy_.progress_.set_phase(Phase::forward); }
+void SingleDeviceOptimizer::begin_forward(Gradients) { strategy_.begin_phase(Phase::forward); }
 
 void SingleDeviceOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
-  strategy_.progress_.set_phase(Phase::backward);
+  strategy_.begin_phase(Phase::backward);
   ran_backward_ = true;
   torch::autograd::backward({loss}, {root_gradient(loss, weight)});
 }
@@ -202,7 +202,7 @@ void SingleDeviceOptimizer::scale_grads(const at::Tensor& factor) { scale_(defin
 void SingleDeviceOptimizer::clamp_grads(double limit) { clamp_(defined_grads(), limit); }
 
 void SingleDeviceOptimizer::step() {
-  strategy_.progress_.set_phase(Phase::optimizer);
+  strategy_.begin_phase(Phase::optimizer);
   const at::Tensor skip = std::exchange(skip_, {});
   if (scaler_) {
     scaler_->step(*built_.optimizer, skip);

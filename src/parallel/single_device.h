@@ -100,6 +100,7 @@ class SingleDevice : public Strategy {
                Precision precision = Precision::fp32)
       : world_(world),
         progress_(WorldAccess::progress(world)),
+        clock_(WorldAccess::clock(world)),
         options_(options),
         config_(config),
         precision_(precision) {}
@@ -121,11 +122,16 @@ class SingleDevice : public Strategy {
   friend class SingleDeviceOptimizer;
 
   virtual std::unique_ptr<SingleDeviceOptimizer> make_optimizer(const OptimizerSpec& spec);
+  void begin_phase(Phase phase) noexcept {
+    progress_.set_phase(phase);
+    clock_.enter(phase);
+  }
   /// Takes the requests for the next reduction; they are sent only once.
   StepRequests take_requests() { return std::exchange(mine_, {}); }
 
   World& world_;
   ProgressRecord& progress_;
+  DeviceClock& clock_;
   const DistConfig options_;
   torch::nn::Module* module_ = nullptr;
   std::vector<std::unique_ptr<SingleDeviceOptimizer>> optimizers_{};

@@ -129,6 +129,7 @@ FitResult Fit::train() {
 const StepBatches* Fit::next_batches() {
   RECORD_USER_SCOPE("data");
   record_.set_phase(Phase::data);
+  clock_.begin_step();
   stragglers_.begin_step();
   return train_.next();
 }
@@ -148,6 +149,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
     range.before(fmt::format("step {}", state_.step + 1));
   }
   record_.set_phase(Phase::task);
+  clock_.enter(Phase::task);
   step.begin(batches, schedule_step());
   task_.optimize(step);
   step.end();
@@ -216,6 +218,7 @@ void Fit::check_that_it_trains(const Step& step) {
 
 // Before reports, validation and saves, because the main rank spends additional time in them.
 void Fit::look_for_straggler() {
+  clock_.end_step();
   if (const auto news = stragglers_.end_step(state_.step)) {
     if (world_.is_main()) {
       log_warning(news->text);
@@ -248,6 +251,7 @@ StageContext Fit::at(Stage stage) {
 }
 
 void Fit::notify(const StageContext& context) {
+  const DeviceClock::Part on_device(clock_, Phase::callback);
   as_a_whole([&] {
     const bool froze = callbacks_.call(context);
     if (froze && context.stage != Stage::fit_end) {
@@ -281,6 +285,7 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       config_(plan_.config),
       world_(trainer.world),
       record_(WorldAccess::progress(world_)),
+      clock_(WorldAccess::clock(world_)),
       control_(trainer.control),
       console_(*trainer.console),
       callbacks_(trainer.callbacks),

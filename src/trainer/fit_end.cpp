@@ -46,10 +46,18 @@ FitResult Fit::finish() {
       .best = checkpoints_.best(),
       .duration_s = seconds_since(began_)};
   control_.set_agreed(result.stop);
-  tell_end(result, place_.number, TimeShares(times_at_start_, record_.times()), config_, world_, console_, files_);
+  tell_end(result, place_.number, run_times(), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
   notify(Stage::fit_end);
   return result;
+}
+
+RunTimes Fit::run_times() {
+  RunTimes times{.host = {times_at_start_, record_.times()}};
+  if (clock_.steps() > gpu_steps_at_start_) {
+    times.gpu.emplace(gpu_times_at_start_, clock_.times());
+  }
+  return times;
 }
 
 // A run can be saved only between steps. With several ranks, no rank knows whether all are between the same steps.

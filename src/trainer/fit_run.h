@@ -23,6 +23,7 @@
 #include "storage/run_commands.h"
 #include "trainer/epoch_place.h"
 #include "trainer/fit.h"
+#include "trainer/output/run_end.h"
 #include "trainer/output/run_files.h"
 #include "trainer/output/run_metrics.h"
 #include "trainer/output/run_reports.h"
@@ -162,6 +163,7 @@ class Fit {
 
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
+  RunTimes run_times();
   void save_after_failure() noexcept;
   void record_last_steps() noexcept;
   void tell_what_is_left() noexcept;
@@ -172,6 +174,7 @@ class Fit {
   const TrainConfig& config_;
   World& world_;
   ProgressRecord& record_;
+  DeviceClock& clock_;
   FitPlace in_record_{record_};
   TrainControl& control_;
   const FitScope scope_{control_};
@@ -219,6 +222,8 @@ class Fit {
     notify(context);
   };
   const PhaseTimes times_at_start_ = record_.times();
+  const PhaseTimes gpu_times_at_start_ = clock_.times();
+  const std::int64_t gpu_steps_at_start_ = clock_.steps();
   StepTimes step_times_{world_, files_};
   bool is_between_steps_ = true;  // all that has been done is done by everyone: a failure now may be saved
   const Clock::time_point began_ = Clock::now();

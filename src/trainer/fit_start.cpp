@@ -248,7 +248,7 @@ void Fit::prepare_graphs(bool has_metrics) {
                                   : has_metrics                              ? "the task has metrics with states"
                                                                              : "";
   if (reason.empty()) {
-    graphs_.emplace(task_.module(), world_.device(), make_cuda_graph);
+    graphs_.emplace(task_.module(), world_.device(), clock_, make_cuda_graph);
   } else if (world_.is_main()) {
     tell_no_graph(reason);
   }

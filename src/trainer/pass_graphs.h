@@ -16,6 +16,7 @@
 #include <lockstep/data/batch.h>
 #include <lockstep/trainer/step_output.h>
 
+#include "world/device_clock.h"
 #include "world/device_graph.h"
 
 namespace lockstep {
@@ -40,8 +41,8 @@ class PassGraphs {
     bool begins_step;  ///< the first one of a step
   };
 
-  /// `module` must live longer.
-  PassGraphs(torch::nn::Module& module, c10::Device device, DeviceGraphFactory make);
+  /// `module` and `clock` must live longer.
+  PassGraphs(torch::nn::Module& module, c10::Device device, DeviceClock& clock, DeviceGraphFactory make);
   ~PassGraphs();
   PassGraphs(const PassGraphs&) = delete;
   PassGraphs& operator=(const PassGraphs&) = delete;
@@ -71,6 +72,7 @@ class PassGraphs {
 
   torch::nn::Module& module_;
   const c10::Device device_;
+  DeviceClock& clock_;
   const DeviceGraphFactory make_;
   const c10::Stream side_;            // LibTorch does not record on the default stream
   c10::Event current_done_;           // what the current stream had to do before the work of the side stream

@@ -80,6 +80,11 @@ at::Tensor WorldAccess::on_host(const World& world, const at::Tensor& tensor) {
 
 ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
 
+DeviceClock& WorldAccess::clock(const World& world) {
+  std::optional<DeviceClock>& clock = world.impl_->clock;
+  return clock ? *clock : clock.emplace(world.device());
+}
+
 std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_->run_hold; }
 std::function<void(const std::string&)>& WorldAccess::tell_what_is_left(World& world) {
   return world.impl_->tell_what_is_left;

@@ -18,6 +18,7 @@
 #include <lockstep/world/world.h>
 
 #include "ipc/progress_record.h"
+#include "world/device_clock.h"
 #include "world/rank_place.h"
 
 namespace lockstep {
@@ -73,6 +74,8 @@ struct WorldAccess {
   static bool any_without_timeout(World& world, bool value);
   /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
+  /// The clock of the device, for the rank's own thread.
+  static DeviceClock& clock(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
   /// Gets the text in which a failing fit says what is saved. At first it writes it at once; run() lets one rank say

@@ -19,6 +19,7 @@
 #include "base/terminal.h"
 #include "ipc/progress_record.h"
 #include "tensor/vector_math.h"
+#include "world/device_clock.h"
 #include "world/planes.h"
 #include "world/process_group.h"
 #include "world/rank_place.h"
@@ -65,6 +66,7 @@ struct World::Impl {
   ProgressRecord own_progress{};
   std::optional<ProgressBoard> board{};  // that of the launcher, if there is one
   ProgressRecord* progress = &own_progress;
+  std::optional<DeviceClock> clock{};  // made when it is first asked for: then the device is known
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
   std::function<void(const std::string&)> tell_what_is_left = [](const std::string& text) { write_line(text); };

@@ -67,7 +67,7 @@ class Training {
     random.set_current_seed(1);
     optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     if (has_graphs) {
-      graphs_ = std::make_unique<PassGraphs>(*net_, simulated::device(), [this](DeviceGraph* beside) {
+      graphs_ = std::make_unique<PassGraphs>(*net_, simulated::device(), clock_, [this](DeviceGraph* beside) {
         ++graphs_made_;
         return simulated::make_graph(beside);
       });
@@ -76,11 +76,13 @@ class Training {
 
   Net& net() { return net_; }
   PassGraphs& graphs() { return *graphs_; }
+  DeviceClock& clock() { return clock_; }
   int graphs_made() const { return graphs_made_; }
   int passes() const { return passes_; }  ///< that ran on the host
 
   /// A step with micro-batches of these sizes.
   void step(const std::vector<std::int64_t>& sizes) {
+    clock_.begin_step();
     optimizer_->zero_grad(/*set_to_none=*/true);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const Batch batch = next_batch(sizes[i]);
@@ -92,6 +94,7 @@ class Training {
       }
     }
     optimizer_->step();
+    clock_.end_step();
   }
   void steps(int count, const std::vector<std::int64_t>& sizes) {
     for (int i = 0; i < count; ++i) {
@@ -121,6 +124,7 @@ class Training {
   Loss loss_;
   Net net_{};
   std::unique_ptr<torch::optim::SGD> optimizer_{};
+  DeviceClock clock_{simulated::device(), /*pause=*/std::chrono::milliseconds(0)};
   std::unique_ptr<PassGraphs> graphs_{};
   std::vector<at::Tensor> outputs_{};
   int seen_ = 0;
@@ -129,6 +133,7 @@ class Training {
   const PassGraphs::Pass pass_ = [this](const Batch& batch) {
     ++passes_;
     StepOutput output = loss_(net_, batch);
+    clock_.enter(Phase::backward);
     torch::autograd::backward({output.loss}, {at::full({}, 0.5, output.loss.options().requires_grad(false))});
     return output;
   };
@@ -187,6 +192,17 @@ std::string compare(const Course& course, int graphs, int passes, const Training
 TEST(PassGraphsOnASimulatedDevice, GiveTheBitsOfTheWorkItself) {
   const auto told = compare([](Training& training) { training.steps(12, {4}); }, /*graphs=*/1, /*passes=*/4);
   EXPECT_THAT(told, HasSubstr("replayed as a CUDA graph"));
+}
+
+TEST(PassGraphsOnASimulatedDevice, HaveNoEventsOfTheClock) {
+  simulated::begin(0);
+  Training training(/*has_graphs=*/true, plain_loss);
+  for (int i = 0; i < 8; ++i) {
+    training.step({4});
+    simulated::finish();
+  }
+  EXPECT_EQ(training.graphs_made(), 1);
+  EXPECT_EQ(training.clock().steps(), 8) << "an event that a graph has recorded can be asked for nothing";
 }
 
 TEST(PassGraphsOnASimulatedDevice, AddTheGradientsOfSeveralMicroBatches) {

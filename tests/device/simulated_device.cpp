@@ -38,6 +38,8 @@ using StreamKey = std::pair<c10::DeviceIndex, c10::StreamId>;
 struct Moment {
   StreamKey stream{};
   bool is_over = false;
+  bool is_recorded = false;  ///< as a part of a graph: it can be neither asked for nor timed
+  std::chrono::nanoseconds time{};
 };
 using MomentPtr = std::shared_ptr<Moment>;
 
@@ -82,14 +84,16 @@ class Simulator {
     if (is_recorded(stream)) {
       kernel();
       moment->is_over = true;
+      moment->is_recorded = !is_apart_;
       if (!is_apart_) {
         recording_->kernels.push_back(std::move(kernel));
       }
       return moment;
     }
-    queues_[stream].push_back({.kernel = [kernel = std::move(kernel), moment] {
+    queues_[stream].push_back({.kernel = [this, kernel = std::move(kernel), moment] {
       kernel();
       moment->is_over = true;
+      moment->time = time_;
     }});
     run_some();
     return moment;
@@ -111,6 +115,7 @@ class Simulator {
 
   bool is_over(const MomentPtr& moment) {
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK(!moment->is_recorded, "the host asks for an event of a graph");
     run_some();
     advance(moment);  // asking again and again comes to an end
     return moment->is_over;
@@ -243,6 +248,11 @@ class Simulator {
     return host_waits_;
   }
 
+  void spend(std::chrono::nanoseconds time) {
+    const std::lock_guard lock(mutex_);
+    time_ += time;
+  }
+
  private:
   using Memory = std::map<const void*, Block>;
   struct Recording {
@@ -336,6 +346,7 @@ class Simulator {
   bool is_apart_ = false;
   c10::StreamId streams_ = 0;
   std::int64_t host_waits_ = 0;
+  std::chrono::nanoseconds time_{};
   bool is_running_ = false;
 };
 
@@ -394,6 +405,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<MomentPtr*>(event); }
+  double elapsedTime(void* begin, void* end, c10::DeviceIndex) const override {
+    const auto time = (*static_cast<MomentPtr*>(end))->time - (*static_cast<MomentPtr*>(begin))->time;
+    return std::chrono::duration<double, std::milli>(time).count();
+  }
   void synchronizeStream(const c10::Stream& stream) const override {
     simulator().reach(simulator().enqueue(key_of(stream), [] {}));
   }
@@ -659,6 +674,8 @@ std::unique_ptr<DeviceGraph> make_graph(DeviceGraph* beside) {
 void hold(const c10::Stream& stream) { simulator().hold(key_of(stream)); }
 
 void finish() { simulator().finish(); }
+
+void spend(std::chrono::nanoseconds time) { simulator().spend(time); }
 
 std::int64_t host_waits() { return simulator().host_waits(); }
 

@@ -8,6 +8,7 @@
 // * a copy between the device and page-locked memory may be asynchronous. Freed page-locked memory is kept until then.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -39,6 +40,9 @@ at::Tensor raw(const at::Tensor& tensor);
 /// A DeviceGraphFactory. It follows CUDA's rules: what is recorded does not run, and a host that waits for it fails; a
 /// replay reads and writes the addresses of the recording. Random numbers are those of the CPU.
 std::unique_ptr<DeviceGraph> make_graph(DeviceGraph* beside);
+
+/// For kernels: the device needs so long. Without it, work takes no time.
+void spend(std::chrono::nanoseconds time);
 
 /// Runs all work that does not wait for more.
 void finish();

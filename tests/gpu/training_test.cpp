@@ -9,13 +9,16 @@
 
 #include <ATen/Context.h>
 
+#include <lockstep/base/file_system.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/trainer/monitors.h>
 
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
+#include "report/metric_rows.h"
 #include "support/at_stage.h"
+#include "support/temp_dir.h"
 #include "support/watched_task.h"
 
 namespace lockstep {
@@ -185,6 +188,26 @@ Growth train_a_thousand_steps(ComputeSetup where, std::int64_t leak) {
 
 // What the loader has prepared differs from one moment to the next: a few batches of 8 small images.
 constexpr std::int64_t kPrepared = 96 << 10;
+
+LOCKSTEP_DEVICE_TEST(StepTimes, AreThoseOfTheDevice) {
+  const TempDir dir;
+  TrainConfig config{.max_epochs = 0, .max_steps = 60, .batch_size = 8, .run_dir = dir.path() / "run"};
+  config.compute_setup = where;
+  config.report.every_steps = 20;
+  config.report.step_times = true;
+  Session session = Session::single(config);
+  SmallTask task;
+  DataLoader data(small_images(64), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  const auto times = read_rank_times(real_file_system(), dir.path() / "run");
+  ASSERT_EQ(times.size(), 1U);
+  std::map<std::string, double> parts(times[0].seconds.begin(), times[0].seconds.end());
+  for (const char* part : {"data", "forward", "backward", "optimizer"}) {
+    EXPECT_GT(parts[part], 0) << part;
+  }
+  const std::string events = read_file(real_file_system(), dir.path() / "run" / "events.jsonl");
+  EXPECT_EQ(events.find("\"gpu_forward_seconds\"") != std::string::npos, where == ComputeSetup::gpu);
+}
 
 LOCKSTEP_DEVICE_TEST(Memory, IsTheSameAfterAHundredAndAThousandSteps) {
   const auto growth = train_a_thousand_steps(where, 0);

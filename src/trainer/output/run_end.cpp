@@ -96,20 +96,39 @@ std::string summary(const FitResult& result, const std::string& monitor) {
   return join(parts, " | ");
 }
 
-void tell_end(const FitResult& result, std::int64_t epoch, const TimeShares& times, const TrainConfig& config,
+namespace {
+
+void tell_times(const RunTimes& times, const TrainConfig& config, World& world, Console& console) {
+  console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", times.host.text()));
+  if (times.gpu) {
+    console.line(fmt::format("time of the GPU in a step: {}", times.gpu->text()));
+  }
+  if (!world.is_main()) {
+    return;
+  }
+  // A GPU may have work while its host waits for data.
+  const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers);
+  for (const auto& advice : {on_data, times.host.advice_on_saves()}) {
+    if (advice) {
+      log_info(*advice);
+    }
+  }
+}
+
+}  // namespace
+
+void tell_end(const FitResult& result, std::int64_t epoch, const RunTimes& times, const TrainConfig& config,
               World& world, Console& console, RunFiles& files) {
   EventFields fields{
       {"step", result.state.step}, {"epoch", epoch}, {"why", result.why}, {"stopped", result.stop > StopKind::program}};
-  for (auto& field : times.fields()) {
-    fields.push_back(std::move(field));
+  std::ranges::move(times.host.fields(), std::back_inserter(fields));
+  if (times.gpu) {
+    std::ranges::move(times.gpu->fields("gpu_"), std::back_inserter(fields));
   }
   files.event("end", fields);
-  if (const std::string text = times.text(); !text.empty()) {
-    console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", text));
-  }
-  const auto advice = times.advice(config.data.workers);
-  if (advice && world.is_main()) {
-    log_info(*advice);
+  constexpr double kLong = 10;  // seconds; a shorter fit says little
+  if (times.host.total() >= kLong) {
+    tell_times(times, config, world, console);
   }
   files.write_end(mapped(result.metrics,
                          [](const auto& metric) { return MetricValue{.name = metric.first, .value = metric.second}; }));

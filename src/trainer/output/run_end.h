@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,14 @@ std::string describe_saved(const Plan& plan, const std::string& directory, std::
 /// continue".
 std::string describe_end(const RunEnd& end);
 
+/// Where the time of a fit went on this rank.
+struct RunTimes {
+  TimeShares host;
+  std::optional<TimeShares> gpu{};  ///< of the steps that were measured, if any
+};
+
 /// Into the log of events, the files of metrics and the console. `epoch`: that of the last step, from 1.
-void tell_end(const FitResult& result, std::int64_t epoch, const TimeShares& times, const TrainConfig& config,
+void tell_end(const FitResult& result, std::int64_t epoch, const RunTimes& times, const TrainConfig& config,
               World& world, Console& console, RunFiles& files);
 
 /// "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"

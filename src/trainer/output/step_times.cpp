@@ -17,15 +17,21 @@ namespace lockstep {
 
 StepTimes::StepTimes(World& world, RunFiles& files) : world_(world), files_(files) {}
 
-void StepTimes::begin(std::int64_t step) {
-  since_ = WorldAccess::progress(world_).times();
-  step_ = step;
+StepTimes::Moment StepTimes::now(std::int64_t step) {
+  if (world_.device().is_cpu()) {
+    return {WorldAccess::progress(world_).times(), step};
+  }
+  DeviceClock& clock = WorldAccess::clock(world_);
+  return {clock.times(), clock.steps()};
 }
 
+void StepTimes::begin(std::int64_t step) { since_ = now(step); }
+
 void StepTimes::report(std::int64_t step) {
-  const PhaseTimes now = WorldAccess::progress(world_).times();
-  const TimeShares shares(std::exchange(since_, now), now);
-  const auto steps = static_cast<double>(std::max<std::int64_t>(step - std::exchange(step_, step), 1));
+  const Moment end = now(step);
+  const Moment begin = std::exchange(since_, end);
+  const TimeShares shares(begin.times, end.times);
+  const auto steps = static_cast<double>(end.steps - begin.steps);  // 0: each value is NaN
   const auto milliseconds = [steps](double seconds) { return std::round(1e6 * seconds / steps) / 1e3; };
   std::vector<std::string> names{"step_ms"};
   std::vector<double> values{milliseconds(shares.total())};
@@ -38,6 +44,9 @@ void StepTimes::report(std::int64_t step) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     LOCKSTEP_ASSERT(all[rank].size() == bytes, "every rank sends its times");
     std::memcpy(values.data(), all[rank].data(), bytes);
+    if (std::isnan(values.front())) {
+      continue;
+    }
     std::vector<MetricValue> row{{.name = "rank", .value = static_cast<double>(rank)}};
     for (std::size_t i = 0; i < names.size(); ++i) {
       row.push_back({.name = names[i], .value = values[i]});

@@ -16,14 +16,20 @@ class StepTimes {
 
   /// Counts from now on. `step`: completed steps.
   void begin(std::int64_t step);
-  /// Collective. A row for each rank: milliseconds per step since the last call.
+  /// Collective. A row for each rank: milliseconds per step since the last call, on a GPU those of the GPU. A rank
+  /// whose GPU has measured no step since then has no row.
   void report(std::int64_t step);
 
  private:
+  struct Moment {
+    PhaseTimes times{};
+    std::int64_t steps = 0;
+  };
+  Moment now(std::int64_t step);
+
   World& world_;
   RunFiles& files_;
-  PhaseTimes since_{};
-  std::int64_t step_ = 0;
+  Moment since_{};
 };
 
 }  // namespace lockstep

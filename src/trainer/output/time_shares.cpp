@@ -12,7 +12,7 @@ namespace {
 
 double to_seconds(PhaseTimes::Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-constexpr double kLong = 10;  // seconds; a shorter run says little
+constexpr double kMuch = 0.2;
 
 std::string percent(double part, double total) { return fmt::format("{:.0f} %", 100 * part / total); }
 
@@ -40,18 +40,15 @@ std::vector<std::pair<std::string_view, double>> TimeShares::parts() const {
           {"communication", to_seconds(spent_.waited)}};
 }
 
-EventFields TimeShares::fields() const {
-  EventFields fields{{"seconds", total_}};
+EventFields TimeShares::fields(std::string_view prefix) const {
+  EventFields fields{{fmt::format("{}seconds", prefix), total_}};
   for (const auto& [name, seconds] : parts()) {
-    fields.push_back({fmt::format("{}_seconds", name), seconds});
+    fields.push_back({fmt::format("{}{}_seconds", prefix, name), seconds});
   }
   return fields;
 }
 
 std::string TimeShares::text() const {
-  if (total_ < kLong) {
-    return {};
-  }
   auto parts = this->parts();
   std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   std::vector<std::string> shown;
@@ -63,21 +60,23 @@ std::string TimeShares::text() const {
   return join(shown, ", ");
 }
 
-std::optional<std::string> TimeShares::advice(int workers) const {
-  constexpr double kMuch = 0.2;
-  if (total_ < kLong) {
+std::optional<std::string> TimeShares::advice_on_data(int workers) const {
+  const double data = of(Phase::data);
+  if (data <= kMuch * total_) {
     return std::nullopt;
   }
-  if (const double data = of(Phase::data); data > kMuch * total_) {
-    return fmt::format(
-        "waiting for data took {} of the time: raise --data.workers (now {}) or --data.prefetch, or cache the data",
-        percent(data, total_), workers);
+  return fmt::format(
+      "waiting for data took {} of the time: raise --data.workers (now {}) or --data.prefetch, or cache the data",
+      percent(data, total_), workers);
+}
+
+std::optional<std::string> TimeShares::advice_on_saves() const {
+  const double saves = of(Phase::save);
+  if (saves <= kMuch * total_) {
+    return std::nullopt;
   }
-  if (const double saves = of(Phase::save); saves > kMuch * total_) {
-    return fmt::format("saving took {} of the time: save less often, or in the background with --checkpoint.async",
-                       percent(saves, total_));
-  }
-  return std::nullopt;
+  return fmt::format("saving took {} of the time: save less often, or in the background with --checkpoint.async",
+                     percent(saves, total_));
 }
 
 }  // namespace lockstep

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// Time between two moments, in seconds. On a GPU the host's time: kernels run later.
+/// Time between two moments, in seconds.
 class TimeShares {
  public:
   TimeShares(const PhaseTimes& begin, const PhaseTimes& end);
@@ -24,11 +24,12 @@ class TimeShares {
   /// "validation", "save" and "communication" (waiting for other ranks).
   std::vector<std::pair<std::string_view, double>> parts() const;
 
-  EventFields fields() const;  ///< "seconds", "data_seconds" and so on
-  /// "backward 43 %, forward 31 %, data 9 %": the largest parts; "": a short time
-  std::string text() const;
-  /// What to do if much of a long time was not training. `workers`: data.workers.
-  std::optional<std::string> advice(int workers) const;
+  EventFields fields(std::string_view prefix = {}) const;  ///< "seconds", "data_seconds" and so on
+  std::string text() const;  ///< "backward 43 %, forward 31 %, data 9 %": the largest parts
+  /// What to do if much of the time was waiting for data. `workers`: data.workers.
+  std::optional<std::string> advice_on_data(int workers) const;
+  /// What to do if much of the time was saving.
+  std::optional<std::string> advice_on_saves() const;
 
  private:
   PhaseTimes spent_{};

@@ -89,7 +89,12 @@ Lag largest_lag(std::span<const StepCost> costs) {
 }
 
 StragglerWatch::StragglerWatch(World& world, std::string host)
-    : world_(world), record_(WorldAccess::progress(world)), host_(std::move(host)) {}
+    : world_(world),
+      record_(WorldAccess::progress(world)),
+      clock_(WorldAccess::clock(world)),
+      host_(std::move(host)),
+      gpu_before_(clock_.times()),
+      gpu_steps_before_(clock_.steps()) {}
 
 void StragglerWatch::begin_step() { began_ = record_.times(); }
 
@@ -98,13 +103,13 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
     return {};
   }
   const PhaseTimes now = record_.times();
-  StepCost cost;
-  for (std::size_t i = 0; i < kPhaseCount; ++i) {
-    cost.by_phase[i] = Seconds(now.own[i] - began_.own[i]).count();
-    sum_.by_phase[i] += cost.by_phase[i];
-  }
   steps_time_ += now.now - began_.now;
-  slowest_ = cost.step() > slowest_.step() ? cost : slowest_;
+  if (world_.device().is_cpu()) {
+    add(began_, now);
+  } else if (const std::int64_t measured = clock_.steps(); measured > std::exchange(gpu_steps_before_, measured)) {
+    const PhaseTimes gpu = clock_.times();
+    add(std::exchange(gpu_before_, gpu), gpu);
+  }
   if (++steps_ < due_) {
     return {};
   }
@@ -123,7 +128,18 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
   }
   const double wall = of_main.window / static_cast<double>(steps_);
   begin_window(static_cast<std::int64_t>(std::max(kWindow, kExchanges * of_main.exchange) / std::max(wall, 1e-9)));
-  return of_main.window < kShortestWindow ? std::nullopt : judge(step, wall, costs, hosts);
+  const bool all_measured = std::ranges::all_of(costs, [](const StepCost& theirs) { return theirs.step() > 0; });
+  return of_main.window < kShortestWindow || !all_measured ? std::nullopt : judge(step, wall, costs, hosts);
+}
+
+void StragglerWatch::add(const PhaseTimes& begin, const PhaseTimes& end) {
+  StepCost cost;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    cost.by_phase[i] = Seconds(end.own[i] - begin.own[i]).count();
+    sum_.by_phase[i] += cost.by_phase[i];
+  }
+  slowest_ = cost.step() > slowest_.step() ? cost : slowest_;
+  ++costs_;
 }
 
 std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wall, std::span<const StepCost> costs,
@@ -157,10 +173,14 @@ std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wal
   return {};
 }
 
+// Of a single cost, or of none, there is no mean: it is zero.
 StepCost StragglerWatch::mean_without_slowest() const {
   StepCost mean;
+  if (costs_ < 2) {
+    return mean;
+  }
   for (std::size_t i = 0; i < kPhaseCount; ++i) {
-    mean.by_phase[i] = (sum_.by_phase[i] - slowest_.by_phase[i]) / static_cast<double>(steps_ - 1);
+    mean.by_phase[i] = (sum_.by_phase[i] - slowest_.by_phase[i]) / static_cast<double>(costs_ - 1);
   }
   return mean;
 }
@@ -168,7 +188,7 @@ StepCost StragglerWatch::mean_without_slowest() const {
 void StragglerWatch::begin_window(std::int64_t steps) {
   steps_time_ = {};
   sum_ = slowest_ = {};
-  steps_ = 0;
+  steps_ = costs_ = 0;
   due_ = std::max(kSteps, steps);
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/event_log.h"
 #include "ipc/progress_record.h"
+#include "world/device_clock.h"
 
 namespace lockstep {
 
@@ -51,8 +52,8 @@ struct StragglerNews {
 /// the time of an exchange has passed, and after at least 20 steps, all ranks exchange their means on the control
 /// plane. The slowest step of that interval is ignored, so that a single delay does not make a rank a straggler.
 /// Differences that are a small part of a step are ignored as well: ranks that share few cores wait during most of a
-/// step, and which rank takes longest for the rest is random. On a GPU only the host's time is measured: a slow loader
-/// or callback is detected, a slow GPU is not.
+/// step, and which rank takes longest for the rest is random. On GPUs the steps that their clocks have measured are
+/// compared: a GPU waits for a slow loader or callback, too.
 class StragglerWatch {
  public:
   static constexpr double kFactor = 1.8;  ///< a rank is a straggler at this factor or above
@@ -68,6 +69,7 @@ class StragglerWatch {
 
  private:
   using Clock = std::chrono::steady_clock;
+  void add(const PhaseTimes& begin, const PhaseTimes& end);
   StepCost mean_without_slowest() const;
   /// wall: seconds per step, including waiting.
   std::optional<StragglerNews> judge(std::int64_t step, double wall, std::span<const StepCost> costs,
@@ -76,8 +78,12 @@ class StragglerWatch {
 
   World& world_;
   ProgressRecord& record_;
+  DeviceClock& clock_;
   std::string host_;
-  PhaseTimes began_{};  // of this step
+  PhaseTimes began_{};       // of this step
+  PhaseTimes gpu_before_{};  // what has been added
+  std::int64_t gpu_steps_before_ = 0;
+  std::int64_t costs_ = 0;  // that were added
   StepCost sum_{};
   StepCost slowest_{};
   Clock::duration steps_time_{};  // including waiting: about equal on all ranks

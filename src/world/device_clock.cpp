@@ -1,0 +1,95 @@
+#include "world/device_clock.h"
+
+#include <exception>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep {
+
+void DeviceClock::begin_step() noexcept {
+  if (device_.is_cpu()) {
+    return;
+  }
+  collect();
+  const Clock::time_point now = Clock::now();
+  if (state_ == State::awaited || now < next_) {
+    return;
+  }
+  next_ = now + pause_;
+  state_ = State::in_step;
+  count_ = 0;
+  enter(Phase::data);
+}
+
+void DeviceClock::enter(Phase phase) noexcept {
+  phase_ = phase;
+  note(phase, /*waits=*/false);
+}
+
+void DeviceClock::begin_waiting() noexcept { note(phase_, /*waits=*/true); }
+
+void DeviceClock::end_waiting() noexcept { note(phase_, /*waits=*/false); }
+
+void DeviceClock::end_step() noexcept {
+  note(phase_, /*waits=*/false);
+  if (state_ == State::in_step) {
+    state_ = State::awaited;
+  }
+}
+
+const PhaseTimes& DeviceClock::times() noexcept {
+  collect();
+  return sums_;
+}
+
+std::int64_t DeviceClock::steps() noexcept {
+  collect();
+  return steps_;
+}
+
+void DeviceClock::note(Phase phase, bool waits) noexcept {
+  if (state_ != State::in_step || is_paused_) {
+    return;
+  }
+  try {
+    if (count_ == marks_.size()) {
+      marks_.push_back({.reached = c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT)});
+    }
+    Mark& mark = marks_[count_];
+    mark.phase = phase;
+    mark.waits = waits;
+    mark.reached.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    ++count_;
+  } catch (const std::exception&) {  // the training fails of the same cause, with a better message
+    state_ = State::idle;
+  }
+}
+
+void DeviceClock::collect() noexcept {
+  if (state_ != State::awaited) {
+    return;
+  }
+  try {
+    if (!marks_[count_ - 1].reached.query()) {
+      return;
+    }
+    state_ = State::idle;
+    PhaseTimes step;
+    for (std::size_t i = 0; i + 1 < count_; ++i) {
+      const std::chrono::duration<double, std::milli> took(marks_[i].reached.elapsedTime(marks_[i + 1].reached));
+      const auto ticks = std::chrono::duration_cast<PhaseTimes::Duration>(took);
+      (marks_[i].waits ? step.waited : step.own[static_cast<std::size_t>(marks_[i].phase)]) += ticks;
+      step.now += ticks;
+    }
+    for (std::size_t i = 0; i < kPhaseCount; ++i) {
+      sums_.own[i] += step.own[i];
+    }
+    sums_.waited += step.waited;
+    sums_.now += step.now.time_since_epoch();
+    ++steps_;
+  } catch (const std::exception&) {
+    state_ = State::idle;
+  }
+}
+
+}  // namespace lockstep

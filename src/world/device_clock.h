@@ -1,0 +1,94 @@
+// Where the time of a step goes on the device.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+
+#include "ipc/progress_record.h"
+
+namespace lockstep {
+
+/// Kernels run later than the host starts them, so a clock of the host cannot time them. This clock lets the device
+/// note when it reaches the phases of a step, on the stream on which they run, and reads the times when they are there:
+/// it never waits. A phase has all the time until the next one begins, also that in which the device has nothing to do.
+/// Only some steps are measured, because an event costs a microsecond or two. On a CPU it does nothing. A failure of
+/// the device ends the measurement, and nothing else.
+class DeviceClock {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kPause{50};  ///< from one measured step to the next
+
+  explicit DeviceClock(c10::Device device, Clock::duration pause = kPause) : device_(device), pause_(pause) {}
+
+  /// A step begins, in Phase::data. A step that has not ended is forgotten.
+  void begin_step() noexcept;
+  /// What the current stream gets from now on belongs to `phase`.
+  void enter(Phase phase) noexcept;
+  /// What it gets from now on is waiting for other ranks, until end_waiting().
+  void begin_waiting() noexcept;
+  void end_waiting() noexcept;
+  void end_step() noexcept;
+
+  /// Sums over the measured steps that the device has completed; `now` is the sum of all their time.
+  const PhaseTimes& times() noexcept;
+  /// How many these are.
+  std::int64_t steps() noexcept;
+
+  /// While a part exists, work on the device belongs to `phase`, then to the phase before.
+  class Part {
+   public:
+    Part(DeviceClock& clock, Phase phase) noexcept : clock_(clock), before_(clock.phase_) { clock_.enter(phase); }
+    ~Part() { clock_.enter(before_); }
+    Part(const Part&) = delete;
+    Part& operator=(const Part&) = delete;
+
+   private:
+    DeviceClock& clock_;
+    const Phase before_;
+  };
+
+  /// While it exists, nothing is noted: an event must not become a part of what is recorded as a graph.
+  class Pause {
+   public:
+    explicit Pause(DeviceClock& clock) noexcept : clock_(clock), was_paused_(clock.is_paused_) {
+      clock_.is_paused_ = true;
+    }
+    ~Pause() { clock_.is_paused_ = was_paused_; }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    DeviceClock& clock_;
+    const bool was_paused_;
+  };
+
+ private:
+  enum class State { idle, in_step, awaited };
+  struct Mark {
+    Phase phase = Phase::data;
+    bool waits = false;
+    c10::Event reached;
+  };
+
+  void note(Phase phase, bool waits) noexcept;
+  void collect() noexcept;
+
+  const c10::Device device_;
+  const Clock::duration pause_;
+  State state_ = State::idle;
+  bool is_paused_ = false;
+  Phase phase_ = Phase::data;
+  std::vector<Mark> marks_{};  // events are used again; the last one is the end of the step
+  std::size_t count_ = 0;      // of this step
+  Clock::time_point next_{};   // the next step to measure
+  PhaseTimes sums_{};
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace lockstep

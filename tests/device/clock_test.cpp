@@ -1,0 +1,123 @@
+#include <chrono>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/world/world.h>
+
+#include "device/simulated_device.h"
+#include "support/tiny_task.h"
+#include "world/device_clock.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+void work(int ms) {
+  simulated::launch([ms] { simulated::spend(milliseconds(ms)); });
+}
+
+/// A step whose phases last 1, 2, 4 and 8 ms on the device, and 16 ms in which it waits for other ranks.
+void step(DeviceClock& clock) {
+  clock.begin_step();
+  work(1);
+  clock.enter(Phase::forward);
+  work(2);
+  clock.enter(Phase::backward);
+  work(3);
+  clock.begin_waiting();
+  work(16);
+  clock.end_waiting();
+  work(1);
+  clock.enter(Phase::optimizer);
+  work(8);
+  clock.end_step();
+  work(100);  // a report
+}
+
+TEST(DeviceClock, KnowsHowLongThePhasesOfAStepLastOnTheDevice) {
+  simulated::begin(0);
+  DeviceClock clock(simulated::device(), milliseconds(0));
+  constexpr int kSteps = 3;
+  for (int i = 0; i < kSteps; ++i) {
+    step(clock);
+    simulated::finish();
+  }
+  const PhaseTimes times = clock.times();
+  EXPECT_EQ(clock.steps(), kSteps);
+  EXPECT_EQ(times.of(Phase::data), kSteps * milliseconds(1));
+  EXPECT_EQ(times.of(Phase::forward), kSteps * milliseconds(2));
+  EXPECT_EQ(times.of(Phase::backward), kSteps * milliseconds(4));
+  EXPECT_EQ(times.of(Phase::optimizer), kSteps * milliseconds(8));
+  EXPECT_EQ(times.waited, kSteps * milliseconds(16));
+  EXPECT_EQ(times.now.time_since_epoch(), kSteps * milliseconds(31));
+}
+
+TEST(DeviceClock, NeverWaits) {
+  simulated::begin(0);  // as late as possible
+  const c10::impl::VirtualGuardImpl guard(simulated::device().type());
+  simulated::hold(guard.getStream(simulated::device()));
+  DeviceClock clock(simulated::device(), milliseconds(0));
+  for (int i = 0; i < 3; ++i) {
+    step(clock);
+  }
+  EXPECT_EQ(clock.steps(), 0) << "the device has not reached the first step";
+  EXPECT_EQ(simulated::host_waits(), 0);
+  simulated::begin(0);  // and holds it no more
+  simulated::finish();
+  EXPECT_EQ(clock.steps(), 1) << "the other steps began before the first one was measured";
+}
+
+TEST(DeviceClock, MeasuresSomeStepsOnly) {
+  simulated::begin(1);
+  DeviceClock clock(simulated::device(), std::chrono::hours(1));
+  for (int i = 0; i < 3; ++i) {
+    step(clock);
+  }
+  EXPECT_EQ(clock.steps(), 1);
+}
+
+TEST(DeviceClock, ForgetsAStepThatDoesNotEnd) {
+  simulated::begin(1);
+  DeviceClock clock(simulated::device(), milliseconds(0));
+  clock.begin_step();
+  work(50);
+  step(clock);
+  EXPECT_EQ(clock.steps(), 1);
+  EXPECT_EQ(clock.times().now.time_since_epoch(), milliseconds(31));
+}
+
+/// Its forward lasts for 3 ms on the device.
+class SlowForward final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch& batch) override {
+    work(3);
+    return TinyTask::training_step(batch);
+  }
+};
+
+TEST(DeviceClock, TimesTheStepsOfAFit) {
+  simulated::begin(1);
+  World world = World::single(simulated::device());
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 4, .batch_size = 4}));
+  DataLoader data(tiny_data(16), plan.loader, world);
+  SlowForward task;
+  Trainer(plan, world).on(Stage::step_end, [](const StageContext&) { work(5); }).fit(task, data);
+  DeviceClock& clock = WorldAccess::clock(world);
+  EXPECT_GE(clock.steps(), 1);
+  EXPECT_EQ(clock.times().of(Phase::forward), clock.steps() * milliseconds(3));
+  EXPECT_EQ(clock.times().of(Phase::callback), clock.steps() * milliseconds(5));
+  EXPECT_EQ(clock.times().now.time_since_epoch(), clock.steps() * milliseconds(8));
+}
+
+TEST(DeviceClock, DoesNothingOnACpu) {
+  DeviceClock clock(c10::Device(c10::kCPU), milliseconds(0));
+  clock.begin_step();
+  clock.enter(Phase::forward);
+  clock.end_step();
+  EXPECT_EQ(clock.steps(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep
