@@ -1,10 +1,8 @@
 // The stages of a program: parse -> resolve -> describe -> supervise ranks, or be a rank.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <lockstep/base/control.h>
-#include <lockstep/base/error.h>
 
 #include "base/assertion.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>

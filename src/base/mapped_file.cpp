@@ -1,7 +1,6 @@
 #include "base/mapped_file.h"
 
 #include <cerrno>
-#include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,6 +1,5 @@
 #include "checkpoint/contents_files.h"
 
-#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string_view>

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include "base/terminal.h"
-#include "base/text.h"
 #include "cli/commands.h"
 #include "cli/manual_page.h"
 

@@ -5,7 +5,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
 #include "base/assertion.h"

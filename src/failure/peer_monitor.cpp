@@ -1,7 +1,6 @@
 #include "failure/peer_monitor.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>

@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>

@@ -1,7 +1,6 @@
 #include "optim/param_groups.h"
 
 #include <algorithm>
-#include <functional>
 #include <unordered_map>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/mapped.h"
+#include "base/option_check.h"
 #include "base/text.h"
 #include "optim/option_values.h"
 #include "optim/rule_optimizer.h"
@@ -65,23 +65,17 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
   }
   dealt.pop_back();
   const std::vector<NamedTensors> dealt_frozen = deal(spec.groups, frozen);
-  std::vector<Problem> problems;
+  OptionCheck check(fmt::format("optimizer '{}'", spec.name));
   for (std::size_t i = 0; i < dealt.size(); ++i) {
-    if (dealt[i].empty() && dealt_frozen[i].empty()) {
-      problems.push_back({.what = fmt::format("optimizer '{}': group {} selects no parameter", spec.name, i),
-                          .hint = "a parameter belongs to the first group that selects it"});
-    }
+    check.refuse_if(dealt[i].empty() && dealt_frozen[i].empty(), fmt::format("group {} selects no parameter", i),
+                    "a parameter belongs to the first group that selects it");
   }
   for (std::size_t i = 0; i < spec.groups.size(); ++i) {
-    if (const double limit = spec.groups[i].max_grad_norm; !(limit >= 0)) {
-      problems.push_back({.what = fmt::format("optimizer '{}': group {} has max_grad_norm {}, expected 0 or more",
-                                              spec.name, i, limit),
-                          .hint = "0: this group has no limit of its own"});
-    }
+    const double limit = spec.groups[i].max_grad_norm;
+    check.refuse_if(!(limit >= 0), fmt::format("group {} has max_grad_norm {}, expected 0 or more", i, limit),
+                    "0: this group has no limit of its own");
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  check.throw_problems();
   return dealt;
 }
 

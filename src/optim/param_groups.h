@@ -1,7 +1,6 @@
 // Named parameters -> optimizer groups, and optimizer state -> named tensors.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <span>
 #include <string>

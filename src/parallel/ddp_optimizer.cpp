@@ -1,7 +1,6 @@
 #include "parallel/ddp_optimizer.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <unordered_map>

@@ -5,8 +5,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/json.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"

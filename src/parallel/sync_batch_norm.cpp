@@ -1,4 +1,3 @@
-#include <array>
 #include <numeric>
 #include <vector>
 

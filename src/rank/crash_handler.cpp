@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <string_view>
 #include <thread>
 
 #include <dirent.h>
@@ -17,8 +16,6 @@
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
-
-#include <lockstep/base/error.h>
 
 #include "base/assertion.h"
 #include "base/descriptor.h"

@@ -1,7 +1,6 @@
 #include "rank/terminate_handler.h"
 
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <utility>
 

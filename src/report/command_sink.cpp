@@ -4,7 +4,6 @@
 #include <cstring>
 #include <exception>
 #include <string>
-#include <utility>
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -14,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/report/metric_sink.h>
 

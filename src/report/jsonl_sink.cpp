@@ -6,7 +6,6 @@
 #include <lockstep/report/metric_sink.h>
 
 #include "base/json.h"
-#include "base/text.h"
 #include "report/metric_file.h"
 
 namespace lockstep {

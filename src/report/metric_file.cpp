@@ -1,11 +1,9 @@
 #include "report/metric_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
-#include <utility>
 
 #include <fmt/format.h>
 

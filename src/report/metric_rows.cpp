@@ -95,7 +95,8 @@ class Collector {
   }
   void add_damaged() { ++rows_.damaged; }
 
-  MetricRows finish() {
+  MetricRows finish(bool cut_off) {
+    rows_.cut_off = cut_off;
     for (MetricSeries& series : rows_.series) {
       sort(series);
     }
@@ -208,9 +209,7 @@ MetricRows parse_metric_lines(std::string_view text) {
       rows.add_damaged();
     }
   });
-  MetricRows all = rows.finish();
-  all.cut_off = cut_off;
-  return all;
+  return rows.finish(cut_off);
 }
 
 MetricRows parse_metric_table(std::string_view text) {
@@ -238,9 +237,7 @@ MetricRows parse_metric_table(std::string_view text) {
       rows.add_damaged();
     }
   });
-  MetricRows all = rows.finish();
-  all.cut_off = cut_off;
-  return all;
+  return rows.finish(cut_off);
 }
 
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {

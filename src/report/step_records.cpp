@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 #include <span>
 
@@ -20,7 +19,6 @@ constexpr std::size_t kRecordBytes = 64;
 constexpr std::size_t kChecksumAt = 60;
 constexpr std::int64_t kFormat = 1;
 
-using RecordBytes = std::span<std::byte, kRecordBytes>;
 using Words = std::array<std::uint64_t, kRecordBytes / 8>;
 
 // Word 0 is the kind of a record: eight characters, or four characters and the fields that are present.

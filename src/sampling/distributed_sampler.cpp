@@ -2,7 +2,6 @@
 #include <limits>
 #include <numeric>
 #include <random>
-#include <string>
 
 #include <fmt/format.h>
 

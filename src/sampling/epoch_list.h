@@ -1,11 +1,12 @@
 // An order that is a list; the list of the last key is cached.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <optional>
-#include <utility>
+#include <span>
 #include <vector>
 
 namespace lockstep {
@@ -14,16 +15,16 @@ namespace lockstep {
 template <class Key>
 class EpochList {
  public:
-  /// Calls use(list) with the list of `key`; calls make() unless the cached list has this key.
-  template <class Make, class Use>
-  void with(const Key& key, const Make& make, const Use& use) {
+  /// Copies elements of the list of `key`, from `first` on. Calls make() unless the cached list has this key.
+  template <class Make>
+  void copy(const Key& key, const Make& make, std::int64_t first, std::span<std::int64_t> elements) {
     const std::lock_guard lock(mutex_);
     if (!key_ || *key_ != key) {
       key_.reset();
       list_ = make();
       key_ = key;
     }
-    use(std::as_const(list_));
+    std::copy_n(list_.begin() + static_cast<std::ptrdiff_t>(first), elements.size(), elements.begin());
   }
 
  private:

@@ -31,11 +31,8 @@ class LengthBucketed final : public EpochOrder {
       const std::int64_t pool = first / size;
       const std::int64_t skip = first % size;
       const auto count = static_cast<std::size_t>(std::min(static_cast<std::int64_t>(ids.size()), size - skip));
-      list_.with(
-          std::tuple(key.seed, key.epoch, key.global_batch, pool), [&] { return make(key, pool); },
-          [&](const std::vector<std::int64_t>& list) {
-            std::copy_n(list.begin() + static_cast<std::ptrdiff_t>(skip), count, ids.begin());
-          });
+      list_.copy(
+          {key.seed, key.epoch, key.global_batch, pool}, [&] { return make(key, pool); }, skip, ids.first(count));
       ids = ids.subspan(count);
       first += static_cast<std::int64_t>(count);
     }
@@ -80,11 +77,8 @@ class Custom final : public EpochOrder {
   std::int64_t length() const override { return length_; }
 
   void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {
-    list_.with(
-        std::pair(key.seed, key.epoch), [&] { return checked(make_(key.seed, key.epoch), key.epoch); },
-        [&](const std::vector<std::int64_t>& list) {
-          std::copy_n(list.begin() + static_cast<std::ptrdiff_t>(first), ids.size(), ids.begin());
-        });
+    list_.copy(
+        {key.seed, key.epoch}, [&] { return checked(make_(key.seed, key.epoch), key.epoch); }, first, ids);
   }
 
  private:

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <numeric>
 
-#include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
 #include "base/assertion.h"

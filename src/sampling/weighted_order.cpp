@@ -125,11 +125,8 @@ class WithoutReplacement final : public EpochOrder {
   std::optional<std::int64_t> samples() const override { return static_cast<std::int64_t>(weights_.size()); }
 
   void fill(const OrderKey& key, std::int64_t first, std::span<std::int64_t> ids) const override {
-    list_.with(
-        std::pair(key.seed, key.epoch), [&] { return make(key); },
-        [&](const std::vector<std::int64_t>& list) {
-          std::copy_n(list.begin() + static_cast<std::ptrdiff_t>(first), ids.size(), ids.begin());
-        });
+    list_.copy(
+        {key.seed, key.epoch}, [&] { return make(key); }, first, ids);
   }
 
  private:

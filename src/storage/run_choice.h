@@ -1,8 +1,6 @@
 // Which directory a launch gets if run_dir has a placeholder (base/run_pattern.h). Torch-free.
 #pragma once
 
-#include <filesystem>
-#include <optional>
 #include <string>
 
 #include <lockstep/base/file_system.h>

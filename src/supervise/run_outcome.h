@@ -2,7 +2,6 @@
 // Torch-free.
 #pragma once
 
-#include <chrono>
 #include <optional>
 #include <set>
 #include <string>

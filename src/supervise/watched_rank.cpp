@@ -1,7 +1,6 @@
 #include "supervise/watched_rank.h"
 
 #include <array>
-#include <cerrno>
 #include <cstddef>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include <cmath>
 #include <exception>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>

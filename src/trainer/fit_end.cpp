@@ -7,7 +7,6 @@
 #include <lockstep/base/log.h>
 
 #include "base/duration.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/fit_run.h"

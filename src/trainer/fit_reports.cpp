@@ -3,7 +3,6 @@
 #include <iterator>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,7 +12,6 @@
 #include <lockstep/base/log.h>
 
 #include "base/mapped.h"
-#include "base/text.h"
 #include "parallel/parameter_sync.h"
 #include "trainer/fit_run.h"
 #include "trainer/output/metric_names.h"

@@ -1,7 +1,6 @@
 // One call of Trainer::fit: its parts and where it is. The loop is in fit.cpp.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>

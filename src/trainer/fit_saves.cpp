@@ -1,5 +1,4 @@
 // What a fit saves.
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>

@@ -7,7 +7,6 @@
 
 #include <c10/core/DeviceGuard.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/optim/precision.h>
 #include <lockstep/trainer/trainer.h>
 

@@ -1,7 +1,6 @@
 // Contents of the checkpoint of a run: collected for a save, restored on resume.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>

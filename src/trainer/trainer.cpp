@@ -3,7 +3,6 @@
 #include <chrono>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/session.h>

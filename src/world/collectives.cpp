@@ -3,7 +3,6 @@
 #include <cstring>
 #include <exception>
 #include <optional>
-#include <utility>
 
 #include <fmt/format.h>
 

@@ -7,7 +7,6 @@
 
 #include <future>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 

@@ -4,9 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <thread>
-#include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,8 +1,6 @@
 // The models of gpu_training_bench.py: the same parameters, names and operations as in peers/gpu_models.py.
 #pragma once
 
-#include <string>
-
 #include <torch/torch.h>
 
 namespace gpu_bench {

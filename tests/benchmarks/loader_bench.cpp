@@ -5,7 +5,6 @@
 #include <fstream>
 #include <memory>
 #include <random>
-#include <string>
 #include <vector>
 
 #include <benchmark/benchmark.h>

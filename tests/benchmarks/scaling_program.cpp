@@ -1,10 +1,7 @@
 // What each rank pays for the others, for scaling_bench.py: CPU time, because many ranks share few cores here.
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include <fmt/format.h>
 #include <time.h>

@@ -14,9 +14,6 @@
 namespace lockstep {
 namespace {
 
-using testing::Contains;
-using testing::Gt;
-
 constexpr std::uint64_t kSeeds = 30;
 
 /// A model of three tensors on the device and a number on the host.

@@ -1,7 +1,6 @@
 // The order in which batches are copied, waited for and released. The controls show that the simulated device notices
 // each step that is left out.
 #include <cstdint>
-#include <functional>
 #include <utility>
 #include <vector>
 

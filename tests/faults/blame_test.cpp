@@ -1,6 +1,4 @@
 // One rank fails or hangs, in every phase: it is reported with its own message, and all processes end soon.
-#include <csignal>
-#include <cstdio>
 #include <string>
 
 #include <fmt/format.h>
@@ -15,7 +13,6 @@ namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 struct Blame {
   int rank = 0;

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>

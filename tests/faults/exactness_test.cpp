@@ -4,9 +4,7 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
-#include <set>
 #include <sstream>
-#include <thread>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,6 +1,5 @@
 // Ranks, launchers or both are killed; the same command, started again, loses nothing.
 #include <csignal>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -13,7 +12,6 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::HasSubstr;
 
 class Killed : public Undisturbed {
  protected:

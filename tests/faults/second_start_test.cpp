@@ -1,6 +1,5 @@
 // Two starts in one run directory at random moments: there are never two writers, and no run contains weights of the
 // other start.
-#include <csignal>
 #include <filesystem>
 #include <map>
 #include <memory>

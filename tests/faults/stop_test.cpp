@@ -1,5 +1,4 @@
 // A run is stopped at any time, by any signal to any process: all ranks end at the same step, and nothing is lost.
-#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <thread>

@@ -1,8 +1,5 @@
-#include <string>
-
 #include <lockstep/base/error.h>
 
-#include "config/config_file.h"
 #include "config/migrate.h"
 #include "fuzz/target.h"
 

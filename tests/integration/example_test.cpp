@@ -18,7 +18,6 @@
 namespace lockstep {
 namespace {
 
-using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 

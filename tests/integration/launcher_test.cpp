@@ -1,5 +1,4 @@
 // A program gives the same bytes under torchrun as under our own launcher.
-#include <csignal>
 #include <memory>
 #include <string>
 #include <tuple>

@@ -23,7 +23,6 @@
 namespace lockstep {
 namespace {
 
-using testing::AnyOf;
 using testing::Each;
 using testing::Field;
 using testing::HasSubstr;

@@ -4,7 +4,6 @@
 #include <array>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>

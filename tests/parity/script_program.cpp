@@ -1,5 +1,4 @@
 // Trains a TorchScript file on the tensors x and y of a file of torch.save, and writes it back.
-#include <memory>
 #include <string>
 
 #include <ATen/ATen.h>

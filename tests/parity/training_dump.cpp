@@ -3,7 +3,6 @@
 // statistics of batch norm if there are any. With the variables of a launcher it is one of several ranks. Each of them
 // gets the same lines and writes the same objects.
 #include <cstdio>
-#include <functional>
 #include <iostream>
 #include <map>
 #include <sstream>

@@ -8,10 +8,8 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <set>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>

@@ -3,7 +3,6 @@
 // as the control, with a callback that allocates once in each step.
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>

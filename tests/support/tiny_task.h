@@ -38,6 +38,19 @@ inline std::vector<at::Tensor> weights_of(Task& task) {
   return mapped(task.module().parameters(), [](const at::Tensor& weight) { return weight.detach().clone(); });
 }
 
+/// What Task::optimize does with one optimizer, with `loss` in place of training_step().
+template <class Loss>
+void update_with(std::size_t number, Step& step, const Loss& loss) {
+  OptimizerStep& optimizer = step.optimizer(number);
+  optimizer.zero_grad();
+  for (const Batch& batch : step.batches()) {
+    const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput { return loss(b); });
+    optimizer.backward(out);
+    step.add(out);
+  }
+  optimizer.update();
+}
+
 /// A configuration that writes no files.
 inline TrainConfig in_memory(TrainConfig config) {
   config.compute_setup = ComputeSetup::cpu;

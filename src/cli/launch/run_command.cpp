@@ -10,7 +10,6 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/duration.h"
-#include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "environment/cpu_topology.h"

@@ -14,7 +14,6 @@
 #include "cli/runs/run_data.h"
 #include "storage/run_commands.h"
 #include "storage/run_directory.h"
-#include "storage/run_record.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <span>
 #include <type_traits>
 #include <utility>
 #include <variant>

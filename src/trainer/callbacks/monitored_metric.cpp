@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,7 +12,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/mapped.h"
-#include "base/text.h"
 #include "trainer/output/metric_names.h"
 
 namespace lockstep {

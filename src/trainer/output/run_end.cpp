@@ -6,10 +6,8 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/log.h>
-#include <lockstep/config/config_io.h>
 #include <lockstep/world/world.h>
 
-#include "base/duration.h"
 #include "base/mapped.h"
 #include "base/run_pattern.h"
 #include "base/text.h"

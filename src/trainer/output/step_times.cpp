@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/assertion.h"
 #include "trainer/output/time_shares.h"
 #include "world/world_access.h"

@@ -1,7 +1,6 @@
 #include "trainer/watch/finite_watch.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "trainer/watch/loss_check.h"
 
 #include <algorithm>
-#include <string>
 #include <unordered_set>
 #include <vector>
 

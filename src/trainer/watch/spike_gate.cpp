@@ -22,6 +22,12 @@ SpikeGate::Windows& SpikeGate::windows_of(std::size_t optimizer) {
   return windows;
 }
 
+std::string Spike::text() const {
+  return fmt::format(
+      "the {} of step {} is {:.5g}, {:.1f} standard deviations above the mean of the steps before, {:.5g}",
+      name == "loss" ? "loss" : "gradient norm", step, value, z_score, mean);
+}
+
 at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const at::Tensor& loss,
                             const at::Tensor& grad_norm) {
   const c10::NoGradGuard no_grad;
@@ -50,8 +56,8 @@ at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const at::
   return spikes.any().to(at::kFloat);
 }
 
-std::vector<SpikeGate::Skipped> SpikeGate::take_skipped(const World& world) {
-  std::vector<Skipped> skipped;
+std::vector<Spike> SpikeGate::take_skipped(const World& world) {
+  std::vector<Spike> skipped;
   if (pending_.empty()) {
     return skipped;
   }

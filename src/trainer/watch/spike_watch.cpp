@@ -25,12 +25,6 @@ constexpr std::string_view kLowers = "lower_lr";  // present if the next report 
 
 }  // namespace
 
-std::string Spike::text() const {
-  return fmt::format(
-      "the {} of step {} is {:.5g}, {:.1f} standard deviations above the mean of the steps before, {:.5g}",
-      name == "loss" ? "loss" : "gradient norm", step, value, z_score, mean);
-}
-
 double SpikeWatch::Window::mean() const {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
@@ -86,13 +80,7 @@ std::optional<Spike> SpikeWatch::look(World& world) {
   skipped_.clear();
   std::optional<Spike> first;
   if (gate_) {
-    for (const SpikeGate::Skipped& skipped : gate_->take_skipped(world)) {
-      skipped_.push_back({.step = skipped.step,
-                          .name = skipped.name,
-                          .value = skipped.value,
-                          .mean = skipped.mean,
-                          .z_score = skipped.z_score});
-    }
+    skipped_ = gate_->take_skipped(world);
   } else if (!losses_.empty()) {
     first = first_spike(world);
   }

@@ -21,18 +21,6 @@
 
 namespace lockstep {
 
-/// The first value that is too large; the same on every rank.
-struct Spike {
-  std::int64_t step = 0;  ///< as Step::number()
-  std::string name{};     ///< "loss" or "grad_norm"
-  double value = 0;
-  double mean = 0;  ///< of the window
-  double z_score = 0;
-  std::vector<std::int64_t> ids{};  ///< samples of that step, of all ranks; empty for a stream
-
-  std::string text() const;  ///< "the loss of step 12 is 9.1, 7.2 standard deviations above 2.3, the mean of ..."
-};
-
 class SpikeWatch {
  public:
   explicit SpikeWatch(const SpikeConfig& config) : config_(config) {

@@ -10,8 +10,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/assertion.h"
 #include "world/world_access.h"
 

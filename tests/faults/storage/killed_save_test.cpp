@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/error.h>
-
 #include "faults/storage/scenarios.h"
 #include "support/sweep.h"
 

@@ -1,7 +1,6 @@
 // Operations on a checkpoint directory for the sweeps of this folder, and the states that they expect afterwards.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>

@@ -1,7 +1,6 @@
 #include "base/address.h"
 
 #include <cerrno>
-#include <string>
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -7,8 +7,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/error.h>
-
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 

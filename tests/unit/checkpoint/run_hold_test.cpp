@@ -1,10 +1,8 @@
 // One hold of a run directory for all ranks, and for the directories of all nodes.
 #include "checkpoint/run_hold.h"
 
-#include <exception>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <string>
 
 #include <gmock/gmock.h>

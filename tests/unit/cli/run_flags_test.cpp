@@ -15,8 +15,6 @@
 namespace lockstep {
 namespace {
 
-using Values = std::map<std::string, std::string, std::less<>>;
-
 using testing::ElementsAre;
 using testing::HasSubstr;
 

@@ -13,7 +13,6 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
-#include "cli/runs/list_command.h"
 #include "cli/runs/report_page.h"
 #include "cli/runs/run_data.h"
 #include "cli/runs/top_screen.h"

@@ -28,7 +28,6 @@
 namespace lockstep {
 namespace {
 
-using std::chrono::milliseconds;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;

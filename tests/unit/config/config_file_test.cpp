@@ -340,7 +340,7 @@ TEST_F(ConfigFile, RefusesNumbersThatAFlagRefuses) {
 TEST_F(ConfigFile, NamesTheFaultsOfTheProgramsOwnValues) {
   OwnFlags own;
   const std::string file = write("run.toml", "hidden = 3\n[program]\nhiden = 3\ndropout = \"x\"\n");
-  const Variables environment({{"LOCKSTEP_CFG_PROGRAM_HIDDEN", "wide"}});
+  const Variables environment(std::map<std::string, std::string, std::less<>>{{"LOCKSTEP_CFG_PROGRAM_HIDDEN", "wide"}});
   const auto parse = [&] { parse_invocation({}, std::vector<std::string>{"--config", file}, environment, own.flags); };
   EXPECT_THAT(problems_of(parse),
               ElementsAre(AllOf(HasSubstr("run.toml:1: hidden: unknown setting | this is the program's own flag"),

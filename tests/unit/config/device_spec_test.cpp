@@ -12,7 +12,6 @@ namespace lockstep {
 namespace {
 
 using Kind = DeviceSpec::Kind;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 static_assert(!std::is_constructible_v<DeviceSpec, bool>);

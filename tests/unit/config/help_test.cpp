@@ -1,15 +1,14 @@
-#include <filesystem>
 #include <set>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/file_system.h>
 #include <lockstep/config/config_io.h>
 
 #include "base/text.h"
 #include "config/command_tokens.h"
+#include "support/generated_part.h"
 
 namespace lockstep {
 namespace {
@@ -106,22 +105,8 @@ TEST(FieldTable, MarksFieldsOnWhichRanksAgree) {
   }
 }
 
-/// Everything after this line of docs/configuration.md comes from the field table.
-constexpr std::string_view kMarker = "<!-- generated from src/config/fields.h -->\n";
-
 TEST(ConfigurationDocs, MatchTheFieldTable) {
-  const auto path = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs/configuration.md";
-  const std::string text = read_file(real_file_system(), path);
-  const auto marker = text.find(kMarker);
-  ASSERT_NE(marker, std::string::npos) << path << " has lost the line " << kMarker;
-  const std::string introduction = text.substr(0, marker + kMarker.size());
-  if (read_environment().get("LOCKSTEP_UPDATE_DOCS") == "1") {
-    write_file(real_file_system(), path, introduction + configuration_markdown());
-    std::filesystem::permissions(path, std::filesystem::perms(0644));
-  } else {
-    EXPECT_EQ(text.substr(introduction.size()), configuration_markdown())
-        << "run the tests once with LOCKSTEP_UPDATE_DOCS=1 to write " << path;
-  }
+  expect_generated("docs/configuration.md", "src/config/fields.h", configuration_markdown());
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 namespace lockstep {
 namespace {
 
-using testing::ElementsAre;
 using Ids = std::vector<std::int64_t>;
 
 /// Rows 100, 101, ... of a loader, 200, 201, ... of another.

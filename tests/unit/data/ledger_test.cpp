@@ -1,6 +1,5 @@
 // What the ranks of a run saw, over interruptions and other numbers of ranks.
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <string>

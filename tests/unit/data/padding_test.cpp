@@ -1,6 +1,5 @@
 #include <any>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>

@@ -1,7 +1,5 @@
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <set>
 #include <string>

@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <atomic>
-#include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <stdexcept>

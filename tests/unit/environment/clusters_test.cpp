@@ -10,10 +10,8 @@ namespace lockstep {
 namespace {
 
 using testing::AllOf;
-using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr const char* kRankFile = "/home/user/.lsbatch/1234.hostfile";
 

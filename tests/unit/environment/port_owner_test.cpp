@@ -16,7 +16,6 @@ namespace {
 using testing::AllOf;
 using testing::Contains;
 using testing::Field;
-using testing::HasSubstr;
 using testing::MatchesRegex;
 
 class PortOwner : public testing::TestWithParam<int> {

@@ -8,7 +8,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/metrics/aggregation.h>
 #include <lockstep/metrics/regression.h>
 #include <lockstep/trainer/callbacks.h>

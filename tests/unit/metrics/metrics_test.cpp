@@ -10,7 +10,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/metrics/aggregation.h>
 #include <lockstep/metrics/classification.h>
 #include <lockstep/metrics/regression.h>

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,7 +9,6 @@
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/nn/lora.h>
 #include <lockstep/tensor/tensor_file.h>

@@ -11,6 +11,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/nn/recompute.h>
 #include <lockstep/optim/precision.h>
 
@@ -212,14 +213,9 @@ TEST(Recompute, TrainsOnSeveralRanks) {
           strategy.optimizer().finish();
           strategy.optimizer().step();
         }
-        NamedTensors& mine = found.emplace_back();
-        for (const auto& item : both.named_parameters()) {
-          mine.emplace_back(item.key(), item.value().detach().clone());
-        }
+        found.push_back(copies(module_tensors(both)));
       }
-      for (std::size_t i = 0; i < found[0].size(); ++i) {
-        EXPECT_TRUE(at::equal(found[0][i].second, found[1][i].second)) << found[0][i].first;
-      }
+      EXPECT_TRUE(are_equal(found[0], found[1]));
     });
   }
 }

@@ -10,8 +10,6 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
 
-#include <lockstep/base/error.h>
-
 #include "parallel/ddp.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"

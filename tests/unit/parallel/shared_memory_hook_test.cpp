@@ -2,7 +2,6 @@
 // one rank fails.
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -172,18 +171,8 @@ class TwoNets final : public Task {
     return specs;
   }
   void optimize(Step& step) override {
-    for (std::size_t i = 0; i < 2; ++i) {
-      OptimizerStep& optimizer = step.optimizer(i);
-      optimizer.zero_grad();
-      for (const Batch& batch : step.batches()) {
-        const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput {
-          return at::mse_loss(i == 0 ? nets_.small(b.input) : nets_.wide(b.input), b.target);
-        });
-        optimizer.backward(out);
-        step.add(out);
-      }
-      optimizer.update();
-    }
+    update_with(0, step, [&](const Batch& b) { return at::mse_loss(nets_.small(b.input), b.target); });
+    update_with(1, step, [&](const Batch& b) { return at::mse_loss(nets_.wide(b.input), b.target); });
   }
 
  private:

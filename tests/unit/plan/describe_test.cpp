@@ -11,7 +11,6 @@ namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 TEST(Describe, IsTheStartUpTable) {
   const TrainConfig config{.precision = Precision::bf16_mixed,

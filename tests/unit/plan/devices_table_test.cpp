@@ -1,15 +1,13 @@
 // The tables of docs/devices.md: what the texts of the parser's tests mean on two machines.
-#include <filesystem>
 
 #include <gtest/gtest.h>
 
-#include <lockstep/base/file_system.h>
-#include <lockstep/base/variables.h>
 #include <lockstep/plan/plan.h>
 
 #include "base/text.h"
 #include "support/device_texts.h"
 #include "support/fake_hardware.h"
+#include "support/generated_part.h"
 
 namespace lockstep {
 namespace {
@@ -56,22 +54,8 @@ std::string tables() {
   return text;
 }
 
-/// Everything after this line of docs/devices.md comes from here.
-constexpr std::string_view kMarker = "<!-- generated from tests/support/device_texts.h -->\n";
-
 TEST(DevicesDocs, MatchTheTestsOfTheParser) {
-  const auto path = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs/devices.md";
-  const std::string text = read_file(real_file_system(), path);
-  const auto marker = text.find(kMarker);
-  ASSERT_NE(marker, std::string::npos) << path << " has lost the line " << kMarker;
-  const std::string introduction = text.substr(0, marker + kMarker.size());
-  if (read_environment().get("LOCKSTEP_UPDATE_DOCS") == "1") {
-    write_file(real_file_system(), path, introduction + tables());
-    std::filesystem::permissions(path, std::filesystem::perms(0644));
-  } else {
-    EXPECT_EQ(text.substr(introduction.size()), tables())
-        << "run the tests once with LOCKSTEP_UPDATE_DOCS=1 to write " << path;
-  }
+  expect_generated("docs/devices.md", "tests/support/device_texts.h", tables());
 }
 
 }  // namespace

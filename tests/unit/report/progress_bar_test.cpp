@@ -3,8 +3,6 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include <gmock/gmock.h>
 

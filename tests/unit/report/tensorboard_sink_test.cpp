@@ -1,6 +1,5 @@
 // The bytes of an event file, decoded independently of the writer; tests/parity/tensorboard_parity.py reads them with
 // TensorBoard's own reader.
-#include <bit>
 #include <cstring>
 #include <map>
 #include <string>

@@ -21,7 +21,6 @@ namespace {
 using namespace testing_storage;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::UnorderedElementsAre;
 using Path = std::filesystem::path;
 
 const Path kDirectory = "/checkpoints";

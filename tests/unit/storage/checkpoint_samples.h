@@ -1,12 +1,10 @@
 // Small checkpoints whose bytes follow from (step, version), for the tests of this folder.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>

@@ -1,6 +1,5 @@
 #include "storage/zip_reader.h"
 
-#include <filesystem>
 #include <string>
 
 #include <gmock/gmock.h>

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,7 +1,5 @@
 // The statistics of batch norm for averaged weights. tests/parity compares one rank with PyTorch's update_bn.
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -174,15 +172,7 @@ TEST(BatchNormUpdate, OfATaskWithoutTrainingStepIsRefusedBeforeTheTraining) {
     std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.05})}; }
     void optimize(Step& step) override {
       ++steps;
-      OptimizerStep& optimizer = step.optimizer();
-      optimizer.zero_grad();
-      for (const Batch& batch : step.batches()) {
-        const StepOutput out = optimizer.forward(
-            batch, [&](const Batch& b) { return StepOutput(at::mse_loss(layer_(b.input), b.target)); });
-        optimizer.backward(out);
-        step.add(out);
-      }
-      optimizer.update();
+      update_with(0, step, [&](const Batch& batch) { return at::mse_loss(layer_(batch.input), batch.target); });
     }
     int steps = 0;
 

@@ -1,7 +1,6 @@
 // Functions as callbacks, their stages, and the metrics that they log.
 #include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -24,7 +23,6 @@ using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Key;
 using testing::Not;
 using testing::Pair;
 

@@ -2,7 +2,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

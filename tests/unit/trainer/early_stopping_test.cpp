@@ -9,7 +9,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/message_of.h"

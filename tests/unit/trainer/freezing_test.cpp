@@ -5,7 +5,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"

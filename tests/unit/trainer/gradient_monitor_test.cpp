@@ -9,7 +9,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/trainer/monitors.h>
 
 #include "support/at_stage.h"

@@ -1,5 +1,4 @@
 // Groups with a gradient norm of their own. tests/parity compares trainings with PyTorch's clip_grad_norm_ per group.
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,7 +7,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"

@@ -1,8 +1,6 @@
 // When a run validates, how long it is, and evaluations outside of a fit.
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>

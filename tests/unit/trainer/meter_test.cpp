@@ -1,6 +1,5 @@
 #include "trainer/meter.h"
 
-#include <cmath>
 #include <utility>
 
 #include <gmock/gmock.h>

@@ -1,5 +1,4 @@
 // Frozen parameters and evaluation mode, before a fit and during it.
-#include <filesystem>
 #include <map>
 
 #include <gmock/gmock.h>

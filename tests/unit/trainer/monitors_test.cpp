@@ -100,17 +100,8 @@ class TwoRates final : public Task {
       Task::optimize(step);
       return;
     }
-    for (std::size_t i = 0; i < 2; ++i) {
-      OptimizerStep& optimizer = step.optimizer(i);
-      optimizer.zero_grad();
-      for (const Batch& batch : step.batches()) {
-        const StepOutput out = optimizer.forward(
-            batch, [&](const Batch& b) { return at::mse_loss((i == 0 ? a_ : b_)(b.input), b.target); });
-        optimizer.backward(out);
-        step.add(out);
-      }
-      optimizer.update();
-    }
+    update_with(0, step, [&](const Batch& b) { return at::mse_loss(a_(b.input), b.target); });
+    update_with(1, step, [&](const Batch& b) { return at::mse_loss(b_(b.input), b.target); });
   }
 
  private:

@@ -1,5 +1,4 @@
 // Requests to stop and to save: who gets them, when, and how often.
-#include <filesystem>
 #include <functional>
 #include <thread>
 

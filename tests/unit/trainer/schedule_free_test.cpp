@@ -8,7 +8,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 

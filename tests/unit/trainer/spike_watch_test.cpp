@@ -22,6 +22,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/optim/optimizers.h>
 
 #include "report/record_comparison.h"
@@ -161,9 +162,7 @@ NamedTensors weights_after(int ranks, const TrainConfig& config, const std::set<
     DataLoader data(tiny_data(60), plan.loader, world);
     Trainer(plan, world).fit(task, data);
     if (world.is_main()) {
-      for (const auto& item : task.module().named_parameters()) {
-        weights.emplace_back(item.key(), item.value().detach().clone());
-      }
+      weights = copies(module_tensors(task.module()));
     }
   });
   return weights;
@@ -214,12 +213,8 @@ NamedTensors state_after(int ranks, const TrainConfig& config,
     trainer.on(Stage::fit_end, [&](const StageContext& at) {
       const NamedTensors optimizer = at.strategy->optimizer_state();  // collective if it is sharded
       if (world.is_main()) {
-        for (const auto& item : at.module.named_parameters()) {
-          state.emplace_back(item.key(), item.value().detach().clone());
-        }
-        for (const auto& [name, tensor] : optimizer) {
-          state.emplace_back(name, tensor.clone());
-        }
+        state = copies(module_tensors(at.module));
+        std::ranges::move(copies(optimizer), std::back_inserter(state));
       }
     });
     trainer.fit(*task, data);
@@ -788,9 +783,7 @@ TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {
         DataLoader data(tiny_data(60), plan.loader, world);
         Trainer(plan, world).fit(task, data);
         if (world.is_main()) {
-          for (const auto& item : task.module().named_parameters()) {
-            expected.emplace_back(item.key(), item.value().detach().clone());
-          }
+          expected = copies(module_tensors(task.module()));
         }
       });
       EXPECT_EQ(largest_difference(found, expected), 0) << ranks << " ranks" << (shard ? ", sharded" : "");

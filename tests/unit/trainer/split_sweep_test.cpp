@@ -117,21 +117,8 @@ class SweepTask final : public Task {
       Task::optimize(step);
       return;
     }
-    for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
-      OptimizerStep& optimizer = step.optimizer(i);
-      optimizer.zero_grad();
-      for (const Batch& batch : step.batches()) {
-        const auto out = optimizer.forward(batch, [&](const Batch& b) {
-          if (i == 0) {
-            return loss_of(net_->first(b.input), b);
-          }
-          return StepOutput(at::mse_loss(net_->second(b.input), b.target));
-        });
-        optimizer.backward(out);
-        step.add(out);
-      }
-      optimizer.update();
-    }
+    update_with(0, step, [&](const Batch& b) { return loss_of(net_->first(b.input), b); });
+    update_with(1, step, [&](const Batch& b) { return at::mse_loss(net_->second(b.input), b.target); });
   }
 
  private:

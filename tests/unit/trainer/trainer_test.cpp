@@ -480,14 +480,7 @@ TEST(Trainer, HandsTheStepToTheTask) {
     }
     void optimize(Step& step) override {
       for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
-        OptimizerStep& optimizer = step.optimizer(i);
-        optimizer.zero_grad();
-        for (const Batch& batch : step.batches()) {
-          const auto out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
-          optimizer.backward(out);
-          step.add(out);
-        }
-        optimizer.update();
+        update_with(i, step, [this](const Batch& batch) { return training_step(batch); });
       }
     }
     std::shared_ptr<Two> two_ = std::make_shared<Two>();

@@ -11,8 +11,6 @@
 namespace lockstep {
 namespace {
 
-using testing::HasSubstr;
-
 struct Case {
   const char* name;
   std::vector<std::string> texts;

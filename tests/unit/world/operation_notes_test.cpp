@@ -1,6 +1,5 @@
 #include "world/operation_notes.h"
 
-#include <memory>
 #include <string>
 #include <vector>
 
