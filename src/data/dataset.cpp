@@ -47,10 +47,15 @@ std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
                      crc_of(bytes));
 }
 
+/// Rows are copied as bytes, so the memory must have the values.
+at::Tensor as_stored(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.detach().resolve_conj().resolve_neg() : tensor;
+}
+
 class TensorDataset final : public Dataset {
  public:
   TensorDataset(const at::Tensor& input, const at::Tensor& target, float scale)
-      : input_(input.detach()), target_(target.defined() ? target.detach() : target), scale_(scale) {}
+      : input_(as_stored(input)), target_(as_stored(target)), scale_(scale) {}
 
   std::int64_t size() const override { return input_.size(0); }
 

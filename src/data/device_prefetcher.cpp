@@ -35,7 +35,7 @@ void DevicePrefetcher::receive(PreparedBatch& prepared) const {
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   prepared.arrived->block(current);
   // The memory belongs to the copy stream: without this it could be reused while `current` still reads it.
-  for_each_tensor(prepared.batch, [&](at::Tensor& tensor) { tensor.record_stream(current); });
+  for_each_tensor(prepared.batch, [&](const at::Tensor& tensor) { keep_for(current, tensor); });
 }
 
 }  // namespace lockstep

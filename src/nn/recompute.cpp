@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -95,7 +96,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const auto& first = static_cast<const FirstRun&>(*capsule);
     variable_list inputs;
     for (const at::Tensor& input : context->get_saved_variables()) {
-      inputs.push_back(input.detach().requires_grad_(input.requires_grad()));
+      inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
     }
     variable_list outputs;
     {
@@ -107,7 +108,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     variable_list roots;
     variable_list incoming;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (outputs[i].requires_grad()) {
+      if (outputs[i].defined() && outputs[i].requires_grad()) {
         roots.push_back(outputs[i]);
         incoming.push_back(gradients[i]);
       }
@@ -115,12 +116,19 @@ struct Recompute : torch::autograd::Function<Recompute> {
     torch::autograd::backward(roots, incoming);
     variable_list result{at::Tensor()};
     for (const at::Tensor& input : inputs) {
-      result.push_back(input.grad());
+      result.push_back(input.defined() ? input.grad() : at::Tensor());
     }
     result.emplace_back();
     return result;
   }
 };
+
+/// Where the part computes: lengths and masks may be on the CPU.
+c10::Device device_of(const std::vector<at::Tensor>& inputs) {
+  const auto found =
+      std::ranges::find_if(inputs, [](const at::Tensor& input) { return input.defined() && !input.is_cpu(); });
+  return found == inputs.end() ? c10::Device(c10::kCPU) : found->device();
+}
 
 }  // namespace
 
@@ -128,9 +136,8 @@ std::vector<at::Tensor> recompute(Part f, const std::vector<at::Tensor>& inputs)
   if (!at::GradMode::is_enabled()) {
     return f(inputs);
   }
-  const c10::Device device = inputs.empty() ? c10::Device(c10::kCPU) : inputs.front().device();
   return Recompute::apply(at::empty({0}).requires_grad_(), at::TensorList(inputs),
-                          c10::make_intrusive<FirstRun>(std::move(f), device));
+                          c10::make_intrusive<FirstRun>(std::move(f), device_of(inputs)));
 }
 
 at::Tensor recompute(std::function<at::Tensor(const at::Tensor&)> f, const at::Tensor& input) {

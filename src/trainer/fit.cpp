@@ -292,7 +292,7 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       task_(task),
       train_(train),
       validation_(validation),
-      has_fitted_before_(std::exchange(trainer.has_fitted, true)),
+      has_fitted_(trainer.has_fitted),
       memory_(config_.memory.keep_freed),
       strategy_(strategy_of(trainer)),
       of_fit_(trainer.of_fit, strategy_.get()),

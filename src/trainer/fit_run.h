@@ -183,7 +183,7 @@ class Fit {
   Task& task_;
   BatchSource& train_;
   BatchSource* validation_;
-  const bool has_fitted_before_;  // this trainer, in this process
+  bool& has_fitted_;  // this trainer, in this process
   const KeptMemory memory_;
   std::unique_ptr<Strategy> strategy_;
   const TemporaryValue<Strategy*> of_fit_;

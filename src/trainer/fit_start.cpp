@@ -257,18 +257,21 @@ void Fit::prepare_graphs(bool has_metrics) {
 // Before optimizers and callbacks copy the weights.
 void Fit::begin_with_weights() {
   const std::string& from = config_.init_weights;
-  if (from.empty() || has_fitted_before_) {
+  if (from.empty() || has_fitted_) {
+    has_fitted_ = true;
     return;
   }
   const PhaseScope phase(record_, Phase::resume);
   const std::size_t tensors = load_weights(task_.module(), from, config_.checkpoint.allow_partial, world_);
   console_.line(fmt::format("beginning with {} of {}", counted(static_cast<std::int64_t>(tensors), "tensor"), from));
+  has_fitted_ = true;
   files_.event("init_weights", {{"from", from}, {"tensors", static_cast<std::int64_t>(tensors)}});
 }
 
 void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules) {
   record_.set_phase(Phase::resume);
   if (!origin) {
+    callbacks_.load({}, world_);  // they may have seen another training
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;
   }

@@ -43,10 +43,12 @@ class Placement {
 }  // namespace
 
 void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config) {
-  for (const auto& parameter : module.named_parameters()) {
-    if (parameter.value().is_meta()) {
-      throw ConfigError(fmt::format("{} is on the device meta, where tensors have no values", parameter.key()),
-                        "make the module on the CPU; the Trainer moves it to the device of the rank");
+  for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
+    for (const auto& tensor : tensors) {
+      if (tensor.value().is_meta()) {
+        throw ConfigError(fmt::format("{} is on the device meta, where tensors have no values", tensor.key()),
+                          "make the module on the CPU; the Trainer moves it to the device of the rank");
+      }
     }
   }
   module.to(device);

@@ -63,19 +63,6 @@ void for_each_output_tensor(StepOutput& output, const Visit& visit) {
   }
 }
 
-// Memory belongs to the stream on which it was made, and may be used again there once it is free here.
-void keep_for(const c10::Stream& stream, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.device() != stream.device()) {
-    return;
-  }
-  if (tensor.is_sparse()) {
-    keep_for(stream, tensor._indices());
-    keep_for(stream, tensor._values());
-  } else {
-    tensor.record_stream(stream);
-  }
-}
-
 }  // namespace
 
 void tell_no_graph(std::string_view reason) {

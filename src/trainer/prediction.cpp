@@ -270,7 +270,7 @@ NamedTensors Prediction::take() {
 }
 
 bool Prediction::run() {
-  const LoaderPosition start = data_.position();
+  const LoaderPosition start = seek_epoch_begin(data_);
   const bool is_complete = run_steps(0) != End::stop;
   data_.seek(start);  // as after a validation
   return is_complete;
@@ -293,7 +293,7 @@ NamedTensors Prediction::gather() {
 }
 
 bool Prediction::try_steps(std::int64_t most) {
-  const LoaderPosition start = data_.position();
+  const LoaderPosition start = seek_epoch_begin(data_);
   const End end = run_steps(most);
   agree_on_layout(take(), world_);
   data_.seek(start);
@@ -331,6 +331,9 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
       log_info(fmt::format("{} has a complete prediction and is left as it is; remove it to predict again",
                            directory.string()));
     }
+  }
+  if (text.empty()) {
+    seek_epoch_begin(data_);
   }
   progress.weights = weights;
   while (!progress.complete) {

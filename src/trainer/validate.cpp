@@ -5,6 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "data/epoch_begin.h"
 #include "metrics/metric_set.h"
 #include "parallel/parameter_sync.h"
 #include "trainer/agreed_stop.h"
@@ -44,7 +45,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   metrics::MetricSet metrics(metered, world);
   const metrics::StatesKept of_training(metered);
   metrics.reset();
-  const LoaderPosition start = data.position();
+  const LoaderPosition start = seek_epoch_begin(data);
   Meter meter;
   AgreedStop stop(world, control, options.least_stop);
   Evaluation result;

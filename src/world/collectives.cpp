@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <optional>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +14,7 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "world/agreement.h"
 #include "world/operation_notes.h"
 #include "world/peer_errors.h"
 #include "world/turns.h"
@@ -47,6 +50,33 @@ struct Sendable {
 
   at::Tensor dense;
 };
+
+double combine(double a, double b, Reduce op) {
+  if (op == Reduce::sum || op == Reduce::mean || std::isnan(a) || std::isnan(b)) {
+    return a + b;
+  }
+  return op == Reduce::min ? std::min(a, b) : std::max(a, b);
+}
+
+/// Collective. The size of dimension 0 on each rank. Throws: CommError if the ranks' tensors differ in more than that.
+std::vector<std::int64_t> rows_of_ranks(const at::Tensor& tensor, World& world) {
+  std::vector<std::int64_t> rows;
+  std::vector<std::string> kinds;
+  const std::string kind =
+      fmt::format("{} of [*, {}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().slice(1), ", "));
+  for (const std::string& of_rank : world.gather(fmt::format("{} {}", tensor.size(0), kind))) {
+    const auto space = of_rank.find(' ');
+    rows.push_back(parse_int(of_rank.substr(0, space)).value_or(0));
+    kinds.push_back(of_rank.substr(space + 1));
+  }
+  if (const auto found = find_disagreement(kinds)) {
+    throw_about_rank(found->rank, world,
+                     CommError(fmt::format("all_gather: rank {} has a tensor {}, {} {}", found->rank, found->found,
+                                           found->others, found->expected),
+                               "the tensors of the ranks may differ in dimension 0 only", ExitCode::disagree));
+  }
+  return rows;
+}
 
 /// Throws: Error if the backends cannot reduce the tensor; before a rank waits for others.
 void check_reducible(const at::Tensor& tensor, Reduce op) {
@@ -196,12 +226,24 @@ void World::broadcast(const at::Tensor& tensor, int root) {
   });
 }
 
-at::Tensor World::all_gather(const at::Tensor& tensor) {
-  if (impl_->alone()) {
-    return tensor;
+double World::all_reduce(double value, Reduce op) {
+  std::optional<double> result;
+  for (const std::string& bytes : gather({reinterpret_cast<const char*>(&value), sizeof value})) {
+    double of_rank = 0;
+    std::memcpy(&of_rank, bytes.data(), sizeof of_rank);
+    result = result ? combine(*result, of_rank, op) : of_rank;  // in the order of the ranks, on each of them
   }
-  const auto rows = mapped(impl_->gather("all-gather (sizes)", std::to_string(tensor.size(0))),
-                           [](const std::string& text) { return parse_int(text).value_or(0); });
+  return op == Reduce::mean ? *result / size() : *result;
+}
+
+at::Tensor World::all_gather(const at::Tensor& tensor) {
+  if (tensor.dim() == 0) {
+    throw Error("all_gather: found a tensor without dimensions, expected one with rows", "use tensor.view({1})");
+  }
+  if (impl_->alone()) {
+    return tensor.clone();
+  }
+  const std::vector<std::int64_t> rows = rows_of_ranks(tensor, *this);
   const at::NoGradGuard no_grad;
   const std::int64_t longest = *std::max_element(rows.begin(), rows.end());
   auto shape = tensor.sizes().vec();

@@ -37,8 +37,9 @@ struct ClassificationOptions {
   std::optional<std::int64_t> ignore_index{};  ///< targets with this value are not counted
 };
 
-/// Counts for each class from which the metrics below are computed. Predictions of floating type outside of 0 to 1 are
-/// logits (binary, multilabel). A quotient 0 / 0 is 0.
+/// Counts for each class from which the metrics below are computed. Predictions of floating type are logits if one of
+/// the update is outside of 0 to 1 (binary, multilabel): give probabilities if an update may have few predictions. A
+/// quotient 0 / 0 is 0.
 class StatScores : public Metric {
  public:
   /// Throws: Error (shapes that do not fit; on the CPU: a class outside of 0 to classes - 1).

@@ -110,8 +110,8 @@ class Callback {
   /// True: it is as short as a step and freezes nothing, so no message between ranks is needed.
   virtual bool is_light() const { return false; }
   virtual NamedTensors save() const { return {}; }  ///< written into every checkpoint, from rank 0
-  /// On resume, with the result of save(); not called if that was empty. When a run goes back to earlier weights, also
-  /// with {}: the callback had no state then.
+  /// Before the first step of each fit, and when a run goes back to earlier weights: with the result of save() at that
+  /// point of the training; {}: the callback had no state there, as at the beginning of a training.
   virtual void load(const NamedTensors&) {}
 };
 

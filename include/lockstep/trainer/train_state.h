@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 /// Names and values of metrics, in the order of the report.
 using Metrics = std::vector<std::pair<std::string, double>>;
+/// The value of the metric. Throws: Error listing the names, if there is no such metric.
+double metric_of(const Metrics& metrics, std::string_view name);
 
 /// How far a training is.
 struct TrainState {

@@ -52,13 +52,15 @@ class World {
   // Data plane: tensors on device(). Throws: CommError naming the operation and the missing ranks.
   void all_reduce(const at::Tensor& tensor, Reduce op);    ///< Collective. In place.
   void broadcast(const at::Tensor& tensor, int root = 0);  ///< Collective. In place.
-  /// Collective. Tensors may differ in dimension 0 only. Returns rank 0's, rank 1's, ... along dimension 0.
+  /// Collective. Tensors may differ in dimension 0 only. Returns a new tensor: rank 0's, rank 1's, ... along dimension
+  /// 0. Throws: Error (no dimension 0), CommError (exit 78: they differ in another dimension or in the dtype).
   at::Tensor all_gather(const at::Tensor& tensor);
 
   // Control plane: host values. `what` names the operation in messages.
   void barrier(std::string_view what);                                ///< Collective.
   bool any(bool value);                                               ///< Collective.
   bool all(bool value);                                               ///< Collective.
+  double all_reduce(double value, Reduce op);                         ///< Collective. The same on all ranks.
   std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
   std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
   /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. If one rank

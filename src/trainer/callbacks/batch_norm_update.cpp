@@ -17,6 +17,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/world/world.h>
 
+#include "data/epoch_begin.h"
 #include "metrics/metric_set.h"
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
@@ -176,8 +177,7 @@ void update_batch_norm(const StageContext& context, std::int64_t steps) {
   }
   const std::vector<metrics::NamedMetric> metered = context.task->metrics();
   const metrics::StatesKept of_training(metered);
-  const LoaderPosition before = context.train->position();
-  context.train->seek({.epoch = before.epoch, .global_batch = before.global_batch});
+  const LoaderPosition before = seek_epoch_begin(*context.train);
   for (std::int64_t done = 0; done < steps; ++done) {
     const StepBatches* step = context.train->next();
     if (step == nullptr) {

@@ -70,6 +70,9 @@ std::string_view to_string(Stage stage) noexcept {
 }
 
 void CallbackList::add(std::shared_ptr<Callback> callback) {
+  if (callback == nullptr) {
+    throw ConfigError("Trainer::add got a null pointer", "give it a callback, such as make_shared<EarlyStopping>(...)");
+  }
   std::string name(callback->name());
   for (const Entry& other : entries_) {
     if (other.name == name) {
@@ -197,7 +200,7 @@ const CallbackList::Entry* CallbackList::owner_of(std::string_view tensor) const
   return owner;
 }
 
-void CallbackList::load(const NamedTensors& state, World& world, bool back) const {
+void CallbackList::load(const NamedTensors& state, World& world) const {
   for (const Entry& entry : entries_) {
     NamedTensors mine;
     for (const auto& [name, tensor] : state) {
@@ -205,10 +208,8 @@ void CallbackList::load(const NamedTensors& state, World& world, bool back) cons
         mine.emplace_back(name.substr(entry.name.size() + 1), tensor);
       }
     }
-    if (!mine.empty() || back) {
-      const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
-      entry.callback->load(mine);
-    }
+    const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
+    entry.callback->load(mine);
   }
   WorldAccess::any_without_timeout(world, false);
 }

@@ -39,8 +39,6 @@ void EarlyStopping::on(const StageContext& context) {
     }
     last_ = *value;
     metric_->add(last_, metric_->best() + metric_->sign() * options_.min_delta);
-  } else if (context.state.step == 0) {
-    metric_->load({});  // another training of this process
   }
   reason_ = metric_->is_known() ? find_reason() : std::string();  // at the start: that of a resumed run
   if (!reason_.empty()) {

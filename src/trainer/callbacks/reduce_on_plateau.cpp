@@ -39,12 +39,6 @@ ReduceOnPlateau::~ReduceOnPlateau() = default;
 
 // As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
 void ReduceOnPlateau::on(const StageContext& context) {
-  if (context.stage == Stage::fit_start) {
-    if (context.state.step == 0) {
-      load({});  // another training of this process
-    }
-    return;
-  }
   const auto value = metric_->find(context);
   if (!value) {
     return;

@@ -194,6 +194,13 @@ TEST(SampleDataset, HasItsNameInTheFingerprint) {
   EXPECT_EQ(sample_dataset(3, get, "tiles 2")->fingerprint(), "3 samples of tiles 2");
 }
 
+TEST(TensorDataset, HasTheValuesOfViewsThatOnlyMarkTheirMemory) {
+  const at::Tensor conjugate = at::complex(at::arange(4, at::kFloat), at::ones({4})).conj();
+  EXPECT_TRUE(at::equal(tensor_dataset(conjugate)->get(Ids{0, 1, 2, 3}, {}).input, conjugate.resolve_conj()));
+  const at::Tensor negative = at::_neg_view(at::arange(4, at::kFloat));
+  EXPECT_TRUE(at::equal(tensor_dataset(negative)->get(Ids{0, 1, 2, 3}, {}).input, negative.resolve_neg()));
+}
+
 TEST(SampleDataset, RejectsAnEmptyFunction) {
   EXPECT_EQ(message_of<DataError>([] { sample_dataset(-1, [](std::int64_t, std::uint64_t) { return Batch{}; }); }),
             "sample data set: size is -1, expected 0 or more");

@@ -220,5 +220,14 @@ TEST(Recompute, TrainsOnSeveralRanks) {
   }
 }
 
+TEST(Recompute, TakesInputsThatAreUndefined) {
+  torch::nn::Linear layer(4, 4);
+  const at::Tensor x = at::ones({2, 4}).requires_grad_();
+  const std::vector<at::Tensor> out = recompute(
+      [&](const std::vector<at::Tensor>& in) { return std::vector<at::Tensor>{layer(in[1])}; }, {at::Tensor(), x});
+  out.front().sum().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), layer->weight.sum(0).expand({2, 4})));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,7 +1,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -276,6 +278,41 @@ TEST(World, SharesSmallValues) {
     world.barrier("added");
     ASSERT_EQ(store->add("sum", 0), 3);
     ASSERT_THROW(store->get("nothing", std::chrono::milliseconds(10)), CommError);
+  });
+}
+
+TEST(World, ReducesNumbersOfTheHost) {
+  for (const int ranks : {1, 3}) {
+    thread_world(ranks, [&](World& world) {
+      const double mine = world.rank() + 0.5;
+      EXPECT_EQ(world.all_reduce(mine, Reduce::min), 0.5);
+      EXPECT_EQ(world.all_reduce(mine, Reduce::max), ranks - 0.5);
+      EXPECT_EQ(world.all_reduce(mine, Reduce::sum), 0.5 * ranks * ranks);
+      EXPECT_EQ(world.all_reduce(mine, Reduce::mean), 0.5 * ranks);
+      const double nan = std::numeric_limits<double>::quiet_NaN();
+      EXPECT_TRUE(std::isnan(world.all_reduce(world.is_main() ? nan : 1, Reduce::max)));
+    });
+  }
+}
+
+TEST(World, GathersIntoANewTensorWithAnyNumberOfRanks) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const at::Tensor mine = at::ones({2});
+      world.all_gather(mine).add_(1);
+      EXPECT_EQ(mine.sum().item<double>(), 2);
+      EXPECT_THAT(message_of<Error>([&] { static_cast<void>(world.all_gather(at::ones({}))); }),
+                  HasSubstr("without dimensions"));
+    });
+  }
+}
+
+TEST(World, SaysWhichRankGathersAnotherTensor) {
+  thread_world(3, [](World& world) {
+    const at::Tensor mine = world.rank() == 2 ? at::ones({2, 4}) : at::ones({2, 3});
+    const CommError error = error_of<CommError>([&] { static_cast<void>(world.all_gather(mine)); });
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 has a tensor Float of [*, 4], 2 of 3 ranks have Float of [*, 3]"));
+    EXPECT_EQ(error.exit_code(), ExitCode::disagree);
   });
 }
 

@@ -1,0 +1,162 @@
+// Loaders, callbacks and trainers that a program has used before.
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/tensor/tensor_file.h>
+#include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/monitors.h>
+
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/tensors.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+/// Counts the samples of its validations.
+class CountingValidation final : public TinyTask {
+ public:
+  StepOutput validation_step(const Batch& batch) override {
+    samples += batch.samples;
+    if (samples > fails_after) {
+      throw std::runtime_error("no validation");
+    }
+    return training_step(batch);
+  }
+  NamedTensors predict_step(const Batch& batch) override { return {{"y", net_(batch.input)}}; }
+
+  std::int64_t samples = 0;
+  std::int64_t fails_after = 1000;
+};
+
+TEST(UsedAgain, ALoaderThatGaveAStepIsValidatedAndPredictedAsAWhole) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4}));
+      CountingValidation task;
+      DataLoader data(tiny_data(32), plan.eval_loader, world);
+      data.next();
+      const LoaderPosition before = data.position();
+      Trainer trainer(plan, world);
+      trainer.validate(task, data);
+      EXPECT_EQ(task.samples, 32 / ranks);
+      EXPECT_EQ(data.position(), before);
+      const NamedTensors predicted = trainer.predict(task, data);
+      if (world.is_main()) {
+        EXPECT_EQ(tensor_of(predicted, "y").size(0), 32);
+      }
+    });
+  }
+}
+
+TEST(UsedAgain, ALoaderWhoseValidationFailedIsValidatedAsAWhole) {
+  World world = World::single(at::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 4}));
+  CountingValidation task;
+  DataLoader data(tiny_data(32), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  task.fails_after = 12;
+  EXPECT_THROW(trainer.validate(task, data), std::runtime_error);
+  task = {};
+  trainer.validate(task, data);
+  EXPECT_EQ(task.samples, 32);
+}
+
+// As in a cross-validation with one callback for all folds.
+TEST(UsedAgain, CallbacksBeginEachTrainingAnew) {
+  struct Outcome {
+    at::Tensor average{};
+    double smoothed = 0;
+  };
+  const auto train = [](const std::shared_ptr<WeightAverage>& average, const std::shared_ptr<SmoothedMetric>& smoothed,
+                        double shift) {
+    TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 8});
+    config.report.every_steps = 1;
+    Session session = Session::single(config);
+    TinyTask task;
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : task.module().parameters()) {
+        parameter.add_(shift);
+      }
+    }
+    DataLoader data(tiny_data(32), session.plan.loader, session.world);
+    const FitResult result = Trainer(session).add(average).add(smoothed).fit(task, data);
+    return Outcome{average->average().front().second.clone(), metric_of(result.metrics, "loss_smoothed")};
+  };
+  const auto make_average = [] { return std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9}); };
+  const auto average = make_average();
+  const auto smoothed = std::make_shared<SmoothedMetric>("loss", 0.98);
+  const Outcome first = train(average, smoothed, /*shift=*/10);
+  const Outcome second = train(average, smoothed, /*shift=*/0);
+  const Outcome expected = train(make_average(), std::make_shared<SmoothedMetric>("loss", 0.98), /*shift=*/0);
+  EXPECT_TRUE(at::equal(second.average, expected.average));
+  EXPECT_EQ(second.smoothed, expected.smoothed);
+  EXPECT_NE(first.smoothed, second.smoothed);
+}
+
+TEST(UsedAgain, ATrainerWhoseFirstFitFailedBeginsWithTheGivenWeights) {
+  const TempDir dir;
+  const std::string weights = (dir.path() / "weights.safetensors").string();
+  TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 1, .batch_size = 4});
+  config.optim.lr = 0;
+  config.init_weights = weights;
+  Session session = Session::single(config);
+  Trainer trainer(session);
+  TinyTask task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  EXPECT_THROW(trainer.fit(task, data), Error) << "there is no such file yet";
+  TinyTask other;
+  {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : other.module().parameters()) {
+      parameter.fill_(7);
+    }
+  }
+  save_tensors(weights, module_tensors(other.module()));
+  trainer.fit(task, data);
+  EXPECT_EQ(task.module().parameters().front().flatten()[0].item<double>(), 7);
+}
+
+TEST(UsedAgain, MetricsAreFoundByTheirNames) {
+  const Metrics metrics{{"loss", 2}, {"accuracy", 0.5}};
+  EXPECT_EQ(metric_of(metrics, "accuracy"), 0.5);
+  EXPECT_THAT(message_of<Error>([&] { static_cast<void>(metric_of(metrics, "acuracy")); }), HasSubstr("accuracy"));
+}
+
+TEST(UsedAgain, ANullCallbackIsRefused) {
+  Session session = Session::single(in_memory({.max_epochs = 1}));
+  Trainer trainer(session);
+  EXPECT_THAT(message_of<ConfigError>([&] { trainer.add(nullptr); }), HasSubstr("null pointer"));
+}
+
+/// Has a buffer without values.
+class MetaBuffer final : public TinyTask {
+ public:
+  MetaBuffer() { net_->register_buffer("table", at::empty({2}, at::kMeta)); }
+};
+
+TEST(UsedAgain, ABufferWithoutValuesIsRefused) {
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4}));
+  MetaBuffer task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  EXPECT_THAT(message_of<ConfigError>([&] { Trainer(session).fit(task, data); }),
+              HasSubstr("table is on the device meta"));
+}
+
+}  // namespace
+}  // namespace lockstep
