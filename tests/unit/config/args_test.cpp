@@ -622,6 +622,19 @@ TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
           HasSubstr("--checkpoint.keep_best 2: has no effect without checkpoint.monitor | name the metric")));
   EXPECT_THAT(problems({"--spike.z_score=6", "--spike.lr_factor=0.1"}),
               ElementsAre(HasSubstr("--spike.lr_factor=0.1: has no effect without spike.policy")));
+  EXPECT_THAT(problems({"--optim.lr_batch_size", "64"}),
+              ElementsAre("--optim.lr_batch_size 64: has no effect without optim.lr_scaling | say what it scales, for "
+                          "example --optim.lr_scaling sqrt"));
+  for (const char* scaling : {"--optim.lr_scaling=sqrt", "--optim.loss_scaling=sqrt"}) {
+    EXPECT_THAT(problems({"--optim.lr_batch_size", "64", scaling}), ElementsAre());
+  }
+  EXPECT_THAT(problems({"--checkpoint.enabled", "false", "--checkpoint.every_steps", "10", "--checkpoint.keep_best=2",
+                        "--checkpoint.allow_partial"}),
+              testing::UnorderedElementsAre(
+                  "--checkpoint.every_steps 10: has no effect without checkpoint.enabled | leave it out, or save with "
+                  "--checkpoint.enabled true",
+                  HasSubstr("--checkpoint.keep_best=2: has no effect without checkpoint.enabled")))
+      << "init_weights may load a part";
   EXPECT_THAT(problems({"--early_stop.patience", "3"}), ElementsAre()) << "this is the default";
   EXPECT_THAT(problems({"--early_stop.patience", "5", "--early_stop.metric", "val_loss"}), ElementsAre());
 }
