@@ -204,7 +204,7 @@ TEST(ParseInvocation, ReportsEveryProblem) {
           "--batch_szie: unknown flag | did you mean --batch_size?",
           "--keep: unknown flag | did you mean --checkpoint.keep_last?",
           "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
-          "rank that build batches; 0: the training thread builds them",
+          "rank that build batches (a stream has one); 0: the training thread builds them",
           "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
           "--optim.lr fast: expected a number of 0 or more | optim.lr: base learning rate; 0: the one of the program's "
           "optimizer",
