@@ -17,7 +17,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// - Code in main before run() runs in every process. With several ranks, main does not see what `worker` writes to
 /// captured variables; write results to files.
 /// - `worker` may train several times; run() itself may be called only once per process (a second call is an error).
-/// - SIGINT, SIGTERM and SIGUSR1 stop the run after the current step and a save; a second Ctrl-C ends it at once.
+/// - SIGINT, SIGTERM, SIGUSR1 and SIGHUP stop the run after the current step and a save; a second Ctrl-C ends it at
+/// once.
 ///
 /// Returns the exit code (base/error.h) and prints errors; never throws. Use it as `return lockstep::run(...)` in main.
 int run(const TrainConfig& defaults, int argc, char** argv, const std::function<void(Session&)>& worker);

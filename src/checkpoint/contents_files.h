@@ -1,4 +1,4 @@
-// Checkpoint contents <-> the files of one checkpoint. Rank 0 only; docs/checkpoints.md describes the format.
+// Checkpoint contents <-> the files of one checkpoint. Rank 0 only; docs/checkpoint_format.md describes the format.
 #pragma once
 
 #include <cstdint>

@@ -95,7 +95,7 @@ def crc32c(data):
     return int(start) ^ remainder(data) ^ 0xFFFFFFFF
 
 
-# ---- lockstep's side: docs/checkpoints.md ----------------------------------------------------------------------------
+# ---- lockstep's side: docs/checkpoint_format.md ----------------------------------------------------------------------
 def chunk_checksums(path):
     with open(path, "rb") as file:
         return [f"{crc32c(chunk):08x}" for chunk in iter(lambda: file.read(CHUNK), b"")]

@@ -175,7 +175,7 @@ struct FieldInfo {
   double minimum = std::numeric_limits<double>::lowest();  ///< numbers only
   double maximum = std::numeric_limits<double>::max();
   bool above_minimum = false;  ///< the minimum itself is invalid
-  bool ranks_agree = true;     ///< it must be equal on all ranks, and a resumed run warns if it changed
+  bool ranks_agree = true;     ///< it must be equal on all ranks
   bool flag_only = false;      ///< only a flag can set it
   bool common = false;         ///< --help shows it; --help-all shows all fields
 };
@@ -278,9 +278,15 @@ void visit_fields(Config& c, Visit&& visit) {
              .flag_only = true,
              .common = true},
         c.fresh);
-  visit(Info{.name = "min_epochs", .help = "the program cannot end the run earlier; a signal can", .minimum = 0},
+  visit(Info{.name = "min_epochs",
+             .help =
+                 "the program itself, such as early stopping, cannot end the run before this many epochs; a signal can",
+             .minimum = 0},
         c.min_epochs);
-  visit(Info{.name = "min_steps", .help = "the program cannot end the run earlier; a signal can", .minimum = 0},
+  visit(Info{.name = "min_steps",
+             .help =
+                 "the program itself, such as early stopping, cannot end the run before this many steps; a signal can",
+             .minimum = 0},
         c.min_steps);
   visit(Info{.name = "fast_dev_run",
              .help = "try the program: so many steps of training and validation, no files; 0: off",
@@ -297,7 +303,7 @@ void visit_fields(Config& c, Visit&& visit) {
         c.max_time_s);
 
   visit(Info{.name = "data.workers",
-             .help = "threads per rank that build batches; 0: the training thread builds them",
+             .help = "threads per rank that build batches (a stream has one); 0: the training thread builds them",
              .minimum = 0,
              .maximum = 1024,
              .ranks_agree = false},
@@ -341,7 +347,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "linear: multiply learning rates by global batch / lr_batch_size; sqrt: by its square root"},
         c.optim.lr_scaling);
   visit(Info{.name = "optim.loss_scaling",
-             .help = "the same for the loss of which the gradients are computed; reports show the loss itself"},
+             .help = "multiply the loss by the same factor before the backward; reports show the loss without it"},
         c.optim.loss_scaling);
   visit(Info{.name = "optim.lr_batch_size",
              .help = "with optim.lr_scaling and optim.loss_scaling: samples per step for which learning rate and loss "
@@ -402,7 +408,7 @@ void visit_fields(Config& c, Visit&& visit) {
         c.plateau.threshold);
   visit(Info{.name = "plateau.cooldown", .help = "measurements after a reduction that are not counted", .minimum = 0},
         c.plateau.cooldown);
-  visit(Info{.name = "plateau.min_lr", .help = "no learning rate becomes smaller", .minimum = 0}, c.plateau.min_lr);
+  visit(Info{.name = "plateau.min_lr", .help = "the learning rates never go below it", .minimum = 0}, c.plateau.min_lr);
 
   visit(Info{.name = "early_stop.metric",
              .help = "end the training when this metric no longer improves, for example val_loss; empty: no"},
@@ -413,7 +419,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "measurements in a row without an improvement that end the training",
              .minimum = 1},
         c.early_stop.patience);
-  visit(Info{.name = "early_stop.min_delta", .help = "a smaller change is no improvement", .minimum = 0},
+  visit(Info{.name = "early_stop.min_delta", .help = "an improvement by less than this does not count", .minimum = 0},
         c.early_stop.min_delta);
 
   visit(Info{.name = "validate.every_epochs",
@@ -497,19 +503,23 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .maximum = 1e7},
         c.dist.heartbeat_timeout_s);
-  visit(Info{.name = "dist.grace_s",
-             .help = "after a failure: seconds until the other ranks are killed",
-             .minimum = 0,
-             .maximum = 1e7,
-             .ranks_agree = false},
-        c.dist.grace_s);
+  visit(
+      Info{.name = "dist.grace_s",
+           .help =
+               "after a failure: seconds until the other ranks are killed; only if the program starts its ranks itself "
+               "(lockstep run has --grace)",
+           .minimum = 0,
+           .maximum = 1e7,
+           .ranks_agree = false},
+      c.dist.grace_s);
   visit(Info{.name = "dist.requeue",
              .help = "under Slurm: queue the job again after a stop by SIGTERM, SIGUSR1 or its time limit (scontrol "
                      "requeue)",
              .ranks_agree = false},
         c.dist.requeue);
   visit(Info{.name = "dist.max_restarts",
-             .help = "own launcher: restart all ranks after a failure, at most this many times without progress",
+             .help = "restart all ranks after a failure, at most this many times without progress; only if the program "
+                     "starts its ranks itself (lockstep run has --max-restarts)",
              .minimum = 0,
              .ranks_agree = false},
         c.dist.max_restarts);
@@ -560,10 +570,11 @@ void visit_fields(Config& c, Visit&& visit) {
                      "(allocator of glibc); the steps need it again",
              .ranks_agree = false},
         c.memory.keep_freed);
-  visit(Info{.name = "memory.halve_batch",
-             .help = "own launcher: if a rank runs out of memory, all start again with half the batch_size and more "
-                     "accumulation, from the newest checkpoint; global_batch_size stays"},
-        c.memory.halve_batch);
+  visit(
+      Info{.name = "memory.halve_batch",
+           .help = "if a rank runs out of memory, all start again with half the batch_size and more accumulation, from "
+                   "the newest checkpoint; global_batch_size stays; only if the program starts its ranks itself"},
+      c.memory.halve_batch);
   visit(Info{.name = "memory.channels_last",
              .help = "store 4-dimensional parameters and inputs with the channels last (NHWC), which convolutions in "
                      "half precision need to be fast"},
@@ -604,12 +615,12 @@ void visit_fields(Config& c, Visit&& visit) {
         c.report.record);
   visit(
       Info{.name = "report.log_dir",
-           .help =
-               "own launcher: write the output of each rank to <log_dir>/<run id>/attempt_<n>/rank_<r>.log; empty: no",
+           .help = "write the output of each rank to <log_dir>/<run id>/attempt_<n>/rank_<r>.log; only if the program "
+                   "starts its ranks itself (lockstep run has --log-dir); empty: no",
            .ranks_agree = false},
       c.report.log_dir);
   visit(Info{.name = "report.log_level",
-             .help = "least level of the log lines that run() shows; off: only the error with which the program ends",
+             .help = "run() shows log lines of this level and above; off: only the error with which the program ends",
              .ranks_agree = false},
         c.report.log_level);
 }

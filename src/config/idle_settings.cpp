@@ -17,9 +17,17 @@ struct Feature {
   std::string_view needs;
   bool (*is_on)(const TrainConfig& config);
   std::string_view hint;
+  std::string_view except{};  // a setting of the section that needs nothing
 };
 
 constexpr Feature kFeatures[] = {
+    {"checkpoint.", "checkpoint.enabled", [](const TrainConfig& c) { return c.checkpoint.enabled; },
+     "leave it out, or save with --checkpoint.enabled true", "checkpoint.allow_partial"},
+    {"optim.lr_batch_size", "optim.lr_scaling",
+     [](const TrainConfig& c) {
+       return c.optim.lr_scaling != LrScaling::none || c.optim.loss_scaling != LrScaling::none;
+     },
+     "say what it scales, for example --optim.lr_scaling sqrt"},
     {"early_stop.", "early_stop.metric", [](const TrainConfig& c) { return !c.early_stop.metric.empty(); },
      "name the metric, for example --early_stop.metric val_loss"},
     {"plateau.", "plateau.metric", [](const TrainConfig& c) { return !c.plateau.metric.empty(); },
@@ -30,13 +38,12 @@ constexpr Feature kFeatures[] = {
      "name the metric, for example --checkpoint.monitor val_loss"},
     {"spike.", "spike.z_score", [](const TrainConfig& c) { return c.spike.z_score > 0; },
      "set how many standard deviations are a spike, for example --spike.z_score 6"},
-    {"spike.lr_factor", "spike.policy",
-     [](const TrainConfig& c) { return c.spike.z_score == 0 || c.spike.policy == SpikePolicy::lower_lr; },
+    {"spike.lr_factor", "spike.policy", [](const TrainConfig& c) { return c.spike.policy == SpikePolicy::lower_lr; },
      "use --spike.policy lower_lr, or leave it out"},
 };
 
 bool belongs(std::string_view name, const Feature& feature) {
-  return name != feature.needs &&
+  return name != feature.needs && name != feature.except &&
          (feature.settings.ends_with('.') ? name.starts_with(feature.settings) : name == feature.settings);
 }
 
@@ -69,6 +76,7 @@ std::vector<IdleSetting> find_idle_settings(const TrainConfig& of_program, const
                         .cause = std::string(feature.needs),
                         .reason = fmt::format("without {}", feature.needs),
                         .hint = std::string(feature.hint)});
+        break;
       }
     }
   }

@@ -34,7 +34,7 @@ constexpr ForeignCurve kForeign[] = {
     {"onecycle onecyclelr", "use one_cycle"},
     {"wsd warmup_stable_decay", "use warmup:5%+constant:until=80%+linear"},
     {"plateau reduce_on_plateau reducelronplateau reduce_lr_on_plateau",
-     "it depends on a metric: the program adds the callback ReduceOnPlateau to the Trainer"},
+     "it depends on a metric: use --plateau.metric, for example with val_loss"},
     {"adafactor", "the schedule cannot be part of the optimizer; use inverse_sqrt"},
 };
 

@@ -163,6 +163,10 @@ std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
   return total;
 }
 
+bool CombinedLoader::has_one_reader() const {
+  return std::ranges::all_of(loaders_, [](const BatchSource* loader) { return loader->has_one_reader(); });
+}
+
 // Counts whole steps of all loaders; the positions of the loaders complete it.
 LoaderPosition CombinedLoader::position() const {
   Json loaders = Json::array();

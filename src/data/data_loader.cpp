@@ -245,6 +245,7 @@ DataLoader::DataLoader(DataLoader&&) noexcept = default;
 DataLoader::~DataLoader() = default;
 
 const StepBatches* DataLoader::next() { return impl_->source->next(); }
+bool DataLoader::has_one_reader() const { return impl_->source->has_one_reader(); }
 std::optional<std::int64_t> DataLoader::steps_per_epoch() const { return impl_->source->steps_per_epoch(); }
 LoaderPosition DataLoader::position() const { return impl_->source->position(); }
 void DataLoader::seek(const LoaderPosition& position) { impl_->source->seek(position); }

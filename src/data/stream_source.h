@@ -23,6 +23,7 @@ class StreamSource final : public BatchSource {
 
   const StepBatches* next() override;
   std::optional<std::int64_t> steps_per_epoch() const override;
+  bool has_one_reader() const override { return true; }
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;
 

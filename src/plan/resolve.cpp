@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -251,13 +252,25 @@ void check_static_graph(const Plan& plan, Findings& findings) {
        "remove --dist.static_graph"});
 }
 
-void warn_about_halving(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
-  if (plan.config.memory.halve_batch && !starts_ranks(identity) && identity->halvings < 0) {
-    findings.warnings.push_back(fmt::format(
-        "--memory.halve_batch has no effect: {} started the ranks, and only a program that starts its ranks itself "
-        "starts them again with half the batch_size",
-        identity->control_fd >= 0 ? "lockstep run" : identity->launcher));
+// These settings are for the process that starts the ranks.
+void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>& identity, Findings& findings) {
+  if (starts_ranks(identity) || !identity->devices.empty()) {  // this program started them, or will
+    return;
   }
+  const TrainConfig& config = plan.config;
+  const bool by_tool = identity->control_fd >= 0;
+  const auto warn = [&](bool is_set, std::string_view setting, std::string_view flag_of_tool) {
+    if (is_set) {
+      findings.warnings.push_back(fmt::format(
+          "--{} has no effect: {} started the ranks, and it is for programs that start their ranks themselves{}",
+          setting, by_tool ? "lockstep run" : identity->launcher,
+          by_tool && !flag_of_tool.empty() ? fmt::format("; use lockstep run {}", flag_of_tool) : std::string()));
+    }
+  };
+  warn(config.memory.halve_batch, "memory.halve_batch", "");
+  warn(config.dist.max_restarts > 0, "dist.max_restarts", "--max-restarts");
+  warn(config.dist.grace_s != DistConfig{}.grace_s, "dist.grace_s", "--grace");
+  warn(!config.report.log_dir.empty(), "report.log_dir", "--log-dir");
 }
 
 // The limits of a trial. Nothing is written, so the real run starts without a trace of it.
@@ -310,7 +323,7 @@ Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, co
     note_tensor_cores(plan, hardware, findings);
     warn_about_half_on_cpu(plan, findings);
   }
-  warn_about_halving(plan, identity, findings);
+  warn_about_other_launchers(plan, identity, findings);
   if (!findings.problems.empty()) {
     throw ConfigError(std::move(findings.problems));
   }

@@ -1,5 +1,5 @@
 // records-<rank>.bin: the result of each step in 64 bytes per step and rank, so that two runs can be compared bit by
-// bit. docs/checkpoints.md "Records" describes the format. Torch-free.
+// bit. docs/checkpoint_format.md "Records" describes the format. Torch-free.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The integer hashes of data_order 1 (docs/data.md). Frozen.
+// The integer hashes of data_order 1 (docs/data_order.md). Frozen.
 #pragma once
 
 #include <cstdint>

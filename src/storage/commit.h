@@ -1,4 +1,4 @@
-// The only code that writes a checkpoint to disk, docs/checkpoints.md "Commit order". Torch-free.
+// The only code that writes a checkpoint to disk, docs/checkpoint_format.md "Commit order". Torch-free.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// The text of MANIFEST.json, docs/checkpoints.md "Manifest". Torch-free.
+// The text of MANIFEST.json, docs/checkpoint_format.md "Manifest". Torch-free.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Names inside a checkpoint directory, docs/checkpoints.md "Names". Torch-free.
+// Names inside a checkpoint directory, docs/checkpoint_format.md "Names". Torch-free.
 #pragma once
 
 #include <cstdint>

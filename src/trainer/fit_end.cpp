@@ -38,6 +38,7 @@ FitResult Fit::finish() {
       .why = describe_end({.plan = plan_,
                            .step = state_.step,
                            .epoch = place_.number,
+                           .limit = limits_.reached(state_),
                            .stop = stop,
                            .saved = checkpoints_.durable().has_value(),
                            .was_finished = resumed_ && steps_at_start_ == state_.step && !completed_validation_,
@@ -53,7 +54,7 @@ FitResult Fit::finish() {
 }
 
 RunTimes Fit::run_times() {
-  RunTimes times{.host = {times_at_start_, record_.times()}};
+  RunTimes times{.host = {times_at_start_, record_.times()}, .one_reader = train_.has_one_reader()};
   if (clock_.steps() > gpu_steps_at_start_) {
     times.gpu.emplace(gpu_times_at_start_, clock_.times());
   }

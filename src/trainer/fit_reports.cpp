@@ -68,10 +68,13 @@ void Fit::append_optimizer(Metrics& metrics) const {
   }
 }
 
-// Callbacks may add metrics, so they come before the row is written.
-Metrics Fit::publish(Stage stage, Metrics metrics) {
+// Callbacks may add metrics, so they come before the row is written. `logged`: by them, at an earlier stage.
+Metrics Fit::publish(Stage stage, Metrics metrics, const Metrics& logged) {
   StageContext context = at(stage);
   context.metrics = context.log_to = &metrics;
+  for (const auto& [name, value] : logged) {
+    context.log(name, value);
+  }
   notify(context);
   reports_.write(stage, metrics, /*may_differ=*/callbacks_.has_any());
   return metrics;
@@ -94,7 +97,10 @@ void Fit::validate() {
 void Fit::validate_now() {
   const auto began = Clock::now();
   const auto batches = validation_->steps_per_epoch();
-  notify(Stage::validation_start);
+  Metrics logged;  // for this validation
+  StageContext start = at(Stage::validation_start);
+  start.log_to = &logged;
+  notify(start);
   auto evaluated = strategy_->evaluation_scope();
   auto scopes = callbacks_.validation_scopes(world_);
   const Evaluation evaluation = evaluate(
@@ -121,7 +127,7 @@ void Fit::validate_now() {
     name = fmt::format("{}{}", kValidationPrefix, name);
   }
   as_a_whole([&] {
-    metrics = publish(Stage::validation_end, std::move(metrics));
+    metrics = publish(Stage::validation_end, std::move(metrics), logged);
     place_.validation_is_due = false;
   });
   check_monitor(Stage::validation_end, metrics);

@@ -146,7 +146,7 @@ class Fit {
   void report_epoch();
   Metrics window_metrics(bool ends_window);
   void append_optimizer(Metrics& metrics) const;
-  Metrics publish(Stage stage, Metrics metrics);
+  Metrics publish(Stage stage, Metrics metrics, const Metrics& logged = {});
   void validate();
   void validate_now();
   void check_values(bool ends_window);

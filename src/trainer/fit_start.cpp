@@ -331,7 +331,8 @@ void Fit::validate_at_start() {
     const LoaderPosition start = validation_->position();
     const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
     validation_->seek(start);
-    if (tried.complete && !callbacks_.may_log(Stage::validation_end)) {
+    const bool may_log = callbacks_.may_log(Stage::validation_start) || callbacks_.may_log(Stage::validation_end);
+    if (tried.complete && !may_log) {
       check_monitors_of_validation(tried.means, config_);
     }
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include <fmt/format.h>
+
 namespace lockstep {
 
 std::int64_t RunLimits::steps() const noexcept {
@@ -16,6 +18,13 @@ std::int64_t RunLimits::steps() const noexcept {
 bool RunLimits::are_reached(const TrainState& state) const noexcept {
   return (config_.max_steps > 0 && state.step >= config_.max_steps) ||
          (config_.max_epochs > 0 && state.epoch >= config_.max_epochs);
+}
+
+std::string RunLimits::reached(const TrainState& state) const {
+  const bool by_steps = config_.max_steps > 0 && state.step >= config_.max_steps;
+  return by_steps             ? fmt::format("--max_steps {}", config_.max_steps)
+         : are_reached(state) ? fmt::format("--max_epochs {}", config_.max_epochs)
+                              : std::string();
 }
 
 bool RunLimits::is_below_minimum(const TrainState& state) const noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <lockstep/base/control.h>
 #include <lockstep/config/train_config.h>
@@ -19,6 +20,8 @@ class RunLimits {
   /// The length of the whole run; 0: no limit, or it is not known.
   std::int64_t steps() const noexcept;
   bool are_reached(const TrainState& state) const noexcept;
+  /// "--max_epochs 1": the one that ends the run; "": none has been reached.
+  std::string reached(const TrainState& state) const;
   bool is_below_minimum(const TrainState& state) const noexcept;
   /// The program itself cannot end a run before its minimum.
   bool must_stop(StopKind requested, const TrainState& state) const noexcept;

@@ -14,7 +14,7 @@ namespace {
 
 /// The same text with a checksum that fits: what is behind the checksum has to hold, too.
 std::string with_checksum(std::string_view input) {
-  constexpr std::size_t kTail = 25;  // docs/checkpoints.md
+  constexpr std::size_t kTail = 25;  // docs/checkpoint_format.md
   const std::string_view body = input.substr(0, input.size() - std::min(input.size(), kTail));
   return fmt::format("{}  \"crc32c\": \"{:08x}\"\n}}\n", body, crc32c(std::as_bytes(std::span(body))));
 }

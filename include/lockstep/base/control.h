@@ -13,7 +13,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 enum class StopKind : int {
   none = 0,
   program = 1,    ///< the program itself (a callback): the run counts as finished, exit 0
-  terminate = 2,  ///< SIGTERM, SIGUSR1, a time limit: exit 75
+  terminate = 2,  ///< SIGTERM, SIGUSR1, SIGHUP, a time limit, lockstep ctl: exit 75
   interrupt = 3,  ///< Ctrl-C: exit 130
 };
 

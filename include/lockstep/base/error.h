@@ -14,7 +14,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 enum class ExitCode : int {
   ok = 0,
   failed = 1,          ///< the user's code or a worker threw
-  usage = 2,           ///< bad flag, configuration or environment; no process was started
+  usage = 2,           ///< bad flag, configuration or environment; mostly before any process was started
   bad_data = 65,       ///< no valid checkpoint, or a checkpoint that does not match the model or the data
   internal = 70,       ///< a failed assertion: a bug in lockstep
   io = 74,             ///< disk full, permission, I/O error
@@ -22,7 +22,7 @@ enum class ExitCode : int {
   peer_lost = 76,      ///< the connection to another rank was lost
   out_of_memory = 77,  ///< memory ran out, and memory.halve_batch asks for another start with half the micro-batch
   disagree = 78,       ///< ranks disagree about configuration, build, parameters or collectives
-  timeout = 124,       ///< a deadline passed: start-up, rendezvous, collective or stall
+  timeout = 124,       ///< a deadline passed: start-up, rendezvous or stall
   cannot_run = 126,    ///< the launcher found the program but cannot execute it
   not_found = 127,     ///< the launcher cannot find the program
   interrupted = 130,   ///< Ctrl-C, after saving
@@ -48,7 +48,7 @@ struct Problem {
   std::string hint{};  ///< "use --devices cuda:0,1"
 };
 
-/// Invalid settings. Contains all problems, not only the first; thrown before any process, GPU or network work.
+/// Invalid settings, with all problems. Those of flags, files and variables are found before any process or GPU work.
 class ConfigError : public Error {
  public:
   explicit ConfigError(std::vector<Problem> problems);

@@ -1,7 +1,7 @@
 // lockstep/checkpoint/checkpoint_store.h
 //
 // The checkpoints of a run. All ranks take part; rank 0 writes and reads. With checkpoint.per_node the first rank of
-// every node writes, and one rank that has the checkpoint reads. docs/checkpoints.md describes the disk format.
+// every node writes, and one rank that has the checkpoint reads. docs/checkpoint_format.md describes the disk format.
 #pragma once
 
 #include <cstdint>

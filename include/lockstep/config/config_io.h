@@ -52,7 +52,7 @@ class Flags {
 struct Invocation {
   TrainConfig config{};
   std::map<std::string, std::string>
-      origins{};  ///< "optim.lr" -> "flag", "environment LOCKSTEP_CFG_OPTIM_LR", "file run.toml", "program"
+      origins{};  ///< "optim.lr" -> "flag", "environment LOCKSTEP_CFG_OPTIM_LR", "file run.toml", "program", "default"
   bool help = false;
   bool help_all = false;  ///< help with all settings
   bool print_config = false;
@@ -76,7 +76,7 @@ std::vector<std::pair<std::string, std::string>> config_values(const TrainConfig
 /// The values of the program's own flags and positional arguments.
 std::vector<ProgramValue> program_values(const Flags& flags);
 
-/// True if the field must be equal on all ranks; a resumed run warns if it changed.
+/// True if the field must be equal on all ranks. A resumed run warns if it changed, unless it is a limit or the like.
 bool ranks_agree_on(std::string_view field);
 
 std::string config_toml(const TrainConfig& config);  ///< --config can read this text

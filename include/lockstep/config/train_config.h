@@ -133,9 +133,9 @@ struct DistConfig {
   double timeout_s = 600;           ///< longest wait for a peer in a collective
   double init_timeout_s = 300;      ///< longest wait until all ranks have connected
   double heartbeat_timeout_s = 10;  ///< several machines: a rank that is silent for so long is lost; 0: never
-  double grace_s = 5;               ///< after a failure: time for the other ranks to end before they are killed
+  double grace_s = 5;               ///< after a failure: until the other ranks are killed; if the program starts them
   bool requeue = false;             ///< under Slurm: queue the job again after a requested stop
-  int max_restarts = 0;             ///< own launcher: restarts after failures without progress between them
+  int max_restarts = 0;             ///< if the program starts its ranks: restarts after failures without progress
   double stall_warn_s = 30;         ///< time without progress after which the stalled ranks are named; 0: never
   double stall_timeout_s =
       300;                 ///< time without progress in a step, or while all ranks wait, that ends the run; 0: never
@@ -153,7 +153,7 @@ struct DistConfig {
 /// Memory.
 struct MemoryConfig {
   bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
-  bool halve_batch = false;    ///< own launcher: if memory runs out, start again with half the micro-batch
+  bool halve_batch = false;    ///< if the program starts its ranks: out of memory, again with half the batch
   bool channels_last = false;  ///< 4-dimensional parameters and inputs are stored with the channels last (NHWC)
 };
 
@@ -170,7 +170,7 @@ struct ReportConfig {
   bool step_times = false;        ///< step_times.csv in the run directory: where the time of each rank goes
   std::int64_t record =
       0;  ///< number of steps between digests of samples, loss and weights, for `lockstep compare`; 0: none
-  std::string log_dir{};                ///< own launcher: directory for one output file per rank; empty: none
+  std::string log_dir{};                ///< if the program starts its ranks: one output file each; empty: none
   LogLevel log_level = LogLevel::info;  ///< the least level of log lines that run() shows
 };
 

@@ -32,6 +32,7 @@ class CombinedLoader final : public BatchSource {
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;
   std::string fingerprint() const override;
+  bool has_one_reader() const override;  ///< true if all of them have
 
  private:
   bool give_step();  // false: a loader has ended

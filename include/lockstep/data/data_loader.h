@@ -62,6 +62,8 @@ class BatchSource {
   virtual void seek(const LoaderPosition& position) = 0;
   /// Dataset::fingerprint(); a resumed run warns if it has changed. "": not known.
   virtual std::string fingerprint() const { return {}; }
+  /// True: one thread of each rank reads the data, as of a stream; more data.workers than one change nothing.
+  virtual bool has_one_reader() const { return false; }
 };
 
 /// Never ends; the caller sets limits. The number of workers does not change the batches. A loader of a data set keeps
@@ -89,6 +91,7 @@ class DataLoader final : public BatchSource {
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;
   std::string fingerprint() const override;
+  bool has_one_reader() const override;
 
  private:
   struct Impl;

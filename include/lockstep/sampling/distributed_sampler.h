@@ -1,7 +1,7 @@
 // lockstep/sampling/distributed_sampler.h
 //
 // Which samples each rank gets, in which order. Pure arithmetic: no torch, no I/O, no clock, and in keyed order no
-// index table. docs/data.md "Data order" is the contract: data_order 1 is part of the checkpoint format and never
+// index table. docs/data_order.md is the contract: data_order 1 is part of the checkpoint format and never
 // changes.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 inline constexpr int kDataOrder = 1;
 
 /// A random bijection of {0 .. size-1} with O(1) memory and time per index, the same on every machine. Seeded by (seed,
-/// epoch). docs/data.md has the exact algorithm and golden vectors.
+/// epoch). docs/data_order.md has the exact algorithm and golden vectors.
 class KeyedPermutation {
  public:
   KeyedPermutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);  ///< 0 <= size <= 2^62

@@ -2,7 +2,7 @@
 //
 // Orders other than "every sample once, shuffled": weighted, by length, or defined by the program. An order assigns a
 // sample to each position of an epoch; DistributedSampler assigns positions to ranks and steps. So every order can
-// continue at any position with any number of ranks. docs/data.md has the algorithms.
+// continue at any position with any number of ranks. docs/data_order.md has the algorithms.
 #pragma once
 
 #include <cstdint>

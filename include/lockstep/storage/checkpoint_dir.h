@@ -1,7 +1,7 @@
 // lockstep/storage/checkpoint_dir.h
 //
 // A directory of checkpoints as bytes: layout, manifest, commit, newest valid checkpoint, retention. Torch-free.
-// docs/checkpoints.md describes the disk format and the commit order.
+// docs/checkpoint_format.md describes the disk format and the commit order.
 #pragma once
 
 #include <cstdint>

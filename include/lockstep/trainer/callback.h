@@ -34,7 +34,7 @@ struct Stages {
     checkpoint_saved = 32,  ///< durable
     fit_end = 64,
     validation_start = 128,  ///< before the first batch of the validation
-    // Inside a step. A callback there must be as short as a step and freeze nothing.
+    // Inside a step. A callback there must be as short as a step, freeze nothing, and use no collective.
     step_start = 256,     ///< `batches` holds this rank's part of the step; before the first forward
     backward_end = 512,   ///< of each optimizer that has no closure: the gradients are the mean over the global batch
     exception = 1024,     ///< on the rank whose fit an exception ends; no collective works any more

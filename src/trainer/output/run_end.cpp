@@ -76,7 +76,8 @@ std::string describe_end(const RunEnd& end) {
         "over with --fresh",
         where, saved, changed);
   }
-  return fmt::format("finished at {}{}", where, saved);
+  const std::string limit = end.limit.empty() ? std::string() : fmt::format(" ({})", end.limit);
+  return fmt::format("finished at {}{}{}", where, limit, saved);
 }
 
 std::string summary(const FitResult& result, const std::string& monitor) {
@@ -107,7 +108,7 @@ void tell_times(const RunTimes& times, const TrainConfig& config, World& world, 
     return;
   }
   // A GPU may have work while its host waits for data.
-  const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers);
+  const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers, times.one_reader);
   for (const auto& advice : {on_data, times.host.advice_on_saves()}) {
     if (advice) {
       log_info(*advice);

@@ -21,6 +21,7 @@ struct RunEnd {
   const Plan& plan;
   std::int64_t step = 0;
   std::int64_t epoch = 0;  ///< that of the last step, from 1
+  std::string limit{};     ///< "--max_epochs 1": the setting that ended the run, if one did
   StopReason stop{};
   bool saved = false;
   bool was_finished = false;           ///< before this start, so that nothing was to do
@@ -42,6 +43,7 @@ std::string describe_end(const RunEnd& end);
 struct RunTimes {
   TimeShares host;
   std::optional<TimeShares> gpu{};  ///< of the steps that were measured, if any
+  bool one_reader = false;          ///< of the data of the training; see BatchSource
 };
 
 /// Into the log of events, the files of metrics and the console. `epoch`: that of the last step, from 1.

@@ -60,14 +60,16 @@ std::string TimeShares::text() const {
   return join(shown, ", ");
 }
 
-std::optional<std::string> TimeShares::advice_on_data(int workers) const {
+std::optional<std::string> TimeShares::advice_on_data(int workers, bool one_reader) const {
   const double data = of(Phase::data);
   if (data <= kMuch * total_) {
     return std::nullopt;
   }
-  return fmt::format(
-      "waiting for data took {} of the time: raise --data.workers (now {}) or --data.prefetch, or cache the data",
-      percent(data, total_), workers);
+  const std::string advice =
+      !one_reader    ? fmt::format("raise --data.workers (now {}) or --data.prefetch, or cache the data", workers)
+      : workers == 0 ? "use --data.workers 1, so that the stream is read beside the steps"
+                     : "one thread of each rank reads the stream, so let the stream read ahead in threads of its own";
+  return fmt::format("waiting for data took {} of the time: {}", percent(data, total_), advice);
 }
 
 std::optional<std::string> TimeShares::advice_on_saves() const {

@@ -197,7 +197,7 @@ TEST(ParseInvocation, ReportsEveryProblem) {
           "--batch_szie: unknown flag | did you mean --batch_size?",
           "--keep: unknown flag | did you mean --checkpoint.keep_last?",
           "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
-          "rank that build batches; 0: the training thread builds them",
+          "rank that build batches (a stream has one); 0: the training thread builds them",
           "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
           "--optim.lr fast: expected a number of 0 or more | optim.lr: base learning rate; 0: the one of the program's "
           "optimizer",
@@ -615,6 +615,19 @@ TEST(ParseInvocation, RefusesFlagsWithoutEffect) {
           HasSubstr("--checkpoint.keep_best 2: has no effect without checkpoint.monitor | name the metric")));
   EXPECT_THAT(problems({"--spike.z_score=6", "--spike.lr_factor=0.1"}),
               ElementsAre(HasSubstr("--spike.lr_factor=0.1: has no effect without spike.policy")));
+  EXPECT_THAT(problems({"--optim.lr_batch_size", "64"}),
+              ElementsAre("--optim.lr_batch_size 64: has no effect without optim.lr_scaling | say what it scales, for "
+                          "example --optim.lr_scaling sqrt"));
+  for (const char* scaling : {"--optim.lr_scaling=sqrt", "--optim.loss_scaling=sqrt"}) {
+    EXPECT_THAT(problems({"--optim.lr_batch_size", "64", scaling}), ElementsAre());
+  }
+  EXPECT_THAT(problems({"--checkpoint.enabled", "false", "--checkpoint.every_steps", "10", "--checkpoint.keep_best=2",
+                        "--checkpoint.allow_partial"}),
+              testing::UnorderedElementsAre(
+                  "--checkpoint.every_steps 10: has no effect without checkpoint.enabled | leave it out, or save with "
+                  "--checkpoint.enabled true",
+                  HasSubstr("--checkpoint.keep_best=2: has no effect without checkpoint.enabled")))
+      << "init_weights may load a part";
   EXPECT_THAT(problems({"--early_stop.patience", "3"}), ElementsAre()) << "this is the default";
   EXPECT_THAT(problems({"--early_stop.patience", "5", "--early_stop.metric", "val_loss"}), ElementsAre());
 }

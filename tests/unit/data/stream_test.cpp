@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
@@ -115,6 +117,17 @@ TEST(Stream, GivesStepsOfTheGlobalBatchAndTheRest) {
 
 // Every way in which W ranks may have up to a few steps less than the longest: nobody waits for ever, nothing is lost,
 // all ranks agree on every step. The control: what each rank alone would have done.
+TEST(Stream, IsReadByOneThread) {
+  World world = World::single(c10::kCPU);
+  DataLoader a(std::make_unique<Numbers>(Ids{4}), plan_of(2, 2, /*workers=*/4), world);
+  DataLoader b(std::make_unique<Numbers>(Ids{4}), plan_of(2, 2, /*workers=*/4), world);
+  DataLoader other = DataLoader::none(1, world);
+  EXPECT_TRUE(a.has_one_reader());
+  EXPECT_FALSE(other.has_one_reader());
+  EXPECT_TRUE(CombinedLoader({&a, &b}, CombineMode::min_size).has_one_reader());
+  EXPECT_FALSE(CombinedLoader({&a, &other}, CombineMode::min_size).has_one_reader());
+}
+
 TEST(Stream, EndsOnAllRanksInTheSameStep) {
   Sweep sweep("uneven streams");
   int alone_differ = 0;

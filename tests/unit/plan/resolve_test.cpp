@@ -536,6 +536,24 @@ TEST(Resolve, CountsNamedGpusAsTheLauncherShowsThem) {
   EXPECT_THAT(resolve({.devices = {0, 1}}, machine_with(4), launched(0, 2)).warnings, IsEmpty());
 }
 
+TEST(Resolve, WarnsOfSettingsThatOnlyAProgramThatStartsItsRanksReads) {
+  const TrainConfig config{
+      .dist = {.grace_s = 7, .max_restarts = 2}, .memory = {.halve_batch = true}, .report = {.log_dir = "logs"}};
+  const std::string why = "torchrun started the ranks, and it is for programs that start their ranks themselves";
+  EXPECT_THAT(resolve(config, no_gpu(), launched(0, 2)).warnings,
+              ElementsAre("--memory.halve_batch has no effect: " + why, "--dist.max_restarts has no effect: " + why,
+                          "--dist.grace_s has no effect: " + why, "--report.log_dir has no effect: " + why));
+  EXPECT_THAT(resolve({}, no_gpu(), launched(0, 2)).warnings, IsEmpty());
+  Identity by_tool = launched(0, 2);
+  by_tool.control_fd = 3;
+  EXPECT_THAT(resolve({.dist = {.max_restarts = 2}}, no_gpu(), by_tool).warnings,
+              ElementsAre("--dist.max_restarts has no effect: lockstep run started the ranks, and it is for programs "
+                          "that start their ranks themselves; use lockstep run --max-restarts"));
+  by_tool.devices = "cpu";
+  EXPECT_THAT(resolve(config, no_gpu(), by_tool).warnings, IsEmpty()) << "started by this program";
+  EXPECT_THAT(resolve(config, no_gpu(), kAlone).warnings, IsEmpty());
+}
+
 TEST(Resolve, SaysWhatSomebodyForgot) {
   Identity alone{.starts_ranks = true, .hints = {"start it with: srun <program>"}};
   const Plan plan = resolve({.nprocs = 2}, no_gpu(), alone);

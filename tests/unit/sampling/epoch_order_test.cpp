@@ -173,7 +173,7 @@ TEST(WeightedOrder, DrawsWithoutReplacementLikeSuccessiveDraws) {
   EXPECT_GT(excess(counts, independent), kRejected) << "the control";
 }
 
-// docs/data.md has these vectors; they were computed by a program written from that page.
+// docs/data_order.md has these vectors; they were computed by a program written from that page.
 TEST(WeightedOrder, IsFrozen) {
   const std::vector<double> weights = {1, 2, 3, 4, 0, 10};
   EXPECT_THAT(epoch_of(*weighted_order(weights, {.samples = 10}), {.seed = 42, .epoch = 1}),

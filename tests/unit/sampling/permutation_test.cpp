@@ -267,7 +267,8 @@ TEST(KeyedPermutation, HasIndependentEpochs) {
   }
 }
 
-// docs/data.md has these vectors. They are part of the checkpoint format: a change here loses everybody's position.
+// docs/data_order.md has these vectors. They are part of the checkpoint format: a change here loses everybody's
+// position.
 TEST(KeyedPermutation, EqualsTheGoldenVectorsOfDataOrder1) {
   struct Golden {
     std::int64_t size;

@@ -329,7 +329,7 @@ const std::vector<std::string> kWriting = {
     "sync @/step-0000000100.tmp",
 };
 
-// docs/checkpoints.md "Commit order".
+// docs/checkpoint_format.md "Commit order".
 TEST(Commit, FollowsTheDocumentedOrder) {
   MemoryFileSystem fs;
   trace_of_save(fs, {50, 0});

@@ -97,7 +97,7 @@ TEST(GoldenCheckpoint, OfAFutureFormatIsRefusedByNumber) {
   Contents files = golden_files();
   std::string& manifest = files.at("MANIFEST.json");
   manifest.replace(manifest.find("\"format\": 1"), 11, "\"format\": 2");
-  constexpr std::size_t kTail = 25;  // docs/checkpoints.md
+  constexpr std::size_t kTail = 25;  // docs/checkpoint_format.md
   const std::string body = manifest.substr(0, manifest.size() - kTail);
   manifest = body + fmt::format("  \"crc32c\": \"{:08x}\"\n}}\n", crc32c(as_bytes(body)));
   MemoryFileSystem fs;

@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// docs/checkpoints.md shows this text. Other programs read it: it changes with the format number only.
+// docs/checkpoint_format.md shows this text. Other programs read it: it changes with the format number only.
 constexpr const char* kGolden = R"({
   "format": 1,
   "step": 500,

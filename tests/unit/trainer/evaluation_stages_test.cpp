@@ -30,6 +30,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Key;
+using testing::Not;
 using testing::Pair;
 using testing::SizeIs;
 
@@ -173,6 +174,30 @@ TEST(EvaluationStages, AddMetricsToWhatTheLoopReturns) {
         EXPECT_THAT(metrics, Contains(Pair("twice", 2 * metrics.front().second)));
         EXPECT_THAT(metrics, Contains(Pair("began", 1)));
       }
+    });
+  }
+}
+
+TEST(EvaluationStages, AddMetricsToAValidationInAFit) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_of(world, in_memory({.max_epochs = 2, .early_stop = {.metric = "val_began"}}));
+      TinyTask task;
+      DataLoader train(tiny_data(8), plan.loader, world);
+      DataLoader validation(tiny_data(7), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      std::vector<double> began;
+      trainer.on(Stage::validation_start,
+                 [](const StageContext& at) { at.log("began", static_cast<double>(at.state.epoch)); });
+      trainer.on(Stage::validation_end, [&](const StageContext& at) {
+        const auto found = std::ranges::find(*at.metrics, "val_began", &Metrics::value_type::first);
+        ASSERT_NE(found, at.metrics->end());
+        began.push_back(found->second);
+      });
+      trainer.on(Stage::report, [](const StageContext& at) { EXPECT_THAT(*at.metrics, Not(Contains(Key("began")))); });
+      const FitResult result = trainer.fit(task, train, &validation);
+      EXPECT_THAT(began, ElementsAre(1, 2)) << "early_stop.metric has found it too";
+      EXPECT_THAT(result.metrics, Contains(Pair("val_began", 2)));
     });
   }
 }

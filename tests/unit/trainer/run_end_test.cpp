@@ -44,5 +44,13 @@ TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
   EXPECT_EQ(text(config), "stopped at step 20, epoch 2: SIGTERM; nothing is saved");
 }
 
+TEST(RunEnd, NamesTheLimitThatEndedTheRun) {
+  const TrainConfig config{.run_dir = "runs/a"};
+  const Plan plan{.config = config, .asked = config};
+  EXPECT_EQ(describe_end({.plan = plan, .step = 157, .epoch = 1, .limit = "--max_epochs 1", .saved = true}),
+            "finished at step 157, epoch 1 (--max_epochs 1), saved in runs/a");
+  EXPECT_EQ(describe_end({.plan = plan, .step = 157, .epoch = 1}), "finished at step 157, epoch 1") << "the data ended";
+}
+
 }  // namespace
 }  // namespace lockstep

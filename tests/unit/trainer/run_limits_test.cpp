@@ -35,6 +35,9 @@ TEST(RunLimits, AreReachedByStepsOrEpochs) {
   EXPECT_TRUE(limits.are_reached({.step = 15, .epoch = 1}));
   EXPECT_TRUE(limits.are_reached({.step = 14, .epoch = 2}));
   EXPECT_TRUE(limits.are_reached({.step = 30, .epoch = 3})) << "a resumed run can be longer than asked for";
+  EXPECT_EQ(limits.reached({.step = 14, .epoch = 1}), "");
+  EXPECT_EQ(limits.reached({.step = 15, .epoch = 1}), "--max_steps 15");
+  EXPECT_EQ(limits.reached({.step = 14, .epoch = 2}), "--max_epochs 2");
   const TrainConfig endless{.max_epochs = 0, .max_steps = 0};
   EXPECT_FALSE(RunLimits(endless).are_reached({.step = 1000, .epoch = 100}));
 }
