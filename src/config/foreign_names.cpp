@@ -104,7 +104,7 @@ constexpr ForeignName kRows[] = {
      "add the callback lockstep::WeightAverage to the trainer"},
     {"backbonefinetuning", "add the callback lockstep::FreezeUntil to the trainer"},
     {"gradientaccumulationscheduler", "continue the run with another --global_batch_size N"},
-    {"batchsizefinder auto_scale_batch_size", "begin with a large --batch_size N and use --memory.halve_batch"},
+    {"batchsizefinder auto_scale_batch_size scale_batch_size", "call lockstep::find_batch_size in the program"},
     {"learningratefinder auto_lr_find", "call lockstep::find_lr in the program"},
     {"spikedetection", "use --spike.z_score X with --spike.policy"},
     {"modelpruning", "not available; set the weights to zero in a callback of the program"},

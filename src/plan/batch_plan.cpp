@@ -1,9 +1,9 @@
+#include "plan/batch_plan.h"
+
 #include <algorithm>
 #include <optional>
 
 #include <fmt/format.h>
-
-#include <lockstep/plan/plan.h>
 
 #include "base/text.h"
 
@@ -32,6 +32,15 @@ std::string explain(const BatchPlan& plan, std::int64_t room, int ranks) {
   return fmt::format("{} over {} ({} each), in {} of at most {}", plan.global_batch_size, counted(ranks, "rank"),
                      even ? fmt::to_string(least) : fmt::format("{} or {}", least + 1, least),
                      counted(plan.accumulation, "micro-batch"), plan.batch_size);
+}
+
+/// The same steps in micro-batches of another size.
+BatchPlan divide(BatchPlan plan, std::int64_t batch_size, int ranks) {
+  plan.batch_size = batch_size;
+  const std::int64_t at_once = batch_size * ranks;
+  plan.accumulation = ceil_div(plan.global_batch_size, at_once);
+  plan.explanation = explain(plan, at_once * plan.accumulation, ranks);
+  return plan;
 }
 
 /// The micro-batch size if it is not set: the steps of `global_batch_size` need it, rounded up.
@@ -88,17 +97,30 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
 }
 
 BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size) {
-  BatchPlan halved = plan;
   // batch_size may be larger than the share of any rank.
-  const std::int64_t largest = ceil_div(ceil_div(plan.global_batch_size, world_size), plan.accumulation);
-  halved.batch_size = std::min(halved.batch_size, largest);
+  const std::int64_t largest = ceil_div(largest_share(plan, world_size), plan.accumulation);
+  std::int64_t batch_size = std::min(plan.batch_size, largest);
   for (; times > 0; --times) {
-    halved.batch_size = ceil_div(halved.batch_size, 2);
+    batch_size = ceil_div(batch_size, 2);
   }
-  const std::int64_t at_once = halved.batch_size * world_size;
-  halved.accumulation = ceil_div(halved.global_batch_size, at_once);
-  halved.explanation = explain(halved, at_once * halved.accumulation, world_size);
-  return halved;
+  return divide(plan, batch_size, world_size);
+}
+
+std::int64_t largest_share(const BatchPlan& plan, int world_size) {
+  return ceil_div(plan.global_batch_size, world_size);
+}
+
+BatchPlan with_batch_size(const BatchPlan& plan, std::int64_t batch_size, int world_size) {
+  BatchPlan changed = plan;
+  if (!plan.global_is_given) {
+    changed.global_batch_size = batch_size * world_size * plan.accumulation;
+  }
+  return divide(changed, batch_size, world_size);
+}
+
+std::string flags_of(const BatchPlan& plan) {
+  return fmt::format("--batch_size {} --accumulation {} --global_batch_size {}", plan.batch_size, plan.accumulation,
+                     plan.global_batch_size);
 }
 
 }  // namespace lockstep

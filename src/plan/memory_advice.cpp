@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
+#include "plan/batch_plan.h"
 
 namespace lockstep {
 namespace {
@@ -13,11 +14,8 @@ std::string smaller_batch(const Plan& plan) {
   if (batch.batch_size <= 1) {
     return "a single sample needs too much memory: use a smaller model, shorter inputs, or activation recomputation";
   }
-  const BatchPlan halved = halve_batch(batch, 1, plan.world_size);
-  return fmt::format(
-      "use --batch_size {} --accumulation {} --global_batch_size {}: the same training with smaller micro-batches "
-      "(--memory.halve_batch restarts with them)",
-      halved.batch_size, halved.accumulation, halved.global_batch_size);
+  return fmt::format("use {}: the same training with smaller micro-batches (--memory.halve_batch restarts with them)",
+                     flags_of(halve_batch(batch, 1, plan.world_size)));
 }
 
 /// Fewer batches that wait for their step. Without workers none waits.

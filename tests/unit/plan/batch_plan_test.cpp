@@ -1,8 +1,8 @@
+#include "plan/batch_plan.h"
+
 #include <algorithm>
 
 #include <gmock/gmock.h>
-
-#include <lockstep/plan/plan.h>
 
 namespace lockstep {
 namespace {
@@ -94,6 +94,15 @@ TEST(BatchPlan, KeepsTheGlobalBatchWhenItsMicroBatchesAreHalved) {
     EXPECT_EQ(plan.accumulation, c.accumulation) << c.explanation;
     EXPECT_EQ(plan.explanation, c.explanation);
   }
+}
+
+TEST(BatchPlan, OfAnotherBatchSizeKeepsTheGlobalBatchThatIsSetOrTheAccumulation) {
+  const BatchPlan set{.batch_size = 100, .accumulation = 1, .global_batch_size = 200, .global_is_given = true};
+  EXPECT_EQ(flags_of(with_batch_size(set, 16, 2)), "--batch_size 16 --accumulation 7 --global_batch_size 200");
+  EXPECT_EQ(with_batch_size(set, 16, 2).explanation, "200 over 2 ranks (100 each), in 7 micro-batches of at most 16");
+  const BatchPlan derived{.batch_size = 32, .accumulation = 3, .global_batch_size = 192};
+  EXPECT_EQ(flags_of(with_batch_size(derived, 16, 2)), "--batch_size 16 --accumulation 3 --global_batch_size 96");
+  EXPECT_EQ(largest_share(set, 3), 67);
 }
 
 TEST(BatchPlan, GivesEachRankItsShareInOneMicroBatchWhenOnlyTheGlobalBatchIsSet) {

@@ -1,0 +1,277 @@
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <ranges>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/rng_state.h>
+#include <lockstep/optim/precision.h>
+#include <lockstep/trainer/batch_size_search.h>
+
+#include "base/text.h"
+#include "metrics/metric_set.h"
+#include "parallel/without_peers.h"
+#include "plan/batch_plan.h"
+#include "trainer/in_precision.h"
+#include "trainer/meter.h"
+#include "trainer/step_context.h"
+#include "world/out_of_memory.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+void check_search_options(const BatchSizeSearchOptions& options) {
+  constexpr std::int64_t kMost = 1'000'000'000;
+  std::vector<Problem> problems;
+  const auto expect = [&](bool valid, const char* name, auto found, const std::string& expected) {
+    if (!valid) {
+      problems.push_back({fmt::format("find_batch_size: {} is {}, expected {}", name, found, expected)});
+    }
+  };
+  expect(options.init >= 1, "init", options.init, "1 or more");
+  expect(options.max_size >= std::max<std::int64_t>(options.init, 1) && options.max_size <= kMost, "max_size",
+         options.max_size, fmt::format("init or more, at most {}", kMost));
+  expect(options.steps >= 2, "steps", options.steps, "2 or more: the first one makes the state of the optimizer");
+  expect(options.margin >= 0 && options.margin < 1, "margin", options.margin, "0 or more, less than 1");
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+}
+
+/// What a trial changes. The copies are on the host: a trial has the memory of a training.
+class StateBefore {
+ public:
+  StateBefore(torch::nn::Module& module, c10::Device device)
+      : module_(module), device_(device), rng_(rng_state(device)) {
+    for (const auto& [name, tensor] : module_tensors(module)) {
+      tensors_.emplace_back(name, tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+    }
+    for (at::Tensor& parameter : module.parameters()) {
+      gradients_.emplace_back(parameter, std::exchange(parameter.mutable_grad(), {}));
+    }
+  }
+
+  void restore() {
+    for (auto& [parameter, gradient] : gradients_ | std::views::reverse) {  // a shared parameter is listed twice
+      parameter.mutable_grad() = gradient;
+    }
+    load_module(module_, tensors_);
+    set_rng_state(rng_, device_);
+  }
+
+ private:
+  torch::nn::Module& module_;
+  const c10::Device device_;
+  const at::Tensor rng_;
+  NamedTensors tensors_{};
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_{};
+};
+
+/// The first two micro-batches of each loader: the second one finds the gradients of the first, and others need no more
+/// memory.
+StepBatches first_two_of(const StepBatches& batches) {
+  StepBatches chosen{.local_samples = batches.local_samples, .global_samples = batches.global_samples};
+  std::vector<int> of_loader;
+  for (const Batch& batch : batches.micro) {
+    of_loader.resize(std::max(of_loader.size(), batch.loader + 1));
+    if (of_loader[batch.loader]++ < 2) {
+      chosen.micro.push_back(batch);
+    }
+  }
+  return chosen;
+}
+
+/// This rank's part of the step, as if there were no other ranks.
+LoaderPlan share_of_one(const LoaderPlan& plan, const BatchPlan& batch, int ranks) {
+  LoaderPlan share = plan;
+  share.batch = batch;
+  share.batch.global_batch_size = largest_share(batch, ranks);
+  share.sampler.drop_last = false;  // of data that are smaller than a step, all are tried
+  return share;
+}
+
+/// The trials of this rank. None of them waits for another rank.
+class Trials {
+ public:
+  Trials(const Plan& plan, World& world, Task& task, const TrialLoaderFactory& make_loader,
+         const BatchSizeSearchOptions& options)
+      : plan_(plan), config_(plan.config), world_(world), task_(task), make_loader_(make_loader), options_(options) {
+    config_.dist.find_unused_parameters = true;  // the training tells of them, once
+  }
+
+  /// The samples of the largest micro-batch; nullopt: memory ran out.
+  std::optional<std::int64_t> run(const BatchPlan& batch) {
+    StateBefore before(task_.module(), world_.device());
+    std::optional<std::int64_t> largest;
+    try {
+      largest = train(share_of_one(plan_.loader, batch, world_.size()));
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+    }
+    if (world_.device().is_cuda()) {  // the next trial has other sizes
+      c10::getDeviceAllocator(world_.device().type())->emptyCache();
+    }
+    before.restore();
+    return largest;
+  }
+
+ private:
+  std::int64_t train(const LoaderPlan& loader) {
+    const at::Tensor left_free = at::empty({margin_bytes()}, at::device(world_.device()).dtype(at::kByte));
+    const std::shared_ptr<BatchSource> data = make_loader_(loader, alone_);
+    if (data == nullptr) {
+      throw ConfigError("find_batch_size: the function returned no loader", "return a DataLoader for the plan it gets");
+    }
+    const std::vector<metrics::NamedMetric> metered = task_.metrics();
+    metrics::MetricSet metrics(metered, alone_);
+    const metrics::StatesKept states(metered);
+    metrics.reset();
+    WithoutPeers strategy(config_, world_, alone_);
+    strategy.prepare(task_.module(), task_.optimizers());
+    Meter meter;
+    const Step::Context context{.strategy = strategy, .world = alone_, .config = config_, .meter = meter};
+    Step step(context);
+    std::int64_t largest = 0;
+    for (ScheduleStep at = kTinyRate; at.step < options_.steps; ++at.step) {
+      const StepBatches* batches = data->next();
+      if (batches == nullptr) {
+        break;
+      }
+      const StepBatches chosen = first_two_of(*batches);
+      strategy.begin_step(at.step);
+      step.begin(chosen, at);
+      task_.optimize(step);
+      for (const Batch& batch : chosen.micro) {
+        largest = std::max(largest, batch.samples);
+      }
+    }
+    if (largest == 0) {
+      throw DataError("find_batch_size: the loader gave no samples", "give it at least one");
+    }
+    return largest;
+  }
+
+  std::int64_t margin_bytes() const {
+    const auto local = static_cast<std::size_t>(world_.local_rank());
+    const std::int64_t all = local < plan_.local_devices.size() ? plan_.local_devices[local].memory_bytes : 0;
+    return static_cast<std::int64_t>(options_.margin * static_cast<double>(all));
+  }
+
+  /// So small that no weight becomes infinite. Schedules get the length of some run.
+  static constexpr ScheduleStep kTinyRate{.total_steps = 1'000'000, .steps_per_epoch = 1000, .lr_scale = 1e-6};
+
+  const Plan& plan_;
+  TrainConfig config_;
+  World& world_;
+  Task& task_;
+  const TrialLoaderFactory& make_loader_;
+  const BatchSizeSearchOptions options_;
+  World alone_ = World::single(world_.device());
+};
+
+/// Where the search is.
+struct SearchPlace {
+  std::int64_t limit = 0;
+  std::int64_t fits = 0;               // the largest that fits; 0: none yet
+  std::optional<std::int64_t> full{};  // the smallest that does not
+};
+
+std::optional<std::int64_t> next_size(const SearchPlace& at, bool bisect) {
+  if (at.fits == at.limit) {
+    return std::nullopt;
+  }
+  if (!at.full) {
+    return std::min(2 * at.fits, at.limit);
+  }
+  if (at.fits == 0) {
+    return *at.full > 1 ? std::optional(*at.full / 2) : std::nullopt;
+  }
+  return bisect && *at.full - at.fits > 1 ? std::optional(at.fits + (*at.full - at.fits) / 2) : std::nullopt;
+}
+
+struct Answers {
+  std::vector<int> full_ranks{};
+  std::int64_t largest = 0;  // samples of a micro-batch
+};
+
+/// Collective. How a trial ended on each rank.
+Answers exchange(World& world, std::optional<std::int64_t> mine) {
+  Answers all;
+  const std::vector<std::string> answers = world.gather(fmt::to_string(mine.value_or(0)));
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    const std::int64_t samples = parse_int(answers[rank]).value_or(0);
+    all.largest = std::max(all.largest, samples);
+    if (samples == 0) {
+      all.full_ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return all;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", format_ranges(ranks));
+}
+
+}  // namespace
+
+BatchSizeSearch find_batch_size(const Plan& plan, World& world, Task& task, const TrialLoaderFactory& make_loader,
+                                const BatchSizeSearchOptions& options) {
+  check_search_options(options);
+  if (!make_loader) {
+    throw ConfigError("find_batch_size: the function that makes a loader is missing");
+  }
+  const c10::DeviceGuard on_device(world.device());
+  const NumericsScope numerics(plan.config);
+  const PhaseScope phase(WorldAccess::progress(world), Phase::prepare);
+  place_module(task.module(), world.device(), plan.config);  // as a fit does
+  Trials trials(plan, world, task, make_loader, options);
+  const BatchPlan& given = plan.loader.batch;
+  BatchSizeSearch found;
+  SearchPlace place{.limit = options.max_size};
+  if (given.global_is_given) {  // a larger micro-batch has no more samples
+    place.limit = std::min(place.limit, largest_share(given, world.size()));
+  }
+  std::optional<std::int64_t> size = std::min(options.init, place.limit);
+  while (size) {
+    const Answers answers = exchange(world, trials.run(with_batch_size(given, *size, world.size())));
+    if (!answers.full_ranks.empty()) {
+      place.full = *size;
+      log_info(fmt::format("batch size {}: {} ran out of memory", *size, ranks_text(answers.full_ranks)));
+    } else {
+      place.fits = std::max(place.fits, std::min(*size, answers.largest));
+      if (answers.largest < *size) {  // the data give no larger micro-batch
+        place.limit = place.fits;
+      }
+      log_info(fmt::format("batch size {} fits", place.fits));
+    }
+    found.trials.push_back({.batch_size = *size, .full_ranks = answers.full_ranks});
+    size = next_size(place, options.bisect);
+  }
+  if (place.fits == 0) {
+    throw Error(fmt::format("find_batch_size: {} ran out of memory with a single sample",
+                            ranks_text(found.trials.back().full_ranks)),
+                "use a smaller model, shorter inputs, activation recomputation, or a smaller margin");
+  }
+  found.largest = place.fits;
+  found.batch = with_batch_size(given, found.largest, world.size());
+  found.flags = flags_of(found.batch);
+  return found;
+}
+
+}  // namespace lockstep
