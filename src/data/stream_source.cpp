@@ -16,6 +16,7 @@
 
 #include "base/text.h"
 #include "data/batch_columns.h"
+#include "data/finite_values.h"
 #include "data/sample_error.h"
 #include "data/step_plan.h"
 
@@ -45,6 +46,7 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
     : stream_(std::move(stream)),
       world_(world),
       plan_(plan),
+      steps_per_epoch_(fixed_steps_per_epoch(plan)),
       // One reader, because a stream has one order.
       pool_(std::min(plan.data.workers, 1), [this](PendingStep& step, std::size_t index) { read(step, index); }) {
   if (plan_.batch.global_batch_size < world.size()) {
@@ -74,7 +76,7 @@ const StepBatches* StreamSource::next() {
   ReadStep step = std::move(ready_.front());
   ready_.pop_front();
   const bool ends_pass = !ready_.empty() && !is_taken(ready_.front());
-  const bool ends_epoch = plan_.data.steps_per_epoch > 0 ? cursor_.steps + 1 >= plan_.data.steps_per_epoch : ends_pass;
+  const bool ends_epoch = steps_per_epoch_ > 0 ? cursor_.steps + 1 >= steps_per_epoch_ : ends_pass;
   for (PreparedBatch& prepared : step.micro) {
     if (prefetcher_ && prepared.batch.samples > 0) {
       prefetcher_->receive(prepared);
@@ -93,7 +95,7 @@ const StepBatches* StreamSource::next() {
 }
 
 std::optional<std::int64_t> StreamSource::steps_per_epoch() const {
-  return plan_.data.steps_per_epoch > 0 ? std::optional(plan_.data.steps_per_epoch) : std::nullopt;
+  return steps_per_epoch_ > 0 ? std::optional(steps_per_epoch_) : std::nullopt;
 }
 
 LoaderPosition StreamSource::position() const {
@@ -125,7 +127,7 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
   }
   check_position(position, /*dataset_size=*/0, position.consumed);
-  if (plan_.data.steps_per_epoch > 0 && cursor.steps >= plan_.data.steps_per_epoch) {
+  if (steps_per_epoch_ > 0 && cursor.steps >= steps_per_epoch_) {
     cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
   }
   restart(std::move(cursor));  // from now on nobody reads the plan
@@ -151,7 +153,7 @@ void StreamSource::end_pass_without_whole_step() {
   if (is_taken(ready_.front())) {
     return;
   }
-  if (plan_.data.steps_per_epoch > 0) {
+  if (steps_per_epoch_ > 0) {
     restart({.epoch = cursor_.epoch, .pass = cursor_.pass + 1, .steps = cursor_.steps, .consumed = cursor_.consumed});
   } else {
     restart({.epoch = cursor_.epoch + 1});
@@ -261,6 +263,10 @@ void StreamSource::read(PendingStep& step, std::size_t index) {
   }
 }
 
+std::string StreamSource::place() const {
+  return fmt::format("stream of rank {}, after sample {} of its epoch", world_.rank(), reader_.samples);
+}
+
 template <class Call>
 auto StreamSource::call(const Call& of_stream) {
   try {
@@ -268,8 +274,7 @@ auto StreamSource::call(const Call& of_stream) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw sample_error(fmt::format("stream of rank {}, after sample {} of its epoch", world_.rank(), reader_.samples),
-                       error);
+    throw sample_error(place(), error);
   }
 }
 
@@ -294,6 +299,10 @@ std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
   if (batch && (batch->samples < 1 || batch->samples > most)) {
     throw DataError(fmt::format("stream: found a batch of {} samples, expected 1 to {}", batch->samples, most),
                     "set Batch::samples; nullopt ends the epoch");
+  }
+  if (const auto found = batch && plan_.data.check_finite ? find_not_finite(*batch, batch->samples) : std::nullopt) {
+    throw DataError(fmt::format("{}: {}{}", place(), found->text,
+                                found->row ? fmt::format(" (sample {})", reader_.samples + *found->row) : ""));
   }
   return batch;
 }

@@ -450,12 +450,14 @@ TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
     std::vector<double> rates{};
     std::vector<std::int64_t> validations{};
   };
-  const auto run = [](const TempDir& dir, int ranks, std::int64_t stop_after, Seen& seen) {
+  StepCount steps;
+  const auto run = [&steps](const TempDir& dir, int ranks, std::int64_t stop_after, Seen& seen) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config{.compute_setup = ComputeSetup::cpu,
                          .max_epochs = 3,
                          .batch_size = 2,
                          .run_dir = dir.path() / "run",
+                         .data = {.steps_per_epoch = steps},
                          .optim = {.schedule = "linear"},
                          .validate = {.every_epochs = 0.5}};
       const Plan plan = plan_for(ranks, config);
@@ -479,17 +481,22 @@ TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
       trainer.fit(task, data, &validation);
     });
   };
-  for (const auto& [before, after] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 3)}) {
-    const TempDir straight_dir;
-    const TempDir dir;
-    Seen straight;
-    Seen resumed;
-    run(straight_dir, before, 0, straight);
-    run(dir, before, 3, resumed);
-    run(dir, after, 0, resumed);
-    EXPECT_EQ(resumed.rates, straight.rates) << before << " and then " << after << " ranks";
-    EXPECT_EQ(resumed.validations, straight.validations) << before << " and then " << after << " ranks";
-    EXPECT_LT(resumed.rates.back(), resumed.rates.front() / 2);
+  for (const StepCount length : {StepCount(), StepCount::percent(50)}) {
+    steps = length;
+    for (const auto& [before, after] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 3)}) {
+      const TempDir straight_dir;
+      const TempDir dir;
+      Seen straight;
+      Seen resumed;
+      run(straight_dir, before, 0, straight);
+      run(dir, before, 3, resumed);
+      run(dir, after, 0, resumed);
+      const std::int64_t of_epoch = steps.of(8 / before);
+      EXPECT_EQ(std::ssize(straight.rates), 3 * of_epoch);
+      EXPECT_EQ(resumed.rates, straight.rates) << before << " and then " << after << " ranks";
+      EXPECT_EQ(resumed.validations, straight.validations) << before << " and then " << after << " ranks";
+      EXPECT_LT(resumed.rates.back(), resumed.rates.front() / 2);
+    }
   }
 }
 
@@ -788,6 +795,56 @@ TEST(Crossing, RunAndLoaderAgreeOnTheEpochAfterAResumeWithAnotherGlobalBatch) {
   }
   EXPECT_EQ(resumed.front().first, 1);
   EXPECT_EQ(resumed.back().first, 3);
+}
+
+/// 30 samples. Four are not finite, or are their neighbours, by which a run with data.check_finite replaces them.
+std::shared_ptr<Dataset> partly_bad_data(bool replaced) {
+  at::Tensor input = at::sin(at::arange(120, at::kFloat) * 0.37).view({30, 4});
+  at::Tensor target = input.sum(1, /*keepdim=*/true);
+  for (const std::int64_t id : {25, 7, 6, 2}) {
+    if (replaced) {
+      input[id] = input[id + 1];
+      target[id] = target[id + 1];
+    } else {
+      (id % 2 == 0 ? input : target)[id].fill_(std::nan(""));
+    }
+  }
+  return tensor_dataset(input, target);
+}
+
+TEST(Crossing, SamplesThatAreNotFiniteAreReplacedAlikeInEveryRun) {
+  const auto weights_after = [](int ranks, const std::vector<std::int64_t>& ends, bool replaced = false) {
+    const TempDir dir;
+    std::vector<at::Tensor> weights;
+    for (const std::int64_t end : ends) {
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config = in_directory(in_memory({.max_epochs = 0, .max_steps = end, .global_batch_size = 6}), dir);
+        config.data.max_bad_samples = 4;
+        config.data.check_finite = true;
+        const Plan plan = plan_for(ranks, config);
+        TinyTask task;
+        DataLoader data(partly_bad_data(replaced), plan.loader, world);
+        DataLoader validation(partly_bad_data(replaced), plan.eval_loader, world);
+        const FitResult result = Trainer(plan, world).fit(task, data, &validation);
+        EXPECT_TRUE(std::isfinite(value_of(result.metrics, "val_loss")) || end < 5) << "of whole epochs";
+        if (world.is_main()) {
+          weights = weights_of(task);
+        }
+      });
+    }
+    return weights;
+  };
+  testing::internal::CaptureStderr();
+  const auto expected = weights_after(1, {13}, /*replaced=*/true);
+  EXPECT_TRUE(same(weights_after(1, {13}), expected));
+  for (const int ranks : {2, 3, 4}) {
+    const auto straight = weights_after(ranks, {13});
+    EXPECT_TRUE(same(weights_after(ranks, {3, 8, 13}), straight)) << ranks;
+    for (std::size_t i = 0; i < straight.size(); ++i) {
+      EXPECT_TRUE(at::allclose(straight[i], expected[i], 1e-5, 1e-6)) << ranks;
+    }
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("bad sample 25, replaced by the next one"));
 }
 
 /// By step: the digests of the samples of all ranks.
