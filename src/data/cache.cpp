@@ -237,7 +237,7 @@ void check_cacheable(const std::shared_ptr<const Dataset>& data) {
 
 }  // namespace
 
-std::shared_ptr<Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
+std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
   check_cacheable(data);
   const c10::NoGradGuard no_grad;
   const NamedTensors first = first_sample(*data);
@@ -265,7 +265,7 @@ std::shared_ptr<Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::
   return std::make_shared<Cached>(std::move(columns), data->size(), data->fingerprint());
 }
 
-std::shared_ptr<Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory, World& world) {
+std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory, World& world) {
   check_cacheable(data);
   std::shared_ptr<const Dataset> cached;
   // One rank after another: the second finds the cache of the first, or is on another machine.

@@ -154,8 +154,8 @@ class Trials {
         break;
       }
       const StepBatches chosen = first_two_of(*batches);
-      strategy.begin_step(at.step);
-      step.begin(chosen, at);
+      strategy.begin_step(at.step, {});
+      step.begin(chosen, {.step = at.step}, at);
       task_.optimize(step);
       for (const Batch& batch : chosen.micro) {
         largest = std::max(largest, batch.samples);

@@ -22,6 +22,7 @@
 #include "base/mapped.h"
 #include "base/option_check.h"
 #include "base/text.h"
+#include "data/epoch_begin.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
 #include "trainer/agreed_stop.h"
