@@ -154,7 +154,7 @@ class Trials {
         break;
       }
       const StepBatches chosen = first_two_of(*batches);
-      strategy.begin_step(at.step);
+      strategy.begin_step(at.step, {});
       step.begin(chosen, at);
       task_.optimize(step);
       for (const Batch& batch : chosen.micro) {
