@@ -20,11 +20,11 @@ struct Net : torch::nn::Module {
 
 const std::vector<OptimizerSpec> kAdam{adamw({.lr = 0.1})};
 
-void run_step(Strategy& strategy, Net& net, bool reduces) {
+void run_step(Strategy& strategy, Net& net, Gradients gradients) {
   StrategyOptimizer& optimizer = strategy.optimizer();
   strategy.begin_step(0);
   optimizer.zero_grad();
-  optimizer.begin_forward(reduces);
+  optimizer.begin_forward(gradients);
   optimizer.backward(net.second(net.first(at::ones({3, 20}))).square().mean());
   optimizer.finish();
   optimizer.set_lr({});
@@ -47,12 +47,12 @@ TEST(WithoutPeers, HasTheOptimizerStateOfItsRank) {
       Net trained;
       Ddp ddp(config.optim, config.dist, world);
       ddp.prepare(trained, kAdam);
-      run_step(ddp, trained, /*reduces=*/true);
+      run_step(ddp, trained, Gradients::reduce);
       Net tried;
       World alone = World::single(c10::kCPU);
       WithoutPeers trial(config, world, alone);
       trial.prepare(tried, kAdam);
-      run_step(trial, tried, /*reduces=*/true);
+      run_step(trial, tried, Gradients::reduce);
       EXPECT_EQ(states_of(tried, trial), states_of(trained, ddp));
       EXPECT_EQ(states_of(tried, trial), shards ? 2 : 4);
     });
