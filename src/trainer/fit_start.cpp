@@ -21,6 +21,7 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "data/epoch_begin.h"
 #include "data/step_plan.h"
 #include "environment/build_info.h"
 #include "parallel/single_device.h"
@@ -280,6 +281,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   record_.set_phase(Phase::resume);
   if (!origin) {
     callbacks_.load({}, world_);  // they may have seen another training
+    seek_epoch_begin(train_);     // the program may have looked at a batch, or an earlier fit has failed
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;
   }

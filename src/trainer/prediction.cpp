@@ -310,6 +310,13 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
     }
     return try_steps(config_.fast_dev_run);
   }
+  const LoaderPosition start = seek_epoch_begin(data_);
+  const bool is_complete = write_parts(directory, every_steps);
+  data_.seek(start);
+  return is_complete;
+}
+
+bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
   FileSystem& fs = real_file_system();
   PartList progress;
   std::string text;
@@ -332,9 +339,6 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
       log_info(fmt::format("{} has a complete prediction and is left as it is; remove it to predict again",
                            directory.string()));
     }
-  }
-  if (text.empty()) {
-    seek_epoch_begin(data_);
   }
   progress.weights = weights;
   while (!progress.complete) {

@@ -30,6 +30,8 @@ class Prediction {
   NamedTensors gather();
 
  private:
+  bool write_parts(const std::filesystem::path& directory, std::int64_t every_steps);
+
   enum class End { flush, stop, epoch };
 
   /// Collective. The first steps, whose results are dropped. False: all ranks agreed on a stop.

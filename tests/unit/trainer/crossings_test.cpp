@@ -836,10 +836,10 @@ TEST(Crossing, SamplesThatAreNotFiniteAreReplacedAlikeInEveryRun) {
   };
   testing::internal::CaptureStderr();
   const auto expected = weights_after(1, {13}, /*replaced=*/true);
-  EXPECT_TRUE(same(weights_after(1, {13}), expected));
+  EXPECT_TRUE(are_equal(weights_after(1, {13}), expected));
   for (const int ranks : {2, 3, 4}) {
     const auto straight = weights_after(ranks, {13});
-    EXPECT_TRUE(same(weights_after(ranks, {3, 8, 13}), straight)) << ranks;
+    EXPECT_TRUE(are_equal(weights_after(ranks, {3, 8, 13}), straight)) << ranks;
     for (std::size_t i = 0; i < straight.size(); ++i) {
       EXPECT_TRUE(at::allclose(straight[i], expected[i], 1e-5, 1e-6)) << ranks;
     }

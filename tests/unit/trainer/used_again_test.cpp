@@ -76,6 +76,53 @@ TEST(UsedAgain, ALoaderWhoseValidationFailedIsValidatedAsAWhole) {
   EXPECT_EQ(task.samples, 32);
 }
 
+TEST(UsedAgain, ALoaderWhosePredictionWasStoppedIsPredictedAsAWhole) {
+  const TempDir dir;
+  World world = World::single(at::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 4}));
+  CountingValidation task;
+  DataLoader data(tiny_data(32), plan.eval_loader, world);
+  const LoaderPosition before = data.position();
+  {
+    Trainer stopped(plan, world);
+    stopped.on(Stage::predict_batch_end, [](const StageContext& context) {
+      if (context.batch_number == 3) {
+        context.control.request_stop("enough");
+      }
+    });
+    EXPECT_THROW(stopped.predict(task, data, dir.path() / "a", 2), std::exception);
+  }
+  EXPECT_EQ(data.position(), before);
+  Trainer trainer(plan, world);
+  for (const char* name : {"b", "a"}) {  // anew, and continued
+    trainer.predict(task, data, dir.path() / name, 2);
+    EXPECT_EQ(tensor_of(load_predictions(dir.path() / name), "y").size(0), 32) << name;
+    EXPECT_EQ(data.position(), before);
+  }
+}
+
+TEST(UsedAgain, AFitAfterAFailedOneHasWholeEpochs) {
+  class FailsOnce final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      if (++steps == 6) {
+        throw std::runtime_error("once");
+      }
+      return TinyTask::training_step(batch);
+    }
+    int steps = 0;
+  };
+  World world = World::single(at::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 3, .batch_size = 4}));
+  FailsOnce task;
+  DataLoader data(tiny_data(64), plan.loader, world);
+  Trainer trainer(plan, world);
+  EXPECT_THROW(trainer.fit(task, data), std::runtime_error);
+  const FitResult result = trainer.fit(task, data);
+  EXPECT_EQ(result.state.step, 48);
+  EXPECT_EQ(result.state.samples, 192);
+}
+
 // As in a cross-validation with one callback for all folds.
 TEST(UsedAgain, CallbacksBeginEachTrainingAnew) {
   struct Outcome {
