@@ -73,40 +73,42 @@ std::string number(double value) {
 /// Seven digits are more than a screen can show, and half the size.
 double shortened(double value) { return parse_double(fmt::format("{:.7g}", value)).value_or(value); }
 
-std::string cell(std::string_view safe_text) { return fmt::format("<td>{}</td>", safe_text); }
-
-std::string head(std::span<const std::string> safe_titles) {
-  std::string text = "<thead><tr>";
-  for (const std::string& title : safe_titles) {
-    text += "<th scope=\"col\">" + title + "</th>";
+/// Rows have a cell for each title; the first one names the row. All texts are escaped.
+std::string table(const std::vector<std::string>& titles, const std::vector<std::vector<std::string>>& rows) {
+  std::string text = "<table class=\"titled\"><thead><tr>";
+  for (const std::string& title : titles) {
+    text += fmt::format("<th scope=\"col\">{}</th>", title);
   }
-  return text + "</tr></thead>";
+  text += "</tr></thead><tbody>\n";
+  for (const auto& cells : rows) {
+    text += fmt::format("<tr><th scope=\"row\">{}</th>", cells.front());
+    for (std::size_t i = 1; i < cells.size(); ++i) {
+      text += fmt::format("<td data-title=\"{}\">{}</td>", titles[i], cells[i]);
+    }
+    text += "</tr>\n";
+  }
+  return text + "</tbody></table>";
 }
 
 std::string overview(std::span<const RunData> runs) {
-  const std::vector<std::string> titles{"run",  "state", "step",          "epoch",      "loss",
-                                        "best", "begin", "last activity", "checkpoints"};
-  std::string text = "<table>" + head(titles) + "<tbody>\n";
+  std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const RunData& run = runs[i];
     const MetricSeries* loss = run.metrics.find("loss");
     const auto& checkpoints = run.checkpoints;
-    const std::string state = fmt::format("<span class=\"state {0}\">{0}</span>", to_string(run.state));
-    text += "<tr><th scope=\"row\">" +
-            fmt::format("<span class=\"swatch\" style=\"background:var(--run{})\"></span>", i % 7) + escaped(run.name) +
-            "</th>" + cell(state) + cell(with_commas(static_cast<double>(run.last_step))) +
-            cell(run.epoch ? number(*run.epoch) : "-") + cell(loss != nullptr ? number(loss->values.back()) : "-") +
-            cell(checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor,
-                                                        number(checkpoints.best_value), *checkpoints.best))
-                                  : "-") +
-            cell(run.started > 0 ? utc_minute(run.started) : "-") +
-            cell(run.last_activity > 0 ? utc_minute(run.last_activity) : "-") +
-            cell(checkpoints.steps.empty()
-                     ? "-"
-                     : fmt::format("{}, {}", checkpoints.steps.size(), human_bytes(checkpoints.bytes))) +
-            "</tr>\n";
+    rows.push_back(
+        {fmt::format("<span class=\"swatch\" style=\"background:var(--run{})\"></span>{}", i % 7, escaped(run.name)),
+         fmt::format("<span class=\"state {0}\">{0}</span>", to_string(run.state)),
+         with_commas(static_cast<double>(run.last_step)), run.epoch ? number(*run.epoch) : "-",
+         loss != nullptr ? number(loss->values.back()) : "-",
+         checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor, number(checkpoints.best_value),
+                                                *checkpoints.best))
+                          : "-",
+         run.started > 0 ? utc_minute(run.started) : "-", run.last_activity > 0 ? utc_minute(run.last_activity) : "-",
+         checkpoints.steps.empty() ? "-"
+                                   : fmt::format("{}, {}", checkpoints.steps.size(), human_bytes(checkpoints.bytes))});
   }
-  return text + "</tbody></table>";
+  return table({"run", "state", "step", "epoch", "loss", "best", "begin", "last activity", "checkpoints"}, rows);
 }
 
 std::string notes(std::span<const RunData> runs) {
@@ -169,14 +171,10 @@ std::vector<Group> groups_of(std::span<const RunData> runs) {
 
 /// Readable without a script.
 std::string values_table(std::span<const RunData> runs, std::span<const Group> groups) {
-  std::vector<std::string> titles{"metric"};
-  if (runs.size() > 1) {
-    titles.emplace_back("run");
+  if (groups.empty()) {
+    return "No metric has been written yet.";
   }
-  for (const char* title : {"last", "at step", "smallest", "largest"}) {
-    titles.emplace_back(title);
-  }
-  std::string text = "<table>" + head(titles) + "<tbody>\n";
+  std::vector<std::vector<std::string>> rows;
   for (const Group& group : groups) {
     for (const std::string& metric : group.series) {
       for (const RunData& run : runs) {
@@ -186,15 +184,15 @@ std::string values_table(std::span<const RunData> runs, std::span<const Group> g
         }
         std::vector<double> finite;
         std::ranges::copy_if(series->values, std::back_inserter(finite), [](double v) { return std::isfinite(v); });
-        text += "<tr><th scope=\"row\">" + escaped(metric) + "</th>" +
-                (runs.size() > 1 ? cell(escaped(run.name)) : "") + cell(number(series->values.back())) +
-                cell(with_commas(static_cast<double>(series->steps.back()))) +
-                cell(finite.empty() ? "-" : number(std::ranges::min(finite))) +
-                cell(finite.empty() ? "-" : number(std::ranges::max(finite))) + "</tr>\n";
+        const std::string of_run = fmt::format(" <span class=\"soft\">{}</span>", escaped(run.name));
+        rows.push_back({escaped(metric) + (runs.size() > 1 ? of_run : ""), number(series->values.back()),
+                        with_commas(static_cast<double>(series->steps.back())),
+                        finite.empty() ? "-" : number(std::ranges::min(finite)),
+                        finite.empty() ? "-" : number(std::ranges::max(finite))});
       }
     }
   }
-  return text + (groups.empty() ? "<tr><td>No metric has been written yet.</td></tr>" : "") + "</tbody></table>";
+  return table({runs.size() > 1 ? "metric and run" : "metric", "last", "at step", "smallest", "largest"}, rows);
 }
 
 Json series_data(const MetricSeries& series) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -282,7 +283,9 @@ TEST(Report, ContainsCurvesEventsAndSettings) {
       data.at("differences").at("rows"),
       Json::parse(R"~([["seed","7","42"],["checkpoint.monitor","val_loss","(empty)"],["program.size","7","-"]])~"));
   // Readable without a script, and complete without a network.
-  EXPECT_THAT(page, HasSubstr("<th scope=\"row\">loss</th><td>1</td><td>60</td><td>1</td><td>2</td>"));
+  EXPECT_THAT(page,
+              HasSubstr("<th scope=\"row\">loss</th><td data-title=\"last\">1</td><td data-title=\"at step\">60</td>"
+                        "<td data-title=\"smallest\">1</td><td data-title=\"largest\">2</td>"));
   EXPECT_THAT(page, HasSubstr("default-src 'none'"));
   EXPECT_EQ(count(page, "src="), 0U);
   EXPECT_EQ(count(page, "href="), 0U);
@@ -376,30 +379,93 @@ std::optional<std::string> browser() {
   return std::nullopt;
 }
 
-TEST(Report, ABrowserDrawsItWithoutAnError) {
-  const auto program = browser();
-  LOCKSTEP_REQUIRE(Requirements().that(program.has_value(), "no chromium and no google-chrome in PATH"));
+/// The page after its scripts, on the output, and their errors.
+Process::Result draw(const std::filesystem::path& page, const std::string& part = "",
+                     const std::vector<std::string>& flags = {}) {
+  const TempDir profile;
+  std::vector<std::string> command{*browser(),
+                                   "--headless",
+                                   "--no-sandbox",
+                                   "--disable-gpu",
+                                   "--disable-dev-shm-usage",
+                                   "--no-first-run",
+                                   "--user-data-dir=" + profile.path().string(),
+                                   "--allow-file-access-from-files",
+                                   "--enable-logging=stderr",
+                                   "--dump-dom"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  command.push_back("file://" + page.string() + part);
+  return run_program(command);
+}
+
+class DrawnReport : public testing::Test {
+ protected:
+  void SetUp() override {
+    LOCKSTEP_REQUIRE(Requirements().that(browser().has_value(), "no chromium and no google-chrome in PATH"));
+  }
+};
+
+TEST_F(DrawnReport, HasNoErrorOfItsScript) {
   const TempDir temp;
   const WrittenRun run(temp.path() / "a");
   write_eventful(run);
   run.rows(60, 80, std::numeric_limits<double>::infinity());
   const auto page = temp.path() / "page.html";
-  const auto draw = [&](const std::string& text) {
-    write_text(page, text);
-    return run_program({*program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                        "--no-first-run", "--user-data-dir=" + (temp.path() / "profile").string(),
-                        "--enable-logging=stderr", "--window-size=1280,3000", "--virtual-time-budget=2000",
-                        "--dump-dom", "file://" + page.string()});
-  };
+  const std::vector<std::string> whole{"--window-size=1280,3000", "--virtual-time-budget=2000"};
   const std::string text = report_page(std::vector{read(run)}, 0);
-  const auto result = draw(text);
+  write_text(page, text);
+  const auto result = draw(page, "", whole);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("class=\"curve\""), HasSubstr("class=\"gap\""), HasSubstr("class=\"line\"")));
   EXPECT_THAT(result.err, Not(HasSubstr("CONSOLE")));
   // The control: a page whose script fails.
   std::string broken = text;
   broken.replace(broken.rfind("addTools();"), 11, "addTolls();");
-  EXPECT_THAT(draw(broken).err, HasSubstr("CONSOLE"));
+  write_text(page, broken);
+  EXPECT_THAT(draw(page, "", whole).err, HasSubstr("CONSOLE"));
+}
+
+// page_layout.js looks for text outside of its box, parts that scroll sideways, labels over each other, charts without
+// a curve and too little contrast.
+TEST_F(DrawnReport, FitsAPhoneAndADeskLightAndDark) {
+  const TempDir temp;
+  const std::string path = "/scratch/a/path/that/nobody/can/break/into/the/lines/of/a/phone/but/at/its/slashes";
+  const WrittenRun plain(temp.path() / "plain", {.seed = 7, .report = {.log_dir = path}});
+  const WrittenRun named(temp.path() / "a_run_with_a_rather_long_name-lr=3e-4,warmup=5%,seed=8", {.seed = 8});
+  for (const WrittenRun* run : {&plain, &named}) {
+    run->event("failure",
+               {{"what", std::string("rank 1 (host node0123.cluster.example.org, pid 71) failed: ") + path}});
+    write_eventful(*run);
+    run->rows(60, 80, 1, "grad_norm/backbone.layers.0.attention.query.weight");
+    write_text(run->path() / "step_times.csv",
+               "step,rank,step_ms,data_ms,forward_ms,backward_ms,reduce_ms,optimizer_ms,report_ms,save_ms\n"
+               "20,0,90,10,20,30,10,5,1,2\n20,1,90,12,20,30,8,5,1,2\n");
+  }
+  write_text(named.path() / "run.json", "damaged");  // a note with the path
+  const std::string both = report_page(std::vector{read(plain), read(named)}, 0);
+  std::string broken = both;  // the control
+  for (std::size_t at = 0; (at = broken.find("overflow-wrap: anywhere", at)) != std::string::npos;) {
+    broken.replace(at, 23, "white-space: nowrap");
+  }
+  std::string frames = "<!doctype html><style>iframe { border: 0; height: 800px }</style><body>";
+  for (const auto& [name, text] : {std::pair<std::string, std::string>{"one", report_page(std::vector{read(plain)}, 0)},
+                                   {"two", both},
+                                   {"broken", broken}}) {
+    write_text(temp.path() / (name + ".html"), text);
+    for (const int width : {400, 1400}) {
+      frames += fmt::format("<iframe src=\"{}.html\" style=\"width: {}px\"></iframe>", name, width);
+    }
+  }
+  const auto page = temp.path() / "frames.html";
+  write_text(page, frames + "<script src=\"file://" LOCKSTEP_PAGE_LAYOUT "\"></script>");
+  for (const bool dark : {false, true}) {
+    SCOPED_TRACE(dark ? "dark" : "light");
+    const std::string found =
+        draw(page, dark ? "#dark" : "", {fmt::format("--blink-settings=preferredColorScheme={}", dark ? 0 : 1)}).out;
+    EXPECT_THAT(found, HasSubstr("looked at 6 pages"));
+    EXPECT_THAT(found, AllOf(Not(HasSubstr("<p>one.html")), Not(HasSubstr("<p>two.html"))));
+    EXPECT_THAT(found, HasSubstr("<p>broken.html at 400 px: text outside of its box"));
+  }
 }
 
 TEST(Top, ShowsTheLastValues) {
