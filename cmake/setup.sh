@@ -38,7 +38,7 @@ lockstep_missing_tools() {
 }
 
 lockstep_install_packages() {
-  local packages=(g++ cmake ninja-build "${lockstep_library_packages[@]}" python3 python3-venv ca-certificates git)
+  local packages=(g++ cmake make ninja-build "${lockstep_library_packages[@]}" python3 python3-venv ca-certificates git)
   local missing=() package bundle
   if bundle=$(lockstep_bundle); then
     mapfile -t missing < <(lockstep_missing_tools)

@@ -19,7 +19,8 @@ import pathlib
 import re
 import sys
 
-BLOCK = re.compile(r"(?P<skip><!-- not compiled: .+ -->\n)?```cpp\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+from markdown_blocks import fenced_blocks, line_of
+
 MEMBER = re.compile(r"\A(?:\s*//[^\n]*\n)*[^\n{};=]*\) (?:const )?override")
 DECLARATIONS = re.compile(r"\A(?:\s*//[^\n]*\n)*(?:struct|class|template|namespace|TORCH_MODULE)\b")
 FUNCTION = re.compile(r"\A(?:\s*//[^\n]*\n)*[A-Za-z_:<>]+[\w:<>,&* ]* \w+\([^;{]*\) \{")
@@ -56,12 +57,11 @@ def main():
     includes, blocks, programs = set(), [], []
     for page in sys.argv[3:]:
         text = (root / page).read_text(encoding="utf-8")
-        found = list(BLOCK.finditer(text))
-        for index, block in enumerate(found, 1):
-            if block["skip"]:
+        for index, block in enumerate(fenced_blocks(text, "cpp", "not compiled"), 1):
+            if block["reason"]:
                 continue
             code = without_includes(block["code"], includes)
-            line = text.count("\n", 0, block.start("code")) + 1
+            line = line_of(text, block.start("code"))
             blocks.append(wrap(code, len(blocks)).replace("#line LINE", f'#line {line} "{root / page}"'))
             name = f"block_{len(blocks) - 1}::main"
             if "int main()" in code:

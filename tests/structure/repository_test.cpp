@@ -150,7 +150,7 @@ TEST(Repository, SettingsInTheDocumentsExist) {
   // The changelog also has settings that were removed.
   std::erase_if(pages, [](const SourceFile& page) { return page.path == "docs/changelog.md"; });
   expect_none(pages, [&](const SourceFile& page) {
-    return check_settings(page, fields, {"config", "print-config", "dry-run", "hardware", "help"});
+    return check_settings(page, fields, {"config", "print-config", "dry-run", "hardware", "help", "find_lr"});
   });
 }
 

@@ -523,6 +523,14 @@ Findings check_settings(const SourceFile& document, const std::set<std::string>&
       }
     }
     for (const std::string& span : code_spans(line)) {
+      constexpr std::string_view kProgram = "./train ";
+      if (const auto program = span.find(kProgram); program != std::string::npos) {
+        for (const std::string& name : flag_names(span.substr(program))) {
+          if (name.find('.') == std::string::npos && !fields.contains(name) && !others.contains(name)) {
+            refuse("--" + name);
+          }
+        }
+      }
       const auto dot = span.find('.');
       const bool is_a_name = span.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.") == std::string::npos;
       const bool is_a_file = span.ends_with(".safetensors");

@@ -68,7 +68,7 @@ Findings check_gpu_code_is_listed(const SourceFile& file, std::string_view table
 std::set<std::string> parse_field_names(std::string_view fields);
 
 /// Settings that the document names as flags or in code, and that do not exist: "--optim.lr", "`optim.lr`", and in the
-/// column "here" of a table also flags without a section. `others`: flags that are no settings.
+/// column "here" of a table and after "./train" also flags without a section. `others`: flags that are no settings.
 Findings check_settings(const SourceFile& document, const std::set<std::string>& fields,
                         const std::set<std::string>& others);
 

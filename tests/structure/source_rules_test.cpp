@@ -146,6 +146,8 @@ TEST(Settings, AreThoseOfTheFieldTable) {
               IsEmpty());
   EXPECT_THAT(check("\n`--optim.rate 1`\n"), ElementsAre("a.md:2: --optim.rate is no setting"));
   EXPECT_THAT(check("`optim.rate`\n"), ElementsAre(HasSubstr("optim.rate")));
+  EXPECT_THAT(check("`lockstep run --tee 1 -- ./train --seed 1 --config x` `--sed`\n"), IsEmpty());
+  EXPECT_THAT(check("`lockstep run --tee 1 -- ./train --sed 1`\n"), ElementsAre("a.md:1: --sed is no setting"));
   const std::string table = "| there | here | else |\n|---|---|---|\n";
   EXPECT_THAT(check(table + "| `--epochs` | `--seed 1`, `--config` | `--x` |\n\n| `--a` | `--b` |\n"), IsEmpty());
   EXPECT_THAT(check(table + "| `--epochs` | `--seed`, `--sed 1` | |\n"), ElementsAre(HasSubstr("a.md:3: --sed")));
