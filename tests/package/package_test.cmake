@@ -1,6 +1,6 @@
-# Installs a build, moves the result, builds examples/consumer against it with nothing but CMAKE_PREFIX_PATH, and runs that; the
-# same for a small program with nothing but pkg-config. Looks at how the installed files are hardened, and at the list of other
-# software.
+# Installs a build, moves the result, builds a small program against it with nothing but CMAKE_PREFIX_PATH, and runs that; the
+# same with nothing but pkg-config. (tests/docs/shell_blocks.py builds examples/consumer.) Looks at how the installed files are
+# hardened, and at the list of other software.
 # cmake -D source=... -D build=... -D libtorch=... -D work=... -D compiler=... -P package_test.cmake
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
@@ -34,10 +34,7 @@ file(REMOVE_RECURSE ${work})
 run(${CMAKE_COMMAND} --install ${build} --prefix ${work}/installed)
 file(RENAME ${work}/installed ${work}/moved)
 
-run(${CMAKE_COMMAND} -G Ninja -S ${source}/examples/consumer -B ${work}/build
-  -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
-run(${CMAKE_COMMAND} --build ${work}/build)
-run(${work}/build/consumer)
+build_and_run_small(${work}/moved ${work}/build)
 
 # The manual: its links lead to installed pages, and one that does not is found.
 set(manual ${work}/moved/share/doc/lockstep)
