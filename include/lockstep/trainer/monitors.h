@@ -62,24 +62,37 @@ class SmoothedMetric final : public Callback {
 struct ThroughputMonitorOptions {
   double flops_per_sample = 0;       ///< of forward and backward of one sample; 0: not known
   double peak_flops_per_second = 0;  ///< of one device in the precision of the training; 0: not known
+  /// What else is counted, such as "tokens" for "tokens_per_s" of all ranks together; "": nothing.
+  std::string unit{};
+  double units_per_sample = 0;  ///< 0: their number is StepOutput::count, also where samples have different lengths
 };
 
 /// Since the last report, as rank 0 measures it: "tflops_per_s" of one rank, "mfu" (model FLOPs utilization, Chowdhery
-/// et al. 2022: the share of the peak) and "step_ms". Time in validations and saves counts.
+/// et al. 2022: the share of the peak), "step_ms", and the units of all ranks per second. Time in validations and saves
+/// counts.
 class ThroughputMonitor final : public Callback {
  public:
-  explicit ThroughputMonitor(ThroughputMonitorOptions options = {}) : options_(options) {}
+  /// Throws: ConfigError (units_per_sample without a unit, or below 0).
+  explicit ThroughputMonitor(ThroughputMonitorOptions options = {});
 
   std::string_view name() const override { return "throughput_monitor"; }
-  std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
+  std::uint32_t stages() const override {
+    return counts_units() ? Stage::fit_start | Stage::step_end | Stage::report : Stage::fit_start | Stage::report;
+  }
   bool is_light() const override { return true; }
+  /// Throws: Error at a report, if the units are to be counted and the outputs of the steps have no count.
   void on(const StageContext& context) override;
 
  private:
+  bool counts_units() const noexcept { return !options_.unit.empty() && options_.units_per_sample == 0; }
+  void count_step(const StageContext& context);
+  void report(const StageContext& context, double seconds, const TrainState& before);
+
   using Clock = std::chrono::steady_clock;
   ThroughputMonitorOptions options_;
   Clock::time_point last_{};
   TrainState state_{};
+  at::Tensor units_{};  // of this rank since the last report, 0-dim on the device; undefined: no step had a count
 };
 
 /// Load and memory, at each report, of all ranks: "memory_mib" (largest) and "cpu_percent" (largest; 100: one core,

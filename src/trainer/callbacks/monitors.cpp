@@ -103,20 +103,53 @@ void SmoothedMetric::load(const NamedTensors& state) {
   }
 }
 
+ThroughputMonitor::ThroughputMonitor(ThroughputMonitorOptions options) : options_(std::move(options)) {
+  if (!(options_.units_per_sample >= 0)) {
+    throw ConfigError(
+        fmt::format("ThroughputMonitor: units_per_sample is {}, expected 0 or more", options_.units_per_sample));
+  }
+  if (options_.units_per_sample > 0 && options_.unit.empty()) {
+    throw ConfigError("ThroughputMonitor: units_per_sample is set, and the unit has no name",
+                      "set unit, for example to tokens");
+  }
+}
+
 void ThroughputMonitor::on(const StageContext& context) {
-  const auto now = Clock::now();
-  double seconds = std::chrono::duration<double>(now - last_).count();
-  const std::int64_t steps = context.state.step - state_.step;
-  const auto samples = static_cast<double>(context.state.samples - state_.samples);
-  last_ = now;
-  state_ = context.state;
-  if (context.stage != Stage::report || steps == 0) {
+  if (context.stage == Stage::step_end) {
+    count_step(context);
     return;
   }
-  const at::Tensor of_main = at::full({}, seconds, at::device(context.world.device()).dtype(at::kDouble));
-  context.world.broadcast(of_main);
-  seconds = WorldAccess::on_host(context.world, of_main).item<double>();
-  context.log("step_ms", 1000 * seconds / static_cast<double>(steps));
+  const auto now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  const TrainState before = std::exchange(state_, context.state);
+  if (context.stage == Stage::report && state_.step > before.step) {
+    report(context, seconds, before);
+  }
+  units_.reset();
+}
+
+// The sum stays on the device, so that no step waits for it.
+void ThroughputMonitor::count_step(const StageContext& context) {
+  if (const at::Tensor& count = context.step.count; count.defined()) {
+    const at::NoGradGuard no_grad;
+    units_ = units_.defined() ? units_ + count : count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
+void ThroughputMonitor::report(const StageContext& context, double seconds, const TrainState& before) {
+  // The time of the main rank, the units of all ranks, and the number of ranks that counted some.
+  World& world = context.world;
+  const at::Tensor sums = at::zeros({3}, at::device(world.device()).dtype(at::kDouble));
+  sums[0].fill_(world.is_main() ? seconds : 0);
+  if (units_.defined()) {
+    sums[1].copy_(units_);
+    sums[2].fill_(1);
+  }
+  world.all_reduce(sums, Reduce::sum);
+  const at::Tensor host = WorldAccess::on_host(world, sums);
+  seconds = host[0].item<double>();
+  const auto samples = static_cast<double>(state_.samples - before.samples);
+  context.log("step_ms", 1000 * seconds / static_cast<double>(state_.step - before.step));
   if (options_.flops_per_sample > 0) {
     const double flops = options_.flops_per_sample * samples / seconds / context.world.size();
     context.log("tflops_per_s", flops / 1e12);
@@ -124,6 +157,15 @@ void ThroughputMonitor::on(const StageContext& context) {
       context.log("mfu", flops / options_.peak_flops_per_second);
     }
   }
+  if (options_.unit.empty()) {
+    return;
+  }
+  if (counts_units() && host[2].item<double>() == 0) {
+    throw Error(fmt::format("ThroughputMonitor: no step has a count of its {}", options_.unit),
+                "set StepOutput::count, or ThroughputMonitorOptions::units_per_sample");
+  }
+  const double units = counts_units() ? host[1].item<double>() : options_.units_per_sample * samples;
+  context.log(options_.unit + "_per_s", units / seconds);
 }
 
 struct DeviceMonitor::Impl {

@@ -190,6 +190,60 @@ TEST(ThroughputMonitor, ComputesUtilizationFromTheSamples) {
   }
 }
 
+/// Has padding: as many tokens as the number of each sample says, none in the first.
+class PaddedTask final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch& batch) override {
+    StepOutput output = TinyTask::training_step(batch);
+    output.count = at::tensor(batch.ids).sum();
+    return output;
+  }
+};
+
+TEST(ThroughputMonitor, CountsUnitsOfAllRanks) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const auto rows = [&](const ThroughputMonitorOptions& options,
+                          const std::function<std::unique_ptr<Task>()>& make = std::make_unique<TinyTask>) {
+      TrainConfig config = monitored(12);
+      config.global_batch_size = 3;  // with 4 ranks one has no samples
+      config.sampler.shuffle = false;
+      return reports(
+          ranks, config, [&](Trainer& trainer) { trainer.add(std::make_shared<ThroughputMonitor>(options)); }, make);
+    };
+    const auto in_window = [](const std::map<std::string, double>& row) {
+      return row.at("tokens_per_s") * 4 * row.at("step_ms") / 1000;
+    };
+    for (const auto& row : rows({.unit = "tokens", .units_per_sample = 64})) {
+      EXPECT_NEAR(in_window(row), 4 * 3 * 64, 1e-6) << ranks;
+    }
+    const Rows counted = rows({.unit = "tokens"}, std::make_unique<PaddedTask>);
+    ASSERT_EQ(counted.size(), 3U);
+    for (std::size_t window = 0; window < 3; ++window) {  // samples 0 to 11, 12 to 23, 24 to 35
+      EXPECT_NEAR(in_window(counted[window]), 66 + 144 * static_cast<double>(window), 1e-6) << ranks;
+    }
+    EXPECT_FALSE(rows({})[0].contains("tokens_per_s"));
+  }
+}
+
+TEST(ThroughputMonitor, RefusesUnitsThatItCannotCount) {
+  EXPECT_EQ(message_of([] { ThroughputMonitor({.units_per_sample = 64}); }),
+            "ThroughputMonitor: units_per_sample is set, and the unit has no name | set unit, for example to tokens");
+  EXPECT_EQ(message_of([] { ThroughputMonitor({.unit = "tokens", .units_per_sample = -1}); }),
+            "ThroughputMonitor: units_per_sample is -1, expected 0 or more");
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, monitored(8));
+      TinyTask task;
+      DataLoader data(tiny_data(60), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.add(std::make_shared<ThroughputMonitor>(ThroughputMonitorOptions{.unit = "tokens"}));
+      EXPECT_EQ(message_of([&] { trainer.fit(task, data); }),
+                "ThroughputMonitor: no step has a count of its tokens | set StepOutput::count, or "
+                "ThroughputMonitorOptions::units_per_sample");
+    });
+  }
+}
+
 /// What tests/parity/tensorboard_parity.py reads, as the names that are in the file.
 TEST(HistogramMonitor, WritesParametersAndGradientsAndChangesNothing) {
   const TempDir dir;
