@@ -38,6 +38,16 @@ std::string quotes_hint(const FieldInfo& info, const FileValue& value) {
   return text != nullptr && !from_text(info, *text, ignored) ? kWithoutQuotes : "";
 }
 
+Problem expected_steps(const FieldInfo& info, std::string hint) {
+  return {expected_number(info, /*whole=*/true) + ", or a part such as 10%", std::move(hint)};
+}
+
+/// Other systems write a tenth as 0.1, and all as 1.0.
+std::string part_hint(double fraction, std::string_view quote) {
+  return fraction > 0 && fraction <= 1 ? fmt::format("did you mean {0}{1:g}%{0}?", quote, 100 * fraction)
+                                       : std::string();
+}
+
 template <class Whole>
 Refusal whole_from_file(const FieldInfo& info, const FileValue& value, Whole& out) {
   if (const auto* number = std::get_if<std::int64_t>(&value)) {
@@ -140,6 +150,19 @@ Refusal from_text(const FieldInfo&, std::string_view text, LrSchedule& out) {
   return std::nullopt;
 }
 
+Refusal from_text(const FieldInfo& info, std::string_view text, StepCount& out) {
+  if (text.ends_with('%')) {
+    if (const auto percent = parse_double(text.substr(0, text.size() - 1))) {
+      out = StepCount::percent(*percent);
+      return std::nullopt;
+    }
+  } else if (const auto number = parse_int(text)) {
+    out = *number;
+    return std::nullopt;
+  }
+  return expected_steps(info, part_hint(parse_double(text).value_or(0), ""));
+}
+
 Refusal from_file(const FieldInfo&, const FileValue& value, bool& out) {
   if (const auto* yes = std::get_if<bool>(&value)) {
     out = *yes;
@@ -214,6 +237,19 @@ Refusal from_file(const FieldInfo&, const FileValue& value, LrSchedule& out) {
   return expected_text();
 }
 
+Refusal from_file(const FieldInfo& info, const FileValue& value, StepCount& out) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    Refusal refusal = from_text(info, *text, out);
+    return refusal || out.is_part() ? refusal : expected_steps(info, kWithoutQuotes);
+  }
+  if (const auto* number = std::get_if<std::int64_t>(&value)) {
+    out = *number;
+    return std::nullopt;
+  }
+  const auto* fraction = std::get_if<double>(&value);
+  return expected_steps(info, part_hint(fraction != nullptr ? *fraction : 0, "\""));
+}
+
 std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(int value) { return fmt::format("{}", value); }
 std::string to_text(std::int64_t value) { return fmt::format("{}", value); }
@@ -222,6 +258,9 @@ std::string to_text(double value) { return fmt::format("{}", value); }
 std::string to_text(const std::string& value) { return value; }
 std::string to_text(const DeviceSpec& value) { return value.text(); }
 std::string to_text(const LrSchedule& value) { return value.text(); }
+std::string to_text(const StepCount& value) {
+  return value.is_part() ? fmt::format("{}%", value.percent()) : to_text(value.number());
+}
 
 std::string in_quotes(std::string_view text) {
   std::string escaped = dump_json(Json(text));  // JSON's escapes are valid in TOML; TOML also escapes DEL

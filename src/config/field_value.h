@@ -42,6 +42,7 @@ Refusal from_text(const FieldInfo& info, std::string_view text, double& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, std::string& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, DeviceSpec& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, LrSchedule& out);
+Refusal from_text(const FieldInfo& info, std::string_view text, StepCount& out);
 
 Refusal from_file(const FieldInfo& info, const FileValue& value, bool& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, int& out);
@@ -51,6 +52,7 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, double& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, std::string& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, DeviceSpec& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, LrSchedule& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, StepCount& out);
 
 std::string to_text(bool value);
 std::string to_text(int value);
@@ -60,6 +62,7 @@ std::string to_text(double value);  ///< the shortest text that parses to the sa
 std::string to_text(const std::string& value);
 std::string to_text(const DeviceSpec& value);
 std::string to_text(const LrSchedule& value);
+std::string to_text(const StepCount& value);
 
 namespace detail {
 Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,
@@ -103,6 +106,8 @@ template <class T>
 std::string to_toml(const T& value) {
   if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, std::uint64_t>) {
     return to_text(value);
+  } else if constexpr (std::is_same_v<T, StepCount>) {
+    return value.is_part() ? in_quotes(to_text(value)) : to_text(value);
   } else if constexpr (std::is_same_v<T, std::uint64_t>) {
     // TOML's integers are signed.
     const bool fits = value <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
@@ -118,7 +123,14 @@ std::string expected_number(const FieldInfo& info, bool whole, bool too_large = 
 /// "expected ..." if the number is out of the field's range; always nullopt for other types.
 template <class T>
 Refusal check_range(const FieldInfo& info, const T& value) {
-  if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+  if constexpr (std::is_same_v<T, StepCount>) {
+    if (!value.is_part()) {
+      return check_range(info, value.number());
+    }
+    if (!value.is_valid()) {
+      return Problem{"expected a part above 0%, 100% at most", {}};
+    }
+  } else if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
     const auto number = static_cast<double>(value);
     const bool enough = info.above_minimum ? number > info.minimum : number >= info.minimum;
     if (!enough || !(number <= info.maximum)) {
@@ -140,6 +152,8 @@ std::string allowed_values(const FieldInfo& info) {
     return expected_number(info, std::is_integral_v<T>).substr(kExpected.size());
   } else if constexpr (std::is_enum_v<T>) {
     return detail::expected_spelling(EnumText<T>::kSpellings).substr(kExpected.size());
+  } else if constexpr (std::is_same_v<T, StepCount>) {
+    return expected_number(info, /*whole=*/true).substr(kExpected.size()) + ", or a part in quotes such as \"10%\"";
   } else if constexpr (std::is_same_v<T, DeviceSpec>) {
     return "a number, a list of numbers, or a text in quotes";
   } else {
@@ -147,7 +161,7 @@ std::string allowed_values(const FieldInfo& info) {
   }
 }
 
-/// For --help and the docs: "N", "auto|cpu|gpu", "true|false".
+/// For --help and the docs: "N", "N|P%", "auto|cpu|gpu", "true|false".
 template <class T>
 std::string value_syntax() {
   if constexpr (std::is_same_v<T, bool>) {
@@ -166,6 +180,8 @@ std::string value_syntax() {
     return "DEVICES";
   } else if constexpr (std::is_same_v<T, LrSchedule>) {
     return "SCHEDULE";
+  } else if constexpr (std::is_same_v<T, StepCount>) {
+    return "N|P%";
   } else {
     return "TEXT";
   }

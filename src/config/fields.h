@@ -313,8 +313,8 @@ void visit_fields(Config& c, Visit&& visit) {
              .ranks_agree = false},
         c.data.pin_memory);
   visit(Info{.name = "data.steps_per_epoch",
-             .help = "steps per epoch of training, over a part of the data or several times over it; "
-                     "0: once over the data set",
+             .help = "steps per epoch of training, over a part of the data or several times over it, or a part of its "
+                     "steps such as 10%; 0: once over the data set",
              .minimum = 0,
              .maximum = 1e9},
         c.data.steps_per_epoch);
@@ -424,7 +424,9 @@ void visit_fields(Config& c, Visit&& visit) {
         c.validate.every_steps);
   visit(Info{.name = "validate.every_s", .help = "validate after this many seconds; 0: never by time", .minimum = 0},
         c.validate.every_s);
-  visit(Info{.name = "validate.max_batches", .help = "steps of the validation set to evaluate; 0: all", .minimum = 0},
+  visit(Info{.name = "validate.max_batches",
+             .help = "steps of the validation set to evaluate, or a part of them such as 10%; 0: all",
+             .minimum = 0},
         c.validate.max_batches);
   visit(Info{.name = "validate.at_start", .help = "validate before the first step of a run too"}, c.validate.at_start);
   visit(Info{.name = "validate.sanity_steps",

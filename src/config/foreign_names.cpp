@@ -55,7 +55,7 @@ constexpr ForeignName kRows[] = {
     {"max_time time_limit timer", "use --max_time_s SECONDS, or a time such as 2h or 00:12:00:00"},
     {"limit_test_batches limit_predict_batches", "use lockstep::take(data, N): a number of samples, no fraction"},
     {"limit_train_batches train_steps_per_epoch min_train_steps_per_epoch",
-     "use --data.steps_per_epoch N: a number of steps, no fraction"},
+     "use --data.steps_per_epoch N: a number of steps, or a part such as 10%"},
     // batches and data
     {"per_device_train_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
      "use --batch_size N: samples per rank and micro-batch", "batch_size"},
@@ -157,7 +157,8 @@ constexpr ForeignName kRows[] = {
     {"overfit_batches", "train on lockstep::take(data, N) with --sampler.shuffle false"},
     {"val_check_interval eval_steps eval_interval eval_every validation_steps",
      "use --validate.every_steps N, or --validate.every_epochs 0.25 for a part of an epoch"},
-    {"limit_val_batches eval_iters max_eval_steps", "use --validate.max_batches N: a number of steps, no fraction"},
+    {"limit_val_batches eval_iters max_eval_steps",
+     "use --validate.max_batches N: a number of steps, or a part such as 10%"},
     {"checkpoint_every save_every every_n_epochs save_strategy",
      "use --checkpoint.every_epochs N or --checkpoint.every_steps N"},
     {"save_steps save_interval checkpoint_interval checkpointing_steps every_n_train_steps",

@@ -37,8 +37,8 @@ template <class T>
 std::string value_in_file(std::string_view word) {
   const bool is_number =
       std::is_arithmetic_v<T> ||
-      (std::is_same_v<T, DeviceSpec> &&
-       (is_placeholder_value(word) || word.find_first_not_of("-0123456789") == std::string_view::npos));
+      ((std::is_same_v<T, DeviceSpec> || std::is_same_v<T, StepCount>)&&(
+          is_placeholder_value(word) || word.find_first_not_of("-0123456789") == std::string_view::npos));
   return is_number ? std::string(word) : in_quotes(word);
 }
 

@@ -44,7 +44,7 @@ std::span<const std::int64_t> StepPlan::micro_ids(std::size_t index) const noexc
 }
 
 StepPlanner::StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
-                         bool keep_global_batch, std::int64_t steps_per_epoch)
+                         bool keep_global_batch, StepCount steps_per_epoch)
     : options_(options),
       sampler_(options),
       batch_size_(batch_size),
@@ -75,7 +75,7 @@ void StepPlanner::seek(const LoaderPosition& position) {
   // samples. position_at() ends the epoch at a position among the dropped samples, or behind steps_per_epoch.
   check_position(position, options_.size,
                  std::max({options_.size, sampler_.epoch_length(), options_.order ? options_.order->length() : 0,
-                           steps_per_epoch_ > 0 ? position.consumed : 0}));
+                           steps_per_epoch_.is_all() ? 0 : position.consumed}));
   if (position.consumed > 0 && position.dataset_size > 0) {
     check_order(position);
   }
@@ -132,11 +132,9 @@ void StepPlanner::check_order(const LoaderPosition& position) const {
 
 // The end of an epoch, in samples.
 std::int64_t StepPlanner::epoch_samples() const noexcept {
-  if (steps_per_epoch_ == 0) {
-    return sampler_.epoch_length();
-  }
-  const std::int64_t steps = sampler_.steps_per_epoch();
-  return steps_per_epoch_ / steps * sampler_.epoch_length() + steps_per_epoch_ % steps * options_.global_batch;
+  const std::int64_t of_pass = sampler_.steps_per_epoch();
+  const std::int64_t steps = steps_per_epoch();
+  return steps / of_pass * sampler_.epoch_length() + steps % of_pass * options_.global_batch;
 }
 
 LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consumed) const {
@@ -178,11 +176,26 @@ void check_loader_plan(const LoaderPlan& plan) {
   at_least("global_batch_size", plan.batch.global_batch_size, 1);
   at_least("data.workers", plan.data.workers, 0);
   at_least("data.prefetch", plan.data.prefetch, 0);
-  at_least("data.steps_per_epoch", plan.data.steps_per_epoch, 0);
+  at_least("data.steps_per_epoch", plan.data.steps_per_epoch.number(), 0);
   at_least("data.max_bad_samples", plan.data.max_bad_samples, 0);
+  if (const StepCount steps = plan.data.steps_per_epoch; steps.is_part() && !steps.is_valid()) {
+    problems.push_back(
+        {fmt::format("data.steps_per_epoch: found {}%, expected a part above 0%, 100% at most", steps.percent())});
+  }
   if (!problems.empty()) {
     throw ConfigError(std::move(problems));
   }
+}
+
+std::int64_t fixed_steps_per_epoch(const LoaderPlan& plan) {
+  const StepCount steps = plan.data.steps_per_epoch;
+  if (steps.is_part()) {
+    throw ConfigError(fmt::format("--data.steps_per_epoch {}%: the length of this data is not known, expected a number "
+                                  "of steps",
+                                  steps.percent()),
+                      "use --data.steps_per_epoch N");
+  }
+  return steps.number();
 }
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {

@@ -38,10 +38,10 @@ struct StepPlan {
 /// Walks through the order of a sampler. Not thread-safe.
 class StepPlanner {
  public:
-  /// `keep_global_batch`: seek() ignores the global batch of the position. `steps_per_epoch`: 0: as many as the sampler
-  /// has; else an epoch is a part of a pass over the data, or several passes.
+  /// `keep_global_batch`: seek() ignores the global batch of the position. `steps_per_epoch`: of the steps of the
+  /// sampler; an epoch is a pass over the data, a part of one, or several passes.
   StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
-              bool keep_global_batch = true, std::int64_t steps_per_epoch = 0);
+              bool keep_global_batch = true, StepCount steps_per_epoch = {});
 
   /// Plans the next step into `plan` and reuses its storage. Never ends.
   void next(StepPlan& plan);
@@ -51,9 +51,7 @@ class StepPlanner {
   LoaderPosition position() const { return with_order(position_); }
   /// A position after a step, with the order that it belongs to if it is inside of an epoch.
   LoaderPosition with_order(LoaderPosition position) const;
-  std::int64_t steps_per_epoch() const noexcept {
-    return steps_per_epoch_ > 0 ? steps_per_epoch_ : sampler_.steps_per_epoch();
-  }
+  std::int64_t steps_per_epoch() const noexcept { return steps_per_epoch_.of(sampler_.steps_per_epoch()); }
 
  private:
   void check_order(const LoaderPosition& position) const;
@@ -66,7 +64,7 @@ class StepPlanner {
   std::int64_t batch_size_;
   int rank_;
   bool keep_global_batch_;
-  std::int64_t steps_per_epoch_;
+  StepCount steps_per_epoch_;
   std::string order_;  // its text; only positions that are asked for have it, not those of each step
   LoaderPosition position_;
 };
@@ -75,8 +73,12 @@ class StepPlanner {
 /// the order has no positions.
 std::string describe_order(const DistributedSampler::Options& options);
 
-/// Throws: ConfigError with all numbers below their minimum.
+/// Throws: ConfigError with all numbers out of their range.
 void check_loader_plan(const LoaderPlan& plan);
+
+/// For a source whose length is not known, such as a stream: the steps of an epoch; 0: until the source ends. Throws:
+/// ConfigError if they are a part of this length.
+std::int64_t fixed_steps_per_epoch(const LoaderPlan& plan);
 
 /// Throws: CheckpointError, also if `position` was saved with another size (0: unknown, accepted).
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed);

@@ -46,6 +46,7 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
       world_(world),
       plan_(plan),
       // One reader, because a stream has one order.
+      steps_per_epoch_(fixed_steps_per_epoch(plan)),
       pool_(std::min(plan.data.workers, 1), [this](PendingStep& step, std::size_t index) { read(step, index); }) {
   if (plan_.batch.global_batch_size < world.size()) {
     throw ConfigError(fmt::format("global_batch_size is {}, expected at least one sample for each of {} ranks",
@@ -74,7 +75,7 @@ const StepBatches* StreamSource::next() {
   ReadStep step = std::move(ready_.front());
   ready_.pop_front();
   const bool ends_pass = !ready_.empty() && !is_taken(ready_.front());
-  const bool ends_epoch = plan_.data.steps_per_epoch > 0 ? cursor_.steps + 1 >= plan_.data.steps_per_epoch : ends_pass;
+  const bool ends_epoch = steps_per_epoch_ > 0 ? cursor_.steps + 1 >= steps_per_epoch_ : ends_pass;
   for (PreparedBatch& prepared : step.micro) {
     if (prefetcher_ && prepared.batch.samples > 0) {
       prefetcher_->receive(prepared);
@@ -93,7 +94,7 @@ const StepBatches* StreamSource::next() {
 }
 
 std::optional<std::int64_t> StreamSource::steps_per_epoch() const {
-  return plan_.data.steps_per_epoch > 0 ? std::optional(plan_.data.steps_per_epoch) : std::nullopt;
+  return steps_per_epoch_ > 0 ? std::optional(steps_per_epoch_) : std::nullopt;
 }
 
 LoaderPosition StreamSource::position() const {
@@ -125,7 +126,7 @@ void StreamSource::seek(const LoaderPosition& position) {
     }
   }
   check_position(position, /*dataset_size=*/0, position.consumed);
-  if (plan_.data.steps_per_epoch > 0 && cursor.steps >= plan_.data.steps_per_epoch) {
+  if (steps_per_epoch_ > 0 && cursor.steps >= steps_per_epoch_) {
     cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
   }
   restart(std::move(cursor));  // from now on nobody reads the plan
@@ -151,7 +152,7 @@ void StreamSource::end_pass_without_whole_step() {
   if (is_taken(ready_.front())) {
     return;
   }
-  if (plan_.data.steps_per_epoch > 0) {
+  if (steps_per_epoch_ > 0) {
     restart({.epoch = cursor_.epoch, .pass = cursor_.pass + 1, .steps = cursor_.steps, .consumed = cursor_.consumed});
   } else {
     restart({.epoch = cursor_.epoch + 1});

@@ -60,6 +60,7 @@ class StreamSource final : public BatchSource {
   LoaderPlan plan_;
   Cursor cursor_{};
   std::deque<ReadStep> ready_{};  // read and agreed; the second tells whether the first is the last
+  std::int64_t steps_per_epoch_;  // 0: as many as the stream gives
   StepBatches current_{};
   std::optional<DevicePrefetcher> prefetcher_{};
 

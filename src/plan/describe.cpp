@@ -99,10 +99,18 @@ std::string optimizer_text(const OptimConfig& optim) {
   return text;
 }
 
+/// ", 50 steps", ", 10% of all steps"
+std::string steps_text(StepCount steps) {
+  return steps.is_all()    ? ""
+         : steps.is_part() ? fmt::format(", {} of all steps", to_text(steps))
+                           : ", " + counted(steps.number(), "step");
+}
+
 std::string data_text(const LoaderPlan& loader) {
   const DataConfig& data = loader.data;
-  return fmt::format("{} order{}{}, {}", loader.sampler.order == SampleOrder::keyed ? "keyed" : "PyTorch's",
+  return fmt::format("{} order{}{}{}, {}", loader.sampler.order == SampleOrder::keyed ? "keyed" : "PyTorch's",
                      loader.sampler.shuffle ? ", shuffled" : "", loader.sampler.drop_last ? ", last step dropped" : "",
+                     data.steps_per_epoch.is_all() ? "" : steps_text(data.steps_per_epoch) + " per epoch",
                      data.workers == 0 ? "built in the training thread"
                                        : fmt::format("{} per rank, {} ahead", counted(data.workers, "worker"),
                                                      counted(data.prefetch, "step")));
@@ -132,8 +140,7 @@ std::string validation_text(const ValidateConfig& validate) {
   if (when.empty()) {
     return "never";
   }
-  const std::string length = validate.max_batches > 0 ? ", " + counted(validate.max_batches, "step") : "";
-  return fmt::format("{}{}, if fit() gets validation data", when, length);
+  return fmt::format("{}{}, if fit() gets validation data", when, steps_text(validate.max_batches));
 }
 
 /// "val_loss (min)"

@@ -94,16 +94,19 @@ void Fit::validate() {
 
 void Fit::validate_now() {
   const auto began = Clock::now();
-  const auto batches = validation_->steps_per_epoch();
+  const auto all = validation_->steps_per_epoch();
+  const StepCount limit = config_.validate.max_batches;
+  const std::int64_t most = limit.is_all() ? 0 : limit.of(all.value_or(0));  // a part of an unknown length was refused
+  const auto total = limit.is_all() ? all : std::min(most, all.value_or(most));
   notify(Stage::validation_start);
   auto evaluated = strategy_->evaluation_scope();
   auto scopes = callbacks_.validation_scopes(world_);
   const Evaluation evaluation = evaluate(
       task_, *validation_, world_, config_, control_,
-      {.max_batches = config_.validate.max_batches,
+      {.max_batches = most,
        // The program has already asked: then it wants the validation of these weights.
        .least_stop = agreed_.stop || limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
-       .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, batches); },
+       .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, total); },
        .on_output = output_callbacks(callbacks_, at(Stage::validation_batch_end))});
   scopes.clear();
   evaluated.reset();

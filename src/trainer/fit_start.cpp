@@ -49,10 +49,18 @@ std::array<Monitor, 3> monitors_of(const TrainConfig& config) {
            {"early_stop.metric", config.early_stop.metric, "early_stop.mode", config.early_stop.mode}}};
 }
 
-void check_monitored_data(const TrainConfig& config, bool validates) {
+/// `data`: nullptr: the fit does not validate.
+void check_validation_data(const TrainConfig& config, const BatchSource* data) {
   std::vector<Problem> problems;
+  const StepCount limit = config.validate.max_batches;
+  if (data != nullptr && limit.is_part() && !data->steps_per_epoch()) {
+    problems.push_back({fmt::format("--validate.max_batches {}%: the length of the validation data is not known, "
+                                    "expected a number of steps",
+                                    limit.percent()),
+                        "use --validate.max_batches N"});
+  }
   for (const Monitor& monitor : monitors_of(config)) {
-    if (monitor.metric.starts_with(kValidationPrefix) && !validates) {
+    if (monitor.metric.starts_with(kValidationPrefix) && data == nullptr) {
       problems.push_back({fmt::format("--{} {}: found no validation data", monitor.setting, monitor.metric),
                           "give fit() a validation source, or name a metric of the training, such as loss"});
     }
@@ -207,7 +215,7 @@ void Fit::prepare() {
   limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
   check_schedules(schedules, schedule_step());
   strategy_->prepare(module, optimizers);
-  check_monitored_data(config_, validation_ != nullptr);
+  check_validation_data(config_, validation_);
   if (world_.is_main()) {
     warn_about_monitors(config_);
   }

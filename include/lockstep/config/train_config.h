@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/config/device_spec.h>
 #include <lockstep/config/lr_schedule.h>
+#include <lockstep/config/step_count.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 
@@ -44,7 +45,7 @@ struct DataConfig {
   int workers = 2;                   ///< threads per rank that build batches; 0: the training thread builds them
   int prefetch = 2;                  ///< steps prepared ahead of the training step (with workers)
   bool pin_memory = true;            ///< page-locked host batches, copied on a separate stream (GPU only)
-  std::int64_t steps_per_epoch = 0;  ///< training: steps per epoch; 0: the whole data set
+  StepCount steps_per_epoch{};       ///< training: steps per epoch, or a part of the data set; 0: all of it
   std::int64_t max_bad_samples = 0;  ///< per rank: samples that may fail to load; each is replaced by its neighbour
 };
 
@@ -103,7 +104,7 @@ struct ValidateConfig {
   double every_epochs = 1;        ///< 0.25: four times per epoch; 0: never by epochs
   std::int64_t every_steps = 0;   ///< 0: never by steps
   double every_s = 0;             ///< 0: never by time
-  std::int64_t max_batches = 0;   ///< steps of the validation set to evaluate; 0: all
+  StepCount max_batches{};        ///< steps of the validation set to evaluate, or a part of it; 0: all
   bool at_start = false;          ///< also before the first step of a run
   std::int64_t sanity_steps = 0;  ///< steps of the validation set to try before the training; nothing is reported
 };

@@ -263,7 +263,7 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
       {{"--tensorboard_port=6006"}, "start TensorBoard yourself"},
       {{"--plot_every=3"}, "remove it: lockstep report RUN"},
       {{"--validation_criterion=f"}, "use --checkpoint.monitor METRIC"},
-      {{"--limit_train_batches=0.5"}, "use --data.steps_per_epoch N: a number of steps, no fraction"},
+      {{"--limit_train_batches=0.5"}, "use --data.steps_per_epoch N: a number of steps, or a part such as 10%"},
       {{"--eval.enabled=true"}, "report metrics of the validation"},
   };
   for (const auto& [arguments, hint] : cases) {
@@ -294,6 +294,31 @@ TEST(ParseInvocation, TakesDurationsAsPeopleWriteThem) {
   EXPECT_THAT(problems({"--dist.timeout_s=0min"}),
               ElementsAre(HasSubstr("--dist.timeout_s=0min: expected a number above 0 |")));
   EXPECT_THAT(problems({"--optim.lr=2h"}), ElementsAre(HasSubstr("expected a number of 0 or more |"))) << "no time";
+}
+
+TEST(ParseInvocation, TakesStepsAsANumberOrAPart) {
+  for (const auto& [text, steps] :
+       {std::pair("0", StepCount()), std::pair("50", StepCount(50)), std::pair("10%", StepCount::percent(10)),
+        std::pair("100%", StepCount::percent(100)), std::pair("0.5%", StepCount::percent(0.5))}) {
+    EXPECT_EQ(parse({"--data.steps_per_epoch", text}).config.data.steps_per_epoch, steps) << text;
+    EXPECT_EQ(parse({}, {{"LOCKSTEP_CFG_VALIDATE_MAX_BATCHES", text}}).config.validate.max_batches, steps) << text;
+  }
+  const std::string expected = ": expected a whole number of 0 or more, or a part such as 10% | ";
+  for (const auto& [text, hint] :
+       {std::pair("0.1", "did you mean 10%?"), std::pair("0.29", "did you mean 29%?"),
+        std::pair("1.0", "did you mean 100%?"), std::pair("0.1.2", "validate.max_batches: "),
+        std::pair("2.5", "validate.max_batches: "), std::pair("%", "validate.max_batches: "),
+        std::pair("10 %", "validate.max_batches: "), std::pair("nan%", "validate.max_batches: ")}) {
+    EXPECT_THAT(problems({std::string("--validate.max_batches=") + text}),
+                ElementsAre(HasSubstr(std::string("--validate.max_batches=") + text + expected + hint)));
+  }
+  for (const char* text : {"0%", "-10%", "150%"}) {
+    EXPECT_THAT(problems({std::string("--data.steps_per_epoch=") + text}),
+                ElementsAre(HasSubstr(std::string("--data.steps_per_epoch=") + text +
+                                      ": expected a part above 0%, 100% at most | data.steps_per_epoch: steps per")));
+  }
+  EXPECT_THAT(problems({"--validate.max_batches=-1"}),
+              ElementsAre(HasSubstr("--validate.max_batches=-1: expected a whole number of 0 or more |")));
 }
 
 TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {

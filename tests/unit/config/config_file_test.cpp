@@ -164,6 +164,24 @@ TEST_F(ConfigFile, HasDurationsInQuotes) {
   EXPECT_THAT(problems("run.toml", "seed = \"2h\"\n"), ElementsAre(HasSubstr("expected a whole number")));
 }
 
+TEST_F(ConfigFile, HasPartsOfStepsInQuotes) {
+  EXPECT_EQ(read("run.toml", "[data]\nsteps_per_epoch = \"10%\"\n").data.steps_per_epoch, StepCount::percent(10));
+  EXPECT_EQ(read("run.toml", "[data]\nsteps_per_epoch = 50\n").data.steps_per_epoch, StepCount(50));
+  EXPECT_EQ(read("run.json", R"({"validate": {"max_batches": "12.5%"}})").validate.max_batches,
+            StepCount::percent(12.5));
+  const std::string expected = ": expected a whole number of 0 or more, or a part such as 10% | ";
+  EXPECT_THAT(problems("run.toml", "validate.max_batches = 0.1\n"),
+              ElementsAre("run.toml:1: validate.max_batches = 0.1" + expected + "did you mean \"10%\"?"));
+  EXPECT_THAT(problems("run.toml", "validate.max_batches = \"50\"\n"),
+              ElementsAre("run.toml:1: validate.max_batches = \"50\"" + expected + "write it without quotes"));
+  EXPECT_THAT(problems("run.toml", "validate.max_batches = \"0.1\"\n"),
+              ElementsAre("run.toml:1: validate.max_batches = \"0.1\"" + expected + "did you mean 10%?"));
+  EXPECT_THAT(problems("run.json", R"({"validate": {"max_batches": true}})"),
+              ElementsAre(HasSubstr("run.json: validate.max_batches = true" + expected + "validate.max_batches: ")));
+  EXPECT_THAT(problems("run.toml", "validate.max_batches = \"150%\"\n"),
+              ElementsAre(HasSubstr("max_batches = \"150%\": expected a part above 0%, 100% at most")));
+}
+
 TEST_F(ConfigFile, GivesHintsInTheFormOfTheFile) {
   EXPECT_THAT(problems("run.toml", "num_workers = 3\n"),
               ElementsAre("run.toml:1: num_workers: unknown setting | use [data] workers = N"));
@@ -425,7 +443,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
       .validate = {.every_epochs = 0.25,
                    .every_steps = 3,
                    .every_s = 2.5,
-                   .max_batches = 4,
+                   .max_batches = StepCount::percent(12.5),
                    .at_start = true,
                    .sanity_steps = 5},
       .checkpoint = {.enabled = false,

@@ -92,6 +92,20 @@ TEST(CombinedLoader, SupportsLightningsFourModes) {
   }
 }
 
+TEST(CombinedLoader, HasLoadersWithPartsOfTheirOwnSteps) {
+  World world = World::single(c10::kCPU);
+  const auto loader = [&](std::int64_t samples) {
+    LoaderPlan plan{.batch = {.batch_size = 2, .global_batch_size = 2}};
+    plan.data.steps_per_epoch = StepCount::percent(50);
+    return DataLoader(tensor_dataset(at::arange(samples)), plan, world);
+  };
+  DataLoader a = loader(8);
+  DataLoader b = loader(20);
+  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::min_size).steps_per_epoch(), 2);
+  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::max_size).steps_per_epoch(), 5);
+  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::sequential).steps_per_epoch(), 7);
+}
+
 TEST(CombinedLoader, ContinuesAnywhere) {
   World world = World::single(c10::kCPU);
   for (const Shape& shape : kShapes) {

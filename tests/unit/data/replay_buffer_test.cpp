@@ -164,6 +164,11 @@ TEST(ReplayBuffer, ContinuesWhereThePositionSays) {
   for (int step = 0; step < 10; ++step) {
     EXPECT_FALSE(endless.next()->ends_epoch);
   }
+
+  LoaderPlan part = plan_of(6, 6);
+  part.data.steps_per_epoch = StepCount::percent(10);
+  EXPECT_THAT(message_of([&] { const ReplayBuffer buffer(50, part, world); }),
+              StartsWith("--data.steps_per_epoch 10%: the length of this data is not known"));
 }
 
 TEST(ReplayBuffer, GivesCopies) {

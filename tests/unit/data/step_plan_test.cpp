@@ -254,6 +254,40 @@ TEST(StepPlanner, KeepsTheGlobalBatchOfAPositionUnlessOneWasSet) {
   }
 }
 
+TEST(StepPlanner, TakesAPartOfTheStepsOfAPass) {
+  const DistributedSampler::Options options{.size = 105, .global_batch = 10, .world_size = 3};  // 11 steps
+  const struct {
+    double percent;
+    std::int64_t steps;
+  } cases[] = {{0.01, 1}, {10, 1}, {25, 3}, {29, 3}, {50, 6}, {99, 11}, {100, 11}};
+  for (const auto& [percent, steps] : cases) {
+    StepPlanner planner(options, /*batch_size=*/4, /*rank=*/2, /*keep_global_batch=*/true, StepCount::percent(percent));
+    EXPECT_EQ(planner.steps_per_epoch(), steps) << percent;
+    StepPlan plan;
+    for (std::int64_t step = 1; step <= 2 * steps; ++step) {
+      planner.next(plan);
+      EXPECT_EQ(plan.ends_epoch, step % steps == 0) << percent;
+    }
+    EXPECT_EQ(planner.position(), (LoaderPosition{2, 0, 105, 10}));
+  }
+}
+
+// The part is one of the steps that the epoch has with the kept global batch.
+TEST(StepPlanner, KeepsAPartOfAnEpochOnAnotherNumberOfRanks) {
+  const LoaderPosition saved{.epoch = 1, .consumed = 40, .dataset_size = 105, .global_batch = 10};
+  for (const int ranks : {1, 2, 3, 4}) {
+    const DistributedSampler::Options planned{.size = 105, .global_batch = 20 * ranks, .world_size = ranks};
+    StepPlanner keeps(planned, /*batch_size=*/20, /*rank=*/0, /*keep_global_batch=*/false, StepCount::percent(50));
+    keeps.seek(saved);
+    EXPECT_EQ(keeps.steps_per_epoch(), 6);
+    StepPlan plan;
+    keeps.next(plan);
+    EXPECT_FALSE(plan.ends_epoch);
+    keeps.next(plan);
+    EXPECT_TRUE(plan.ends_epoch);
+  }
+}
+
 TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
   const DistributedSampler::Options options{.size = 16, .global_batch = 4, .world_size = 1};
   const LoaderPosition saved{.epoch = 0,

@@ -381,6 +381,15 @@ TEST(Stream, WarnsThatBadSamplesAreNotReplaced) {
   });
 }
 
+TEST(Stream, RefusesAPartOfAnUnknownLength) {
+  World world = World::single(c10::kCPU);
+  LoaderPlan plan = plan_of(4, 2, 0);
+  plan.data.steps_per_epoch = StepCount::percent(12.5);
+  EXPECT_EQ(message_of([&] { const DataLoader loader(std::make_unique<Numbers>(Ids{20}), plan, world); }),
+            "--data.steps_per_epoch 12.5%: the length of this data is not known, expected a number of steps | use "
+            "--data.steps_per_epoch N");
+}
+
 TEST(Stream, ReportsTheErrorOfAStream) {
   World world = World::single(c10::kCPU);
   for (const int workers : {0, 1}) {

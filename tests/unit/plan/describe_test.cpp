@@ -52,6 +52,17 @@ TEST(Describe, NamesTheSettingsOfNumbers) {
   EXPECT_THAT(text, HasSubstr("warning: --precision fp16_mixed on the CPU is slow; use --precision bf16_mixed\n"));
 }
 
+TEST(Describe, NamesPartsOfTheData) {
+  TrainConfig config{.data = {.steps_per_epoch = StepCount::percent(10)}, .validate = {.max_batches = 50}};
+  std::string text = describe(resolve(config, no_gpu(), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("data         keyed order, shuffled, 10% of all steps per epoch, 2 workers per rank"));
+  EXPECT_THAT(text, HasSubstr("validation   every epoch, 50 steps, if fit() gets validation data\n"));
+  config = {.data = {.steps_per_epoch = 50}, .validate = {.max_batches = StepCount::percent(12.5)}};
+  text = describe(resolve(config, no_gpu(), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("data         keyed order, shuffled, 50 steps per epoch, 2 workers per rank"));
+  EXPECT_THAT(text, HasSubstr("validation   every epoch, 12.5% of all steps, if fit() gets validation data\n"));
+}
+
 TEST(Describe, NamesTheMetricsThatDecide) {
   const TrainConfig config{.early_stop = {.metric = "val_loss", .patience = 5},
                            .checkpoint = {.monitor = "val_accuracy", .mode = MonitorMode::max, .keep_best = 3}};

@@ -461,12 +461,14 @@ TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
     std::vector<double> rates{};
     std::vector<std::int64_t> validations{};
   };
-  const auto run = [](const TempDir& dir, int ranks, std::int64_t stop_after, Seen& seen) {
+  StepCount steps;
+  const auto run = [&steps](const TempDir& dir, int ranks, std::int64_t stop_after, Seen& seen) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config{.compute_setup = ComputeSetup::cpu,
                          .max_epochs = 3,
                          .batch_size = 2,
                          .run_dir = dir.path() / "run",
+                         .data = {.steps_per_epoch = steps},
                          .optim = {.schedule = "linear"},
                          .validate = {.every_epochs = 0.5}};
       const Plan plan = plan_for(ranks, config);
@@ -490,17 +492,22 @@ TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
       trainer.fit(task, data, &validation);
     });
   };
-  for (const auto& [before, after] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 3)}) {
-    const TempDir straight_dir;
-    const TempDir dir;
-    Seen straight;
-    Seen resumed;
-    run(straight_dir, before, 0, straight);
-    run(dir, before, 3, resumed);
-    run(dir, after, 0, resumed);
-    EXPECT_EQ(resumed.rates, straight.rates) << before << " and then " << after << " ranks";
-    EXPECT_EQ(resumed.validations, straight.validations) << before << " and then " << after << " ranks";
-    EXPECT_LT(resumed.rates.back(), resumed.rates.front() / 2);
+  for (const StepCount length : {StepCount(), StepCount::percent(50)}) {
+    steps = length;
+    for (const auto& [before, after] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 3)}) {
+      const TempDir straight_dir;
+      const TempDir dir;
+      Seen straight;
+      Seen resumed;
+      run(straight_dir, before, 0, straight);
+      run(dir, before, 3, resumed);
+      run(dir, after, 0, resumed);
+      const std::int64_t of_epoch = steps.of(8 / before);
+      EXPECT_EQ(std::ssize(straight.rates), 3 * of_epoch);
+      EXPECT_EQ(resumed.rates, straight.rates) << before << " and then " << after << " ranks";
+      EXPECT_EQ(resumed.validations, straight.validations) << before << " and then " << after << " ranks";
+      EXPECT_LT(resumed.rates.back(), resumed.rates.front() / 2);
+    }
   }
 }
 

@@ -34,6 +34,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 
 std::vector<at::Tensor> weights_of(Task& task) {
@@ -215,14 +216,34 @@ TEST(Trainer, ValidatesOnAtMostSoManySteps) {
     }
     int steps = 0;
   };
-  for (const std::int64_t most : {0, 2}) {
-    Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4, .validate = {.max_batches = most}}));
-    Counts task;
-    DataLoader data(tiny_data(8), session.plan.loader, session.world);
-    DataLoader validation(tiny_data(20), session.plan.eval_loader, session.world);
-    Trainer(session).fit(task, data, &validation);
-    EXPECT_EQ(task.steps, most == 0 ? 5 : 2);
+  const std::pair<StepCount, int> cases[] = {
+      {0, 5}, {2, 2}, {9, 5}, {StepCount::percent(1), 1}, {StepCount::percent(50), 3}, {StepCount::percent(100), 5}};
+  for (const auto& [most, steps] : cases) {
+    for (const int ranks : {1, 2, 4}) {
+      thread_world(ranks, [&, most = most, steps = steps](World& world) {
+        const Plan plan =
+            plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4 / ranks, .validate = {.max_batches = most}}));
+        Counts task;
+        DataLoader data(tiny_data(8), plan.loader, world);
+        DataLoader validation(tiny_data(20), plan.eval_loader, world);
+        Trainer(plan, world).fit(task, data, &validation);
+        EXPECT_EQ(task.steps, steps) << ranks << " ranks";
+      });
+    }
   }
+}
+
+TEST(Trainer, RefusesAPartOfValidationDataOfUnknownLength) {
+  Session session = Session::single(in_memory({.batch_size = 4, .validate = {.max_batches = StepCount::percent(10)}}));
+  TinyTask task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  DataLoader validation(
+      sample_stream([](std::int64_t, int, int) -> SampleSource { return [] { return std::nullopt; }; }),
+      session.plan.eval_loader, session.world);
+  EXPECT_THAT(
+      message_of([&] { Trainer(session).fit(task, data, &validation); }),
+      StartsWith("--validate.max_batches 10%: the length of the validation data is not known, expected a number "
+                 "of steps"));
 }
 
 TEST(Trainer, RanksAsThreadsAreOneRank) {
