@@ -324,6 +324,11 @@ void visit_fields(Config& c, Visit&& visit) {
                    "failure ends the run",
            .minimum = 0},
       c.data.max_bad_samples);
+  visit(
+      Info{.name = "data.check_finite",
+           .help = "look for NaN and infinity in all tensors of the samples; such a sample counts as one that fails to "
+                   "load"},
+      c.data.check_finite);
 
   visit(Info{.name = "sampler.order",
              .help = "keyed: any number of ranks, which may change on resume; pytorch: the order of PyTorch's "

@@ -12,6 +12,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/text.h"
+#include "data/finite_values.h"
 #include "data/sample_error.h"
 #include "world/out_of_memory.h"
 
@@ -19,9 +20,26 @@ namespace lockstep {
 
 namespace {
 
-Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
+/// Throws: DataError.
+void check_finite(const Batch& batch, std::span<const std::int64_t> ids) {
+  if (const auto found = find_not_finite(batch, std::ssize(ids))) {
+    // Found in one of several samples, it may come from the others, such as their mean.
+    const bool names_one = found->row && ids.size() > 1;
+    throw DataError(
+        fmt::format("{}: {}{}", sample_names(ids), found->text,
+                    names_one ? fmt::format(" (sample {})", ids[static_cast<std::size_t>(*found->row)]) : ""));
+  }
+}
+
+}  // namespace
+
+Batch BadSamples::load(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) const {
   try {
-    return data.get(ids, seed);
+    Batch batch = data.get(ids, seed);
+    if (check_finite_) {
+      check_finite(batch, ids);
+    }
+    return batch;
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -30,10 +48,10 @@ Batch get_batch(const Dataset& data, std::span<const std::int64_t> ids, const Sa
 }
 
 // Throws the error of the first bad one, which names only it.
-void throw_of_first(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
+void BadSamples::throw_of_first(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) const {
   try {
     for (const std::int64_t id : ids) {
-      get_batch(data, {&id, 1}, seed);
+      load(data, {&id, 1}, seed);
     }
   } catch (const Error& error) {
     const bool is_bad_sample = error.hint().empty() && !is_out_of_memory(error);
@@ -44,11 +62,9 @@ void throw_of_first(const Dataset& data, std::span<const std::int64_t> ids, cons
   }
 }
 
-}  // namespace
-
 Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) {
   try {
-    return get_batch(data, ids, seed);
+    return load(data, ids, seed);
   } catch (const Error&) {
     if (most_ == 0) {
       throw_of_first(data, ids, seed);
@@ -66,7 +82,7 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
     if (replaced.empty()) {
       throw;
     }
-    Batch batch = get_batch(data, good, seed);
+    Batch batch = load(data, good, seed);
     batch.replaced = std::move(replaced);
     if (batch.ids.empty()) {
       batch.ids = std::move(good);
@@ -75,18 +91,18 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
   }
 }
 
-// `id` if it can be loaded, else the next sample that can.
+// `id` if it is good, else the next sample that is.
 std::int64_t BadSamples::neighbour(const Dataset& data, std::int64_t id, const SampleSeed& seed) {
   for (std::int64_t tried = 0; tried < data.size(); ++tried) {
     const std::int64_t candidate = (id + tried) % data.size();
     try {
-      get_batch(data, {&candidate, 1}, seed);
+      load(data, {&candidate, 1}, seed);
       return candidate;
     } catch (const Error& error) {
       note(candidate, error);
     }
   }
-  throw DataError("no sample of the data set can be loaded");
+  throw DataError("all samples of the data set are bad");
 }
 
 void BadSamples::note(std::int64_t id, const std::exception& error) {

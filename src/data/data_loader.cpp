@@ -69,7 +69,7 @@ class DatasetSource final : public BatchSource {
       : data_(std::move(data)),
         fingerprint_(std::move(fingerprint)),
         seed_(plan.seed),
-        bad_samples_(plan.data.max_bad_samples),
+        bad_samples_(plan.data),
         planner_(sampler, plan.batch.batch_size, world.rank(),
                  /*keep_global_batch=*/plan.batch.global_is_given, plan.data.steps_per_epoch),
         position_(planner_.position()),

@@ -13,6 +13,7 @@
 #include <lockstep/world/world.h>
 
 #include "data/batch_columns.h"
+#include "data/finite_values.h"
 #include "data/step_plan.h"
 #include "sampling/epoch_hash.h"
 
@@ -62,6 +63,7 @@ struct ReplayBuffer::Impl {
   std::int64_t capacity;
   std::uint64_t seed;
   bool endless;
+  bool check_finite;
   c10::Device device;
   StepPlanner planner;
   StepPlan plan{};
@@ -110,7 +112,8 @@ ReplayBuffer::ReplayBuffer(std::int64_t capacity, const LoaderPlan& plan, const 
   impl_ = std::make_unique<Impl>(
       Impl{.capacity = capacity,
            .seed = plan.seed,
-           .endless = plan.data.steps_per_epoch == 0,
+           .endless = fixed_steps_per_epoch(plan) == 0,
+           .check_finite = plan.data.check_finite,
            .device = world.device(),
            .planner = {draws_of(plan, world), plan.batch.batch_size, world.rank(),
                        /*keep_global_batch=*/plan.batch.global_is_given, plan.data.steps_per_epoch}});
@@ -123,6 +126,9 @@ void ReplayBuffer::add(const Batch& transitions) {
   const NamedTensors columns = columns_of(transitions);
   const std::int64_t count = rows_of(transitions, columns);
   Impl& impl = *impl_;
+  if (const auto found = impl.check_finite ? find_not_finite(transitions, count) : std::nullopt) {
+    throw DataError(fmt::format("replay buffer: transition {} of {}: {}", *found->row, count, found->text));
+  }
   if (impl.rows.empty()) {
     for (const auto& [name, tensor] : columns) {
       std::vector<std::int64_t> sizes = tensor.sizes().vec();

@@ -16,6 +16,7 @@
 
 #include "base/text.h"
 #include "data/batch_columns.h"
+#include "data/finite_values.h"
 #include "data/sample_error.h"
 #include "data/step_plan.h"
 
@@ -45,8 +46,8 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
     : stream_(std::move(stream)),
       world_(world),
       plan_(plan),
-      // One reader, because a stream has one order.
       steps_per_epoch_(fixed_steps_per_epoch(plan)),
+      // One reader, because a stream has one order.
       pool_(std::min(plan.data.workers, 1), [this](PendingStep& step, std::size_t index) { read(step, index); }) {
   if (plan_.batch.global_batch_size < world.size()) {
     throw ConfigError(fmt::format("global_batch_size is {}, expected at least one sample for each of {} ranks",
@@ -262,6 +263,10 @@ void StreamSource::read(PendingStep& step, std::size_t index) {
   }
 }
 
+std::string StreamSource::place() const {
+  return fmt::format("stream of rank {}, after sample {} of its epoch", world_.rank(), reader_.samples);
+}
+
 template <class Call>
 auto StreamSource::call(const Call& of_stream) {
   try {
@@ -269,8 +274,7 @@ auto StreamSource::call(const Call& of_stream) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw sample_error(fmt::format("stream of rank {}, after sample {} of its epoch", world_.rank(), reader_.samples),
-                       error);
+    throw sample_error(place(), error);
   }
 }
 
@@ -295,6 +299,10 @@ std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
   if (batch && (batch->samples < 1 || batch->samples > most)) {
     throw DataError(fmt::format("stream: found a batch of {} samples, expected 1 to {}", batch->samples, most),
                     "set Batch::samples; nullopt ends the epoch");
+  }
+  if (const auto found = batch && plan_.data.check_finite ? find_not_finite(*batch, batch->samples) : std::nullopt) {
+    throw DataError(fmt::format("{}: {}{}", place(), found->text,
+                                found->row ? fmt::format(" (sample {})", reader_.samples + *found->row) : ""));
   }
   return batch;
 }

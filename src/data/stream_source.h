@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <lockstep/data/data_loader.h>
@@ -42,6 +43,7 @@ class StreamSource final : public BatchSource {
   };
 
   void read(PendingStep& step, std::size_t index);
+  std::string place() const;  // of the next sample
   template <class Call>
   auto call(const Call& of_stream);  // its exceptions name the sample
   void start();
@@ -58,9 +60,9 @@ class StreamSource final : public BatchSource {
   std::unique_ptr<Stream> stream_;
   World& world_;
   LoaderPlan plan_;
+  std::int64_t steps_per_epoch_;  // 0: as many as the stream gives
   Cursor cursor_{};
   std::deque<ReadStep> ready_{};  // read and agreed; the second tells whether the first is the last
-  std::int64_t steps_per_epoch_;  // 0: as many as the stream gives
   StepBatches current_{};
   std::optional<DevicePrefetcher> prefetcher_{};
 

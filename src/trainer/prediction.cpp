@@ -60,7 +60,7 @@ NamedTensors in_order(const std::vector<NamedTensors>& parts) {
   return all;
 }
 
-/// Without those that stand for samples that cannot be loaded: the sample in such a row has a row of its own.
+/// Without those that stand for bad samples: the sample in such a row has a row of its own.
 std::vector<std::int64_t> rows_of_samples(const Batch& batch) {
   std::vector<std::int64_t> rows;
   for (std::int64_t row = 0; row < batch.samples; ++row) {

@@ -47,6 +47,7 @@ struct DataConfig {
   bool pin_memory = true;            ///< page-locked host batches, copied on a separate stream (GPU only)
   StepCount steps_per_epoch{};       ///< training: steps per epoch, or a part of the data set; 0: all of it
   std::int64_t max_bad_samples = 0;  ///< per rank: samples that may fail to load; each is replaced by its neighbour
+  bool check_finite = false;         ///< a sample with NaN or infinity counts as one that fails to load
 };
 
 /// Order of the samples.

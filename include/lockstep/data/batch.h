@@ -24,8 +24,7 @@ struct Batch {
   std::vector<std::int64_t> ids{};  ///< data set indices of the samples; empty for streams
   std::int64_t samples = 0;         ///< 0: the loader sets it (ids.size(), else input.size(0))
   std::size_t loader = 0;           ///< index of its loader in a CombinedLoader
-  /// Rows, in growing order, that stand for samples that cannot be loaded; `ids` has those that replace them. See
-  /// data.max_bad_samples.
+  /// Rows, in growing order, that stand for bad samples; `ids` has those that replace them. See data.max_bad_samples.
   std::vector<std::int64_t> replaced{};
 
   /// One of `fields`. Throws: DataError listing the available fields.

@@ -85,6 +85,7 @@ void Anomalies::lower_rates(Strategy& strategy, std::int64_t step) {
 }
 
 bool Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step) {
+  const bool looks_at_data = config_.data.check_finite;
   switch (config_.optim.non_finite) {
     case NonFinitePolicy::rollback:
       roll_back(found.text(), run, step);
@@ -92,14 +93,16 @@ bool Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, st
     case NonFinitePolicy::warn:
       if (!std::exchange(told_non_finite_, true)) {
         files_.event("non_finite", {{"step", step}, {"what", found.text()}});
-        warn(found.text());
+        warn(fmt::format("{}{}", found.text(), looks_at_data ? "" : "; --data.check_finite looks for it in the data"));
       }
       break;
     case NonFinitePolicy::stop:
     case NonFinitePolicy::skip:
       throw Error(found.text(),
-                  "look at the data of that step, the learning rate and --optim.max_grad_norm; --optim.non_finite skip "
-                  "skips steps with such a loss or gradients, --optim.non_finite warn continues despite it",
+                  fmt::format("look at the data of that step{}, the learning rate and --optim.max_grad_norm; "
+                              "--optim.non_finite skip skips steps with such a loss or gradients, --optim.non_finite "
+                              "warn continues despite it",
+                              looks_at_data ? "" : " (--data.check_finite finds NaN and infinity in it)"),
                   ExitCode::bad_data);
   }
   return false;

@@ -1,5 +1,6 @@
 // What the ranks of a run saw, over interruptions and other numbers of ranks.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
@@ -43,21 +44,24 @@ std::vector<LedgerCase> setups() {
       {.name = "shuffled", .plan = plain},
       {.name = "part of an epoch", .plan = plain},
       {.name = "several passes", .plan = plain},
+      {.name = "three tenths of an epoch", .plan = plain},
       {.name = "weighted", .plan = plain, .order = weighted_order(weights, {.samples = 150})},
       {.name = "by length", .plan = plain, .order = length_bucketed_order(lengths, 3)},
       {.name = "bad samples", .plan = plain, .has_bad_samples = true}};
   all[1].plan.data.steps_per_epoch = 5;
   all[2].plan.data.steps_per_epoch = 20;
-  all[5].plan.data.max_bad_samples = 100;
+  all[3].plan.data.steps_per_epoch = StepCount::percent(30);
+  all[6].plan.data.max_bad_samples = 100;
+  all[6].plan.data.check_finite = true;
   return all;
 }
 
 std::shared_ptr<Dataset> samples(bool some_are_bad) {
   return sample_dataset(kSize, [some_are_bad](std::int64_t id, std::uint64_t) -> Batch {
-    if (some_are_bad && id % 10 < 2) {
+    if (some_are_bad && id % 10 == 0) {
       throw std::runtime_error("not an image");
     }
-    return {.input = at::scalar_tensor(id)};
+    return {.input = at::scalar_tensor(some_are_bad && id % 10 == 1 ? std::nan("") : static_cast<double>(id))};
   });
 }
 

@@ -808,6 +808,56 @@ TEST(Crossing, RunAndLoaderAgreeOnTheEpochAfterAResumeWithAnotherGlobalBatch) {
   EXPECT_EQ(resumed.back().first, 3);
 }
 
+/// 30 samples. Four are not finite, or are their neighbours, by which a run with data.check_finite replaces them.
+std::shared_ptr<Dataset> partly_bad_data(bool replaced) {
+  at::Tensor input = at::sin(at::arange(120, at::kFloat) * 0.37).view({30, 4});
+  at::Tensor target = input.sum(1, /*keepdim=*/true);
+  for (const std::int64_t id : {25, 7, 6, 2}) {
+    if (replaced) {
+      input[id] = input[id + 1];
+      target[id] = target[id + 1];
+    } else {
+      (id % 2 == 0 ? input : target)[id].fill_(std::nan(""));
+    }
+  }
+  return tensor_dataset(input, target);
+}
+
+TEST(Crossing, SamplesThatAreNotFiniteAreReplacedAlikeInEveryRun) {
+  const auto weights_after = [](int ranks, const std::vector<std::int64_t>& ends, bool replaced = false) {
+    const TempDir dir;
+    std::vector<at::Tensor> weights;
+    for (const std::int64_t end : ends) {
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config = in_directory(in_memory({.max_epochs = 0, .max_steps = end, .global_batch_size = 6}), dir);
+        config.data.max_bad_samples = 4;
+        config.data.check_finite = true;
+        const Plan plan = plan_for(ranks, config);
+        TinyTask task;
+        DataLoader data(partly_bad_data(replaced), plan.loader, world);
+        DataLoader validation(partly_bad_data(replaced), plan.eval_loader, world);
+        const FitResult result = Trainer(plan, world).fit(task, data, &validation);
+        EXPECT_TRUE(std::isfinite(value_of(result.metrics, "val_loss")) || end < 5) << "of whole epochs";
+        if (world.is_main()) {
+          weights = weights_of(task);
+        }
+      });
+    }
+    return weights;
+  };
+  testing::internal::CaptureStderr();
+  const auto expected = weights_after(1, {13}, /*replaced=*/true);
+  EXPECT_TRUE(same(weights_after(1, {13}), expected));
+  for (const int ranks : {2, 3, 4}) {
+    const auto straight = weights_after(ranks, {13});
+    EXPECT_TRUE(same(weights_after(ranks, {3, 8, 13}), straight)) << ranks;
+    for (std::size_t i = 0; i < straight.size(); ++i) {
+      EXPECT_TRUE(at::allclose(straight[i], expected[i], 1e-5, 1e-6)) << ranks;
+    }
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("bad sample 25, replaced by the next one"));
+}
+
 /// By step: the digests of the samples of all ranks.
 std::map<std::int64_t, std::uint64_t> sample_digests(int ranks, bool combined) {
   const TempDir dir;

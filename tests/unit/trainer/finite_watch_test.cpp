@@ -81,6 +81,7 @@ std::string train(TrainConfig config, int ranks, const MakeTask& make) {
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::bad_data) << error.what();
       EXPECT_THAT(error.hint(), HasSubstr("--optim.non_finite warn"));
+      EXPECT_EQ(error.hint().find("--data.check_finite") == std::string::npos, config.data.check_finite);
       errors[static_cast<std::size_t>(world.rank())] = error.what();
     }
   });
@@ -111,6 +112,14 @@ TEST(NonFiniteLoss, EndsTheRunBeforeItIsSaved) {
     EXPECT_THAT(error, HasSubstr("the first parameter that is not finite is weight"));
     EXPECT_THAT(checkpoints(dir.path() / "run"), ElementsAre("step-0000000004", "step-0000000006"));
   }
+}
+
+TEST(NonFiniteLoss, IsNotBlamedOnDataThatWasLookedAt) {
+  const TempDir dir;
+  TrainConfig config = config_in(dir.path() / "run");
+  config.data.check_finite = true;
+  EXPECT_THAT(train(config, 1, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/6, /*where=*/0); }),
+              HasSubstr("the loss of step 6 is not finite on rank 0"));
 }
 
 TEST(NonFiniteLoss, IsFoundAtTheEndOfARunThatNeitherReportsNorSaves) {
@@ -220,9 +229,12 @@ TEST(NonFinitePolicy, WarnGoesOnAndKeepsTheLastFiniteCheckpoint) {
       config.optim.non_finite = NonFinitePolicy::warn;
       config.report.every_steps = 1;
       config.checkpoint.async = async;
+      testing::internal::CaptureStderr();
       EXPECT_EQ(
           train(config, ranks, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/4, /*where=*/0); }),
           "");
+      EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                  HasSubstr("not finite is weight; --data.check_finite looks for it in the data"));
       EXPECT_THAT(checkpoints(dir.path() / "run"),
                   ElementsAre("step-0000000004", "step-0000000010", "step-0000000012"));
       const auto state = [&](const std::string& step) {

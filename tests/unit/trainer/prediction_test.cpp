@@ -301,10 +301,12 @@ TEST(Prediction, LeavesOutSamplesThatCannotBeLoaded) {
   const std::vector<std::int64_t> bad{2, 6, 7, 9, 10, 11, 28};
   const auto some_bad = [&] {
     return sample_dataset(29, [&](std::int64_t id, std::uint64_t) -> Batch {
-      if (std::ranges::find(bad, id) != bad.end()) {
+      const bool is_bad = std::ranges::find(bad, id) != bad.end();
+      if (is_bad && id % 2 == 0) {
         throw std::runtime_error("not an image");
       }
-      return {.input = tiny_data(29)->get({&id, 1}, {}).input[0]};
+      const at::Tensor input = tiny_data(29)->get({&id, 1}, {}).input[0];
+      return {.input = is_bad ? input / 0 : input};
     });
   };
   std::vector<std::int64_t> good(29);
@@ -319,6 +321,7 @@ TEST(Prediction, LeavesOutSamplesThatCannotBeLoaded) {
     thread_world(ranks, [&](World& world) {
       TrainConfig config = in_memory({.batch_size = 3});
       config.data.max_bad_samples = 7;
+      config.data.check_finite = true;
       const Plan plan = plan_for(ranks, config);
       Predictor task;
       DataLoader data(some_bad(), plan.eval_loader, world);
