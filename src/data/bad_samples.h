@@ -8,6 +8,7 @@
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/plan/plan.h>
 
 namespace lockstep {
 

@@ -64,7 +64,8 @@ NotFinite describe_first(const std::string& name, const at::Tensor& numbers, std
     values = values[*found.row];
     place = find_place(values);
   }
-  const auto first = values.flatten()[place.first].item<double>();
+  const auto value = values.flatten()[place.first].item<double>();
+  const double first = std::isnan(value) ? std::abs(value) : value;  // the sign of NaN says nothing
   found.text =
       values.numel() == 1
           ? fmt::format("{} is {}", name, first)
