@@ -14,7 +14,8 @@
 namespace lockstep {
 namespace {
 
-/// Divides each group into the parameters that stay in it and the rest, which gets `options`.
+/// Divides each group into the parameters that stay in it and the rest, which gets `options`. A group without
+/// parameters stays: they may all be frozen.
 ParamGroups divided(const ParamGroups& groups, bool (*stays)(const at::Tensor&),
                     const torch::optim::OptimizerOptions& options) {
   ParamGroups result;
@@ -24,7 +25,7 @@ ParamGroups divided(const ParamGroups& groups, bool (*stays)(const at::Tensor&),
     for (const at::Tensor& parameter : group.params()) {
       (stays(parameter) ? staying : rest).push_back(parameter);
     }
-    if (!staying.empty()) {
+    if (!staying.empty() || rest.empty()) {
       result.emplace_back(std::move(staying), group.has_options() ? group.options().clone() : nullptr);
     }
     if (!rest.empty()) {

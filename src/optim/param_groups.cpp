@@ -1,6 +1,7 @@
 #include "optim/param_groups.h"
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 
@@ -96,10 +97,15 @@ std::vector<Origin> origins_of(const OptimizerSpec& spec, const std::vector<Opti
   }
   std::vector<Origin> origins;
   bool good = true;
+  auto empty = given.begin();  // a given group may have only frozen parameters; factories keep the order
   for (const OptimizerParamGroup& group : made) {
     Origin& origin = origins.emplace_back();
-    origin.given =
-        made.size() == given.size() ? origins.size() - 1 : 0;  // a given group may have only frozen parameters
+    if (group.params().empty()) {
+      if (const auto next = std::find_if(empty, given.end(), std::mem_fn(&NamedTensors::empty)); next != given.end()) {
+        origin.given = static_cast<std::size_t>(next - given.begin());
+        empty = next + 1;
+      }
+    }
     for (const at::Tensor& parameter : group.params()) {
       const auto found = left.extract(parameter.unsafeGetTensorImpl());
       good = good && !found.empty() && (origin.names.empty() || found.mapped().first == origin.given);
@@ -233,6 +239,10 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
     built.frozen_given.push_back(spec.groups.empty() ? 0 : group_of(spec.groups, name, parameter));
   }
   auto& groups = built.optimizer->param_groups();
+  if (groups.empty()) {
+    throw ConfigError(fmt::format("optimizer '{}': its factory made no parameter group", spec.name),
+                      "give the optimizer every group that the factory gets; all parameters of a group may be frozen");
+  }
   std::vector<Origin> origins = origins_of(spec, groups, given);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     double scale = 1;

@@ -56,9 +56,13 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"rmsprop_rule", rmsprop({.momentum = 0.9, .centered = true})}, Case{"adagrad_rule", adagrad()},
         Case{"adadelta_rule", adadelta()}, Case{"adamax_rule", adamax()}, Case{"nadam_rule", nadam()},
         Case{"radam_rule", radam()}, Case{"asgd_rule", asgd({.t0 = 3})}, Case{"rprop_rule", rprop()},
-        Case{"lion_rule", lion()}, Case{"adafactor_rule", adafactor()},
-        Case{"muon_rules", muon({.adamw = {.amsgrad = true}})}, Case{"prodigy_rule", prodigy({.d0 = 0.01})},
-        Case{"schedule_free_adamw_rule", schedule_free_adamw()},
+        Case{"lion_rule", lion()},
+        Case{"fused_adamw_without_decay_of_vectors", adamw({.lr = 0.1, .no_decay_vectors = true})},
+        Case{"fused_adam_without_decay_of_vectors", adam({.lr = 0.1, .no_decay_vectors = true})},
+        Case{"fused_sgd_without_decay_of_vectors", sgd({.lr = 0.1, .momentum = 0.9, .no_decay_vectors = true})},
+        Case{"muon_rules_without_decay_of_vectors", muon({.adamw = {.no_decay_vectors = true}})},
+        Case{"adafactor_rule", adafactor()}, Case{"muon_rules", muon({.adamw = {.amsgrad = true}})},
+        Case{"prodigy_rule", prodigy({.d0 = 0.01})}, Case{"schedule_free_adamw_rule", schedule_free_adamw()},
         Case{"adamw", torch_factory<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1))},
         Case{"adam_amsgrad", torch_factory<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true))},
         Case{"sgd", torch_factory<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
@@ -86,6 +90,32 @@ TEST_P(OptimizerState, ContinuesBitwiseAfterARoundTrip) {
   for (std::size_t i = 0; i < straight.size(); ++i) {
     EXPECT_TRUE(at::equal(straight[i].second, resumed[i].second)) << straight[i].first;
   }
+}
+
+// As a training in which all parameters are frozen, and one that is resumed then, before they train again.
+TEST_P(OptimizerState, ContinuesBitwiseAfterAllParametersWereFrozen) {
+  const NamedTensors straight = make_parameters();
+  const NamedTensors resumed = make_parameters();
+  BuiltOptimizer first = build_optimizer(GetParam().make, straight);
+  train(first, straight, 0, 7);
+  for (std::size_t i = 0; i < straight.size(); ++i) {
+    resumed[i].second.copy_(straight[i].second);
+  }
+  BuiltOptimizer frozen = build_optimizer(GetParam().make, {}, {}, straight);
+  take_over(frozen, first);
+  set_rates(frozen, {});
+  frozen.optimizer->step();
+  EXPECT_TRUE(are_equal(straight, resumed));
+  BuiltOptimizer loaded = build_optimizer(GetParam().make, {}, {}, resumed);
+  load_optimizer_state(loaded, copies(optimizer_state(frozen)));
+
+  BuiltOptimizer again = build_optimizer(GetParam().make, straight);
+  take_over(again, frozen);
+  BuiltOptimizer resumed_again = build_optimizer(GetParam().make, resumed);
+  take_over(resumed_again, loaded);
+  train(again, straight, 7, 12);
+  train(resumed_again, resumed, 7, 12);
+  EXPECT_TRUE(are_equal(straight, resumed));
 }
 
 TEST(LoadOptimizerState, KnowsTheRuleOfAFrozenParameter) {

@@ -11,6 +11,7 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/optimizers.h>
 
 #include "base/mapped.h"
 #include "support/message_of.h"
@@ -209,6 +210,34 @@ TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
   const std::string all = refused(ScheduleStep{});
   EXPECT_THAT(all, HasSubstr("schedule cosine of optimizer 'critic': the length of the run is not known"));
   EXPECT_THAT(all, HasSubstr("schedule step:2ep of optimizer 'critic': the number of steps per epoch is not known"));
+}
+
+TEST(BuildOptimizer, KnowsTheGroupsWhoseParametersAreAllFrozen) {
+  OptimizerSpec spec(adamw({.lr = 0.1, .no_decay_vectors = true}));
+  spec.groups = {{.select = named("a.*"), .lr_scale = 2},
+                 {.select = named("b.*"), .lr_scale = 3},
+                 {.select = named("c.*"), .lr_scale = 4}};
+  const NamedTensors trained{{"b.weight", at::ones({2, 2})}, {"b.bias", at::ones({2})}};
+  const BuiltOptimizer built =
+      build_optimizer(spec, trained, {}, {{"a.bias", at::ones({2})}, {"c.weight", at::ones({2, 2})}});
+  EXPECT_THAT(built.given, testing::ElementsAre(0, 1, 1, 2));
+  std::vector<double> rates;
+  for (const auto& group : built.optimizer->param_groups()) {
+    rates.push_back(group.options().get_lr());
+  }
+  EXPECT_THAT(rates, testing::ElementsAre(testing::DoubleEq(0.2), testing::DoubleEq(0.3), testing::DoubleEq(0.3),
+                                          testing::DoubleEq(0.4)));
+}
+
+TEST(BuildOptimizer, RefusesAFactoryWithoutGroups) {
+  const OptimizerSpec spec([](ParamGroups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::SGD>(std::vector<torch::optim::OptimizerParamGroup>{},
+                                               torch::optim::SGDOptions(0.1));
+  });
+  EXPECT_THAT(([&] {
+                build_optimizer(spec, {}, {}, {{"weight", at::ones({2})}});
+              }),
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr("its factory made no parameter group")));
 }
 
 TEST(BuildOptimizer, TakesTorchOptimizers) {

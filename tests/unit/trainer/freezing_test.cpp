@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -111,6 +114,65 @@ TEST(FreezeUntil, WorksWithAShardedOptimizer) {
   }
   for (const auto& all : found) {
     EXPECT_THAT(all, ElementsAre(false, false, false, false, true, true, true, true));
+  }
+}
+
+/// Each part has an optimizer, which divides its parameters into groups.
+class TwoParts final : public Task {
+ public:
+  TwoParts() {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : net_->parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.3);
+    }
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    OptimizerSpec first(adamw({.lr = 0.02, .no_decay_vectors = true}));
+    first.module = first_.get();
+    OptimizerSpec second(adamw({.lr = 0.01, .no_decay_vectors = true}));
+    second.module = second_.get();
+    return {first, second};
+  }
+  void optimize(Step& step) override {
+    for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
+      update_with(i, step,
+                  [this](const Batch& batch) { return at::mse_loss(net_->forward(batch.input), batch.target); });
+    }
+  }
+
+ private:
+  torch::nn::Linear first_{4, 4};
+  torch::nn::Linear second_{4, 1};
+  torch::nn::Sequential net_{first_, second_};
+};
+
+TEST(FreezeUntil, MayHoldBackAllParametersOfAnOptimizer) {
+  for (const int ranks : {1, 2}) {
+    std::vector<at::Tensor> straight;
+    for (const std::int64_t stop : {0, 1, 4, 5}) {
+      const TempDir dir;
+      TrainConfig config = in_memory({.max_epochs = 4, .batch_size = 8 / ranks, .run_dir = dir.path() / "run"});
+      config.checkpoint.enabled = true;
+      std::vector<at::Tensor> weights;
+      for (const std::int64_t max_steps : {stop, std::int64_t{0}}) {
+        config.max_steps = max_steps;
+        thread_world(ranks, [&](World& world) {
+          const Plan plan = plan_for(ranks, config);
+          TwoParts task;
+          DataLoader data(tiny_data(16), plan.loader, world);
+          Trainer trainer(plan, world);
+          trainer.add(std::make_shared<FreezeUntil>("0.*", 3));
+          trainer.fit(task, data);
+          if (world.is_main()) {
+            weights = weights_of(task);
+          }
+        });
+      }
+      straight = straight.empty() ? weights : straight;
+      EXPECT_TRUE(are_equal(weights, straight)) << ranks << " ranks, resumed after " << stop;
+    }
+    EXPECT_FALSE(at::equal(straight.front(), TwoParts().module().parameters().front().detach()));
   }
 }
 
