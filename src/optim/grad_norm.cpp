@@ -99,10 +99,10 @@ at::Tensor host_norm(std::span<const at::Tensor> gradients) {
 
 }  // namespace
 
-at::Tensor global_norm(std::span<const at::Tensor> gradients) {
+at::Tensor global_norm(std::span<const at::Tensor> gradients, c10::Device device) {
   const at::NoGradGuard no_grad;
   if (gradients.empty()) {
-    return at::zeros({}, at::kFloat);
+    return at::zeros({}, at::device(device).dtype(at::kFloat));
   }
   if (are_floats_on_host(gradients)) {
     return host_norm(gradients);

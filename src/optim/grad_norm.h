@@ -4,12 +4,13 @@
 #include <span>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 namespace lockstep {
 
-/// Global 2-norm of the given gradients. Shape: 0-dim, float64 if one of them is, else float32; on their device.
-/// Without gradients: 0.
-at::Tensor global_norm(std::span<const at::Tensor> gradients);
+/// Global 2-norm of the given gradients, which are on `device`. Shape: 0-dim, float64 if one of them is, else float32;
+/// on the device. Without gradients: 0.
+at::Tensor global_norm(std::span<const at::Tensor> gradients, c10::Device device);
 
 /// min(1, max_norm / (norm + 1e-6)) as a 0-dim tensor, the factor of torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);

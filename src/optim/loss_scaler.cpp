@@ -1,5 +1,6 @@
 #include "optim/loss_scaler.h"
 
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -34,7 +35,13 @@ void LossScaler::unscale(std::span<const at::Tensor> gradients) {
   // In double, as GradScaler does: the reciprocal in float32 may not be exact.
   const at::Tensor factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   for (const auto& [dtype, list] : by_dtype) {
-    at::_amp_foreach_non_finite_check_and_unscale_(list, found_inf_, factor);
+    if (dtype == at::kBFloat16) {  // LibTorch has no kernel for it on a GPU
+      const at::Tensor largest = at::stack(at::_foreach_norm(list, std::numeric_limits<double>::infinity()));
+      found_inf_.logical_or_(largest.isfinite().all().logical_not_());
+      at::_foreach_mul_(list, factor);
+    } else {
+      at::_amp_foreach_non_finite_check_and_unscale_(list, found_inf_, factor);
+    }
   }
 }
 

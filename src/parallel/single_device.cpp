@@ -191,11 +191,11 @@ void SingleDeviceOptimizer::clip_groups() {
         }
       }
     }
-    scale_(grads_, clip_factor(global_norm(grads_), limit));
+    scale_(grads_, clip_factor(global_norm(grads_, strategy_.world_.device()), limit));
   }
 }
 
-at::Tensor SingleDeviceOptimizer::grad_norm() { return global_norm(defined_grads()); }
+at::Tensor SingleDeviceOptimizer::grad_norm() { return global_norm(defined_grads(), strategy_.world_.device()); }
 
 void SingleDeviceOptimizer::scale_grads(const at::Tensor& factor) { scale_(defined_grads(), factor); }
 

@@ -163,6 +163,12 @@ std::vector<Way> ways() {
              config.optim.non_finite = NonFinitePolicy::skip;
              config.spike = {.z_score = 4, .window = 20, .policy = SpikePolicy::skip};
            }},
+      {.name = "skips what is not finite, in bf16",
+       .configure =
+           [](TrainConfig& config) {
+             config.precision = Precision::bf16;
+             config.optim.non_finite = NonFinitePolicy::skip;
+           }},
       {.name = "clipping", .configure = [](TrainConfig& config) { config.optim.max_grad_norm = 0.1; }},
       {.name = "schedule", .configure = [](TrainConfig& config) { config.optim.schedule = "warmup:50+cosine"; }},
       {.name = "accumulation", .configure = [](TrainConfig& config) { config.global_batch_size = 24; }},

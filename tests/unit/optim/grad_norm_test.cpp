@@ -29,19 +29,24 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 
 TEST(GlobalNorm, IsTheNormOfAllValuesTogether) {
   const std::vector<at::Tensor> gradients{at::full({2, 2}, 2.0), at::full({1}, 3.0), at::zeros({0})};
-  const at::Tensor norm = global_norm(gradients);
+  const at::Tensor norm = global_norm(gradients, at::kCPU);
   EXPECT_EQ(norm.dim(), 0);
   EXPECT_EQ(norm.scalar_type(), at::kFloat);
   EXPECT_FLOAT_EQ(norm.item<float>(), 5);
 }
 
-TEST(GlobalNorm, IsZeroWithoutGradients) { EXPECT_EQ(global_norm({}).item<float>(), 0); }
+TEST(GlobalNorm, IsZeroWithoutGradientsOnTheDevice) {
+  EXPECT_EQ(global_norm({}, at::kCPU).item<float>(), 0);
+  EXPECT_EQ(global_norm({}, at::kMeta).device(), at::kMeta);
+}
 
 TEST(GlobalNorm, SumsHalfTypesInFloat) {
   // 300^2 is beyond half's range; 4097 ones are not countable in bfloat16.
-  EXPECT_NEAR(global_norm(std::vector{at::full({4}, 300, at::kHalf)}).item<double>(), 600, 1e-3);
-  EXPECT_NEAR(global_norm(std::vector{at::ones({4097}, at::kBFloat16)}).item<double>(), std::sqrt(4097.0), 1e-4);
-  EXPECT_NEAR(global_norm(std::vector{at::ones({4}, at::kDouble), at::ones({5}, at::kHalf)}).item<double>(), 3, 1e-6);
+  EXPECT_NEAR(global_norm(std::vector{at::full({4}, 300, at::kHalf)}, at::kCPU).item<double>(), 600, 1e-3);
+  EXPECT_NEAR(global_norm(std::vector{at::ones({4097}, at::kBFloat16)}, at::kCPU).item<double>(), std::sqrt(4097.0),
+              1e-4);
+  EXPECT_NEAR(global_norm(std::vector{at::ones({4}, at::kDouble), at::ones({5}, at::kHalf)}, at::kCPU).item<double>(),
+              3, 1e-6);
 }
 
 // Long enough for several chunks; a channels-last gradient lies differently in memory.
@@ -54,13 +59,13 @@ TEST(GlobalNorm, OfAnyLayoutAndThreadsIsThatOfDoubles) {
     squares += gradient.to(at::kDouble).square().sum().item<double>();
   }
   const int threads = at::get_num_threads();
-  const at::Tensor norm = global_norm(gradients);
+  const at::Tensor norm = global_norm(gradients, at::kCPU);
   at::set_num_threads(threads == 1 ? 2 : 1);
-  EXPECT_TRUE(at::equal(global_norm(gradients), norm)) << "the sum does not depend on the number of threads";
+  EXPECT_TRUE(at::equal(global_norm(gradients, at::kCPU), norm)) << "the sum does not depend on the number of threads";
   EXPECT_NEAR(norm.item<double>(), std::sqrt(squares), 1e-4);
   const at::Tensor before = gradients[1].clone();
   scale_(gradients, at::full({}, 0.5f));
-  EXPECT_NEAR(global_norm(gradients).item<double>(), std::sqrt(squares) / 2, 1e-4);
+  EXPECT_NEAR(global_norm(gradients, at::kCPU).item<double>(), std::sqrt(squares) / 2, 1e-4);
   EXPECT_TRUE(at::equal(gradients[1], before / 2));
   at::set_num_threads(threads);
 }
@@ -68,7 +73,7 @@ TEST(GlobalNorm, OfAnyLayoutAndThreadsIsThatOfDoubles) {
 TEST(GlobalNorm, OfAViewWithGapsReadsNothingBetweenThem) {
   const at::Tensor all = at::full({4, 3}, 5.0F);
   const std::vector<at::Tensor> column{all.select(1, 1)};
-  EXPECT_FLOAT_EQ(global_norm(column).item<float>(), 10);
+  EXPECT_FLOAT_EQ(global_norm(column, at::kCPU).item<float>(), 10);
   scale_(column, at::full({}, 0.5F));
   EXPECT_EQ(all.sum().item<float>(), 50);
 }
@@ -80,7 +85,7 @@ TEST(ClipFactor, ClipsAsTorchDoes) {
     const double expected_norm = torch::nn::utils::clip_grad_norm_(theirs, max_norm);
 
     const auto gradients = gradients_of(ours);
-    const at::Tensor norm = global_norm(gradients);
+    const at::Tensor norm = global_norm(gradients, at::kCPU);
     scale_(gradients, clip_factor(norm, max_norm));
     EXPECT_NEAR(norm.item<double>(), expected_norm, 1e-5);
     for (std::size_t i = 0; i < ours.size(); ++i) {

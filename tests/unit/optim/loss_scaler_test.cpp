@@ -56,6 +56,20 @@ TEST(LossScaler, MultipliesTheLossAndDividesTheGradients) {
   EXPECT_EQ(scaler.found_inf().item<float>(), 0);
 }
 
+TEST(LossScaler, DividesGradientsOfEveryDtype) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    LossScaler scaler(at::kCPU, {.initial = 4});
+    const std::vector<at::Tensor> gradients{at::full({3}, 8.0, dtype), at::full({2, 2}, 1.0, dtype)};
+    scaler.unscale(gradients);
+    EXPECT_TRUE(at::equal(gradients[0], at::full({3}, 2.0, dtype))) << dtype;
+    EXPECT_TRUE(at::equal(gradients[1], at::full({2, 2}, 0.25, dtype))) << dtype;
+    EXPECT_EQ(scaler.found_inf().item<float>(), 0) << dtype;
+    gradients[1].view({-1})[2] = kInfinity;
+    scaler.unscale(gradients);
+    EXPECT_EQ(scaler.found_inf().item<float>(), 1) << dtype;
+  }
+}
+
 TEST(LossScaler, NoticesOneInfinityAmongMany) {
   for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     LossScaler scaler(at::kCPU);
