@@ -1,6 +1,7 @@
 // Other values for tensors, for a while.
 #pragma once
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -15,9 +16,13 @@ class ReplacedValues {
  public:
   explicit ReplacedValues(const std::vector<std::pair<at::Tensor, at::Tensor>>& values) {
     const at::NoGradGuard no_grad;
-    for (auto [tensor, other] : values) {
+    std::vector<at::Tensor> others;  // all of them before the first change: a device may have no memory for one
+    for (const auto& [tensor, other] : values) {
+      others.push_back(other.to(tensor.options()));
       before_.emplace_back(tensor, tensor.tensor_data());
-      tensor.set_data(other.to(tensor.options()));
+    }
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      before_[i].first.set_data(others[i]);
     }
   }
   ~ReplacedValues() {
