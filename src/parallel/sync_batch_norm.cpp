@@ -1,4 +1,5 @@
 #include <numeric>
+#include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
@@ -28,6 +29,19 @@ struct NormContext : torch::CustomClassHolder {
   double eps;
 };
 
+/// Without those that go through the statistics: of the input, the weight and the bias.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients_of(const at::Tensor& gradient, const at::Tensor& input,
+                                                            const at::Tensor& weight, const at::Tensor& mean,
+                                                            const at::Tensor& variance, double eps) {
+  if (input.numel() == 0) {  // the kernels divide by the number of values
+    return {at::empty_like(input), at::zeros_like(mean), at::zeros_like(mean)};
+  }
+  // Empty, not undefined: the kernels of CUDA for channels-last and [N, C] inputs refuse undefined tensors.
+  const at::Tensor none = at::empty({0}, mean.options());
+  return at::native_batch_norm_backward(gradient, input, weight, mean, variance, /*save_mean=*/none,
+                                        /*save_invstd=*/none, /*train=*/false, eps, {true, true, true});
+}
+
 // Note [Batch norm over ranks]: the kernels of evaluation mode normalise with given statistics, and their backward
 // gives the part of the gradient that does not go through the statistics, with the sums of dy and of dy x normalised
 // input. The other part follows from these sums over all ranks:
@@ -38,6 +52,9 @@ struct Normalise : torch::autograd::Function<Normalise> {
                             const at::Tensor& count, const c10::intrusive_ptr<NormContext>& norm) {
     context->save_for_backward({input, weight, mean, variance, count});
     context->saved_data["norm"] = c10::IValue::make_capsule(norm);
+    if (input.numel() == 0) {
+      return at::empty_like(input);
+    }
     return std::get<0>(at::native_batch_norm(input, weight.to(mean.dtype()), bias.to(mean.dtype()), mean, variance,
                                              /*training=*/false, /*momentum=*/0, norm->eps));
   }
@@ -51,11 +68,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const auto capsule = context->saved_data["norm"].toCapsule();
     const auto& norm = static_cast<const NormContext&>(*capsule);
     const at::Tensor scale = weight.to(mean.dtype());
-    // Empty, not undefined: the kernels of CUDA for channels-last and [N, C] inputs refuse undefined tensors.
-    const at::Tensor none = at::empty({0}, mean.options());
-    auto [dx, dweight, dbias] =
-        at::native_batch_norm_backward(gradients[0], input, scale, mean, variance, /*save_mean=*/none,
-                                       /*save_invstd=*/none, /*train=*/false, norm.eps, {true, true, true});
+    auto [dx, dweight, dbias] = gradients_of(gradients[0], input, scale, mean, variance, norm.eps);
     const ChannelSums sums =
         norm.statistics->add_up(SyncStatistics::Pass::backward, norm.index,
                                 {at::zeros_like(count), dbias.to(at::kDouble), dweight.to(at::kDouble)});
@@ -71,6 +84,21 @@ struct Normalise : torch::autograd::Function<Normalise> {
     return {dx, dweight.to(weight.dtype()), dbias.to(weight.dtype()), {}, {}, {}, {}};
   }
 };
+
+ChannelSums sums_of(const at::Tensor& input) {
+  const at::TensorOptions options = input.options().dtype(at::kDouble);
+  if (input.numel() == 0) {  // its mean and variance are NaN
+    return {at::zeros({}, options), at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
+  }
+  std::vector<std::int64_t> others(static_cast<std::size_t>(input.dim()));
+  std::iota(others.begin(), others.end(), 0);
+  others.erase(others.begin() + 1);
+  auto [variance, mean] = at::var_mean(input, others, /*correction=*/0);
+  variance = variance.to(at::kDouble);
+  mean = mean.to(at::kDouble);
+  const double count = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
+  return {at::full({}, count, options), mean * count, (variance + mean * mean) * count};
+}
 
 struct Moments {
   at::Tensor mean{};
@@ -95,15 +123,10 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   const at::ScalarType dtype = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   {
     const at::NoGradGuard no_grad;
-    std::vector<std::int64_t> others(static_cast<std::size_t>(input.dim()));
-    std::iota(others.begin(), others.end(), 0);
-    others.erase(others.begin() + 1);
-    auto [variance, mean] = at::var_mean(input.detach().to(dtype), others, /*correction=*/0);
-    variance = variance.to(at::kDouble);
-    mean = mean.to(at::kDouble);
-    const double count = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
-    sums = statistics->add_up(SyncStatistics::Pass::forward, index_,
-                              {at::full({}, count, mean.options()), mean * count, (variance + mean * mean) * count});
+    sums = statistics->add_up(SyncStatistics::Pass::forward, index_, sums_of(input.detach().to(dtype)));
+    if (sums.count.is_cpu() && *sums.count.const_data_ptr<double>() == 0) {
+      throw Error("SyncBatchNorm: the inputs of all ranks are empty", "leave out a micro-batch without values");
+    }
     track(sums);
   }
   const Moments moments = moments_of(sums);

@@ -230,6 +230,36 @@ TEST(SyncBatchNorm, MayRunWithoutABackwardBesideAnIdleRank) {
 }
 
 // A rank that had samples but no loss, such as a batch without labels.
+TEST(SyncBatchNorm, MayGetNoRowsOnARank) {
+  PlainNet plain;
+  plain.forward(inputs(0, 4)).square().sum().backward();
+  thread_world(2, [&](World& world) {
+    SyncNet net;
+    Prepared prepared(net, world);
+    const at::Tensor x = world.is_main() ? inputs(0, 4) : inputs(0, 4).narrow(0, 0, 0);
+    prepared.optimizer().begin_forward(Gradients::reduce);
+    const at::Tensor loss = net.forward(x).square().sum();
+    prepared.optimizer().backward(loss, 2);
+    prepared.optimizer().finish();
+    EXPECT_LE(largest_difference(net.buffers(), plain.buffers()), 1e-12);
+    for (std::size_t i = 0; i < plain.parameters().size(); ++i) {
+      EXPECT_LE(largest_difference(net.parameters()[i].grad(), plain.parameters()[i].grad()), 1e-10) << i;
+    }
+  });
+}
+
+TEST(SyncBatchNorm, RefusesInputsThatAreEmptyOnAllRanks) {
+  EXPECT_THAT(message_of([] {
+                thread_world(2, [](World& world) {
+                  torch::nn::Sequential net{SyncBatchNorm(3)};
+                  Prepared prepared(*net, world);
+                  prepared.optimizer().begin_forward(Gradients::reduce);
+                  net->forward(at::empty({0, 3}));
+                });
+              }),
+              HasSubstr("the inputs of all ranks are empty"));
+}
+
 TEST(SyncBatchNorm, NeedsNoLossOnEveryRank) {
   thread_world(2, [](World& world) {
     SyncNet net;
