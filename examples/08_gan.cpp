@@ -47,7 +47,10 @@ struct Gan final : lockstep::Task {
     auto& discriminator = step.optimizer(0);  // in the order of optimizers()
     discriminator.zero_grad();
     for (const auto& batch : step.batches()) {  // the micro-batches; the backward of the last one reduces the gradients
-      discriminator.backward(discriminator.forward(batch, [&](const auto& b) { return discriminator_loss(b); }));
+      auto output = discriminator.forward(batch, [&](const auto& b) { return discriminator_loss(b); });
+      discriminator.backward(output);
+      output.loss.reset();  // the reports have the loss of the generator, and the metrics of both
+      step.add(output);
     }
     discriminator.update();
 
@@ -56,7 +59,7 @@ struct Gan final : lockstep::Task {
     for (const auto& batch : step.batches()) {
       const auto output = generator.forward(batch, [&](const auto& b) { return generator_loss(b); });
       generator.backward(output);
-      step.add(output);  // this loss and its metrics are reported
+      step.add(output);
     }
     generator.update();
   }
@@ -69,7 +72,8 @@ struct Gan final : lockstep::Task {
     const auto points = torch::cat({batch.input, make_points(batch).detach()});
     auto is_real = torch::zeros({points.size(0), 1}, points.options());
     is_real.index_put_({Slice(0, batch.samples)}, 1);
-    return torch::binary_cross_entropy_with_logits(nets->discriminator->forward(points), is_real);
+    const auto loss = torch::binary_cross_entropy_with_logits(nets->discriminator->forward(points), is_real);
+    return {loss, {{"discriminator_loss", loss.detach()}}};
   }
 
   lockstep::StepOutput generator_loss(const lockstep::Batch& batch) {

@@ -1,27 +1,25 @@
 #include "trainer/meter.h"
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
-#include "trainer/times_count.h"
-#include "world/agreement.h"
 #include "world/world_access.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kSum = "sum.";
-constexpr std::string_view kCounts = "counts";
-constexpr std::string_view kSamples = "samples";
+constexpr std::string_view kMean = "mean.";  // in a checkpoint: a sum, counts and samples for each rank
+constexpr std::int64_t kNumbers = 3;
 
 // Its value can be read at once, which takes a hundredth of the time of an operation on tensors.
 bool is_float_on_host(const at::Tensor& value) {
@@ -32,173 +30,157 @@ bool is_float_on_host(const at::Tensor& value) {
 
 void Meter::add(const StepOutput& output, std::int64_t samples, const at::Tensor& left_out) {
   const at::NoGradGuard no_grad;
-  if (sums_.empty()) {
-    const auto zero = at::zeros({}, output.loss.options().dtype(at::kDouble));
-    if (names_.empty()) {
-      names_.emplace_back("loss");
-      for (const auto& [name, value] : output.metrics) {
-        names_.push_back(name);
-      }
-    }
-    for (std::size_t i = 0; i < names_.size(); ++i) {
-      sums_.push_back(zero.clone());
-    }
-    counts_ = zero.clone();
-    continue_restored();
-  }
-  if (names_.size() != output.metrics.size() + 1) {
-    throw Error(fmt::format("a step returned {} metrics, the first one {}", output.metrics.size(), names_.size() - 1),
-                "return the same metrics from every step");
+  if (means_.empty()) {
+    means_.push_back({.name = "loss"});
   }
   at::Tensor weight = output.count;  // undefined: the samples
   if (left_out.defined()) {
-    const at::Tensor whole = weight.defined() ? weight : at::full({}, samples, counts_.options());
+    const at::Tensor whole = weight.defined() ? weight : at::full({}, samples, left_out.options().dtype(at::kDouble));
     weight = at::where(left_out > 0, 0, whole);
   }
-  const auto add_weighted = [&](const std::string& name, at::Tensor& sum, const at::Tensor& given) {
-    if (given.numel() != 1) {
-      throw Error(fmt::format("metric {} has the shape [{}], expected a scalar", name, fmt::join(given.sizes(), ", ")),
-                  "return one number, for example the mean over the batch");
-    }
+  const at::Tensor counts = weight.defined() ? weight > 0 : at::Tensor();
+  const auto add_weighted = [&](Mean& mean, const at::Tensor& given) {
     const at::Tensor value = given.dim() == 0 ? given : given.reshape({});
+    const auto zero = [&] {
+      return at::zeros({}, (output.loss.defined() ? output.loss : value).options().dtype(at::kDouble));
+    };
+    if (!mean.sum.defined()) {
+      mean.sum = zero();
+    }
     if (weight.defined()) {
-      sum.add_(times_count(value, weight));
-    } else if (is_float_on_host(value) && sum.is_cpu()) {
-      *sum.mutable_data_ptr<double>() += static_cast<double>(samples) * double{*value.const_data_ptr<float>()};
+      if (!mean.counts.defined()) {
+        mean.counts = zero();
+      }
+      mean.sum.add_(at::where(counts, value.to(at::kDouble) * weight, 0));  // a mean over nothing may be NaN
+      mean.counts.add_(weight);
+      return;
+    }
+    if (is_float_on_host(value) && mean.sum.is_cpu()) {
+      *mean.sum.mutable_data_ptr<double>() += static_cast<double>(samples) * double{*value.const_data_ptr<float>()};
     } else {
-      sum.add_(value, samples);
+      mean.sum.add_(value, samples);
     }
+    mean.samples += static_cast<double>(samples);
   };
-  add_weighted(names_[0], sums_[0], output.loss);
+  if (output.loss.defined()) {
+    add_weighted(means_.front(), output.loss);
+  }
   for (std::size_t i = 0; i < output.metrics.size(); ++i) {
-    if (output.metrics[i].first != names_[i + 1]) {
-      throw Error(
-          fmt::format("metric {} is called '{}', in the first step '{}'", i, output.metrics[i].first, names_[i + 1]),
-          "return the same metrics in the same order from every step");
-    }
-    add_weighted(names_[i + 1], sums_[i + 1], output.metrics[i].second);
-  }
-  if (weight.defined()) {
-    counts_.add_(weight);
-  } else {
-    samples_ += static_cast<double>(samples);
+    add_weighted(mean_of(output.metrics[i].first, i + 1), output.metrics[i].second);
   }
 }
 
-// A rank without samples so far gets the names from the others. With two different sets of names, sums of different
-// metrics would be added.
+// Almost always it is the expected one.
+Meter::Mean& Meter::mean_of(const std::string& name, std::size_t expected) {
+  if (expected < means_.size() && means_[expected].name == name) {
+    return means_[expected];
+  }
+  const auto found = std::ranges::find(means_, name, &Mean::name);
+  return found != means_.end() ? *found : means_.emplace_back(Mean{.name = name});
+}
+
+// The names of all ranks, in the order in which the ranks have them.
 void Meter::agree_on_names(World& world) {
-  const auto all = world.gather(join(names_, "\n"));
-  std::size_t known = all.size();
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].empty()) {
-      continue;
-    }
-    if (known == all.size()) {
-      known = rank;
-    } else if (all[rank] != all[known]) {
-      const auto shown = [](const std::string& names) { return printable(join(split(names, '\n'), ", ")); };
-      throw_about_rank(rank, world,
-                       CommError(fmt::format("rank {} reports other metrics than rank {}: '{}' and '{}'", rank, known,
-                                             shown(all[rank]), shown(all[known])),
-                                 "return the same metrics on every rank", ExitCode::disagree));
+  std::vector<Mean> all;
+  for (const std::string& names : world.gather(join(mapped(means_, &Mean::name), "\n"))) {
+    for (const std::string& name : split(names, '\n')) {
+      if (name.empty() || std::ranges::find(all, name, &Mean::name) != all.end()) {
+        continue;
+      }
+      const auto mine = std::ranges::find(means_, name, &Mean::name);
+      all.push_back(mine != means_.end() ? *mine : Mean{.name = name});
     }
   }
-  if (known < all.size()) {
-    names_ = split(all[known], '\n');
-  } else {
-    names_ = restored_.names;  // no rank added anything since
-  }
-  agreed_ = !names_.empty();
-  if (sums_.empty()) {
-    continue_restored();
-  }
+  means_ = std::move(all);
+  agreed_ = means_.size();
 }
 
+// Of the names on which the ranks agree: the sums, the counts, the samples. Then whether this rank has other names too.
 at::Tensor Meter::own_sums(const World& world) const {
-  if (sums_.empty()) {
-    return at::zeros({static_cast<std::int64_t>(names_.size()) + 2}, at::device(world.device()).dtype(at::kDouble));
+  const at::TensorOptions options = at::device(world.device()).dtype(at::kDouble);
+  const at::Tensor zero = at::zeros({1}, options);
+  std::vector<at::Tensor> numbers;
+  const auto append = [&](const at::Tensor& number) {
+    numbers.push_back(number.defined() ? number.to(options).view({1}) : zero);
+  };
+  std::vector<double> on_host;
+  for (std::size_t i = 0; i < agreed_; ++i) {
+    append(means_[i].sum);
+    on_host.push_back(means_[i].samples);
   }
-  std::vector<at::Tensor> values = sums_;
-  values.push_back(counts_);
-  values.push_back(at::full({}, samples_, counts_.options()));
-  return at::stack(values).to(at::kDouble);
+  for (std::size_t i = 0; i < agreed_; ++i) {
+    append(means_[i].counts);
+  }
+  on_host.push_back(means_.size() > agreed_ ? 1 : 0);
+  numbers.push_back(at::tensor(on_host, at::kDouble).to(world.device()));
+  return at::cat(numbers);
+}
+
+at::Tensor Meter::sums_of_all(World& world) const {
+  at::Tensor sums = own_sums(world);
+  world.all_reduce(sums, Reduce::sum);
+  return WorldAccess::on_host(world, sums);
 }
 
 Metrics Meter::means(World& world) {
   const at::NoGradGuard no_grad;
-  if (!agreed_) {
+  at::Tensor sums = sums_of_all(world);
+  if (sums.const_data_ptr<double>()[sums.numel() - 1] > 0) {
     agree_on_names(world);
+    sums = sums_of_all(world);
   }
-  if (!agreed_) {
-    return {};
-  }
-  at::Tensor totals = own_sums(world);
-  world.all_reduce(totals, Reduce::sum);
-  const auto host = WorldAccess::on_host(world, totals);
-  const double* value = host.const_data_ptr<double>();
-  const double weight = value[names_.size()] + value[names_.size() + 1];
+  const double* value = sums.const_data_ptr<double>();
   Metrics means;
-  for (std::size_t i = 0; i < names_.size() && weight > 0; ++i) {
-    means.emplace_back(names_[i], value[i] / weight);
+  for (std::size_t i = 0; i < agreed_; ++i) {
+    if (const double weight = value[agreed_ + i] + value[2 * agreed_ + i]; weight > 0) {
+      means.emplace_back(means_[i].name, value[i] / weight);
+    }
   }
   return means;
 }
 
 Metrics Meter::take(World& world) {
   auto means = this->means(world);
-  sums_.clear();
-  samples_ = 0;
+  for (Mean& mean : means_) {
+    mean = {.name = std::move(mean.name)};
+  }
   return means;
 }
 
 NamedTensors Meter::save(World& world) {
   const at::NoGradGuard no_grad;
-  if (!agreed_) {
+  if (world.any(means_.size() > agreed_)) {
     agree_on_names(world);
   }
-  if (!agreed_ || !world.any(!sums_.empty())) {
+  if (!world.any(std::ranges::any_of(means_, [](const Mean& mean) { return mean.sum.defined(); }))) {
     return {};
   }
+  const auto names = static_cast<std::int64_t>(agreed_);
   const at::Tensor all = WorldAccess::on_host(world, world.all_gather(own_sums(world).view({1, -1})));
+  const at::Tensor numbers = all.narrow(1, 0, kNumbers * names).view({-1, kNumbers, names});
   NamedTensors saved;
-  for (std::size_t i = 0; i < names_.size(); ++i) {
-    saved.emplace_back(fmt::format("{}{}", kSum, names_[i]), all.select(1, static_cast<std::int64_t>(i)).contiguous());
+  for (std::int64_t i = 0; i < names; ++i) {
+    saved.emplace_back(fmt::format("{}{}", kMean, means_[static_cast<std::size_t>(i)].name),
+                       numbers.select(2, i).contiguous());
   }
-  saved.emplace_back(kCounts, all.select(1, -2).contiguous());
-  saved.emplace_back(kSamples, all.select(1, -1).contiguous());
   return saved;
 }
 
-void Meter::load(const NamedTensors& sums, const World& world) {
-  restored_ = {};
-  const auto mine = [&](const at::Tensor& of_ranks) {
-    at::Tensor sum = at::zeros({}, at::kDouble);
+void Meter::load(const NamedTensors& saved, const World& world) {
+  for (const auto& [name, of_ranks] : saved) {
+    if (!name.starts_with(kMean)) {
+      continue;
+    }
+    at::Tensor mine = at::zeros({kNumbers}, at::kDouble);
     for (std::int64_t rank = world.rank(); rank < of_ranks.size(0); rank += world.size()) {
-      sum += of_ranks[rank];
+      mine += of_ranks[rank];
     }
-    return sum;
-  };
-  for (const auto& [name, of_ranks] : sums) {
-    if (name == kCounts) {
-      restored_.counts = mine(of_ranks).to(world.device());
-    } else if (name == kSamples) {
-      restored_.samples = mine(of_ranks).item<double>();
-    } else if (name.starts_with(kSum)) {
-      restored_.names.push_back(name.substr(kSum.size()));
-      restored_.sums.push_back(mine(of_ranks).to(world.device()));
-    }
+    const at::Tensor on_device = mine.to(world.device(), /*non_blocking=*/false, /*copy=*/true);
+    means_.push_back({.name = name.substr(kMean.size()),
+                      .sum = on_device.select(0, 0),
+                      .counts = on_device.select(0, 1),
+                      .samples = mine[2].item<double>()});
   }
-}
-
-// The program may have other metrics now.
-void Meter::continue_restored() {
-  if (restored_.names == names_) {
-    sums_ = std::move(restored_.sums);
-    counts_ = restored_.counts;
-    samples_ = restored_.samples;
-  }
-  restored_ = {};
 }
 
 }  // namespace lockstep

@@ -11,40 +11,37 @@
 
 namespace lockstep {
 
-/// Sums of losses and metrics, weighted by count. They stay on the device until they are read.
+/// Sums of losses and metrics, weighted by count. They stay on the device until they are read. Each name has a weight
+/// of its own: an output may have no loss, and metrics that others do not have.
 class Meter {
  public:
   /// `left_out`: 0-dim, 1: the output does not count, 0: it does; undefined: it does.
   void add(const StepOutput& output, std::int64_t samples, const at::Tensor& left_out = {});
-  /// Collective. Means over all ranks since the last take(), "loss" first; {} if nothing counts. Waits for the
-  /// device.
+  /// Collective. Means over all ranks since the last take(), "loss" first; without the names for which nothing counts.
+  /// Waits for the device.
   Metrics means(World& world);
   /// Collective. Returns the same means and resets the sums.
   Metrics take(World& world);
   /// Collective. The sums of each rank since the last take(), for a checkpoint; {} if no rank added anything.
   NamedTensors save(World& world);
-  /// Continues with the sums of save(), on any number of ranks, if the metrics are still the same. Ignores other
-  /// tensors.
-  void load(const NamedTensors& sums, const World& world);
+  /// Continues with the sums of save(), on any number of ranks. Ignores other tensors.
+  void load(const NamedTensors& saved, const World& world);
 
  private:
-  void agree_on_names(World& world);
-  at::Tensor own_sums(const World& world) const;  // [names + 2]: sums, counts, samples
-  void continue_restored();
-
-  struct Restored {
-    std::vector<std::string> names{};
-    std::vector<at::Tensor> sums{};
-    at::Tensor counts{};
-    double samples = 0;
+  struct Mean {
+    std::string name;
+    at::Tensor sum{};     // undefined: nothing was added since the last take()
+    at::Tensor counts{};  // weight that only the device knows; undefined: 0
+    double samples = 0;   // weight that is known on the host
   };
 
-  std::vector<std::string> names_{};  // "loss", then the task's metrics; agreed over ranks at the first take()
-  std::vector<at::Tensor> sums_{};    // same order as names_, weighted by count
-  double samples_ = 0;                // weight that is known on the host
-  at::Tensor counts_{};               // weight that only the device knows
-  bool agreed_ = false;
-  Restored restored_{};  // of load(), until the names of the metrics are known
+  Mean& mean_of(const std::string& name, std::size_t expected);
+  void agree_on_names(World& world);
+  at::Tensor own_sums(const World& world) const;
+  at::Tensor sums_of_all(World& world) const;
+
+  std::vector<Mean> means_{};  // the loss, then metrics; the first `agreed_` are the same on all ranks
+  std::size_t agreed_ = 0;
 };
 
 }  // namespace lockstep

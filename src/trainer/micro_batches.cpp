@@ -1,5 +1,7 @@
 #include "trainer/micro_batches.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include <ATen/ATen.h>
@@ -12,10 +14,10 @@
 namespace lockstep {
 
 void MicroBatches::add(const StepOutput& output, std::int64_t samples) {
-  if (!output.loss.defined()) {
+  if (!output.loss.defined() && output.metrics.empty()) {
     return;
   }
-  StepOutput kept(output.loss.detach());
+  StepOutput kept(output.loss.defined() ? output.loss.detach() : at::Tensor());
   kept.count = output.count;
   for (const auto& [name, value] : output.metrics) {
     kept.metrics.emplace_back(name, value.detach());
@@ -32,12 +34,17 @@ std::int64_t MicroBatches::samples() const {
 MicroBatches::Sum MicroBatches::sum(const Value& value) const {
   Sum sum;
   for (const auto& [output, samples] : parts_) {
-    at::Tensor term;
+    at::Tensor term = value(output);
+    if (!term.defined()) {
+      continue;
+    }
     if (output.count.defined()) {
-      term = times_count(value(output), output.count);
+      term = times_count(term, output.count);
       sum.count = sum.count.defined() ? sum.count + output.count : output.count.to(at::kDouble);
     } else {
-      term = value(output) * static_cast<double>(samples);
+      // The product of a loss and its samples may be infinite in half precision.
+      term = at::isReducedFloatingType(term.scalar_type()) ? term.to(at::kFloat) : term;
+      term = term * static_cast<double>(samples);
       sum.samples += static_cast<double>(samples);
     }
     sum.values = sum.values.defined() ? sum.values + term : term;
@@ -47,9 +54,14 @@ MicroBatches::Sum MicroBatches::sum(const Value& value) const {
 
 at::Tensor MicroBatches::mean(const Value& value) const {
   const at::NoGradGuard no_grad;
-  if (parts_.size() == 1) {
-    const StepOutput& only = parts_.front().first;
-    return only.count.defined() ? at::where(only.count > 0, value(only), 0) : value(only);
+  const auto has_value = [&](const auto& part) { return value(part.first).defined(); };
+  const auto first = std::ranges::find_if(parts_, has_value);
+  if (first == parts_.end()) {
+    return {};
+  }
+  if (std::find_if(std::next(first), parts_.end(), has_value) == parts_.end()) {
+    const at::Tensor& count = first->first.count;
+    return count.defined() ? at::where(count > 0, value(first->first), 0) : value(first->first);
   }
   const Sum all = sum(value);
   if (!all.count.defined()) {
@@ -62,7 +74,7 @@ at::Tensor MicroBatches::mean(const Value& value) const {
 at::Tensor MicroBatches::count() const {
   at::Tensor count;
   for (const auto& [output, samples] : parts_) {
-    if (output.count.defined()) {
+    if (output.loss.defined() && output.count.defined()) {
       count = count.defined() ? count + output.count : output.count;
     }
   }
@@ -71,15 +83,18 @@ at::Tensor MicroBatches::count() const {
 
 StepOutput MicroBatches::output() const {
   StepOutput mean_output;
-  if (empty()) {
-    return mean_output;
-  }
   mean_output.loss = mean([](const StepOutput& out) { return out.loss; });
   mean_output.count = count();
-  const NamedTensors& metrics = parts_.front().first.metrics;
-  for (std::size_t i = 0; i < metrics.size(); ++i) {
-    mean_output.metrics.emplace_back(metrics[i].first,
-                                     mean([i](const StepOutput& out) { return out.metrics.at(i).second; }));
+  for (const auto& part : parts_) {
+    for (const auto& [name, value] : part.first.metrics) {
+      if (std::ranges::find(mean_output.metrics, name, &NamedTensors::value_type::first) == mean_output.metrics.end()) {
+        mean_output.metrics.emplace_back(name, mean([&name = name](const StepOutput& out) {
+                                           const auto found =
+                                               std::ranges::find(out.metrics, name, &NamedTensors::value_type::first);
+                                           return found == out.metrics.end() ? at::Tensor() : found->second;
+                                         }));
+      }
+    }
   }
   return mean_output;
 }
@@ -87,8 +102,8 @@ StepOutput MicroBatches::output() const {
 at::Tensor MicroBatches::mean_over_ranks(World& world) const {
   const at::NoGradGuard no_grad;
   auto totals = at::zeros({2}, at::device(world.device()).dtype(at::kDouble));
-  if (!empty()) {
-    const Sum mine = sum([](const StepOutput& out) { return out.loss; });
+  const Sum mine = sum([](const StepOutput& out) { return out.loss; });
+  if (mine.values.defined()) {
     totals.select(0, 0).copy_(mine.values);
     totals.select(0, 1).add_(mine.samples);
     if (mine.count.defined()) {

@@ -16,7 +16,7 @@ class MicroBatches {
  public:
   using Value = std::function<at::Tensor(const StepOutput&)>;
 
-  /// Ignores an output without a loss.
+  /// Ignores an output with neither a loss nor metrics.
   void add(const StepOutput& output, std::int64_t samples);
   /// The memory is kept.
   void clear() noexcept { parts_.clear(); }
@@ -24,11 +24,11 @@ class MicroBatches {
   /// The outputs, without their graphs, and their samples.
   const std::vector<std::pair<StepOutput, std::int64_t>>& parts() const noexcept { return parts_; }
   std::int64_t samples() const;
-  /// Mean loss of this rank; 0 if the count is 0. Requires !empty().
+  /// Mean of the defined values of this rank; 0 if their count is 0; undefined: there are none.
   at::Tensor mean(const Value& value) const;
-  /// Sum of the counts; undefined: the outputs have none.
+  /// Sum of the counts of the losses; undefined: they have none.
   at::Tensor count() const;
-  /// Means of loss and metrics, and the sum of the counts. Has no loss if empty().
+  /// Means of loss and metrics, and the sum of the counts.
   StepOutput output() const;
   /// Collective. The mean loss over all ranks: 0-dim float64.
   at::Tensor mean_over_ranks(World& world) const;
