@@ -37,7 +37,7 @@ std::string random_id();
 bool is_random_id(std::string_view text) noexcept;  ///< it has the form of random_id()
 /// 22809 -> "2.28.9", as NCCL and cuDNN number their versions. Before NCCL 2.9 and cuDNN 9: 8902 -> "8.9.2".
 std::string library_version(std::int64_t number);
-std::string utc_time();                             ///< now: "2026-11-21T10:00:00.123Z"
+std::string utc_time();  ///< now: "2026-11-21T10:00:00.123Z"
 std::string_view first_line(std::string_view text) noexcept;
 /// The candidate for which `word` may be a typing error or an abbreviation. It needs the fewest edits (a letter that is
 /// added, left out or replaced, or two that are swapped; `-` equals `_`): at most `most_edits`, and at most a third of

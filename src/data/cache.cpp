@@ -265,7 +265,8 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
   return std::make_shared<Cached>(std::move(columns), data->size(), data->fingerprint());
 }
 
-std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory, World& world) {
+std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory,
+                                          World& world) {
   check_cacheable(data);
   std::shared_ptr<const Dataset> cached;
   // One rank after another: the second finds the cache of the first, or is on another machine.

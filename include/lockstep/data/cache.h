@@ -27,6 +27,6 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
 /// version of a function that makes or maps the samples, is not noticed: give sample_dataset() a name that tells it, or
 /// use another `directory`. An error of one rank is thrown on all ranks. Throws: as above; IoError.
 std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const std::filesystem::path& directory,
-                                    World& world);
+                                          World& world);
 
 }  // namespace lockstep

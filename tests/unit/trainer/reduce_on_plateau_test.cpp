@@ -137,7 +137,8 @@ TEST(ReduceOnPlateau, NamesWhatIsWrong) {
   const auto error = error_of<ConfigError>([&] { ReduceOnPlateau({.factor = 1, .patience = -1}); });
   EXPECT_THAT(error.what(), HasSubstr("factor is 1, expected a number between 0 and 1"));
   EXPECT_THAT(error.what(), HasSubstr("patience is -1, expected 0 or more"));
-  const auto unknown = error_of<ConfigError>([&] { rates(in_memory({.max_epochs = 1}), world, {.metric = "val_lost"}); });
+  const auto unknown =
+      error_of<ConfigError>([&] { rates(in_memory({.max_epochs = 1}), world, {.metric = "val_lost"}); });
   EXPECT_THAT(unknown.what(), HasSubstr("found no metric val_lost"));
   EXPECT_THAT(unknown.hint(), HasSubstr("val_loss"));
 }

@@ -158,7 +158,7 @@ TEST(Step, RefusesAnUpdateWithoutTheGradientsOfAllBatches) {
                 HasSubstr("Step::optimizer(0) updates after the forward of 2 of 2 batches, and without the backward"));
   }
   EXPECT_THAT(refusal_of<LeavesOutIdleBatches>(2, /*samples=*/17),
-              AllOf(HasSubstr("of 2 batches"), HasSubstr("also for one without samples")));
+              AllOf(HasSubstr("the forward of 0 of 1 batches"), HasSubstr("also for one without samples")));
 }
 
 /// Its loss is a mean over a number that it is given, with a gradient of 1 for each weight.
