@@ -315,6 +315,11 @@ void DdpOptimizer::begin_reduction() {
 void DdpOptimizer::end_pass() { ddp_.end_forward(has_loss_); }
 
 void DdpOptimizer::finish() {
+  if (!lane_.grad().defined()) {
+    throw Error(fmt::format("optimizer '{}': the gradients of this step were not reduced", name()),
+                "call begin_forward(Gradients::reduce) before the last forward of a step, and backward() or "
+                "backward_nothing() after it");
+  }
   check_all_used();
   unscale_grads();
   ddp_.lane_->add(lane_.grad());

@@ -12,6 +12,8 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/grad_mode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -26,6 +28,11 @@
 namespace lockstep {
 
 FitResult Fit::run() {
+  if (c10::InferenceMode::is_enabled()) {
+    throw Error("Trainer::fit was called in inference mode, in which nothing can be trained",
+                "call it outside of c10::InferenceMode");
+  }
+  const at::AutoGradMode gradients(true);             // the program may call fit under a NoGradGuard
   const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
   const NumericsScope numerics(config_);
   const RepeatedWarnings of_libtorch;
@@ -150,7 +157,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   }
   record_.set_phase(Phase::task);
   clock_.enter(Phase::task);
-  step.begin(batches, schedule_step());
+  step.begin(batches, state_, schedule_step());
   task_.optimize(step);
   step.end();
   if (steps_here_++ == 0) {

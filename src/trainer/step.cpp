@@ -1,4 +1,6 @@
 // One training step. The loop that calls it is in fit.cpp.
+#include <cmath>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +18,7 @@
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
 #include "trainer/micro_batches.h"
+#include "trainer/output_check.h"
 #include "trainer/pass_graphs.h"
 #include "trainer/step_context.h"
 #include "trainer/times_count.h"
@@ -72,18 +75,27 @@ struct Step::Outputs : MicroBatches {};
 Step::Step(const Context& context) : context_(context), added_(std::make_unique<Outputs>()) {
   optimizers_.reserve(context_.strategy.optimizer_count());
   for (std::size_t i = 0; i < context_.strategy.optimizer_count(); ++i) {
-    optimizers_.push_back(OptimizerStep(*this, i, context_.strategy.optimizer(i)));
+    // make_unique cannot call a private constructor.
+    optimizers_.push_back(std::unique_ptr<OptimizerStep>(new OptimizerStep(*this, i, context_.strategy.optimizer(i))));
   }
 }
 
 Step::~Step() = default;
 
-void Step::begin(const StepBatches& batches, const ScheduleStep& at) {
-  now_ = {.batches = &batches, .at = at};
+void Step::begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at) {
+  now_ = {.batches = &batches, .before = before, .at = at};
   added_->clear();
-  for (OptimizerStep& optimizer : optimizers_) {
-    optimizer.counted_.reset();
+  for (const auto& optimizer : optimizers_) {
+    optimizer->counted_.reset();
+    optimizer->forwards_ = 0;
+    optimizer->has_last_backward_ = false;
   }
+}
+
+void OptimizerStep::zero_grad() {
+  optimizer_.zero_grad();
+  forwards_ = 0;
+  has_last_backward_ = false;
 }
 
 StepOutput OptimizerStep::pass(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
@@ -95,8 +107,7 @@ StepOutput OptimizerStep::pass(const Batch& batch, const std::function<StepOutpu
     return output;
   }
   StepOutput output = graphs->run(
-      {.batch = batch, .weight = step_.weight(batch.samples), .begins_step = &batch == &step_.batches().front()},
-      [&](const Batch& values) {
+      {.batch = batch, .weight = step_.weight(batch.samples), .begins_step = forwards_ == 1}, [&](const Batch& values) {
         StepOutput found = evaluate(values, f);
         run_backward(found);
         return found;
@@ -115,7 +126,9 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
 }
 
 void OptimizerStep::begin_forward(const Batch& batch) {
-  optimizer_.begin_forward(step_.is_last(batch) ? Gradients::reduce : Gradients::accumulate);
+  // Counted: the batch may be a copy.
+  const bool is_last = ++forwards_ >= step_.batches().size();
+  optimizer_.begin_forward(is_last ? Gradients::reduce : Gradients::accumulate);
   step_.now_.last_samples = batch.samples;
 }
 
@@ -127,6 +140,7 @@ StepOutput OptimizerStep::evaluate(const Batch& batch, const std::function<StepO
     return output;
   }
   output = in_precision(step_.context_.config, step_.context_.world.device().type(), batch, f);
+  check_output(output);
   if (output.loss.defined() && output.loss.dim() != 0) {
     throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
                 "reduce it over the batch, for example with mean()");
@@ -143,6 +157,7 @@ void OptimizerStep::backward(const StepOutput& output) {
 void OptimizerStep::note(const StepOutput& output) {
   const std::int64_t samples = step_.samples_of(output);
   check_counts(output);
+  has_last_backward_ = has_last_backward_ || forwards_ >= step_.batches().size();
   if (evaluation_ != nullptr) {
     evaluation_->add(output, samples);
   }
@@ -150,13 +165,22 @@ void OptimizerStep::note(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
   }
+  const at::Tensor weight = output.count.defined() ? count_as_weight(output) : at::Tensor();
   if (step_.looks_at_losses()) {
-    optimizer_.add_loss(output.count.defined() ? times_count(output.loss, output.count)
-                                               : output.loss.detach() * step_.weight(samples));
+    optimizer_.add_loss(weight.defined() ? times_count(output.loss, weight)
+                                         : output.loss.detach() * step_.weight(samples));
   }
-  if (output.count.defined()) {
-    optimizer_.add_count(output.count);
+  if (weight.defined()) {
+    optimizer_.add_count(weight);
   }
+}
+
+// In the dtype of the loss, as its gradient: bf16 rounds 257 to 256. What finish() divides by is rounded too, so that
+// the result is a mean.
+at::Tensor OptimizerStep::count_as_weight(const StepOutput& output) const {
+  const at::Tensor count = output.count.detach();
+  const double unit = step_.count_unit();
+  return (unit == 1 ? count : count * unit).to(output.loss.dtype());
 }
 
 void OptimizerStep::run_backward(const StepOutput& output) {
@@ -165,12 +189,16 @@ void OptimizerStep::run_backward(const StepOutput& output) {
     optimizer_.backward_nothing();
     return;
   }
+  if (!output.loss.requires_grad()) {
+    throw Error("the loss does not depend on a parameter that requires gradients",
+                "calculate it without detach() and without torch::NoGradGuard, from parameters that are not frozen");
+  }
   if (step_.context_.loss_check != nullptr) {  // before the backward, which frees the graph
     step_.context_.loss_check->look(output.loss, step_.number());
   }
   const double factor = step_.context_.loss_factor;
   if (output.count.defined()) {
-    const at::Tensor count = output.count.detach().to(output.loss.dtype());
+    const at::Tensor count = count_as_weight(output);
     optimizer_.backward(output.loss, factor == 1 ? count : count * factor);
     return;
   }
@@ -189,7 +217,6 @@ void OptimizerStep::check_counts(const StepOutput& output) {
   if (!output.loss.defined()) {
     return;
   }
-  check_count(output.count);
   if (counted_.value_or(output.count.defined()) != output.count.defined()) {
     throw Error("one micro-batch of this step has a count, another one has none",
                 "set StepOutput::count for every micro-batch of an optimizer, or for none");
@@ -197,10 +224,26 @@ void OptimizerStep::check_counts(const StepOutput& output) {
   counted_ = output.count.defined();
 }
 
+// Otherwise the gradients were not reduced.
+void OptimizerStep::check_that_it_is_complete() const {
+  if (has_last_backward_) {
+    return;
+  }
+  const std::size_t batches = step_.batches().size();
+  throw Error(fmt::format("Step::optimizer({}) updates after the forward of {} of {} batches{}", index_, forwards_,
+                          batches, forwards_ < batches ? "" : ", and without the backward of the last one"),
+              "call its forward() and backward() for every batch of Step::batches(), also for one without samples; one "
+              "loss cannot train two optimizers: use one with OptimizerSpec::groups");
+}
+
 // If all counts of a step are 0, its gradients are zero and remain zero.
 void OptimizerStep::finish() {
+  check_that_it_is_complete();
   optimizer_.finish();
-  if (const auto count = optimizer_.mean_count(); count.defined()) {
+  if (auto count = optimizer_.mean_count(); count.defined()) {
+    if (step_.context_.config.precision == Precision::fp64) {
+      count = count.to(at::kDouble);
+    }
     optimizer_.scale_grads(at::where(count > 0, count.reciprocal(), 0));
   }
 }
@@ -286,11 +329,24 @@ double Step::weight(std::int64_t samples) const noexcept {
   return static_cast<double>(samples * context_.world.size()) / static_cast<double>(now_.batches->global_samples);
 }
 
+// Of the weights that are counts; finish() divides by it. The range of fp16 ends at 65504, so there a count is divided
+// by about the samples of a rank, by a power of 2, which does not round it. The other types have the range of fp32.
+double Step::count_unit() const noexcept {
+  const Precision precision = context_.config.precision;
+  if (precision != Precision::fp16 && precision != Precision::fp16_mixed) {
+    return 1;
+  }
+  return std::exp2(-std::ilogb(static_cast<double>(now_.batches->global_samples) / context_.world.size()));
+}
+
 bool Step::looks_at_losses() const noexcept {
   return context_.spikes != nullptr || context_.config.optim.non_finite == NonFinitePolicy::skip;
 }
 
-void Step::add(const StepOutput& output) { added_->add(output, samples_of(output)); }
+void Step::add(const StepOutput& output) {
+  check_output(output);
+  added_->add(output, samples_of(output));
+}
 
 // Only now it is known whether the step counts.
 void Step::end() {
@@ -303,7 +359,7 @@ void Step::end() {
 }
 
 StepResult Step::result() const {
-  return {.loss = added_->empty() ? at::Tensor() : added_->mean([](const StepOutput& out) { return out.loss; }),
+  return {.loss = added_->mean([](const StepOutput& out) { return out.loss; }),
           .count = added_->count(),
           .grad_norm = now_.grad_norm,
           .skipped = now_.skipped,

@@ -11,7 +11,7 @@
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
 #include "trainer/meter.h"
-#include "trainer/times_count.h"
+#include "trainer/output_check.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -49,12 +49,14 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   AgreedStop stop(world, control, options.least_stop);
   Evaluation result;
   std::int64_t done = 0;
+  bool has_samples = false;
   for (const StepBatches* step = data.next(); step != nullptr; step = data.next()) {
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
         const StepOutput output =
             in_precision(config, world.device().type(), batch, [&](const Batch& b) { return (task.*options.step)(b); });
-        check_count(output.count);
+        check_output(output);
+        has_samples = true;
         meter.add(output, batch.samples);
         if (options.on_output) {
           options.on_output(batch, output);
@@ -73,7 +75,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   }
   data.seek(start);  // every validation has the same random numbers, also in a resumed run
   result.means = meter.take(world);
-  if (result.means.empty()) {
+  if (result.means.empty() && !world.any(has_samples)) {  // the means are the same on all ranks
     throw DataError("the validation data gave no samples", "give it at least one, or pass no validation data");
   }
   for (auto& metric : metrics.values(world)) {

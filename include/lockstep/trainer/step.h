@@ -23,12 +23,16 @@ class Task;
 /// One optimizer's part of a step.
 class OptimizerStep {
  public:
-  /// Drops the gradients.
-  void zero_grad() { optimizer_.zero_grad(); }
+  OptimizerStep(const OptimizerStep&) = delete;
+  OptimizerStep& operator=(const OptimizerStep&) = delete;
 
-  /// Runs `f` on the batch in the configured precision. Only the backward of the step's last batch reduces the
-  /// gradients over ranks. A batch can have no samples if other ranks have some; `f` is not called for it, and its
-  /// output has no loss.
+  /// Drops the gradients.
+  void zero_grad();
+
+  /// Runs `f` on the batch, or on a copy of it, in the configured precision. Call it for every batch of the step, also
+  /// for one without samples, which other ranks may have: `f` is not called for it, and its output has no loss. The
+  /// gradients are reduced over ranks in the backward of the last one: the n-th forward since zero_grad(), for n
+  /// batches.
   StepOutput forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
 
   /// Backward of the last result of forward(), weighted by its share of the global batch.
@@ -36,7 +40,8 @@ class OptimizerStep {
 
   /// Computes the mean of the gradients over the global batch, clips it, and updates the parameters with the scheduled
   /// learning rate. With fp16_mixed, gradients that are not finite change no parameter. If all counts of the step are
-  /// 0, the gradients are zero, but momentum and weight decay still apply.
+  /// 0, the gradients are zero, but momentum and weight decay still apply. Throws: Error if a batch of the step had no
+  /// forward() or the last one no backward().
   void update();
 
   /// For optimizers with a closure (LBFGS). The closure calls zero_grad, then forward and backward for every
@@ -61,14 +66,18 @@ class OptimizerStep {
   void note(const StepOutput& output);
   void run_backward(const StepOutput& output);
   void finish();
+  void check_that_it_is_complete() const;
   void check_counts(const StepOutput& output);
+  at::Tensor count_as_weight(const StepOutput& output) const;
   at::Tensor mean_loss();
 
   Step& step_;
   std::size_t index_;
   StrategyOptimizer& optimizer_;
-  std::optional<bool> counted_{};  // the micro-batches of this step have counts
-  Outputs* evaluation_ = nullptr;  // outputs of the closure while minimize() runs it
+  std::optional<bool> counted_{};   // the micro-batches of this step have counts
+  std::size_t forwards_ = 0;        // since zero_grad()
+  bool has_last_backward_ = false;  // since zero_grad()
+  Outputs* evaluation_ = nullptr;   // outputs of the closure while minimize() runs it
 };
 
 /// One training step, as Task::optimize sees it: its micro-batches and its optimizers.
@@ -80,19 +89,20 @@ class Step {
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
-  /// The step `at` begins, with these batches, which must live until the next one begins.
-  void begin(const StepBatches& batches, const ScheduleStep& at);
+  /// A step begins, with these batches, which must live until the next one begins. `before`: the progress without it.
+  void begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at);
 
   std::span<const Batch> batches() const noexcept { return now_.batches->micro; }
-  bool is_last(const Batch& batch) const noexcept { return &batch == &batches().back(); }
-  std::int64_t number() const noexcept { return now_.at.step; }
+  std::int64_t number() const noexcept { return now_.before.step; }
+  /// What was completed before this step. In the first epoch `epoch` is 0.
+  const TrainState& state() const noexcept { return now_.before; }
 
   std::size_t optimizer_count() const noexcept { return optimizers_.size(); }
   /// `index`: position in Task::optimizers().
-  OptimizerStep& optimizer(std::size_t index = 0) { return optimizers_.at(index); }
+  OptimizerStep& optimizer(std::size_t index = 0) { return *optimizers_.at(index); }
 
-  /// Adds the loss and the metrics of an output to the reports. At the end of the step: if its update is left out
-  /// because its loss is not finite (optim.non_finite skip), they do not count.
+  /// Adds the loss and the metrics of an output to the reports; steps may have different metrics. At the end of the
+  /// step: if its update is left out because its loss is not finite (optim.non_finite skip), they do not count.
   void add(const StepOutput& output);
 
   /// For the Trainer, after optimize().
@@ -113,12 +123,14 @@ class Step {
     return output.samples.value_or(now_.last_samples);
   }
   double weight(std::int64_t samples) const noexcept;
+  double count_unit() const noexcept;
   /// Losses decide whether an update is left out.
   bool looks_at_losses() const noexcept;
 
   // Of the present step.
   struct Now {
     const StepBatches* batches = nullptr;
+    TrainState before{};
     ScheduleStep at{};
     std::int64_t last_samples = 0;  // of the batch of the last forward
     at::Tensor grad_norm{};
@@ -130,7 +142,7 @@ class Step {
   };
 
   const Context& context_;
-  std::vector<OptimizerStep> optimizers_{};
+  std::vector<std::unique_ptr<OptimizerStep>> optimizers_{};
   std::unique_ptr<Outputs> added_;
   Now now_{};
 };

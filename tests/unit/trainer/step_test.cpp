@@ -1,0 +1,368 @@
+// What a task may do in a step, and what it may return.
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/metrics/classification.h>
+
+#include "support/at_stage.h"
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/tensors.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+
+namespace lockstep {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+static_assert(!std::is_copy_constructible_v<OptimizerStep> && !std::is_move_constructible_v<OptimizerStep>,
+              "a copy would count its own forwards and losses");
+
+/// Trains the task on one rank, in steps of two micro-batches of 4 samples.
+FitResult fit_alone(Task& task, TrainConfig config = {}) {
+  config.max_epochs = 1;
+  config.batch_size = 4;
+  config.accumulation = 2;
+  Session session = Session::single(in_memory(config));
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  return Trainer(session).fit(task, data);
+}
+
+/// What a fit with a task of its own for each rank throws.
+template <class AnyTask>
+std::string refusal_of(int ranks, std::int64_t samples = 32) {
+  return message_of([&] {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4, .accumulation = 2}));
+      AnyTask task;
+      DataLoader data(tiny_data(samples), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+    });
+  });
+}
+
+/// A step that works with copies of the batches, as one that mixes samples does.
+class Copying final : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    optimizer.zero_grad();
+    for (Batch batch : step.batches()) {  // NOLINT(performance-for-range-copy)
+      const auto out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+      optimizer.backward(out);
+      step.add(out);
+    }
+    optimizer.update();
+  }
+};
+
+TEST(Step, TakesCopiesOfItsBatches) {
+  for (const int ranks : {1, 2}) {
+    std::vector<std::vector<at::Tensor>> copied(static_cast<std::size_t>(ranks));
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4, .accumulation = 2}));
+      Copying task;
+      TinyTask reference;
+      for (Task* each : std::vector<Task*>{&task, &reference}) {
+        DataLoader data(tiny_data(32), plan.loader, world);
+        Trainer(plan, world).fit(*each, data);
+      }
+      EXPECT_TRUE(are_equal(weights_of(task), weights_of(reference))) << ranks;
+      copied[static_cast<std::size_t>(world.rank())] = weights_of(task);
+    });
+    EXPECT_TRUE(are_equal(copied.front(), copied.back()));
+  }
+}
+
+class OneLossForTwo final : public Task {
+ public:
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    OptimizerSpec a(sgd({.lr = 0.1}));
+    a.module = first_.get();
+    OptimizerSpec b(sgd({.lr = 0.1}));
+    b.module = second_.get();
+    return {a, b};
+  }
+  void optimize(Step& step) override {
+    step.optimizer(0).zero_grad();
+    step.optimizer(1).zero_grad();
+    for (const Batch& batch : step.batches()) {
+      const auto out = step.optimizer(0).forward(
+          batch, [&](const Batch& b) -> StepOutput { return at::mse_loss(net_->forward(b.input), b.target); });
+      step.optimizer(0).backward(out);
+    }
+    step.optimizer(0).update();
+    step.optimizer(1).update();
+  }
+
+ private:
+  torch::nn::Linear first_{4, 4};
+  torch::nn::Linear second_{4, 1};
+  torch::nn::Sequential net_{first_, second_};
+};
+
+class LeavesOutIdleBatches final : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    optimizer.zero_grad();
+    for (const Batch& batch : step.batches()) {
+      if (batch.samples > 0) {
+        optimizer.backward(optimizer.forward(batch, [this](const Batch& b) { return training_step(b); }));
+      }
+    }
+    optimizer.update();
+  }
+};
+
+class LeavesOutABackward final : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    optimizer.zero_grad();
+    StepOutput last;
+    for (const Batch& batch : step.batches()) {
+      if (last.loss.defined()) {
+        optimizer.backward(last);
+      }
+      last = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+    }
+    optimizer.update();
+  }
+};
+
+TEST(Step, RefusesAnUpdateWithoutTheGradientsOfAllBatches) {
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal_of<OneLossForTwo>(ranks),
+                AllOf(HasSubstr("Step::optimizer(1) updates after the forward of 0 of 2 batches"),
+                      HasSubstr("one loss cannot train two optimizers")));
+    EXPECT_THAT(refusal_of<LeavesOutABackward>(ranks),
+                HasSubstr("Step::optimizer(0) updates after the forward of 2 of 2 batches, and without the backward"));
+  }
+  EXPECT_THAT(refusal_of<LeavesOutIdleBatches>(2, /*samples=*/17),
+              AllOf(HasSubstr("the forward of 0 of 1 batches"), HasSubstr("also for one without samples")));
+}
+
+/// Its loss is a mean over a number that it is given, with a gradient of 1 for each weight.
+class Counting final : public Task {
+ public:
+  explicit Counting(double count) : count_(count) {
+    const at::NoGradGuard no_grad;
+    net_->weight.fill_(1);
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 1})}; }
+  StepOutput training_step(const Batch& batch) override {
+    StepOutput out(net_->weight.sum() + 0 * batch.input.sum());
+    out.count = at::full({}, count_, at::kFloat);
+    return out;
+  }
+  double gradient() const { return net_->weight.grad().to(at::kDouble).mean().item<double>(); }
+
+ private:
+  double count_;
+  torch::nn::Linear net_{torch::nn::LinearOptions(4, 1).bias(false)};
+};
+
+TEST(Counts, GiveExactMeansInEveryPrecision) {
+  for (const auto& [precision, rounding] : {std::pair(Precision::fp32, 1e-7), std::pair(Precision::fp64, 1e-15),
+                                            std::pair(Precision::bf16, 0.0), std::pair(Precision::fp16, 0.0)}) {
+    for (const double count : {3.0, 257.0, 65536.0}) {
+      for (const int ranks : {1, 2}) {
+        thread_world(ranks, [&, precision = precision, rounding = rounding](World& world) {
+          const Plan plan = plan_for(ranks, in_memory({.precision = precision, .max_epochs = 1, .batch_size = 4}));
+          Counting task(count);
+          double gradient = 0;
+          DataLoader data(tiny_data(4 * ranks), plan.loader, world);
+          Trainer trainer(plan, world);
+          trainer.add(at_stage(Stage::step_end, [&](const StageContext&) { gradient = task.gradient(); }));
+          trainer.fit(task, data);
+          EXPECT_NEAR(gradient, 1, rounding) << "precision " << static_cast<int>(precision) << ", count " << count;
+        });
+      }
+    }
+  }
+}
+
+TEST(Loss, TimesSamplesMayExceedTheRangeOfHalfPrecision) {
+  class Large final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override { return net_(batch.input).sum() * 0 + 30000; }
+  };
+  Large task;
+  const FitResult result = fit_alone(task, {.precision = Precision::fp16, .report = {.every_steps = 1}});
+  EXPECT_EQ(result.metrics.front(), std::pair(std::string("loss"), 30000.0));
+}
+
+/// Counts what it validates, and has no loss for it.
+class WithoutLoss final : public TinyTask {
+ public:
+  explicit WithoutLoss(bool has_metric = false) : has_metric_(has_metric) {}
+  StepOutput validation_step(const Batch& batch) override {
+    accuracy_.update((net_(batch.input) > 0).to(at::kLong), (batch.target > 0).to(at::kLong));
+    StepOutput out;
+    if (has_metric_) {
+      out.metrics = {{"mean", batch.target.mean()}};
+    }
+    return out;
+  }
+  std::vector<metrics::NamedMetric> metrics() override { return {{"accuracy", accuracy_}}; }
+
+ private:
+  bool has_metric_;
+  metrics::Accuracy accuracy_{{.task = metrics::Classification::binary}};
+};
+
+TEST(Validation, NeedsNoLoss) {
+  for (const int ranks : {1, 2}) {
+    for (const bool has_metric : {false, true}) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4}));
+        WithoutLoss task(has_metric);
+        DataLoader data(tiny_data(16), plan.loader, world);
+        DataLoader val(tiny_data(9), plan.eval_loader, world);
+        const Metrics found = Trainer(plan, world).validate(task, val);
+        ASSERT_EQ(found.size(), has_metric ? 2U : 1U);
+        EXPECT_EQ(found.back().first, "accuracy");
+        if (has_metric) {
+          EXPECT_EQ(found.front().first, "mean");
+          EXPECT_NEAR(
+              found.front().second,
+              tiny_data(9)->get(std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}, {}).target.mean().item<double>(),
+              1e-6);
+        }
+        Trainer(plan, world).fit(task, data, &val);
+      });
+    }
+  }
+}
+
+TEST(StepOutput, IsCheckedWhereItIsReturned) {
+  class Returns : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out = TinyTask::training_step(batch);
+      change(out);
+      return out;
+    }
+    virtual void change(StepOutput& out) = 0;
+  };
+  class RowOfCounts final : public Returns {
+    void change(StepOutput& out) override { out.count = at::ones({1}); }
+  };
+  class UndefinedMetric final : public Returns {
+    void change(StepOutput& out) override { out.metrics = {{"extra", at::Tensor()}}; }
+  };
+  class Detached final : public Returns {
+    void change(StepOutput& out) override { out.loss = out.loss.detach(); }
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal_of<RowOfCounts>(ranks), HasSubstr("StepOutput::count has shape [1], expected a scalar"));
+    EXPECT_THAT(refusal_of<UndefinedMetric>(ranks), HasSubstr("metric extra is an undefined tensor"));
+    EXPECT_THAT(refusal_of<Detached>(ranks),
+                HasSubstr("the loss does not depend on a parameter that requires gradients"));
+  }
+}
+
+TEST(Fit, TrainsUnderANoGradGuardAndNotInInferenceMode) {
+  TinyTask task;
+  TinyTask reference;
+  fit_alone(reference);
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4, .accumulation = 2}));
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  {
+    const at::NoGradGuard no_grad;
+    Trainer(session).fit(task, data);
+    EXPECT_FALSE(at::GradMode::is_enabled());
+  }
+  EXPECT_TRUE(are_equal(weights_of(task), weights_of(reference)));
+  const c10::InferenceMode inference;
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }), HasSubstr("inference mode"));
+}
+
+/// Two losses of one step with names of their own, and a metric of every second step.
+class Sometimes final : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    optimizer.zero_grad();
+    for (const Batch& batch : step.batches()) {
+      const auto out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+      optimizer.backward(out);
+      step.add(out);
+      StepOutput other;  // as the loss of another optimizer
+      other.metrics = {{"other", at::full({}, 5.0)}};
+      step.add(other);
+      if (step.number() % 2 == 1) {
+        step.add(StepOutput({}, {{"odd", at::full({}, static_cast<double>(step.number()))}}));
+      }
+    }
+    optimizer.update();
+  }
+};
+
+TEST(Step, MayHaveOtherMetricsThanOthers) {
+  TinyTask reference;
+  for (const int ranks : {1, 2}) {
+    std::map<std::string, double> found;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4, .report = {.every_steps = 4}}));
+      Sometimes task;
+      DataLoader data(tiny_data(16 * ranks), plan.loader, world);
+      const FitResult result = Trainer(plan, world).fit(task, data);
+      TinyTask same;
+      DataLoader again(tiny_data(16 * ranks), plan.loader, world);
+      const FitResult expected = Trainer(plan, world).fit(same, again);
+      if (world.is_main()) {
+        found = {result.metrics.begin(), result.metrics.end()};
+        EXPECT_EQ(found.at("loss"), expected.metrics.front().second) << "it has no part of the others";
+      }
+    });
+    EXPECT_EQ(found.at("other"), 5);
+    EXPECT_EQ(found.at("odd"), 2) << "the mean of the steps 1 and 3";
+  }
+}
+
+TEST(Step, KnowsTheProgressOfTheRun) {
+  class Watching final : public TinyTask {
+   public:
+    void optimize(Step& step) override {
+      seen.push_back({step.state().step, step.state().epoch, step.state().samples});
+      TinyTask::optimize(step);
+    }
+    std::vector<std::vector<std::int64_t>> seen{};
+  };
+  const TempDir dir;
+  TrainConfig config = in_memory({.max_epochs = 2, .batch_size = 4, .run_dir = dir.path() / "run"});
+  config.checkpoint.enabled = true;
+  Watching task;
+  for (const std::int64_t steps : {3, 0}) {
+    config.max_steps = steps;
+    Session session = Session::single(config);
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    Trainer(session).fit(task, data);
+  }
+  EXPECT_THAT(task.seen,
+              ElementsAre(ElementsAre(0, 0, 0), ElementsAre(1, 0, 4), ElementsAre(2, 1, 8), ElementsAre(3, 1, 12)));
+}
+
+}  // namespace
+}  // namespace lockstep
