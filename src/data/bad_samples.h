@@ -6,7 +6,6 @@
 #include <set>
 #include <span>
 
-#include <lockstep/config/train_config.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/plan/plan.h>
 

@@ -96,7 +96,7 @@ TEST(LrSchedule, ReportsEveryProblemOfAText) {
            {"cosin", "unknown curve", "did you mean cosine?"},
            {"zzz", "unknown curve", "use one of constant, warmup, linear"},
            {"+cosine", "the name of the curve is missing", "use one of"},
-           {"plateau", "unknown curve", "ReduceOnPlateau"},
+           {"plateau", "unknown curve", "--plateau.metric"},
            {"StepLR:30", "unknown curve", "step:every=30ep"},
            {"wsd", "unknown curve", "constant:until=80%"},
            {"cosine:0.1", "found \"0.1\", expected setting=value", "the settings are from, to, for, until, per"},
