@@ -412,7 +412,8 @@ class RealFileSystem final : public FileSystem {
       return false;
     }
     if (error == EEXIST) {
-      const Path target = std::filesystem::read_symlink(path, ignored);
+      const Path itself = path.has_filename() ? path : path.parent_path();  // "link/" is what the link leads to
+      const Path target = std::filesystem::read_symlink(itself, ignored);
       throw IoError(fmt::format("cannot create the directory {}: {}", printable(path.string()),
                                 target.empty() ? "it exists, and is no directory"
                                                : fmt::format("it is a link to {}, and no directory is there",
