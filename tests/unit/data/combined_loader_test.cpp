@@ -275,7 +275,8 @@ TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
            {R"({"loaders": 3, "ended": []})", "a position of \"loaders\" is not an array of 5 values"},
            {R"({"loaders": [[0, "x", 0, 1, ""]], "ended": []})", "found \"x\", expected \"consumed\" to be an integer"},
            {R"({"loaders": [], "ended": [1]})", "found [1], expected \"ended\" to be an array of true and false"}}) {
-    EXPECT_THAT([&, &text = state] { both.seek({.consumed = 2, .state = text}); },
+    const LoaderPosition position{.consumed = 2, .state = state};
+    EXPECT_THAT([&] { both.seek(position); },
                 testing::ThrowsMessage<CheckpointError>(testing::HasSubstr(": " + reason)));
   }
   EXPECT_THROW(both.seek({.consumed = 2, .state = "0 1 2"}), CheckpointError);
