@@ -398,7 +398,7 @@ class RealFileSystem final : public FileSystem {
   }
 
  private:
-  /// False if the parent is missing; true if the directory exists now.
+  /// False if the parent is no directory; true if the directory exists now.
   static bool make_directory(const Path& path) {
     if (::mkdir(path.c_str(), kDirectoryMode) == 0) {
       return true;
@@ -408,8 +408,17 @@ class RealFileSystem final : public FileSystem {
     if (std::filesystem::is_directory(path, ignored)) {  // mkdir may report EROFS or EACCES instead of EEXIST
       return true;
     }
-    if (error == ENOENT) {
+    if (error == ENOENT || error == ENOTDIR || error == ELOOP) {
       return false;
+    }
+    if (error == EEXIST) {
+      const Path itself = path.has_filename() ? path : path.parent_path();  // "link/" is what the link leads to
+      const Path target = std::filesystem::read_symlink(itself, ignored);
+      throw IoError(fmt::format("cannot create the directory {}: {}", printable(path.string()),
+                                target.empty() ? "it exists, and is no directory"
+                                               : fmt::format("it is a link to {}, and no directory is there",
+                                                             printable(target.string()))),
+                    "move it away, or use another directory", error);
     }
     throw_io_error("create", path, error);
   }

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "base/special_number.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -45,6 +48,40 @@ std::string without_library_prefix(std::string text) {
   const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
   return end == std::string::npos ? text : text.substr(end + 2);
 }
+
+/// The beginning of a value, for messages.
+std::string beginning(const Json& value) {
+  constexpr std::size_t kMost = 60;
+  const std::string text = dump_json(value);
+  return printable(text.size() > kMost ? text.substr(0, kMost) + "..." : text);
+}
+
+template <class T>
+bool is_a(const Json& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return value.is_string();
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value.is_boolean();
+  } else if constexpr (std::is_integral_v<T>) {
+    return value.is_number_unsigned() ? std::in_range<T>(value.get<std::uint64_t>())
+                                      : value.is_number_integer() && std::in_range<T>(value.get<std::int64_t>());
+  } else {
+    return value.is_array() && std::ranges::all_of(value, is_a<typename T::value_type>);
+  }
+}
+
+template <class T>
+constexpr const char* kKind = "an integer";
+template <>
+constexpr const char* kKind<std::string> = "a string";
+template <>
+constexpr const char* kKind<bool> = "true or false";
+template <>
+constexpr const char* kKind<std::vector<std::string>> = "an array of strings";
+template <>
+constexpr const char* kKind<std::vector<bool>> = "an array of true and false";
+template <>
+constexpr const char* kKind<std::vector<std::int64_t>> = "an array of integers";
 
 /// A copy in which numbers that JSON cannot represent are strings.
 Json writable(const Json& value) {
@@ -96,6 +133,33 @@ Json parse_json(std::string_view text, int max_depth) {
     throw std::runtime_error(fmt::format("{}: {}", place(text, furthest), without_library_prefix(error.what())));
   }
 }
+
+const Json& member(const Json& object, std::string_view name) {
+  if (!object.is_object()) {
+    throw std::runtime_error(fmt::format("found {}, expected an object with \"{}\"", beginning(object), name));
+  }
+  const auto found = object.find(std::string(name));
+  if (found == object.end()) {
+    throw std::runtime_error(fmt::format("\"{}\" is missing", name));
+  }
+  return *found;
+}
+
+template <class T>
+T value_as(const Json& value, std::string_view name) {
+  if (!is_a<T>(value)) {
+    throw std::runtime_error(fmt::format("found {}, expected \"{}\" to be {}", beginning(value), name, kKind<T>));
+  }
+  return value.get<T>();
+}
+
+template std::string value_as(const Json& value, std::string_view name);
+template bool value_as(const Json& value, std::string_view name);
+template int value_as(const Json& value, std::string_view name);
+template std::int64_t value_as(const Json& value, std::string_view name);
+template std::vector<std::string> value_as(const Json& value, std::string_view name);
+template std::vector<bool> value_as(const Json& value, std::string_view name);
+template std::vector<std::int64_t> value_as(const Json& value, std::string_view name);
 
 std::string dump_json(const Json& value) {
   return writable(value).dump(-1, ' ', false, Json::error_handler_t::replace);

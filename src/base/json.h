@@ -16,6 +16,19 @@ using Json = nlohmann::ordered_json;
 /// line and column; callers add the name of the file.
 Json parse_json(std::string_view text, int max_depth = 8);
 
+/// The member of an object. Throws: std::runtime_error that names it, as the next one does.
+const Json& member(const Json& object, std::string_view name);
+
+/// The value as a T: std::string, bool, int, std::int64_t, or a std::vector of std::string, bool or std::int64_t.
+/// Throws: std::runtime_error such as: found 1.5, expected "launches" to be an integer.
+template <class T>
+T value_as(const Json& value, std::string_view name);
+
+template <class T>
+T member_as(const Json& object, std::string_view name) {
+  return value_as<T>(member(object, name), name);
+}
+
 /// One line; non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
 std::string dump_json(const Json& value);
 std::string dump_json_pretty(const Json& value);

@@ -31,8 +31,12 @@ std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) 
   std::string owner;
   auto lock = fs.try_lock(directory / ".lock", pid_on_host(), owner);
   if (lock == nullptr) {
-    throw CheckpointError(fmt::format("checkpoints in {}: locked by {}", directory.string(), printable(owner)),
-                          "wait for that run to end, or use another run directory");
+    const bool is_own = owner == pid_on_host();
+    throw CheckpointError(fmt::format("checkpoints in {}: locked by {}{}", directory.string(), printable(owner),
+                                      is_own ? ", which is this process" : ""),
+                          is_own
+                              ? "end the training that saves there first, or give this one a plan with another run_dir"
+                              : "wait for that run to end, or use another run directory");
   }
   return lock;
 }

@@ -17,6 +17,7 @@
 #include "config/config_file.h"
 #include "config/flags.h"
 #include "config/migrate.h"
+#include "config/toml_writer.h"
 
 namespace lockstep {
 namespace {
@@ -37,8 +38,10 @@ void check(const std::string& file) {
   for (const std::string& warning : invocation.warnings) {
     log_warning(warning);
   }
-  const auto set =
-      std::ranges::count_if(invocation.origins, [](const auto& origin) { return origin.second.starts_with("file "); });
+  // The program's own flags are not checked here.
+  const auto set = std::ranges::count_if(read_config_file(file), [](const FileSetting& setting) {
+    return !setting.name.starts_with(fmt::format("{}.", kProgramSection));
+  });
   fmt::print("{}: {}, no problem\n", file, counted(set, "setting"));
 }
 

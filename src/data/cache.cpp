@@ -192,13 +192,13 @@ std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& d
   }
   try {
     const Json json = parse_json(read_file(files, directory / kComplete));
-    if (json.at("data").get<std::string>() != data.fingerprint()) {
+    if (member_as<std::string>(json, "data") != data.fingerprint()) {
       log_info(fmt::format("the cache in {} belongs to other data and is written again", directory.string()));
       return nullptr;
     }
     NamedTensors columns;
-    for (const Json& name : json.at("columns")) {
-      columns.emplace_back(name.get<std::string>(), npy_tensor(column_file(directory, columns.size())));
+    for (const std::string& name : member_as<std::vector<std::string>>(json, "columns")) {
+      columns.emplace_back(name, npy_tensor(column_file(directory, columns.size())));
       if (columns.back().second.dim() == 0 || columns.back().second.size(0) != data.size()) {
         throw DataError(fmt::format("{1} does not have {0} rows", data.size(), columns.back().first));
       }

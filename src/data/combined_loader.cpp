@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,11 +22,14 @@ Json to_json(const LoaderPosition& position) {
 }
 
 LoaderPosition position_of(const Json& json) {
-  return {.epoch = json.at(0).get<std::int64_t>(),
-          .consumed = json.at(1).get<std::int64_t>(),
-          .dataset_size = json.at(2).get<std::int64_t>(),
-          .global_batch = json.at(3).get<std::int64_t>(),
-          .state = json.at(4).get<std::string>()};
+  if (!json.is_array() || json.size() != 5) {
+    throw std::runtime_error("a position of \"loaders\" is not an array of 5 values");
+  }
+  return {.epoch = value_as<std::int64_t>(json[0], "epoch"),
+          .consumed = value_as<std::int64_t>(json[1], "consumed"),
+          .dataset_size = value_as<std::int64_t>(json[2], "dataset_size"),
+          .global_batch = value_as<std::int64_t>(json[3], "global_batch"),
+          .state = value_as<std::string>(json[4], "state")};
 }
 
 /// The positions of the loaders, and which of them have ended an epoch in this one.
@@ -33,10 +37,10 @@ std::pair<std::vector<LoaderPosition>, std::vector<bool>> parse_state(const std:
   std::pair<std::vector<LoaderPosition>, std::vector<bool>> state;
   try {
     const Json json = parse_json(text);
-    for (const Json& each : json.at("loaders")) {
+    for (const Json& each : member(json, "loaders")) {
       state.first.push_back(position_of(each));
     }
-    state.second = json.at("ended").get<std::vector<bool>>();
+    state.second = member_as<std::vector<bool>>(json, "ended");
   } catch (const std::exception& error) {
     throw CheckpointError(fmt::format("checkpoint position: found '{}', expected the position of combined loaders: {}",
                                       printable(text), error.what()),

@@ -43,8 +43,8 @@ Ids parse(const std::string& text, const std::filesystem::path& file, const Data
   Ids ids;
   try {
     const Json json = parse_json(text);
-    fingerprint = json.at("data").get<std::string>();
-    ids = json.at("validation").get<Ids>();
+    fingerprint = member_as<std::string>(json, "data");
+    ids = member_as<Ids>(json, "validation");
   } catch (const std::exception& error) {
     throw DataError(fmt::format("{}: {}", file.string(), error.what()), "delete the file to draw a new split");
   }

@@ -91,10 +91,11 @@ Json metric_row(std::int64_t step, std::span<const MetricValue> metrics) {
 }
 
 void require_distinct(std::span<const MetricValue> metrics) {
-  std::set<std::string_view> names{"step", "time"};
+  std::set<std::string> names{"step", "time"};
   for (const MetricValue& metric : metrics) {
-    if (!names.insert(metric.name).second) {
-      throw Error(fmt::format("two metrics of a report are called '{}'", printable(metric.name)),
+    const std::string name = printable(metric.name);  // as the files have it
+    if (!names.insert(name).second) {
+      throw Error(fmt::format("two metrics of a report are called '{}'", name),
                   "give every metric a unique name; loss, lr, grad_norm, samples_per_s, epoch, step and time are "
                   "lockstep's");
     }

@@ -78,18 +78,18 @@ RunRecord parse_run_record(std::string_view json, const std::string& where) {
       "the file is damaged: delete it to continue with the checkpoints beside it, or start over with --fresh";
   try {
     const Json root = parse_json(json);
-    if (const auto format = root.at("format").get<std::int64_t>(); format != kFormat) {
+    if (const auto format = member_as<std::int64_t>(root, "format"); format != kFormat) {
       hint = "continue the run with the version of lockstep that wrote it, or start over with --fresh";
       throw std::runtime_error(fmt::format("its format is {}, this build reads {}", format, kFormat));
     }
-    const Json& launch = root.at("launch");
-    return {.id = root.at("id").get<std::string>(),
-            .program = root.at("program").get<std::string>(),
-            .model = root.at("model").get<std::string>(),
-            .launches = root.at("launches").get<std::int64_t>(),
-            .launch = {.id = launch.at("id").get<std::string>(),
-                       .job = launch.at("job").get<std::string>(),
-                       .requeues = launch.at("requeues").get<int>()}};
+    const Json& launch = member(root, "launch");
+    return {.id = member_as<std::string>(root, "id"),
+            .program = member_as<std::string>(root, "program"),
+            .model = member_as<std::string>(root, "model"),
+            .launches = member_as<std::int64_t>(root, "launches"),
+            .launch = {.id = member_as<std::string>(launch, "id"),
+                       .job = member_as<std::string>(launch, "job"),
+                       .requeues = member_as<int>(launch, "requeues")}};
   } catch (const std::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", where, printable(error.what())), hint);
   }

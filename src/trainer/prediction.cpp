@@ -103,15 +103,15 @@ std::string to_text(const PartList& progress) {
 PartList parse_part_list(const std::string& text, const Path& directory) {
   try {
     const Json json = parse_json(text);
-    return {.weights = json.value("weights", std::string()),
-            .step = json.at("step").get<std::int64_t>(),
-            .complete = json.at("complete").get<bool>(),
-            .position = {.epoch = json.at("epoch").get<std::int64_t>(),
-                         .consumed = json.at("consumed").get<std::int64_t>(),
-                         .dataset_size = json.at("dataset_size").get<std::int64_t>(),
-                         .global_batch = json.at("global_batch").get<std::int64_t>(),
-                         .state = json.at("source_state").get<std::string>()},
-            .parts = json.at("parts").get<std::vector<std::string>>()};
+    return {.weights = json.contains("weights") ? member_as<std::string>(json, "weights") : std::string(),
+            .step = member_as<std::int64_t>(json, "step"),
+            .complete = member_as<bool>(json, "complete"),
+            .position = {.epoch = member_as<std::int64_t>(json, "epoch"),
+                         .consumed = member_as<std::int64_t>(json, "consumed"),
+                         .dataset_size = member_as<std::int64_t>(json, "dataset_size"),
+                         .global_batch = member_as<std::int64_t>(json, "global_batch"),
+                         .state = member_as<std::string>(json, "source_state")},
+            .parts = member_as<std::vector<std::string>>(json, "parts")};
   } catch (const std::exception& error) {
     throw CheckpointError(fmt::format("{} is damaged: {}", part_list_file(directory).string(), error.what()),
                           "remove the directory, and predict again");

@@ -18,9 +18,26 @@
 namespace lockstep {
 namespace {
 
-CheckpointError no_training(const std::filesystem::path& run) {
-  return CheckpointError(fmt::format("no training runs in {} now", run.string()),
-                         "start it with the command of the run");
+/// Whether the launcher was to start the ranks again after a failure. Nobody trains until it has. It may have been
+/// ended meanwhile, of which there is no event.
+bool awaits_restart(FileSystem& fs, const std::filesystem::path& run) {
+  const std::vector<RunEvent> events = read_run(fs, run).events;
+  if (events.empty()) {
+    return false;
+  }
+  const auto restart = events.back().fields.find("restart");
+  return events.back().name == "restart" ||
+         (events.back().name == "failure" && restart != events.back().fields.end() && *restart == true);
+}
+
+CheckpointError no_training(FileSystem& fs, const std::filesystem::path& run) {
+  const std::string what = fmt::format("no training runs in {} now", printable(run.string()));
+  if (awaits_restart(fs, run)) {
+    return CheckpointError(
+        what + "; its last attempt failed, and another one was to follow",
+        "if its launcher still runs, wait for the restart, or end the launcher with Ctrl-C or SIGTERM");
+  }
+  return CheckpointError(what, "start it with the command of the run");
 }
 
 /// Throws: CheckpointError if the training ends without taking the command. The command is removed then.
@@ -34,7 +51,7 @@ bool is_taken(FileSystem& fs, const std::filesystem::path& run, const std::files
     }
     if (!is_run_in_use(run) && fs.exists(file)) {
       fs.remove(file);
-      throw no_training(run);
+      throw no_training(fs, run);
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -47,7 +64,7 @@ int ctl(const CommandLine& line, const Variables&) {
   FileSystem& fs = real_file_system();
   require_run(fs, run);
   if (!is_run_in_use(run)) {
-    throw no_training(run);
+    throw no_training(fs, run);
   }
   if (const std::vector<std::string> known = commands_of_run(fs, run);
       std::ranges::find(known, command) == known.end()) {

@@ -299,8 +299,10 @@ void refuse_folder_of_runs(FileSystem& fs, const Path& directory) {
 void require_run(FileSystem& fs, const Path& directory) {
   if (!is_run(fs, directory)) {
     refuse_folder_of_runs(fs, directory);
-    throw ConfigError(fmt::format("{} contains no run", printable(directory.string())),
-                      "give the directory of a run, such as runs/first; lockstep list shows the runs");
+    throw ConfigError(
+        fmt::format("{} contains no run", printable(directory.string())),
+        "give the directory of a run, such as runs/first; lockstep list shows the runs. A training that was "
+        "started just now makes its directory within some seconds");
   }
 }
 

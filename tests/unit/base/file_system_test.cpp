@@ -399,11 +399,28 @@ TEST(RealFileSystem, ReportsFreeBytes) {
 
 TEST(RealFileSystem, RefusesADirectoryWhereAFileIs) {
   const TempDir directory;
-  write_file(real_file_system(), directory.path() / "file", "");
-  EXPECT_THAT(message_of<IoError>([&] { real_file_system().create_directories(directory.path() / "file"); }),
-              HasSubstr("File exists"));
-  EXPECT_THAT(message_of<IoError>([&] { real_file_system().create_directories(directory.path() / "file/x"); }),
-              HasSubstr("Not a directory"));
+  const auto at = [&](const std::string& name) { return directory.path() / name; };
+  const auto message = [](const std::filesystem::path& path) {
+    return message_of<IoError>([&] { real_file_system().create_directories(path); });
+  };
+  write_file(real_file_system(), at("file"), "");
+  std::filesystem::create_symlink("nowhere", at("dangling"));
+  std::filesystem::create_symlink("loop", at("loop"));
+  std::filesystem::create_directory(at("folder"));
+  std::filesystem::create_symlink("folder", at("good"));
+  for (const char* below : {"", "x", "x/y"}) {
+    const auto what = [&](const std::string& name, const std::string& reason) {
+      EXPECT_THAT(message(at(name) / below), testing::StartsWith("cannot create the directory " + at(name).string()))
+          << below;
+      EXPECT_THAT(message(at(name) / below),
+                  testing::EndsWith(": " + reason + " | move it away, or use another directory"))
+          << below;
+    };
+    what("file", "it exists, and is no directory");
+    what("dangling", "it is a link to nowhere, and no directory is there");
+    what("loop", "it is a link to loop, and no directory is there");
+    EXPECT_EQ(message(at("good") / below), "no error");
+  }
   EXPECT_NO_THROW(real_file_system().create_directories(directory.path()));
 }
 

@@ -1,6 +1,8 @@
 #include "base/json.h"
 
 #include <limits>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,6 +48,40 @@ TEST(ParseJson, StopsAtTheDepthLimit) {
   EXPECT_EQ(failure("[[[1]]]", 3), "no error");
   EXPECT_THAT(failure("[[[[1]]]]", 3), HasSubstr("line 1, column 4: nested deeper than 3 levels"));
   EXPECT_THAT(failure(std::string(100'000, '[')), HasSubstr("nested deeper than 8 levels"));
+}
+
+TEST(MemberOfJson, HasItsType) {
+  const Json value = parse_json(
+      R"({"t": "a", "b": true, "i": -3, "big": 9223372036854775807, "texts": ["a"], "flags": [true, false], "ids": []})");
+  EXPECT_EQ(member_as<std::string>(value, "t"), "a");
+  EXPECT_TRUE(member_as<bool>(value, "b"));
+  EXPECT_EQ(member_as<int>(value, "i"), -3);
+  EXPECT_EQ(member_as<std::int64_t>(value, "big"), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(member_as<std::vector<std::string>>(value, "texts"), std::vector<std::string>{"a"});
+  EXPECT_EQ(member_as<std::vector<bool>>(value, "flags"), (std::vector<bool>{true, false}));
+  EXPECT_EQ(member_as<std::vector<std::int64_t>>(value, "ids"), std::vector<std::int64_t>{});
+}
+
+TEST(MemberOfJson, IsNamedIfItIsWrong) {
+  const Json value =
+      parse_json(R"({"t": "a", "half": 1.5, "huge": 18446744073709551615, "none": null, "mixed": ["a", 1]})");
+  const auto message = [&]<class T>(std::string_view name, const T&) {
+    return message_of<std::runtime_error>([&] { member_as<T>(value, name); });
+  };
+  EXPECT_EQ(message("missing", 0), "\"missing\" is missing");
+  EXPECT_EQ(message("t", 0), "found \"a\", expected \"t\" to be an integer");
+  EXPECT_EQ(message("half", 0), "found 1.5, expected \"half\" to be an integer");
+  EXPECT_EQ(message("huge", std::int64_t{0}), "found 18446744073709551615, expected \"huge\" to be an integer");
+  EXPECT_EQ(message("none", 0), "found null, expected \"none\" to be an integer");
+  EXPECT_EQ(message("none", false), "found null, expected \"none\" to be true or false");
+  EXPECT_EQ(message("half", std::string()), "found 1.5, expected \"half\" to be a string");
+  EXPECT_EQ(message("mixed", std::vector<std::string>()),
+            "found [\"a\",1], expected \"mixed\" to be an array of strings");
+  EXPECT_EQ(message_of<std::runtime_error>([] { member(Json(3), "launch"); }),
+            "found 3, expected an object with \"launch\"");
+  EXPECT_THAT(message_of<std::runtime_error>([] { value_as<bool>(Json(std::string(100'000, 'x')), "b"); }),
+              testing::MatchesRegex("found \"x+\\.\\.\\., expected \"b\" to be true or false"))
+      << "long values are cut off";
 }
 
 TEST(DumpJson, WritesNumbersThatAreNotFiniteAsText) {

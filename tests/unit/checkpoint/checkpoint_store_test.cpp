@@ -716,7 +716,8 @@ TEST(CheckpointStore, HasOneOwner) {
   {
     const CheckpointStore owner = one.open();
     EXPECT_THAT([&] { one.open(); },
-                ThrowsMessage<CheckpointError>(HasSubstr("locked by pid " + std::to_string(::getpid()) + " on ")));
+                ThrowsMessage<CheckpointError>(AllOf(HasSubstr("locked by pid " + std::to_string(::getpid()) + " on "),
+                                                     testing::EndsWith(", which is this process"))));
   }
   one.open().save(1, checkpoint_contents());
 }

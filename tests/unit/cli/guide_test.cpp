@@ -191,6 +191,9 @@ TEST_F(Config, CheckReportsAllProblemsWithTheirLines) {
   }
   write("seed = 3\n[optim]\nlr = 0.1\n");
   EXPECT_EQ(lockstep({"config", "--check", name}).out, name + ": 2 settings, no problem\n");
+  write("run_name = \"a\"\n[program]\nwidth = 3\n");
+  EXPECT_EQ(lockstep({"config", "--check", name}).out, name + ": 1 setting, no problem\n")
+      << "run_name also decides run_dir; the program's own flags are not checked";
   const auto missing = lockstep({"config", "--check", name + "x"});
   EXPECT_EQ(missing.code, 2);
   EXPECT_EQ(missing.err, "error: cannot open " + name + "x: No such file or directory\n");

@@ -567,6 +567,7 @@ TEST(Commands, SayThatAFileIsNoRun) {
     const auto result = run_program(command, {}, temp.path().string());
     EXPECT_EQ(result.code, 2) << command[1];
     EXPECT_THAT(result.err, HasSubstr("error: a/metrics.jsonl contains no run\n")) << command[1];
+    EXPECT_THAT(result.err, HasSubstr("started just now makes its directory within some seconds")) << command[1];
   }
 }
 
@@ -586,6 +587,30 @@ TEST(Ctl, SaysThatTheTrainingHasEndedWithoutTheCommand) {
   EXPECT_THAT(result.err, HasSubstr("no training runs in "));
   EXPECT_LT(result.seconds, 5);
   EXPECT_FALSE(std::filesystem::exists(file)) << "the next training would take it";
+}
+
+TEST(Ctl, KnowsThatTheLauncherMayStartTheTrainingAgain) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const auto hint = [&] {
+    const Process::Result result = run_program({LOCKSTEP_CLI, "ctl", run.path().string(), "stop"});
+    EXPECT_EQ(result.code, 65) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("no training runs in " + run.path().string() + " now"));
+    return result.err.substr(result.err.find("hint: "));
+  };
+  const std::string no_launcher = "hint: start it with the command of the run\n";
+  const std::string launcher =
+      "hint: if its launcher still runs, wait for the restart, or end the launcher with Ctrl-C or SIGTERM\n";
+  EXPECT_EQ(hint(), no_launcher);
+  run.event("start");
+  EXPECT_EQ(hint(), no_launcher);
+  run.event("failure", {{"restart", true}});
+  EXPECT_EQ(hint(), launcher) << "the pause before the restart";
+  run.event("restart");
+  EXPECT_EQ(hint(), launcher) << "until the ranks have taken the run";
+  run.event("start");
+  run.event("failure", {{"restart", false}});
+  EXPECT_EQ(hint(), no_launcher);
 }
 
 TEST(Report, NamesTheFileThatCannotBeWritten) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -269,7 +270,15 @@ TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
   CombinedLoader one({&a}, CombineMode::min_size);
   EXPECT_THROW(both.seek(one.position()), CheckpointError);
   EXPECT_THROW(both.seek({.consumed = 2}), CheckpointError);
-  EXPECT_THROW(both.seek({.consumed = 2, .state = "{}"}), CheckpointError);
+  for (const auto& [state, reason] : std::vector<std::pair<std::string, std::string>>{
+           {"{}", "\"loaders\" is missing"},
+           {R"({"loaders": 3, "ended": []})", "a position of \"loaders\" is not an array of 5 values"},
+           {R"({"loaders": [[0, "x", 0, 1, ""]], "ended": []})", "found \"x\", expected \"consumed\" to be an integer"},
+           {R"({"loaders": [], "ended": [1]})", "found [1], expected \"ended\" to be an array of true and false"}}) {
+    const LoaderPosition position{.consumed = 2, .state = state};
+    EXPECT_THAT([&] { both.seek(position); },
+                testing::ThrowsMessage<CheckpointError>(testing::HasSubstr(": " + reason)));
+  }
   EXPECT_THROW(both.seek({.consumed = 2, .state = "0 1 2"}), CheckpointError);
   EXPECT_THROW(CombinedLoader({}, CombineMode::min_size), DataError);
   EXPECT_THROW(CombinedLoader({nullptr}, CombineMode::min_size), DataError);

@@ -175,6 +175,9 @@ TEST_F(JsonlSink, RejectsTwoMetricsWithOneName) {
           testing::ThrowsMessage<Error>(HasSubstr(fmt::format("two metrics of a report are called '{}'", name))));
     }
   }
+  const MetricValue printed_alike[] = {{"a\nb", 1}, {"ab", 2}};
+  EXPECT_THAT([&] { csv->write(1, printed_alike); },
+              testing::ThrowsMessage<Error>(HasSubstr("two metrics of a report are called 'ab'")));
 }
 
 }  // namespace

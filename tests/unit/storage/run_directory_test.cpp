@@ -55,6 +55,21 @@ TEST(RunRecord, IsRejectedIfDamaged) {
   }
 }
 
+TEST(RunRecord, NamesTheKeyThatIsWrong) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"format": 1, "id": "a", "program": "", "model": "", "launches": "x", "launch": {}})",
+       "found \"x\", expected \"launches\" to be an integer"},
+      {R"({"format": 1, "id": "a", "program": "", "model": "", "launches": 1,
+           "launch": {"id": "", "job": "", "requeues": null}})",
+       "found null, expected \"requeues\" to be an integer"},
+      {R"({"format": 1})", "\"launch\" is missing"},
+  };
+  for (const auto& [text, expected] : cases) {
+    EXPECT_THAT([&] { parse_run_record(text, "a/run.json"); },
+                ThrowsMessage<CheckpointError>("a/run.json: " + std::string(expected)));
+  }
+}
+
 TEST(RunRecord, OfANewerVersionIsNotToBeDeleted) {
   const auto hint_for = [](const std::string& text) {
     try {

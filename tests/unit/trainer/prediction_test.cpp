@@ -239,7 +239,10 @@ TEST(Predict, RefusesDamagedFiles) {
   const TempDir dir;
   EXPECT_THAT(message_of([&] { load_predictions(dir.path()); }), HasSubstr("contains no predictions"));
   std::ofstream(dir.path() / "predictions.json") << R"({"format": 1})";
-  EXPECT_THAT(message_of([&] { load_predictions(dir.path()); }), HasSubstr("is damaged"));
+  EXPECT_THAT(message_of([&] { load_predictions(dir.path()); }), HasSubstr("is damaged: \"step\" is missing"));
+  std::ofstream(dir.path() / "predictions.json") << R"({"format": 1, "step": "x"})";
+  EXPECT_THAT(message_of([&] { load_predictions(dir.path()); }),
+              HasSubstr("is damaged: found \"x\", expected \"step\" to be an integer"));
 }
 
 TEST(MakeTask, PredictsWhatItsModuleReturns) {
