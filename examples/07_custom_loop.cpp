@@ -27,7 +27,8 @@ int main(int argc, char** argv) {
 
     std::int64_t step = 0;
     const auto save = [&] {
-      // Keep a number that is not whole as a tensor, which is exact: a group {"own", {{"energy", torch::tensor(energy)}}}.
+      // Keep a number that is not whole as a tensor, which is exact: a group {"own", {{"energy",
+      // torch::tensor(energy)}}}.
       store.save(step,
                  {.tensors = {{"model", lockstep::module_tensors(*model)}, {"optimizer", strategy->optimizer_state()}},
                   .values = lockstep::position_values(data.position()),
