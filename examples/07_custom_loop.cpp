@@ -1,5 +1,5 @@
 // The training of 06_char_gpt.cpp without the Trainer: World, Strategy, DataLoader and CheckpointStore in a
-// hand-written loop. It ends with bitwise the same weights.
+// hand-written loop. It ends with bitwise the same weights, and continues with any number of ranks.
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/rng_state.h>
 
@@ -27,18 +27,20 @@ int main(int argc, char** argv) {
 
     std::int64_t step = 0;
     const auto save = [&] {
+      // Keep a number that is not whole as a tensor, which is exact: a group {"own", {{"energy",
+      // torch::tensor(energy)}}}.
       store.save(step,
                  {.tensors = {{"model", lockstep::module_tensors(*model)}, {"optimizer", strategy->optimizer_state()}},
-                  .values = {{"consumed", std::to_string(data.position().consumed)}},
+                  .values = lockstep::position_values(data.position()),
                   .per_rank = lockstep::rng_state(world.device())});
     };
     if (const auto stored = store.load_latest()) {
       const lockstep::CheckpointContents& contents = stored->contents;
       lockstep::load_module(*model, contents.tensors.at("model"));
       strategy->load_optimizer_state(contents.tensors.at("optimizer"));
-      data.seek({.epoch = 0, .consumed = std::stoll(contents.values.at("consumed"))});
-      lockstep::set_rng_state(contents.per_rank, world.device());
+      data.seek(lockstep::position_of(contents.values));
       step = stored->step;
+      lockstep::restore_rng(contents.per_rank, config.seed, world.rank(), step, world.device());
     }
 
     bool stopped = false;

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -16,6 +18,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
 
+#include "base/text.h"
 #include "tensor/mismatch.h"
 
 namespace lockstep {
@@ -60,6 +63,35 @@ struct Match {
   LoadReport report{};
 };
 
+/// What stands before a name of the model in each of `names`, as "model." in the files of Lightning; "": no such text.
+std::string common_prefix(const std::vector<std::string>& names, const ModuleNames& own) {
+  if (names.empty()) {
+    return {};
+  }
+  const std::string& first = names.front();
+  for (auto dot = first.find('.'); dot != std::string::npos; dot = first.find('.', dot + 1)) {
+    const std::string prefix = first.substr(0, dot + 1);
+    if (std::ranges::all_of(names, [&](const std::string& name) {
+          return name.starts_with(prefix) && own.index.contains(name.substr(prefix.size()));
+        })) {
+      return prefix;
+    }
+  }
+  return {};
+}
+
+std::string hint_for(const Mismatch& mismatch, const ModuleNames& own, bool any_matches) {
+  if (const std::string prefix = common_prefix(mismatch.unexpected, own); !prefix.empty()) {
+    return fmt::format(R"(remove "{0}" from the names: load_module(module, rename(tensors, without_prefix("{0}"))))",
+                       printable(prefix));
+  }
+  const std::string hint = "load it into the model it was saved from";
+  return any_matches ? hint +
+                           ", or allow a partial match: --checkpoint.allow_partial, or load_module(..., "
+                           "/*allow_partial=*/true)"
+                     : hint + ", or give its tensors the names of this model with rename()";
+}
+
 /// Throws: CheckpointError.
 Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial) {
   const auto find = [&](const std::string& name) {
@@ -99,8 +131,7 @@ Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_part
   }
   if (mismatch.any() && !allow_partial) {
     throw CheckpointError("the checkpoint does not match the model: " + mismatch.text(),
-                          "load it into the model it was saved from, or allow a partial match: "
-                          "--checkpoint.allow_partial, or load_module(..., /*allow_partial=*/true)");
+                          hint_for(mismatch, own, !result.report.loaded.empty()));
   }
   if (mismatch.any() && log_rank() == 0) {  // every rank finds the same mismatch
     log_warning("the checkpoint matches only a part of the model: " + mismatch.text());

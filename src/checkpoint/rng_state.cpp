@@ -8,6 +8,7 @@
 #include <ATen/ops/cat.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/checkpoint/rng_state.h>
 
 #include "base/splitmix.h"
@@ -33,9 +34,11 @@ std::vector<at::Tensor> states(c10::Device device) {
   return result;
 }
 
-/// Passes each block of `state` to target(generator). Throws: CheckpointError if the size does not match.
-template <class Target>
-void apply(const at::Tensor& state, c10::Device device, const Target& target) {
+}  // namespace
+
+at::Tensor rng_state(c10::Device device) { return at::cat(states(device)); }
+
+void set_rng_state(const at::Tensor& state, c10::Device device) {
   // The state of a generator has a fixed size, so the blocks need no lengths.
   const std::vector<at::Tensor> current = states(device);
   std::int64_t expected = 0;
@@ -48,7 +51,8 @@ void apply(const at::Tensor& state, c10::Device device, const Target& target) {
             "random number state for {}: found {}, expected {} bytes", device.str(),
             state.defined() ? fmt::format("{} {}s", state.numel(), c10::toString(state.scalar_type())) : "nothing",
             expected),
-        "the state was saved on another kind of device");
+        state.defined() ? "the state was saved on another kind of device"
+                        : "a checkpoint of another number of ranks has none: use restore_rng()");
   }
   std::int64_t offset = 0;
   std::vector<at::Generator> targets = generators(device);
@@ -57,7 +61,7 @@ void apply(const at::Tensor& state, c10::Device device, const Target& target) {
     offset += block.numel();
     const std::lock_guard lock(targets[i].mutex());
     try {
-      target(targets[i]).set_state(block);
+      targets[i].set_state(block);
     } catch (const c10::Error& error) {
       throw CheckpointError(
           fmt::format("random number state for {}: {}", device.str(), error.what_without_backtrace()));
@@ -65,21 +69,15 @@ void apply(const at::Tensor& state, c10::Device device, const Target& target) {
   }
 }
 
-}  // namespace
-
-at::Tensor rng_state(c10::Device device) { return at::cat(states(device)); }
-
-bool fits_rng_state(const at::Tensor& state, c10::Device device) {
+void restore_rng(const at::Tensor& state, std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {
   try {
-    apply(state, device, [](at::Generator& generator) { return generator.clone(); });
-    return true;
+    set_rng_state(state, device);
   } catch (const CheckpointError&) {
-    return false;
+    log_info(fmt::format("the checkpoint was saved {}: the random generators get new seeds",
+                         state.defined() ? fmt::format("on another kind of device than {}", device.str())
+                                         : "with another number of ranks"));
+    seed_rng(seed, rank, step, device);
   }
-}
-
-void set_rng_state(const at::Tensor& state, c10::Device device) {
-  apply(state, device, [](at::Generator& generator) { return generator; });
 }
 
 void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {

@@ -200,7 +200,34 @@ class NoDataSource final : public BatchSource {
   StepBatches current_{};
 };
 
+std::int64_t whole_number(const std::map<std::string, std::string>& values, const std::string& key) {
+  const auto found = values.find(key);
+  const auto value = found == values.end() ? std::nullopt : parse_int(found->second);
+  if (!value) {
+    throw CheckpointError(fmt::format("the values of the checkpoint have no whole number '{}'", key),
+                          "position_values() makes the values that position_of() reads");
+  }
+  return *value;
+}
+
 }  // namespace
+
+std::map<std::string, std::string> position_values(const LoaderPosition& position) {
+  return {{"position.epoch", std::to_string(position.epoch)},
+          {"position.consumed", std::to_string(position.consumed)},
+          {"position.dataset_size", std::to_string(position.dataset_size)},
+          {"position.global_batch", std::to_string(position.global_batch)},
+          {"position.state", position.state}};
+}
+
+LoaderPosition position_of(const std::map<std::string, std::string>& values) {
+  const auto state = values.find("position.state");
+  return {.epoch = whole_number(values, "position.epoch"),
+          .consumed = whole_number(values, "position.consumed"),
+          .dataset_size = whole_number(values, "position.dataset_size"),
+          .global_batch = whole_number(values, "position.global_batch"),
+          .state = state == values.end() ? std::string() : state->second};
+}
 
 struct DataLoader::Impl {
   std::unique_ptr<BatchSource> source;

@@ -219,7 +219,8 @@ void check_paddings(std::span<const Padding> paddings) {
     }
     if (std::ranges::find(before, padding->field, &Padding::field) != before.end()) {
       problems.push_back(
-          {fmt::format("padding of '{}': found two paddings of this field, expected one", padding->field)});
+          {fmt::format("padding of '{}': found two paddings of this field, expected one", padding->field),
+           "one dimension of a tensor is padded: give the samples one size in the others, for example with map()"});
     }
     if (!padding->mask.empty() && std::ranges::find(before, padding->mask, &Padding::mask) != before.end()) {
       problems.push_back(

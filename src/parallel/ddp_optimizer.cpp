@@ -52,6 +52,25 @@ void explain_second_gradient(const c10::Error& error) {
               "of times; run one backward per forward");
 }
 
+// The indices that the reducer's own text names: of the parameters that a backward did not reach.
+std::vector<std::size_t> unreached(const c10::Error& error) {
+  std::string_view text = error.what_without_backtrace();
+  constexpr std::string_view kBefore = "indices which did not receive grad for rank ";
+  const auto begin = text.find(kBefore);
+  const auto colon = begin == std::string_view::npos ? begin : text.find(':', begin);
+  std::vector<std::size_t> indices;
+  if (colon == std::string_view::npos) {
+    return indices;
+  }
+  text = text.substr(colon + 1);
+  for (const std::string& word : split(text.substr(0, text.find_first_not_of("0123456789, ")), ' ')) {
+    if (const auto index = parse_int(word.substr(0, word.find(',')))) {
+      indices.push_back(static_cast<std::size_t>(*index));
+    }
+  }
+  return indices;
+}
+
 }  // namespace
 
 DdpOptimizer::DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {
@@ -325,17 +344,30 @@ void DdpOptimizer::finish() {
   ddp_.lane_->add(lane_.grad());
 }
 
-// Checked before any update: the reducer alone would detect it only in the next step.
+// Checked before any update: the reducer alone would detect it only in the next step, and its text names settings of
+// Python. A parameter that an earlier micro-batch used has a gradient, which the last backward did not reduce.
 void DdpOptimizer::check_all_used() const {
   try {
     reducer_->check_finalized();
   } catch (const c10::Error& error) {
-    const std::vector<std::string> unused = without_gradient();
-    if (unused.empty()) {
-      throw Error(fmt::format("gradients were not reduced: {}", error.what_without_backtrace()),
-                  "one backward per forward; the graph must not change under --dist.static_graph");
+    if (const std::vector<std::string> unused = without_gradient(); !unused.empty()) {
+      throw Error(text_about(unused), kUnusedHint);
     }
-    throw Error(text_about(unused), kUnusedHint);
+    std::vector<std::string> names;
+    for (const std::size_t index : unreached(error)) {
+      if (index >= 1 && index <= parameters_.size()) {  // 0 is the lane; the order is reversed
+        names.push_back(parameters_[parameters_.size() - index].first);
+      }
+    }
+    std::ranges::reverse(names);
+    throw Error(names.empty()
+                    ? fmt::format("the gradients of the last backward were not reduced on rank {}", ddp_.world_.rank())
+                    : fmt::format("the last backward of the step did not reach {} of {} parameters on rank {}: {}",
+                                  names.size(), parameters_.size(), ddp_.world_.rank(), join_first(names, 10)),
+                ddp_.options_.static_graph
+                    ? "run one backward per forward; the graph must not change under --dist.static_graph"
+                    : "if micro-batches use different parts of the model, as with a head for each loader, set "
+                      "--dist.find_unused_parameters true");
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/fit_run.h"
+#include "trainer/output/metric_names.h"
 #include "trainer/output/run_end.h"
 #include "trainer/output/time_shares.h"
 #include "world/world_access.h"
@@ -47,6 +48,10 @@ FitResult Fit::finish() {
       .best = checkpoints_.best(),
       .duration_s = seconds_since(began_)};
   control_.set_agreed(result.stop);
+  const bool has_monitor = config_.checkpoint.monitor.empty() || monitor_is_known_ || result.best.has_value();
+  if (!has_monitor && !agreed_.stop && !config_.barebones && world_.is_main()) {
+    log_warning(never_measured("--checkpoint.monitor", config_.checkpoint.monitor));
+  }
   tell_end(result, place_.number, run_times(), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
   notify(Stage::fit_end);

@@ -136,6 +136,22 @@ std::string layout_of(const NamedTensors& results) {
   return results.empty() ? std::string() : dump_json(list);
 }
 
+/// `found` and `before` are two layouts that differ.
+Error another_layout(const std::string& found, const std::string& before) {
+  const Json now = parse_json(found);
+  const Json then = parse_json(before);
+  for (std::size_t i = 0; i < std::min(now.size(), then.size()); ++i) {
+    if (now[i][0] == then[i][0] && now[i][1] == then[i][1] && now[i][2] != then[i][2]) {
+      return Error(fmt::format("predict_step() returned '{}' with rows of shape {} for a batch, and {} for the batches "
+                               "before",
+                               printable(now[i][0].get<std::string>()), dump_json(now[i][2]), dump_json(then[i][2])),
+                   "the rows of all batches have one shape: pad them to one size");
+    }
+  }
+  return Error(fmt::format("predict_step() returned {} for a batch, and {} for the batches before", found, before),
+               "return the same tensors in the same order for every batch");
+}
+
 NamedTensors without_rows(const std::string& layout) {
   NamedTensors results;
   for (const Json& entry : parse_json(layout)) {
@@ -204,8 +220,7 @@ void Prediction::add(const Batch& batch) {
   }
   const std::string layout = layout_of(results);
   if (!layout_.empty() && layout != layout_) {
-    throw Error(fmt::format("predict_step() returned {} for a batch, and {} for the batches before", layout, layout_),
-                "return the same tensors in the same order for every batch");
+    throw another_layout(layout, layout_);
   }
   layout_ = layout;
   if (callbacks_.has(at_.stage)) {

@@ -47,8 +47,8 @@ constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kProgram = "program.";  // the program's own flags
 constexpr std::string_view kBackend = "backend";
 constexpr const char* kWorldSize = "world_size";
-constexpr const char* kData = "data";  // its fingerprint
-constexpr const char* kPositionEpoch = "position.epoch";
+constexpr const char* kData = "data";                     // its fingerprint
+constexpr const char* kPositionEpoch = "position.epoch";  // of position_values(): not in a checkpoint of weights
 constexpr const char* kPlaceEpoch = "place.epoch";
 constexpr const char* kPlaceSteps = "place.steps";
 constexpr const char* kPlaceValidation = "place.validation_is_due";
@@ -222,14 +222,9 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   if (!report.empty()) {
     contents.tensors["report"] = std::move(report);
   }
-  const LoaderPosition position = run.train.position();
   auto& values = contents.values;
+  values.merge(position_values(run.train.position()));
   values["total_steps"] = std::to_string(run.limits.steps());
-  values[kPositionEpoch] = std::to_string(position.epoch);
-  values["position.consumed"] = std::to_string(position.consumed);
-  values["position.global_batch"] = std::to_string(position.global_batch);
-  values["position.dataset_size"] = std::to_string(position.dataset_size);
-  values["position.state"] = position.state;
   values[kPlaceEpoch] = std::to_string(run.place.number);
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
@@ -264,22 +259,6 @@ void restore_reports(RunParts& run, const NamedTensors& report, bool in_epoch) {
     }
   }
   run.spikes.load(windows);
-}
-
-/// `run` has its state already.
-void restore_generators(const RunParts& run, const CheckpointContents& contents) {
-  const c10::Device device = run.world.device();
-  if (fits_rng_state(contents.per_rank, device)) {
-    set_rng_state(contents.per_rank, device);
-    return;
-  }
-  log_info(contents.per_rank.defined()
-               ? fmt::format("the checkpoint was saved on another kind of device than {}: the random generators get "
-                             "new seeds",
-                             device.str())
-               : fmt::format("resuming {} ranks' checkpoint on {}: the random generators get new seeds",
-                             integer(contents, kWorldSize), run.world.size()));
-  seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, device);
 }
 
 }  // namespace
@@ -346,11 +325,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
     throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
                           "use the lockstep version that wrote it");
   }
-  const LoaderPosition position{.epoch = integer(contents, kPositionEpoch),
-                                .consumed = integer(contents, "position.consumed"),
-                                .dataset_size = integer(contents, "position.dataset_size"),
-                                .global_batch = integer(contents, "position.global_batch"),
-                                .state = text(contents, "position.state")};
+  const LoaderPosition position = position_of(contents.values);
   const auto world_size = integer(contents, kWorldSize);
   if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
     throw CheckpointError(
@@ -392,7 +367,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   state.epoch += ended;
   run.state = state;
   run.place = ended > 0 ? EpochPlace{.number = state.epoch} : place_of(contents, position, run.train.position());
-  restore_generators(run, contents);
+  restore_rng(contents.per_rank, config.seed, run.world.rank(), state.step, run.world.device());
   std::vector<std::string> changed = changes(run, contents);
   warn_about(changed, contents, run.world);
   warn_about_schedules(schedules, run, contents);

@@ -6,6 +6,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -74,6 +75,38 @@ TEST(Example, TheLoopByHandEndsWithTheTrainersWeights) {
   EXPECT_EQ(expected.at("name"), "step-0000000060");
   expected.erase("report.safetensors");  // the loop by hand reports nothing
   EXPECT_EQ(final_state(dir.path() / "loop"), expected);
+}
+
+TEST(Example, TheLoopByHandContinuesWithAnyNumberOfRanks) {
+  const TempDir dir;
+  const auto train = [&](const char* ranks, const char* steps) {
+    const auto result = run_program(command(example("07_custom_loop"), dir.path() / "run",
+                                            {"--nprocs", ranks, "--max_steps", steps, "--checkpoint.every_steps", "5"}),
+                                    kOneThread);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.err;
+  };
+  train("1", "5");
+  for (const auto& [ranks, steps] : {std::pair("2", "10"), std::pair("1", "15")}) {
+    EXPECT_THAT(train(ranks, steps), HasSubstr("saved with another number of ranks: the random generators get new"));
+  }
+  EXPECT_EQ(final_state(dir.path() / "run").at("name"), "step-0000000015");
+}
+
+// The position has the epoch too.
+TEST(Example, TheLoopByHandContinuesInItsSecondEpoch) {
+  const TempDir dir;
+  const auto train = [&](const std::string& run, const char* steps) {
+    const auto result =
+        run_program(command(example("07_custom_loop"), dir.path() / run,
+                            {"--max_steps", steps, "--data.steps_per_epoch", "8", "--optim.schedule", "constant"}),
+                    kOneThread);
+    EXPECT_EQ(result.code, 0) << result.err;
+  };
+  train("resumed", "12");
+  train("resumed", "20");
+  train("straight", "20");
+  EXPECT_EQ(final_state(dir.path() / "resumed"), final_state(dir.path() / "straight"));
 }
 
 double words_known(const std::string& output) { return number_before(output, " % of the words"); }

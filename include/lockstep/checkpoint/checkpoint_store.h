@@ -27,9 +27,10 @@ class World;
 struct CheckpointContents {
   std::map<std::string, NamedTensors> tensors{};  ///< each becomes <name>.safetensors; those of rank 0 are written
   /// state.json. The store adds "format", "data_order", "step" and "world_size" (of the run that wrote it), and reads
-  /// "metric.<checkpoint.monitor>" to find the best checkpoint.
+  /// "metric.<checkpoint.monitor>" to find the best checkpoint. A number that is not whole is exact as a tensor in
+  /// `tensors`; std::to_string() would cut it after six digits.
   std::map<std::string, std::string> values{};
-  at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after a load with another number of ranks
+  at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after a load with another number of ranks; see restore_rng()
 };
 
 /// Is called for each checkpoint that is skipped because it cannot be read. `what` names the checkpoint and the damage.

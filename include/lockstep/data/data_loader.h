@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,11 @@ struct LoaderPosition {
   std::string state{};            ///< opaque source state
   bool operator==(const LoaderPosition&) const = default;
 };
+
+/// The position as text, for CheckpointContents::values: "position.epoch", "position.consumed", ...
+std::map<std::string, std::string> position_values(const LoaderPosition& position);
+/// The position that position_values() gave; ignores other values. Throws: CheckpointError naming the missing number.
+LoaderPosition position_of(const std::map<std::string, std::string>& values);
 
 /// The micro-batches that one loader of a CombinedLoader gave for a step.
 struct LoaderBlock {

@@ -109,9 +109,11 @@ class Callback {
   virtual std::shared_ptr<void> validation_scope() { return nullptr; }
   /// True: it is as short as a step and freezes nothing, so no message between ranks is needed.
   virtual bool is_light() const { return false; }
-  virtual NamedTensors save() const { return {}; }  ///< written into every checkpoint, from rank 0
-  /// Before the first step of each fit, and when a run goes back to earlier weights: with the result of save() at that
-  /// point of the training; {}: the callback had no state there, as at the beginning of a training.
+  /// Is called on every rank, in order of registration, for each checkpoint. So it may use a collective; rank 0's
+  /// result is written.
+  virtual NamedTensors save() const { return {}; }
+  /// On every rank, before the first step of each fit, and when a run goes back to earlier weights: with the result of
+  /// save() at that point of the training; {}: the callback had no state there, as at the beginning of a training.
   virtual void load(const NamedTensors&) {}
 };
 

@@ -67,9 +67,10 @@ class ReduceOnPlateau final : public Callback {
 
   std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override {
-    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report;
+    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report | Stage::fit_end;
   }
-  /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
+  /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it. Warns if the
+  /// training ends before the first one.
   void on(const StageContext& context) override;
   NamedTensors save() const override;
   void load(const NamedTensors& state) override;
@@ -109,10 +110,11 @@ class EarlyStopping final : public Callback {
 
   std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override {
-    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report;
+    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report | Stage::fit_end;
   }
   bool is_light() const override { return true; }
-  /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it.
+  /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it. Warns if the
+  /// training ends before the first one.
   void on(const StageContext& context) override;
   NamedTensors save() const override;
   void load(const NamedTensors& state) override;
@@ -199,7 +201,8 @@ class WeightAverage final : public Callback {
 NamedTensors averaged_model(const CheckpointContents& checkpoint, const std::string& name = "weight_average");
 
 /// Keeps the parameters that a pattern selects frozen until an epoch begins, such as a pretrained backbone. From then
-/// on they are trained; GroupSpec gives them a learning rate or a schedule of their own.
+/// on they are trained; GroupSpec gives them a learning rate or a schedule of their own. Running statistics of batch
+/// norm are no parameters: they change meanwhile, unless the layer is in evaluation mode.
 class FreezeUntil final : public Callback {
  public:
   /// `pattern`: as for named(). `epoch`: the first epoch, from 1, that trains them. Throws: ConfigError (epoch < 2).

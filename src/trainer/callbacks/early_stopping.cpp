@@ -29,6 +29,10 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
 EarlyStopping::~EarlyStopping() = default;
 
 void EarlyStopping::on(const StageContext& context) {
+  if (context.stage == Stage::fit_end) {
+    metric_->warn_if_unknown(context);
+    return;
+  }
   if (context.stage != Stage::fit_start) {
     if (!reason_.empty()) {
       return;  // a run that must first reach its minimum

@@ -10,6 +10,8 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/world/world.h>
 
 #include "base/mapped.h"
 #include "trainer/output/metric_names.h"
@@ -56,6 +58,13 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
   }
   const auto names = mapped(*context.metrics, &Metrics::value_type::first);
   throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_), late_hint_for_metric(name_, names));
+}
+
+void MonitoredMetric::warn_if_unknown(const StageContext& context) const {
+  const bool was_stopped = context.control.stop_requested() != StopKind::none;
+  if (!is_known_ && !was_stopped && !context.plan.config.barebones && context.world.is_main()) {
+    log_warning(never_measured(callback_, name_));
+  }
 }
 
 void MonitoredMetric::add(double value, double bound) {

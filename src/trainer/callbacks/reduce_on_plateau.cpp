@@ -39,6 +39,10 @@ ReduceOnPlateau::~ReduceOnPlateau() = default;
 
 // As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
 void ReduceOnPlateau::on(const StageContext& context) {
+  if (context.stage == Stage::fit_end) {
+    metric_->warn_if_unknown(context);
+    return;
+  }
   const auto value = metric_->find(context);
   if (!value) {
     return;

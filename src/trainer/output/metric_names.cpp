@@ -38,6 +38,11 @@ bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
          std::ranges::find(metrics, "loss", &Metrics::value_type::first) == metrics.end();
 }
 
+std::string never_measured(std::string_view asker, std::string_view name) {
+  return fmt::format("{}: the training ended before {} was measured; see {}", asker, name,
+                     name.starts_with(kValidationPrefix) ? "--validate.every_steps" : "--report.every_steps");
+}
+
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names) {
   const auto near = closest(name, names);
   const bool of_validation = name.starts_with(kValidationPrefix);

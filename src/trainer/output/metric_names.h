@@ -24,6 +24,9 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
 /// are.
 bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config);
 
+/// For the end of a training in which `asker`, a callback or a setting, has not met its metric.
+std::string never_measured(std::string_view asker, std::string_view name);
+
 /// "did you mean val_loss? use one of loss, lr, val_loss". `names`: of all metrics there are.
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names);
 /// The same during the training, with the setting that finds a wrong name before it.

@@ -99,6 +99,27 @@ TEST(LoadModule, ReportsMismatchesAndChangesNothing) {
   expect_all(net, 1);
 }
 
+TEST(LoadModule, NamesThePrefixThatAllNamesHave) {
+  Net net(1);
+  const NamedTensors given = copies(module_tensors(Net(2)));
+  const auto with_prefix = [&](const std::string& prefix) {
+    return rename(given, [&](const std::string& name) { return prefix + name; });
+  };
+  const auto hint = [&](const NamedTensors& tensors) {
+    try {
+      load_module(net, tensors);
+    } catch (const CheckpointError& error) {
+      return error.hint();
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(hint(with_prefix("model.")), HasSubstr("rename(tensors, without_prefix(\"model.\"))"));
+  EXPECT_THAT(hint(with_prefix("net.model.")), HasSubstr("without_prefix(\"net.model.\")"));
+  EXPECT_THAT(hint(with_prefix("x")), AllOf(HasSubstr("rename()"), Not(HasSubstr("allow_partial"))));
+  load_module(net, rename(with_prefix("model."), without_prefix("model.")));
+  expect_all(net, 2);
+}
+
 TEST(LoadModule, LoadsWhatMatchesWhenAllowed) {
   Net net(1);
   NamedTensors tensors = copies(module_tensors(Net(2)));

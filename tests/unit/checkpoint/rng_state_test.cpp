@@ -1,4 +1,5 @@
 #include <set>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,16 +41,24 @@ TEST(RngState, RejectsInvalidBytes) {
   EXPECT_TRUE(at::equal(rng_state(at::kCPU), state));
 }
 
-TEST(RngState, FitsOnlyItsKindOfDevice) {
+TEST(RestoreRng, RestoresAStateThatFitsAndSeedsOtherwise) {
   const at::Tensor state = rng_state(at::kCPU);
-  EXPECT_TRUE(fits_rng_state(state, at::kCPU));
-  EXPECT_FALSE(fits_rng_state(at::cat({state, at::zeros({16}, at::kByte)}), at::kCPU)) << "as a GPU's is longer";
-  EXPECT_FALSE(fits_rng_state(at::full_like(state, 255), at::kCPU));
-  EXPECT_FALSE(fits_rng_state({}, at::kCPU));
-  draw();
-  const at::Tensor later = rng_state(at::kCPU);
-  fits_rng_state(state, at::kCPU);
-  EXPECT_TRUE(at::equal(rng_state(at::kCPU), later)) << "looking changes nothing";
+  const std::int64_t next = draw();
+  restore_rng(state, /*seed=*/7, /*rank=*/1, /*step=*/30, at::kCPU);
+  EXPECT_EQ(draw(), next);
+  seed_rng(7, 1, 30, at::kCPU);
+  const std::int64_t seeded = draw();
+  EXPECT_NE(seeded, next);
+  for (const auto& [other, why] :
+       {std::pair(at::Tensor(), "saved with another number of ranks"),
+        std::pair(at::cat({state, at::zeros({16}, at::kByte)}), "saved on another kind of device than cpu"),
+        std::pair(at::full_like(state, 255), "saved on another kind of device than cpu")}) {
+    draw();
+    testing::internal::CaptureStderr();
+    restore_rng(other, 7, 1, 30, at::kCPU);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(why));
+    EXPECT_EQ(draw(), seeded) << why;
+  }
 }
 
 TEST(SeedRng, GivesEachSeedRankAndStepItsOwnNumbers) {

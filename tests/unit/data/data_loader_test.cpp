@@ -173,6 +173,16 @@ TEST(DataLoader, ContinuesAfterSeekAsIfItHadNeverStopped) {
   }
 }
 
+TEST(LoaderPosition, IsWrittenAsText) {
+  const LoaderPosition position{.epoch = 2, .consumed = 12, .dataset_size = 30, .global_batch = 6, .state = "a b"};
+  auto values = position_values(position);
+  EXPECT_EQ(values.at("position.consumed"), "12");
+  values["step"] = "7";
+  EXPECT_EQ(position_of(values), position);
+  values.erase("position.epoch");
+  EXPECT_THAT(message_of<CheckpointError>([&] { position_of(values); }), HasSubstr("no whole number 'position.epoch'"));
+}
+
 TEST(DataLoader, CountsTakenStepsNotPreparedOnes) {
   World world = cpu();
   DataLoader loader(seeded_samples(57), plan_of(10, 3, 2, /*prefetch=*/8), world);

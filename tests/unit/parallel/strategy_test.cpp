@@ -27,6 +27,7 @@ namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 // Deterministic without the global generator, which threads share.
 at::Tensor wave(at::IntArrayRef shape, double shift) {
@@ -226,6 +227,26 @@ TEST(Ddp, NamesUnusedParametersBeforeAnyUpdate) {
     const auto error = error_of([&] { strategy.optimizer().finish(); });
     ASSERT_THAT(error.what(), HasSubstr("2 of 6 parameters got no gradient on rank"));
     ASSERT_THAT(error.what(), HasSubstr("b.weight, b.bias"));
+    ASSERT_THAT(error.hint(), HasSubstr("--dist.find_unused_parameters true"));
+  });
+}
+
+// An earlier micro-batch used part b, so it has a gradient; the last one reduces the gradients and does not reach it.
+TEST(Ddp, NamesParametersThatTheLastMicroBatchDoesNotUse) {
+  thread_world(2, [](World& world) {
+    Net net;
+    Ddp strategy({}, {}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    strategy.optimizer().zero_grad();
+    for (const bool is_last : {false, true}) {
+      strategy.optimizer().begin_forward(is_last ? Gradients::reduce : Gradients::accumulate);
+      strategy.optimizer().backward(loss_of(net.forward(inputs(0), /*skip_b=*/is_last), targets(0)));
+    }
+    const auto error = error_of([&] { strategy.optimizer().finish(); });
+    ASSERT_THAT(error.what(), HasSubstr("the last backward of the step did not reach 2 of 6 parameters on rank"));
+    ASSERT_THAT(error.what(), HasSubstr(": b.weight, b.bias"));
+    ASSERT_THAT(error.what(), Not(HasSubstr("find_unused_parameters=True")));
     ASSERT_THAT(error.hint(), HasSubstr("--dist.find_unused_parameters true"));
   });
 }

@@ -79,6 +79,18 @@ TEST(EarlyStopping, StopsAllRanksAtTheEndOfTheValidation) {
   }
 }
 
+TEST(EarlyStopping, WarnsIfTheTrainingEndsBeforeItsMetric) {
+  World world = World::single(c10::kCPU);
+  const auto printed = [&](std::int64_t max_steps) {
+    testing::internal::CaptureStderr();
+    train(in_memory({.max_epochs = 2, .max_steps = max_steps}), world, {5, 4}, {});
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string warning = "EarlyStopping: the training ended before val_loss was measured";
+  EXPECT_THAT(printed(1), HasSubstr(warning));
+  EXPECT_THAT(printed(0), testing::Not(HasSubstr(warning)));
+}
+
 TEST(EarlyStopping, KnowsEveryReason) {
   struct Case {
     std::vector<double> losses;

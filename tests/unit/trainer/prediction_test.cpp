@@ -213,6 +213,22 @@ TEST(Predict, NamesWhatIsWrong) {
   EXPECT_THAT(text(dtype), HasSubstr("which cannot be stored"));
 }
 
+TEST(Predict, NamesAResultWhoseRowsHaveAnotherShape) {
+  class Growing final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override { return {{"y", at::ones({batch.samples, 2, ++size_})}}; }
+
+   private:
+    std::int64_t size_ = 0;
+  };
+  World world = World::single(c10::kCPU);
+  const Plan plan = prediction_plan(1);
+  Growing task;
+  DataLoader data(tiny_data(6), plan.eval_loader, world);
+  EXPECT_THAT(message_of([&] { Trainer(plan, world).predict(task, data); }),
+              HasSubstr("'y' with rows of shape [2,2] for a batch, and [2,1] for the batches before"));
+}
+
 TEST(Predict, NamesRanksWithOtherResults) {
   EXPECT_THAT(message_of([] {
                 thread_world(2, [](World& world) {
