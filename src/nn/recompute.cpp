@@ -96,7 +96,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const auto& first = static_cast<const FirstRun&>(*capsule);
     variable_list inputs;
     for (const at::Tensor& input : context->get_saved_variables()) {
-      inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
+      inputs.push_back(input.detach().requires_grad_(input.requires_grad()));
     }
     variable_list outputs;
     {
@@ -108,7 +108,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     variable_list roots;
     variable_list incoming;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (outputs[i].defined() && outputs[i].requires_grad()) {
+      if (outputs[i].requires_grad()) {
         roots.push_back(outputs[i]);
         incoming.push_back(gradients[i]);
       }
@@ -116,7 +116,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     torch::autograd::backward(roots, incoming);
     variable_list result{at::Tensor()};
     for (const at::Tensor& input : inputs) {
-      result.push_back(input.defined() ? input.grad() : at::Tensor());
+      result.push_back(input.grad());
     }
     result.emplace_back();
     return result;
@@ -125,8 +125,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 /// Where the part computes: lengths and masks may be on the CPU.
 c10::Device device_of(const std::vector<at::Tensor>& inputs) {
-  const auto found =
-      std::ranges::find_if(inputs, [](const at::Tensor& input) { return input.defined() && !input.is_cpu(); });
+  const auto found = std::ranges::find_if(inputs, [](const at::Tensor& input) { return !input.is_cpu(); });
   return found == inputs.end() ? c10::Device(c10::kCPU) : found->device();
 }
 
@@ -135,6 +134,9 @@ c10::Device device_of(const std::vector<at::Tensor>& inputs) {
 std::vector<at::Tensor> recompute(Part f, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) {
     return f(inputs);
+  }
+  if (!std::ranges::all_of(inputs, &at::Tensor::defined)) {
+    throw Error("recompute() got an undefined tensor", "capture it in the function, which then decides what to do");
   }
   return Recompute::apply(at::empty({0}).requires_grad_(), at::TensorList(inputs),
                           c10::make_intrusive<FirstRun>(std::move(f), device_of(inputs)));
