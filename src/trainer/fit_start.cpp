@@ -280,8 +280,7 @@ void Fit::begin_with_weights() {
 void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules) {
   record_.set_phase(Phase::resume);
   if (!origin) {
-    callbacks_.load({}, world_);  // they may have seen another training
-    seek_epoch_begin(train_);     // the program may have looked at a batch, or an earlier fit has failed
+    seek_epoch_begin(train_);  // the program may have looked at a batch, or an earlier fit has failed
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;
   }

@@ -13,6 +13,7 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "report/metric_file.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -66,15 +67,21 @@ void Meter::add(const StepOutput& output, std::int64_t samples, const at::Tensor
     add_weighted(means_.front(), output.loss);
   }
   for (std::size_t i = 0; i < output.metrics.size(); ++i) {
-    add_weighted(mean_of(output.metrics[i].first, i + 1), output.metrics[i].second);
+    add_weighted(mean_of(output, i), output.metrics[i].second);
   }
 }
 
-// Almost always it is the expected one.
-Meter::Mean& Meter::mean_of(const std::string& name, std::size_t expected) {
-  if (expected < means_.size() && means_[expected].name == name) {
+// Almost always it has the place of the output before. Then no name occurs twice, as no two means have one name.
+Meter::Mean& Meter::mean_of(const StepOutput& output, std::size_t index) {
+  const std::string& name = output.metrics[index].first;
+  if (const std::size_t expected = index + 1; expected < means_.size() && means_[expected].name == name) {
     return means_[expected];
   }
+  std::vector<MetricValue> names{{.name = means_.front().name}};
+  for (const auto& metric : output.metrics) {
+    names.push_back({.name = metric.first});
+  }
+  require_distinct(names);
   const auto found = std::ranges::find(means_, name, &Mean::name);
   return found != means_.end() ? *found : means_.emplace_back(Mean{.name = name});
 }

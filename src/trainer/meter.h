@@ -35,7 +35,7 @@ class Meter {
     double samples = 0;   // weight that is known on the host
   };
 
-  Mean& mean_of(const std::string& name, std::size_t expected);
+  Mean& mean_of(const StepOutput& output, std::size_t index);
   void agree_on_names(World& world);
   at::Tensor own_sums(const World& world) const;
   at::Tensor sums_of_all(World& world) const;

@@ -356,9 +356,9 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   seek(run, position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
-  const auto callbacks = contents.tensors.find("callbacks");
-  run.callbacks.load(is_of_this_model && callbacks != contents.tensors.end() ? callbacks->second : NamedTensors(),
-                     run.world);
+  if (const auto saved = contents.tensors.find("callbacks"); is_of_this_model && saved != contents.tensors.end()) {
+    run.callbacks.load(saved->second, run.world);
+  }
   if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
     restore_reports(run, report->second, /*in_epoch=*/position.consumed > 0);
   }

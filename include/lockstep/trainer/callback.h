@@ -112,8 +112,8 @@ class Callback {
   /// Is called on every rank, in order of registration, for each checkpoint. So it may use a collective; rank 0's
   /// result is written.
   virtual NamedTensors save() const { return {}; }
-  /// On every rank, before the first step of each fit, and when a run goes back to earlier weights: with the result of
-  /// save() at that point of the training; {}: the callback had no state there, as at the beginning of a training.
+  /// On resume, on every rank, with the result of save(); not called if that was empty. When a run goes back to earlier
+  /// weights, also with {}: the callback had no state then.
   virtual void load(const NamedTensors&) {}
 };
 

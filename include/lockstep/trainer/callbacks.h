@@ -67,7 +67,7 @@ class ReduceOnPlateau final : public Callback {
 
   std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override {
-    return Stage::validation_end | Stage::report | Stage::epoch_report | Stage::fit_end;
+    return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report | Stage::fit_end;
   }
   /// Throws: ConfigError if the first report or validation has no such metric. Later ones may lack it. Warns if the
   /// training ends before the first one.

@@ -44,7 +44,7 @@ class SmoothedMetric final : public Callback {
   explicit SmoothedMetric(std::string metric, double decay = 0.9);
 
   std::string_view name() const override { return name_; }
-  std::uint32_t stages() const override { return Stage::report; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
   NamedTensors save() const override;

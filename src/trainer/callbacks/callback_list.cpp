@@ -200,7 +200,7 @@ const CallbackList::Entry* CallbackList::owner_of(std::string_view tensor) const
   return owner;
 }
 
-void CallbackList::load(const NamedTensors& state, World& world) const {
+void CallbackList::load(const NamedTensors& state, World& world, bool back) const {
   for (const Entry& entry : entries_) {
     NamedTensors mine;
     for (const auto& [name, tensor] : state) {
@@ -208,8 +208,10 @@ void CallbackList::load(const NamedTensors& state, World& world) const {
         mine.emplace_back(name.substr(entry.name.size() + 1), tensor);
       }
     }
-    const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
-    entry.callback->load(mine);
+    if (!mine.empty() || back) {
+      const PhaseScope phase(WorldAccess::progress(world), entry.name, "load()");
+      entry.callback->load(mine);
+    }
   }
   WorldAccess::any_without_timeout(world, false);
 }

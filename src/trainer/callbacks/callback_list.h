@@ -66,9 +66,10 @@ class CallbackList {
   /// True if any rank has a callback.
   bool has_any() const noexcept { return has_any_; }
 
-  /// Collective. All tensors of the callbacks as "<callback>.<name>"; load() gives each callback its own, perhaps none.
+  /// Collective. All tensors of the callbacks as "<callback>.<name>"; load restores them. A callback that saved nothing
+  /// is loaded only to go `back` to a time when it had no state.
   NamedTensors save(World& world) const;
-  void load(const NamedTensors& state, World& world) const;
+  void load(const NamedTensors& state, World& world, bool back = false) const;
 
   ValidationScopes validation_scopes(World& world) const;
 

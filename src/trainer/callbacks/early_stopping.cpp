@@ -33,7 +33,11 @@ void EarlyStopping::on(const StageContext& context) {
     metric_->warn_if_unknown(context);
     return;
   }
-  if (context.stage != Stage::fit_start) {
+  if (context.stage == Stage::fit_start) {
+    if (context.state.step == 0) {
+      metric_->load({});  // another training of this process
+    }
+  } else {
     if (!reason_.empty()) {
       return;  // a run that must first reach its minimum
     }

@@ -76,6 +76,12 @@ SmoothedMetric::SmoothedMetric(std::string metric, double decay)
 }
 
 void SmoothedMetric::on(const StageContext& context) {
+  if (context.stage == Stage::fit_start) {
+    if (context.state.step == 0) {
+      sum_ = weight_ = 0;  // another training of this process
+    }
+    return;
+  }
   const auto found = std::ranges::find(*context.metrics, metric_, [](const auto& metric) { return metric.first; });
   double sum = sum_;
   double weight = weight_;

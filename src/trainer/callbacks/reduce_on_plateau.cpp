@@ -43,6 +43,12 @@ void ReduceOnPlateau::on(const StageContext& context) {
     metric_->warn_if_unknown(context);
     return;
   }
+  if (context.stage == Stage::fit_start) {
+    if (context.state.step == 0) {
+      load({});  // another training of this process
+    }
+    return;
+  }
   const auto value = metric_->find(context);
   if (!value) {
     return;

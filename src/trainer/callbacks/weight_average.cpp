@@ -57,6 +57,9 @@ WeightAverage::WeightAverage(WeightAverageOptions options) : options_(options) {
 
 void WeightAverage::on(const StageContext& context) {
   if (context.stage == Stage::fit_start) {
+    if (context.state.step == 0) {
+      load({});  // another training of this process
+    }
     begin(context);
     if (options_.batch_norm_steps > 0 && context.state.step == 0) {
       check_batch_norm_update(context);

@@ -48,7 +48,7 @@ void RunSnapshot::restore(const Parts& run) const {
   const c10::NoGradGuard no_grad;
   load_module(run.module, module_);
   run.strategy.load_optimizer_state(cloned(optimizer_));  // who loads may keep the tensors
-  run.callbacks.load(cloned(callbacks_), run.world);
+  run.callbacks.load(cloned(callbacks_), run.world, /*back=*/true);
 }
 
 }  // namespace lockstep

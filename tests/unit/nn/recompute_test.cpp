@@ -223,7 +223,9 @@ TEST(Recompute, TrainsOnSeveralRanks) {
 TEST(Recompute, RefusesAnUndefinedInput) {
   torch::nn::Linear layer(4, 4);
   const auto second = [&](const std::vector<at::Tensor>& in) { return std::vector<at::Tensor>{layer(in[1])}; };
-  EXPECT_THAT(message_of<Error>([&] { recompute(second, {at::Tensor(), at::ones({2, 4})}); }),
+  EXPECT_THAT(message_of<Error>([&] {
+                recompute(second, {at::Tensor(), at::ones({2, 4})});
+              }),
               testing::HasSubstr("undefined tensor"));
 }
 

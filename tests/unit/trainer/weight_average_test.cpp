@@ -208,22 +208,28 @@ TEST(WeightAverage, AveragesBuffersAndUnfrozenParameters) {
   }
 }
 
+/// Has the name of the average, and saves something else.
+class OtherAverage final : public Callback {
+ public:
+  std::string_view name() const override { return "weight_average"; }
+  std::uint32_t stages() const override { return 0; }
+  void on(const StageContext&) override {}
+  NamedTensors save() const override { return {{"weight", at::ones({2, 2})}, {"other", at::ones({1})}}; }
+};
+
 TEST(WeightAverage, RefusesAnAverageOfAnotherModel) {
-  World world = World::single(c10::kCPU);
   const TempDir dir;
-  TrainConfig config = in_memory({.max_epochs = 1});
-  config.run_dir = (dir.path() / "run").string();
-  config.checkpoint.enabled = true;
-  config.batch_size = 8;
-  Training().train(world, config, {});
-  const auto average = std::make_shared<WeightAverage>();
-  average->load({{"weight", at::ones({2, 2})}, {"other", at::ones({1})}});
-  Session session = Session::single(in_memory({.max_epochs = 1}));
-  DataLoader data(tiny_data(8), session.plan.loader, session.world);
-  TinyTask task;
-  Trainer trainer(session);
-  trainer.add(average);
-  EXPECT_THAT(message_of([&] { trainer.fit(task, data); }),
+  const auto train = [&](std::int64_t epochs, std::shared_ptr<Callback> callback) {
+    TrainConfig config = in_memory({.max_epochs = epochs, .batch_size = 8});
+    config.run_dir = (dir.path() / "run").string();
+    config.checkpoint.enabled = true;
+    Session session = Session::single(config);
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    TinyTask task;
+    Trainer(session).add(std::move(callback)).fit(task, data);
+  };
+  train(1, std::make_shared<OtherAverage>());
+  EXPECT_THAT(message_of([&] { train(2, std::make_shared<WeightAverage>()); }),
               testing::AllOf(HasSubstr("the averaged weights do not match the module"), HasSubstr("other"),
                              HasSubstr("weight is Float [2, 2], expected Float [1, 4]")));
 }
