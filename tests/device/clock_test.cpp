@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
 #include <lockstep/world/world.h>
 
 #include "device/simulated_device.h"
@@ -88,13 +91,25 @@ TEST(DeviceClock, ForgetsAStepThatDoesNotEnd) {
   EXPECT_EQ(clock.times().now.time_since_epoch(), milliseconds(31));
 }
 
+/// Made on the device: its tensors cannot be moved there.
+struct ScaleImpl final : torch::nn::Module {
+  ScaleImpl() { factor = register_parameter("factor", at::full({1}, 0.5, at::device(simulated::device()))); }
+  at::Tensor factor{};
+};
+TORCH_MODULE(Scale);
+
 /// Its forward lasts for 3 ms on the device.
-class SlowForward final : public TinyTask {
+class SlowForward final : public Task {
  public:
+  torch::nn::Module& module() override { return *scale_; }
+  std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.01})}; }
   StepOutput training_step(const Batch& batch) override {
     work(3);
-    return TinyTask::training_step(batch);
+    return (batch.input * scale_->factor).mean();
   }
+
+ private:
+  Scale scale_{};
 };
 
 TEST(DeviceClock, TimesTheStepsOfAFit) {
