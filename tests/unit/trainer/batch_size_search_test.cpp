@@ -28,6 +28,7 @@
 
 #include "support/limited_memory.h"
 #include "support/message_of.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -293,7 +294,8 @@ NamedTensors copies_of(const torch::nn::Module& module) {
 void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(at::equal(found[i].second, expected[i].second)) << expected[i].first;
+    EXPECT_TRUE(at::equal(found[i].second, expected[i].second))
+        << expected[i].first << " differs by " << largest_difference(found[i].second, expected[i].second);
   }
 }
 
@@ -317,6 +319,7 @@ NamedTensors trained_on(int ranks, const TrainConfig& config, bool searches) {
 
 TEST(BatchSizeSearch, IsFollowedByTheTrainingThatIsWithoutIt) {
   for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
     TrainConfig config = in_memory({.max_epochs = 3, .batch_size = 4, .accumulation = 2});
     config.dist.shard_optimizer = ranks == 3;
     config.dist.find_unused_parameters = true;  // each backward is one optimizer's and reaches the other's parameters
