@@ -51,7 +51,7 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
               const Variables& environment) {
   if (plan.nodes > 1 && (plan.config.dist.max_restarts > 0 || plan.config.memory.halve_batch)) {
     throw ConfigError(
-        fmt::format("--{}: found {} nodes, but our launcher restarts ranks on one node only",
+        fmt::format("--{}: found {} nodes, but a program restarts its ranks on one node only",
                     plan.config.memory.halve_batch ? "memory.halve_batch"
                                                    : fmt::format("dist.max_restarts {}", plan.config.dist.max_restarts),
                     plan.nodes),

@@ -35,11 +35,10 @@ bool is_value(const FieldInfo& info, std::string_view word) {
 /// Text is in quotes, numbers and switches are not.
 template <class T>
 std::string value_in_file(std::string_view word) {
-  const bool is_number =
-      std::is_arithmetic_v<T> ||
-      ((std::is_same_v<T, DeviceSpec> || std::is_same_v<T, StepCount>)&&(
-          is_placeholder_value(word) || word.find_first_not_of("-0123456789") == std::string_view::npos));
-  return is_number ? std::string(word) : in_quotes(word);
+  constexpr bool kMayBeNumber = std::is_same_v<T, DeviceSpec> || std::is_same_v<T, StepCount>;
+  const bool looks_like_number =
+      is_placeholder_value(word) || word.find_first_not_of("-0123456789") == std::string_view::npos;
+  return std::is_arithmetic_v<T> || (kMayBeNumber && looks_like_number) ? std::string(word) : in_quotes(word);
 }
 
 /// `value`: as in a file; "": only the name.

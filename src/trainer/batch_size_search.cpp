@@ -121,6 +121,7 @@ class Trials {
       largest = train(share_of_one(plan_.loader, batch, world_.size()));
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) {
+        before.restore();
         throw;
       }
     }
@@ -238,6 +239,7 @@ BatchSizeSearch find_batch_size(const Plan& plan, World& world, Task& task, cons
   }
   const c10::DeviceGuard on_device(world.device());
   const NumericsScope numerics(plan.config);
+  const at::AutoGradMode gradients(true);  // the program may call it under a NoGradGuard
   const PhaseScope phase(WorldAccess::progress(world), Phase::prepare);
   place_module(task.module(), world.device(), plan.config);  // as a fit does
   Trials trials(plan, world, task, make_loader, options);

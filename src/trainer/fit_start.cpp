@@ -280,7 +280,9 @@ void Fit::begin_with_weights() {
 void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules) {
   record_.set_phase(Phase::resume);
   if (!origin) {
-    seek_epoch_begin(train_);  // the program may have looked at a batch, or an earlier fit has failed
+    if (train_.steps_per_epoch()) {  // an epoch without a known end, as of a ReplayBuffer, goes on
+      seek_epoch_begin(train_);      // the program may have looked at a batch, or an earlier fit has failed
+    }
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;
   }
@@ -337,9 +339,7 @@ void Fit::validate_at_start() {
     return;
   }
   if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
-    const LoaderPosition start = validation_->position();
     const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
-    validation_->seek(start);
     const bool may_log = callbacks_.may_log(Stage::validation_start) || callbacks_.may_log(Stage::validation_end);
     if (tried.complete && !may_log) {
       check_monitors_of_validation(tried.means, config_);

@@ -77,12 +77,16 @@ Meter::Mean& Meter::mean_of(const StepOutput& output, std::size_t index) {
   if (const std::size_t expected = index + 1; expected < means_.size() && means_[expected].name == name) {
     return means_[expected];
   }
-  std::vector<MetricValue> names{{.name = means_.front().name}};
-  for (const auto& metric : output.metrics) {
-    names.push_back({.name = metric.first});
-  }
-  require_distinct(names);
+  const auto has_name = [&](const auto& metric) { return metric.first == name; };
   const auto found = std::ranges::find(means_, name, &Mean::name);
+  const auto here = output.metrics.begin() + static_cast<std::ptrdiff_t>(index);
+  if (found == means_.end() || found == means_.begin() || std::any_of(output.metrics.begin(), here, has_name)) {
+    std::vector<MetricValue> names{{.name = means_.front().name}};
+    for (const auto& metric : output.metrics) {
+      names.push_back({.name = metric.first});
+    }
+    require_distinct(names);
+  }
   return found != means_.end() ? *found : means_.emplace_back(Mean{.name = name});
 }
 

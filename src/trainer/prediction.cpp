@@ -40,12 +40,12 @@ using Path = std::filesystem::path;
 constexpr const char* kIds = "ids";
 constexpr const char* kSteps = "steps";
 
-/// Rows of all parts in the order of their keys. `parts`: in the order of time and rank.
 /// The tensors with this number of all parts.
 at::Tensor column(const std::vector<NamedTensors>& parts, std::size_t number) {
   return at::cat(mapped(parts, [&](const NamedTensors& part) { return part.at(number).second; }));
 }
 
+/// Rows of all parts in the order of their keys. `parts`: in the order of time and rank.
 NamedTensors in_order(const std::vector<NamedTensors>& parts) {
   if (parts.empty()) {
     return {};

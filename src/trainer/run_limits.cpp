@@ -22,7 +22,7 @@ bool RunLimits::are_reached(const TrainState& state) const noexcept {
 
 std::string RunLimits::reached(const TrainState& state) const {
   const bool by_steps = config_.max_steps > 0 && state.step >= config_.max_steps;
-  return by_steps             ? fmt::format("--max_steps {}", config_.max_steps)
+  return by_steps ? fmt::format("--{} {}", config_.fast_dev_run > 0 ? "fast_dev_run" : "max_steps", config_.max_steps)
          : are_reached(state) ? fmt::format("--max_epochs {}", config_.max_epochs)
                               : std::string();
 }

@@ -62,8 +62,8 @@ double combine(double a, double b, Reduce op) {
 std::vector<std::int64_t> rows_of_ranks(const at::Tensor& tensor, World& world) {
   std::vector<std::int64_t> rows;
   std::vector<std::string> kinds;
-  const std::string kind =
-      fmt::format("{} of [*, {}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().slice(1), ", "));
+  const std::string kind = fmt::format("{} of [*{}{}]", c10::toString(tensor.scalar_type()),
+                                       tensor.dim() > 1 ? ", " : "", fmt::join(tensor.sizes().slice(1), ", "));
   for (const std::string& of_rank : world.gather(fmt::format("{} {}", tensor.size(0), kind))) {
     const auto space = of_rank.find(' ');
     rows.push_back(parse_int(of_rank.substr(0, space)).value_or(0));

@@ -11,6 +11,9 @@ void DeviceClock::begin_step() noexcept {
     return;
   }
   collect();
+  if (state_ == State::in_step) {  // it has not ended
+    state_ = State::idle;
+  }
   const Clock::time_point now = Clock::now();
   if (state_ == State::awaited || now < next_) {
     return;

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// The `AnError` that `act` throws; the test fails if it throws nothing or something else.
+/// The `AnError` that `act` throws. If it throws nothing, this is a std::logic_error; other exceptions pass.
 template <class AnError = Error, class Act>
 AnError error_of(const Act& act) {
   try {

@@ -92,7 +92,8 @@ class ThroughputMonitor final : public Callback {
   ThroughputMonitorOptions options_;
   Clock::time_point last_{};
   TrainState state_{};
-  at::Tensor units_{};  // of this rank since the last report, 0-dim on the device; undefined: no step had a count
+  bool has_counted_ = false;  // any rank, in any step
+  at::Tensor units_{};        // of this rank since the last report, 0-dim on the device; undefined: no step had a count
 };
 
 /// Load and memory, at each report, of all ranks: "memory_mib" (largest) and "cpu_percent" (largest; 100: one core,

@@ -61,7 +61,7 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
 }
 
 void MonitoredMetric::warn_if_unknown(const StageContext& context) const {
-  const bool was_stopped = context.control.stop_requested() != StopKind::none;
+  const bool was_stopped = context.control.agreed() != StopKind::none;
   if (!is_known_ && !was_stopped && !context.plan.config.barebones && context.world.is_main()) {
     log_warning(never_measured(callback_, name_));
   }

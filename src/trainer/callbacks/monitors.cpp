@@ -78,7 +78,7 @@ SmoothedMetric::SmoothedMetric(std::string metric, double decay)
 void SmoothedMetric::on(const StageContext& context) {
   if (context.stage == Stage::fit_start) {
     if (context.state.step == 0) {
-      sum_ = weight_ = 0;  // another training of this process
+      load({});  // another training of this process
     }
     return;
   }
@@ -103,20 +103,18 @@ NamedTensors SmoothedMetric::save() const {
 }
 
 void SmoothedMetric::load(const NamedTensors& state) {
+  sum_ = weight_ = 0;
   for (const auto& [name, value] : state) {
     (name == "sum" ? sum_ : weight_) = value.item<double>();
   }
 }
 
 ThroughputMonitor::ThroughputMonitor(ThroughputMonitorOptions options) : options_(std::move(options)) {
-  if (!(options_.units_per_sample >= 0)) {
-    throw ConfigError(
-        fmt::format("ThroughputMonitor: units_per_sample is {}, expected 0 or more", options_.units_per_sample));
-  }
-  if (options_.units_per_sample > 0 && options_.unit.empty()) {
-    throw ConfigError("ThroughputMonitor: units_per_sample is set, and the unit has no name",
-                      "set unit, for example to tokens");
-  }
+  OptionCheck("ThroughputMonitor")
+      .expect("units_per_sample", options_.units_per_sample, options_.units_per_sample >= 0, "0 or more")
+      .refuse_if(options_.units_per_sample > 0 && options_.unit.empty(),
+                 "units_per_sample is set, and the unit has no name", "set unit, for example to tokens")
+      .throw_problems();
 }
 
 void ThroughputMonitor::on(const StageContext& context) {
@@ -165,7 +163,8 @@ void ThroughputMonitor::report(const StageContext& context, double seconds, cons
   if (options_.unit.empty()) {
     return;
   }
-  if (counts_units() && host[2].item<double>() == 0) {
+  has_counted_ = has_counted_ || host[2].item<double>() > 0;
+  if (counts_units() && !has_counted_) {
     throw Error(fmt::format("ThroughputMonitor: no step has a count of its {}", options_.unit),
                 "set StepOutput::count, or ThroughputMonitorOptions::units_per_sample");
   }

@@ -40,7 +40,9 @@ bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
 
 std::string never_measured(std::string_view asker, std::string_view name) {
   return fmt::format("{}: the training ended before {} was measured; see {}", asker, name,
-                     name.starts_with(kValidationPrefix) ? "--validate.every_steps" : "--report.every_steps");
+                     name.starts_with(kValidationPrefix) ? "--validate.every_steps"
+                     : name.starts_with(kEpochPrefix)    ? "--report.epoch_means"
+                                                         : "--report.every_steps");
 }
 
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names) {

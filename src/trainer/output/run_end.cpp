@@ -100,7 +100,9 @@ std::string summary(const FitResult& result, const std::string& monitor) {
 namespace {
 
 void tell_times(const RunTimes& times, const TrainConfig& config, World& world, Console& console) {
-  console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", times.host.text()));
+  if (const std::string text = times.host.text(); !text.empty()) {
+    console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", text));
+  }
   if (times.gpu) {
     console.line(fmt::format("time of the GPU in a step: {}", times.gpu->text()));
   }

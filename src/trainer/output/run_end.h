@@ -50,7 +50,7 @@ struct RunTimes {
 void tell_end(const FitResult& result, std::int64_t epoch, const RunTimes& times, const TrainConfig& config,
               World& world, Console& console, RunFiles& files);
 
-/// "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | 1:02:03"
+/// "loss 0.21, val_loss 0.25 | best val_loss 0.24 at step 800 in runs/a/checkpoints/step-0000000800 | time 1:02:03"
 std::string summary(const FitResult& result, const std::string& monitor);
 
 }  // namespace lockstep

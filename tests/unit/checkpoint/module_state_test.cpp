@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
 
+#include "support/message_of.h"
 #include "support/tensors.h"
 
 namespace lockstep {
@@ -106,12 +107,7 @@ TEST(LoadModule, NamesThePrefixThatAllNamesHave) {
     return rename(given, [&](const std::string& name) { return prefix + name; });
   };
   const auto hint = [&](const NamedTensors& tensors) {
-    try {
-      load_module(net, tensors);
-    } catch (const CheckpointError& error) {
-      return error.hint();
-    }
-    return std::string("no error");
+    return error_of<CheckpointError>([&] { load_module(net, tensors); }).hint();
   };
   EXPECT_THAT(hint(with_prefix("model.")), HasSubstr("rename(tensors, without_prefix(\"model.\"))"));
   EXPECT_THAT(hint(with_prefix("net.model.")), HasSubstr("without_prefix(\"net.model.\")"));

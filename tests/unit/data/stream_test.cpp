@@ -115,8 +115,6 @@ TEST(Stream, GivesStepsOfTheGlobalBatchAndTheRest) {
   }
 }
 
-// Every way in which W ranks may have up to a few steps less than the longest: nobody waits for ever, nothing is lost,
-// all ranks agree on every step. The control: what each rank alone would have done.
 TEST(Stream, IsReadByOneThread) {
   World world = World::single(c10::kCPU);
   DataLoader a(std::make_unique<Numbers>(Ids{4}), plan_of(2, 2, /*workers=*/4), world);
@@ -128,6 +126,8 @@ TEST(Stream, IsReadByOneThread) {
   EXPECT_FALSE(CombinedLoader({&a, &other}, CombineMode::min_size).has_one_reader());
 }
 
+// Every way in which W ranks may have up to a few steps less than the longest: nobody waits for ever, nothing is lost,
+// all ranks agree on every step. The control: what each rank alone would have done.
 TEST(Stream, EndsOnAllRanksInTheSameStep) {
   Sweep sweep("uneven streams");
   int alone_differ = 0;

@@ -229,7 +229,6 @@ TEST(SyncBatchNorm, MayRunWithoutABackwardBesideAnIdleRank) {
   });
 }
 
-// A rank that had samples but no loss, such as a batch without labels.
 TEST(SyncBatchNorm, MayGetNoRowsOnARank) {
   PlainNet plain;
   plain.forward(inputs(0, 4)).square().sum().backward();
@@ -260,6 +259,7 @@ TEST(SyncBatchNorm, RefusesInputsThatAreEmptyOnAllRanks) {
               HasSubstr("the inputs of all ranks are empty"));
 }
 
+// A rank that had samples but no loss, such as a batch without labels.
 TEST(SyncBatchNorm, NeedsNoLossOnEveryRank) {
   thread_world(2, [](World& world) {
     SyncNet net;

@@ -265,14 +265,7 @@ class EverythingTask final : public Task {
   }
   void optimize(Step& step) override {
     for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
-      OptimizerStep& optimizer = step.optimizer(i);
-      optimizer.zero_grad();
-      for (const Batch& batch : step.batches()) {
-        const StepOutput output = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
-        optimizer.backward(output);
-        step.add(output);
-      }
-      optimizer.update();
+      update_with(i, step, [this](const Batch& batch) { return training_step(batch); });
     }
   }
 
@@ -282,22 +275,6 @@ class EverythingTask final : public Task {
  private:
   std::int64_t room_;
 };
-
-NamedTensors copies_of(const torch::nn::Module& module) {
-  NamedTensors copies;
-  for (const auto& [name, tensor] : module_tensors(module)) {
-    copies.emplace_back(name, tensor.clone());
-  }
-  return copies;
-}
-
-void expect_equal(const NamedTensors& found, const NamedTensors& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(at::equal(found[i].second, expected[i].second))
-        << expected[i].first << " differs by " << largest_difference(found[i].second, expected[i].second);
-  }
-}
 
 /// The model of the main rank after a training, with or without a search before.
 NamedTensors trained_on(int ranks, const TrainConfig& config, bool searches) {
@@ -311,7 +288,7 @@ NamedTensors trained_on(int ranks, const TrainConfig& config, bool searches) {
     DataLoader data(tiny_data(72), plan.loader, world);
     Trainer(plan, world).fit(task, data);
     if (world.is_main()) {
-      trained = copies_of(task.module());
+      trained = copies(module_tensors(task.module()));
     }
   });
   return trained;
@@ -337,7 +314,7 @@ TEST(BatchSizeSearch, LeavesEverythingAsItWas) {
   task.error.update(at::ones({4, 1}), at::zeros({4, 1}));
   task.net->head->last->weight.mutable_grad() = at::full_like(task.net->head->last->weight, 3);
   const at::Tensor gradient = task.net->head->last->weight.grad();
-  const NamedTensors before = copies_of(task.module());
+  const NamedTensors before = copies(module_tensors(task.module()));
   ASSERT_EQ(before.at(6).first, "head.norm.running_mean");
   const at::Tensor rng = rng_state(c10::kCPU);
   std::atomic<int> changes = 0;
@@ -362,7 +339,7 @@ TEST(BatchSizeSearch, LeavesEverythingAsItWas) {
   config.data.workers = 0;
   find_batch_size(plan_for(1, config), world, task,
                   loaders_of(std::make_shared<Changing>(tiny_data(64), task, before, changes)), {});
-  expect_equal(copies_of(task.module()), before);
+  expect_equal(copies(module_tensors(task.module())), before);
   EXPECT_TRUE(at::equal(rng_state(c10::kCPU), rng));
   EXPECT_TRUE(task.net->head->last->weight.grad().is_same(gradient));
   EXPECT_TRUE(at::equal(gradient, at::full_like(gradient, 3)));

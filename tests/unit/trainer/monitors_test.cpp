@@ -204,7 +204,9 @@ TEST(ThroughputMonitor, CountsUnitsOfAllRanks) {
     const auto in_window = [](const std::map<std::string, double>& row) {
       return row.at("tokens_per_s") * 4 * row.at("step_ms") / 1000;
     };
-    for (const auto& row : rows({.unit = "tokens", .units_per_sample = 64})) {
+    const Rows given = rows({.unit = "tokens", .units_per_sample = 64});
+    ASSERT_EQ(given.size(), 3U);
+    for (const auto& row : given) {
       EXPECT_NEAR(in_window(row), 4 * 3 * 64, 1e-6) << ranks;
     }
     const Rows counted = rows({.unit = "tokens"}, std::make_unique<PaddedTask>);
@@ -212,7 +214,9 @@ TEST(ThroughputMonitor, CountsUnitsOfAllRanks) {
     for (std::size_t window = 0; window < 3; ++window) {  // samples 0 to 11, 12 to 23, 24 to 35
       EXPECT_NEAR(in_window(counted[window]), 66 + 144 * static_cast<double>(window), 1e-6) << ranks;
     }
-    EXPECT_FALSE(rows({})[0].contains("tokens_per_s"));
+    const Rows none = rows({});
+    ASSERT_EQ(none.size(), 3U);
+    EXPECT_FALSE(none[0].contains("tokens_per_s"));
   }
 }
 
