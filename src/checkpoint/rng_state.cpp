@@ -1,4 +1,6 @@
+#include <functional>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include <fmt/format.h>
@@ -34,23 +36,28 @@ std::vector<at::Tensor> states(c10::Device device) {
   return result;
 }
 
+// The state of a generator has a fixed size, so the blocks need no lengths.
+std::int64_t size_of(const std::vector<at::Tensor>& blocks) {
+  return std::transform_reduce(blocks.begin(), blocks.end(), std::int64_t{0}, std::plus<>(),
+                               [](const at::Tensor& block) { return block.numel(); });
+}
+
+bool is_state_of(const std::vector<at::Tensor>& current, const at::Tensor& state) {
+  return state.defined() && state.scalar_type() == at::kByte && state.dim() == 1 && state.numel() == size_of(current);
+}
+
 }  // namespace
 
 at::Tensor rng_state(c10::Device device) { return at::cat(states(device)); }
 
 void set_rng_state(const at::Tensor& state, c10::Device device) {
-  // The state of a generator has a fixed size, so the blocks need no lengths.
   const std::vector<at::Tensor> current = states(device);
-  std::int64_t expected = 0;
-  for (const at::Tensor& block : current) {
-    expected += block.numel();
-  }
-  if (!state.defined() || state.scalar_type() != at::kByte || state.dim() != 1 || state.numel() != expected) {
+  if (!is_state_of(current, state)) {
     throw CheckpointError(
         fmt::format(
             "random number state for {}: found {}, expected {} bytes", device.str(),
             state.defined() ? fmt::format("{} {}s", state.numel(), c10::toString(state.scalar_type())) : "nothing",
-            expected),
+            size_of(current)),
         state.defined() ? "the state was saved on another kind of device"
                         : "a checkpoint of another number of ranks has none: use restore_rng()");
   }
@@ -70,14 +77,14 @@ void set_rng_state(const at::Tensor& state, c10::Device device) {
 }
 
 void restore_rng(const at::Tensor& state, std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {
-  try {
+  if (is_state_of(states(device), state)) {
     set_rng_state(state, device);
-  } catch (const CheckpointError&) {
-    log_info(fmt::format("the checkpoint was saved {}: the random generators get new seeds",
-                         state.defined() ? fmt::format("on another kind of device than {}", device.str())
-                                         : "with another number of ranks"));
-    seed_rng(seed, rank, step, device);
+    return;
   }
+  log_info(fmt::format("the checkpoint was saved {}: the random generators get new seeds",
+                       state.defined() ? fmt::format("on another kind of device than {}", device.str())
+                                       : "with another number of ranks"));
+  seed_rng(seed, rank, step, device);
 }
 
 void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {

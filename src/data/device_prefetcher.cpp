@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "data/for_each_tensor.h"
+#include "tensor/stream_memory.h"
 
 namespace lockstep {
 

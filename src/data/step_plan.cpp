@@ -8,6 +8,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/ceil_div.h"
 #include "base/crc32c.h"
 #include "base/text.h"
 
@@ -17,8 +18,6 @@ namespace {
 
 constexpr const char* kOtherDataHint =
     "resume with the data of the checkpoint; to train its weights on other data, begin a new run with --init_weights";
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

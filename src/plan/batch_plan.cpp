@@ -5,12 +5,11 @@
 
 #include <fmt/format.h>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a - 1) / b + 1; }  // for positive numbers
 
 std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;

@@ -9,6 +9,7 @@
 #include <lockstep/sampling/distributed_sampler.h>
 
 #include "base/assertion.h"
+#include "base/ceil_div.h"
 
 namespace lockstep {
 namespace {
@@ -16,8 +17,6 @@ namespace {
 using Options = DistributedSampler::Options;
 
 bool is_keyed(const Options& options) { return options.sampler.order == SampleOrder::keyed; }
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 // Positions of an epoch over all ranks.
 std::int64_t count_positions(const Options& options) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/mapped.h"
+#include "base/ranks_text.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -28,10 +29,6 @@ bool is_in_step(Phase phase) { return phase >= Phase::data && phase <= Phase::op
 /// number as the next step.
 int order_of(Phase phase) {
   return is_in_step(phase) || phase >= Phase::finish ? static_cast<int>(phase) + 100 : static_cast<int>(phase);
-}
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks));
 }
 
 std::string state_text(const RankSample& sample) {

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,16 +15,17 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/module_state.h>
-#include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/optim/precision.h>
 #include <lockstep/trainer/batch_size_search.h>
 
+#include "base/option_check.h"
+#include "base/ranks_text.h"
 #include "base/text.h"
 #include "metrics/metric_set.h"
 #include "parallel/without_peers.h"
 #include "plan/batch_plan.h"
 #include "trainer/in_precision.h"
+#include "trainer/kept_state.h"
 #include "trainer/meter.h"
 #include "trainer/step_context.h"
 #include "world/out_of_memory.h"
@@ -36,50 +36,15 @@ namespace {
 
 void check_search_options(const BatchSizeSearchOptions& options) {
   constexpr std::int64_t kMost = 1'000'000'000;
-  std::vector<Problem> problems;
-  const auto expect = [&](bool valid, const char* name, auto found, const std::string& expected) {
-    if (!valid) {
-      problems.push_back({fmt::format("find_batch_size: {} is {}, expected {}", name, found, expected)});
-    }
-  };
-  expect(options.init >= 1, "init", options.init, "1 or more");
-  expect(options.max_size >= std::max<std::int64_t>(options.init, 1) && options.max_size <= kMost, "max_size",
-         options.max_size, fmt::format("init or more, at most {}", kMost));
-  expect(options.steps >= 2, "steps", options.steps, "2 or more: the first one makes the state of the optimizer");
-  expect(options.margin >= 0 && options.margin < 1, "margin", options.margin, "0 or more, less than 1");
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("find_batch_size")
+      .expect("init", options.init, options.init >= 1, "1 or more")
+      .expect("max_size", options.max_size,
+              options.max_size >= std::max<std::int64_t>(options.init, 1) && options.max_size <= kMost,
+              fmt::format("init or more, at most {}", kMost))
+      .expect("steps", options.steps, options.steps >= 2, "2 or more: the first one makes the state of the optimizer")
+      .expect_share("margin", options.margin)
+      .throw_problems();
 }
-
-/// What a trial changes. The copies are on the host: a trial has the memory of a training.
-class StateBefore {
- public:
-  StateBefore(torch::nn::Module& module, c10::Device device)
-      : module_(module), device_(device), rng_(rng_state(device)) {
-    for (const auto& [name, tensor] : module_tensors(module)) {
-      tensors_.emplace_back(name, tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
-    }
-    for (at::Tensor& parameter : module.parameters()) {
-      gradients_.emplace_back(parameter, std::exchange(parameter.mutable_grad(), {}));
-    }
-  }
-
-  void restore() {
-    for (auto& [parameter, gradient] : gradients_ | std::views::reverse) {  // a shared parameter is listed twice
-      parameter.mutable_grad() = gradient;
-    }
-    load_module(module_, tensors_);
-    set_rng_state(rng_, device_);
-  }
-
- private:
-  torch::nn::Module& module_;
-  const c10::Device device_;
-  const at::Tensor rng_;
-  NamedTensors tensors_{};
-  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_{};
-};
 
 /// The first two micro-batches of each loader: the second one finds the gradients of the first, and others need no more
 /// memory.
@@ -115,20 +80,18 @@ class Trials {
 
   /// The samples of the largest micro-batch; nullopt: memory ran out.
   std::optional<std::int64_t> run(const BatchPlan& batch) {
-    StateBefore before(task_.module(), world_.device());
     std::optional<std::int64_t> largest;
     try {
-      largest = train(share_of_one(plan_.loader, batch, world_.size()));
+      with_state_kept(task_.module(), world_.device(),
+                      [&] { largest = train(share_of_one(plan_.loader, batch, world_.size())); });
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) {
-        before.restore();
         throw;
       }
     }
     if (world_.device().is_cuda()) {  // the next trial has other sizes
       c10::getDeviceAllocator(world_.device().type())->emptyCache();
     }
-    before.restore();
     return largest;
   }
 
@@ -223,10 +186,6 @@ Answers exchange(World& world, std::optional<std::int64_t> mine) {
     }
   }
   return all;
-}
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", format_ranges(ranks));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ void Fit::save() {
 void Fit::tell_saved(const RunCheckpoints::Saves& saves) {
   for (const BackgroundSave& saved : saves) {
     StageContext context = at(Stage::checkpoint_saved);
-    context.save_s = saved.duration_s;
+    context.save_duration_s = saved.duration_s;
     notify(context);
   }
 }

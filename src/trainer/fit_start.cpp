@@ -266,15 +266,14 @@ void Fit::prepare_graphs(bool has_metrics) {
 // Before optimizers and callbacks copy the weights.
 void Fit::begin_with_weights() {
   const std::string& from = config_.init_weights;
-  if (from.empty() || has_fitted_) {
-    has_fitted_ = true;
-    return;
+  if (!from.empty() && !has_fitted_) {
+    const PhaseScope phase(record_, Phase::resume);
+    const auto tensors =
+        static_cast<std::int64_t>(load_weights(task_.module(), from, config_.checkpoint.allow_partial, world_));
+    console_.line(fmt::format("beginning with {} of {}", counted(tensors, "tensor"), from));
+    files_.event("init_weights", {{"from", from}, {"tensors", tensors}});
   }
-  const PhaseScope phase(record_, Phase::resume);
-  const std::size_t tensors = load_weights(task_.module(), from, config_.checkpoint.allow_partial, world_);
-  console_.line(fmt::format("beginning with {} of {}", counted(static_cast<std::int64_t>(tensors), "tensor"), from));
-  has_fitted_ = true;
-  files_.event("init_weights", {{"from", from}, {"tensors", static_cast<std::int64_t>(tensors)}});
+  has_fitted_ = true;  // if this failed, the next fit loads them
 }
 
 void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules) {

@@ -8,12 +8,13 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
-#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/option_check.h"
 #include "config/without_files.h"
 #include "trainer/in_precision.h"
+#include "trainer/kept_state.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/times_count.h"
 #include "world/world_access.h"
@@ -22,20 +23,14 @@ namespace lockstep {
 namespace {
 
 void check_range_options(const LrRangeOptions& options) {
-  std::vector<Problem> problems;
-  const auto expect = [&](bool valid, const char* name, double found, const char* expected) {
-    if (!valid) {
-      problems.push_back({fmt::format("find_lr: {} is {}, expected {}", name, found, expected)});
-    }
-  };
-  expect(options.min_lr > 0, "min_lr", options.min_lr, "a number above 0");
-  expect(options.max_lr > options.min_lr, "max_lr", options.max_lr, "more than min_lr");
-  expect(options.steps >= 2, "steps", static_cast<double>(options.steps), "2 or more");
-  expect(options.smoothing >= 0 && options.smoothing < 1, "smoothing", options.smoothing, "0 or more, less than 1");
-  expect(options.stop_factor == 0 || options.stop_factor > 1, "stop_factor", options.stop_factor, "0, or more than 1");
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  OptionCheck("find_lr")
+      .expect("min_lr", options.min_lr, options.min_lr > 0, "a number above 0")
+      .expect("max_lr", options.max_lr, options.max_lr > options.min_lr, "more than min_lr")
+      .expect("steps", options.steps, options.steps >= 2, "2 or more")
+      .expect_share("smoothing", options.smoothing)
+      .expect("stop_factor", options.stop_factor, options.stop_factor == 0 || options.stop_factor > 1,
+              "0, or more than 1")
+      .throw_problems();
 }
 
 /// A short training whose rate grows, and which leaves no files.
@@ -155,13 +150,6 @@ std::optional<double> steepest(const LrRange& range) {
 LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, const LrRangeOptions& options) {
   check_range_options(options);
   place_module(task.module(), world.device(), plan.config);  // as the training below does
-  NamedTensors weights;
-  {
-    const c10::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : module_tensors(task.module())) {
-      weights.emplace_back(name, tensor.clone());
-    }
-  }
   const LoaderPosition position = train.position();
   LrRange range;
   Plan of_range = plan_of_range(plan, options);
@@ -171,8 +159,7 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   Trainer trainer(of_range, world);
   trainer.add(std::make_shared<RangeRecorder>(options, range));
   RangeTask range_task(task);
-  trainer.fit(range_task, train);
-  load_module(task.module(), weights);
+  with_state_kept(task.module(), world.device(), [&] { trainer.fit(range_task, train); });
   train.seek(position);
   range.suggestion = steepest(range);
   return range;

@@ -37,7 +37,7 @@ void check_count(const at::Tensor& count) {
 }  // namespace
 
 void check_output(const StepOutput& output) {
-  if (output.loss.defined() && output.loss.numel() != 1) {
+  if (output.loss.defined() && output.loss.dim() != 0) {
     throw_shape("the loss", output.loss, "reduce it over the batch, for example with mean()");
   }
   if (output.count.defined()) {

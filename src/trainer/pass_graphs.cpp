@@ -19,6 +19,7 @@
 #include "base/mapped.h"
 #include "base/text.h"
 #include "data/for_each_tensor.h"
+#include "tensor/stream_memory.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
@@ -141,10 +140,6 @@ StepOutput OptimizerStep::evaluate(const Batch& batch, const std::function<StepO
   }
   output = in_precision(step_.context_.config, step_.context_.world.device().type(), batch, f);
   check_output(output);
-  if (output.loss.defined() && output.loss.dim() != 0) {
-    throw Error(fmt::format("the loss has shape [{}], expected a scalar", fmt::join(output.loss.sizes(), ", ")),
-                "reduce it over the batch, for example with mean()");
-  }
   output.samples = batch.samples;
   return output;
 }

@@ -74,7 +74,7 @@ struct WorldAccess {
   static bool any_without_timeout(World& world, bool value);
   /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
-  /// The clock of the device, for the rank's own thread.
+  /// The clock of the device. One thread at a time uses it: the rank's own, or one of autograd while that waits.
   static DeviceClock& clock(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);

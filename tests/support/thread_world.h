@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -29,6 +30,7 @@ inline void thread_world(int size, const std::function<void(World&)>& body,
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       set_log_rank(rank, size);
+      at::get_num_threads();  // else a loader that another rank makes could give this thread the number of its workers
       bool is_connected = false;
       try {
         const int local_size = size / nodes;

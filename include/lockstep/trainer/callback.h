@@ -68,7 +68,7 @@ struct StageContext {
   const StepResult& step;                  ///< of the last step here; before one, and outside fit(): empty
   Strategy* strategy = nullptr;            ///< inside fit()
   const Metrics* metrics = nullptr;        ///< the same on all ranks
-  double save_s = 0;                       ///< checkpoint_saved: duration of the save, also in the background
+  double save_duration_s = 0;              ///< checkpoint_saved: duration of the save, also in the background
   const StepBatches* batches = nullptr;    ///< step_start
   const Batch* batch = nullptr;            ///< validation_batch_end, test_batch_end, predict_batch_end
   std::int64_t batch_number = 0;           ///< the same: of the batch among those of this rank, from 1

@@ -56,6 +56,25 @@ std::string how_to_continue(const RunEnd& end) {
   return fmt::format("; run the same command{} to continue", change.empty() ? " again" : change);
 }
 
+void tell_times(const RunTimes& times, const TrainConfig& config, World& world, Console& console) {
+  if (const std::string text = times.host.text(); !text.empty()) {
+    console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", text));
+  }
+  if (times.gpu) {
+    console.line(fmt::format("time of the GPU in a step: {}", times.gpu->text()));
+  }
+  if (!world.is_main()) {
+    return;
+  }
+  // A GPU may have work while its host waits for data.
+  const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers, times.one_reader);
+  for (const auto& advice : {on_data, times.host.advice_on_saves()}) {
+    if (advice) {
+      log_info(*advice);
+    }
+  }
+}
+
 }  // namespace
 
 std::string describe_end(const RunEnd& end) {
@@ -96,29 +115,6 @@ std::string summary(const FitResult& result, const std::string& monitor) {
   std::erase(parts, "");
   return join(parts, " | ");
 }
-
-namespace {
-
-void tell_times(const RunTimes& times, const TrainConfig& config, World& world, Console& console) {
-  if (const std::string text = times.host.text(); !text.empty()) {
-    console.line(fmt::format("time{}: {}", world.device().is_cpu() ? "" : " of the host", text));
-  }
-  if (times.gpu) {
-    console.line(fmt::format("time of the GPU in a step: {}", times.gpu->text()));
-  }
-  if (!world.is_main()) {
-    return;
-  }
-  // A GPU may have work while its host waits for data.
-  const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers, times.one_reader);
-  for (const auto& advice : {on_data, times.host.advice_on_saves()}) {
-    if (advice) {
-      log_info(*advice);
-    }
-  }
-}
-
-}  // namespace
 
 void tell_end(const FitResult& result, std::int64_t epoch, const RunTimes& times, const TrainConfig& config,
               World& world, Console& console, RunFiles& files) {

@@ -81,9 +81,9 @@ class StragglerWatch {
   DeviceClock& clock_;
   std::string host_;
   PhaseTimes began_{};       // of this step
-  PhaseTimes gpu_before_{};  // what has been added
+  PhaseTimes gpu_before_{};  // with its steps: when a cost was last added
   std::int64_t gpu_steps_before_ = 0;
-  std::int64_t costs_ = 0;  // that were added
+  std::int64_t costs_ = 0;  // of this window
   StepCost sum_{};
   StepCost slowest_{};
   Clock::duration steps_time_{};  // including waiting: about equal on all ranks

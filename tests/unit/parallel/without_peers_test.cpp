@@ -1,5 +1,7 @@
 #include "parallel/without_peers.h"
 
+#include <barrier>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,19 +64,20 @@ TEST(WithoutPeers, HasTheOptimizerStateOfItsRank) {
 TEST(WithoutPeers, HasMemoryForTheBucketsOfTheReducer) {
   const auto bytes_of = [](int ranks) {
     std::int64_t found = 0;
+    std::barrier all(ranks);  // the ranks are threads with one memory, and a barrier of the world has tensors itself
     thread_world(ranks, [&](World& world) {
       TrainConfig config;
       Net net;
       World alone = World::single(c10::kCPU);
       WithoutPeers trial(config, world, alone);
-      world.barrier("the networks are there");
-      if (world.is_main()) {  // the ranks are threads with one memory
+      all.arrive_and_wait();
+      if (world.is_main()) {
         const LimitedMemory memory;
         const std::int64_t before = LimitedMemory::used();
         trial.prepare(net, kAdam);
         found = LimitedMemory::used() - before;
       }
-      world.barrier("it is measured");
+      all.arrive_and_wait();
     });
     return found;
   };

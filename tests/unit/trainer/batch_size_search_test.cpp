@@ -301,12 +301,7 @@ TEST(BatchSizeSearch, IsFollowedByTheTrainingThatIsWithoutIt) {
     config.dist.shard_optimizer = ranks == 3;
     config.dist.find_unused_parameters = true;  // each backward is one optimizer's and reaches the other's parameters
     const NamedTensors straight = trained_on(ranks, config, /*searches=*/false);
-    const NamedTensors after = trained_on(ranks, config, /*searches=*/true);
-    if (ranks == 1) {
-      expect_equal(after, straight);
-    } else {  // in some runs of ranks that are threads the last bits differ; the cause is not known yet
-      EXPECT_LE(largest_difference(after, straight), 1e-5);
-    }
+    expect_equal(trained_on(ranks, config, /*searches=*/true), straight);
     EverythingTask untrained(900);
     EXPECT_FALSE(at::equal(straight.front().second, untrained.net->first->weight)) << "nothing was trained";
     EXPECT_TRUE(straight.front().second.isfinite().all().item<bool>()) << straight.front().second;

@@ -12,8 +12,10 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/monitors.h>
 
 #include "support/message_of.h"
@@ -180,6 +182,27 @@ TEST(UsedAgain, ATrainerWhoseFirstFitFailedBeginsWithTheGivenWeights) {
   });
   trainer.fit(task, data);
   EXPECT_EQ(at_start, 7);
+}
+
+TEST(UsedAgain, AModelWhoseRangeTestFailedIsAsBefore) {
+  class FailsLate final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      if (++steps == 6) {
+        throw std::runtime_error("late");
+      }
+      return TinyTask::training_step(batch);
+    }
+    int steps = 0;
+  };
+  World world = World::single(at::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 4}));
+  FailsLate task;
+  const at::Tensor random = rng_state(at::kCPU);
+  DataLoader data(tiny_data(64), plan.loader, world);
+  EXPECT_THROW(find_lr(plan, world, task, data, {.min_lr = 0.01, .max_lr = 0.1, .steps = 20}), std::runtime_error);
+  EXPECT_TRUE(are_equal(weights_of(task), weights_of(*std::make_unique<TinyTask>())));
+  EXPECT_TRUE(at::equal(rng_state(at::kCPU), random));
 }
 
 TEST(UsedAgain, MetricsAreFoundByTheirNames) {
