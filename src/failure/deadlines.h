@@ -11,7 +11,9 @@ using std::chrono::seconds;
 // Note [Timeline of a failure]: a rank fails at 0 s. Times are of the default configuration, on a machine that is not
 // overloaded.
 //
-//     0 s    The rank tells its supervisor (kSend at most) or the store (kAnnounce at most).
+//     0 s    Between two steps, the rank has waited for the others to fail too (kCommonFailure). It tells its
+//     supervisor
+//            (kSend at most) or the store (kAnnounce at most).
 //   0.2 s    Every other rank has looked at the store (kLook), or was told by its supervisor to end.
 //   0.5 s    A supervisor that still waits for ranks says so (kNotice).
 //   0.9 s    Rank 0, which may serve the store, has waited until the others have read why (kLinger).
@@ -23,6 +25,7 @@ using std::chrono::seconds;
 
 // A rank and those that must learn of its failure.
 inline constexpr milliseconds kLook{200};              ///< between two looks at the store, and at the launcher
+inline constexpr milliseconds kCommonFailure{300};     ///< ranks that failed at the same moment, for each other
 inline constexpr milliseconds kAskAgain{100};          ///< what the store has not got, or could not answer
 inline constexpr milliseconds kWaitForCause{1000};     ///< a consequence waits so long for its cause
 inline constexpr milliseconds kFirstReport{500};       ///< somebody began to report first: wait so long for the report

@@ -66,17 +66,22 @@ RunTimes Fit::run_times() {
   return times;
 }
 
-// A run can be saved only between steps. With several ranks, no rank knows whether all are between the same steps.
+// A run can be saved only between steps, and only if all ranks are there.
 void Fit::save_after_failure() noexcept {
   try {
-    if (is_between_steps_ && world_.size() == 1 && state_.step > 0 && !checkpoints_.is_saved(state_.step)) {
-      checkpoints_.save_at_end(state_.step, [this] { return contents(); });
+    if (is_between_steps_ && state_.step > 0 && config_.checkpoint.enabled &&
+        WorldAccess::is_common_failure(world_, state_.step)) {
+      if (!checkpoints_.is_saved(state_.step)) {
+        checkpoints_.save_at_end(state_.step, [this] { return contents(); });
+      }
+    } else if (world_.size() > 1) {
+      return;
     }
-    if (world_.size() == 1) {
-      checkpoints_.collect();  // the save that runs in the background may be the newest one
+    checkpoints_.collect();                // the save that runs in the background may be the newest one
+  } catch (const std::exception& error) {  // of a save, it is the same on all ranks
+    if (world_.is_main()) {
+      log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
     }
-  } catch (const std::exception& error) {
-    log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
   } catch (...) {
     log_warning("not saved after the failure: an exception of unknown type");
   }

@@ -52,6 +52,10 @@ void store_set(c10d::Store& store, const std::string& key, std::string_view valu
   ask([&] { store.set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
 }
 
+void store_set_first(c10d::Store& store, const std::string& key, std::string_view value) {
+  ask([&] { store.compareSet(key, {}, std::vector<std::uint8_t>(value.begin(), value.end())); });
+}
+
 std::string store_get(c10d::Store& store, const std::string& key) {
   const auto bytes = ask([&] { return store.get(key); });
   return {bytes.begin(), bytes.end()};

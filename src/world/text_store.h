@@ -18,6 +18,8 @@ namespace lockstep {
 
 // Throw: CommError if the store or the connection is lost.
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);
+/// Does nothing if the key is there.
+void store_set_first(c10d::Store& store, const std::string& key, std::string_view value);
 std::string store_get(c10d::Store& store, const std::string& key);
 bool store_check(c10d::Store& store, const std::string& key);
 /// In two questions, however many keys. nullopt: one is missing, or this kind of store cannot.

@@ -72,6 +72,9 @@ struct WorldAccess {
   static at::Tensor on_host(const World& world, const at::Tensor& tensor);
   /// Collective. For the callbacks of other ranks, which may take any time.
   static bool any_without_timeout(World& world, bool value);
+  /// For a rank that failed at the completed `step`. true: every rank of the world has, and each got true. See Note [A
+  /// common failure].
+  static bool is_common_failure(World& world, std::int64_t step);
   /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
   /// The clock of the device. One thread at a time uses it: the rank's own, or one of autograd while that waits.

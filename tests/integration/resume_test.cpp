@@ -71,6 +71,17 @@ TEST_F(Resume, AfterCtrlC) {
   expect_same_end();
 }
 
+// All ranks fail at the same moment: it is saved there, not at the last save.
+TEST_F(Resume, AfterAFailureOfAllRanksInAValidation) {
+  const auto failed =
+      run_program(with(train(), {"--fail", "throw", "--fail_rank=-1", "--fail_in", "validation", "--fail_step", "7",
+                                 "--checkpoint.every_steps", "0", "--checkpoint.every_epochs", "0"}));
+  EXPECT_EQ(failed.code, 1) << failed.err;
+  EXPECT_THAT(failed.err, HasSubstr("cannot decode sample 4411"));
+  EXPECT_THAT(failed.err, testing::ContainsRegex("step [1-9][0-9]* is saved in"));
+  expect_same_end();
+}
+
 TEST_F(Resume, AfterTermination) {
   Process process(train());
   ASSERT_TRUE(process.wait_for("step 11 ")) << process.err();

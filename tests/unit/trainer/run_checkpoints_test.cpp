@@ -409,31 +409,57 @@ TEST_P(FailingSaves, AtTheEndAreNotBorne) { EXPECT_THROW(train(config_, blocked(
 INSTANTIATE_TEST_SUITE_P(Ways, FailingSaves, testing::Bool(),
                          [](const auto& test) { return test.param ? "in_the_background" : "in_the_foreground"; });
 
-TEST(RunCheckpoints, AreWrittenAfterAFailureBetweenTwoSteps) {
-  const TempDir directory;
-  TrainConfig config = config_in(directory.path() / "straight");
-  train(config);
-  config.run_dir = (directory.path() / "run").string();
-  class FailingValidation final : public TinyTask {
-   public:
-    FailingValidation() : TinyTask(sgd({.lr = 0.05, .momentum = 0.9})) {}
-    StepOutput validation_step(const Batch& batch) override {
-      if (++batches_ == 4) {  // the second of two validations with two batches each
-        throw std::runtime_error("a task's trouble");
-      }
-      return TinyTask::training_step(batch);
+/// Fails on this rank in the last of the four batches of the second validation.
+class FailingValidation final : public TinyTask {
+ public:
+  explicit FailingValidation(bool fails) : TinyTask(sgd({.lr = 0.05, .momentum = 0.9})), fails_(fails) {}
+  StepOutput validation_step(const Batch& batch) override {
+    if (fails_ && ++batches_ == 8) {
+      throw std::runtime_error("a task's trouble");
     }
+    return TinyTask::training_step(batch);
+  }
 
-   private:
-    int batches_ = 0;
-  } failing;
-  Session session = Session::single(config);
-  DataLoader data(tiny_data(20), session.plan.loader, session.world);
-  DataLoader validation(tiny_data(7), session.plan.eval_loader, session.world);
-  EXPECT_THROW(Trainer(session).fit(failing, data, &validation), std::runtime_error);
-  EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{10}));
-  EXPECT_EQ(train(config).state.step, 15);
-  EXPECT_EQ(final_state(config.run_dir), final_state(directory.path() / "straight"));
+ private:
+  const bool fails_;
+  int batches_ = 0;
+};
+
+class FailuresBetweenSteps : public testing::TestWithParam<int> {
+ protected:
+  /// `fails`: asked for each rank.
+  void train_on(const std::filesystem::path& run, const std::function<bool(int)>& fails) const {
+    TrainConfig config = config_in(run);
+    config.batch_size = 2;
+    thread_world(GetParam(), [&](World& world) {
+      const Plan plan = plan_for(world.size(), config);
+      FailingValidation task(fails(world.rank()));
+      DataLoader data(tiny_data(20), plan.loader, world);
+      DataLoader validation(tiny_data(7 * world.size()), plan.eval_loader, world);
+      Trainer(plan, world).fit(task, data, &validation);
+    });
+  }
+  const TempDir directory_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, FailuresBetweenSteps, testing::Values(1, 2, 3));
+
+TEST_P(FailuresBetweenSteps, AreSavedIfAllRanksFail) {
+  train_on(directory_.path() / "straight", [](int) { return false; });
+  const auto run = directory_.path() / "run";
+  EXPECT_THROW(train_on(run, [](int) { return true; }), std::runtime_error);
+  EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{10}));
+  train_on(run, [](int) { return false; });
+  EXPECT_EQ(final_state(run), final_state(directory_.path() / "straight"));
+}
+
+TEST_P(FailuresBetweenSteps, AreNotSavedIfARankGoesOn) {
+  if (GetParam() == 1) {
+    GTEST_SKIP() << "there is no other rank";
+  }
+  const auto run = directory_.path() / "run";
+  EXPECT_THROW(train_on(run, [](int rank) { return rank != 0; }), std::exception);
+  EXPECT_TRUE(steps_in(run).empty());
 }
 
 bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) {

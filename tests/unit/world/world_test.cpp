@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "failure/deadlines.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 
@@ -314,6 +315,46 @@ TEST(World, SaysWhichRankGathersAnotherTensor) {
     EXPECT_THAT(error.what(), HasSubstr("rank 2 has a tensor Float of [*, 4], 2 of 3 ranks have Float of [*, 3]"));
     EXPECT_EQ(error.exit_code(), ExitCode::disagree);
   });
+}
+
+TEST_P(WorldOf, KnowsWhetherAllRanksFailed) {
+  for (int missing = -1; missing < GetParam(); ++missing) {  // -1: none
+    thread_world(GetParam(), [&](World& world) {
+      if (world.rank() != missing) {
+        EXPECT_EQ(WorldAccess::is_common_failure(world, 5), missing < 0);
+      }
+      world.barrier("it has asked");
+      if (world.rank() == missing) {
+        EXPECT_FALSE(WorldAccess::is_common_failure(world, 5)) << "too late, and after another collective";
+      }
+    });
+  }
+}
+
+TEST_P(WorldOf, DoesNotTakeFailuresOfDifferentPlacesForOne) {
+  thread_world(GetParam(), [](World& world) {
+    const auto is_last = world.rank() == world.size() - 1;
+    EXPECT_FALSE(WorldAccess::is_common_failure(world, is_last ? 6 : 5)) << "another step";
+    if (is_last) {  // it has called a broadcast whose result the others have not taken yet
+      WorldAccess::progress(world).begin(Operation::broadcast, 1);
+      WorldAccess::progress(world).end();
+    }
+    EXPECT_FALSE(WorldAccess::is_common_failure(world, 7)) << "another collective";
+  });
+}
+
+TEST_P(WorldOf, TellsAllRanksTheSameOfAFailure) {
+  for (int round = 0; round < 5; ++round) {  // the last rank comes when the patience of the others ends
+    std::atomic<int> yes = 0;
+    thread_world(GetParam(), [&](World& world) {
+      if (world.rank() == 0) {
+        std::this_thread::sleep_for(deadlines::kCommonFailure - std::chrono::milliseconds(2) +
+                                    std::chrono::milliseconds(round));
+      }
+      yes += WorldAccess::is_common_failure(world, 1) ? 1 : 0;
+    });
+    EXPECT_TRUE(yes == 0 || yes == GetParam()) << yes;
+  }
 }
 
 }  // namespace
