@@ -58,8 +58,11 @@ std::pair<std::vector<LoaderPosition>, std::vector<bool>> parse_state(const std:
 
 CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode)
     : loaders_(std::move(loaders)), mode_(mode), ended_(loaders_.size()) {
-  if (loaders_.empty() || std::count(loaders_.begin(), loaders_.end(), nullptr) > 0) {
-    throw DataError("combined loader: the list of loaders is empty");
+  if (loaders_.empty()) {
+    throw DataError("combined loader: found no loader, expected one or more");
+  }
+  if (const auto null = std::ranges::find(loaders_, nullptr); null != loaders_.end()) {
+    throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()));
   }
 }
 

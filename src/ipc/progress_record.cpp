@@ -164,7 +164,7 @@ std::string place_of(const ProgressView& view) {
 }
 
 ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", MFD_CLOEXEC)), size_(ranks) {
-  if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(sizeof(ProgressRecord)) * ranks) != 0) {
+  if (!fd_.is_open() || ftruncate(fd_.get(), static_cast<off_t>(sizeof(ProgressRecord)) * ranks) != 0) {
     throw_board_error(std::strerror(errno));
   }
   map();
@@ -173,7 +173,7 @@ ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", 
 
 ProgressBoard::ProgressBoard(int fd, int rank) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
   struct stat status {};
-  if (fd_ < 0 || fstat(fd_, &status) != 0) {
+  if (!fd_.is_open() || fstat(fd_.get(), &status) != 0) {
     throw_board_error(std::strerror(errno));
   }
   size_ = static_cast<int>(status.st_size / static_cast<off_t>(sizeof(ProgressRecord)));
@@ -184,20 +184,17 @@ ProgressBoard::ProgressBoard(int fd, int rank) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 
 }
 
 ProgressBoard::ProgressBoard(ProgressBoard&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), size_(other.size_), records_(std::exchange(other.records_, nullptr)) {}
+    : fd_(std::move(other.fd_)), size_(other.size_), records_(std::exchange(other.records_, nullptr)) {}
 
 ProgressBoard::~ProgressBoard() {
   if (records_ != nullptr) {
     munmap(records_, sizeof(ProgressRecord) * static_cast<std::size_t>(size_));
   }
-  if (fd_ >= 0) {
-    close(fd_);
-  }
 }
 
 void ProgressBoard::map() {
   void* memory = mmap(nullptr, sizeof(ProgressRecord) * static_cast<std::size_t>(size_), PROT_READ | PROT_WRITE,
-                      MAP_SHARED, fd_, 0);
+                      MAP_SHARED, fd_.get(), 0);
   if (memory == MAP_FAILED) {
     throw_board_error(std::strerror(errno));
   }

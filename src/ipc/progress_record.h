@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/descriptor.h"
+
 namespace lockstep {
 
 /// Phase of a rank, in the order of a run.
@@ -216,7 +218,7 @@ class ProgressBoard {
   ProgressBoard& operator=(ProgressBoard&&) = delete;
   ~ProgressBoard();
 
-  int fd() const noexcept { return fd_; }
+  int fd() const noexcept { return fd_.get(); }
   int size() const noexcept { return size_; }
   ProgressRecord& operator[](int rank) noexcept { return records_[rank]; }
   const ProgressRecord& operator[](int rank) const noexcept { return records_[rank]; }
@@ -224,7 +226,7 @@ class ProgressBoard {
  private:
   void map();
 
-  int fd_ = -1;
+  Descriptor fd_;
   int size_ = 0;
   ProgressRecord* records_ = nullptr;
 };

@@ -135,8 +135,15 @@ SharedMemory SharedMemory::open(const std::string& address) {
 
 void SharedMemory::reserve(std::size_t first, std::size_t bytes) const {
   check_file_limit(first + bytes);
-  if (::fallocate(file_.get(), 0, static_cast<off_t>(first), static_cast<off_t>(bytes)) != 0) {
-    throw_errno(fmt::format("cannot reserve {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
+  // In pieces: before Linux 6.10 a signal ends the call, and a timer could end each attempt at all of it.
+  constexpr std::size_t kPiece = std::size_t{16} << 20;
+  for (std::size_t done = 0; done < bytes; done += kPiece) {
+    const std::size_t size = std::min(kPiece, bytes - done);
+    if (retry([&] {
+          return ::fallocate(file_.get(), 0, static_cast<off_t>(first + done), static_cast<off_t>(size));
+        }) != 0) {
+      throw_errno(fmt::format("cannot reserve {} of shared memory", human_bytes(static_cast<std::int64_t>(bytes))));
+    }
   }
 }
 

@@ -136,6 +136,7 @@ Descendants::Descendants(std::string launch_id) : launch_id_(std::move(launch_id
   watcher_pipe_ = Descriptor(ends[1]);
   watcher_ = fork();
   if (watcher_ == 0) {
+    watcher_pipe_.close();  // else this process would keep the pipe open for which it waits
     watch(watched.get(), launch_id_);
   }
   if (watcher_ < 0) {
@@ -163,7 +164,9 @@ Descendants::~Descendants() {
 void Descendants::reap() noexcept {
   while (adopts_orphans_) {
     siginfo_t info{};
-    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0 || own_.contains(info.si_pid)) {
+    // Orphans become children of the main thread; those of the program's other threads are not ours.
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WNOTHREAD) != 0 || info.si_pid == 0 ||
+        own_.contains(info.si_pid)) {
       return;
     }
     waitpid(info.si_pid, nullptr, WNOHANG);

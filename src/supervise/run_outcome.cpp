@@ -111,9 +111,10 @@ Failure RunOutcome::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
   if (forwarded_.contains(signal) || (is_stop_request(signal) && !ending.has_trained)) {
+    const bool before_training = ending.tells_steps && !ending.has_trained;
     return {.code = signal == SIGINT ? kInterrupted : kStopped,
-            .text = fmt::format("stopped by {} before the training began; run the same command again",
-                                signal_text(signal))};
+            .text = fmt::format("stopped by {}{}", signal_text(signal),
+                                before_training ? " before the training began; run the same command again" : "")};
   }
   const std::string place = after_blank(place_of(ending.place));
   if (signal == SIGKILL && ending.out_of_memory) {

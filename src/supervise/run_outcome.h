@@ -24,6 +24,7 @@ struct Ending {
   ExitStatus status{};
   ProgressView place{};
   bool has_trained = false;                    ///< completed a step
+  bool tells_steps = true;                     ///< false: a program that does not use this library's run()
   bool out_of_memory = false;                  ///< killed by the kernel's OOM killer
   std::optional<std::int64_t> memory_limit{};  ///< of the control group of the rank
 };

@@ -36,6 +36,11 @@ std::string state_text(const RankSample& sample) {
   return to_string(sample.view) + (state.empty() ? "" : ", " + state);
 }
 
+/// The numbers in the run of ranks that are indices of the samples.
+std::vector<int> numbers_of(const std::vector<int>& indices, int first_rank) {
+  return mapped(indices, [&](int index) { return first_rank + index; });
+}
+
 std::vector<int> running(const std::vector<RankSample>& samples) {
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < samples.size(); ++rank) {
@@ -106,7 +111,9 @@ std::vector<int> furthest_behind(const std::vector<RankSample>& samples) {
 
 std::vector<int> in_another_collective(const std::vector<RankSample>& samples) {
   const auto groups = by_collective(samples);
-  if (groups.size() < 2) {
+  const bool are_turns =  // a rank that had its turn is one number ahead of those that wait for theirs
+      std::ranges::all_of(groups, [](const auto& group) { return std::get<1>(group.first) == Operation::turn; });
+  if (groups.size() < 2 || are_turns) {
     return {};
   }
   // If both sides have equally many ranks, those in the collective with the lower number.
@@ -122,9 +129,10 @@ bool call_different_collectives(const std::vector<RankSample>& samples) {
          }) != groups.end();
 }
 
-std::vector<std::string> stall_table(const std::vector<RankSample>& samples) {
+std::vector<std::string> stall_table(const std::vector<RankSample>& samples, int first_rank) {
   const auto groups = grouped<std::string>(samples, [](const RankSample& s) { return std::optional(state_text(s)); });
-  auto rows = mapped(groups, [](const auto& group) { return std::pair(group.second, group.first); });
+  auto rows =
+      mapped(groups, [&](const auto& group) { return std::pair(numbers_of(group.second, first_rank), group.first); });
   std::ranges::sort(rows);
   return mapped(rows, [](const auto& row) { return fmt::format("  {}: {}", ranks_text(row.first), row.second); });
 }
@@ -170,7 +178,7 @@ void StallWatch::report_stops(const std::vector<RankSample>& samples, std::vecto
     if (std::exchange(seen, stopped) != stopped || stopped == noted) {
       continue;
     }
-    std::string text = fmt::format("rank {} (pid {}) ", rank, sample.pid);
+    std::string text = fmt::format("rank {} (pid {}) ", first_rank_ + rank, sample.pid);
     if (stopped == 'T') {
       text += fmt::format("is stopped by a signal (state T); kill -CONT {} resumes it", sample.pid);
     } else if (stopped == 't') {
@@ -259,16 +267,19 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   std::string first = fmt::format("no progress for {} s{}; ", std::chrono::floor<seconds>(still).count(),
                                   stop_at_ ? " after a stop request" : "");
   std::string state;
+  const auto who = [&](const std::vector<int>& some) {
+    return fmt::format("{} {}", ranks_text(numbers_of(some, first_rank_)), some.size() == 1 ? "is" : "are");
+  };
   if (!finding.ranks.empty()) {
     state = to_string(sample_of(finding.ranks.front()).process);
-    first += fmt::format("{} {} {}:", ranks_text(finding.ranks), finding.ranks.size() == 1 ? "is" : "are", state);
+    first += fmt::format("{} {}:", who(finding.ranks), state);
   } else if (finding.ranks = in_another_collective(samples); !finding.ranks.empty()) {
     first += "the ranks are in different collectives:";
     finding.hint = kSameOrderHint;
   } else if (finding.ranks = behind; behind.size() == ranks.size()) {
     first += "all ranks are at the same place:";
   } else {
-    first += fmt::format("{} {} behind:", ranks_text(behind), behind.size() == 1 ? "is" : "are");
+    first += fmt::format("{} behind:", who(behind));
   }
   if (end) {
     const RankSample& culprit = sample_of(finding.ranks.front());
@@ -277,7 +288,8 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
         fmt::format("made no progress for {}{}{}{}{}{}", in_seconds(*limit), stop_at_ ? " after a stop request" : "",
                     place.empty() ? "" : " ", place, state.empty() ? "" : ": it is ", state);
     if (finding.ranks.size() > 1) {
-      finding.what += fmt::format(", with ranks {}", format_ranges(std::span(finding.ranks).subspan(1)));
+      const std::vector<int> numbers = numbers_of(finding.ranks, first_rank_);
+      finding.what += fmt::format(", with {}", ranks_text(std::span(numbers).subspan(1)));
     }
     if (finding.hint.empty()) {
       finding.hint = stop_at_ ? "the stacks of all ranks are above; the same command resumes from the last save"
@@ -286,7 +298,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
                          : "the stacks of all ranks are above; --dist.stall_timeout_s sets the limit";
     }
   }
-  finding.lines = stall_table(samples);
+  finding.lines = stall_table(samples, first_rank_);
   finding.lines.insert(finding.lines.begin(), first);
   findings.push_back(std::move(finding));
 }

@@ -32,7 +32,7 @@ struct RankSample {
 
 struct StallFinding {
   std::vector<std::string> lines{};
-  std::vector<int> ranks{};  ///< the ranks that it concerns
+  std::vector<int> ranks{};  ///< the ranks that it concerns, as indices of the samples
   bool ends_the_run = false;
   std::string what{};  ///< the failure of these ranks, if it ends the run
   std::string hint{};
@@ -52,9 +52,9 @@ class StallWatch {
   static constexpr std::chrono::milliseconds kPeriod{500};
   static constexpr std::chrono::milliseconds kLongestGap{1000};  ///< longer: the watcher was suspended
 
-  /// `sees_all`: there are no other ranks, on other machines.
-  StallWatch(StallLimits limits, int ranks, bool sees_all)
-      : limits_(limits), sees_all_(sees_all), ranks_(static_cast<std::size_t>(ranks)) {}
+  /// `sees_all`: there are no other ranks, on other machines. `first_rank`: the number in texts of the first sample.
+  StallWatch(StallLimits limits, int ranks, bool sees_all, int first_rank = 0)
+      : limits_(limits), sees_all_(sees_all), first_rank_(first_rank), ranks_(static_cast<std::size_t>(ranks)) {}
 
   std::vector<StallFinding> observe(const std::vector<RankSample>& samples, Time now);
   void stop_asked_for(Time now);  ///< the shorter limits apply from now on
@@ -79,6 +79,7 @@ class StallWatch {
 
   StallLimits limits_;
   bool sees_all_;
+  int first_rank_;
   bool all_wait_ = false;  // all ranks of the run wait in collectives, now
   std::vector<Rank> ranks_;
   std::optional<Time> last_{};
@@ -94,7 +95,7 @@ class StallWatch {
 std::vector<int> furthest_behind(const std::vector<RankSample>& samples);
 
 /// "  ranks 0,2-3: step 812, backward, in collective 4104: all-reduce of 1.0 MiB", one line per different state.
-std::vector<std::string> stall_table(const std::vector<RankSample>& samples);
+std::vector<std::string> stall_table(const std::vector<RankSample>& samples, int first_rank = 0);
 
 /// Ranks that are in a different collective than the majority; empty: none.
 std::vector<int> in_another_collective(const std::vector<RankSample>& samples);

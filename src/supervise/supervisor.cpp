@@ -43,7 +43,7 @@ class Supervisor {
         terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
         outcome_(host_name(), pids_of(workers), options.first_rank),
         stall_watch_(options.stall, static_cast<int>(workers.size()),
-                     /*sees_all=*/static_cast<int>(workers.size()) == options.world_size) {
+                     /*sees_all=*/static_cast<int>(workers.size()) == options.world_size, options.first_rank) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
       // A line that is in a file is left out if the terminal is too slow.
       auto show = [this, i](OutputStream stream, std::string text) {
@@ -212,6 +212,9 @@ class Supervisor {
       end_stalled();
       return;
     }
+    if (terminal_.is_full()) {  // nobody reads it: ranks may wait until we read theirs
+      return;
+    }
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
       const bool runs = process(rank).is_running();
@@ -283,6 +286,7 @@ class Supervisor {
     outcome_.exited(rank, {.status = status,
                            .place = view(progress_[rank]),
                            .has_trained = progress_[rank].has_trained(),
+                           .tells_steps = !is_stranger(rank),
                            .out_of_memory = memory.killed_since(),
                            .memory_limit = memory.limit_bytes()});
     watched(rank).finish_output();
@@ -324,7 +328,7 @@ class Supervisor {
     }
     if (call_different_collectives(samples)) {
       say("warning: the ranks are in different collectives:");
-      for (const std::string& line : stall_table(samples)) {
+      for (const std::string& line : stall_table(samples, options_.first_rank)) {
         say(line);
       }
       say(fmt::format("  hint: {}", kSameOrderHint));

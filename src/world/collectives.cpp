@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "world/agreement.h"
 #include "world/operation_notes.h"
+#include "world/out_of_memory.h"
 #include "world/peer_errors.h"
 #include "world/turns.h"
 #include "world/world_impl.h"
@@ -108,7 +109,7 @@ void World::Impl::checked(std::string_view what, Operation operation, std::int64
     work();
     progress->end();
   } catch (const std::exception& error) {
-    if (is_gpu_failure(error)) {
+    if (is_gpu_failure(error) || is_out_of_memory(error)) {  // of this rank itself
       throw;
     }
     const std::string missing = missing_ranks(store, place.size, operations);
@@ -190,6 +191,10 @@ void World::all_reduce(const at::Tensor& tensor, Reduce op) {
   impl_->checked("all-reduce", Operation::all_reduce, bytes_of(tensor), [&] {
     const Sendable sent(tensor);
     std::vector<at::Tensor> tensors{sent.dense.is_complex() ? at::view_as_real(sent.dense) : sent.dense};
+    const bool divides_first = op == Reduce::mean && tensor.scalar_type() == at::kHalf;  // the sum may be too large
+    if (divides_first) {
+      tensors[0].div_(size());
+    }
     c10d::AllreduceOptions options;
     switch (op) {
       case Reduce::sum:
@@ -204,7 +209,7 @@ void World::all_reduce(const at::Tensor& tensor, Reduce op) {
         break;
     }
     impl_->planes->group()->allreduce(tensors, options)->wait();
-    if (op == Reduce::mean) {
+    if (op == Reduce::mean && !divides_first) {
       tensors[0].div_(size());
     }
     sent.store_in(tensor);
@@ -241,7 +246,7 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
     throw Error("all_gather: found a tensor without dimensions, expected one with rows", "use tensor.view({1})");
   }
   if (impl_->alone()) {
-    return tensor.clone();
+    return tensor.detach().clone();
   }
   const std::vector<std::int64_t> rows = rows_of_ranks(tensor, *this);
   const at::NoGradGuard no_grad;
@@ -249,7 +254,8 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
   auto shape = tensor.sizes().vec();
   shape[0] = longest;
   std::vector<at::Tensor> parts;
-  impl_->checked("all-gather", Operation::all_gather, bytes_of(tensor), [&] {
+  const auto bytes = c10::multiply_integers(shape) * static_cast<std::int64_t>(tensor.element_size());
+  impl_->checked("all-gather", Operation::all_gather, bytes, [&] {
     auto padded = at::zeros(shape, tensor.options());
     padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
     std::vector<at::Tensor> input{Sendable(padded).bytes()};

@@ -429,6 +429,8 @@ int print(const Worker& worker) {
 }
 
 int flood(const Worker& worker) {
+  const RankTools tools(worker);
+  tools.record.set_phase(Phase::forward);
   for (int i = 0; i < worker.argument(1); ++i) {
     std::printf("line %d of a rank that talks much\n", i);
   }

@@ -35,6 +35,12 @@ TEST(ProgressBoard, RefusesWhatIsNoBoardForTheRank) {
   ProgressBoard board(2);
   EXPECT_THROW(ProgressBoard(board.fd(), 2), LaunchError);
   EXPECT_THROW(ProgressBoard(-1, 0), LaunchError);
+  const Descriptor before(dup(board.fd()));
+  for (int time = 0; time < 3; ++time) {
+    EXPECT_THROW(ProgressBoard(board.fd(), 2), LaunchError);
+  }
+  const Descriptor after(dup(board.fd()));
+  EXPECT_EQ(after.get(), before.get() + 1) << "a descriptor stayed open";
 }
 
 TEST(ProgressView, IsReadAsText) {

@@ -404,6 +404,17 @@ TEST(Launcher, LeavesNobodyBehindWhenItIsKilled) {
   }
 }
 
+TEST(Launcher, LeavesNoDaemonBehindOnAnOldKernelEither) {
+  const TempDir directory;
+  const Presence presence(directory);
+  auto environment = presence.environment();
+  environment["TEST_OLD_KERNEL"] = "1";
+  Process launcher({LOCKSTEP_LAUNCH_CHILD, "launch:1:300:0:0", "daemon:stay"}, environment);
+  ASSERT_TRUE(launcher.wait_for("daemon ")) << launcher.err();
+  launcher.signal(SIGKILL);
+  EXPECT_TRUE(presence.ends_within(kDeadline));
+}
+
 TEST(Launcher, EndsWhatAWorkerLeftInItsGroup) {
   const TempDir directory;
   const Presence presence(directory);
@@ -455,6 +466,35 @@ TEST(Launcher, LeavesChildrenOfTheProgramAloneInAnotherThread) {
   waitpid(child, nullptr, 0);
 }
 
+TEST(Launcher, LeavesChildrenOfOtherThreadsToThem) {
+  std::promise<void> launched;
+  std::promise<void> exited;
+  LaunchRequest request = request_for(1, {"fail:65:cannot read it"});
+  request.event_directory = [&](const std::string&) {
+    launched.set_value();
+    exited.get_future().wait();
+    return std::filesystem::path();
+  };
+  std::promise<void> done;
+  std::thread other([&] {
+    launched.get_future().wait();
+    const pid_t child = fork();
+    if (child == 0) {
+      _exit(7);
+    }
+    siginfo_t info{};
+    waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
+    exited.set_value();
+    done.get_future().wait();
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), 7);
+  });
+  EXPECT_EQ(launch_workers(request).exit_code, 65);
+  done.set_value();
+  other.join();
+}
+
 TEST(Launcher, DoesNotLetASlowTerminalHoldWorkersUp) {
   constexpr std::size_t kLines = 20000;  // more than all pipes hold
   const TempDir directory;
@@ -469,8 +509,10 @@ TEST(Launcher, DoesNotLetASlowTerminalHoldWorkersUp) {
 
 TEST(Launcher, LosesNoLineWhenItsQueueIsFull) {
   constexpr std::size_t kLines = 150'000;  // more than TerminalQueue::kFullBytes
-  Supervisor supervisor(request_for(2, {"flood:" + std::to_string(kLines)}));
-  EXPECT_FALSE(supervisor.ends_within(200ms)) << "it has to wait for its reader";
+  LaunchRequest request = request_for(2, {"flood:" + std::to_string(kLines)});
+  request.stall_deadline = 1s;
+  Supervisor supervisor(request);
+  EXPECT_FALSE(supervisor.ends_within(2500ms)) << "it has to wait for its reader, and so have the ranks";
   EXPECT_EQ(supervisor.wait(), 0);
   EXPECT_EQ(static_cast<std::size_t>(std::count(supervisor.out().begin(), supervisor.out().end(), '\n')), 2 * kLines);
   EXPECT_THAT(supervisor.out(), EndsWith(" of a rank that talks much\n"));

@@ -246,5 +246,17 @@ TEST(RunOutcome, HintsAtMemoryWhenTheSystemKilled) {
   EXPECT_THAT(outcome.text(), EndsWith("2 other ranks stopped because of it\n  exit code 137"));
 }
 
+TEST(RunOutcome, SaysNothingAboutTheTrainingOfAnotherLibrary) {
+  for (const bool tells : {true, false}) {
+    RunOutcome outcome = three_ranks();
+    outcome.signal_forwarded(2);
+    Ending ending = by_signal(2);
+    ending.tells_steps = tells;
+    outcome.exited(0, ending);
+    EXPECT_EQ(outcome.text().find("before the training began") != std::string::npos, tells) << outcome.text();
+    EXPECT_EQ(outcome.report().exit_code, 130);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

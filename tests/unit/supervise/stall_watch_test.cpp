@@ -35,8 +35,8 @@ RankSample in_collective(std::uint64_t number, Operation operation, std::int64_t
 class Watched {
  public:
   explicit Watched(std::vector<RankSample> samples, StallLimits limits = {.warning = 30s, .deadline = 300s},
-                   bool sees_all = true)
-      : samples_(std::move(samples)), watch_(limits, static_cast<int>(samples_.size()), sees_all) {}
+                   bool sees_all = true, int first_rank = 0)
+      : samples_(std::move(samples)), watch_(limits, static_cast<int>(samples_.size()), sees_all, first_rank) {}
 
   RankSample& operator[](std::size_t rank) { return samples_[rank]; }
 
@@ -77,6 +77,21 @@ TEST(StallWatch, NamesWhoIsBehindOnceAndThenEndsTheRun) {
   ASSERT_EQ(ends.size(), 1U);
   EXPECT_TRUE(ends[0].ends_the_run);
   EXPECT_THAT(ends[0].lines[0], HasSubstr("no progress for 300 s"));
+}
+
+TEST(StallWatch, NamesRanksOfALaterMachineByTheirNumbersInTheRun) {
+  const StallLimits limits{.warning = 30s, .deadline = 300s};
+  Watched ranks({in_phase(Phase::backward), in_phase(Phase::data), in_phase(Phase::data)}, limits, /*sees_all=*/false,
+                /*first_rank=*/4);
+  const auto findings = ranks.pass(301s);
+  ASSERT_EQ(findings.size(), 2U);
+  EXPECT_THAT(findings[0].lines, ElementsAre("no progress for 30 s; ranks 5-6 are behind:",
+                                             "  rank 4: step 812, backward", "  ranks 5-6: step 812, data"));
+  EXPECT_EQ(findings[1].what, "made no progress for 300 s at step 812 in data, with rank 6");
+  EXPECT_THAT(findings[1].ranks, ElementsAre(1, 2)) << "indices";
+  Watched stopped({in_phase(Phase::backward), in_phase(Phase::data)}, limits, /*sees_all=*/false, /*first_rank=*/4);
+  stopped[1].process.state = 'T';
+  EXPECT_THAT(stopped.pass(2s).at(0).lines[0], HasSubstr("rank 5 (pid 71) is stopped by a signal"));
 }
 
 TEST(StallWatch, TakesTheLimitsOfTheProgramWhenItKnowsThem) {
@@ -186,6 +201,10 @@ TEST(StallWatch, ComparesSizesWhereTheyHaveToBeEqual) {
   EXPECT_THAT(odd_ones(Operation::all_reduce), ElementsAre(2));
   EXPECT_THAT(odd_ones(Operation::gather), IsEmpty());
   EXPECT_THAT(in_another_collective({in_collective(7, Operation::any), in_phase(Phase::data)}), IsEmpty());
+  EXPECT_THAT(in_another_collective(
+                  {in_collective(6, Operation::turn), in_phase(Phase::prepare), in_collective(5, Operation::turn)}),
+              IsEmpty())
+      << "rank 0 had its turn, rank 1 works";
 }
 
 TEST(StallWatch, KnowsCollectivesThatCannotEndWell) {

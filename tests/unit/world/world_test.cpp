@@ -317,6 +317,28 @@ TEST(World, SaysWhichRankGathersAnotherTensor) {
   });
 }
 
+TEST_P(WorldOf, AveragesHalvesWhoseSumIsTooLarge) {
+  thread_world(GetParam(), [](World& world) {
+    const at::Tensor values = at::full({3}, 40000, at::kHalf);
+    world.all_reduce(values, Reduce::mean);
+    EXPECT_LE((values - 40000).abs().max().item<double>(), 64) << values;
+  });
+}
+
+TEST(World, GathersWithoutAGraph) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks,
+                 [](World& world) { EXPECT_FALSE(world.all_gather(at::ones({2}).requires_grad_()).requires_grad()); });
+  }
+}
+
+TEST_P(WorldOf, HasOneSizeForGatheredTensorsOfDifferentLengths) {
+  thread_world(GetParam(), [](World& world) {
+    world.all_gather(at::ones({world.rank() + 1, 4}));
+    EXPECT_EQ(view(WorldAccess::progress(world)).bytes, std::int64_t{world.size()} * 4 * 4);
+  });
+}
+
 TEST_P(WorldOf, KnowsWhetherAllRanksFailed) {
   for (int missing = -1; missing < GetParam(); ++missing) {  // -1: none
     thread_world(GetParam(), [&](World& world) {
