@@ -17,7 +17,8 @@ void set_rng_state(const at::Tensor& state, c10::Device device);
 /// Seeds both generators from (seed, rank, step); the same on every machine.
 void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device);
 /// For a resume at `step` with CheckpointContents::per_rank. If the checkpoint was saved with another number of ranks
-/// or on another kind of device, this rank has no state in it: it logs that, and calls seed_rng().
+/// or on another kind of device, this rank has no state in it: it logs that, and calls seed_rng(). Throws:
+/// CheckpointError if its state is damaged.
 void restore_rng(const at::Tensor& state, std::uint64_t seed, int rank, std::int64_t step, c10::Device device);
 
 }  // namespace lockstep
