@@ -388,6 +388,10 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 2,
              .maximum = 100000},
         c.spike.window);
+  visit(Info{.name = "spike.inputs",
+             .help = "also look for steps with such a root mean square of the inputs: of all numbers in the input and "
+                     "the fields of the batches that are no integers"},
+        c.spike.inputs);
   visit(Info{.name = "spike.policy",
              .help = "warn, skip the update of such a step, lower_lr, rollback to the weights of the last report and "
                      "leave out the samples since then, or stop (exit 65)"},

@@ -11,21 +11,11 @@
 #include <ATen/ATen.h>
 
 #include "data/batch_columns.h"
+#include "data/real_numbers.h"
 
 namespace lockstep {
 
 namespace {
-
-/// Its elements as dense real numbers for which LibTorch has reductions.
-at::Tensor real_numbers(at::Tensor tensor) {
-  if (tensor.layout() != at::kStrided) {
-    tensor = tensor.to_dense();
-  }
-  if (tensor.is_complex()) {
-    tensor = at::view_as_real(tensor.resolve_conj());
-  }
-  return c10::isFloat8Type(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
-}
 
 bool is_finite(const at::Tensor& numbers) {
   if (numbers.numel() == 0) {

@@ -15,6 +15,7 @@ void ControlLane::clear() {
   values_ = at::zeros_like(values_);
   has_count_ = false;
   has_loss_ = false;
+  has_inputs_ = false;
   written_ = {};
 }
 
@@ -31,13 +32,17 @@ void ControlLane::write_count(const at::Tensor& count) {
   has_count_ = count.defined();
 }
 
-void ControlLane::write_loss(const at::Tensor& loss) {
-  if (loss.defined()) {
-    values_.select(0, kLoss).copy_(loss);
-  } else if (has_loss_) {
-    values_.select(0, kLoss).zero_();
+void ControlLane::write_loss(const at::Tensor& loss) { write(kLoss, loss, has_loss_); }
+
+void ControlLane::write_inputs(const at::Tensor& square) { write(kInputs, square, has_inputs_); }
+
+void ControlLane::write(Slot slot, const at::Tensor& value, bool& is_written) {
+  if (value.defined()) {
+    values_.select(0, slot).copy_(value);
+  } else if (is_written) {
+    values_.select(0, slot).zero_();
   }
-  has_loss_ = loss.defined();
+  is_written = value.defined();
 }
 
 void ControlLane::write_requests(StepRequests mine) {

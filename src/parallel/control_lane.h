@@ -1,10 +1,11 @@
 // What the ranks tell each other in the reductions of the gradients.
 //
-// Note [Control lane]: requests such as stop or save, the token count and the loss are the gradient of a small
-// additional parameter of the reducer that is not part of the module. backward() starts from the loss and from this
-// lane, with the rank's values as its gradient. So they are averaged with the first bucket at no measurable cost, and
-// every rank reads the same numbers after the same step. A request is sent in one reduction and read in one step. On
-// a GPU no step waits for the copy to the host: it is read one step later. Counts and losses stay on the device.
+// Note [Control lane]: requests such as stop or save, the token count, the loss and the mean square of the inputs are
+// the gradient of a small additional parameter of the reducer that is not part of the module. backward() starts from
+// the loss and from this lane, with the rank's values as its gradient. So they are averaged with the first bucket at no
+// measurable cost, and every rank reads the same numbers after the same step. A request is sent in one reduction and
+// read in one step. On a GPU no step waits for the copy to the host: it is read one step later. The other values stay
+// on the device.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace lockstep {
 
 class ControlLane {
  public:
-  enum Slot : std::int64_t { kRequests = 0, kCount = StepRequests::kAll.size(), kCounted, kLoss, kSize };
+  enum Slot : std::int64_t { kRequests = 0, kCount = StepRequests::kAll.size(), kCounted, kLoss, kInputs, kSize };
 
   explicit ControlLane(c10::Device device);
 
@@ -28,8 +29,9 @@ class ControlLane {
   void clear();
 
   // The values of this rank for the next reduction.
-  void write_count(const at::Tensor& count);  ///< undefined: the rank has none
-  void write_loss(const at::Tensor& loss);    ///< undefined: the rank has none
+  void write_count(const at::Tensor& count);    ///< undefined: the rank has none
+  void write_loss(const at::Tensor& loss);      ///< likewise
+  void write_inputs(const at::Tensor& square);  ///< likewise
   void write_requests(StepRequests mine);
   const at::Tensor& values() const noexcept { return values_; }  ///< [kSize], float, on the device
 
@@ -42,9 +44,13 @@ class ControlLane {
   StepRequests requests();
 
  private:
+  /// `is_written`: whether the slot has a value of this rank.
+  void write(Slot slot, const at::Tensor& value, bool& is_written);
+
   at::Tensor values_;
   bool has_count_ = false;
   bool has_loss_ = false;
+  bool has_inputs_ = false;
   StepRequests written_{};
   LaneSums sums_;
 };

@@ -284,6 +284,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   ddp_.begin_phase(Phase::backward);
   ddp_.lane_->write_count(count_);
   ddp_.lane_->write_loss(loss_);
+  ddp_.lane_->write_inputs(inputs_);
   ddp_.lane_->write_requests(ddp_.take_requests());
   is_reducing_ = false;
   if (shared_ != nullptr) {
@@ -372,6 +373,8 @@ void DdpOptimizer::check_all_used() const {
 }
 
 at::Tensor DdpOptimizer::mean_loss() { return lane_.grad().select(0, ControlLane::kLoss); }
+
+at::Tensor DdpOptimizer::mean_inputs() { return lane_.grad().select(0, ControlLane::kInputs); }
 
 at::Tensor DdpOptimizer::mean_count() {
   if (!count_.defined() && !idle_) {

@@ -34,6 +34,7 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void backward_nothing() override;
   at::Tensor mean_count() override;
   at::Tensor mean_loss() override;
+  at::Tensor mean_inputs() override;
   void finish() override;
   void step() override;
   NamedTensors state() const override;

@@ -83,6 +83,7 @@ void SingleDeviceOptimizer::zero_grad() {
   }
   count_.reset();
   loss_.reset();
+  inputs_.reset();
 }
 
 void SingleDeviceOptimizer::begin_forward(Gradients) { strategy_.begin_phase(Phase::forward); }
@@ -98,14 +99,14 @@ void SingleDeviceOptimizer::add_count(const at::Tensor& count) {
   count_ = count_.defined() ? count_ + count.detach() : count.detach().to(at::kFloat);
 }
 
-void SingleDeviceOptimizer::add_loss(const at::Tensor& loss) {
+void SingleDeviceOptimizer::add_value(at::Tensor& sum, const at::Tensor& value) {
   const at::NoGradGuard no_grad;
-  const at::Tensor value = loss.detach().to(at::kFloat);
-  loss_ = loss_.defined() ? loss_ + value : value;
+  const at::Tensor added = value.detach().to(at::kFloat);
+  sum = sum.defined() ? sum + added : added;
 }
 
-at::Tensor SingleDeviceOptimizer::mean_loss() {
-  return loss_.defined() ? loss_ : at::zeros({}, at::device(strategy_.world_.device()).dtype(at::kFloat));
+at::Tensor SingleDeviceOptimizer::value_or_zero(const at::Tensor& value) const {
+  return value.defined() ? value : at::zeros({}, at::device(strategy_.world_.device()).dtype(at::kFloat));
 }
 
 void SingleDeviceOptimizer::finish() {

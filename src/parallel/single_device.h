@@ -30,8 +30,10 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void backward_nothing() override {}
   void add_count(const at::Tensor& count) override;
   at::Tensor mean_count() override { return count_; }
-  void add_loss(const at::Tensor& loss) override;
-  at::Tensor mean_loss() override;
+  void add_loss(const at::Tensor& loss) override { add_value(loss_, loss); }
+  at::Tensor mean_loss() override { return value_or_zero(loss_); }
+  void add_inputs(const at::Tensor& square) override { add_value(inputs_, square); }
+  at::Tensor mean_inputs() override { return value_or_zero(inputs_); }
   void finish() override;
   void clip_groups() override;
   at::Tensor grad_norm() override;
@@ -78,6 +80,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
   at::Tensor count_{};         // sum of the counts of this step, if the task returns counts
   at::Tensor loss_{};          // sum of the losses of this step, if they were added
+  at::Tensor inputs_{};        // likewise of the mean squares of the inputs
 
  private:
   void build();
@@ -86,6 +89,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   bool scales_loss() const;
   const std::vector<at::Tensor>& defined_grads();
   void add_grad(at::Tensor& gradient);
+  static void add_value(at::Tensor& sum, const at::Tensor& value);
+  at::Tensor value_or_zero(const at::Tensor& value) const;
 
   std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1
   at::Tensor skip_{};                   // of the next step()

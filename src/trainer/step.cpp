@@ -14,6 +14,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/temporary_value.h"
+#include "data/mean_square.h"
 #include "optim/grad_norm.h"
 #include "trainer/in_precision.h"
 #include "trainer/micro_batches.h"
@@ -83,6 +84,7 @@ Step::~Step() = default;
 
 void Step::begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at) {
   now_ = {.batches = &batches, .before = before, .at = at};
+  now_.inputs = mean_square_of_inputs();
   added_->clear();
   for (const auto& optimizer : optimizers_) {
     optimizer->counted_.reset();
@@ -129,6 +131,9 @@ void OptimizerStep::begin_forward(const Batch& batch) {
   const bool is_last = ++forwards_ >= step_.batches().size();
   optimizer_.begin_forward(is_last ? Gradients::reduce : Gradients::accumulate);
   step_.now_.last_samples = batch.samples;
+  if (forwards_ == 1 && step_.context_.spikes != nullptr && step_.now_.inputs.defined()) {
+    optimizer_.add_inputs(step_.now_.inputs * step_.weight(step_.now_.batches->local_samples));
+  }
 }
 
 StepOutput OptimizerStep::evaluate(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
@@ -270,7 +275,11 @@ void OptimizerStep::update() {
       not_finite = loss.isfinite().logical_not_().to(at::kFloat);
     }
     if (spikes != nullptr) {
-      spike = spikes->check(step_.number(), index_, loss, step_.now_.grad_norm);
+      const bool has_inputs = step_.context_.config.spike.inputs;
+      spike = spikes->check(step_.number(), index_,
+                            {.inputs = has_inputs ? optimizer_.mean_inputs() : at::Tensor(),
+                             .loss = loss,
+                             .grad_norm = step_.now_.grad_norm});
     }
     optimizer_.skip_if(any_of(not_finite, spike));
   }
@@ -334,6 +343,21 @@ double Step::count_unit() const noexcept {
   return std::exp2(-std::ilogb(static_cast<double>(now_.batches->global_samples) / context_.world.size()));
 }
 
+at::Tensor Step::mean_square_of_inputs() const {
+  at::Tensor sum;
+  if (const SpikeConfig& spike = context_.config.spike; !spike.inputs || spike.z_score == 0) {
+    return sum;
+  }
+  const at::NoGradGuard no_grad;
+  for (const Batch& batch : batches()) {
+    if (const at::Tensor square = mean_square(batch, context_.world.device()); square.defined()) {
+      const at::Tensor term = square * static_cast<double>(batch.samples);
+      sum = sum.defined() ? sum + term : term;
+    }
+  }
+  return sum.defined() ? sum / static_cast<double>(now_.batches->local_samples) : sum;
+}
+
 bool Step::looks_at_losses() const noexcept {
   return context_.spikes != nullptr || context_.config.optim.non_finite == NonFinitePolicy::skip;
 }
@@ -357,6 +381,7 @@ StepResult Step::result() const {
   return {.loss = added_->mean([](const StepOutput& out) { return out.loss; }),
           .count = added_->count(),
           .grad_norm = now_.grad_norm,
+          .inputs = now_.inputs,
           .skipped = now_.skipped,
           .spike = now_.spike,
           .lr = context_.strategy.optimizer().lr()};

@@ -161,7 +161,7 @@ std::vector<Way> ways() {
        .configure =
            [](TrainConfig& config) {
              config.optim.non_finite = NonFinitePolicy::skip;
-             config.spike = {.z_score = 4, .window = 20, .policy = SpikePolicy::skip};
+             config.spike = {.z_score = 4, .window = 20, .inputs = true, .policy = SpikePolicy::skip};
            }},
       {.name = "skips what is not finite, in bf16",
        .configure =

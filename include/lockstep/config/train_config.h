@@ -72,11 +72,12 @@ struct OptimConfig {
                                                        ///< parameters; skip: a step with such gradients changes nothing
 };
 
-/// A loss or gradient norm that is far above those of the steps before.
+/// A loss, gradient norm or input that is far above those of the steps before.
 struct SpikeConfig {
   double z_score = 0;         ///< a spike is so many standard deviations above the mean; 0: spikes are not looked for
   std::int64_t window = 100;  ///< number of steps before, of which mean and deviation are taken
-  SpikePolicy policy = SpikePolicy::warn;  ///< skip: a step with such a gradient norm changes nothing; rollback:
+  bool inputs = false;        ///< looks at the root mean square of the inputs too
+  SpikePolicy policy = SpikePolicy::warn;  ///< skip: a step with such a value changes nothing; rollback:
                                            ///< weights and optimizer go back to those of the last report
   double lr_factor = 0.5;                  ///< with the policy lower_lr: the learning rates are multiplied by it
 };

@@ -90,6 +90,10 @@ class StrategyOptimizer {
   virtual void add_loss(const at::Tensor& loss) = 0;
   virtual at::Tensor mean_loss() = 0;
 
+  /// As add_loss() and mean_loss(), for the mean square of the inputs of this rank.
+  virtual void add_inputs(const at::Tensor& square) = 0;
+  virtual at::Tensor mean_inputs() = 0;
+
   /// Call it after the last backward. Gradients are then the mean and equal on every rank. Throws: Error naming the
   /// parameters without a gradient, before any update.
   virtual void finish() = 0;

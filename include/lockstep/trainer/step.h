@@ -124,6 +124,8 @@ class Step {
   }
   double weight(std::int64_t samples) const noexcept;
   double count_unit() const noexcept;
+  /// Of the inputs of this rank; undefined: there are none.
+  at::Tensor mean_square_of_inputs() const;
   /// Losses decide whether an update is left out.
   bool looks_at_losses() const noexcept;
 
@@ -133,6 +135,7 @@ class Step {
     TrainState before{};
     ScheduleStep at{};
     std::int64_t last_samples = 0;  // of the batch of the last forward
+    at::Tensor inputs{};            // as StepResult::inputs
     at::Tensor grad_norm{};
     at::Tensor skipped{};    // 1: an update was left out; undefined: none can be
     at::Tensor spike{};      // likewise

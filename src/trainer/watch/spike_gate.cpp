@@ -16,8 +16,8 @@ SpikeGate::Windows& SpikeGate::windows_of(std::size_t optimizer) {
   windows_.resize(std::max(windows_.size(), optimizer + 1));
   Windows& windows = windows_[optimizer];
   if (!windows.values.defined()) {
-    windows.values = at::zeros({std::ssize(kNames), config_.window}, at::kDouble);
-    windows.counts = at::zeros({std::ssize(kNames)}, at::kDouble);
+    windows.values = at::zeros({std::ssize(names_), config_.window}, at::kDouble);
+    windows.counts = at::zeros({std::ssize(names_)}, at::kDouble);
   }
   return windows;
 }
@@ -25,19 +25,27 @@ SpikeGate::Windows& SpikeGate::windows_of(std::size_t optimizer) {
 std::string Spike::text() const {
   return fmt::format(
       "the {} of step {} is {:.5g}, {:.1f} standard deviations above the mean of the steps before, {:.5g}",
-      name == "loss" ? "loss" : "gradient norm", step, value, z_score, mean);
+      name == "inputs" ? "root mean square of the inputs"
+      : name == "loss" ? "loss"
+                       : "gradient norm",
+      step, value, z_score, mean);
 }
 
-at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const at::Tensor& loss,
-                            const at::Tensor& grad_norm) {
+at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const Values& found) {
   const c10::NoGradGuard no_grad;
   Windows& windows = windows_of(optimizer);
   if (!age_.defined()) {
-    age_ = at::arange(config_.window - 1, -1, -1, at::device(grad_norm.device()).dtype(at::kDouble));
+    age_ = at::arange(config_.window - 1, -1, -1, at::device(found.grad_norm.device()).dtype(at::kDouble));
   }
   const at::Tensor before = windows.values.to(age_.device());
   const at::Tensor counts = windows.counts.to(age_.device());
-  const at::Tensor values = at::stack({loss.detach().to(at::kDouble), grad_norm.detach().to(at::kDouble)});
+  std::vector<at::Tensor> looked_at;
+  if (config_.inputs) {
+    looked_at.push_back(found.inputs.detach().to(at::kDouble).sqrt());
+  }
+  looked_at.push_back(found.loss.detach().to(at::kDouble));
+  looked_at.push_back(found.grad_norm.detach().to(at::kDouble));
+  const at::Tensor values = at::stack(looked_at);
   const at::Tensor divisors = counts.clamp_min(1);
   const at::Tensor means = before.sum(1) / divisors;
   const at::Tensor squares = (before - means.unsqueeze(1)).square_().mul_(age_ < counts.unsqueeze(1)).sum(1);
@@ -63,16 +71,18 @@ std::vector<Spike> SpikeGate::take_skipped(const World& world) {
   }
   const at::Tensor host = WorldAccess::on_host(world, at::stack(pending_));
   const double* row = host.const_data_ptr<double>();
-  constexpr std::size_t kColumns = kNames.size();
-  for (std::size_t i = 0; i < steps_.size(); ++i, row += 4 * kColumns) {
-    const double* is_spike = row + 3 * kColumns;
-    const auto which = static_cast<std::size_t>(std::find(is_spike, is_spike + kColumns, 1.0) - is_spike);
-    if (which < kColumns) {
+  const std::size_t columns = names_.size();
+  for (std::size_t i = 0; i < steps_.size(); ++i, row += 4 * columns) {
+    const double* is_spike = row + 3 * columns;
+    const auto which = static_cast<std::size_t>(std::find(is_spike, is_spike + columns, 1.0) - is_spike);
+    // The inputs of a step are those of all its optimizers.
+    const bool is_told = !skipped.empty() && skipped.back().step == steps_[i] && skipped.back().name == "inputs";
+    if (which < columns && !is_told) {
       skipped.push_back({.step = steps_[i],
-                         .name = kNames[which],
+                         .name = std::string(names_[which]),
                          .value = row[which],
-                         .mean = row[kColumns + which],
-                         .z_score = row[2 * kColumns + which]});
+                         .mean = row[columns + which],
+                         .z_score = row[2 * columns + which]});
     }
   }
   steps_.clear();
@@ -88,10 +98,10 @@ NamedTensors SpikeGate::save() const {
     }
     const at::Tensor values = windows_[optimizer].values.cpu();
     const at::Tensor counts = windows_[optimizer].counts.cpu();
-    for (std::size_t i = 0; i < kNames.size(); ++i) {
+    for (std::size_t i = 0; i < names_.size(); ++i) {
       const auto row = static_cast<std::int64_t>(i);
       const auto size = counts[row].item<std::int64_t>();
-      state.emplace_back(fmt::format("{}.{}", optimizer, kNames[i]),
+      state.emplace_back(fmt::format("{}.{}", optimizer, names_[i]),
                          values[row].narrow(0, config_.window - size, size).contiguous());
     }
   }
@@ -102,8 +112,8 @@ void SpikeGate::load(const NamedTensors& state) {
   windows_.clear();
   for (const auto& [name, values] : state) {
     const auto parts = split(name, '.');
-    const auto row = std::ranges::find(kNames, parts.back()) - kNames.begin();
-    if (row == std::ssize(kNames)) {
+    const auto row = std::ranges::find(names_, parts.back()) - names_.begin();
+    if (row == std::ssize(names_)) {
       continue;
     }
     Windows& windows = windows_of(static_cast<std::size_t>(parse_int(parts.front()).value_or(0)));

@@ -1,11 +1,13 @@
-// Decides on the device, before an update, whether the gradient norm or the loss is a spike: spike.policy skip. No step
-// waits for the device.
+// Decides on the device, before an update, whether the inputs, the loss or the gradient norm are a spike: spike.policy
+// skip. No step waits for the device.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +21,17 @@ namespace lockstep {
 inline constexpr std::size_t kFewestForSpikes = 10;   ///< values from which a standard deviation says something
 inline constexpr double kLeastSpikeDeviation = 1e-6;  ///< relative to the mean
 
+/// What can be a spike, in the order in which a step has it: what is large in an input makes the others large.
+inline constexpr std::array<std::string_view, 3> kSpikeNames{"inputs", "loss", "grad_norm"};
+/// Those that are looked at.
+constexpr std::span<const std::string_view> spike_names(const SpikeConfig& config) {
+  return std::span(kSpikeNames).subspan(config.inputs ? 0 : 1);
+}
+
 /// A value that is too large; the same on every rank.
 struct Spike {
   std::int64_t step = 0;  ///< as Step::number()
-  std::string name{};     ///< "loss" or "grad_norm"; "loss" if both are spikes
+  std::string name{};     ///< the first of kSpikeNames that is a spike
   double value = 0;
   double mean = 0;  ///< of the window
   double z_score = 0;
@@ -33,11 +42,17 @@ struct Spike {
 
 class SpikeGate {
  public:
-  explicit SpikeGate(const SpikeConfig& config) : config_(config) {}
+  explicit SpikeGate(const SpikeConfig& config) : config_(config), names_(spike_names(config)) {}
 
-  /// `loss` and `grad_norm`: 0-dim, of an optimizer of the task, the same on all ranks. Returns 1 if the update has to
-  /// be skipped, else 0: 0-dim float32 on their device. Each optimizer has windows of its own.
-  at::Tensor check(std::int64_t step, std::size_t optimizer, const at::Tensor& loss, const at::Tensor& grad_norm);
+  /// 0-dim, of an optimizer of the task, the same on all ranks.
+  struct Values {
+    at::Tensor inputs{};  // mean square; not used without spike.inputs
+    at::Tensor loss{};
+    at::Tensor grad_norm{};
+  };
+  /// Returns 1 if the update has to be skipped, else 0: 0-dim float32 on the device of the values. Each optimizer has
+  /// windows of its own.
+  at::Tensor check(std::int64_t step, std::size_t optimizer, const Values& found);
   /// The steps that were skipped since the last call, without `ids`. Waits for the device.
   std::vector<Spike> take_skipped(const World& world);
 
@@ -46,21 +61,20 @@ class SpikeGate {
   void load(const NamedTensors& state);
 
  private:
-  static constexpr std::array kNames{"loss", "grad_norm"};
-
-  /// One row for each of kNames. As SpikeWatch's: a spike is clipped to the limit before it enters.
+  /// One row for each of names_. As SpikeWatch's: a spike is clipped to the limit before it enters.
   struct Windows {
-    at::Tensor values{};  // [2, spike.window], float64, the newest last; unused ones are 0 and first
-    at::Tensor counts{};  // [2], float64: those that are used
+    at::Tensor values{};  // [names, spike.window], float64, the newest last; unused ones are 0 and first
+    at::Tensor counts{};  // [names], float64: those that are used
   };
 
   Windows& windows_of(std::size_t optimizer);
 
   SpikeConfig config_;
+  std::span<const std::string_view> names_;
   std::vector<Windows> windows_{};     // per optimizer
   at::Tensor age_{};                   // [spike.window]: 0 for the newest value
   std::vector<std::int64_t> steps_{};  // of pending_
-  std::vector<at::Tensor> pending_{};  // [4, 2]: values, means, z-scores, which of them are spikes
+  std::vector<at::Tensor> pending_{};  // [4, names]: values, means, z-scores, which of them are spikes
 };
 
 }  // namespace lockstep

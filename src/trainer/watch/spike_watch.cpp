@@ -74,6 +74,11 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
   counts_.push_back(counted ? result.count.detach().to(at::kDouble) : at::Tensor());
   samples_.push_back(counted || !result.loss.defined() ? 0.0 : static_cast<double>(batches.local_samples));
   norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
+  if (config_.inputs) {
+    inputs_.push_back(result.inputs.defined() ? result.inputs * static_cast<double>(batches.local_samples)
+                                              : at::Tensor());
+    all_samples_.push_back(static_cast<double>(batches.global_samples));
+  }
 }
 
 std::optional<Spike> SpikeWatch::look(World& world) {
@@ -105,31 +110,45 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
   };
   const bool has_norms = norms_.front().defined();
   const at::Tensor weights = stacked(counts_) + at::tensor(samples_, at::kDouble).to(world.device());
-  const at::Tensor sums = at::stack({stacked(losses_), weights});
+  std::vector<at::Tensor> rows{stacked(losses_), weights};
+  if (config_.inputs) {
+    rows.push_back(stacked(inputs_));
+  }
+  const at::Tensor sums = at::stack(rows);
   world.all_reduce(sums, Reduce::sum);
   // The norm is that of the reduced gradients, so every rank has the same.
-  const at::Tensor host = WorldAccess::on_host(world, at::stack({sums[0], sums[1], stacked(norms_)}));
+  const at::Tensor host = WorldAccess::on_host(world, at::cat({sums, stacked(norms_).unsqueeze(0)}));
   const double* loss = host.const_data_ptr<double>();
   const double* weight = loss + losses_.size();
-  const double* norm = weight + losses_.size();
+  const double* inputs = weight + losses_.size();  // with spike.inputs
+  const double* norm = loss + rows.size() * losses_.size();
   std::optional<Spike> first;
-  const auto check = [&](Window& window, const char* name, double value, std::size_t i) {
+  const auto check = [&](std::string_view name, double value, std::size_t i) {
+    Window& window = windows_[name];
     const double mean = window.values.empty() ? 0 : window.mean();
     if (const auto z = window.add(value, config_); z && !first) {
-      first = Spike{
-          .step = begin_ + static_cast<std::int64_t>(i), .name = name, .value = value, .mean = mean, .z_score = *z};
+      first = Spike{.step = begin_ + static_cast<std::int64_t>(i),
+                    .name = std::string(name),
+                    .value = value,
+                    .mean = mean,
+                    .z_score = *z};
     }
   };
   for (std::size_t i = 0; i < losses_.size(); ++i) {
-    check(loss_, "loss", loss[i] / weight[i], i);
+    if (config_.inputs) {
+      check("inputs", std::sqrt(inputs[i] / all_samples_[i]), i);
+    }
+    check("loss", loss[i] / weight[i], i);
     if (has_norms) {
-      check(grad_norm_, "grad_norm", norm[i], i);
+      check("grad_norm", norm[i], i);
     }
   }
   losses_.clear();
   counts_.clear();
   norms_.clear();
   samples_.clear();
+  inputs_.clear();
+  all_samples_.clear();
   return first;
 }
 
@@ -154,10 +173,10 @@ void SpikeWatch::name_samples(const std::vector<Spike*>& spikes, World& world) c
 
 NamedTensors SpikeWatch::save() const {
   NamedTensors state;
-  for (const auto& [name, window] : {std::pair("loss", &loss_), std::pair("grad_norm", &grad_norm_)}) {
-    if (!window->values.empty()) {
+  for (const auto& [name, window] : windows_) {
+    if (!window.values.empty()) {
       state.emplace_back(name,
-                         at::tensor(std::vector<double>(window->values.begin(), window->values.end()), at::kDouble));
+                         at::tensor(std::vector<double>(window.values.begin(), window.values.end()), at::kDouble));
     }
   }
   if (lowers_) {
@@ -182,7 +201,12 @@ void SpikeWatch::load(const NamedTensors& state) {
       lowers_ = config_.policy == SpikePolicy::lower_lr;
       continue;
     }
-    Window& window = name == "loss" ? loss_ : grad_norm_;
+    const auto names = spike_names(config_);
+    const auto known = std::ranges::find(names, name);
+    if (known == names.end()) {
+      continue;
+    }
+    Window& window = windows_[*known];
     const double* value = values.const_data_ptr<double>();
     const std::int64_t size = std::min(values.numel(), config_.window);
     window.values.assign(value + values.numel() - size, value + values.numel());

@@ -1,11 +1,12 @@
-// Finds losses and gradient norms that are far above those of the steps before. It does not make a step wait for the
-// device.
+// Finds inputs, losses and gradient norms that are far above those of the steps before. It does not make a step wait
+// for the device.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -71,9 +72,11 @@ class SpikeWatch {
   std::vector<at::Tensor> counts_{};  // 0-dim, of this rank; undefined: samples are counted
   std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed
   std::vector<double> samples_{};     // of this rank; 0: it has a count instead
+  // With spike.inputs, else empty.
+  std::vector<at::Tensor> inputs_{};   // 0-dim, this rank's mean square x its samples; undefined: none
+  std::vector<double> all_samples_{};  // of all ranks
   std::vector<std::vector<std::int64_t>> ids_{};
-  Window loss_{};
-  Window grad_norm_{};
+  std::map<std::string_view, Window> windows_{};  // by kSpikeNames
 };
 
 }  // namespace lockstep

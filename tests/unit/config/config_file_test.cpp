@@ -419,7 +419,7 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                 .max_grad_norm = 1e-7,
                 .schedule = "warmup:5+cosine:until=9",
                 .non_finite = NonFinitePolicy::warn},
-      .spike = {.z_score = 6.5, .window = 50, .policy = SpikePolicy::rollback, .lr_factor = 0.25},
+      .spike = {.z_score = 6.5, .window = 50, .inputs = true, .policy = SpikePolicy::rollback, .lr_factor = 0.25},
       .plateau = {.metric = "val_loss",
                   .mode = MonitorMode::max,
                   .factor = 0.5,

@@ -552,7 +552,7 @@ TEST(Ddp, KeepsTheCountsOfTwoOptimizersApart) {
   });
 }
 
-TEST(Ddp, SendsTheLossesOfTwoOptimizersWithTheirGradients) {
+TEST(Ddp, SendsTheLossesAndInputsOfTwoOptimizersWithTheirGradients) {
   for (const int ranks : {1, 3}) {
     thread_world(ranks, [&](World& world) {
       Pair pair;
@@ -575,6 +575,9 @@ TEST(Ddp, SendsTheLossesOfTwoOptimizersWithTheirGradients) {
               optimizer.add_loss(at::full({}, step == 0 ? 6.0 : NAN, at::kDouble));
               optimizer.add_loss(at::full({}, 1.5));
             }
+            if (set == 1 && step != 1) {
+              optimizer.add_inputs(at::full({}, 4.5, at::kDouble));
+            }
             optimizer.backward(loss_of(part->forward(inputs(step)), targets(step)), 2);
           }
           optimizer.finish();
@@ -582,6 +585,8 @@ TEST(Ddp, SendsTheLossesOfTwoOptimizersWithTheirGradients) {
         const float sent = strategy->optimizer(0).mean_loss().item<float>();
         EXPECT_TRUE(step == 2 ? std::isnan(sent) : sent == (step == 0 ? 7.5F / static_cast<float>(ranks) : 0)) << sent;
         EXPECT_EQ(strategy->optimizer(1).mean_loss().item<float>(), 0);
+        EXPECT_EQ(strategy->optimizer(0).mean_inputs().item<float>(), 0);
+        EXPECT_EQ(strategy->optimizer(1).mean_inputs().item<float>(), step == 1 ? 0 : 4.5F / static_cast<float>(ranks));
         EXPECT_EQ(strategy->agreed(), StepRequests{}) << "a loss is no request";
       }
     });

@@ -1,4 +1,4 @@
-// Spikes of the loss and of the gradient norm, and what follows: a warning, an end, or the weights of before.
+// Spikes of the inputs, the loss and the gradient norm, and what follows: a warning, an end, or the weights of before.
 #include "trainer/watch/spike_watch.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -130,6 +131,79 @@ TEST(SpikeWatch, WeighsLossesByTheirCounts) {
   }
 }
 
+TEST(SpikeWatch, LooksAtTheInputsOfAllSamples) {
+  std::vector<double> values;
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [&](World& world) {
+      SpikeWatch watch({.z_score = 4, .window = 10, .inputs = true});
+      for (std::int64_t step = 0; step < 20; ++step) {
+        // The mean squares of three samples are a, a and b. Rank 0 of several has the first two; rank 2 has none.
+        const double b = 1 + 0.1 * static_cast<double>(step % 3);
+        const double a = step == 15 ? 400 : b;
+        const std::int64_t mine = ranks == 1 ? 3 : world.rank() == 0 ? 2 : world.rank() == 1 ? 1 : 0;
+        const double square = ranks == 1 ? (2 * a + b) / 3 : world.is_main() ? a : b;
+        watch.add(step,
+                  {.loss = mine > 0 ? at::scalar_tensor(2.0) : at::Tensor(),
+                   .inputs = mine > 0 ? at::scalar_tensor(square, at::kDouble) : at::Tensor()},
+                  {.local_samples = mine, .global_samples = 3});
+      }
+      const auto spike = watch.look(world);
+      ASSERT_TRUE(spike);
+      EXPECT_EQ(spike->step, 15);
+      EXPECT_EQ(spike->name, "inputs");
+      EXPECT_NEAR(spike->value, std::sqrt((2 * 400 + 1) / 3.0), 1e-9);
+      EXPECT_THAT(spike->text(), HasSubstr("the root mean square of the inputs of step 15 is 16.34, "));
+    });
+  }
+}
+
+TEST(SpikeWatch, NamesTheInputsFirst) {
+  thread_world(1, [](World& world) {
+    for (const bool inputs : {false, true}) {
+      SpikeWatch watch({.z_score = 4, .window = 10, .inputs = inputs});
+      for (std::int64_t step = 0; step < 20; ++step) {
+        const double value = step == 15 ? 50 : 1;
+        watch.add(step, {.loss = at::scalar_tensor(value), .inputs = at::scalar_tensor(value, at::kDouble)},
+                  {.local_samples = 2, .global_samples = 2});
+      }
+      const auto spike = watch.look(world);
+      ASSERT_TRUE(spike);
+      EXPECT_EQ(spike->name, inputs ? "inputs" : "loss");
+    }
+  });
+}
+
+TEST(SpikeWatch, LoadsWindowsWithAndWithoutInputs) {
+  thread_world(1, [](World& world) {
+    const auto config = [](bool inputs) { return SpikeConfig{.z_score = 4, .window = 10, .inputs = inputs}; };
+    const StepBatches batches{.local_samples = 2, .global_samples = 2};
+    const auto result = [](double loss, double square) {
+      return StepResult{.loss = at::scalar_tensor(loss), .inputs = at::scalar_tensor(square, at::kDouble)};
+    };
+    for (const bool before : {false, true}) {
+      SpikeWatch saved(config(before));
+      for (std::int64_t step = 0; step < 12; ++step) {
+        saved.add(step, result(1, 1), batches);
+      }
+      EXPECT_FALSE(saved.look(world));
+      using Names = std::vector<std::string>;
+      EXPECT_EQ(names(saved.save()), before ? Names({"inputs", "loss"}) : Names({"loss"}));
+      for (const bool now : {false, true}) {
+        SpikeWatch resumed(config(now));
+        resumed.load(saved.save());
+        EXPECT_EQ(names(resumed.save()).size(), before && now ? 2U : 1U) << "what is not looked at is not kept";
+        resumed.add(12, result(1, 50), batches);
+        const auto of_inputs = resumed.look(world);
+        EXPECT_EQ(of_inputs.has_value(), before && now) << "without a window it is the first value";
+        resumed.add(13, result(9, 1), batches);
+        const auto of_loss = resumed.look(world);
+        ASSERT_TRUE(of_loss);
+        EXPECT_EQ(of_loss->name, "loss");
+      }
+    }
+  });
+}
+
 /// Scales the loss of chosen steps of this process, or makes it NaN.
 class SpikingTask final : public TinyTask {
  public:
@@ -201,14 +275,34 @@ class SteepTask final : public TinyTask {
   double factor_ = 1;
 };
 
+/// tiny_data() with a field that no task uses. Its numbers are 0.5, and 1000 in the samples `loud`.
+std::shared_ptr<Dataset> noisy_data(std::set<std::int64_t> loud) {
+  const auto samples = tiny_data(480);
+  return sample_dataset(samples->size(), [samples, loud = std::move(loud)](std::int64_t id, std::uint64_t) {
+    const Batch row = samples->get(std::vector{id}, {});
+    return Batch{.input = row.input[0],
+                 .target = row.target[0],
+                 .fields = {{"noise", at::full({3}, loud.contains(id) ? 1000.0 : 0.5, at::kFloat)}}};
+  });
+}
+
+/// For noisy_data(): step i has the samples from i * global_batch_size on.
+TrainConfig input_config(SpikePolicy policy) {
+  TrainConfig config = spiking_config(policy);
+  config.spike.inputs = true;
+  config.sampler.shuffle = false;
+  return config;
+}
+
 /// Parameters and optimizer state at the end of a run.
 NamedTensors state_after(int ranks, const TrainConfig& config,
-                         const std::function<std::unique_ptr<Task>(const World&)>& make) {
+                         const std::function<std::unique_ptr<Task>(const World&)>& make,
+                         const std::shared_ptr<Dataset>& samples = tiny_data(60)) {
   NamedTensors state;
   thread_world(ranks, [&](World& world) {
     const Plan plan = plan_for(ranks, config);
     const auto task = make(world);
-    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader data(samples, plan.loader, world);
     Trainer trainer(plan, world);
     trainer.on(Stage::fit_end, [&](const StageContext& at) {
       const NamedTensors optimizer = at.strategy->optimizer_state();  // collective if it is sharded
@@ -438,6 +532,7 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
     NonFinitePolicy non_finite = NonFinitePolicy::stop;
     std::optional<SpikePolicy> spike{};
     std::size_t optimizer = 0;  // that of the reported loss is the first
+    bool inputs = false;        // of the inputs, else of the loss
     std::vector<std::string> actions{};
   };
   const std::vector<std::string> nothing;
@@ -456,12 +551,18 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
       {.spike = SpikePolicy::skip, .optimizer = 1, .actions = skip},
       {.spike = SpikePolicy::lower_lr, .actions = {"another rate in step 31"}},
       {.spike = SpikePolicy::rollback, .actions = back},
+      {.spike = SpikePolicy::stop, .inputs = true, .actions = failure},
+      {.spike = SpikePolicy::warn, .inputs = true, .actions = nothing},
+      {.spike = SpikePolicy::skip, .inputs = true, .actions = {"skips step 28", "back from step 28 to 27"}},
+      {.spike = SpikePolicy::lower_lr, .inputs = true, .actions = {"another rate in step 31"}},
+      {.spike = SpikePolicy::rollback, .inputs = true, .actions = back},
   };
   testing::internal::CaptureStderr();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const int ranks : {1, 2, 4}) {
       const Case& c = cases[i];
-      TrainConfig config = spiking_config(c.spike.value_or(SpikePolicy::warn));
+      const SpikePolicy policy = c.spike.value_or(SpikePolicy::warn);
+      TrainConfig config = c.inputs ? input_config(policy) : spiking_config(policy);
       config.global_batch_size = 8;
       config.accumulation = 2;
       config.max_steps = 33;
@@ -470,9 +571,9 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
       std::vector<std::vector<std::string>> actions(static_cast<std::size_t>(ranks));
       thread_world(ranks, [&](World& world) {
         const Plan plan = plan_for(ranks, config);
-        const bool is_here = world.rank() == ranks / 2;
+        const bool is_here = world.rank() == ranks / 2 && !c.inputs;
         TwoPartsTask task({.which = c.optimizer, .added = !is_here ? 0 : c.spike ? 1000 : std::nan("")});
-        DataLoader data(tiny_data(60), plan.loader, world);
+        DataLoader data(c.inputs ? noisy_data({27 * 8 + 5}) : tiny_data(60), plan.loader, world);
         const auto recorder = std::make_shared<ActionRecorder>();
         Trainer trainer(plan, world);
         trainer.add(recorder);
@@ -570,6 +671,100 @@ TEST(SpikeSkip, NamesTheLossInItsEvent) {
     }
   }
   EXPECT_EQ(events, 1);
+}
+
+TEST(SpikeInputs, AreLeftOutLikeAPausedStep) {
+  struct Case {
+    int ranks = 1;
+    int accumulation = 1;
+    bool shard = false;
+    std::int64_t batch = 12;
+    bool counts = false;
+  };
+  for (const Case& c : {Case{}, Case{.accumulation = 3}, Case{.ranks = 2}, Case{.ranks = 2, .accumulation = 2},
+                        Case{.ranks = 2, .shard = true}, Case{.ranks = 4}, Case{.ranks = 4, .counts = true},
+                        Case{.ranks = 4, .shard = true, .batch = 3}}) {  // the last rank of it has no samples
+    TrainConfig config = input_config(SpikePolicy::skip);
+    config.global_batch_size = c.batch;
+    config.accumulation = c.accumulation;
+    config.dist.shard_optimizer = c.shard;
+    const auto samples = noisy_data({27 * c.batch + 1});
+    const LoudTask::Options options{.added = 0, .counts = c.counts};
+    testing::internal::CaptureStderr();
+    const NamedTensors skipped = state_after(
+        c.ranks, config, [&](const World& world) { return std::make_unique<LoudTask>(world, options); }, samples);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the root mean square of the inputs of step 27 is"));
+    config.spike.z_score = 0;
+    const auto without = [&](const std::set<std::int64_t>& pauses) {
+      return state_after(
+          c.ranks, config, [&](const World& world) { return std::make_unique<QuietTask>(world, options, pauses); },
+          samples);
+    };
+    EXPECT_TRUE(are_equal(skipped, without({27}))) << c.ranks << " ranks, accumulation " << c.accumulation;
+    EXPECT_FALSE(are_equal(skipped, without({}))) << "the control";
+  }
+}
+
+TEST(SpikeInputs, AreOneEventWithTheSameValueOnAnyNumberOfRanks) {
+  std::vector<std::int64_t> ids(12);
+  std::iota(ids.begin(), ids.end(), 27 * 12);
+  const double squares = tiny_data(480)->get(ids, {}).input.to(at::kDouble).square().sum().item<double>();
+  for (const SpikePolicy policy : {SpikePolicy::warn, SpikePolicy::skip}) {
+    for (const int ranks : {1, 2, 3}) {
+      const TempDir dir;
+      TrainConfig config = input_config(policy);
+      config.accumulation = 2;
+      config.run_dir = (dir.path() / "run").string();
+      config.report.jsonl = true;
+      testing::internal::CaptureStderr();
+      state_after(
+          ranks, config, [](const World&) { return std::make_unique<TwoPartsTask>(TwoPartsTask::Options{}); },
+          noisy_data({27 * 12 + 11}));
+      testing::internal::GetCapturedStderr();
+      int events = 0;
+      for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
+        const auto event = nlohmann::json::parse(line);
+        if (event["event"] == "spike") {
+          ++events;
+          EXPECT_EQ(event["step"], 27);
+          EXPECT_EQ(event["metric"], "inputs");
+          EXPECT_EQ(event["skipped"], policy == SpikePolicy::skip);
+          EXPECT_THAT(event["samples"].get<std::string>(), HasSubstr("335"));
+          const double expected = std::sqrt((squares + 3e6 + 11 * 3 * 0.25) / (12 * 7));
+          EXPECT_NEAR(event["value"].get<double>(), expected, 1e-5 * expected) << ranks << " ranks";
+        }
+      }
+      EXPECT_EQ(events, 1) << ranks << " ranks; both optimizers see the same inputs";
+    }
+  }
+}
+
+TEST(SpikeInputs, AreLookedAtOnlyIfAskedForAndChangeNothing) {
+  const auto run = [](bool inputs) {
+    TrainConfig config = input_config(SpikePolicy::warn);
+    config.spike.inputs = inputs;
+    NamedTensors weights;
+    thread_world(3, [&](World& world) {
+      const Plan plan = plan_for(3, config);
+      TinyTask task(adamw({.lr = 0.05}));
+      DataLoader data(noisy_data({27 * 12 + 1}), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::step_end,
+                 [&](const StageContext& at) { EXPECT_EQ(at.step.inputs.defined(), inputs) << at.state.step; });
+      trainer.fit(task, data);
+      if (world.is_main()) {
+        weights = copies(module_tensors(task.module()));
+      }
+    });
+    return weights;
+  };
+  testing::internal::CaptureStderr();
+  const NamedTensors without = run(false);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("standard deviations")));
+  testing::internal::CaptureStderr();
+  const NamedTensors with = run(true);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the root mean square of the inputs of step 27 is"));
+  EXPECT_TRUE(are_equal(with, without));
 }
 
 /// The steps with a record that has this flag.
@@ -680,11 +875,14 @@ TEST(SpikeSkip, WorksTogetherWithTheSkippingOfNaN) {
 /// A run in two parts and a straight one end the same.
 void expect_same_if_resumed(
     SpikePolicy policy, std::int64_t stop, int ranks_then,
-    const std::function<std::unique_ptr<Task>(const World&)>& make = [](const World&) {
-      return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31});
-    }) {
+    const std::function<std::unique_ptr<Task>(const World&)>& make =
+        [](const World&) {
+          return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31});
+        },
+    const std::shared_ptr<Dataset>& inputs = nullptr) {  // those in which spikes are looked for
+  const auto samples = inputs == nullptr ? tiny_data(60) : inputs;
   const auto config = [&](const TempDir& dir, std::int64_t steps) {
-    TrainConfig made = spiking_config(policy);
+    TrainConfig made = inputs == nullptr ? spiking_config(policy) : input_config(policy);
     made.optim.max_grad_norm = 10;
     made.checkpoint.enabled = true;
     made.max_steps = steps;
@@ -693,10 +891,10 @@ void expect_same_if_resumed(
   };
   testing::internal::CaptureStderr();
   const TempDir whole;
-  const NamedTensors straight = state_after(2, config(whole, 40), make);
+  const NamedTensors straight = state_after(2, config(whole, 40), make, samples);
   const TempDir parts;
-  state_after(2, config(parts, stop), make);
-  const NamedTensors resumed = state_after(ranks_then, config(parts, 40), make);
+  state_after(2, config(parts, stop), make, samples);
+  const NamedTensors resumed = state_after(ranks_then, config(parts, 40), make, samples);
   testing::internal::GetCapturedStderr();
   ASSERT_EQ(straight.size(), resumed.size());
   if (ranks_then == 2) {
@@ -728,6 +926,17 @@ TEST(SpikeLowerLr, IsTheSameInARunThatIsResumedAtAnyStep) {
     expect_same_if_resumed(SpikePolicy::lower_lr, stop, 2);
   }
   expect_same_if_resumed(SpikePolicy::lower_lr, 22, 1);
+}
+
+TEST(SpikeInputs, AreTheSameInARunThatIsResumedAtAnyStep) {
+  const auto make = [](const World&) { return std::make_unique<TinyTask>(adamw({.lr = 0.05})); };
+  const auto samples = noisy_data({24 * 12 + 3, 31 * 12 + 8});
+  for (const SpikePolicy policy : {SpikePolicy::skip, SpikePolicy::lower_lr}) {
+    for (const std::int64_t stop : {7, 23, 24, 25, 33}) {
+      expect_same_if_resumed(policy, stop, 2, make, samples);
+    }
+    expect_same_if_resumed(policy, 22, 4, make, samples);
+  }
 }
 
 TEST(SpikeLowerLr, MultipliesTheRatesAtTheNextReport) {
