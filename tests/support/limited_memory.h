@@ -27,6 +27,8 @@ class LimitedMemory {
 
   /// Bytes of the tensors that were made in it and still exist.
   static std::int64_t used() { return allocator().used(); }
+  /// The most that used() was in it.
+  static std::int64_t peak() { return allocator().peak(); }
 
  private:
   class Allocator final : public c10::Allocator {
@@ -34,15 +36,20 @@ class LimitedMemory {
     void begin(c10::Allocator* real, std::int64_t limit) {
       real_ = real;
       limit_ = limit;
+      peak_ = used_.load();
     }
     std::int64_t used() const { return used_; }
+    std::int64_t peak() const { return peak_; }
 
     c10::DataPtr allocate(std::size_t bytes) override {
       const auto size = static_cast<std::int64_t>(bytes);
-      if (used_.fetch_add(size) + size > limit_) {
+      const std::int64_t used = used_.fetch_add(size) + size;
+      if (used > limit_) {
         used_ -= size;
         TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", size, " bytes of ",
                          limit_.load());
+      }
+      for (std::int64_t peak = peak_; used > peak && !peak_.compare_exchange_weak(peak, used);) {
       }
       auto* block = new Block{size, used_, real_->allocate(bytes)};
       return {block->memory.get(), block, &release, c10::Device(c10::kCPU)};
@@ -64,6 +71,7 @@ class LimitedMemory {
     c10::Allocator* real_ = nullptr;
     std::atomic<std::int64_t> limit_ = 0;
     std::atomic<std::int64_t> used_ = 0;
+    std::atomic<std::int64_t> peak_ = 0;
   };
   // Tensors may outlive the object.
   static Allocator& allocator() {
