@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include <c10/core/Allocator.h>
@@ -51,9 +53,12 @@ class LimitedMemory {
       }
       for (std::int64_t peak = peak_; used > peak && !peak_.compare_exchange_weak(peak, used);) {
       }
-      auto* block = new Block{size, used_, real_->allocate(bytes)};
-      return {block->memory.get(), block, &release, c10::Device(c10::kCPU)};
+      c10::DataPtr memory = real_->allocate(kBefore + bytes);
+      auto* place = static_cast<std::byte*>(memory.get());
+      new (place) Block{size, used_, std::move(memory)};
+      return {place + kBefore, place + kBefore, &release, c10::Device(c10::kCPU)};
     }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
     void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
    private:
@@ -62,10 +67,14 @@ class LimitedMemory {
       std::atomic<std::int64_t>& used;
       c10::DataPtr memory;
     };
+    // Lies before the bytes of the tensor: LibTorch's raw memory has its own address as its context.
+    static constexpr std::size_t kBefore = 64;
+    static_assert(sizeof(Block) <= kBefore);
     static void release(void* context) {
-      auto* block = static_cast<Block*>(context);
+      auto* block = reinterpret_cast<Block*>(static_cast<std::byte*>(context) - kBefore);
       block->used -= block->size;
-      delete block;
+      const c10::DataPtr memory = std::move(block->memory);
+      block->~Block();
     }
 
     c10::Allocator* real_ = nullptr;
