@@ -278,10 +278,10 @@ MemoryPlan plan_memory(std::int64_t parameters, const OptimizerMemory& optimizer
 
 std::string describe(const MemoryPlan& memory, const Plan& plan) {
   return fmt::format(
-      "\nmemory of each rank, for {} parameters with {} in {}\n{}\n{}the largest batch for it: "
-      "find_batch_size, see docs/loop.md\n",
+      "\nmemory of each rank, for {} parameters with {} in {}\n{}\n{}{}",
       with_commas(static_cast<double>(memory.parameters)), memory.optimizer.name, to_text(plan.config.precision),
-      parts_text(memory, plan), ranks_text(memory, plan));
+      parts_text(memory, plan), ranks_text(memory, plan),
+      find_lack_of_memory(memory, plan) ? "" : "the largest batch for it: find_batch_size, see docs/loop.md\n");
 }
 
 std::optional<Problem> find_lack_of_memory(const MemoryPlan& memory, const Plan& plan) {
