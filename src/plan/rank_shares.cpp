@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::size_t kMostRows = 64;
 
+}  // namespace
+
 std::string device_text(const LocalDevice& device) {
   return device.id.gpu ? fmt::format("{} {}", to_string(device.id), device.name) : to_string(device.id);
 }
-
-}  // namespace
 
 std::vector<RankShare> rank_shares(const Plan& plan) {
   std::vector<RankShare> shares;

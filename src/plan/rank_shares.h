@@ -18,6 +18,8 @@ struct RankShare {
   std::int64_t samples = 0;  ///< per step, except the last one of an epoch
 };
 
+std::string device_text(const LocalDevice& device);  ///< "cuda:1 NVIDIA H200", "cpu"
+
 /// The ranks of a plan of node 0 whose ranks are not started yet, if each node is like this one. Empty: the devices of
 /// another node are not known.
 std::vector<RankShare> rank_shares(const Plan& plan);

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include <c10/core/Allocator.h>
@@ -27,6 +29,8 @@ class LimitedMemory {
 
   /// Bytes of the tensors that were made in it and still exist.
   static std::int64_t used() { return allocator().used(); }
+  /// The most that used() was in it.
+  static std::int64_t peak() { return allocator().peak(); }
 
  private:
   class Allocator final : public c10::Allocator {
@@ -34,19 +38,27 @@ class LimitedMemory {
     void begin(c10::Allocator* real, std::int64_t limit) {
       real_ = real;
       limit_ = limit;
+      peak_ = used_.load();
     }
     std::int64_t used() const { return used_; }
+    std::int64_t peak() const { return peak_; }
 
     c10::DataPtr allocate(std::size_t bytes) override {
       const auto size = static_cast<std::int64_t>(bytes);
-      if (used_.fetch_add(size) + size > limit_) {
+      const std::int64_t used = used_.fetch_add(size) + size;
+      if (used > limit_) {
         used_ -= size;
         TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", size, " bytes of ",
                          limit_.load());
       }
-      auto* block = new Block{size, used_, real_->allocate(bytes)};
-      return {block->memory.get(), block, &release, c10::Device(c10::kCPU)};
+      for (std::int64_t peak = peak_; used > peak && !peak_.compare_exchange_weak(peak, used);) {
+      }
+      c10::DataPtr memory = real_->allocate(kBefore + bytes);
+      auto* place = static_cast<std::byte*>(memory.get());
+      new (place) Block{size, used_, std::move(memory)};
+      return {place + kBefore, place + kBefore, &release, c10::Device(c10::kCPU)};
     }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
     void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
    private:
@@ -55,15 +67,20 @@ class LimitedMemory {
       std::atomic<std::int64_t>& used;
       c10::DataPtr memory;
     };
+    // Lies before the bytes of the tensor: LibTorch's raw memory has its own address as its context.
+    static constexpr std::size_t kBefore = 64;
+    static_assert(sizeof(Block) <= kBefore);
     static void release(void* context) {
-      auto* block = static_cast<Block*>(context);
+      auto* block = reinterpret_cast<Block*>(static_cast<std::byte*>(context) - kBefore);
       block->used -= block->size;
-      delete block;
+      const c10::DataPtr memory = std::move(block->memory);
+      block->~Block();
     }
 
     c10::Allocator* real_ = nullptr;
     std::atomic<std::int64_t> limit_ = 0;
     std::atomic<std::int64_t> used_ = 0;
+    std::atomic<std::int64_t> peak_ = 0;
   };
   // Tensors may outlive the object.
   static Allocator& allocator() {

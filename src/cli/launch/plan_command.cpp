@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "environment/job_end.h"
+#include "plan/memory_plan.h"
 #include "plan/rank_shares.h"
 
 namespace lockstep {
@@ -22,6 +23,8 @@ constexpr int kMostNodes = 65536;
 
 constexpr FlagRow kFlags[] = {
     {"nodes", "N", "plan for so many nodes like this one; 0: for the launch of this process (default: 0)"},
+    {"parameters", "N", "of the model, such as 124M or 7B: also print what they need in the memory of each rank"},
+    {"optimizer", "NAME", "of the program, with --parameters, such as lion or sgd+momentum (default: adamw)"},
     {"json", "", "print one JSON object, which docs/launching.md describes"},
 };
 
@@ -63,6 +66,44 @@ Json to_json(const Plan& plan, const std::optional<Identity>& identity) {
   return json;
 }
 
+Json to_json(const MemoryPlan& memory, const Plan& plan) {
+  const MemoryEstimate& estimate = memory.estimate;
+  Json json = {{"parameters", memory.parameters},
+               {"optimizer", memory.optimizer.name},
+               {"weights_bytes", estimate.weights},
+               {"gradients_bytes", estimate.gradients},
+               {"optimizer_state_bytes", estimate.optimizer_state},
+               {"rollback_bytes", estimate.rollback},
+               {"half_precision_bytes", estimate.half_copies},
+               {"update_bytes", estimate.update},
+               {"fits", !find_lack_of_memory(memory, plan)},
+               {"ranks", Json::array()}};
+  for (std::size_t i = 0; i < memory.available.size(); ++i) {
+    const std::int64_t available = memory.available[i];
+    Json rank = {{"local_rank", i}, {"device", to_string(plan.local_devices[i].id)}};
+    rank["available_bytes"] = available > 0 ? Json(available) : Json();
+    rank["activations_bytes"] = available > 0 ? Json(available - estimate.beside_activations()) : Json();
+    json["ranks"].push_back(std::move(rank));
+  }
+  return json;
+}
+
+/// nullopt: it is not asked for.
+std::optional<MemoryPlan> memory_of(const CommandLine& line, const Plan& plan, const Hardware& hardware) {
+  const GivenFlag* given = line.find("parameters");
+  if (given == nullptr) {
+    if (line.has("optimizer")) {
+      throw ConfigError("plan: --optimizer belongs to --parameters", "add --parameters with those of the model");
+    }
+    return std::nullopt;
+  }
+  const auto parameters = parse_parameters(given->text);
+  if (!parameters) {
+    throw ConfigError(fmt::format("{}: expected a number such as 124M, 7B or 350000", given->label), given->hint());
+  }
+  return plan_memory(*parameters, optimizer_memory(line.value("optimizer", "adamw")), plan, hardware);
+}
+
 }  // namespace
 
 Identity one_process_per_node(int nodes, std::string launcher) {
@@ -91,7 +132,19 @@ int print_plan(const CommandLine& line, const Variables& variables) {
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(variables) : read_hardware(invocation.hardware_file);
   const Plan plan = resolve(invocation.config, hardware, identity, {.job_end = job_end(variables)});
-  fmt::print("{}", line.has("json") ? dump_json_pretty(to_json(plan, identity)) + "\n" : dry_run_text(plan, identity));
+  const std::optional<MemoryPlan> memory = memory_of(line, plan, hardware);
+  if (line.has("json")) {
+    Json json = to_json(plan, identity);
+    if (memory) {
+      json["memory"] = to_json(*memory, plan);
+    }
+    fmt::print("{}\n", dump_json_pretty(json));
+  } else {
+    fmt::print("{}{}", dry_run_text(plan, identity), memory ? describe(*memory, plan) : "");
+  }
+  if (const auto lack = memory ? find_lack_of_memory(*memory, plan) : std::nullopt) {
+    throw ConfigError({*lack});
+  }
   return 0;
 }
 
@@ -101,8 +154,10 @@ const Command kPlanCommand{.name = "plan",
                            .summary = "print the plan of a run and start nothing",
                            .description =
                                "Prints what a program with these settings would do on this machine, or on "
-                               "another one (--hardware): launch, devices, batch, and a row per rank.",
-                           .exit_codes = "0, 2 usage or no plan is possible",
+                               "another one (--hardware): launch, devices, batch, and a row per rank. With "
+                               "--parameters also whether a model fits into the memory of each rank, and how much is "
+                               "left for activations; find_batch_size in the program finds the batch for it.",
+                           .exit_codes = "0, 2 usage, no plan is possible, or the model does not fit",
                            .flags = kFlags,
                            .form = WordForm::settings,
                            .run = print_plan};

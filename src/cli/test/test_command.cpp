@@ -17,6 +17,7 @@
 
 #include "base/duration.h"
 #include "base/json.h"
+#include "base/mapped.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/commands.h"
@@ -180,6 +181,7 @@ class Test {
     };
     if (plan.gpu()) {
       add(judge_devices(try_part("devices", plan)));
+      measurements_.gpu_memory_bytes = std::ranges::min(mapped(plan.local_devices, &LocalDevice::memory_bytes));
     }
     for (const Plan& with : plans_) {
       const std::string name = with.world_size > 1 ? backend_name(with.config) : "one rank";

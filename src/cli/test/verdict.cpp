@@ -296,6 +296,16 @@ std::optional<Advice> advise_reports(const Measurements& measurements) {
                   time_text(report), time_text(step), kEverySteps, 100 * share)};
 }
 
+std::optional<Advice> advise_batch(const Measurements& measurements) {
+  if (measurements.gpu_memory_bytes == 0) {
+    return std::nullopt;
+  }
+  return Advice{"find_batch_size in your program, for the batch per GPU",
+                fmt::format("each GPU has {} or more; lockstep plan --parameters N says how much of it a model with N "
+                            "parameters leaves for a batch",
+                            human_bytes(measurements.gpu_memory_bytes))};
+}
+
 }  // namespace
 
 std::vector<Finding> judge_directory(const DirectoryFacts& facts) {
@@ -459,7 +469,7 @@ std::vector<Finding> judge_lost_rank(int ranks, const ProbeOutcome& outcome) {
 std::vector<Advice> advise(const Measurements& measurements) {
   std::vector<Advice> all;
   for (const auto& advice : {advise_backend(measurements), advise_saves(measurements), advise_threads(measurements),
-                             advise_workers(measurements), advise_reports(measurements)}) {
+                             advise_workers(measurements), advise_reports(measurements), advise_batch(measurements)}) {
     if (advice) {
       all.push_back(*advice);
     }

@@ -1,8 +1,10 @@
 // Judges what the launches of `lockstep test` measured. Pure. Torch-free.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/doctor/facts.h"
@@ -34,9 +36,10 @@ struct Measurements {
   DirectoryFacts directory{};
   std::vector<std::pair<std::string, ProbeOutcome>> exchanges{};  ///< by backend
   ProbeOutcome saved{};
+  std::int64_t gpu_memory_bytes = 0;  ///< of the smallest GPU; 0: no GPU was tested
 };
 
-/// Only what the measurements say.
+/// Only what the measurements say, and on GPUs where the batch size comes from, which depends on the model.
 std::vector<Advice> advise(const Measurements& measurements);
 
 }  // namespace lockstep

@@ -89,6 +89,10 @@ TEST(Commands, SayWhichWordIsWrong) {
       {{"report", "a", "--out="}, "--out: expected a value\n  hint: use --out FILE\n"},
       {{"list", "--json=yes"}, "--json=yes: takes no value\n  hint: use --json\n"},
       {{"doctor", "--port", "0"}, "--port 0: expected a whole number from 1 to 65535\n  hint: --port P: "},
+      {{"plan", "--parameters", "many"},
+       "--parameters many: expected a number such as 124M, 7B or 350000\n  hint: --parameters N: "},
+      {{"plan", "--parameters", "7B", "--optimizer", "adamv"}, "--optimizer adamv: unknown optimizer\n  hint: did you"},
+      {{"plan", "--optimizer", "adamw"}, "plan: --optimizer belongs to --parameters\n  hint: add --parameters"},
       {{"plan", "--nodes", "many"}, "--nodes many: expected a whole number from 0 to 65536\n  hint: --nodes N: "},
       {{"plan", "./train"},
        "unexpected argument \"./train\"\n  hint: plan describes settings and hardware; PROGRAM --dry-run prints the "
@@ -285,6 +289,35 @@ TEST(PlanCommand, PlansForOtherMachinesAndNodes) {
   EXPECT_EQ(json["ranks"][3]["device"]["uuid"], "GPU-2");
   EXPECT_EQ(json["ranks"][3]["samples_per_step"], 32);
   EXPECT_EQ(json["config"]["backend"], "nccl");
+}
+
+TEST(PlanCommand, SaysWhetherAModelFits) {
+  const TempDir temp;
+  const std::string file = (temp.path() / "node.json").string();
+  std::ofstream(file) << R"({"cores": 64, "gpus": [{"name": "G", "uuid": "GPU-1", "memory": "80GiB", "free": "70GiB"},
+                                                   {"name": "G", "uuid": "GPU-2", "memory": "80GiB"}]})";
+  const std::vector<std::string> plan{"plan", "--hardware", file, "--parameters"};
+  const auto with = [&plan](std::vector<std::string> words) {
+    words.insert(words.begin(), plan.begin(), plan.end());
+    return lockstep(words);
+  };
+  const auto fits = with({"1B", "--optimizer", "sgd+momentum"});
+  EXPECT_EQ(fits.code, 0) << fits.err;
+  for (const char* part : {"memory of each rank, for 1,000,000,000 parameters with sgd+momentum in fp32\n",
+                           "\n0           cuda:0 G    70.0 GiB              58.8 GiB\n", "find_batch_size"}) {
+    EXPECT_THAT(fits.out, HasSubstr(part));
+  }
+  const auto lacks = with({"7b", "--json"});
+  EXPECT_EQ(lacks.code, 2);
+  EXPECT_EQ(lacks.err,
+            "error: does not fit: without activations a rank needs 104.3 GiB, and has 70.0 GiB on cuda:0, cuda:1\n"
+            "  hint: use --precision bf16 (then 52.2 GiB) or the optimizer adafactor (then 52.2 GiB)\n");
+  const Json memory = parse_json(lacks.out)["memory"];
+  EXPECT_EQ(memory["fits"], false);
+  EXPECT_EQ(memory["optimizer_state_bytes"], 56'000'000'000);
+  EXPECT_EQ(memory["ranks"][1]["available_bytes"], std::int64_t{80} << 30);
+  EXPECT_LT(memory["ranks"][1]["activations_bytes"], 0);
+  EXPECT_FALSE(parse_json(lockstep({"plan", "--json"}).out).contains("memory"));
 }
 
 /// What bash would offer for these words; the last one is incomplete.

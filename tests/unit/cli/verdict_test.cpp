@@ -87,6 +87,13 @@ TEST(Verdict, RecommendsFewerReportsIfTheyTakeMuchOfATinyStep) {
                                                     Field(&Advice::because, HasSubstr("20 % of the time")))));
 }
 
+TEST(Verdict, SaysWhereTheBatchSizeOfAGpuComesFrom) {
+  EXPECT_THAT(advise({.gpu_memory_bytes = std::int64_t{80} << 30}),
+              ElementsAre(AllOf(Field(&Advice::what, HasSubstr("find_batch_size")),
+                                Field(&Advice::because, HasSubstr("each GPU has 80.0 GiB or more; lockstep plan")))));
+  EXPECT_THAT(advise({}), IsEmpty()) << "CPU ranks";
+}
+
 /// The end of a launch in which rank 1 was killed.
 ProbeOutcome lost(int code, std::string errors) {
   return {.lines = {{{"measured", "lost"}, {"rank", 1}}}, .errors = std::move(errors), .code = code, .met_s = 0.5};
