@@ -36,6 +36,7 @@ class Records : public testing::Test {
   std::string train(const std::string& name, const Part& part) {
     TrainConfig config{.max_epochs = 0, .max_steps = part.until, .batch_size = 8 / part.ranks, .run_dir = run(name)};
     config.compute_setup = ComputeSetup::cpu;
+    config.checkpoint.every_epochs = 0;
     config.checkpoint.every_steps = 3;
     config.checkpoint.keep_all = true;
     config.report.record = part.record;
