@@ -37,7 +37,7 @@ def environment_of(tracker):
         shutil.rmtree(folder, ignore_errors=True)
         for command in ([sys.executable, "-m", "venv", folder],
                         [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
-                         "--only-binary", ":all:", "--retries", "1", *packages]):
+                         "--prefer-binary", "--retries", "1", *packages]):
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.returncode != 0:
                 shutil.rmtree(folder, ignore_errors=True)
