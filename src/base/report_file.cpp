@@ -61,30 +61,30 @@ void ReportFile::open() {
     if (!is_no_file(error)) {
       throw;
     }
-    set_aside(error.what());
+    set_aside(fs_, path_, error.what());
     file_ = fs_.open_append(path_);
   }
   if (!prepare_(*file_, *fs_.open(path_))) {
-    set_aside(fmt::format("{} was written by another program", path_.string()));
+    set_aside(fs_, path_, fmt::format("{} was written by another program", path_.string()));
     file_ = fs_.open_append(path_);
     prepare_(*file_, *fs_.open(path_));
-  }
-}
-
-void ReportFile::set_aside(const std::string& reason) {
-  for (int number = 1;; ++number) {
-    const std::filesystem::path aside = fmt::format("{}.{}", path_.string(), number);
-    if (!fs_.exists(aside)) {
-      fs_.rename(path_, aside);
-      log_warning(fmt::format("{}: moved it to {}", reason, aside.filename().string()));
-      return;
-    }
   }
 }
 
 void ReportFile::say_missing(std::string_view where) {
   if (const auto missing = std::exchange(missing_, 0); missing > 0) {
     log_warning(fmt::format("{} {}; missing {}: {}", path_.string(), where, unit_, missing));
+  }
+}
+
+void set_aside(FileSystem& fs, const std::filesystem::path& path, std::string_view reason) {
+  for (int number = 1;; ++number) {
+    const std::filesystem::path aside = fmt::format("{}.{}", path.string(), number);
+    if (!fs.exists(aside)) {
+      fs.rename(path, aside);
+      log_warning(fmt::format("{}: moved it to {}", reason, aside.filename().string()));
+      return;
+    }
   }
 }
 

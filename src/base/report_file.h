@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <lockstep/base/file_system.h>
 
@@ -35,7 +36,6 @@ class ReportFile {
 
  private:
   void open();
-  void set_aside(const std::string& reason);
   void say_missing(std::string_view where);
 
   FileSystem& fs_;
@@ -46,6 +46,9 @@ class ReportFile {
   bool failing_ = false;
   std::int64_t missing_ = 0;  // since the first failure
 };
+
+/// Renames `path` to `path`.1, .2, ..., with a warning that begins with `reason`. Throws: IoError.
+void set_aside(FileSystem& fs, const std::filesystem::path& path, std::string_view reason);
 
 /// The part of a text file up to the end of its last complete line. The rest was left by a crash or a full disk.
 std::int64_t end_of_last_line(const RandomAccessFile& file);

@@ -20,11 +20,13 @@ namespace lockstep {
 namespace {
 
 constexpr int kAborted = 128 + SIGABRT;
+constexpr int kNotFinished = -1;
 
 struct Installed {
   std::atomic<const ProgressRecord*> record{nullptr};
   std::atomic<const TerminateHandler::Report*> report{nullptr};
   std::atomic<std::terminate_handler> before{nullptr};
+  std::atomic<int> finished{kNotFinished};  // exit code
 };
 
 // These handlers have no argument that could point to a listener, so their state must be static.
@@ -38,6 +40,8 @@ bool says_peer_lost(std::string_view type) { return type == "gloo::IoException";
 bool says_mismatch(std::string_view type, std::string_view text) {
   return type == "gloo::EnforceNotMet" && text.find("collective mismatch") != std::string_view::npos;
 }
+
+bool is_of_gloo(std::string_view type) { return type.starts_with("gloo::"); }
 
 Failure terminate_failure() {
   Failure failure = std::current_exception() ? current_failure()
@@ -77,6 +81,11 @@ void on_assertion(const char* text) noexcept {
 }
 
 void on_terminate() {
+  const std::type_info* thrown = abi::__cxa_current_exception_type();
+  if (const int code = installed.finished;
+      code != kNotFinished && thrown != nullptr && is_of_gloo(type_name(*thrown))) {
+    end_process(code);
+  }
   const Failure failure = terminate_failure();
   end_process_within(deadlines::kTerminate, failure.code);
   announce(failure);
@@ -112,6 +121,7 @@ TerminateHandler::TerminateHandler(const ProgressRecord& record, Report report)
     : report_(std::move(report)),
       terminate_before_(std::set_terminate(on_terminate)),
       assertion_before_(set_assertion_listener(on_assertion)) {
+  installed.finished = kNotFinished;
   installed.record = &record;
   installed.before = terminate_before_;
   installed.report = &report_;
@@ -123,5 +133,7 @@ TerminateHandler::~TerminateHandler() {
   set_assertion_listener(assertion_before_);
   std::set_terminate(terminate_before_);
 }
+
+void TerminateHandler::finished(int code) const noexcept { installed.finished = code; }
 
 }  // namespace lockstep

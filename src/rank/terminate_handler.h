@@ -27,6 +27,9 @@ class TerminateHandler {
   ~TerminateHandler();
   TerminateHandler(const TerminateHandler&) = delete;
   TerminateHandler& operator=(const TerminateHandler&) = delete;
+  /// The work is done and announced. From now on a connection that breaks in Gloo's own thread is the end of another
+  /// rank, not a failure, and the process ends with `code`.
+  void finished(int code) const noexcept;
 
  private:
   Report report_;

@@ -134,10 +134,12 @@ RunRecords read_run_records(FileSystem& fs, const Path& path) {
     for (const Entry& entry : run.ranks.front().entries) {
       ranks_at[entry.record.step] = entry.ranks;
     }
+    const std::int64_t last = ranks_at.empty() ? 0 : ranks_at.rbegin()->first;
     for (RankRecords& rank : run.ranks) {
+      const bool has_left = run.ranks.front().ranks <= rank.rank;  // what it has after `last` is abandoned
       std::erase_if(rank.entries, [&](const Entry& entry) {
         const auto found = ranks_at.find(entry.record.step);
-        return found != ranks_at.end() && found->second <= rank.rank;
+        return found != ranks_at.end() ? found->second <= rank.rank : has_left && entry.record.step > last;
       });
     }
   }

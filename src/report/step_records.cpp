@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <span>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "base/crc32c.h"
 #include "base/splitmix.h"
@@ -63,6 +65,14 @@ bool is_whole(std::span<const std::byte, kRecordBytes> bytes) {
   return crc32c(bytes.first(kChecksumAt)) == words_of(bytes).back() >> 32;
 }
 
+// The hash of a record and all before it, without the checksum.
+std::uint64_t chained(std::uint64_t hash, const Words& words) {
+  for (const std::uint64_t word : std::span(words).first<kRecordBytes / 8 - 1>()) {
+    hash = mix(splitmix(hash) + word);
+  }
+  return hash;
+}
+
 // Reads the records of one file in order.
 class Lineage {
  public:
@@ -82,12 +92,12 @@ class Lineage {
       return;
     }
     require(!torn_, torn_.value_or(0), "its checksum does not match, and more records follow it");
-    require(ranks_ > 0, index, "a step comes before format and rank");
+    require(records_.ranks > 0, index, "a step comes before format and rank");
     step(words, index);
   }
 
   RankRecords finish() && {
-    require(ranks_ > 0, 0, "the file has no complete record");
+    require(records_.ranks > 0, 0, "the file has no complete record");
     return std::move(records_);
   }
 
@@ -101,9 +111,9 @@ class Lineage {
     }
     require(rank < ranks && ranks <= std::numeric_limits<int>::max(), index,
             "its rank is not below its number of ranks");
-    require(ranks_ == 0 || rank == records_.rank, index, "its rank differs from the first record");
+    require(records_.ranks == 0 || rank == records_.rank, index, "its rank differs from the first record");
     records_.rank = static_cast<int>(rank);
-    ranks_ = static_cast<int>(ranks);
+    records_.ranks = static_cast<int>(ranks);
     const auto from = static_cast<std::int64_t>(words[1]);
     while (!records_.entries.empty() && records_.entries.back().record.step > from) {
       records_.entries.pop_back();
@@ -127,7 +137,8 @@ class Lineage {
     auto& entries = records_.entries;
     require(record.step >= 0 && (entries.empty() || entries.back().record.step < record.step), index,
             "its step is not higher than the previous one");
-    entries.push_back({.record = record, .ranks = ranks_});
+    entries.push_back(
+        {.record = record, .ranks = records_.ranks, .hash = chained(entries.empty() ? 0 : entries.back().hash, words)});
   }
 
   void require(bool holds, std::int64_t index, const char* what) const {
@@ -139,7 +150,6 @@ class Lineage {
 
   std::string name_;
   RankRecords records_{};
-  int ranks_ = 0;
   std::int64_t index_ = 0;
   std::optional<std::int64_t> torn_{};  // the first incomplete one since the last complete record
 };
@@ -153,27 +163,30 @@ std::uint64_t sample_digest(std::int64_t position, std::int64_t id) noexcept {
 std::string record_file_name(int rank) { return fmt::format("records-{}.bin", rank); }
 
 RecordWriter::RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks,
-                           std::int64_t from_step)
+                           const RecordsEnd& from)
     : rank_(rank),
       ranks_(ranks),
-      written_(from_step),
-      last_(from_step),
+      end_(from),
+      last_(from.step),
       file_(fs, file, "steps", [this](auto& out, const auto& content) { return begin(out, content); }) {
   buffer_.reserve((kBuffered + 1) * kRecordBytes);
 }
 
 RecordWriter::~RecordWriter() { flush(); }
 
-bool RecordWriter::begin(WritableFile& file, const RandomAccessFile& content) const {
+bool RecordWriter::begin(WritableFile& file, const RandomAccessFile& content) {
   constexpr std::size_t kWord = sizeof(std::uint64_t);
   std::vector<std::byte> bytes;
-  append_record(bytes, {kBegin, static_cast<std::uint64_t>(written_),
+  append_record(bytes, {kBegin, static_cast<std::uint64_t>(end_.step),
                         static_cast<std::uint64_t>(rank_) | static_cast<std::uint64_t>(ranks_) << 32, kFormat});
   std::array<std::byte, kWord> first{};
   const std::span known(first.data(), static_cast<std::size_t>(std::min<std::int64_t>(content.size(), kWord)));
   content.read(0, known);
   if (!std::equal(known.begin(), known.end(), bytes.begin())) {
     return false;
+  }
+  if (content.size() < static_cast<std::int64_t>(kRecordBytes)) {
+    end_.hash = 0;  // a new file
   }
   if (const std::int64_t torn = content.size() % static_cast<std::int64_t>(kRecordBytes); torn != 0) {
     file.truncate(content.size() - torn);  // a crash or a full disk left an incomplete record
@@ -202,7 +215,10 @@ void RecordWriter::flush() {
   }
   const auto count = static_cast<std::int64_t>(buffer_.size() / kRecordBytes);
   if (file_.write(count, [&](WritableFile& file) { file.append(buffer_); })) {
-    written_ = last_;
+    end_.step = last_;
+    for (std::span<const std::byte> left = buffer_; !left.empty(); left = left.subspan(kRecordBytes)) {
+      end_.hash = chained(end_.hash, words_of(left.first<kRecordBytes>()));
+    }
   }
   buffer_.clear();
 }
@@ -223,6 +239,36 @@ RankRecords read_records(FileSystem& fs, const std::filesystem::path& path) {
     done += now;
   }
   return std::move(lineage).finish();
+}
+
+bool take_up_records(FileSystem& fs, const std::filesystem::path& file, int rank, const RecordsEnd& end,
+                     std::int64_t step) {
+  if (!fs.exists(file) || fs.open(file)->size() < static_cast<std::int64_t>(kRecordBytes)) {
+    return end.hash == 0;
+  }
+  std::string reason;
+  try {
+    const RankRecords records = read_records(fs, file);
+    const auto next = std::ranges::upper_bound(records.entries, end.step, {},
+                                               [](const RankRecords::Entry& entry) { return entry.record.step; });
+    if (records.rank != rank) {
+      reason =
+          fmt::format("{} has the records of rank {}, expected those of rank {}", file.string(), records.rank, rank);
+    } else if (const std::uint64_t hash = next == records.entries.begin() ? 0 : std::prev(next)->hash;
+               hash != end.hash) {
+      reason = fmt::format("{}: its records up to step {} are not those that led to the checkpoint", file.string(),
+                           end.step);
+    } else if (next != records.entries.end() && next->record.step <= step) {
+      log_info(fmt::format("{}: its records from step {} on did not lead to the checkpoint of step {} and do not count",
+                           file.string(), next->record.step, step));
+    }
+  } catch (const DataError& error) {
+    reason = error.what();
+  }
+  if (!reason.empty()) {
+    set_aside(fs, file, reason);
+  }
+  return true;
 }
 
 }  // namespace lockstep

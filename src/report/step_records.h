@@ -34,27 +34,35 @@ std::uint64_t sample_digest(std::int64_t position, std::int64_t id) noexcept;
 
 std::string record_file_name(int rank);  ///< "records-0.bin"
 
+/// How far the file of one rank leads.
+struct RecordsEnd {
+  std::int64_t step = 0;   ///< the file is complete up to it
+  std::uint64_t hash = 0;  ///< of its records up to this step, each mixed with the hash of those before it; 0: none
+  friend bool operator==(const RecordsEnd&, const RecordsEnd&) = default;
+};
+
 class RecordWriter {
  public:
   static constexpr std::size_t kBuffered = 64;  ///< steps per write(2)
 
-  /// Appends to `file`, which is created if missing. Earlier records of steps after `from_step` no longer count: 0 for
-  /// a new run, the checkpoint's step for a resumed run. A failed write is a warning (ReportFile).
-  RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks, std::int64_t from_step);
+  /// Appends to `file`, which is created if missing. Earlier records of steps after `from` no longer count: {} for a
+  /// new run, what end() was at the checkpoint for a resumed run. A failed write is a warning (ReportFile).
+  RecordWriter(FileSystem& fs, const std::filesystem::path& file, int rank, int ranks, const RecordsEnd& from);
   ~RecordWriter();  ///< writes the buffer
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
-  void add(const StepRecord& record);  ///< steps must ascend; writes after every kBuffered calls
+  void add(const StepRecord& record);               ///< steps must ascend; writes after every kBuffered calls
+  RecordsEnd end() const noexcept { return end_; }  ///< of the file, without the buffer
   void flush();  ///< call it before a checkpoint is reported as saved: a run that resumes there needs the records
 
  private:
-  bool begin(WritableFile& file, const RandomAccessFile& content) const;
+  bool begin(WritableFile& file, const RandomAccessFile& content);
 
   int rank_;
   int ranks_;
-  std::int64_t written_;  // the file is complete up to this step
-  std::int64_t last_;     // last step in the buffer
+  RecordsEnd end_;
+  std::int64_t last_;  // last step in the buffer
   std::vector<std::byte> buffer_{};
   ReportFile file_;
 };
@@ -63,14 +71,22 @@ class RecordWriter {
 struct RankRecords {
   struct Entry {
     StepRecord record{};
-    int ranks = 0;  ///< number of ranks of the run when it was written
+    int ranks = 0;           ///< number of ranks of the run when it was written
+    std::uint64_t hash = 0;  ///< of this record and all before it, as in RecordsEnd
   };
   int rank = 0;
+  int ranks = 0;                 ///< of the last process that wrote to the file
   std::vector<Entry> entries{};  ///< ascending steps
 };
 
 /// Ignores an incomplete record at the end of an attempt, also if a resumed run follows it. Throws: DataError naming
 /// file and record if other data are damaged; IoError.
 RankRecords read_records(FileSystem& fs, const std::filesystem::path& file);
+
+/// Before a run that resumes at `step` goes on with the file of `rank`, which was at `end` when the checkpoint was
+/// written: renames a file that is damaged or has other records up to there, with a warning. False: the records are
+/// missing. Throws: IoError.
+bool take_up_records(FileSystem& fs, const std::filesystem::path& file, int rank, const RecordsEnd& end,
+                     std::int64_t step);
 
 }  // namespace lockstep

@@ -33,6 +33,7 @@ CheckpointContents Fit::contents() {
   if (config_.checkpoint.weights_only) {
     keep_evaluation_weights(contents);
   }
+  contents.values.merge(recorder_.values(world_));
   contents.values[kLaunchKey] = hold_->launch();
   contents.values[kParametersFinite] = anomalies_.parameters_finite() ? "true" : "false";
   return contents;

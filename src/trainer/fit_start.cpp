@@ -239,7 +239,7 @@ void Fit::prepare() {
   in_record_.begin(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(state_.step, own_sinks_);
-  recorder_.open(hold_->path(), state_.step);
+  recorder_.open(hold_->path(), state_.step, world_);
   step_times_.begin(state_.step);
   prepare_graphs(has_metrics);
 }
@@ -294,6 +294,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   }
   auto parts = run_parts();
   changed_ = restore(parts, origin->contents, schedules);
+  recorder_.restore(origin->contents.values);
   hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
   resumed_ = true;
   steps_at_start_ = state_.step;

@@ -22,7 +22,7 @@ LOCKSTEP_FUZZ_TARGET(records) {
     if (last == std::numeric_limits<std::int64_t>::max()) {
       return;
     }
-    { RecordWriter(fs, "/records-0.bin", records.rank, records.rank + 1, last).add({.step = last + 1}); }
+    { RecordWriter(fs, "/records-0.bin", records.rank, records.rank + 1, {.step = last}).add({.step = last + 1}); }
     const RankRecords again = read_records(fs, "/records-0.bin");
     promise(again.entries.size() == records.entries.size() + 1, "that a resumed run can go on behind it", input);
   } catch (const DataError& error) {

@@ -346,6 +346,16 @@ int throw_it(const Worker& worker) {
   return 0;
 }
 
+/// Its work is done, and so is that of the others.
+int end_after_work(const Worker& worker) {
+  const RankTools tools(worker);
+  tools.record.set_phase(Phase::teardown);
+  tools.terminate_handler.finished(worker.argument(1));
+  worker.finish(worker.argument(1));
+  kThrows.at(worker.words.at(2))();
+  return 1;
+}
+
 int eat(const Worker& worker) {
   const RankTools tools(worker);
   eat_memory();
@@ -464,8 +474,9 @@ const std::map<std::string, int (*)(const Worker&)> kTasks = {
        signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would report and exit
        return raise(SIGSEGV);
      }},
-    {"crash", crash},     // crash:HOW
-    {"throw", throw_it},  // throw:WHAT
+    {"crash", crash},         // crash:HOW
+    {"throw", throw_it},      // throw:WHAT
+    {"end", end_after_work},  // end:CODE:WHAT
     {"eat", eat},
     {"stand", stand},  // stand:BYTES, in an all-reduce; without it, in data
     {"obey", obey},

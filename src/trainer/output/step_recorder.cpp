@@ -2,18 +2,40 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
+#include <string_view>
+#include <system_error>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/mapped.h"
+#include "base/text.h"
 #include "parallel/parameter_sync.h"
 #include "world/world_access.h"
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kEnds = "records";  // key in the values of a checkpoint: "20:0123456789abcdef", for each rank
+
+std::string text_of(const RecordsEnd& end) { return fmt::format("{}:{:016x}", end.step, end.hash); }
+
+/// {}: the text has another form.
+RecordsEnd end_of(std::string_view text) {
+  const auto colon = text.find(':');
+  const auto step = parse_int(text.substr(0, colon));
+  RecordsEnd end{.step = step.value_or(0)};
+  const std::string_view hash = colon == std::string_view::npos ? "" : text.substr(colon + 1);
+  const auto [last, error] = std::from_chars(hash.data(), hash.data() + hash.size(), end.hash, 16);
+  return step && error == std::errc() && last == hash.data() + hash.size() ? end : RecordsEnd{};
+}
 
 /// Digest of the ids of the micro-batches. A rank's samples of a loader are one block of the loader's samples.
 std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& world) {
@@ -55,18 +77,48 @@ at::Tensor left_out(const StepResult& result) {
 StepRecorder::StepRecorder(const TrainConfig& config, const World& world) : config_(config), world_(world) {}
 StepRecorder::~StepRecorder() = default;
 
-void StepRecorder::open(const std::filesystem::path& directory, std::int64_t from_step) {
+void StepRecorder::restore(const std::map<std::string, std::string>& values) {
+  const auto found = values.find(kEnds);
+  ends_ = found == values.end() ? std::vector<RecordsEnd>() : mapped(split(found->second, ' '), end_of);
+}
+
+std::map<std::string, std::string> StepRecorder::values(World& world) const {
+  std::vector<std::string> ends = mapped(ends_, text_of);
+  if (writer_) {
+    std::vector<std::string> now = world.gather(text_of(writer_->end()));
+    if (ends.size() > now.size()) {  // ranks that this run does not have; a later one may
+      now.insert(now.end(), ends.begin() + static_cast<std::ptrdiff_t>(now.size()), ends.end());
+    }
+    ends = std::move(now);
+  }
+  return ends.empty() ? std::map<std::string, std::string>()
+                      : std::map<std::string, std::string>{{kEnds, join(ends, " ")}};
+}
+
+void StepRecorder::open(const std::filesystem::path& directory, std::int64_t step, World& world) {
   if (config_.report.record == 0) {
     return;
   }
+  const auto rank = static_cast<std::size_t>(world.rank());
+  const RecordsEnd end = rank < ends_.size() ? ends_[rank] : RecordsEnd{};
+  const std::filesystem::path file = directory / record_file_name(world.rank());
   FileSystem& fs = real_file_system();
+  bool has_records = true;
   try {
     fs.create_directories(directory);
+    has_records = take_up_records(fs, file, world.rank(), end, step);
   } catch (const IoError&) {
-    // If this fails, the file cannot be created either, and RecordWriter reports the reason.
+    // If this fails, the file cannot be opened either, and RecordWriter reports the reason.
   }
-  writer_ = std::make_unique<RecordWriter>(fs, directory / record_file_name(world_.rank()), world_.rank(),
-                                           world_.size(), from_step);
+  if (!ends_.empty()) {
+    std::vector<std::string> missing = world.gather(has_records ? "" : file.filename().string());
+    std::erase(missing, "");
+    if (!missing.empty()) {
+      log_info(fmt::format("{} has no {} with the steps up to {}: lockstep compare begins after them",
+                           directory.string(), join_first(missing, 4), end.step));
+    }
+  }
+  writer_ = std::make_unique<RecordWriter>(fs, file, world.rank(), world.size(), end);
 }
 
 void StepRecorder::add(const TrainState& state, const StepBatches& batches, const StepResult& result,

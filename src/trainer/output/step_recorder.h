@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +26,14 @@ class StepRecorder {
   StepRecorder(const TrainConfig& config, const World& world);
   ~StepRecorder();
 
-  /// Starts to record the steps after `from_step` in the run directory. If a file cannot be written, it logs a warning.
-  void open(const std::filesystem::path& directory, std::int64_t from_step);
+  /// What values() was when the checkpoint was written. Call it before open().
+  void restore(const std::map<std::string, std::string>& values);
+  /// Collective if it records. Starts to record the steps after `step` in the run directory. A file that does not
+  /// have the records of before is renamed, with a warning. If a file cannot be written, it logs a warning.
+  void open(const std::filesystem::path& directory, std::int64_t step, World& world);
+  /// Collective if it records. For a checkpoint, after flush(): what a run that resumes from it finds in the files of
+  /// all ranks.
+  std::map<std::string, std::string> values(World& world) const;
   /// Records the step that has just been completed. Waits for the device only at every 64th recorded step.
   void add(const TrainState& state, const StepBatches& batches, const StepResult& result,
            const torch::nn::Module& module);
@@ -40,6 +48,7 @@ class StepRecorder {
  private:
   const TrainConfig& config_;
   const World& world_;
+  std::vector<RecordsEnd> ends_{};  // of each rank's file, at the checkpoint
   std::unique_ptr<RecordWriter> writer_{};
   at::Tensor weights_{};  // one weight per parameter, to detect two parameters that are swapped
   std::vector<StepRecord> pending_{};

@@ -73,7 +73,7 @@ const std::vector<Report>& reports() {
       {"metrics.csv", [](FileSystem& fs) { write_metrics(*csv_sink(fs, kFile, 0)); }, csv_steps},
       {"records",
        [](FileSystem& fs) {
-         RecordWriter writer(fs, kFile, 0, 1, 0);
+         RecordWriter writer(fs, kFile, 0, 1, {});
          for (std::int64_t step = 1; step <= kSteps; ++step) {
            writer.add({.step = step});
            if (step % 7 == 0) {

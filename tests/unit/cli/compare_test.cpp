@@ -22,7 +22,7 @@ class Compare : public testing::Test {
     const auto directory = temp_.path() / name;
     std::filesystem::create_directories(directory);
     for (int rank = 0; rank < 2; ++rank) {
-      RecordWriter writer(real_file_system(), directory / record_file_name(rank), rank, 2, first - 1);
+      RecordWriter writer(real_file_system(), directory / record_file_name(rank), rank, 2, {.step = first - 1});
       for (std::int64_t step = first; step < first + 5; ++step) {
         const double loss = step == 3 && rank == 1 ? loss_of_step_3 : 2.0;
         writer.add({.step = step, .samples = 4, .sample_digest = 5, .loss_bits = std::bit_cast<std::uint64_t>(loss)});
@@ -59,7 +59,7 @@ TEST_F(Compare, ExpectsRoundingOnlyInParameters) {
     const auto directory = temp_.path() / name;
     std::filesystem::create_directories(directory);
     for (int rank = 0; rank < ranks; ++rank) {
-      RecordWriter writer(real_file_system(), directory / record_file_name(rank), rank, ranks, 0);
+      RecordWriter writer(real_file_system(), directory / record_file_name(rank), rank, ranks, {});
       writer.add({.step = 1, .samples = samples / ranks, .parameter_digest = parameters});
     }
     return directory.string();

@@ -107,6 +107,15 @@ TEST(RankFailure, IsBlamedOnTheRankWithTypeAndPlace) {
   EXPECT_GE(sweep.points(), 20);
 }
 
+TEST(RankFailure, IsNoFailureIfAConnectionBreaksAfterTheWork) {
+  for (const char* what : {"gloo", "enforce"}) {
+    const auto result = run_program(launch(2, kLongGrace, {fmt::format("end:0:{}", what), "end:0:gloo"}), {}, ".", 60s);
+    EXPECT_EQ(result.code, 0) << what << "\n" << result.err;
+  }
+  const auto result = run_program(launch(2, kLongGrace, {"end:0:thread", "end:0:gloo"}), {}, ".", 60s);
+  EXPECT_EQ(problems(result, 0, ": std::terminate after std::logic_error: left a thread", 134), "") << "the control";
+}
+
 TEST(RankFailure, SweepSeesWhatItHasToSee) {
   // Known to be bad: ranks that take no orders, and a rank that is not the one expected.
   const auto result = run_program(launch(3, kShortGrace, {"stubborn", "throw:std", "stubborn"}), {}, ".", 60s);

@@ -38,7 +38,7 @@ class Comparison : public testing::Test {
     std::filesystem::create_directories(directory_.path() / name);
     for (int rank = 0; rank < ranks; ++rank) {
       RecordWriter writer(real_file_system(), directory_.path() / name / record_file_name(rank), rank, ranks,
-                          first - 1);
+                          {.step = first - 1});
       for (std::int64_t step = first; step <= last; step += every) {
         StepRecord written = record(step, rank, ranks);
         if (step == change.step && rank == change.rank && change.apply != nullptr) {
@@ -140,6 +140,15 @@ TEST_F(Comparison, ChainsTheStepsOfARun) {
   run("killed", 2, 1, 100);
   std::filesystem::resize_file(directory_.path() / "killed" / record_file_name(1), std::uintmax_t{64} * 51);
   EXPECT_EQ(chain("killed").steps, 50) << "up to the last step that all ranks have";
+}
+
+TEST_F(Comparison, LeavesOutWhatRanksThatTheRunNoLongerHasRecordedLater) {
+  run("a", 4, 1, 100);
+  run("b", 4, 1, 80, {70, 3, [](StepRecord& record) { *record.sample_digest += 1; }});
+  EXPECT_TRUE(compare("a", "b").difference) << "the control";
+  run("b", 2, 51, 60);  // the steps after 60 of ranks 2 and 3 are abandoned
+  EXPECT_FALSE(compare("a", "b").difference);
+  EXPECT_EQ(compare("a", "b").last_step, 60);
 }
 
 TEST_F(Comparison, ComparesTheGlobalBatchOfDifferentWorldSizes) {

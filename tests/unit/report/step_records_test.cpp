@@ -31,7 +31,7 @@ StepRecord record(std::int64_t step, std::uint64_t version = 0) {
 }
 
 void write(FileSystem& fs, std::int64_t first, std::int64_t last, std::uint64_t version = 0, int ranks = 2) {
-  RecordWriter writer(fs, kFile, /*rank=*/1, ranks, /*from_step=*/first - 1);
+  RecordWriter writer(fs, kFile, /*rank=*/1, ranks, {.step = first - 1});
   for (std::int64_t step = first; step <= last; ++step) {
     writer.add(record(step, version));
   }
@@ -58,7 +58,7 @@ TEST(StepRecords, AreReadAsTheyWereWritten) {
   StepRecord rolled_back = record(6);
   rolled_back.rolled_back = true;
   {
-    RecordWriter writer(fs, kFile, 1, 2, 0);
+    RecordWriter writer(fs, kFile, 1, 2, {});
     writer.add(record(3));
     writer.add(sparse);
     writer.add(left_out);
@@ -72,7 +72,7 @@ TEST(StepRecords, AreReadAsTheyWereWritten) {
 
 TEST(StepRecords, CostOneWriteForManySteps) {
   MemoryFileSystem fs;
-  RecordWriter writer(fs, kFile, 1, 2, 0);
+  RecordWriter writer(fs, kFile, 1, 2, {});
   const int before = fs.operations();
   for (std::int64_t step = 1; step <= 640; ++step) {
     writer.add(record(step));
@@ -145,7 +145,7 @@ TEST(StepRecords, AreRejectedIfDamagedInTheMiddle) {
 
 TEST(StepRecords, ContinueAfterAFailedWrite) {
   MemoryFileSystem fs;
-  RecordWriter writer(fs, kFile, 1, 2, 0);
+  RecordWriter writer(fs, kFile, 1, 2, {});
   writer.add(record(1));
   writer.flush();
   for (std::int64_t step = 2; step <= 5; ++step) {
@@ -169,6 +169,74 @@ TEST(StepRecords, RenameAFileOfAnotherProgram) {
   write(fs, 1, 2);
   EXPECT_THAT(records(fs), ElementsAre(record(1), record(2)));
   EXPECT_EQ(read_file(fs, kFile.string() + ".1"), "an archive of records");
+}
+
+RecordsEnd end_after(FileSystem& fs, std::int64_t first, std::int64_t last, const RecordsEnd& from) {
+  RecordWriter writer(fs, kFile, 1, 2, from);
+  for (std::int64_t step = first; step <= last; ++step) {
+    writer.add(record(step));
+  }
+  writer.flush();
+  return writer.end();
+}
+
+TEST(StepRecords, HaveOneHashHoweverOftenTheyAreContinued) {
+  MemoryFileSystem straight;
+  const RecordsEnd end = end_after(straight, 1, 200, {});
+  EXPECT_EQ(end.step, 200);
+  MemoryFileSystem parts;
+  const RecordsEnd first = end_after(parts, 1, 70, {});
+  end_after(parts, 71, 90, first);  // abandoned
+  EXPECT_TRUE(take_up_records(parts, kFile, 1, first, 70));
+  EXPECT_EQ(end_after(parts, 71, 200, first), end);
+  EXPECT_EQ(read_records(parts, kFile).entries.back().hash, end.hash);
+  MemoryFileSystem changed;
+  write(changed, 1, 200, /*version=*/1);
+  EXPECT_NE(read_records(changed, kFile).entries.back().hash, end.hash);
+}
+
+TEST(StepRecords, AreTakenUpIfTheyLedToTheCheckpoint) {
+  const auto moved = [](FileSystem& fs) { return fs.exists(kFile.string() + ".1"); };
+  MemoryFileSystem none;
+  EXPECT_TRUE(take_up_records(none, kFile, 1, {}, 0)) << "a new run";
+  EXPECT_FALSE(take_up_records(none, kFile, 1, {.step = 5, .hash = 1}, 5));
+
+  MemoryFileSystem good;
+  const RecordsEnd end = end_after(good, 1, 5, {});
+  EXPECT_TRUE(take_up_records(good, kFile, 1, end, 5));
+  EXPECT_TRUE(take_up_records(good, kFile, 1, {}, 0)) << "a run that was killed before its first save";
+  EXPECT_FALSE(moved(good));
+
+  MemoryFileSystem shorter;
+  write(shorter, 1, 4);
+  EXPECT_TRUE(take_up_records(shorter, kFile, 1, end, 5));
+  EXPECT_TRUE(moved(shorter));
+  MemoryFileSystem other_rank;
+  { RecordWriter(other_rank, kFile, 0, 2, {}); }
+  EXPECT_TRUE(take_up_records(other_rank, kFile, 1, {}, 0));
+  EXPECT_TRUE(moved(other_rank));
+}
+
+// What a checkpoint says of the file must be true also if writes failed, or the file was deleted.
+TEST(StepRecords, HaveTheHashOfWhatIsInTheFile) {
+  MemoryFileSystem fs;
+  RecordWriter writer(fs, kFile, 1, 2, {});
+  const auto add = [&](std::int64_t step) {
+    writer.add(record(step));
+    writer.flush();
+    return writer.end();
+  };
+  const RecordsEnd one = add(1);
+  fs.fail_at(fs.operations(), ENOSPC);
+  EXPECT_EQ(add(2), one);
+  const RecordsEnd three = add(3);
+  EXPECT_EQ(three.step, 3);
+  EXPECT_EQ(three.hash, read_records(fs, kFile).entries.back().hash);
+  fs.remove(kFile);
+  EXPECT_EQ(add(4), three);
+  const RecordsEnd five = add(5);
+  EXPECT_THAT(records(fs), ElementsAre(record(5)));
+  EXPECT_EQ(five.hash, read_records(fs, kFile).entries.back().hash);
 }
 
 // Frozen: files of other runs are compared with these.
