@@ -18,6 +18,7 @@
 #include <torch/optim/sgd.h>
 
 #include "device/simulated_device.h"
+#include "support/captured_stderr.h"
 
 namespace lockstep {
 namespace {
@@ -177,12 +178,12 @@ std::string compare(const Course& course, int graphs, int passes, const Training
     SCOPED_TRACE(seed);
     simulated::begin(seed);
     const auto expected = results_of(/*has_graphs=*/false, loss, course);
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     const auto found = results_of(/*has_graphs=*/true, loss, course, [&](const Training& training) {
       EXPECT_EQ(training.graphs_made(), graphs);
       EXPECT_EQ(training.passes(), passes);
     });
-    told = testing::internal::GetCapturedStderr();
+    told = captured.text();
     EXPECT_EQ(bitwise_difference(found, expected), "");
     simulated::begin(1);  // all memory is free again
   }
@@ -234,9 +235,9 @@ TEST(PassGraphsOnASimulatedDevice, FollowAShapeThatStays) {
 TEST(PassGraphsOnASimulatedDevice, TellIfNoShapeStays) {
   simulated::begin(1);
   Training training(/*has_graphs=*/true, plain_loss);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   training.steps(50, {4, 3});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("no 4 in a row had the same shapes"));
+  EXPECT_THAT(captured.text(), HasSubstr("no 4 in a row had the same shapes"));
   EXPECT_EQ(training.graphs_made(), 0);
 }
 
@@ -309,11 +310,11 @@ TEST(PassGraphsOnASimulatedDevice, AreGivenUpForAParameterThatNoOptimizerHas) {
 TEST(PassGraphsOnASimulatedDevice, TellWhyOnlyOnce) {
   simulated::begin(1);
   Training training(/*has_graphs=*/true, plain_loss);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   training.graphs().stop("of a first reason");
   training.graphs().stop("of a second reason");
   training.steps(6, {4});
-  const std::string told = testing::internal::GetCapturedStderr();
+  const std::string told = captured.text();
   EXPECT_THAT(told, HasSubstr("of a first reason"));
   EXPECT_THAT(told, testing::Not(HasSubstr("of a second reason")));
   EXPECT_EQ(training.graphs_made(), 0);

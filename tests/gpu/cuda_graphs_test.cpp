@@ -13,6 +13,7 @@
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
 #include "support/at_stage.h"
+#include "support/captured_stderr.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
 #include "support/tiny_task.h"
@@ -164,9 +165,9 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, GiveTheBitsOfATrainingWithout) {
   for (const Way& way : ways()) {
     SCOPED_TRACE(way.name);
     const auto expected = results_of(way, config_of(way, where, /*has_graphs=*/false));
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     const auto found = results_of(way, config_of(way, where, /*has_graphs=*/true));
-    const std::string told = testing::internal::GetCapturedStderr();
+    const std::string told = captured.text();
     EXPECT_EQ(differing(found, expected), 0);
     EXPECT_THAT(told, HasSubstr(where == ComputeSetup::gpu ? way.told : "the device is no GPU"));
     if (way.told != kReplayed) {
@@ -203,9 +204,9 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, ResumeBitwise) {
   const TempDir dir;
   train_until(20, where, /*has_graphs=*/false, dir.path() / "straight");
   for (const std::int64_t stop : {11, 20}) {
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     train_until(stop, where, /*has_graphs=*/true, dir.path() / "stopped");
-    const std::string told = testing::internal::GetCapturedStderr();
+    const std::string told = captured.text();
     EXPECT_THAT(told, HasSubstr(where == ComputeSetup::gpu ? kReplayed : "the device is no GPU"));
     if (stop == 20) {
       EXPECT_THAT(told, HasSubstr("resuming from step 11"));
@@ -232,9 +233,9 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, LetNoStepWaitForTheDevice) {
       fail_on_synchronization(context.state.step == 40);
     }
   }));
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   EXPECT_NO_THROW(trainer.fit(task, data));
-  const std::string told = testing::internal::GetCapturedStderr();
+  const std::string told = captured.text();
   fail_on_synchronization(false);
   if (where == ComputeSetup::gpu) {
     EXPECT_THAT(told, HasSubstr(kReplayed)) << "no graph was used";

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "report/step_records.h"
+#include "support/captured_stderr.h"
 #include "support/memory_file_system.h"
 #include "support/sweep.h"
 
@@ -127,9 +128,9 @@ std::int64_t count(const std::string& text, const std::string& what) {
 bool holds(const Report& report, int operation, int error, int times) {
   MemoryFileSystem fs;
   fs.fail_at(operation, error, times);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   report.write_all(fs);
-  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string log = captured.text();
   const bool reached = fs.operations() > operation;
   const bool recovered = fs.operations() > operation + times;
   std::set<std::int64_t> steps;

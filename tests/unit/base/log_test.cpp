@@ -9,6 +9,7 @@
 #include <lockstep/base/variables.h>
 
 #include "base/terminal.h"
+#include "support/captured_stderr.h"
 
 namespace lockstep {
 namespace {
@@ -16,9 +17,9 @@ namespace {
 /// The output of `write` on standard error.
 template <class Write>
 std::string captured(Write&& write) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   write();
-  return testing::internal::GetCapturedStderr();
+  return captured.text();
 }
 
 TEST(Log, LabelsLinesWithTheRankOfTheThread) {

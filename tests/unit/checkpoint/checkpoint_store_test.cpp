@@ -23,6 +23,7 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/world/world.h>
 
+#include "support/captured_stderr.h"
 #include "support/forwarding_file_system.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -234,11 +235,11 @@ TEST(CheckpointStore, SavesAlthoughOldOnesCannotBeRemoved) {
   {
     NoRemoval failing(real_file_system());
     CheckpointStore store(one.checkpoints(), CheckpointConfig{}, one.world, /*restart=*/0, failing);
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     for (const int step : {1, 2, 3, 4}) {
       store.save(step, checkpoint_contents(step));
     }
-    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+    EXPECT_THAT(captured.text(),
                 HasSubstr("could not delete old checkpoints: cannot remove " + one.checkpoints().string()));
     EXPECT_EQ(store.load_latest()->step, 4);
   }

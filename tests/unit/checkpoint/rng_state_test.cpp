@@ -9,6 +9,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/rng_state.h>
 
+#include "support/captured_stderr.h"
+
 namespace lockstep {
 namespace {
 
@@ -53,9 +55,9 @@ TEST(RestoreRng, RestoresAStateThatFitsAndSeedsOtherwise) {
        {std::pair(at::Tensor(), "saved with another number of ranks"),
         std::pair(at::cat({state, at::zeros({16}, at::kByte)}), "saved on another kind of device than cpu")}) {
     draw();
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     restore_rng(other, 7, 1, 30, at::kCPU);
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(why));
+    EXPECT_THAT(captured.text(), HasSubstr(why));
     EXPECT_EQ(draw(), seeded) << why;
   }
   EXPECT_THROW(restore_rng(at::full_like(state, 255), 7, 1, 30, at::kCPU), CheckpointError) << "it is damaged";

@@ -13,6 +13,7 @@
 
 #include "config/without_files.h"
 #include "storage/run_directory.h"
+#include "support/captured_stderr.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 
@@ -92,9 +93,9 @@ TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   };
   const std::string old_run = take("a", false);
   EXPECT_EQ(take("b", false), old_run);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const std::string new_run = take("c", true);
-  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string log = captured.text();
   for (const int rank : {0, 1}) {
     EXPECT_THAT(log, HasSubstr("--fresh: moved the old run to " + run_of(rank).string() + ".1\n"));
   }

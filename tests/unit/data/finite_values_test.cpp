@@ -24,6 +24,7 @@
 #include <lockstep/data/transforms.h>
 #include <lockstep/world/world.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -214,9 +215,9 @@ TEST(CheckFinite, ReplacesASampleAsOneThatCannotBeLoaded) {
 
 TEST(CheckFinite, LogsTheSampleThatItReplaces) {
   const Table table;
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   EXPECT_EQ(first_error(tensor_dataset(table.input, table.target), checked_plan(0, 3)), "no error");
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(captured.text(),
               HasSubstr("bad sample 7, replaced by the next one (2 of at most 3): sample 7: target is inf"));
 }
 

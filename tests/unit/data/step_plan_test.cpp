@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 
 namespace lockstep {
@@ -386,18 +387,18 @@ TEST(StepPlanner, WarnsAboutAnotherGlobalBatchThanPlanned) {
   const DistributedSampler::Options options{.size = 1000, .global_batch = 16, .world_size = 1};
   const LoaderPosition saved{.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 64};
   for (const int rank : {0, 1}) {
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     StepPlanner(options, /*batch_size=*/16, rank, /*keep_global_batch=*/false).seek(saved);
-    EXPECT_EQ(testing::internal::GetCapturedStderr(),
+    EXPECT_EQ(captured.text(),
               rank == 0
                   ? "warning: using the checkpoint's global batch of 64 instead of the planned 16: each rank has 4 "
                     "micro-batches of at most 16 samples per step; --global_batch_size 16 changes it\n"
                   : "");
   }
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   StepPlanner(options, /*batch_size=*/16, /*rank=*/0, /*keep_global_batch=*/false)
       .seek({.epoch = 0, .consumed = 64, .dataset_size = 1000, .global_batch = 16});
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it is what was planned";
+  EXPECT_EQ(captured.text(), "") << "it is what was planned";
 }
 
 TEST(StepPlanner, RejectsPositionsOfOtherDataSets) {

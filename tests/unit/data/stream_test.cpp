@@ -17,6 +17,7 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/sweep.h"
 #include "support/thread_world.h"
@@ -382,9 +383,9 @@ TEST(Stream, WarnsThatBadSamplesAreNotReplaced) {
   thread_world(1, [](World& world) {
     LoaderPlan plan = plan_of(4, 2, 0);
     plan.data.max_bad_samples = 3;
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     const DataLoader loader(std::make_unique<Numbers>(Ids{20}), plan, world);
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("max_bad_samples does not apply to streams"));
+    EXPECT_THAT(captured.text(), HasSubstr("max_bad_samples does not apply to streams"));
   });
 }
 

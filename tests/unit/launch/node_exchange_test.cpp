@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 
 #include "environment/store_listener.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 
 namespace lockstep {
@@ -81,15 +82,15 @@ TEST(NodeExchange, WarnsOfANameThatIsALoopbackAddressHere) {
   SignalInbox signals;
   NodeExchange exchange = exchange_of(0, 2, free_port());
   exchange.address = "127.1";  // is resolved like a name
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   EXPECT_THROW(exchange_ranks_per_node(exchange, 1, std::chrono::milliseconds(300), signals), LaunchError);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(captured.text(),
               HasSubstr("warning: the master address 127.1 is 127.0.0.1 on its own machine, which other machines"));
-  testing::internal::CaptureStderr();
+  CapturedStderr again;
   for (const char* meant : {"127.0.0.1", "localhost"}) {
     warn_of_loopback(meant);
   }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(again.text(), "");
 }
 
 TEST(NodeExchange, EndsWithASignal) {

@@ -15,6 +15,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -145,9 +146,9 @@ TEST(SharedMemoryOfAuto, IsTakenAndIsLeftByAllIfItIsMissing) {
   EXPECT_TRUE(are_equal(trained(3, Backend::automatic, training)[0], shared[0]));
   EXPECT_EQ(in_use, Backend::shm);
   const FileLimit limit(100'000);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const auto found = trained(3, Backend::automatic, training);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(captured.text(),
               testing::ContainsRegex("gradients go through Gloo, not through shared memory: rank 0: cannot have .* of "
                                      "shared memory \\(ulimit -f"));
   EXPECT_EQ(in_use, Backend::gloo);
@@ -218,9 +219,9 @@ TEST(SharedMemoryOfAuto, KeepsTheOrderOfTheCheckpoint) {
     trained(3, begun, training);
     for (const std::int64_t steps : {4, 0}) {  // twice: the second checkpoint is of a run that left shared memory
       training.max_steps = steps;
-      testing::internal::CaptureStderr();
+      CapturedStderr captured;
       const auto found = trained(3, Backend::automatic, training);
-      const std::string log = testing::internal::GetCapturedStderr();
+      const std::string log = captured.text();
       EXPECT_EQ(in_use, begun);
       EXPECT_EQ(log.find("the checkpoint was written with Gloo") != std::string::npos, begun == Backend::gloo) << log;
       EXPECT_THAT(log, testing::Not(HasSubstr("warning")));
@@ -235,9 +236,9 @@ TEST(SharedMemoryOfAuto, WarnsOnlyWhereSumsHaveAnotherOrder) {
     Training training{.width = 8, .run_dir = (dir.path() / "run").string(), .max_steps = 2};
     trained(before, first, training);
     training.max_steps = 4;
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     trained(now, second, training);
-    return testing::internal::GetCapturedStderr();
+    return captured.text();
   };
   EXPECT_THAT(log_of(3, Backend::gloo, 3, Backend::shm),
               HasSubstr("--backend is shm now, gloo when the checkpoint was written"));

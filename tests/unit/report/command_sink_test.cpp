@@ -13,6 +13,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "support/captured_stderr.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -28,9 +29,9 @@ const std::vector<MetricValue>& row() {
 /// What is logged while `run` runs.
 template <class Run>
 std::string logged(const Run& run) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   run();
-  return testing::internal::GetCapturedStderr();
+  return captured.text();
 }
 
 TEST(CommandSink, SendsEveryRowAndWaitsForTheProgram) {

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 
 #include "ipc/channel.h"
+#include "support/captured_stderr.h"
 
 namespace lockstep {
 namespace {
@@ -36,19 +37,19 @@ TEST(Console, ThroughTheChannelShowsNoStatusWithoutATerminal) {
 }
 
 TEST(Console, OfTheTerminalWritesLinesToStandardError) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const auto console = terminal_console(/*interactive=*/false, 80);
   console->status("never shown");
   console->line("step 20");
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "step 20\n");
+  EXPECT_EQ(captured.text(), "step 20\n");
   EXPECT_FALSE(console->interactive());
 }
 
 TEST(Console, SilentSaysNothing) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   silent_console()->line("step 20");
   silent_console()->status("50%");
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(captured.text(), "");
   EXPECT_FALSE(silent_console()->interactive());
 }
 

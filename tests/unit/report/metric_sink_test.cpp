@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "support/captured_stderr.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -111,10 +112,9 @@ TEST_F(CsvSink, SaysThatItsFileWasDeletedAndBeginsItAgain) {
   const MetricValue metrics[] = {{"loss", 0.5}};
   sink->write(1, metrics);
   std::filesystem::remove(file_);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   sink->write(2, metrics);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr(file_.string() + " was deleted; the run goes on without these rows"));
+  EXPECT_THAT(captured.text(), HasSubstr(file_.string() + " was deleted; the run goes on without these rows"));
   sink->write(3, metrics);
   EXPECT_EQ(text(), "step,loss\n3,0.5\n");
 }
@@ -122,9 +122,9 @@ TEST_F(CsvSink, SaysThatItsFileWasDeletedAndBeginsItAgain) {
 // A file of another kind with this name neither ends a run nor is lost.
 template <class Open>
 void expect_set_aside(const std::filesystem::path& file, const Open& open) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   open()->write(1, {});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("moved it to metrics.1"));
+  EXPECT_THAT(captured.text(), HasSubstr("moved it to metrics.1"));
   EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(file)));
   EXPECT_GT(std::filesystem::file_size(file), 0U);
 }

@@ -7,6 +7,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/report/metric_sink.h>
 
+#include "support/captured_stderr.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -30,12 +31,12 @@ TEST(PrometheusSink, HasTheLastValueOfEveryMetric) {
 TEST(PrometheusSink, WarnsOnceWhereItCannotWrite) {
   const TempDir dir;
   const auto sink = prometheus_sink(real_file_system(), dir.path() / "missing" / "metrics.prom", "run");
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   sink->write(1, std::vector<MetricValue>{{"loss", 1}});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr("the run goes on without it"));
-  testing::internal::CaptureStderr();
+  EXPECT_THAT(captured.text(), testing::HasSubstr("the run goes on without it"));
+  CapturedStderr again;
   sink->write(2, std::vector<MetricValue>{{"loss", 1}});
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(again.text(), "");
 }
 
 }  // namespace

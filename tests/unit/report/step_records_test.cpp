@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/mapped.h"
+#include "support/captured_stderr.h"
 #include "support/memory_file_system.h"
 #include "support/message_of.h"
 
@@ -152,14 +153,13 @@ TEST(StepRecords, ContinueAfterAFailedWrite) {
     writer.add(record(step));
   }
   fs.fail_at(fs.operations(), ENOSPC);  // half of four records is in the file
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   writer.flush();
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              testing::HasSubstr("No space left on device; the run goes on without these steps"));
+  EXPECT_THAT(captured.text(), testing::HasSubstr("No space left on device; the run goes on without these steps"));
   writer.add(record(6));
-  testing::internal::CaptureStderr();
+  CapturedStderr again;
   writer.flush();
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr("is written again; missing steps: 4"));
+  EXPECT_THAT(again.text(), testing::HasSubstr("is written again; missing steps: 4"));
   EXPECT_THAT(records(fs), ElementsAre(record(1), record(6)));
 }
 

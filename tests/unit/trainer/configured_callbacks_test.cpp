@@ -13,6 +13,7 @@
 #include <lockstep/trainer/lr_range.h>
 
 #include "support/at_stage.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -71,9 +72,9 @@ TEST(ConfiguredCallbacks, OfWhatNeverHappensOrIsSeldomMeantAreWarnings) {
   const auto log_of = [&](const std::function<void(TrainConfig&)>& change) {
     TrainConfig config = in_memory({.max_epochs = 1});
     change(config);
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     train(config, world);
-    return testing::internal::GetCapturedStderr();
+    return captured.text();
   };
   EXPECT_THAT(log_of([](TrainConfig& c) {
                 c.early_stop.metric = "val_loss";

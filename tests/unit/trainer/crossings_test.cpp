@@ -36,6 +36,7 @@
 #include "ipc/progress_record.h"
 #include "report/record_comparison.h"
 #include "storage/names.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -104,9 +105,8 @@ TEST(Crossing, ARollbackAlsoPutsBackACallbackThatHadNoStateBefore) {
   config.optim.non_finite = NonFinitePolicy::rollback;
   BadSteps task({2});
   const auto average = std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9});
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const FitResult result = fit(config, task, [&](Trainer& trainer) { trainer.add(average); });
-  testing::internal::GetCapturedStderr();
   ASSERT_FALSE(average->average().empty());
   for (const auto& [name, tensor] : average->average()) {
     EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << name;
@@ -118,7 +118,7 @@ TEST(Crossing, ARollbackPutsBackARateThatACallbackWroteInTheSameReport) {
   TrainConfig config = forty_steps();
   config.spike = {.z_score = 10, .window = 20, .policy = SpikePolicy::rollback};
   BadSteps task({24}, 1e4);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   double lr = 0;
   fit(config, task, [&](Trainer& trainer) {
     trainer.on(Stage::report, [](const StageContext& at) {
@@ -129,7 +129,7 @@ TEST(Crossing, ARollbackPutsBackARateThatACallbackWroteInTheSameReport) {
     });
     trainer.on(Stage::step_end, [&](const StageContext& at) { lr = at.step.lr; });
   });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the weights are those of step 20 again"));
+  EXPECT_THAT(captured.text(), HasSubstr("the weights are those of step 20 again"));
   EXPECT_DOUBLE_EQ(lr, 0.05);
 }
 
@@ -139,9 +139,8 @@ TEST(Crossing, EarlyStoppingWaitsForWhatARollbackRepairs) {
   for (const NonFinitePolicy policy : {NonFinitePolicy::rollback, NonFinitePolicy::skip, NonFinitePolicy::warn}) {
     config.optim.non_finite = policy;
     BadSteps task({7});
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     const FitResult result = fit(config, task);
-    testing::internal::GetCapturedStderr();
     EXPECT_EQ(result.stop, policy == NonFinitePolicy::warn ? StopKind::program : StopKind::none);
   }
 }
@@ -193,7 +192,7 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
     });
     return std::pair(result, weights_of(task));
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const TempDir whole;
   const auto straight = run(whole, 0);
   const TempDir parts;
@@ -201,7 +200,6 @@ TEST(Crossing, AStoppedValidationIsDoneBeforeTheNextStep) {
   EXPECT_EQ(stopped.first.stop, StopKind::terminate);
   EXPECT_EQ(stopped.first.state.step, 10);
   const auto resumed = run(parts, 0);
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(resumed.first.state.step, 20);
   EXPECT_TRUE(are_equal(straight.second, resumed.second));
   EXPECT_FALSE(are_equal(straight.second, stopped.second)) << "the control";
@@ -224,11 +222,10 @@ TEST(Crossing, EachStartOfAValidationHasAnEnd) {
                  });
     });
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   run(2);
   EXPECT_EQ(order, "<!");
   run(0);
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(order, "<!<><>");
 }
 
@@ -254,9 +251,8 @@ TEST(Crossing, ACallbackGetsNothingOfAnotherOneWhoseNameBeginsWithItsOwn) {
   for (int start = 0; start < 2; ++start) {
     keepers = {std::make_shared<Keeper>("loss"), std::make_shared<Keeper>("loss.box")};
     BadSteps task({});
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     fit(config, task, [&](Trainer& trainer) { trainer.add(keepers[0]).add(keepers[1]); });
-    testing::internal::GetCapturedStderr();
   }
   for (const auto& keeper : keepers) {
     ASSERT_EQ(keeper->loaded.size(), 1U) << keeper->name();
@@ -278,13 +274,12 @@ TEST(Crossing, AFrozenGroupKeepsTheRateThatACallbackLowered) {
     });
     return weights_of(task);
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const TempDir whole;
   const auto straight = run(whole, 6);
   const TempDir parts;
   run(parts, 3);
   const auto resumed = run(parts, 6);
-  testing::internal::GetCapturedStderr();
   EXPECT_TRUE(are_equal(straight, resumed));
 }
 
@@ -305,9 +300,8 @@ TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {
     find_lr(plan, world, probe, probed, {.min_lr = 1e-6, .max_lr = 1e-3, .steps = 3});
     EXPECT_TRUE(std::filesystem::exists(command));
   });
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   trainer.fit(task, data);
-  testing::internal::GetCapturedStderr();
 }
 
 // Restarts, and the place of a failure, are about the fit.
@@ -334,12 +328,11 @@ TEST(Crossing, ATrainingInACallbackLeavesThePlaceToTheFit) {
         EXPECT_EQ(place_of(view(record)), fmt::format("at step {} in callback 'outer' (epoch_end)", at.state.step));
       },
       {.name = "outer"});
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   trainer.fit(task, data);
   EXPECT_EQ(place_of(view(record)), "after step 10");
   data.seek({});
   trainer.fit(task, data);
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(view(record).step, 10);
   EXPECT_EQ(record.all_steps(), 20);
 }
@@ -357,9 +350,8 @@ TEST(Crossing, AFitTakesTheCommandsOfARunThatTheProgramHolds) {
   DataLoader data(tiny_data(60), plan.loader, world);
   Trainer trainer(plan, world);
   trainer.on(Stage::fit_start, [&](const StageContext&) { EXPECT_TRUE(held->has_fit()); });
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   trainer.fit(task, data);
-  testing::internal::GetCapturedStderr();
   EXPECT_FALSE(std::filesystem::exists(command));
   EXPECT_FALSE(held->has_fit());
 }
@@ -373,10 +365,9 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
     const FitResult result = task.fit(config);
     return std::pair(result, task.validated());
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   EXPECT_FALSE(run(2).first.best);
   const auto resumed = run(0);
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(resumed.second, 3) << "batches";
   ASSERT_TRUE(resumed.first.best);
   EXPECT_EQ(resumed.first.best->value, value_of(resumed.first.metrics, "val_loss"));
@@ -412,11 +403,10 @@ TEST(Crossing, AValidationThatFailedIsDoneOnResume) {
   TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
   FailingValidation task;
   task.fails = true;
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   EXPECT_THROW(fit(config, task), std::runtime_error);
   task.fails = false;
   const FitResult resumed = fit(config, task);
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(resumed.state.step, 5);
   EXPECT_FALSE(std::isnan(value_of(resumed.metrics, "val_loss")));
 }
@@ -538,9 +528,9 @@ TEST(Crossing, ASpikeThatIsLeftOutIsSeenInTheReports) {
   config.report.every_steps = 1;
   config.spike = {.z_score = 6, .window = 10, .policy = SpikePolicy::skip};
   BadSteps task({30}, 1e4);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const auto losses = losses_of(config, task);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the loss of step 30"));
+  EXPECT_THAT(captured.text(), HasSubstr("the loss of step 30"));
   EXPECT_GT(losses.at(31), 100 * losses.at(30));
   EXPECT_LT(losses.at(32), 10 * losses.at(30)) << "the weights stayed as they were";
 }
@@ -588,9 +578,8 @@ TEST(Crossing, ATestInACallbackTakesNoStopFromTheFit) {
     const TempDir dir;
     TrainConfig config = in_directory(in_memory({.max_epochs = 8, .min_epochs = 5, .global_batch_size = 12}), dir);
     config.early_stop = {.metric = "val_loss", .patience = 1, .min_delta = 100};  // asks in the second epoch
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     const auto [result, tests] = fit_with_tests(ranks, config, {});
-    testing::internal::GetCapturedStderr();
     EXPECT_EQ(result.state.step, 25) << "the minimum, and then the stop";
     EXPECT_EQ(result.stop, StopKind::program);
     EXPECT_EQ(tests, 5);
@@ -621,9 +610,8 @@ TEST(Crossing, LoopsOfAnotherTrainerInACallbackTakeNoStopFromTheFit) {
     other.test(task, test);
     ++loops;
   });
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const FitResult result = trainer.fit(task, data, &validation);
-  testing::internal::GetCapturedStderr();
   EXPECT_EQ(loops, 5);
   EXPECT_EQ(result.state.step, 25) << "the minimum, and then the stop that a callback asked for in an earlier epoch";
   EXPECT_EQ(result.stop, StopKind::program);
@@ -633,12 +621,11 @@ TEST(Crossing, ASignalInATestOfACallbackEndsTheFitAndSaves) {
   for (const int ranks : {1, 2}) {
     const TempDir dir;
     const TrainConfig config = in_directory(in_memory({.max_epochs = 8, .global_batch_size = 12}), dir);
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     const auto [result, tests] = fit_with_tests(ranks, config, [](Trainer& trainer) {
       trainer.on(Stage::test_batch_end,
                  [](const StageContext& at) { at.control.request_stop("SIGTERM", StopKind::terminate); });
     });
-    testing::internal::GetCapturedStderr();
     EXPECT_EQ(tests, 1) << "it was completed";
     EXPECT_EQ(result.stop, StopKind::terminate);
     EXPECT_EQ(result.state.step, 5) << "the validation behind it sees the signal, too";
@@ -653,13 +640,12 @@ TEST(Crossing, TheBestCheckpointFollowsAMetricThatACallbackLogs) {
     config.report.every_steps = 3;  // not at the ends of epochs
     config.checkpoint.monitor = "score";
     BadSteps task({});
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     const FitResult result = fit(config, task, [&](Trainer& trainer) {
       trainer.on(stage, [](const StageContext& at) {
         at.log("score", std::abs(static_cast<double>(at.state.step) - 10) + 0.5);
       });
     });
-    testing::internal::GetCapturedStderr();
     ASSERT_TRUE(result.best);
     EXPECT_EQ(result.best->step, 10);
     EXPECT_EQ(result.best->value, 0.5);
@@ -674,7 +660,7 @@ TEST(Crossing, AValueThatWasLoggedInAnEarlierStepIsNotThatOfACheckpoint) {
   config.checkpoint.every_steps = 2;
   config.checkpoint.monitor = "score";
   BadSteps task({});
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const FitResult result = fit(config, task, [&](Trainer& trainer) {
     trainer.on(Stage::step_end, [](const StageContext& at) {
       if (at.state.step == 2 || at.state.step == 6) {
@@ -682,7 +668,6 @@ TEST(Crossing, AValueThatWasLoggedInAnEarlierStepIsNotThatOfACheckpoint) {
       }
     });
   });
-  testing::internal::GetCapturedStderr();
   ASSERT_TRUE(result.best);
   EXPECT_EQ(result.best->step, 6);
 }
@@ -693,10 +678,10 @@ TEST(Crossing, ASaveWithoutAValueOfTheMonitorIsTold) {
   config.report.every_steps = 3;
   config.checkpoint.monitor = "score";
   BadSteps task({});
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   fit(config, task,
       [](Trainer& trainer) { trainer.on(Stage::report, [](const StageContext& at) { at.log("score", 1); }); });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(captured.text(),
               HasSubstr("--checkpoint.monitor score: step 5 has no value of it, so its checkpoint is not compared"));
 }
 
@@ -725,13 +710,12 @@ TEST(Crossing, AFailedCallbackLeavesTheLastSave) {
       fit(config, task, add);
       return weights_of(task);
     };
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     const TempDir whole;
     const auto straight = run(whole, -1);
     const TempDir parts;
     EXPECT_THROW(run(parts, stage == Stage::report ? 12 : 10), std::runtime_error);
     const auto resumed = run(parts, -1);
-    testing::internal::GetCapturedStderr();
     EXPECT_TRUE(are_equal(straight, resumed)) << static_cast<std::uint32_t>(stage);
     EXPECT_EQ(read_text(parts.path() / "run" / "checkpoints" / "last" / "callbacks.safetensors"),
               read_text(whole.path() / "run" / "checkpoints" / "last" / "callbacks.safetensors"));
@@ -758,13 +742,12 @@ TEST(Crossing, EveryValidationHasTheSameRandomNumbers) {
     trainer.fit(task, data, &validation);
     return losses;
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const TempDir whole;
   auto straight = run(whole, 4);
   const TempDir parts;
   auto resumed = run(parts, 2);
   const auto rest = run(parts, 4);
-  testing::internal::GetCapturedStderr();
   resumed.insert(resumed.end(), rest.begin(), rest.end());
   EXPECT_EQ(resumed, straight);
   EXPECT_NE(straight.at(0), straight.at(1)) << "the weights changed";
@@ -785,10 +768,9 @@ TEST(Crossing, RunAndLoaderAgreeOnTheEpochAfterAResumeWithAnotherGlobalBatch) {
     });
     return epochs;
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   run(8, 6);  // 48 samples, and then an epoch has 40
   const auto resumed = run(4, 28);
-  testing::internal::GetCapturedStderr();
   ASSERT_EQ(resumed.size(), 22U);
   for (const auto& [of_run, of_data] : resumed) {
     EXPECT_EQ(of_run, of_data);
@@ -834,7 +816,7 @@ TEST(Crossing, SamplesThatAreNotFiniteAreReplacedAlikeInEveryRun) {
     }
     return weights;
   };
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const auto expected = weights_after(1, {13}, /*replaced=*/true);
   EXPECT_TRUE(are_equal(weights_after(1, {13}), expected));
   for (const int ranks : {2, 3, 4}) {
@@ -844,7 +826,7 @@ TEST(Crossing, SamplesThatAreNotFiniteAreReplacedAlikeInEveryRun) {
       EXPECT_TRUE(at::allclose(straight[i], expected[i], 1e-5, 1e-6)) << ranks;
     }
   }
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("bad sample 25, replaced by the next one"));
+  EXPECT_THAT(captured.text(), HasSubstr("bad sample 25, replaced by the next one"));
 }
 
 /// By step: the digests of the samples of all ranks.
@@ -1004,7 +986,7 @@ TEST(Crossing, AFailureNamesTheSaveThatRanInTheBackground) {
   config.checkpoint.async = true;
   config.checkpoint.every_steps = 9;
   BadSteps task({});
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const auto add = [](Trainer& trainer) {
     trainer.on(Stage::step_end, [](const StageContext& at) {
       if (at.state.step == 10) {
@@ -1013,13 +995,13 @@ TEST(Crossing, AFailureNamesTheSaveThatRanInTheBackground) {
     });
   };
   EXPECT_THROW(fit(config, task, add), std::runtime_error);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("step 9 is saved in"));
+  EXPECT_THAT(captured.text(), HasSubstr("step 9 is saved in"));
 }
 
 TEST(Crossing, FreshKeepsTheOldRunIfTheWeightsForTheNewOneAreMissingOrInIt) {
   const TempDir dir;
   TrainConfig config = in_directory(forty_steps(), dir);
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   BadSteps task({});
   fit(config, task);
   config.fresh = true;
@@ -1027,7 +1009,6 @@ TEST(Crossing, FreshKeepsTheOldRunIfTheWeightsForTheNewOneAreMissingOrInIt) {
   EXPECT_THAT(message_of([&] { fit(config, task); }), HasSubstr("missing: no such file or directory"));
   config.init_weights = (dir.path() / "run" / "checkpoints" / "last").string();
   EXPECT_THAT(message_of([&] { fit(config, task); }), HasSubstr("which --fresh renames first"));
-  testing::internal::GetCapturedStderr();
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "run" / "checkpoints" / "step-0000000040"));
 }
 
@@ -1038,9 +1019,8 @@ TEST(Crossing, TheRangeTestOfARunThatResumesDoesNotReadTheWeightsOfItsBeginning)
   Plan plan = plan_for(1, config);
   BadSteps task({});
   DataLoader data(tiny_data(60), plan.loader, world);
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   fit(config, task);
-  testing::internal::GetCapturedStderr();
   plan.config.init_weights = (dir.path() / "gone").string();
   EXPECT_EQ(find_lr(plan, world, task, data, {.min_lr = 1e-6, .max_lr = 1e-3, .steps = 5}).lrs.size(), 5U);
   plan.config.resume = "never";
@@ -1100,14 +1080,13 @@ TEST(Crossing, AStopBeforeTheFirstSaveIsContinuedFromTheOtherRun) {
   const TempDir first;
   const TempDir second;
   TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), first);
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   StoppedValidation(0).fit(config);
   TrainConfig next = in_directory(config, second);
   next.max_epochs = 2;
   next.resume = config.run_dir;
   const auto stop = [](Trainer& trainer) { trainer.control().request_stop("the test", StopKind::terminate); };
   const std::string why = StoppedValidation(0).fit(next, stop).why;
-  testing::internal::GetCapturedStderr();
   EXPECT_THAT(why, HasSubstr("stopped at step 5"));
   EXPECT_THAT(why, testing::EndsWith("the test; run the same command again to continue")) << "it has saved nothing";
 }
@@ -1123,9 +1102,8 @@ TEST(Crossing, AFailureIsThatOfTheCallbackThatThrew) {
   trainer.on(Stage::step_end, [](const StageContext&) { throw std::runtime_error("trouble"); }, {.name = "guilty"});
   trainer.on(Stage::exception, [](const StageContext&) {}, {.name = "told"});
   trainer.add(std::make_shared<SmoothedMetric>("loss"));  // is saved
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   EXPECT_THROW(trainer.fit(task, data), std::runtime_error);
-  testing::internal::GetCapturedStderr();
   const ProgressView place = view(WorldAccess::progress(world));
   EXPECT_EQ(place.phase, Phase::callback);
   EXPECT_THAT(std::string(callback_of(place)), HasSubstr("guilty"));

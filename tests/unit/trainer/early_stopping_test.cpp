@@ -11,6 +11,7 @@
 
 #include <lockstep/trainer/callbacks.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -82,9 +83,9 @@ TEST(EarlyStopping, StopsAllRanksAtTheEndOfTheValidation) {
 TEST(EarlyStopping, WarnsIfTheTrainingEndsBeforeItsMetric) {
   World world = World::single(c10::kCPU);
   const auto printed = [&](std::int64_t max_steps) {
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     train(in_memory({.max_epochs = 2, .max_steps = max_steps}), world, {5, 4}, {});
-    return testing::internal::GetCapturedStderr();
+    return captured.text();
   };
   const std::string warning = "EarlyStopping: the training ended before val_loss was measured";
   EXPECT_THAT(printed(1), HasSubstr(warning));

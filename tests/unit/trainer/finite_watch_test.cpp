@@ -17,6 +17,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/captured_stderr.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -230,12 +231,11 @@ TEST(NonFinitePolicy, WarnGoesOnAndKeepsTheLastFiniteCheckpoint) {
       config.optim.non_finite = NonFinitePolicy::warn;
       config.report.every_steps = 1;
       config.checkpoint.async = async;
-      testing::internal::CaptureStderr();
+      CapturedStderr captured;
       EXPECT_EQ(
           train(config, ranks, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/4, /*where=*/0); }),
           "");
-      EXPECT_THAT(testing::internal::GetCapturedStderr(),
-                  HasSubstr("not finite is weight; --data.check_finite looks for it in the data"));
+      EXPECT_THAT(captured.text(), HasSubstr("not finite is weight; --data.check_finite looks for it in the data"));
       EXPECT_THAT(checkpoints(dir.path() / "run"),
                   ElementsAre("step-0000000004", "step-0000000010", "step-0000000012"));
       const auto state = [&](const std::string& step) {

@@ -20,6 +20,7 @@
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -175,9 +176,9 @@ TEST_F(InitWeights, ThatDoNotFitAreRefused) {
   save_tensors(path("head.safetensors"), {{"weight", at::ones({1, 4})}, {"bias", at::ones({7})}});
   EXPECT_THAT(message(config("", path("head.safetensors"))), HasSubstr("bias"));
   partial.init_weights = path("head.safetensors");
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   EXPECT_EQ(message(partial), "no error");
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("bias"));
+  EXPECT_THAT(captured.text(), HasSubstr("bias"));
   EXPECT_THROW(train(config("", path("missing.safetensors"))), Error);
 }
 

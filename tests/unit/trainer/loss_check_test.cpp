@@ -12,6 +12,7 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -30,9 +31,9 @@ std::string said(const Loss& loss, at::IntArrayRef output, at::IntArrayRef targe
   const at::Tensor weight = at::full({}, 0.5).requires_grad_();
   TinyTask task;
   LossCheck check(task);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   check.look(2 * loss(weight * at::ones(output), at::zeros(target)) + weight * weight, /*step=*/0);
-  return testing::internal::GetCapturedStderr();
+  return captured.text();
 }
 
 TEST(LossCheck, NamesShapesIfEachOutputIsComparedWithSeveralTargets) {
@@ -75,14 +76,14 @@ TEST(LossCheck, NamesShapesOnceInAFit) {
     }
   };
   for (const int ranks : {1, 2}) {
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     thread_world(ranks, [&](World& world) {
       const Plan plan = plan_for(ranks, in_memory({.max_epochs = 2, .batch_size = 4, .accumulation = 2}));
       Flat task;
       DataLoader data(tiny_data(32), plan.loader, world);
       Trainer(plan, world).fit(task, data);
     });
-    const std::string text = testing::internal::GetCapturedStderr();
+    const std::string text = captured.text();
     const std::string message = "mse_loss compares an output of shape [4, 1] with a target of shape [4]";
     EXPECT_THAT(text, HasSubstr(message));
     EXPECT_EQ(text.find(message), text.rfind(message)) << text;
@@ -93,13 +94,13 @@ TEST(LossCheck, NamesShapesOnceInAFit) {
 std::string trained(Task& task, TrainConfig config = {}) {
   config.max_steps = 3;
   config.batch_size = 4;
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   thread_world(1, [&](World& world) {
     const Plan plan = plan_for(1, in_memory(config));
     DataLoader data(tiny_data(32), plan.loader, world);
     Trainer(plan, world).fit(task, data);
   });
-  return testing::internal::GetCapturedStderr();
+  return captured.text();
 }
 
 TEST(RepeatedWarnings, OfLibTorchAreShownOnceInAFit) {
@@ -198,7 +199,6 @@ TEST(UnusedParameters, MayBeFrozenOrAllowed) {
 TEST(UnusedParameters, AreAnErrorIfTheyAreAll) {
   Spare task(/*uses_net=*/false);
   EXPECT_EQ(message_of([&] { trained(task); }).substr(0, 45), "4 of 4 parameters got no gradient on rank 0: ");
-  testing::internal::GetCapturedStderr();
 }
 
 }  // namespace

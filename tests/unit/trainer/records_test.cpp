@@ -11,6 +11,7 @@
 #include "base/mapped.h"
 #include "report/record_comparison.h"
 #include "storage/names.h"
+#include "support/captured_stderr.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -41,13 +42,13 @@ class Records : public testing::Test {
     config.checkpoint.keep_all = true;
     config.report.record = part.record;
     const Plan plan = plan_for(part.ranks, config);
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     thread_world(part.ranks, [&](World& world) {
       TinyTask task(sgd({.lr = part.lr}));
       DataLoader data(tiny_data(40), plan.loader, world);
       Trainer(plan, world).fit(task, data);
     });
-    return testing::internal::GetCapturedStderr();
+    return captured.text();
   }
 
   void forget_checkpoint(const std::string& name, std::int64_t step) {

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "report/console.h"
 #include "report/step_records.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/recording_console.h"
 #include "support/temp_dir.h"
@@ -268,10 +269,9 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   EXPECT_EQ(contents.values.at("program.hidden"), "64");
   session.plan.facts.program_values = {{.name = "hidden", .text = "32"}};
   session.plan.config.max_epochs = 2;
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   Trainer(session).fit(task, data);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("--hidden is 32 now, 64 when the checkpoint was written"));
+  EXPECT_THAT(captured.text(), HasSubstr("--hidden is 32 now, 64 when the checkpoint was written"));
 }
 
 TEST(Reports, SayThatTheDataOfAResumedRunHasChanged) {
@@ -281,10 +281,10 @@ TEST(Reports, SayThatTheDataOfAResumedRunHasChanged) {
   const auto train_on = [&](const std::shared_ptr<const Dataset>& samples) {
     TinyTask task;
     DataLoader data(samples, session.plan.loader, session.world);
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     Trainer(session).fit(task, data);
     ++session.plan.config.max_epochs;
-    return testing::internal::GetCapturedStderr();
+    return captured.text();
   };
   const std::string warning = " when the checkpoint was written";
   train_on(tiny_data(16));

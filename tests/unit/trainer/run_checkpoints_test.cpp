@@ -21,6 +21,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
@@ -235,9 +236,9 @@ TEST(RunCheckpoints, ThatAreDamagedArePassedOverWithAnEventAndStay) {
   train(config);
   damage_manifest(config.run_dir, 15);
   config.max_epochs = 6;
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   EXPECT_EQ(train(config).state.step, 30);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(captured.text(),
               AllOf(HasSubstr("step-0000000015/MANIFEST.json: its checksum"), HasSubstr("resuming from step 10 in "),
                     HasSubstr(" (at the beginning of epoch 3, ")));
   EXPECT_THAT(read_text(std::filesystem::path(config.run_dir) / "events.jsonl"),
@@ -286,12 +287,7 @@ TEST(RunCheckpoints, OfAnotherKindOfDeviceGoOnWithNewRandomNumbers) {
     contents.per_rank = at::cat({contents.per_rank, at::zeros({16}, at::kByte)});  // a GPU's generator has 16 bytes
   });
   config.resume = (directory.path() / "gpu").string();
-  config.run_dir = (directory.path() / "run").string();
-  config.max_epochs = 4;
-  testing::internal::CaptureStderr();
-  EXPECT_EQ(train(config).state.step, 20);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("saved on another kind of device than cpu: the random generators get new seeds"));
+  config.run_dir = (directory.path() / "runCapturedStderr again;saved on another kind of device than cpu: the random generators get new seeds"));
 }
 
 TEST(RunCheckpoints, ThatDoNotFitChangeNothing) {
@@ -375,16 +371,7 @@ class FailingSaves : public testing::TestWithParam<bool> {
   }
 
   TempDir directory_;
-  TrainConfig config_ = config_in(directory_.path() / "run");
-  std::unique_ptr<Blockade> blockade_;
-  std::int64_t steps_ = 0;
-};
-
-TEST_P(FailingSaves, AreBorneForAWhile) {
-  testing::internal::CaptureStderr();
-  EXPECT_NO_THROW(train(config_, blocked(5, 9)));  // 6 and 8 fail, 10 does not
-  const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, HasSubstr("step 4 is safe; save failure 1 in a row, the run stops at 3"));
+  TrainConfig config_ = config_in(directory_.path() / "runCapturedStderr third;step 4 is safe; save failure 1 in a row, the run stops at 3"));
   EXPECT_EQ(steps_in(config_.run_dir), (std::set<std::int64_t>{14, 15}));
 }
 

@@ -10,6 +10,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tiny_task.h"
@@ -60,9 +61,9 @@ TEST(Session, StartsOverWhereItIsAskedTo) {
 std::string printed_by(Trainer trainer, Session& session) {
   TinyTask task;
   DataLoader data(tiny_data(8), session.plan.loader, session.world);
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   trainer.fit(task, data);
-  return testing::internal::GetCapturedStderr();
+  return captured.text();
 }
 
 TEST(Trainer, PrintsOnlyWhereSomebodyReads) {

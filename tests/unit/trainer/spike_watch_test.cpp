@@ -27,6 +27,7 @@
 #include <lockstep/optim/optimizers.h>
 
 #include "report/record_comparison.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -248,9 +249,9 @@ TEST(Spike, StopsTheRun) {
 }
 
 TEST(Spike, WarnsAndChangesNothing) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const NamedTensors warned = weights_after(2, spiking_config(SpikePolicy::warn), {27});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the loss of step 27 is"));
+  EXPECT_THAT(captured.text(), HasSubstr("the loss of step 27 is"));
   TrainConfig off = spiking_config(SpikePolicy::warn);
   off.spike.z_score = 0;
   EXPECT_EQ(largest_difference(warned, weights_after(2, off, {27})), 0);
@@ -339,11 +340,11 @@ TEST(SpikeSkip, ChangesNeitherParametersNorOptimizer) {
         TrainConfig config = spiking_config(SpikePolicy::skip);
         config.accumulation = ranks == 1 ? 2 : 1;
         config.dist.shard_optimizer = shard && ranks > 1;
-        testing::internal::CaptureStderr();
+        CapturedStderr captured;
         const NamedTensors skipped = state_after(ranks, config, [&](const World&) {
           return std::make_unique<SteepTask>(std::set<std::int64_t>{27}, optimizer);
         });
-        EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the gradient norm of step 27 is"));
+        EXPECT_THAT(captured.text(), HasSubstr("the gradient norm of step 27 is"));
         config.spike.z_score = 0;
         const NamedTensors expected = state_after(ranks, config, [&](const World&) {
           return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, optimizer);
@@ -363,10 +364,9 @@ TEST(SpikeSkip, WritesAnEventWithStepAndSamples) {
   TrainConfig config = spiking_config(SpikePolicy::skip);
   config.run_dir = (dir.path() / "run").string();
   config.report.jsonl = true;
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{23, 24}); });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("the step changed nothing, nor did 1 step after it since the last report"));
+  EXPECT_THAT(captured.text(), HasSubstr("the step changed nothing, nor did 1 step after it since the last report"));
   std::vector<std::int64_t> steps;
   for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
     const auto event = nlohmann::json::parse(line);
@@ -469,10 +469,9 @@ TEST(SpikeSkip, LooksAtEachOptimizerAlone) {
     for (const std::size_t which : {0U, 1U}) {
       TrainConfig config = spiking_config(SpikePolicy::skip);
       const auto run = [&](const TwoPartsTask::Options& options) {
-        testing::internal::CaptureStderr();
+        const CapturedStderr silent;
         NamedTensors state =
             state_after(ranks, config, [&](const World&) { return std::make_unique<TwoPartsTask>(options); });
-        testing::internal::GetCapturedStderr();
         return state;
       };
       const NamedTensors steep = run({.which = which, .steep = 1e3});
@@ -557,7 +556,7 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
       {.spike = SpikePolicy::lower_lr, .inputs = true, .actions = {"another rate in step 31"}},
       {.spike = SpikePolicy::rollback, .inputs = true, .actions = back},
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const int ranks : {1, 2, 4}) {
       const Case& c = cases[i];
@@ -583,7 +582,6 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
       EXPECT_THAT(actions, testing::Each(c.actions)) << "case " << i << " on " << ranks << " ranks";
     }
   }
-  testing::internal::GetCapturedStderr();
 }
 
 /// Leaves out the update of chosen steps; everything else is that of LoudTask.
@@ -603,10 +601,10 @@ class QuietTask final : public LoudTask {
 
 /// A run with this task ends like one that leaves out the update of step 27, and not like one without.
 void expect_left_out(int ranks, TrainConfig config, const LoudTask::Options& options, std::string_view warning) {
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const NamedTensors skipped =
       state_after(ranks, config, [&](const World& world) { return std::make_unique<LoudTask>(world, options); });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(warning));
+  EXPECT_THAT(captured.text(), HasSubstr(warning));
   config.spike.z_score = 0;
   LoudTask::Options quiet = options;
   quiet.added = 0;
@@ -656,9 +654,8 @@ TEST(SpikeSkip, NamesTheLossInItsEvent) {
   TrainConfig config = spiking_config(SpikePolicy::skip);
   config.run_dir = (dir.path() / "run").string();
   config.report.jsonl = true;
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   state_after(3, config, [](const World& world) { return std::make_unique<LoudTask>(world, LoudTask::Options{}); });
-  testing::internal::GetCapturedStderr();
   int events = 0;
   for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
     const auto event = nlohmann::json::parse(line);
@@ -690,10 +687,10 @@ TEST(SpikeInputs, AreLeftOutLikeAPausedStep) {
     config.dist.shard_optimizer = c.shard;
     const auto samples = noisy_data({27 * c.batch + 1});
     const LoudTask::Options options{.added = 0, .counts = c.counts};
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     const NamedTensors skipped = state_after(
         c.ranks, config, [&](const World& world) { return std::make_unique<LoudTask>(world, options); }, samples);
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the root mean square of the inputs of step 27 is"));
+    EXPECT_THAT(captured.text(), HasSubstr("the root mean square of the inputs of step 27 is"));
     config.spike.z_score = 0;
     const auto without = [&](const std::set<std::int64_t>& pauses) {
       return state_after(
@@ -716,11 +713,10 @@ TEST(SpikeInputs, AreOneEventWithTheSameValueOnAnyNumberOfRanks) {
       config.accumulation = 2;
       config.run_dir = (dir.path() / "run").string();
       config.report.jsonl = true;
-      testing::internal::CaptureStderr();
+      const CapturedStderr silent;
       state_after(
           ranks, config, [](const World&) { return std::make_unique<TwoPartsTask>(TwoPartsTask::Options{}); },
           noisy_data({27 * 12 + 11}));
-      testing::internal::GetCapturedStderr();
       int events = 0;
       for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
         const auto event = nlohmann::json::parse(line);
@@ -758,12 +754,12 @@ TEST(SpikeInputs, AreLookedAtOnlyIfAskedForAndChangeNothing) {
     });
     return weights;
   };
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const NamedTensors without = run(false);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("standard deviations")));
-  testing::internal::CaptureStderr();
+  EXPECT_THAT(captured.text(), testing::Not(HasSubstr("standard deviations")));
+  CapturedStderr again;
   const NamedTensors with = run(true);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the root mean square of the inputs of step 27 is"));
+  EXPECT_THAT(again.text(), HasSubstr("the root mean square of the inputs of step 27 is"));
   EXPECT_TRUE(are_equal(with, without));
 }
 
@@ -785,9 +781,8 @@ TEST(StepRecorder, MarksUpdatesThatWereLeftOutAndRollbacks) {
     config.run_dir = (dir.path() / name).string();
     config.report.record = 1;
     config.optim.non_finite = NonFinitePolicy::skip;
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     state_after(2, config, [&](const World& world) { return std::make_unique<LoudTask>(world, options); });
-    testing::internal::GetCapturedStderr();
     return dir.path() / name;
   };
   // A record is named by the number of steps after it, a step of a task by the number before it.
@@ -823,10 +818,9 @@ TEST(NonFiniteSkip, AlsoDecidesWithAScaledLossAndSpikes) {
   config.precision = Precision::fp16_mixed;
   config.optim.non_finite = NonFinitePolicy::skip;
   const auto weights = [&](const LoudTask::Options& options, const std::set<std::int64_t>& pauses) {
-    testing::internal::CaptureStderr();
+    const CapturedStderr silent;
     NamedTensors state =
         state_after(2, config, [&](const World& world) { return std::make_unique<QuietTask>(world, options, pauses); });
-    testing::internal::GetCapturedStderr();
     std::erase_if(state, [](const auto& entry) { return entry.first.starts_with("loss_scaler"); });  // counts steps
     return state;
   };
@@ -841,31 +835,30 @@ TEST(NonFiniteSkip, OfTheFirstOfTwoOptimizersIsNoFailure) {
   for (const int ranks : {1, 2}) {
     TrainConfig config = spiking_config(SpikePolicy::warn);
     config.optim.non_finite = NonFinitePolicy::skip;
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     const auto run = [&](const TwoPartsTask::Options& options) {
       return state_after(ranks, config, [&](const World&) { return std::make_unique<TwoPartsTask>(options); });
     };
     const NamedTensors skipped = run({.which = 0, .added = std::nan("")});
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("a step was skipped"));
+    EXPECT_THAT(captured.text(), HasSubstr("a step was skipped"));
     EXPECT_TRUE(are_equal(skipped, run({.which = 0, .pauses = true}))) << ranks << " ranks";
     EXPECT_FALSE(are_equal(skipped, run({}))) << "the control";
   }
 }
 
 TEST(SpikeSkip, LeavesNaNToTheOtherSetting) {
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   EXPECT_THAT(message_of([] { weights_after(2, spiking_config(SpikePolicy::skip), {12}, std::nan("")); }),
               HasSubstr("is not finite"));
-  testing::internal::GetCapturedStderr();
 }
 
 TEST(SpikeSkip, WorksTogetherWithTheSkippingOfNaN) {
   TrainConfig config = spiking_config(SpikePolicy::skip);
   config.optim.non_finite = NonFinitePolicy::skip;
-  testing::internal::CaptureStderr();
+  CapturedStderr captured;
   const NamedTensors found =
       state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{27}); });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("was not finite")));
+  EXPECT_THAT(captured.text(), testing::Not(HasSubstr("was not finite")));
   config.spike.z_score = 0;
   EXPECT_TRUE(are_equal(found, state_after(2, config, [](const World&) {
                           return std::make_unique<PausedTask>(std::set<std::int64_t>{27}, adamw({.lr = 0.05}));
@@ -889,13 +882,12 @@ void expect_same_if_resumed(
     made.run_dir = (dir.path() / "run").string();
     return made;
   };
-  testing::internal::CaptureStderr();
+  const CapturedStderr silent;
   const TempDir whole;
   const NamedTensors straight = state_after(2, config(whole, 40), make, samples);
   const TempDir parts;
   state_after(2, config(parts, stop), make, samples);
   const NamedTensors resumed = state_after(ranks_then, config(parts, 40), make, samples);
-  testing::internal::GetCapturedStderr();
   ASSERT_EQ(straight.size(), resumed.size());
   if (ranks_then == 2) {
     EXPECT_TRUE(are_equal(straight, resumed)) << "stopped after step " << stop;
@@ -946,7 +938,7 @@ TEST(SpikeLowerLr, MultipliesTheRatesAtTheNextReport) {
   config.optim.schedule = LrSchedule("step:every=10,factor=0.5");
   for (const int ranks : {1, 2, 4}) {
     std::map<std::int64_t, double> rates;
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     thread_world(ranks, [&](World& world) {
       const Plan plan = plan_for(ranks, config);
       SteepTask task({27});
@@ -959,7 +951,7 @@ TEST(SpikeLowerLr, MultipliesTheRatesAtTheNextReport) {
       });
       trainer.fit(task, data);
     });
-    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("step 30: the learning rate is 0.0031"));
+    EXPECT_THAT(captured.text(), HasSubstr("step 30: the learning rate is 0.0031"));
     EXPECT_DOUBLE_EQ(rates[30], 0.05 * 0.25);
     EXPECT_DOUBLE_EQ(rates[31], 0.05 * 0.25 * 0.125);
     EXPECT_DOUBLE_EQ(rates[40], 0.05 * 0.25 * 0.125);
@@ -971,9 +963,9 @@ TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {
     for (const bool shard : {false, true}) {
       TrainConfig config = spiking_config(SpikePolicy::rollback);
       config.dist.shard_optimizer = shard && ranks > 1;
-      testing::internal::CaptureStderr();
+      CapturedStderr captured;
       const NamedTensors found = weights_after(ranks, config, {27});
-      EXPECT_THAT(testing::internal::GetCapturedStderr(),
+      EXPECT_THAT(captured.text(),
                   HasSubstr("the weights are those of step 25 again; the samples of steps 25 to 29 are left out"));
       // A run whose steps 25 to 29 do not change anything, weights or moments.
       config.spike.z_score = 0;
@@ -1007,10 +999,9 @@ TEST(Rollback, HelpsAgainstNaN) {
   EXPECT_THAT(message_of([&] { weights_after(2, config, {12}, std::nan("")); }), HasSubstr("is not finite"));
   config.optim.non_finite = NonFinitePolicy::rollback;
   for (const auto& [bad, back] : {std::pair{12, 10}, {2, 0}}) {
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     const NamedTensors weights = weights_after(2, config, {bad}, std::nan(""));
-    EXPECT_THAT(testing::internal::GetCapturedStderr(),
-                HasSubstr("the weights are those of step " + std::to_string(back) + " again"));
+    EXPECT_THAT(captured.text(), HasSubstr("the weights are those of step " + std::to_string(back) + " again"));
     for (const auto& [name, weight] : weights) {
       EXPECT_TRUE(weight.isfinite().all().item<bool>()) << name;
     }

@@ -25,6 +25,7 @@
 
 #include "base/mapped.h"
 #include "support/at_stage.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -797,9 +798,9 @@ TEST(Schedule, WarnsWhenARunBecomesLonger) {
     Session session = Session::single(config);
     TinyTask task;
     DataLoader data(tiny_data(20), session.plan.loader, session.world);
-    testing::internal::CaptureStderr();
+    CapturedStderr captured;
     Trainer(session).fit(task, data);
-    return testing::internal::GetCapturedStderr();
+    return captured.text();
   };
   EXPECT_THAT(train(2, "cosine"), testing::Not(HasSubstr("cosine")));
   const std::string longer = train(4, "cosine");
