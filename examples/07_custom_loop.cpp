@@ -74,7 +74,11 @@ int main(int argc, char** argv) {
     if (step % config.checkpoint.every_steps != 0) {
       save();
     }
-    session.control.set_agreed(stopped ? session.control.stop_requested() : lockstep::StopKind::none);
+    if (stopped) {  // perhaps by a signal to one rank: all end with its exit code
+      const double kind =
+          world.all_reduce(static_cast<double>(session.control.stop_requested()), lockstep::Reduce::max);
+      session.control.set_agreed(static_cast<lockstep::StopKind>(kind));
+    }
     session.print("step " + std::to_string(step) + " is saved in " + lockstep::run_directory(config));
   });
 }

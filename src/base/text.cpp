@@ -370,7 +370,7 @@ std::string type_name(const std::type_info& type) {
 namespace {
 
 std::size_t frames_begin(std::string_view what) noexcept {
-  const auto newline = what.find("\nException raised from ");
+  const auto newline = std::min(what.find("\nException raised from "), what.find("\nframe #0: "));
   return newline == std::string_view::npos ? what.size() : newline + 1;
 }
 

@@ -125,7 +125,11 @@ template <class T>
 Refusal check_range(const FieldInfo& info, const T& value) {
   if constexpr (std::is_same_v<T, StepCount>) {
     if (!value.is_part()) {
-      return check_range(info, value.number());
+      Refusal refusal = check_range(info, value.number());
+      if (refusal) {
+        refusal->what += ", or a part such as 10%";
+      }
+      return refusal;
     }
     if (!value.is_valid()) {
       return Problem{"expected a part above 0%, 100% at most", {}};

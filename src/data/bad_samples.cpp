@@ -27,7 +27,8 @@ void check_finite(const Batch& batch, std::span<const std::int64_t> ids) {
     const bool names_one = found->row && ids.size() > 1;
     throw DataError(
         fmt::format("{}: {}{}", sample_names(ids), found->text,
-                    names_one ? fmt::format(" (sample {})", ids[static_cast<std::size_t>(*found->row)]) : ""));
+                    names_one ? fmt::format(" (sample {})", ids[static_cast<std::size_t>(*found->row)]) : ""),
+        ids.size() > 1 ? "look at the map_batches: each of these samples alone is finite" : "");
   }
 }
 

@@ -18,6 +18,7 @@
 #include <lockstep/optim/precision.h>
 #include <lockstep/trainer/batch_size_search.h>
 
+#include "base/ceil_div.h"
 #include "base/option_check.h"
 #include "base/ranks_text.h"
 #include "base/text.h"
@@ -216,10 +217,12 @@ BatchSizeSearch find_batch_size(const Plan& plan, World& world, Task& task, cons
       log_info(fmt::format("batch size {}: {} ran out of memory", *size, ranks_text(answers.full_ranks)));
     } else {
       place.fits = std::max(place.fits, std::min(*size, answers.largest));
-      if (answers.largest < *size) {  // the data give no larger micro-batch
-        place.limit = place.fits;
-      }
       log_info(fmt::format("batch size {} fits", place.fits));
+      if (answers.largest < *size) {  // all data, of which a rank of the training has its share
+        size = answers.largest;
+        place.limit = given.global_is_given ? place.fits : ceil_div(*size, world.size());
+        place.fits = std::min(place.fits, place.limit);
+      }
     }
     found.trials.push_back({.batch_size = *size, .full_ranks = answers.full_ranks});
     size = next_size(place, options.bisect);

@@ -71,6 +71,7 @@ FitResult Fit::run() {
 
 FitResult Fit::train() {
   prepare();
+  is_between_steps_ = true;
   notify(Stage::fit_start);
   anomalies_.begin(snapshot_parts(), state_.step);
   const Step::Context context{.strategy = *strategy_,
@@ -90,6 +91,7 @@ FitResult Fit::train() {
   validate_at_start();
   while (!finished()) {  // limits and agreed stop: the same result on every rank
     if (begins_epoch()) {
+      is_between_steps_ = !callbacks_.has(Stage::epoch_start);  // what they did would be done again after a resume
       notify(Stage::epoch_start);
     }
     const StepBatches* batches = next_batches();

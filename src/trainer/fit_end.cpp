@@ -69,6 +69,7 @@ RunTimes Fit::run_times() {
 // A run can be saved only between steps, and only if all ranks are there.
 void Fit::save_after_failure() noexcept {
   try {
+    record_.set_phase(Phase::save);  // it may take any time
     if (is_between_steps_ && state_.step > 0 && config_.checkpoint.enabled &&
         WorldAccess::is_common_failure(world_, state_.step)) {
       if (!checkpoints_.is_saved(state_.step)) {

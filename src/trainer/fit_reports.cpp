@@ -142,6 +142,7 @@ void Fit::check_values(bool ends_window) {
   as_a_whole([&] {
     if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
       recorder_.note_rollback();
+      reports_.forget_step();  // it was measured with other weights
     }
   });
 }
@@ -155,7 +156,8 @@ Metrics Fit::measured() {
   const auto has_monitor = [&] {
     return std::ranges::find(metrics, monitor, &Metrics::value_type::first) != metrics.end();
   };
-  if (monitor.empty() || stage_of_metric(monitor, config_) != Stage::report || has_monitor()) {
+  if (monitor.empty() || stage_of_metric(monitor, config_) != Stage::report || has_monitor() ||
+      anomalies_.has_put_back(state_.step)) {  // the steps since the last report are left out
     return metrics;
   }
   const Metrics means = window_metrics(/*ends_window=*/false);
@@ -180,7 +182,9 @@ void Fit::check_monitor(Stage stage, const Metrics& measured) {
   }
   const auto names = mapped(measured, &Metrics::value_type::first);
   monitor_is_known_ = std::ranges::find(names, monitor) != names.end();
-  const bool may_come = stage == Stage::report && state_.epoch == 0 && callbacks_.has(Stage::epoch_end);
+  // Ranks may have different callbacks.
+  const bool may_come =
+      !monitor_is_known_ && stage == Stage::report && state_.epoch == 0 && world_.any(callbacks_.has(Stage::epoch_end));
   if (!monitor_is_known_ && !may_come) {
     save();
     throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),

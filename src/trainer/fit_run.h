@@ -225,7 +225,7 @@ class Fit {
   const PhaseTimes gpu_times_at_start_ = clock_.times();
   const std::int64_t gpu_steps_at_start_ = clock_.steps();
   StepTimes step_times_{world_, files_};
-  bool is_between_steps_ = true;  // all that has been done is done by everyone: a failure now may be saved
+  bool is_between_steps_ = false;  // all that has been done is done by everyone: a failure now may be saved
   const Clock::time_point began_ = Clock::now();
 };
 

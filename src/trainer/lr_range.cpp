@@ -8,10 +8,12 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "base/option_check.h"
+#include "base/text.h"
 #include "config/without_files.h"
 #include "trainer/in_precision.h"
 #include "trainer/kept_state.h"
@@ -130,8 +132,9 @@ class RangeRecorder final : public Callback {
   double smallest_ = std::numeric_limits<double>::infinity();
 };
 
+constexpr std::size_t kIgnored = 10;  // at each end: the average has just begun, the training diverges
+
 std::optional<double> steepest(const LrRange& range) {
-  constexpr std::size_t kIgnored = 10;  // at each end: the average has just begun, the training diverges
   const std::size_t size = range.losses.size();
   double fastest = 0;
   std::optional<double> lr;
@@ -162,6 +165,12 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   with_state_kept(task.module(), world.device(), [&] { trainer.fit(range_task, train); });
   train.seek(position);
   range.suggestion = steepest(range);
+  if (!range.suggestion && world.is_main()) {
+    log_warning(
+        fmt::format("find_lr: no learning rate is suggested: the loss falls nowhere in {}, without the first and "
+                    "last {} of them; use other limits, more steps, or a larger stop_factor",
+                    counted(std::ssize(range.losses), "step"), kIgnored));
+  }
   return range;
 }
 

@@ -24,7 +24,7 @@ bool WorldAccess::is_common_failure(World& world, std::int64_t step) {
   const std::string key = fmt::format("failed_at/{}/{}", step, impl.progress->collectives.load());
   const std::string answer = key + "/answer";
   const bool completes = store_add(*impl.store, key, 1) == world.size();
-  if (completes || !store_wait(*impl.store, answer, deadlines::kCommonFailure)) {
+  if (completes || !store_poll(*impl.store, answer, deadlines::kCommonFailure)) {
     store_set_first(*impl.store, answer, completes ? "all" : "too late");
   }
   return store_get(*impl.store, answer) == "all";

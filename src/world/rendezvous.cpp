@@ -44,24 +44,6 @@ std::int64_t whole_seconds(Clock::duration time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time).count();
 }
 
-// Polls, because c10d prints warnings if a wait in the store times out.
-bool poll_key(c10d::Store& store, const std::string& key, milliseconds timeout,
-              const std::function<void(Clock::duration waited)>& meanwhile = {}) {
-  constexpr milliseconds kLongestPause{50};
-  const auto start = Clock::now();
-  for (milliseconds pause{1}; !store_check(store, key); pause = std::min(2 * pause, kLongestPause)) {
-    const auto waited = Clock::now() - start;
-    if (waited >= timeout) {
-      return false;
-    }
-    if (meanwhile) {
-      meanwhile(waited);
-    }
-    std::this_thread::sleep_for(pause);
-  }
-  return true;
-}
-
 bool serves(const Identity& identity) { return identity.rank == 0 && !identity.agent_store; }
 
 // The socket of our own launcher listens before rank 0 serves on it: no other program can answer, so only wait.
@@ -122,7 +104,7 @@ Handshake write_handshake(c10d::Store& store, const Identity& identity) {
 
 Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseconds timeout) {
   const milliseconds patience = launched_by_us(identity) ? timeout : std::min(timeout, kHandshakeTime);
-  if (!poll_key(store, kHandshake, patience)) {
+  if (!store_poll(store, kHandshake, patience)) {
     throw CommError(fmt::format("the store at {} is not this launch's: rank 0 has not written its handshake there",
                                 store_address(identity)),
                     "another program serves a store on this port; choose another MASTER_PORT on every rank",
@@ -223,7 +205,7 @@ void wait_for_each(c10d::Store& store, c10d::Store& launch, const Identity& iden
   };
   for (int rank = 0; rank < identity.world_size; ++rank) {
     const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
-    if (!poll_key(store, here_key(rank), left, meanwhile)) {
+    if (!store_poll(store, here_key(rank), left, meanwhile)) {
       throw ranks_are_late(store, identity, timeout);
     }
   }

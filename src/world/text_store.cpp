@@ -1,5 +1,7 @@
 #include "world/text_store.h"
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -87,6 +89,23 @@ bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout
   } catch (const c10::DistStoreError&) {
     return false;
   }
+}
+
+bool store_poll(c10d::Store& store, const std::string& key, milliseconds timeout,
+                const std::function<void(std::chrono::steady_clock::duration waited)>& meanwhile) {
+  constexpr milliseconds kLongestPause{50};
+  const auto start = std::chrono::steady_clock::now();
+  for (milliseconds pause{1}; !store_check(store, key); pause = std::min(2 * pause, kLongestPause)) {
+    const auto waited = std::chrono::steady_clock::now() - start;
+    if (waited >= timeout) {
+      return false;
+    }
+    if (meanwhile) {
+      meanwhile(waited);
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
 }
 
 std::unique_ptr<Store> make_text_store(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Store> world) {

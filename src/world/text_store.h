@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,8 +26,11 @@ bool store_check(c10d::Store& store, const std::string& key);
 /// In two questions, however many keys. nullopt: one is missing, or this kind of store cannot.
 std::optional<std::vector<std::string>> store_get_all(c10d::Store& store, const std::vector<std::string>& keys);
 std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta);
-/// Waits at most `timeout`; false: the key did not appear.
+/// Waits at most `timeout`; false: the key did not appear, and c10d has printed a warning.
 bool store_wait(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);
+/// The same without the warning: it polls. `meanwhile` is called after each question.
+bool store_poll(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout,
+                const std::function<void(std::chrono::steady_clock::duration waited)>& meanwhile = {});
 
 /// The same with the interface of a Store. `world`: the world's connection, kept open by the result. On rank 0 it may
 /// serve the store, which would otherwise end if the World could not be completed.

@@ -90,6 +90,9 @@ void GradientMonitor::begin(const StageContext& context) {
   check.throw_problems();
   step_ = 0;
   measured_ = std::exchange(loaded_, {});
+  if (context.state.step == 0) {  // loaded by a rollback of an earlier fit
+    measured_.clear();
+  }
   for (auto& [name, numbers] : measured_) {
     numbers = numbers.to(context.world.device());
   }

@@ -22,22 +22,22 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
 }
 
 bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
-  if (put_back_at_ == step) {
+  if (has_put_back(step)) {
     return false;  // a save after a report that went back: nothing was trained since
   }
   const auto spike = spikes_.look(world_);
   const auto found = finite_.look(run.module, world_);
   parameters_finite_ = !found || found->parameter.empty();
   tell_skipped(step);
-  if (found) {
-    return act_on(*found, run, step);
+  if (found && act_on(*found, run, step)) {
+    return true;
   }
-  told_non_finite_ = false;
+  told_non_finite_ = told_non_finite_ && found;
   const bool put_back = spike && act_on(*spike, run, step);
   if (ends_window && spikes_.take_lr_reduction()) {
     lower_rates(run.strategy, step);
   }
-  if (!put_back) {
+  if (!put_back && !found) {
     rollbacks_in_a_row_ = 0;
     take_snapshot(run, step);
   }

@@ -412,6 +412,34 @@ class FailingValidation final : public TinyTask {
   int batches_ = 0;
 };
 
+class FailingLoad final : public Callback {
+ public:
+  std::string_view name() const override { return "failing"; }
+  std::uint32_t stages() const override { return 0; }
+  NamedTensors save() const override { return {{"state", at::zeros({1})}}; }
+  void load(const NamedTensors&) override { throw std::runtime_error("a state that it does not know"); }
+};
+
+/// Fails in the first batch of the second epoch.
+class EndingData final : public BatchSource {
+ public:
+  EndingData(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world)
+      : loader_(std::move(data), plan, world) {}
+  const StepBatches* next() override {
+    if (steps_++ == 5) {
+      throw DataError("the data are gone");
+    }
+    return loader_.next();
+  }
+  void seek(const LoaderPosition& position) override { loader_.seek(position); }
+  LoaderPosition position() const override { return loader_.position(); }
+  std::optional<std::int64_t> steps_per_epoch() const override { return loader_.steps_per_epoch(); }
+
+ private:
+  DataLoader loader_;
+  int steps_ = 0;
+};
+
 class FailuresBetweenSteps : public testing::TestWithParam<int> {
  protected:
   /// `fails`: asked for each rank.
@@ -438,6 +466,42 @@ TEST_P(FailuresBetweenSteps, AreSavedIfAllRanksFail) {
   EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{10}));
   train_on(run, [](int) { return false; });
   EXPECT_EQ(final_state(run), final_state(directory_.path() / "straight"));
+}
+
+TEST_P(FailuresBetweenSteps, WhileAFitPreparesAreNotSaved) {
+  const auto run = directory_.path() / "run";
+  const auto other = directory_.path() / "other";
+  train_on(other, [](int) { return false; });
+  thread_world(GetParam(), [&](World& world) {
+    TrainConfig config = config_in(run);
+    config.resume = other.string();
+    config.batch_size = 2;
+    const Plan plan = plan_for(world.size(), config);
+    FailingValidation task(false);
+    DataLoader data(tiny_data(20), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.add(std::make_shared<FailingLoad>());
+    EXPECT_THROW(trainer.fit(task, data), std::runtime_error);
+  });
+  EXPECT_TRUE(steps_in(run).empty());
+}
+
+TEST_P(FailuresBetweenSteps, AfterACallbackAtTheStartOfAnEpochAreNotSaved) {
+  for (const bool acts : {false, true}) {
+    const auto run = directory_.path() / (acts ? "acts" : "run");
+    thread_world(GetParam(), [&](World& world) {
+      TrainConfig config = config_in(run);
+      config.batch_size = 2;
+      const Plan plan = plan_for(world.size(), config);
+      FailingValidation task(false);
+      EndingData data(tiny_data(20), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(acts ? Stage::epoch_start : Stage::fit_start, [](const StageContext&) {});
+      EXPECT_THROW(trainer.fit(task, data), DataError);
+    });
+    EXPECT_EQ(steps_in(run), acts ? std::set<std::int64_t>() : std::set<std::int64_t>{5})
+        << "what the callback did would be done again";
+  }
 }
 
 TEST_P(FailuresBetweenSteps, AreNotSavedIfARankGoesOn) {
