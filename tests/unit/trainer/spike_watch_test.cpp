@@ -958,7 +958,7 @@ TEST(SpikeInputs, AreTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World&) { return std::make_unique<TinyTask>(adamw({.lr = 0.05})); };
   const auto samples = noisy_data({24 * 12 + 3, 31 * 12 + 8});
   for (const SpikePolicy policy : {SpikePolicy::skip, SpikePolicy::lower_lr}) {
-    for (const std::int64_t stop : {7, 23, 24, 25, 33}) {
+    for (const std::int64_t stop : {7, 24, 25}) {
       expect_same_if_resumed(policy, stop, 2, make, samples);
     }
     expect_same_if_resumed(policy, 22, 4, make, samples);
