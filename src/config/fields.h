@@ -389,8 +389,8 @@ void visit_fields(Config& c, Visit&& visit) {
              .maximum = 100000},
         c.spike.window);
   visit(Info{.name = "spike.inputs",
-             .help = "also look for steps with such a root mean square of the inputs: of all numbers in the input and "
-                     "the fields of the batches that are no integers"},
+             .help = "also look at the inputs: the root mean square of the floating-point and complex numbers in input "
+                     "and fields of the batches"},
         c.spike.inputs);
   visit(Info{.name = "spike.policy",
              .help = "warn, skip the update of such a step, lower_lr, rollback to the weights of the last report and "

@@ -205,6 +205,32 @@ TEST(SpikeWatch, LoadsWindowsWithAndWithoutInputs) {
   });
 }
 
+TEST(SpikeGate, LoadsWindowsWithAndWithoutInputs) {
+  const auto config = [](bool inputs) {
+    return SpikeConfig{.z_score = 4, .window = 10, .inputs = inputs, .policy = SpikePolicy::skip};
+  };
+  const auto check = [](SpikeGate& gate, std::int64_t step, double square, double loss) {
+    return gate
+        .check(
+            step, 0,
+            {.inputs = at::scalar_tensor(square), .loss = at::scalar_tensor(loss), .grad_norm = at::scalar_tensor(1.0)})
+        .item<double>();
+  };
+  for (const bool before : {false, true}) {
+    SpikeGate saved(config(before));
+    for (std::int64_t step = 0; step < 12; ++step) {
+      EXPECT_EQ(check(saved, step, 1, 1), 0);
+    }
+    EXPECT_EQ(saved.save().size(), before ? 3U : 2U);
+    for (const bool now : {false, true}) {
+      SpikeGate resumed(config(now));
+      resumed.load(saved.save());
+      EXPECT_EQ(check(resumed, 12, 50, 1), before && now ? 1 : 0) << "without a window it is the first value";
+      EXPECT_EQ(check(resumed, 13, 1, 9), 1);
+    }
+  }
+}
+
 /// Scales the loss of chosen steps of this process, or makes it NaN.
 class SpikingTask final : public TinyTask {
  public:
@@ -924,7 +950,7 @@ TEST(SpikeInputs, AreTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World&) { return std::make_unique<TinyTask>(adamw({.lr = 0.05})); };
   const auto samples = noisy_data({24 * 12 + 3, 31 * 12 + 8});
   for (const SpikePolicy policy : {SpikePolicy::skip, SpikePolicy::lower_lr}) {
-    for (const std::int64_t stop : {7, 23, 24, 25, 33}) {
+    for (const std::int64_t stop : {7, 24, 25}) {
       expect_same_if_resumed(policy, stop, 2, make, samples);
     }
     expect_same_if_resumed(policy, 22, 4, make, samples);
