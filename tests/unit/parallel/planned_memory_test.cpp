@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/optim/precision.h>
@@ -86,7 +87,11 @@ class Training {
       : plan_(plan), net_(plan.config.precision), strategy_(make_strategy(plan, world)) {
     const std::vector<OptimizerSpec> optimizers{make};
     strategy_->prepare(net_, optimizers);
+    at::set_num_threads(1);  // on a busy machine, the threads of such small operations wait for each other
   }
+  ~Training() { at::set_num_threads(threads_); }
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
 
   void begin_step() {
     strategy_->begin_step(step_++, {});
@@ -117,6 +122,7 @@ class Training {
  private:
   StrategyOptimizer& optimizer() { return strategy_->optimizer(0); }
 
+  const int threads_ = at::get_num_threads();
   const Plan& plan_;
   Net net_;
   std::unique_ptr<Strategy> strategy_;
