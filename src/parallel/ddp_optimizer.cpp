@@ -320,6 +320,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     explain_second_gradient(error);
     throw;
   }
+  waiting_.reset();
   ddp_.progress_.end();
   ddp_.clock_.end_waiting();
 }
@@ -329,6 +330,13 @@ void DdpOptimizer::begin_reduction() {
     is_reducing_ = true;
     ddp_.progress_.begin(Operation::all_reduce, bytes_);
     ddp_.clock_.begin_waiting();
+    // A trace of a GPU shows NCCL's kernels, and there this may be another thread than the one that waits.
+    if (ddp_.world_.device().is_cpu()) {
+      waiting_.emplace(at::RecordScope::USER_SCOPE);
+      if (waiting_->isActive()) {
+        waiting_->before("communication");
+      }
+    }
   }
 }
 

@@ -7,6 +7,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include <ATen/record_function.h>
+
 #include "parallel/ddp.h"
 #include "parallel/optimizer_shards.h"
 
@@ -66,10 +68,11 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   bool reduce_ = true;
   bool first_backward_ = true;
   bool is_reducing_ = false;
-  std::int64_t bytes_ = 0;                   // of all gradients
-  bool idle_ = true;                         // no samples yet in this step
-  bool has_loss_ = true;                     // of the current backward
-  std::optional<OptimizerShards> shards_{};  // with dist.shard_optimizer
+  std::optional<at::RecordFunction> waiting_{};  // a range of Profiler's trace
+  std::int64_t bytes_ = 0;                       // of all gradients
+  bool idle_ = true;                             // no samples yet in this step
+  bool has_loss_ = true;                         // of the current backward
+  std::optional<OptimizerShards> shards_{};      // with dist.shard_optimizer
 };
 
 }  // namespace lockstep

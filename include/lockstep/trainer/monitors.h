@@ -126,8 +126,9 @@ struct ProfilerOptions {
 
 /// Records the operations of some steps with LibTorch's profiler, on the CPU and on a GPU, in one file per rank:
 /// trace-rank-0.json, for chrome://tracing or Perfetto. The ranges "data", "forward", "backward" and "optimizer" show
-/// the phases of a step, "graph" a forward and backward that a CUDA graph replays, "step 12" the step as the metrics
-/// count it. The first step has no "data": recording begins when its batch is there. Costs nothing in other steps.
+/// the phases of a step, "communication" in a backward on a CPU the wait for the gradients of the other ranks, "graph"
+/// a forward and backward that a CUDA graph replays, "step 12" the step as the metrics count it. The first step has no
+/// "data": recording begins when its batch is there. Costs nothing in other steps.
 class Profiler final : public Callback {
  public:
   /// Throws: ConfigError.

@@ -332,6 +332,41 @@ TEST(Profiler, WritesATraceOfTheStepsThatItIsToldTo) {
   EXPECT_THAT(message_of([] { Profiler({.steps = 0}); }), HasSubstr("steps is 0"));
 }
 
+// Else the wait would look like work of the backward.
+TEST(Profiler, ShowsWhereARankWaitsForTheOthers) {
+  const TempDir dir;
+  thread_world(2, [&](World& world) {
+    const Plan plan = plan_for(2, monitored(8));
+    TinyTask task;
+    DataLoader data(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    if (world.is_main()) {
+      trainer.add(std::make_shared<Profiler>(ProfilerOptions{.first_step = 3, .steps = 2, .directory = dir.path()}));
+    }
+    trainer.fit(task, data);
+  });
+  const Json trace = parse_json(read_file(real_file_system(), dir.path() / "trace-rank-0.json"));
+  using Range = std::pair<double, double>;  // us
+  const auto ranges = [&](std::string_view name) {
+    std::vector<Range> found;
+    for (const Json& event : trace.at("traceEvents")) {
+      if (event.value("cat", "") == "user_annotation" && event.value("name", "") == name) {
+        const double begin = event.at("ts").get<double>();
+        found.emplace_back(begin, begin + event.at("dur").get<double>());
+      }
+    }
+    return found;
+  };
+  const std::vector<Range> backwards = ranges("backward");
+  const std::vector<Range> waits = ranges("communication");
+  ASSERT_EQ(backwards.size(), 2U);
+  ASSERT_EQ(waits.size(), 2U);
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    EXPECT_GT(waits[i].first, backwards[i].first);
+    EXPECT_LE(waits[i].second, backwards[i].second);
+  }
+}
+
 TEST(Profiler, LeavesNoFileAfterATrial) {
   const TempDir dir;
   TrainConfig config = monitored(8);
