@@ -41,13 +41,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The tensors of a batch as they are stored.
-NamedTensors cached_columns(const Batch& batch) {
+/// The tensors of a batch of `samples` samples as they are stored.
+NamedTensors cached_columns(const Batch& batch, std::int64_t samples) {
   if (batch.extra.has_value()) {
     throw DataError("cache: samples with `extra` cannot be cached, only tensors");
   }
   NamedTensors columns = columns_of(batch);
   for (auto& [name, tensor] : columns) {
+    if (tensor.dim() == 0 || tensor.size(0) != samples) {
+      throw DataError(fmt::format("cache: found {} of shape [{}] for {}, expected [{}, ...]", name,
+                                  fmt::join(tensor.sizes(), ", "), counted(samples, "sample"), samples),
+                      "only data sets with one row of each tensor for each sample can be cached");
+    }
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
   }
   return columns;
@@ -107,7 +112,7 @@ void for_all_samples(const Dataset& data, int workers, const std::string& what, 
     const PendingStep& step = pool.front();
     const std::int64_t begin = step.plan.ids.front();
     const std::int64_t end = step.plan.ids.back() + 1;
-    const NamedTensors columns = cached_columns(step.micro.front().batch);
+    const NamedTensors columns = cached_columns(step.micro.front().batch, end - begin);
     if (!like_first(columns)) {
       throw DataError(fmt::format("cache: samples {} to {} do not have the same tensors as sample 0", begin, end - 1));
     }
@@ -124,7 +129,7 @@ NamedTensors first_sample(const Dataset& data) {
     throw DataError("cache: the data set is empty");
   }
   const std::int64_t id = 0;
-  return cached_columns(data.get({&id, 1}, {}));
+  return cached_columns(data.get({&id, 1}, {}), /*samples=*/1);
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {

@@ -37,7 +37,7 @@ inline std::string sample_names(std::span<const std::int64_t> ids) {
                      ids.size());
 }
 
-/// Returns build(); its exceptions become DataErrors that name the samples.
+/// Returns build(); its exceptions become DataErrors that name the samples, with the exit codes of the exceptions.
 template <class Build>
 auto with_sample_names(std::span<const std::int64_t> ids, const Build& build) {
   try {
@@ -45,7 +45,7 @@ auto with_sample_names(std::span<const std::int64_t> ids, const Build& build) {
   } catch (const Error& error) {
     const std::string names = sample_names(ids) + ": ";
     const bool has_names = std::string_view(error.what()).starts_with(names);
-    throw DataError(fmt::format("{}{}", has_names ? "" : names, error.what()), error.hint());
+    throw DataError(fmt::format("{}{}", has_names ? "" : names, error.what()), error.hint(), error.exit_code());
   } catch (const std::exception& error) {
     throw sample_error(sample_names(ids), error);
   }

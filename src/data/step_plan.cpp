@@ -88,7 +88,20 @@ void StepPlanner::seek(const LoaderPosition& position) {
   if (position.global_batch > 0 && position.global_batch != options_.global_batch) {
     take_global_batch(position);
   }
-  position_ = position_at(position.epoch, position.consumed);
+  position_ = position_at(position.epoch, consumed_before(position));
+}
+
+// With drop_last the length of a pass depends on the global batch, which may be another one now. The number of the pass
+// and the place in it stay the same.
+std::int64_t StepPlanner::consumed_before(const LoaderPosition& position) const {
+  if (!options_.sampler.drop_last || steps_per_epoch_.is_all() || position.global_batch < 1 || position.consumed == 0) {
+    return position.consumed;
+  }
+  DistributedSampler::Options saved = options_;
+  saved.global_batch = position.global_batch;
+  const std::int64_t before = DistributedSampler(saved).epoch_length();
+  const std::int64_t now = sampler_.epoch_length();
+  return position.consumed / before * now + std::min(position.consumed % before, now);
 }
 
 void StepPlanner::take_global_batch(const LoaderPosition& position) {

@@ -56,6 +56,7 @@ class StepPlanner {
  private:
   void check_order(const LoaderPosition& position) const;
   void take_global_batch(const LoaderPosition& position);
+  std::int64_t consumed_before(const LoaderPosition& position) const;
   std::int64_t epoch_samples() const noexcept;
   LoaderPosition position_at(std::int64_t epoch, std::int64_t consumed) const;
 

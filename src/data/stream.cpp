@@ -19,17 +19,19 @@ class SampleStream final : public Stream {
   void start_epoch(std::int64_t epoch, int rank, int world_size) override {
     source_ = start_(epoch, rank, world_size);
     given_ = 0;
+    ended_ = false;
   }
 
   std::optional<Batch> next(std::int64_t most) override {
     Stacker stacker(static_cast<std::size_t>(most), paddings_);
     Batch batch;
-    for (; batch.samples < most; ++batch.samples) {
-      auto sample = source_();
+    while (batch.samples < most) {
+      auto sample = read();
       if (!sample) {
         break;
       }
       stacker.add(given_++, std::move(*sample));
+      ++batch.samples;
     }
     if (batch.samples == 0) {
       return std::nullopt;
@@ -41,16 +43,23 @@ class SampleStream final : public Stream {
   }
 
   void skip(std::int64_t samples) override {
-    for (; samples > 0 && source_(); --samples) {
+    for (; samples > 0 && read(); --samples) {
       ++given_;
     }
   }
 
  private:
+  std::optional<Batch> read() {
+    auto sample = ended_ ? std::nullopt : source_();
+    ended_ = !sample;
+    return sample;
+  }
+
   std::function<SampleSource(std::int64_t, int, int)> start_;
   std::vector<Padding> paddings_;
   SampleSource source_{};
   std::int64_t given_ = 0;
+  bool ended_ = false;  // a source is not asked after its end: it may begin anew, or wait
 };
 
 }  // namespace

@@ -300,6 +300,15 @@ std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
     throw DataError(fmt::format("stream: found a batch of {} samples, expected 1 to {}", batch->samples, most),
                     "set Batch::samples; nullopt ends the epoch");
   }
+  if (batch && plan_.sampler.drop_last && batch->samples < most) {  // its step is not full, which ends the epoch
+    if (call([&] { return stream_->next(most - batch->samples); })) {
+      throw DataError(
+          fmt::format("{}: found a batch of {} before the end, expected {}", place(), counted(batch->samples, "sample"),
+                      most),
+          "with --sampler.drop_last true, next(most) has to return `most` samples until the end of the stream");
+    }
+    reader_.ended = true;
+  }
   if (const auto found = batch && plan_.data.check_finite ? find_not_finite(*batch, batch->samples) : std::nullopt) {
     throw DataError(fmt::format("{}: {}{}", place(), found->text,
                                 found->row ? fmt::format(" (sample {})", reader_.samples + *found->row) : ""));

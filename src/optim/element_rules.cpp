@@ -143,10 +143,8 @@ class Nadam final : public UpdateRule {
 
     const double mu = momentum(lists.step);
     const double next = momentum(lists.step + 1);
-    double product = 1;  // the parameters of a list have the same number of steps, and so the same product
-    for (const at::Tensor& number : lists.slots[2]) {
-      product = *number.mutable_data_ptr<double>() *= mu;
-    }
+    const double product = number_of(lists.slots[2]) * mu;
+    set_number(lists.slots[2], product);
     at::_foreach_addcdiv_(lists.values, gradients, denominators, -lists.lr * (1 - mu) / (1 - product));
     at::_foreach_addcdiv_(lists.values, lists.slots[0], denominators, -lists.lr * next / (1 - product * next));
   }
@@ -223,17 +221,14 @@ class Asgd final : public UpdateRule {
   }
   void update(const RuleLists& lists) const override {
     const Tensors gradients = decayed_gradients(lists);
-    const double eta = lists.slots[1].front().item<double>();
+    const double eta = number_of(lists.slots[1]);
     at::_foreach_mul_(lists.values, 1 - options_.lambd * eta);
     at::_foreach_add_(lists.values, gradients, -eta);
     const double mu = 1 / std::max(1.0, static_cast<double>(lists.step - 1) - options_.t0);
     Tensors distances = at::_foreach_sub(lists.values, lists.slots[0]);
     at::_foreach_add_(lists.slots[0], distances, mu);
-    const double next =
-        lists.lr / std::pow(1 + options_.lambd * lists.lr * static_cast<double>(lists.step), options_.alpha);
-    for (const at::Tensor& number : lists.slots[1]) {
-      *number.mutable_data_ptr<double>() = next;
-    }
+    set_number(lists.slots[1],
+               lists.lr / std::pow(1 + options_.lambd * lists.lr * static_cast<double>(lists.step), options_.alpha));
   }
 
  private:

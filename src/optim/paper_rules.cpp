@@ -118,22 +118,16 @@ class ScheduleFreeAdamW final : public UpdateRule {
     if (lists.weight_decay != 0) {
       at::_foreach_add_(directions, lists.values, lists.weight_decay);
     }
-    std::vector<at::Scalar> shares;  // of z in the average; parameters may have been frozen in different steps
-    std::vector<at::Scalar> rates;
-    for (std::size_t i = 0; i < z.size(); ++i) {
-      double& lr_max = *lists.slots[2][i].mutable_data_ptr<double>();
-      double& weight_sum = *lists.slots[3][i].mutable_data_ptr<double>();
-      lr_max = std::max(lr_max, lists.lr);
-      const double weight =
-          std::pow(static_cast<double>(lists.step), options_.r) * std::pow(lr_max, options_.weight_lr_power);
-      weight_sum += weight;
-      const double share = weight_sum > 0 ? weight / weight_sum : 0;
-      shares.emplace_back(share);
-      rates.emplace_back(lists.lr * (options_.beta1 * (1 - share) - 1));
-    }
-    at::_foreach_lerp_(lists.values, z, shares);
+    const double lr_max = std::max(number_of(lists.slots[2]), lists.lr);
+    const double weight =
+        std::pow(static_cast<double>(lists.step), options_.r) * std::pow(lr_max, options_.weight_lr_power);
+    const double weight_sum = number_of(lists.slots[3]) + weight;
+    const double share = weight_sum > 0 ? weight / weight_sum : 0;  // of z in the average
+    set_number(lists.slots[2], lr_max);
+    set_number(lists.slots[3], weight_sum);
+    at::_foreach_lerp_(lists.values, z, share);
     at::_foreach_add_(z, directions, -lists.lr);
-    at::_foreach_mul_(directions, rates);
+    at::_foreach_mul_(directions, lists.lr * (options_.beta1 * (1 - share) - 1));
     at::_foreach_add_(lists.values, directions);
   }
   bool has_evaluation_values() const override { return true; }

@@ -46,6 +46,16 @@ at::Tensor empty_slot(const StateSlot& slot, const at::Tensor& parameter) {
 RuleState::RuleState(std::span<const StateSlot> rule_slots)
     : kinds(rule_slots), step(at::zeros({}, at::kLong)), slots(rule_slots.size()) {}
 
+std::vector<double> RuleState::numbers() const {
+  std::vector<double> all = {step.item<double>()};
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    if (kinds[slot].shape == StateSlot::Shape::number) {
+      all.push_back(slots[slot].item<double>());
+    }
+  }
+  return all;
+}
+
 RuleOptimizer::RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults)
     : ListOptimizer(groups, std::make_unique<RuleOptions>(defaults), identity_of) {}
 
@@ -82,10 +92,10 @@ void RuleOptimizer::lists_changed() {
     if (list.is_new) {
       create_states(list);
     }
-    std::map<std::int64_t, Part> by_count;
+    std::map<std::vector<double>, Part> by_numbers;
     for (std::size_t member = 0; member < list.parameters.size(); ++member) {
       auto& state = static_cast<RuleState&>(*state_.at(list.parameters[member].unsafeGetTensorImpl()));
-      Part& part = by_count[state.count()];
+      Part& part = by_numbers[state.numbers()];
       part.list = i;
       part.members.push_back(member);
       part.states.push_back(&state);
@@ -95,7 +105,7 @@ void RuleOptimizer::lists_changed() {
         part.slots[slot].push_back(tensor.defined() ? as_real(tensor) : tensor);
       }
     }
-    for (auto& [count, part] : by_count) {
+    for (auto& [numbers, part] : by_numbers) {
       parts_.push_back(std::move(part));
     }
   }

@@ -36,7 +36,7 @@ struct CommonNumber {
   double first = 0;  ///< its value before the first step
 };
 
-/// The parameters of one update: same group, device, dtype and step. Complex ones are pairs of real numbers.
+/// The parameters of one update: same group, device, dtype, step and numbers. Complex ones are pairs of real numbers.
 struct RuleLists {
   std::int64_t step = 0;  ///< from 1
   double lr = 0;
@@ -82,6 +82,7 @@ struct RuleOptions : public torch::optim::OptimizerCloneableOptions<RuleOptions>
 struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> {
   explicit RuleState(std::span<const StateSlot> rule_slots);
   std::int64_t& count() { return *step.mutable_data_ptr<std::int64_t>(); }
+  std::vector<double> numbers() const;  ///< the count, and the slots that are numbers
 
   std::span<const StateSlot> kinds;  ///< those of the rule
   at::Tensor step;                   ///< int64, 0-dim, on the host
@@ -102,7 +103,7 @@ class RuleOptimizer final : public ListOptimizer {
   std::vector<at::Tensor>& common() noexcept { return common_; }
 
  private:
-  /// The parameters of a list with the same number of steps. Their numbers differ if some of them had no gradient in an
+  /// The parameters of a list with the same RuleState::numbers(). These differ if some of them had no gradient in an
   /// earlier step.
   struct Part {
     std::size_t list = 0;

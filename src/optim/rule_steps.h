@@ -37,6 +37,14 @@ inline Tensors root(const Tensors& squares, double eps) {
   return roots;
 }
 
+/// Of a slot that is a number: all parameters of an update have the same.
+inline double number_of(const Tensors& numbers) { return numbers.front().item<double>(); }
+inline void set_number(const Tensors& numbers, double value) {
+  for (const at::Tensor& each : numbers) {
+    *each.mutable_data_ptr<double>() = value;
+  }
+}
+
 inline double power(double base, std::int64_t exponent) { return std::pow(base, static_cast<double>(exponent)); }
 
 }  // namespace lockstep

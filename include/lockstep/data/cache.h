@@ -18,7 +18,7 @@ class World;
 
 /// Loads all samples into memory now. If they would need more than `most_bytes`, estimated from the first sample, it
 /// logs a warning with both numbers and returns `data` itself. Every rank has its own copy. Throws: exceptions of
-/// `data`; DataError (samples of different shapes, or with `extra`).
+/// `data`; DataError (samples of different shapes or with `extra`, or not one row of each tensor for each sample).
 std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes);
 
 /// Collective. Stores all samples in `directory`, one memory-mapped .npy file per tensor. Rank 0 writes them while the

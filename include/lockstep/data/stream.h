@@ -24,7 +24,8 @@ class Stream {
   /// `rank`.
   virtual void start_epoch(std::int64_t epoch, int rank, int world_size) = 0;
   /// A batch of at most `most` samples (`samples`, else the rows of `input`); nullopt: the epoch of this rank has
-  /// ended. A smaller batch does not end the epoch: the loader uses it as one micro-batch.
+  /// ended. A smaller batch does not end the epoch: the loader uses it as one micro-batch. With sampler.drop_last only
+  /// the last batch of the epoch may be smaller; another one is a DataError.
   virtual std::optional<Batch> next(std::int64_t most) = 0;
   /// Skips `samples` samples of the epoch, for a resumed run. Default: reads and drops them; override it if there is a
   /// faster way.
@@ -32,8 +33,8 @@ class Stream {
 };
 
 /// A stream that is read one sample at a time; the library stacks the samples as in sample_dataset, with `paddings`.
-/// `start` returns the source of an epoch, which returns nullopt at its end. Throws: DataError (`start` is empty);
-/// ConfigError with all invalid paddings.
+/// `start` returns the source of an epoch, which returns nullopt at its end and is not called again. Throws: DataError
+/// (`start` is empty); ConfigError with all invalid paddings.
 using SampleSource = std::function<std::optional<Batch>()>;
 std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
                                       std::vector<Padding> paddings = {});

@@ -2,13 +2,16 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -22,6 +25,7 @@
 #include <lockstep/world/world.h>
 
 #include "data/cache_progress.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 
@@ -111,6 +115,54 @@ TEST(MemoryCache, RejectsDifferentSamples) {
                    1 << 20),
       DataError);
   EXPECT_THROW(memory_cache(nullptr, 1), DataError);
+}
+
+TEST(Cache, RefusesDataWithoutOneRowForEachSample) {
+  class Rows final : public Dataset {
+   public:
+    using Get = std::function<Batch(std::int64_t first, std::int64_t samples)>;
+    explicit Rows(Get get) : get_(std::move(get)) {}
+    std::int64_t size() const override { return 64; }
+    Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+      Batch batch = get_(ids.front(), std::ssize(ids));
+      batch.samples = std::ssize(ids);
+      return batch;
+    }
+
+   private:
+    Get get_;
+  };
+  const struct {
+    Rows::Get get;
+    std::string found;
+  } cases[] = {
+      {[](std::int64_t, std::int64_t n) {
+         return Batch{.input = at::ones({2 * n, 3})};
+       },
+       "input of shape [2, 3] for 1 sample, expected [1, ...]"},
+      {[](std::int64_t, std::int64_t n) {
+         return Batch{.input = at::ones({n}), .fields = {{"length", at::scalar_tensor(3)}}};
+       },
+       "fields.length of shape [] for 1 sample, expected [1, ...]"},
+      {[](std::int64_t first, std::int64_t n) {
+         return Batch{.input = at::ones({first == 32 ? n - 1 : n, 3})};
+       },
+       "input of shape [31, 3] for 32 samples, expected [32, ...]"},
+      {[](std::int64_t first, std::int64_t n) {
+         return Batch{.input = at::ones({first == 32 ? n + 1 : n, 3})};
+       },
+       "input of shape [33, 3] for 32 samples, expected [32, ...]"},
+  };
+  World world = World::single(c10::kCPU);
+  for (const auto& [get, found] : cases) {
+    const auto data = std::make_shared<Rows>(get);
+    const std::string message =
+        "cache: found " + found + " | only data sets with one row of each tensor for each sample can be cached";
+    EXPECT_EQ(message_of<DataError>([&] { memory_cache(data, 1 << 20); }), message);
+    const TempDir dir;
+    EXPECT_EQ(message_of<DataError>([&] { disk_cache(data, dir.path(), world); }), message);
+    EXPECT_FALSE(std::filesystem::exists(dir.path() / "column0.npy"));
+  }
 }
 
 TEST(DiskCache, IsWrittenByOneRankAndOpenedByAll) {

@@ -20,6 +20,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/data_loader.h>
+#include <lockstep/data/transforms.h>
 #include <lockstep/world/world.h>
 
 #include "support/message_of.h"
@@ -272,6 +273,22 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   EXPECT_EQ(message([](std::int64_t) { throw std::bad_alloc(); }), "sample 0: std::bad_alloc: std::bad_alloc")
       << "other samples would need the memory too";
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
+}
+
+// A launcher starts a run again after an error of a disk, and not after bad data.
+TEST(DataLoader, KeepsTheExitCodeOfTheErrorOfASample) {
+  World world = cpu();
+  const std::shared_ptr<Dataset> data = sample_dataset(
+      8, [](std::int64_t, std::uint64_t) -> Batch { throw IoError("cannot read a.png: Input/output error"); });
+  const auto code_of = [](const std::function<void()>& act) { return error_of<DataError>(act).exit_code(); };
+  for (const auto& each : {data, map(data, [](Batch sample, std::uint64_t) { return sample; })}) {
+    EXPECT_EQ(code_of([&] { each->get(Ids{1, 2}, {}); }), ExitCode::io);
+    DataLoader loader(each, plan_of(4, 2, 1), world);
+    EXPECT_EQ(code_of([&] { loader.next(); }), ExitCode::io);
+  }
+  const auto fails = [](Batch) -> Batch { throw Error("memory ran out", {}, ExitCode::out_of_memory); };
+  const auto samples = map_batches(tensor_dataset(at::ones({8, 2})), fails);
+  EXPECT_EQ(code_of([&] { samples->get(Ids{1, 2}, {}); }), ExitCode::out_of_memory);
 }
 
 TEST(DataLoader, RefusesABatchOfAnotherLength) {

@@ -324,6 +324,38 @@ TEST(StepPlanner, AcceptsPositionsThatThePlannedGlobalBatchDoesNotReach) {
   EXPECT_EQ(after.position(), before.position());
 }
 
+// With drop_last the length of a pass depends on the global batch: 90 samples with 30, 80 with 40.
+TEST(StepPlanner, ContinuesALaterPassWithAnotherGlobalBatch) {
+  const auto planner_of = [](std::int64_t global_batch) {
+    return StepPlanner(
+        {.size = 100, .global_batch = global_batch, .world_size = 1, .sampler = {.shuffle = false, .drop_last = true}},
+        /*batch_size=*/40, /*rank=*/0, /*keep_global_batch=*/true, /*steps_per_epoch=*/10);
+  };
+  StepPlanner before = planner_of(30);
+  StepPlan plan;
+  for (int step = 0; step < 4; ++step) {
+    before.next(plan);
+  }
+  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(30), testing::Contains(0), testing::Contains(29)));
+  StepPlanner after = planner_of(40);
+  after.seek(before.position());
+  after.next(plan);
+  EXPECT_EQ(plan.pass, std::int64_t{1} << 32);
+  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(40), testing::Contains(30), testing::Contains(69)));
+  StepPlanner back = planner_of(30);
+  back.seek(after.position());
+  back.next(plan);
+  EXPECT_EQ(plan.pass, std::int64_t{1} << 32);
+  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(20), testing::Contains(70), testing::Contains(89)));
+
+  before.next(plan);  // 60 of the second pass, which is all of it with a global batch of 60
+  StepPlanner shorter = planner_of(60);
+  shorter.seek(before.position());
+  shorter.next(plan);
+  EXPECT_EQ(plan.pass, std::int64_t{2} << 32);
+  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(60), testing::Contains(0), testing::Contains(59)));
+}
+
 TEST(StepPlanner, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
   const auto reversed = custom_order(100, [](std::uint64_t, std::int64_t) {
     Ids ids(100);

@@ -450,5 +450,71 @@ TEST(Stream, StacksSamplesOneByOne) {
   EXPECT_THROW(sample_stream({}), DataError);
 }
 
+// A source may begin anew, or wait for ever, if it is asked after its end.
+TEST(Stream, DoesNotAskASourceAfterItsEnd) {
+  World world = World::single(c10::kCPU);
+  const auto start = [](std::int64_t epoch, int, int) {
+    return [epoch, next = std::int64_t{0}, ended = false]() mutable -> std::optional<Batch> {
+      EXPECT_FALSE(ended);
+      ended = next == 5;
+      return ended ? std::nullopt : std::optional(Batch{.input = at::scalar_tensor(10 * epoch + next++, at::kLong)});
+    };
+  };
+  for (const std::int64_t batch : {2, 5, 8}) {
+    DataLoader loader(sample_stream(start), plan_of(batch, batch, 1), world);
+    for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+      Ids ids;
+      for (bool ends_epoch = false; !ends_epoch;) {
+        const Seen step = seen(*loader.next());
+        ids.insert(ids.end(), step.ids.begin(), step.ids.end());
+        ends_epoch = step.ends_epoch;
+      }
+      EXPECT_THAT(ids, ElementsAre(10 * epoch, 10 * epoch + 1, 10 * epoch + 2, 10 * epoch + 3, 10 * epoch + 4));
+    }
+  }
+  DataLoader shorter(sample_stream(start), plan_of(2, 2, 0), world);  // than when the checkpoint was written
+  shorter.seek({.consumed = 6, .state = "0 3 6"});
+  EXPECT_THROW(shorter.next(), DataError);
+}
+
+TEST(Stream, RefusesASmallerBatchBeforeTheEndIfSmallerStepsAreDropped) {
+  class Shards final : public Stream {  // of 11 samples; the last one has 7
+   public:
+    void start_epoch(std::int64_t, int, int) override { at_ = 0; }
+    std::optional<Batch> next(std::int64_t most) override {
+      const std::int64_t count = std::min({most, 11 - at_ % 11, 40 - at_});
+      at_ += count;
+      return count == 0 ? std::nullopt : std::optional(Batch{.input = at::arange(at_ - count, at_)});
+    }
+
+   private:
+    std::int64_t at_ = 0;
+  };
+  World world = World::single(c10::kCPU);
+  for (const int workers : {0, 1}) {
+    for (const int prefetch : {1, 2, 3}) {
+      LoaderPlan plan = plan_of(4, 4, workers, prefetch);
+      plan.sampler.drop_last = true;
+      DataLoader dropping(std::make_unique<Shards>(), plan, world);
+      EXPECT_EQ(
+          message_of<DataError>([&] {
+            while (!dropping.next()->ends_epoch) {
+            }
+          }),
+          "stream of rank 0, after sample 8 of its epoch: found a batch of 3 samples before the end, expected 4 | "
+          "with --sampler.drop_last true, next(most) has to return `most` samples until the end of the stream");
+      plan.sampler.drop_last = false;
+      DataLoader keeping(std::make_unique<Shards>(), plan, world);
+      std::int64_t samples = 0;
+      for (bool ends_epoch = false; !ends_epoch;) {
+        const Seen step = seen(*keeping.next());
+        samples += step.global;
+        ends_epoch = step.ends_epoch;
+      }
+      EXPECT_EQ(samples, 40);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

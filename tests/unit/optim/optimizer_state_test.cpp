@@ -118,6 +118,34 @@ TEST_P(OptimizerState, ContinuesBitwiseAfterAllParametersWereFrozen) {
   EXPECT_TRUE(are_equal(straight, resumed));
 }
 
+// Their numbers of steps are the same in the end, and the learning rates of these steps are not.
+TEST(RuleOptimizer, TrainsParametersThatWereFrozenInTurnAsIfEachWereAlone) {
+  for (const auto& [name, make] : {Case{"asgd", asgd({.lambd = 0.1})}, Case{"nadam", nadam()},
+                                   Case{"schedule_free_adamw", schedule_free_adamw()}}) {
+    const auto train_both = [](const NamedTensors& parameters, const std::vector<BuiltOptimizer*>& optimizers) {
+      for (int step = 0; step < 30; ++step) {
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const bool is_frozen = step < 20 && (step < 10) != (i == 0);
+          const at::Tensor& parameter = parameters[i].second;
+          parameter.mutable_grad() = is_frozen ? at::Tensor() : at::sin(parameter + step);
+        }
+        for (BuiltOptimizer* built : optimizers) {
+          built->optimizer->param_groups().front().options().set_lr(0.1 / (1 + step));
+          built->optimizer->step();
+        }
+      }
+    };
+    const NamedTensors together = {{"a", at::ones({3})}, {"b", at::arange(4, at::kFloat)}};
+    const NamedTensors alone = copies(together);
+    BuiltOptimizer both = build_optimizer(make, together);
+    BuiltOptimizer a = build_optimizer(make, {alone[0]});
+    BuiltOptimizer b = build_optimizer(make, {alone[1]});
+    train_both(together, {&both});
+    train_both(alone, {&a, &b});
+    EXPECT_TRUE(are_equal(together, alone)) << name;
+  }
+}
+
 TEST(LoadOptimizerState, KnowsTheRuleOfAFrozenParameter) {
   const NamedTensors parameters = make_parameters();
   BuiltOptimizer trained = build_optimizer(muon(), parameters);
