@@ -172,14 +172,10 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   }
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
-  // is the missing one.
+  // is the missing one. If the last gradient comes from a part that recompute() runs again, the reducer waits earlier,
+  // at the end of that part's own backward, and its wait counts as work; shared memory has no such wait.
   lane_.register_hook([this](const at::Tensor&) {
-    torch::autograd::Engine::get_default_engine().queue_callback([this] {
-      begin_reduction();
-      if (shared_ != nullptr) {
-        shared_->finish();
-      }
-    });
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { begin_reduction(); });
   });
 
   // See Note [Counts and compression].
@@ -288,7 +284,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   ddp_.lane_->write_requests(ddp_.take_requests());
   is_reducing_ = false;
   if (shared_ != nullptr) {
-    shared_->begin_backward(/*finishes_at_once=*/ddp_.options_.static_graph && first_backward_);
+    shared_->begin_backward();
   }
   if (hook_ != nullptr) {
     hook_->begin_backward(/*expects_counts=*/count_.defined() || idle_, ddp_.step_);
@@ -309,13 +305,18 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     lane.register_hook([this](const at::Tensor&) {
       torch::autograd::Engine::get_default_engine().queue_callback([this, reducer = reducer_] {
         begin_reduction();
-        reducer->delay_all_reduce();  // waits for each bucket
+        reducer->delay_all_reduce();
       });
     });
   }
   first_backward_ = false;
   try {
-    with_peers(ddp_.world_, "gradient all-reduce", [&] { torch::autograd::backward(roots, gradients); });
+    with_peers(ddp_.world_, "gradient all-reduce", [&] {
+      torch::autograd::backward(roots, gradients);
+      if (shared_ != nullptr) {
+        shared_->finish();
+      }
+    });
   } catch (const c10::Error& error) {
     explain_second_gradient(error);
     throw;

@@ -236,22 +236,19 @@ SharedMemoryHook::SharedMemoryHook(c10::intrusive_ptr<c10d::ProcessGroup> group,
 
 c10::intrusive_ptr<c10::ivalue::Future> SharedMemoryHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor& full = bucket.getBuffer();
+  const std::size_t index = next_++;
   if (full.is_sparse()) {
     return mean_over(*group_, full);
   }
-  LOCKSTEP_ASSERT(full.const_data_ptr() == reduction_->part(bucket.getIndex()), "the bucket is in the shared memory");
-  reduction_->publish(bucket.getIndex(), write_mean_of(reals_of(full).scalar_type()));
-  const auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-  pending_.push_back({.bucket = full, .done = done});
-  if (finishes_at_once_) {
-    finish();
-  }
+  LOCKSTEP_ASSERT(full.const_data_ptr() == reduction_->part(index), "the bucket is in the shared memory");
+  reduction_->publish(index, write_mean_of(reals_of(full).scalar_type()));
+  auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  done->markCompleted(c10::IValue(full));
   return done;
 }
 
-void SharedMemoryHook::begin_backward(bool finishes_at_once) {
-  finishes_at_once_ = finishes_at_once;
-  if (!pending_.empty()) {
+void SharedMemoryHook::begin_backward() const {
+  if (next_ != 0) {
     throw Error("--backend shm: the backward before was not completed, so the ranks have different gradients",
                 "end the run when a backward throws");
   }
@@ -259,10 +256,7 @@ void SharedMemoryHook::begin_backward(bool finishes_at_once) {
 
 void SharedMemoryHook::finish() {
   as_backend_error([&] { reduction_->finish(); });
-  for (const Pending& part : pending_) {
-    part.done->markCompleted(c10::IValue(part.bucket));
-  }
-  pending_.clear();  // not after a failure: begin_backward() then refuses to go on
+  next_ = 0;  // not after a failure: begin_backward() then refuses to go on
 }
 
 }  // namespace lockstep

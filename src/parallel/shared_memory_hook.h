@@ -1,6 +1,7 @@
 // Gradients of ranks on the CPUs of one machine, reduced in memory that they share (--backend shm, or auto).
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace lockstep {
 class World;
 
 /// The dense buckets lie in the shared memory, see Note [Shared reduction]. A bucket is published as soon as the
-/// backward has computed it, and finished at the end of the backward: until then the rank has work of its own. The
-/// means have the same bytes on every rank. Sparse buckets go through the process group.
+/// backward has computed it. The reducer does not wait for it: it only makes views of the bucket, and it may wait
+/// within the backward, where it runs a part again (recompute()) and the rank has work of its own. finish() waits,
+/// after the backward. The means have the same bytes on every rank. Sparse buckets go through the process group.
 class SharedMemoryHook final : public c10d::CommHookInterface {
  public:
   /// Collective. Moves the dense ones of `buckets`, which are all of the reducer, to the shared memory. If a rank
@@ -25,24 +27,18 @@ class SharedMemoryHook final : public c10d::CommHookInterface {
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
 
-  /// `finishes_at_once`: the reducer waits for each bucket itself. Throws: Error if the backward before has failed.
-  void begin_backward(bool finishes_at_once);
-  /// Call it when this rank's part of a backward is done, before the reducer waits. Throws: c10::DistBackendError.
+  /// Throws: Error if the backward before has failed.
+  void begin_backward() const;
+  /// Call it after each backward: then the buckets have the means. Throws: c10::DistBackendError.
   void finish();
 
  private:
   SharedMemoryHook(c10::intrusive_ptr<c10d::ProcessGroup> group, std::unique_ptr<SharedReduction> reduction,
                    const std::vector<c10d::GradBucket>& buckets);
 
-  struct Pending {
-    at::Tensor bucket{};
-    c10::intrusive_ptr<c10::ivalue::Future> done{};
-  };
-
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const std::unique_ptr<SharedReduction> reduction_;
-  std::vector<Pending> pending_{};
-  bool finishes_at_once_ = false;
+  std::size_t next_ = 0;  // bucket of this backward; not GradBucket::getIndex(), see BucketHook::runHook()
 };
 
 }  // namespace lockstep

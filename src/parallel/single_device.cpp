@@ -74,6 +74,9 @@ void SingleDeviceOptimizer::build_again() {
   BuiltOptimizer before = std::move(built_);
   build();
   take_over(built_, before);
+  for (const auto& [name, parameter] : built_.frozen) {  // zero_grad() does not reach it any more
+    parameter.mutable_grad().reset();
+  }
 }
 
 // Gradients are cleared, not set to zero: the next backward then writes each gradient once instead of adding to it.

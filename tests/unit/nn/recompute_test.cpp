@@ -1,7 +1,11 @@
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -151,7 +155,7 @@ TEST(Recompute, KeepsNoCastOfAutocast) {
 }
 
 TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
-  thread_world(2, [](World& world) {
+  const auto refuse = [](World& world) {
     Block block;
     Ddp strategy({}, {.find_unused_parameters = true}, world);
     const OptimizerSpec spec(adamw({.lr = 0.01}));
@@ -161,7 +165,9 @@ TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
     const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t); }, input());
     const std::string text = message_of([&] { strategy.optimizer().backward(y.sum()); });
     EXPECT_THAT(text, testing::ContainsRegex("(first|second)\\.(weight|bias) got a second gradient in one backward"));
-  });
+  };
+  thread_world(2, refuse);
+  shared_memory_world(2, refuse);
 }
 
 TEST(Recompute, TakesSeveralInputsAndOutputs) {
@@ -188,37 +194,95 @@ TEST(Recompute, HasNoSecondDerivative) {
               HasSubstr("recompute() has no second derivative"));
 }
 
-// The reducer gets the gradients from a backward within the backward.
-TEST(Recompute, TrainsOnSeveralRanks) {
-  for (const bool static_graph : {false, true}) {
-    thread_world(2, [&](World& world) {
-      std::vector<NamedTensors> found;
-      for (const bool recomputes : {false, true}) {
-        torch::nn::Module both;
-        Block& lower = *both.register_module("lower", std::make_shared<Block>());
-        Block& upper = *both.register_module("upper", std::make_shared<Block>());
-        both.eval();
-        Ddp strategy({}, {.bucket_mib = 0.0001, .static_graph = static_graph}, world);
-        const OptimizerSpec spec(adamw({.lr = 0.01}));
-        strategy.prepare(both, {&spec, 1});
-        for (int step = 0; step < 3; ++step) {
-          strategy.begin_step(step, {});
-          strategy.optimizer().zero_grad();
-          strategy.optimizer().begin_forward(Gradients::reduce);
-          const at::Tensor x = input() + world.rank() + step;
-          const auto run = [&](Block& part, const at::Tensor& t) {
-            return recomputes ? recompute([&](const at::Tensor& in) { return part.forward(in); }, t) : part.forward(t);
-          };
-          strategy.optimizer().backward(run(upper, run(lower, x)).square().mean());
-          strategy.optimizer().finish();
-          strategy.optimizer().step();
-        }
-        found.push_back(copies(module_tensors(both)));
+struct Ranks {
+  std::string name{};
+  int count = 2;
+  Backend backend = Backend::gloo;
+  DistConfig options{};
+  GradientHook hook{};
+  int micro_batches = 1;
+  bool has_two_optimizers = false;
+};
+std::ostream& operator<<(std::ostream& out, const Ranks& ranks) { return out << ranks.name; }
+
+/// The module after three steps. With two optimizers, the backward of the second one goes on below its own part.
+NamedTensors trained(const Ranks& ranks, World& world, bool recomputes) {
+  torch::nn::Module both;
+  Block& lower = *both.register_module("lower", std::make_shared<Block>());
+  Block& upper = *both.register_module("upper", std::make_shared<Block>());
+  both.eval();
+  std::vector<OptimizerSpec> specs(ranks.has_two_optimizers ? 2 : 1, OptimizerSpec(adamw({.lr = 0.01})));
+  if (ranks.has_two_optimizers) {
+    specs[0].name = "of lower";
+    specs[0].module = &lower;
+    specs[1].name = "of upper";
+    specs[1].module = &upper;
+  }
+  Ddp strategy({}, ranks.options, world, Precision::fp32, /*seed=*/0, ranks.hook);
+  strategy.prepare(both, specs);
+  const auto run = [&](Block& part, const at::Tensor& x) {
+    return recomputes ? recompute([&](const at::Tensor& in) { return part.forward(in); }, x) : part.forward(x);
+  };
+  for (int step = 0; step < 3; ++step) {
+    strategy.begin_step(step, {});
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      StrategyOptimizer& optimizer = strategy.optimizer(i);
+      optimizer.zero_grad();
+      for (int m = 1; m <= ranks.micro_batches; ++m) {
+        optimizer.begin_forward(m == ranks.micro_batches ? Gradients::reduce : Gradients::accumulate);
+        optimizer.backward(run(upper, run(lower, input() + world.rank() + step + 0.1 * m)).square().mean());
       }
-      EXPECT_TRUE(are_equal(found[0], found[1]));
-    });
+      optimizer.finish();
+      optimizer.step();
+    }
+  }
+  return copies(module_tensors(both));
+}
+
+class RecomputeOnRanks : public testing::TestWithParam<Ranks> {};
+
+// The reducer gets the gradients from a backward within the backward.
+TEST_P(RecomputeOnRanks, TrainsAsWithoutIt) {
+  const Ranks& ranks = GetParam();
+  const auto compare = [&](World& world) {
+    EXPECT_TRUE(are_equal(trained(ranks, world, true), trained(ranks, world, false)));
+  };
+  thread_world(ranks.count, compare, std::chrono::seconds(30), /*nodes=*/1, ranks.backend);
+}
+
+constexpr double kTinyBuckets = 0.0001;  // MiB
+
+void mean_in_two_parts(const GradientBucket& bucket, World& world) {
+  for (at::Tensor& part : bucket.gradients.tensor_split(2)) {
+    world.all_reduce(part, Reduce::mean);
   }
 }
+
+/// Each with several buckets, over Gloo and in shared memory.
+std::vector<Ranks> all_ranks() {
+  std::vector<Ranks> all;
+  for (const auto& [of_backend, backend] : {std::pair("gloo", Backend::gloo), std::pair("shm", Backend::shm)}) {
+    const auto add = [&](const char* name, Ranks ranks) {
+      ranks.name = fmt::format("{}_{}_{}", name, ranks.count, of_backend);
+      ranks.backend = backend;
+      ranks.options.bucket_mib = kTinyBuckets;
+      all.push_back(std::move(ranks));
+    };
+    for (const int count : {2, 3}) {
+      add("plain", {.count = count});
+      add("static_graph", {.count = count, .options = {.static_graph = true}});
+    }
+    add("accumulation", {.micro_batches = 2});
+    add("two_optimizers", {.count = 3, .has_two_optimizers = true});
+    add("compression", {.options = {.compression = GradCompression::fp16}});
+    add("compression_static_graph", {.options = {.static_graph = true, .compression = GradCompression::fp16}});
+    add("hook", {.hook = mean_in_two_parts});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, RecomputeOnRanks, testing::ValuesIn(all_ranks()),
+                         [](const auto& test) { return test.param.name; });
 
 TEST(Recompute, RefusesAnUndefinedInput) {
   torch::nn::Linear layer(4, 4);

@@ -131,6 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
     Modes, DdpGradients,
     testing::Values(Case{"plain", 2}, Case{"four_ranks", 4}, Case{"tiny_buckets", 3, {.bucket_mib = 0.0001}},
                     Case{"accumulation", 2, {}, false, 3}, Case{"static_graph", 2, {.static_graph = true}},
+                    Case{"static_graph_tiny_buckets", 3, {.bucket_mib = 0.0001, .static_graph = true}},
                     Case{"unused", 2, {.find_unused_parameters = true}, true},
                     Case{"unused_accumulated", 3, {.find_unused_parameters = true}, true, 2},
                     Case{"bf16", 2, {.compression = GradCompression::bf16}, false, 1, 2e-2},
@@ -481,6 +482,25 @@ struct Pair : torch::nn::Module {
   }
   std::shared_ptr<Net> g, d;
 };
+
+TEST(PrepareAgain, LeavesNoGradientToFrozenParameters) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      Net net;
+      const auto strategy = make_strategy(plan_for(ranks, {}), world);
+      const OptimizerSpec spec(sgd());
+      strategy->prepare(net, {&spec, 1});
+      strategy->optimizer().begin_forward(Gradients::reduce);
+      strategy->optimizer().backward(loss_of(net.forward(inputs(0)), targets(0)));
+      strategy->optimizer().finish();
+      const at::Tensor kept = net.c->weight.grad().clone();
+      net.a->weight.requires_grad_(false);
+      strategy->prepare_again();
+      EXPECT_FALSE(net.a->weight.grad().defined());
+      EXPECT_TRUE(at::equal(net.c->weight.grad(), kept));
+    });
+  }
+}
 
 // Two optimizers: one's backward neither reduces nor touches the other's gradients.
 TEST(Ddp, KeepsTwoOptimizersApart) {

@@ -16,6 +16,7 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/nn/recompute.h>
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/parallel/sync_batch_norm.h>
 
@@ -69,6 +70,15 @@ struct AnyBatchNormImpl : torch::nn::BatchNormImplBase<1, AnyBatchNormImpl> {
 TORCH_MODULE(AnyBatchNorm);
 using SyncNet = Net<SyncBatchNorm>;
 using PlainNet = Net<AnyBatchNorm>;
+
+/// Its first layers run again in the backward, where the reducer gets its last gradients.
+struct RecomputedNet : SyncNet {
+  using SyncNet::SyncNet;
+  at::Tensor forward(const at::Tensor& x) {
+    const auto pooled = [this](const at::Tensor& in) { return at::relu(norm(first(in))).mean({2, 3}); };
+    return last(at::tanh(flat(second(recompute(pooled, x)))));
+  }
+};
 
 /// A strategy for a net.
 struct Prepared {
@@ -204,6 +214,49 @@ TEST(SyncBatchNorm, DiffersFromBatchNormOfEachRank) {
   thread_world(2, [&](World& world) {
     EXPECT_GE(difference_after_training<PlainNet>(c, world, torch::nn::BatchNormOptions(6)), 1e-4);
   });
+}
+
+TEST(SyncBatchNorm, TrainsInARecomputedPartBesideAnIdleRank) {
+  for (const bool static_graph : {false, true}) {
+    const Case c{.name = "",
+                 .samples = {{4, 0, 2}},
+                 .options = {.bucket_mib = 0.0001, .static_graph = static_graph, .broadcast_buffers = false}};
+    const auto train = [&](World& world) {  // the recomputation writes statistics twice
+      const auto options = torch::nn::BatchNormOptions(6).track_running_stats(false);
+      EXPECT_LE(difference_after_training<RecomputedNet>(c, world, options), 1e-12);
+    };
+    thread_world(3, train);
+    shared_memory_world(3, train);
+  }
+}
+
+// The optimizer has all its gradients before the backward reaches the batch norm.
+TEST(SyncBatchNorm, TrainsBelowARecomputedPartBesideAnIdleRank) {
+  const auto train = [](World& world) {
+    SyncNet net;
+    OptimizerSpec spec(sgd({.lr = 0.1}));
+    spec.module = net.last.get();
+    Ddp strategy({}, kOwnBuffers, world);
+    strategy.prepare(net, {&spec, 1});
+    for (std::int64_t step = 0; step < 3; ++step) {
+      strategy.begin_step(step, {});
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(Gradients::reduce);
+      if (world.rank() == 1) {
+        strategy.optimizer().backward_nothing();
+      } else {
+        const auto pooled = net.norm(net.first(inputs(step, 4))).mean({2, 3});
+        const auto last = [&](const at::Tensor& in) { return net.last(in); };
+        strategy.optimizer().backward(recompute(last, net.flat(net.second(pooled))).square().mean());
+      }
+      strategy.optimizer().finish();
+      strategy.optimizer().step();
+    }
+    const auto weights = world.all_gather(net.last->weight);
+    EXPECT_TRUE(weights[0].equal(weights[1]) && weights[0].equal(weights[2]));
+  };
+  thread_world(3, train);
+  shared_memory_world(3, train);
 }
 
 // A generator that a step of the discriminator only evaluates: its forward has no backward.
