@@ -11,9 +11,8 @@ using std::chrono::seconds;
 // Note [Timeline of a failure]: a rank fails at 0 s. Times are of the default configuration, on a machine that is not
 // overloaded.
 //
-//     0 s    Between two steps, the rank has waited for the others to fail too (kCommonFailure). It tells its
-//     supervisor
-//            (kSend at most) or the store (kAnnounce at most).
+//     0 s    Between two steps, the rank has waited for the others to fail too (kCommonFailure).
+//            It tells its supervisor (kSend at most) or the store (kAnnounce at most).
 //   0.2 s    Every other rank has looked at the store (kLook), or was told by its supervisor to end.
 //   0.5 s    A supervisor that still waits for ranks says so (kNotice).
 //   0.9 s    Rank 0, which may serve the store, has waited until the others have read why (kLinger).

@@ -241,7 +241,7 @@ EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& sa
   const std::int64_t epoch = number.value_or(saved.consumed > 0 ? saved.epoch + 1 : saved.epoch);
   const auto steps = saved.global_batch == now.global_batch ? parse_int(text(contents, kPlaceSteps)) : std::nullopt;
   return {.number = epoch,
-          .steps = steps.value_or(now.global_batch > 0 ? saved.consumed / now.global_batch : 0),
+          .steps = steps.value_or(now.global_batch > 0 ? now.consumed / now.global_batch : 0),
           .validation_is_due = text(contents, kPlaceValidation) == "true"};
 }
 
@@ -352,14 +352,14 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (is_of_this_model) {  // if this throws, the optimizers are discarded, and the model is as before
     run.strategy.load_optimizer_state(optimizer->second);
   } else if (run.world.is_main()) {
-    log_warning("the checkpoint is of another model: the optimizers and callbacks begin without its state");
+    log_warning("the checkpoint is of another model: the optimizers, callbacks and reports begin without its state");
   }
   seek(run, position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
   if (const auto saved = contents.tensors.find("callbacks"); is_of_this_model && saved != contents.tensors.end()) {
     run.callbacks.load(saved->second, run.world);
   }
-  if (const auto report = contents.tensors.find("report"); report != contents.tensors.end()) {
+  if (const auto report = contents.tensors.find("report"); is_of_this_model && report != contents.tensors.end()) {
     restore_reports(run, report->second, /*in_epoch=*/position.consumed > 0);
   }
   // With another global batch the epoch may be over at this position.

@@ -29,9 +29,9 @@ struct EvaluationOptions {
 std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackList& callbacks,
                                                                       const StageContext& context);
 
-/// Collective. Validates on one epoch of `data` from its position, every sample once, weighted by count over all ranks.
-/// Runs in evaluation mode without gradients, then restores the random generators and the training flag of every
-/// submodule. A stop request on any rank ends it between two batches and restores the position of `data`.
+/// Collective. Validates on the current epoch of `data`, from its beginning, every sample once, weighted by count over
+/// all ranks. Runs in evaluation mode without gradients, then restores the random generators and the training flag of
+/// every submodule. A stop request on any rank ends it between two batches. Afterwards `data` is where it was.
 Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConfig& config, const TrainControl& control,
                     const EvaluationOptions& options = {});
 

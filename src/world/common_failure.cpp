@@ -5,8 +5,10 @@
 // The one that completes the count says so. One that waits in vain says that it is too late. The store keeps what was
 // said first, so all ranks have the same answer.
 
+#include <future>
 #include <string>
-#include <vector>
+#include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -22,12 +24,18 @@ bool WorldAccess::is_common_failure(World& world, std::int64_t step) {
     return true;
   }
   const std::string key = fmt::format("failed_at/{}/{}", step, impl.progress->collectives.load());
-  const std::string answer = key + "/answer";
-  const bool completes = store_add(*impl.store, key, 1) == world.size();
-  if (completes || !store_poll(*impl.store, answer, deadlines::kCommonFailure)) {
-    store_set_first(*impl.store, answer, completes ? "all" : "too late");
-  }
-  return store_get(*impl.store, answer) == "all";
+  std::packaged_task<bool()> question([store = impl.store, key, size = world.size()] {
+    const std::string answer = key + "/answer";
+    const bool completes = store_add(*store, key, 1) == size;
+    if (completes || !store_poll(*store, answer, deadlines::kCommonFailure)) {
+      store_set_first(*store, answer, completes ? "all" : "too late");
+    }
+    return store_get(*store, answer) == "all";
+  });
+  // The store may not answer. Then this rank ends, and the thread with it.
+  auto found = question.get_future();
+  std::thread(std::move(question)).detach();
+  return found.wait_for(2 * deadlines::kCommonFailure) == std::future_status::ready && found.get();
 }
 
 }  // namespace lockstep

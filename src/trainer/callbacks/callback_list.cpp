@@ -74,6 +74,10 @@ void CallbackList::add(std::shared_ptr<Callback> callback) {
     throw ConfigError("Trainer::add got a null pointer", "give it a callback, such as make_shared<EarlyStopping>(...)");
   }
   std::string name(callback->name());
+  if (std::ranges::any_of(entries_, &Entry::is_running)) {
+    throw ConfigError(fmt::format("the callback '{}' was added inside of a callback", name),
+                      "add it before fit(); OnOptions::when says when it is called");
+  }
   for (const Entry& other : entries_) {
     if (other.name == name) {
       throw ConfigError(

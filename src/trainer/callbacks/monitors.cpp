@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -285,8 +287,13 @@ void Profiler::start(const StageContext& context) {
 
 void Profiler::finish() {
   is_recording_ = false;
-  std::filesystem::create_directories(file_.parent_path());
   const auto result = torch::autograd::profiler::disableProfiler();
+  std::error_code failure;  // a report never ends a run
+  std::filesystem::create_directories(file_.parent_path(), failure);
+  if (failure) {
+    log_warning(fmt::format("no trace in {}: {}", file_.string(), failure.message()));
+    return;
+  }
   result->save(file_.string());
   log_info(fmt::format("recorded {} operations in {}", result->events().size(), file_.string()));
 }

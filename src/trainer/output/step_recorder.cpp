@@ -24,6 +24,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kEnds = "records";  // key in the values of a checkpoint: "20:0123456789abcdef", for each rank
+constexpr const char* kRolledBack = "records_rolled_back";  // the next record says so
 
 std::string text_of(const RecordsEnd& end) { return fmt::format("{}:{:016x}", end.step, end.hash); }
 
@@ -80,6 +81,7 @@ StepRecorder::~StepRecorder() = default;
 void StepRecorder::restore(const std::map<std::string, std::string>& values) {
   const auto found = values.find(kEnds);
   ends_ = found == values.end() ? std::vector<RecordsEnd>() : mapped(split(found->second, ' '), end_of);
+  rolled_back_ = values.contains(kRolledBack);
 }
 
 std::map<std::string, std::string> StepRecorder::values(World& world) const {
@@ -91,8 +93,14 @@ std::map<std::string, std::string> StepRecorder::values(World& world) const {
     }
     ends = std::move(now);
   }
-  return ends.empty() ? std::map<std::string, std::string>()
-                      : std::map<std::string, std::string>{{kEnds, join(ends, " ")}};
+  std::map<std::string, std::string> values;
+  if (!ends.empty()) {
+    values[kEnds] = join(ends, " ");
+  }
+  if (rolled_back_) {
+    values[kRolledBack] = "true";
+  }
+  return values;
 }
 
 void StepRecorder::open(const std::filesystem::path& directory, std::int64_t step, World& world) {

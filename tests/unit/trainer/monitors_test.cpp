@@ -22,6 +22,7 @@
 #include <lockstep/trainer/monitors.h>
 
 #include "base/json.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -365,6 +366,17 @@ TEST(Profiler, ShowsWhereARankWaitsForTheOthers) {
     EXPECT_GT(waits[i].first, backwards[i].first);
     EXPECT_LE(waits[i].second, backwards[i].second);
   }
+}
+
+TEST(Profiler, DoesNotEndARunWhoseTraceCannotBeWritten) {
+  const TempDir dir;
+  std::ofstream(dir.path() / "file") << "no directory";
+  CapturedStderr captured;
+  reports(1, monitored(8), [&](Trainer& trainer) {
+    trainer.add(std::make_shared<Profiler>(
+        ProfilerOptions{.first_step = 3, .steps = 2, .directory = dir.path() / "file" / "traces"}));
+  });
+  EXPECT_THAT(captured.text(), HasSubstr("no trace in "));
 }
 
 TEST(Profiler, LeavesNoFileAfterATrial) {

@@ -38,6 +38,16 @@ std::string refusal(int ranks, const std::function<std::unique_ptr<Task>()>& mak
   });
 }
 
+TEST(Refused, IsACallbackThatIsAddedInACallback) {
+  World world = World::single(at::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(8), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::fit_start, [&](const StageContext&) { trainer.on(Stage::step_end, [](const StageContext&) {}); });
+  EXPECT_THAT(message_of([&] { trainer.fit(task, data); }), testing::HasSubstr("was added inside of a callback"));
+}
+
 TEST(Refused, IsALossThatIsMissingOnEveryRank) {
   class Empty final : public TinyTask {
    public:
