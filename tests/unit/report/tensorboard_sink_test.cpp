@@ -157,6 +157,21 @@ TEST_F(TensorboardFiles, AreNewForEachAttempt) {
   }
 }
 
+TEST_F(TensorboardFiles, BeginAgainAfterTheyWereDeleted) {
+  const std::vector<MetricValue> metrics{{"loss", 0.5}};
+  const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
+  std::filesystem::remove(files().at(0));
+  testing::internal::CaptureStderr();
+  sink->write(1, metrics);
+  sink->write(2, metrics);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("missing rows: 1"));
+  sink->write(3, metrics);
+  const auto found = events(files().at(0));
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(field(found[0], 2), "2");
+  EXPECT_EQ(field(found[1], 2), "3");
+}
+
 TEST_F(TensorboardFiles, RefuseTwoMetricsOfOneName) {
   const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
   const std::vector<MetricValue> metrics{{"loss", 0.5}, {"loss", 0.5}};
