@@ -19,10 +19,8 @@ void ask(const std::filesystem::path& run, std::string_view command) {
 
 TEST(RunCommands, AreTakenOnceAndAtMostOncePerSecond) {
   const TempDir dir;
-  ask(dir.path(), "stop");  // of an earlier training
+  ask(dir.path(), "save");  // while the training was being prepared
   RunCommands commands(real_file_system(), dir.path());
-  EXPECT_FALSE(std::filesystem::exists(command_file(dir.path(), "stop")));
-  ask(dir.path(), "save");
   ask(dir.path(), "validate");
   CommandsTaken taken = commands.take();
   EXPECT_FALSE(taken.save) << "it looked a moment ago";
@@ -41,9 +39,7 @@ TEST(RunCommands, AreTakenOnceAndAtMostOncePerSecond) {
 TEST(RunCommands, OfAProgramAreKnownToOthersUntilTheNextTraining) {
   const TempDir dir;
   FileSystem& fs = real_file_system();
-  ask(dir.path(), "sample");
   RunCommands commands(fs, dir.path(), {"sample", "print-table"});
-  EXPECT_FALSE(std::filesystem::exists(command_file(dir.path(), "sample"))) << "of an earlier training";
   EXPECT_THAT(commands_of_run(fs, dir.path()),
               testing::ElementsAre("stop", "save", "validate", "report", "sample", "print-table"));
   ask(dir.path(), "print-table");
@@ -56,6 +52,18 @@ TEST(RunCommands, OfAProgramAreKnownToOthersUntilTheNextTraining) {
   EXPECT_THAT(taken.own, testing::ElementsAre("print-table"));
   const RunCommands next(fs, dir.path());
   EXPECT_THAT(commands_of_run(fs, dir.path()), testing::ElementsAre("stop", "save", "validate", "report"));
+}
+
+TEST(RunCommands, OfAnEarlierTrainingAreDropped) {
+  const TempDir dir;
+  drop_commands(real_file_system(), dir.path());  // there is no directory of commands
+  const RunCommands commands(real_file_system(), dir.path(), {"sample"});
+  ask(dir.path(), "stop");
+  ask(dir.path(), "sample");
+  drop_commands(real_file_system(), dir.path());
+  EXPECT_FALSE(std::filesystem::exists(command_file(dir.path(), "stop")));
+  EXPECT_FALSE(std::filesystem::exists(command_file(dir.path(), "sample")));
+  EXPECT_THAT(commands_of_run(real_file_system(), dir.path()), testing::Contains("sample")) << "that is no command";
 }
 
 TEST(RunCommands, AreNotLookedForWithoutADirectory) {
