@@ -51,7 +51,7 @@ class RunCommands {
   FileSystem& fs_;
   std::filesystem::path run_;
   std::vector<std::string> own_;
-  Clock::time_point looked_ = Clock::now();
+  Clock::time_point looked_ = Clock::now() - std::chrono::seconds(1);  // the first take() looks
 };
 
 }  // namespace lockstep

@@ -21,16 +21,18 @@ TEST(RunCommands, AreTakenOnceAndAtMostOncePerSecond) {
   const TempDir dir;
   ask(dir.path(), "save");  // while the training was being prepared
   RunCommands commands(real_file_system(), dir.path());
-  ask(dir.path(), "validate");
   CommandsTaken taken = commands.take();
-  EXPECT_FALSE(taken.save) << "it looked a moment ago";
+  EXPECT_TRUE(taken.save);
+  ask(dir.path(), "validate");
+  taken = commands.take();
+  EXPECT_FALSE(taken.validate) << "it looked a moment ago";
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!taken.save && std::chrono::steady_clock::now() < end) {
+  while (!taken.validate && std::chrono::steady_clock::now() < end) {
     taken = commands.take();
     std::this_thread::yield();
   }
-  EXPECT_TRUE(taken.save);
   EXPECT_TRUE(taken.validate);
+  EXPECT_FALSE(taken.save);
   EXPECT_FALSE(taken.stop);
   EXPECT_FALSE(taken.report);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path() / "commands"));
