@@ -122,9 +122,8 @@ void write_contents(CheckpointWriter& writer, std::int64_t step, const Checkpoin
 }
 
 std::map<std::string, std::string> peek_values(const CheckpointDir& directory, std::int64_t step) {
-  constexpr std::int64_t kMaxBytes = 64 << 20;  // with the state of a program's data source
   try {
-    return parse_state(directory.read(step, std::string(kStateName), kMaxBytes));
+    return parse_state(directory.read(step, std::string(kStateName), kMaxStateBytes));
   } catch (const std::exception&) {
     return {};
   }

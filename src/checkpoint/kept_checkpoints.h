@@ -45,7 +45,7 @@ class KeptCheckpoints {
 
  private:
   void note_values(std::int64_t step, const std::map<std::string, std::string>& values);
-  /// Best first; among equals the newer first.
+  /// Best first; among equals the first one first.
   std::vector<std::int64_t> by_score() const;
   std::optional<std::int64_t> newest_whole();
   /// The run continued without them. Keeps them for inspection: neither a save nor retention touches them.

@@ -18,6 +18,7 @@
 #include "checkpoint/main_rank.h"
 #include "config/without_files.h"
 #include "storage/run_choice.h"
+#include "storage/run_commands.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -94,6 +95,9 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
       // Information is logged by the main rank only, and this is another disk.
       log(world.is_main() ? LogLevel::info : LogLevel::warning,
           fmt::format("--fresh: moved the old run to {}", hold->held_->set_aside().string()));
+    }
+    if (!hold->trained_before_) {  // a restart takes what the attempt before it was asked for
+      drop_commands(real_file_system(), hold->path_);
     }
     try {
       hold->held_->write(hold->record_);

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include <torch/csrc/jit/frontend/error_report.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <lockstep/base/error.h>
@@ -34,8 +35,10 @@ at::Tensor ScriptModule::forward(const at::Tensor& input) { return script_->forw
 c10::IValue ScriptModule::forward(std::vector<c10::IValue> inputs) { return script_->forward(std::move(inputs)); }
 
 void ScriptModule::train(bool on) {
-  torch::nn::Module::train(on);  // and the submodules
-  script_->setattr("training", on);
+  torch::nn::Module::train(on);        // and the submodules
+  if (script_->hasattr("training")) {  // a frozen one has no mode
+    script_->setattr("training", on);
+  }
 }
 
 void ScriptModule::save(const std::filesystem::path& file) const {
@@ -55,6 +58,9 @@ std::shared_ptr<ScriptModule> script_module(const std::filesystem::path& file) {
     return std::make_shared<ScriptModule>(torch::jit::load(file.string(), at::kCPU));
   } catch (const c10::Error& error) {
     throw CheckpointError(file.string() + ": " + std::string(without_frames(error.what())));
+  } catch (const torch::jit::ErrorReport& error) {
+    throw CheckpointError(file.string() + ": " + std::string(trim(error.what())),
+                          "link the library that registers the operators of the model");
   }
 }
 

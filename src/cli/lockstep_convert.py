@@ -200,6 +200,8 @@ def convert(args):
         write_pt(target, state, epochs, args.format == "snapshot", args.ddp)
     elif target.suffix and not target.is_dir():
         raise Refused(f"{target}: expected a directory, or a name that ends in .safetensors, .pt, .pth or .bin")
+    elif args.step < 0:
+        raise Refused(f"--step is {args.step}, expected 0 or more")
     else:
         target = write_checkpoint(target, args.step, state, epochs)
     print(f"{target}: {len(state)} tensors, {epochs} finished epochs")

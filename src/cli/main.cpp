@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <system_error>
@@ -44,6 +45,10 @@ int main(int argc, char** argv) {
       throw lockstep::IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
     }
     return code;
+  } catch (const std::filesystem::filesystem_error& error) {
+    const lockstep::IoError failure(error.what(), {}, error.code().value());
+    lockstep::write_line(lockstep::error_text(failure));
+    return static_cast<int>(lockstep::exit_code_of(failure));
   } catch (const std::system_error& error) {  // of fmt::print
     const lockstep::IoError output(fmt::format("cannot write to standard output: {}", error.code().message()), {},
                                    error.code().value());

@@ -82,7 +82,8 @@ std::vector<FileSetting> parse_config_json(std::string_view text, const std::str
 
 std::string read_config_text(const std::filesystem::path& file) {
   const std::string extension = to_lower(file.extension().string());
-  if (extension != ".toml" && extension != ".json" && std::filesystem::exists(file)) {
+  std::error_code unreadable;  // read_file() says it better
+  if (extension != ".toml" && extension != ".json" && std::filesystem::exists(file, unreadable)) {
     const bool is_yaml = extension == ".yaml" || extension == ".yml";
     throw ConfigError(fmt::format("{}: expected a file that ends in .toml or .json", file.string()),
                       is_yaml

@@ -104,6 +104,9 @@ class Precheck {
       }
     }
     at_ = std::min(at_ + end.size(), text_.size());
+    for (int own = 0; multi_line && own < 2 && follows(end.substr(0, 1)); ++own) {
+      ++at_;  // a text may end with two quotes of its own
+    }
   }
 
   void check_section() const {

@@ -47,14 +47,18 @@ MinMetric::MinMetric() : smallest_(add_state("smallest", infinite(1), StateReduc
 
 void MinMetric::update(const at::Tensor& values) {
   const c10::NoGradGuard no_grad;
-  smallest_ = at::minimum(smallest_, values.min().to(at::kDouble));
+  if (values.numel() > 0) {
+    smallest_ = at::minimum(smallest_, values.min().to(at::kDouble));
+  }
 }
 
 MaxMetric::MaxMetric() : largest_(add_state("largest", infinite(-1), StateReduction::max)) {}
 
 void MaxMetric::update(const at::Tensor& values) {
   const c10::NoGradGuard no_grad;
-  largest_ = at::maximum(largest_, values.max().to(at::kDouble));
+  if (values.numel() > 0) {
+    largest_ = at::maximum(largest_, values.max().to(at::kDouble));
+  }
 }
 
 namespace {
@@ -66,7 +70,8 @@ double checked_gamma(const std::vector<double>& quantiles, double relative_error
                     fmt::format("found the quantile {}, expected a number from 0 to 1", quantile));
   }
   check.refuse_if(quantiles.empty(), "found no quantile, expected at least one")
-      .expect("relative_error", relative_error, relative_error > 0 && relative_error < 1, "a number between 0 and 1")
+      .expect("relative_error", relative_error, relative_error >= 1e-5 && relative_error < 1,
+              "0.00001 or more and less than 1")
       .throw_problems();
   return (1 + relative_error) / (1 - relative_error);
 }

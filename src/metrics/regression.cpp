@@ -49,7 +49,9 @@ at::Tensor MeanAbsoluteError::compute() const { return sum_ / count_; }
 R2Score::R2Score(std::int64_t outputs)
     : sum_(add_sum("sum", {checked_outputs(outputs)})),
       sum_of_squares_(add_sum("sum_of_squares", {outputs})),
-      residual_(add_sum("residual", {outputs})) {}
+      residual_(add_sum("residual", {outputs})),
+      smallest_(add_state("smallest", at::full({outputs}, HUGE_VAL, at::kDouble), StateReduction::min)),
+      largest_(add_state("largest", at::full({outputs}, -HUGE_VAL, at::kDouble), StateReduction::max)) {}
 
 void R2Score::update(const at::Tensor& predictions, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
@@ -64,14 +66,18 @@ void R2Score::update(const at::Tensor& predictions, const at::Tensor& targets) {
   sum_of_squares_ += values.square().sum(0);
   residual_ += errors.view({-1, outputs}).square().sum(0);
   count_ += values.size(0);
+  if (values.size(0) > 0) {
+    smallest_ = at::minimum(smallest_, values.amin(0));
+    largest_ = at::maximum(largest_, values.amax(0));
+  }
 }
 
 at::Tensor R2Score::compute() const {
   const at::Tensor total = sum_of_squares_ - sum_.square() / count_;
   const at::Tensor scores = 1 - residual_ / total;
-  // Constant targets: 1 if all predictions are right, else 0.
+  // Constant targets: 1 if all predictions are right, else 0. Rounding leaves a total of them that is not quite 0.
   const at::Tensor constant = at::where(residual_ == 0, at::ones_like(residual_), at::zeros_like(residual_));
-  return at::where(total == 0, constant, scores).mean();
+  return at::where((smallest_ == largest_).logical_or(total == 0), constant, scores).mean();
 }
 
 PeakSignalNoiseRatio::PeakSignalNoiseRatio(double data_range) : data_range_(data_range) {

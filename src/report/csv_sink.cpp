@@ -101,7 +101,7 @@ class CsvSink final : public MetricSink {
       if (line > 0) {
         text.append(rows.substr(0, end)).append(more, ',').append("\n");
       }
-      rows.remove_prefix(std::min(rows.size(), end + 1));
+      rows.remove_prefix(end == std::string_view::npos ? rows.size() : end + 1);  // an editor may have saved it
     }
     return text;
   }

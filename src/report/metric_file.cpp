@@ -15,6 +15,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
+constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 
 std::string first_bytes(const RandomAccessFile& file) {
   std::string text(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 16)), '\0');
@@ -25,16 +26,23 @@ std::string first_bytes(const RandomAccessFile& file) {
 /// Offset of the first row of a step after `resume_step`.
 std::int64_t end_of_steps(const RandomAccessFile& file, std::int64_t resume_step,
                           std::int64_t (*step_of)(std::string_view row)) {
-  std::string text(static_cast<std::size_t>(std::min(end_of_last_line(file), kMaxBytes)), '\0');
-  file.read(0, std::as_writable_bytes(std::span(text)));
-  std::size_t begin = 0;
-  for (std::size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
-    if (step_of(std::string_view(text).substr(begin, end - begin)) > resume_step) {
-      break;
+  const std::int64_t size = end_of_last_line(file);
+  std::string block;
+  std::int64_t begin = 0;  // of a row
+  for (std::int64_t bytes = kBlockBytes; begin < size;) {
+    block.resize(static_cast<std::size_t>(std::min(bytes, size - begin)));
+    file.read(begin, std::as_writable_bytes(std::span(block)));
+    std::string_view rest = block;
+    for (std::size_t end = rest.find('\n'); end != std::string_view::npos; end = rest.find('\n')) {
+      if (step_of(rest.substr(0, end)) > resume_step) {
+        return begin;
+      }
+      rest.remove_prefix(end + 1);
+      begin += static_cast<std::int64_t>(end + 1);
     }
-    begin = end + 1;
+    bytes *= rest.size() == block.size() ? 2 : 1;  // a row is longer than the block
   }
-  return static_cast<std::int64_t>(begin);
+  return begin;
 }
 
 }  // namespace

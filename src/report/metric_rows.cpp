@@ -252,11 +252,28 @@ std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem
   return fs.exists(table) ? std::optional(parse_metric_table(read_metric_file(fs, table))) : std::nullopt;
 }
 
+namespace {
+
+/// The report before the first row. The rows of a run that did not write them from its beginning on start late: then
+/// the first ones are as many steps after it as the second ones are after the first.
+std::int64_t step_before(std::string_view text) {
+  std::vector<std::int64_t> steps;  // the first two
+  for_each_line(text, [&](std::string_view line) {
+    const auto step = steps.size() < 2 ? parse_int(line.substr(0, line.find(','))) : std::nullopt;
+    if (step && (steps.empty() || steps.front() != *step)) {
+      steps.push_back(*step);
+    }
+  });
+  return steps.size() < 2 || steps[1] < steps[0] ? 0 : std::max<std::int64_t>(0, steps[0] - (steps[1] - steps[0]));
+}
+
+}  // namespace
+
 std::vector<RankTimes> parse_rank_times(std::string_view text) {
   constexpr std::string_view kSuffix = "_ms";
   std::vector<std::string> columns;
   std::map<int, RankTimes> ranks;
-  std::int64_t current = 0;
+  std::int64_t current = step_before(text);
   std::int64_t previous = 0;  // the report before: a rank may be new since a resume
   for_each_line(text, [&](std::string_view line) {
     if (columns.empty()) {

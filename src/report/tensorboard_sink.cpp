@@ -1,6 +1,7 @@
 // The format: records of TFRecord files with protocol buffers of type tensorflow.Event
 // (tensorflow/core/util/event.proto, framework/summary.proto; tensorboard/plugins/hparams/*.proto). Only the fields
 // that are written here are encoded.
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <span>
@@ -92,10 +93,12 @@ class TensorboardSink final : public MetricSink {
  public:
   TensorboardSink(FileSystem& fs, const std::filesystem::path& directory, std::int64_t resume_step,
                   std::string_view description)
-      : file_(fs, directory / file_name(fs, directory), "rows", [this](WritableFile& file, const RandomAccessFile&) {
-          file.truncate(written_);  // a failed write may have left a part of a record
-          return true;
-        }) {
+      : file_(fs, directory / file_name(fs, directory), "rows",
+              [this](WritableFile& file, const RandomAccessFile& content) {
+                written_ = std::min(written_, content.size());  // less in a new file, after this one was deleted
+                file.truncate(written_);                        // a failed write may have left a part of a record
+                return true;
+              }) {
     append(record(event().text(3, "brain.Event:2")));
     constexpr int kStart = 1;  // of tensorflow.SessionLog: TensorBoard drops rows of earlier files from this step on
     append(record(event().integer(2, resume_step + 1).message(7, Message().integer(1, kStart))));

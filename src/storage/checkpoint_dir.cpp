@@ -145,9 +145,13 @@ std::vector<std::int64_t> CheckpointDir::steps() const {
 }
 
 Path CheckpointDir::path(std::int64_t step) const {
+  Path committed = directory_ / step_name(step);
+  if (fs_.exists(committed)) {  // nearly always; a listing for each of many steps is slow
+    return committed;
+  }
   const auto found = committed_directories(fs_, directory_);
   const auto it = found.find(step);
-  return directory_ / (it == found.end() ? step_name(step) : it->second);
+  return it == found.end() ? committed : directory_ / it->second;
 }
 
 Manifest CheckpointDir::manifest(std::int64_t step) const {

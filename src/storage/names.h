@@ -10,6 +10,7 @@ namespace lockstep {
 
 inline constexpr std::string_view kManifestName = "MANIFEST.json";
 inline constexpr std::string_view kStateName = "state.json";
+inline constexpr std::int64_t kMaxStateBytes = 64 << 20;  // with the state of a program's data source
 
 enum class DirectoryKind {
   committed,  ///< step-0000000500

@@ -20,7 +20,7 @@ std::filesystem::path command_file(const std::filesystem::path& run, std::string
 
 namespace {
 
-// No command: words have no dot.
+// No command, as it has a dot.
 std::filesystem::path own_commands_file(const std::filesystem::path& run) { return run / "commands" / ".own"; }
 
 }  // namespace
@@ -37,18 +37,23 @@ std::vector<std::string> commands_of_run(FileSystem& fs, const std::filesystem::
   return commands;
 }
 
+void drop_commands(FileSystem& fs, const std::filesystem::path& run) {
+  try {
+    for (const std::string& name : fs.list(run / "commands")) {
+      if (name.find('.') == std::string::npos) {  // words have no dot, temporary files have one
+        fs.remove(command_file(run, name));
+      }
+    }
+  } catch (const IoError& error) {
+    log_warning(fmt::format("a command for an earlier training stays: {}", error.what()));
+  }
+}
+
 RunCommands::RunCommands(FileSystem& fs, std::filesystem::path run, std::vector<std::string> own)
     : fs_(fs), run_(std::move(run)), own_(std::move(own)) {
-  if (run_.empty()) {
-    return;
+  if (!run_.empty()) {
+    note_own();
   }
-  for (const std::string_view command : kRunCommands) {
-    take(command);
-  }
-  for (const std::string& command : own_) {
-    take(command);
-  }
-  note_own();
 }
 
 void RunCommands::note_own() {

@@ -21,6 +21,10 @@ std::filesystem::path command_file(const std::filesystem::path& run, std::string
 /// All commands that the last training in this directory takes.
 std::vector<std::string> commands_of_run(FileSystem& fs, const std::filesystem::path& run);
 
+/// Removes the commands that an earlier launch has not taken. Call it where the lock of the run has just been taken:
+/// later ones are for the training that follows.
+void drop_commands(FileSystem& fs, const std::filesystem::path& run);
+
 /// What the main rank was asked to do.
 struct CommandsTaken {
   bool stop = false;
@@ -32,8 +36,7 @@ struct CommandsTaken {
 
 class RunCommands {
  public:
-  /// Removes commands that an earlier training has not taken, and notes those of the program for commands_of_run().
-  /// `run`: empty: there are no commands.
+  /// Notes the commands of the program for commands_of_run(). `run`: empty: there are no commands.
   RunCommands(FileSystem& fs, std::filesystem::path run, std::vector<std::string> own = {});
 
   /// Looks at most once per second.
@@ -48,7 +51,7 @@ class RunCommands {
   FileSystem& fs_;
   std::filesystem::path run_;
   std::vector<std::string> own_;
-  Clock::time_point looked_ = Clock::now();
+  Clock::time_point looked_ = Clock::now() - std::chrono::seconds(1);  // the first take() looks
 };
 
 }  // namespace lockstep

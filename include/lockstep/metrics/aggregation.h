@@ -61,8 +61,8 @@ class MaxMetric final : public Metric {
 /// buckets for absolute values from 1e-9 to 1e9; smaller ones count as 0, larger ones as 1e9. NaN is not counted.
 class Quantile final : public Metric {
  public:
-  /// `quantiles`: each from 0 to 1. `relative_error`: above 0, below 1; the state has about 2 x 20.7 / relative_error
-  /// numbers. Throws: ConfigError.
+  /// `quantiles`: each from 0 to 1. `relative_error`: 0.00001 or more, below 1; the state has about 2 x 20.7 /
+  /// relative_error numbers. Throws: ConfigError.
   explicit Quantile(std::vector<double> quantiles, double relative_error = 0.01);
   void update(const at::Tensor& values);                    ///< any shape
   at::Tensor compute() const override;                      ///< one element per quantile; NaN without values

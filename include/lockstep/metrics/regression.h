@@ -49,6 +49,8 @@ class R2Score final : public Metric {
   at::Tensor& sum_;             // of the targets
   at::Tensor& sum_of_squares_;  // of the targets
   at::Tensor& residual_;        // sum of the squared errors
+  at::Tensor& smallest_;        // target
+  at::Tensor& largest_;         // target
 };
 
 /// In decibel.

@@ -156,8 +156,8 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
     const auto value = metric != newest.end() && metric->is_string() && !facts.monitor.empty()
                            ? parse_double(metric->get<std::string>())
                            : std::nullopt;
-    // Among equals the newer, as CheckpointStore keeps it.
-    if (value && (!facts.best || (is_largest ? *value >= facts.best_value : *value <= facts.best_value))) {
+    // Among equals the first, as CheckpointStore keeps it.
+    if (value && (!facts.best || (is_largest ? *value > facts.best_value : *value < facts.best_value))) {
       facts.best = step;
       facts.best_value = *value;
     }
@@ -252,7 +252,7 @@ std::string_view to_string(RunState state) noexcept {
 
 Json read_state(const CheckpointDir& directory, const Manifest& manifest) {
   try {
-    return parse_json(directory.read(manifest.step, std::string(kStateName)));
+    return parse_json(directory.read(manifest.step, std::string(kStateName), kMaxStateBytes));
   } catch (const std::exception&) {
     return Json::object();
   }
@@ -316,7 +316,9 @@ RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes)
   read_or_note(run, [&] { read_settings(fs, run); });
   read_or_note(run, [&] { read_checkpoints(fs, run); });
   read_or_note(run, [&] { read_metrics(fs, run, last_bytes); });
-  read_or_note(run, [&] { run.times = read_rank_times(fs, directory); });
+  if (last_bytes == kWholeFile) {
+    read_or_note(run, [&] { run.times = read_rank_times(fs, directory); });
+  }
   run.last_step = run.metrics.last_step;
   run.last_activity = run.metrics.last_time;
   for (const RunEvent& event : run.events) {

@@ -58,7 +58,7 @@ struct RunData {
   RunCheckpointFacts checkpoints{};
   MetricRows metrics{};
   std::vector<RunEvent> events{};
-  std::vector<RankTimes> times{};
+  std::vector<RankTimes> times{};    ///< only if all metrics are read
   Texts settings{};                  ///< config.toml and the program's own flags, "optim.lr" -> "0.001"
   Texts environment{};               ///< program, launcher, ranks and others
   std::vector<std::string> notes{};  ///< what is damaged or missing
@@ -76,8 +76,8 @@ void refuse_folder_of_runs(FileSystem& fs, const std::filesystem::path& director
 /// Throws: ConfigError if it is no run.
 void require_run(FileSystem& fs, const std::filesystem::path& directory);
 
-/// Reads at most `last_bytes` of the metrics. Damaged and missing files become notes. Throws: ConfigError if the
-/// directory is no run, IoError.
+/// Reads at most `last_bytes` of the metrics; kWholeFile: all, and the times of the ranks. Damaged and missing files
+/// become notes. Throws: ConfigError if the directory is no run, IoError.
 RunData read_run(FileSystem& fs, const std::filesystem::path& directory, std::int64_t last_bytes = kWholeFile);
 
 /// For ages: "50 s", "3 min", "2 h", "5 d".

@@ -126,6 +126,9 @@ int verify(const CommandLine& line, const Variables&) {
   Json all = Json::array();
   for (const std::int64_t step : target.step ? std::vector{*target.step} : checkpoints.steps()) {
     const Checked checked = check(checkpoints, step);
+    if (!checked.manifest && !target.step && !fs.exists(checkpoints.path(step))) {
+      continue;  // the run has deleted it meanwhile
+    }
     if (checked.manifest) {
       newest = step;
       newest_is_weights_only = checked.is_weights_only;

@@ -107,12 +107,18 @@ class Launch {
       const std::string line = output_.substr(0, end);
       output_.erase(0, end + 1);
       if (const std::size_t begin = line.find('{'); begin != std::string::npos) {
-        take(parse_json(line.substr(begin)));
+        take(line.substr(begin));
       }
     }
   }
 
-  void take(Json line) {
+  void take(const std::string& text) {
+    Json line;
+    try {
+      line = parse_json(text);
+    } catch (const std::runtime_error&) {
+      return;  // libraries write to standard output, too
+    }
     if (line.value("measured", "") == "met") {
       outcome_.met_s = seconds_since(start_);
       for (const int pid : line.at("pids")) {

@@ -12,6 +12,7 @@
 #include <lockstep/base/file_system.h>
 
 #include "config/without_files.h"
+#include "storage/run_commands.h"
 #include "storage/run_directory.h"
 #include "support/captured_stderr.h"
 #include "support/temp_dir.h"
@@ -45,6 +46,23 @@ TEST(RunHold, IsSharedForTheSameDirectory) {
   EXPECT_NE(RunHold::take(plan_of(dir.path() / "other", "a"), world), hold);
   EXPECT_FALSE(hold->trained_before());
   EXPECT_TRUE(hold->trained_before()) << "by whoever asked first";
+}
+
+TEST(RunHold, DropsTheCommandsForAnEarlierLaunch) {
+  const TempDir dir;
+  const Path run = dir.path() / "run";
+  World world = World::single(c10::Device(c10::kCPU));
+  const Path stop = command_file(run, "stop");
+  const auto is_kept_by = [&](const std::string& launch) {
+    RunHold::take(plan_of(run, launch), world);  // creates the directory
+    std::filesystem::create_directories(stop.parent_path());
+    write_file(real_file_system(), stop, "");
+    RunHold::take(plan_of(run, launch), world);
+    return std::filesystem::exists(stop);
+  };
+  EXPECT_TRUE(is_kept_by("a")) << "a restart takes what the attempt before it was asked for";
+  RunHold::take(plan_of(run, "b"), world);
+  EXPECT_FALSE(std::filesystem::exists(stop));
 }
 
 TEST(RunHold, IsRejectedOnEveryRank) {

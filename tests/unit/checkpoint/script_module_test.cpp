@@ -130,6 +130,14 @@ TEST_F(ScriptModules, TrainAlikeOnAnyNumberOfRanks) {
   EXPECT_FALSE(at::equal(trained[0][0].second, module_tensors(*script_module(file_))[0].second)) << "it was trained";
 }
 
+TEST_F(ScriptModules, WithoutAModeCanBeEvaluated) {
+  torch::jit::Module frozen("Frozen");  // torch.jit.freeze() removes the attribute
+  frozen.define("def forward(self, x: Tensor) -> Tensor:\n  return torch.neg(x)\n");
+  ScriptModule net(frozen);
+  net.eval();
+  EXPECT_TRUE(at::equal(net.forward(input_), -input_));
+}
+
 TEST_F(ScriptModules, RefuseOtherFiles) {
   const auto other = dir_.path() / "other.pt";
   EXPECT_THROW(script_module(other), IoError);

@@ -130,13 +130,13 @@ TEST(RunReading, FollowsRestartsAndResumes) {
   EXPECT_THAT(run.settings, testing::Contains(testing::Pair("program.size", "7")));
 }
 
-TEST(RunReading, TheNewerOfEqualCheckpointsIsTheBest) {
+TEST(RunReading, TheFirstOfEqualCheckpointsIsTheBest) {
   const TempDir temp;
   const WrittenRun written(temp.path() / "a", {.checkpoint = {.monitor = "val_loss"}});
   for (const std::int64_t step : {20, 40, 60}) {
     written.checkpoint(step, step == 60 ? 2 : 1);
   }
-  EXPECT_EQ(read(written).checkpoints.best, 40);
+  EXPECT_EQ(read(written).checkpoints.best, 20);
 }
 
 TEST(RunReading, NamesTheBuildOfTheLastStart) {

@@ -279,6 +279,7 @@ TEST_F(ConfigFile, ReportsUnusableFiles) {
               ElementsAre("cannot open none.toml: No such file or directory | "));
   EXPECT_THAT(problems_in((directory_.path() / "none").string()),
               ElementsAre("cannot open none: No such file or directory | "));
+  EXPECT_THAT(problems_in(std::string(300, 'a')), ElementsAre(HasSubstr("File name too long")));
 }
 
 TEST_F(ConfigFile, MayBeASymbolicLink) {
@@ -504,6 +505,7 @@ TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {
       {"[.]\n", "a.toml:1: expected the name of a section"},
       {"a = [\n[1],\n]\n [[ #]]\n", "a.toml:4: expected the name of a section"},
       {"a = \"\n\u00e9\"\n", "a.toml:2: found a character that is not ASCII"},
+      {"a = \"\"\"b\"\"\"\" \u00e9\n", "a.toml:1: found a character that is not ASCII"},
   };
   for (const auto& [text, expected] : cases) {
     EXPECT_THAT(message_of<ConfigError>([&] { parse_config_toml(text, "a.toml"); }), testing::StartsWith(expected));

@@ -270,6 +270,7 @@ TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
   EXPECT_THAT(message_of([] { AUROC({.task = Classification::multiclass, .classes = 3, .average = Average::micro}); }),
               HasSubstr("average is micro"));
   EXPECT_THAT(message_of([] { Quantile({0.5, 2}, 1); }), HasSubstr("the quantile 2"));
+  EXPECT_THAT(message_of([] { Quantile({0.5}, 1e-9); }), HasSubstr("expected 0.00001 or more and less than 1"));
   EXPECT_THAT(message_of([] { PeakSignalNoiseRatio(0); }), HasSubstr("data_range is 0"));
   EXPECT_THAT(message_of([] { R2Score(0); }), HasSubstr("outputs is 0"));
   Accuracy accuracy({.classes = 3});
@@ -285,6 +286,33 @@ TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
               HasSubstr("found the prediction -1"));
   MeanSquaredError error;
   EXPECT_THAT(message_of([&] { error.update(at::ones({2}), at::ones({2, 1})); }), HasSubstr("expected equal shapes"));
+}
+
+// 0.7 cannot be written exactly, so its sums do not cancel.
+TEST(R2Score, OfConstantTargetsIsOneOrZero) {
+  const at::Tensor targets = at::full({10}, 0.7, at::kDouble);
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [&](World& world) {
+      R2Score wrong;
+      R2Score right;
+      wrong.update(targets + 0.1, targets);
+      right.update(targets, targets);
+      wrong.update(at::empty({0}), at::empty({0}));
+      EXPECT_EQ(wrong.value(world).item<double>(), 0);
+      EXPECT_EQ(right.value(world).item<double>(), 1);
+    });
+  }
+}
+
+TEST(Metrics, OfExtremesIgnoreBatchesWithoutValues) {
+  MinMetric smallest;
+  MaxMetric largest;
+  for (const at::Tensor& values : {at::empty({0}), at::tensor({3.0, 5.0}), at::empty({0})}) {
+    smallest.update(values);
+    largest.update(values);
+  }
+  EXPECT_EQ(smallest.compute().item<double>(), 3);
+  EXPECT_EQ(largest.compute().item<double>(), 5);
 }
 
 TEST(Metrics, OfAClassWithoutTargetsHaveNoArea) {

@@ -175,6 +175,12 @@ TEST(RankTimes, OfARankThatCameWithAResumeBeginThere) {
   EXPECT_DOUBLE_EQ(times[2].seconds[1].second, 1);
 }
 
+TEST(RankTimes, ThatWereSwitchedOnLateCountNoEarlierSteps) {
+  const auto times = parse_rank_times("step,rank,step_ms,data_ms\n100020,0,100,0\n100040,0,100,0\n");
+  ASSERT_EQ(times.size(), 1U);
+  EXPECT_DOUBLE_EQ(times[0].seconds[1].second, 4);
+}
+
 MetricSeries waves(std::size_t count) {
   MetricSeries series{.name = "loss"};
   for (std::size_t i = 0; i < count; ++i) {

@@ -73,6 +73,22 @@ TEST_F(JsonlSink, HasEveryStepOnceAfterAResume) {
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{10, 20, 30}));
 }
 
+// It is read in blocks, and a row may be longer than one.
+TEST_F(JsonlSink, ContinuesALargeFile) {
+  const auto row = [](int step, std::size_t bytes) {
+    return fmt::format("{{\"step\":{},\"text\":\"{}\"}}\n", step, std::string(bytes, 'x'));
+  };
+  std::string kept = row(1, 3'000'000);
+  for (int step = 2; step <= 300; ++step) {
+    kept += row(step, 10'000);
+  }
+  put(kept + row(301, 10'000) + row(302, 3'000'000));
+  jsonl_sink(fs_, file_, 300);
+  EXPECT_TRUE(text() == kept);
+  jsonl_sink(fs_, file_, 1);
+  EXPECT_TRUE(text() == row(1, 3'000'000));
+}
+
 TEST_F(JsonlSink, TruncatesAnIncompleteRowAndKeepsUnknownRows) {
   put("{\"step\":10}\nnot ours\n{\"step\":20,\"lo");
   jsonl_sink(fs_, file_, 100);
@@ -90,6 +106,17 @@ TEST_F(CsvSink, WidensTheFileForNewColumns) {
   EXPECT_EQ(text(), "step,loss,val_loss,\"a,\"\"b\"\"\"\n1,0.5,,\n2,NaN,0.30000000000000004,2\n");
   sink->write(3, third);
   EXPECT_EQ(text(), "step,loss,val_loss,\"a,\"\"b\"\"\",lr\n1,0.5,,,\n2,NaN,0.30000000000000004,2,\n3,,,,-Infinity\n");
+}
+
+// As an editor or a spreadsheet saves it.
+TEST_F(CsvSink, WidensAFileWithoutALastLineFeed) {
+  const auto sink = csv_sink(fs_, file_, 0);
+  const MetricValue first[] = {{"a", 2}};
+  const MetricValue second[] = {{"a", 3}, {"b", 4}};
+  sink->write(1, first);
+  put("step,a\n1,2");
+  sink->write(2, second);
+  EXPECT_EQ(text(), "step,a,b\n1,2,\n2,3,4\n");
 }
 
 TEST_F(CsvSink, ContinuesAFileWithItsColumns) {

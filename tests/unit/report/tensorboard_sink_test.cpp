@@ -12,6 +12,7 @@
 #include <lockstep/report/metric_sink.h>
 
 #include "base/crc32c.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 
@@ -155,6 +156,21 @@ TEST_F(TensorboardFiles, AreNewForEachAttempt) {
   for (const auto& file : files()) {
     EXPECT_EQ(events(file).size(), 4U);
   }
+}
+
+TEST_F(TensorboardFiles, BeginAgainAfterTheyWereDeleted) {
+  const std::vector<MetricValue> metrics{{"loss", 0.5}};
+  const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
+  std::filesystem::remove(files().at(0));
+  CapturedStderr captured;
+  sink->write(1, metrics);
+  sink->write(2, metrics);
+  EXPECT_THAT(captured.text(), HasSubstr("missing rows: 1"));
+  sink->write(3, metrics);
+  const auto found = events(files().at(0));
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(field(found[0], 2), "2");
+  EXPECT_EQ(field(found[1], 2), "3");
 }
 
 TEST_F(TensorboardFiles, RefuseTwoMetricsOfOneName) {

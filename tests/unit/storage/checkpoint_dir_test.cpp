@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "support/forwarding_file_system.h"
 #include "support/memory_file_system.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -71,6 +72,25 @@ TEST(CheckpointDir, ReadsACheckpointThatIsOnlyMovedAside) {
   EXPECT_THAT(directory.remove_incomplete(), ElementsAre());
   EXPECT_THAT(fs.list(kDirectory), ElementsAre("step-0000000500")) << "put back";
   EXPECT_EQ(load(directory, directory.verify(500)), sample_contents(500));
+}
+
+TEST(CheckpointDir, ReadsAManifestWithoutListingAllCheckpoints) {
+  class Counting final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    std::vector<std::string> list(const Path& path) override {
+      ++lists;
+      return inner_.list(path);
+    }
+    int lists = 0;
+  };
+  MemoryFileSystem memory;
+  Counting fs(memory);
+  CheckpointDir directory(fs, kDirectory, "run", 0);
+  save(directory, 100, sample_contents(100));
+  fs.lists = 0;
+  EXPECT_EQ(directory.manifest(100).step, 100);
+  EXPECT_EQ(fs.lists, 0);
 }
 
 TEST(CheckpointDir, RemovesLeftOversAndNothingElse) {

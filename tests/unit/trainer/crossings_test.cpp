@@ -337,7 +337,7 @@ TEST(Crossing, ATrainingInACallbackLeavesThePlaceToTheFit) {
   EXPECT_EQ(record.all_steps(), 20);
 }
 
-// As with --fresh, where the rank holds the run from its start on. A fit removes the commands that are left of before.
+// As with --fresh, where the rank holds the run from its start on. A fit takes what it was asked for before.
 TEST(Crossing, AFitTakesTheCommandsOfARunThatTheProgramHolds) {
   const TempDir dir;
   World world = World::single(c10::kCPU);
