@@ -1,7 +1,10 @@
 #include "cli/runs/run_data.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <filesystem>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -103,6 +106,15 @@ void read_events(FileSystem& fs, RunData& run) {
   }
 }
 
+/// A later start has written run.json. One of a program with a loop by hand leaves no event.
+bool was_started_after(const Path& directory, double time) {
+  constexpr double kResolution = 1;  // of the times of events, in seconds
+  std::error_code failure;
+  const auto written = std::filesystem::last_write_time(directory / kRunRecordName, failure);
+  const std::chrono::duration<double> since_1970 = std::chrono::file_clock::to_sys(written).time_since_epoch();
+  return !failure && since_1970.count() > time + kResolution;
+}
+
 /// The last events decide, whoever wrote them: rank 0 or the supervisor.
 void judge(RunData& run) {
   if (is_run_in_use(run.directory)) {
@@ -118,6 +130,9 @@ void judge(RunData& run) {
       return;
     }
     if (event->name == "failure") {
+      if (was_started_after(run.directory, event->time)) {
+        return;
+      }
       run.why = event->fields.contains("what") ? text_of(event->fields["what"]) : std::string();
       run.state = RunState::failed;
       return;

@@ -23,7 +23,7 @@ enum class RunState {
   finished,  ///< the last training came to its end, or the program ended it
   stopped,   ///< saved on request; the same command continues
   failed,    ///< it failed, or ended without its last event, as after SIGKILL or a power loss
-  unknown,   ///< there is no events.jsonl
+  unknown,   ///< the last start has written no event
 };
 std::string_view to_string(RunState state) noexcept;
 

@@ -1,6 +1,8 @@
 // `lockstep list`, `report` and `top` on runs that the library's own writers have written.
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <limits>
 #include <optional>
@@ -74,6 +76,12 @@ TEST(RunReading, FindsOutTheState) {
   run.event("failure", {{"what", std::string("rank 1 was killed")}});
   EXPECT_EQ(read(run).state, RunState::failed);
   EXPECT_EQ(read(run).why, "rank 1 was killed");
+  const auto record = run.path() / "run.json";
+  std::ofstream(record) << "{}";
+  EXPECT_EQ(read(run).state, RunState::failed);
+  std::filesystem::last_write_time(record, std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+  EXPECT_EQ(read(run).state, RunState::unknown) << "a loop by hand was started since";
+  std::filesystem::remove(record);
   {
     const RunDirectory held(real_file_system(), run.path(), {});
     EXPECT_EQ(read(run).state, RunState::running);
