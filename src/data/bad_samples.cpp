@@ -28,7 +28,8 @@ void check_finite(const Batch& batch, std::span<const std::int64_t> ids) {
     throw DataError(
         fmt::format("{}: {}{}", sample_names(ids), found->text,
                     names_one ? fmt::format(" (sample {})", ids[static_cast<std::size_t>(*found->row)]) : ""),
-        ids.size() > 1 ? "look at the map_batches: each of these samples alone is finite" : "");
+        ids.size() > 1 ? "each of these samples alone is finite: look at what builds the batch, such as map_batches"
+                       : "");
   }
 }
 

@@ -302,10 +302,10 @@ std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
   }
   if (batch && plan_.sampler.drop_last && batch->samples < most) {  // its step is not full, which ends the epoch
     if (call([&] { return stream_->next(most - batch->samples); })) {
-      throw DataError(
-          fmt::format("{}: found a batch of {} before the end, expected {}", place(), counted(batch->samples, "sample"),
-                      most),
-          "with --sampler.drop_last true, next(most) has to return `most` samples until the end of the stream");
+      throw DataError(fmt::format("{}: found a batch of {} before the end, expected {}", place(),
+                                  counted(batch->samples, "sample"), most),
+                      "with --sampler.drop_last true, next(most) has to return as many samples as it is asked for "
+                      "until the end of the stream");
     }
     reader_.ended = true;
   }

@@ -81,7 +81,7 @@ int copies_of_gradients(const Plan& plan) { return plan.world_size > 1 && plan.l
 std::string gradients_text(const Plan& plan) {
   return plan.world_size == 1             ? ""
          : copies_of_gradients(plan) == 1 ? "in the buckets that are sent"
-                                          : "the buckets that are sent, and the sum of the micro-batches before";
+                                          : "the buckets that are sent, and the sum of the earlier micro-batches";
 }
 
 std::string state_text(const OptimizerMemory& optimizer, const Plan& plan) {
@@ -104,7 +104,7 @@ std::string parts_text(const MemoryPlan& memory, const Plan& plan) {
       {"rollback", estimate.rollback, "copies of weights and optimizer state"},
       {"half precision", estimate.half_copies, "copies of the weights from forward to backward, at most"},
       {"together", estimate.beside_activations(), ""},
-      {"update", estimate.update, "more during an update, when activations are freed, at most"},
+      {"update", estimate.update, "at most this much more during an update, when activations are freed"},
   };
   std::string text;
   for (const Part& part : parts) {
@@ -190,11 +190,11 @@ std::string how_to_save(std::int64_t available, const MemoryPlan& memory, const 
   if (!sufficient.empty()) {
     return fmt::format("use {}", join_or(sufficient));
   }
-  constexpr std::string_view kElse = "every rank has the whole model, so use a smaller one or larger devices";
+  constexpr std::string_view kElse = "every rank has the whole model: use a smaller model, or devices with more memory";
   if (savings.empty()) {
     return std::string(kElse);
   }
-  const std::string all = join(mapped(savings, [](const Saving& saving) { return std::string(saving.how); }), " with ");
+  const std::string all = join(mapped(savings, [](const Saving& saving) { return std::string(saving.how); }), " and ");
   const std::int64_t needed = needed_with(savings, memory, plan);
   return needed <= available ? fmt::format("use {} (then {})", all, human_bytes(needed))
                              : fmt::format("{}; {} would still need {}", kElse, all, human_bytes(needed));
@@ -235,8 +235,8 @@ OptimizerMemory optimizer_memory(std::string_view text) {
   std::vector<std::string> options = split(row->options, '+');
   for (std::size_t i = 1; i < words.size(); ++i) {
     if (words[i].empty() || std::erase(options, words[i]) == 0) {
-      throw ConfigError(fmt::format("--optimizer {}: {} has no option '{}' that keeps more", printable(text), row->name,
-                                    printable(words[i])),
+      throw ConfigError(fmt::format("--optimizer {}: {} has no option '{}' that needs more memory", printable(text),
+                                    row->name, printable(words[i])),
                         row->options.empty() ? fmt::format("use {}", row->name)
                                              : fmt::format("use {} or {}+{}", row->name, row->name, row->options));
     }
@@ -302,7 +302,7 @@ std::optional<Problem> find_lack_of_memory(const MemoryPlan& memory, const Plan&
   if (devices.empty()) {
     return std::nullopt;
   }
-  return Problem{.what = fmt::format("does not fit: without activations a rank needs {}, and has {} on {}",
+  return Problem{.what = fmt::format("the model does not fit: without activations a rank needs {}, and has {} on {}",
                                      human_bytes(needed), human_bytes(least), join_first(devices, 8)),
                  .hint = how_to_save(least, memory, plan)};
 }

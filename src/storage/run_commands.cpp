@@ -45,7 +45,7 @@ void drop_commands(FileSystem& fs, const std::filesystem::path& run) {
       }
     }
   } catch (const IoError& error) {
-    log_warning(fmt::format("a command for an earlier training stays: {}", error.what()));
+    log_warning(fmt::format("cannot remove a command for an earlier training: {}", error.what()));
   }
 }
 

@@ -167,7 +167,7 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   range.suggestion = steepest(range);
   if (!range.suggestion && world.is_main()) {
     log_warning(
-        fmt::format("find_lr: no learning rate is suggested: the loss falls nowhere in {}, without the first and "
+        fmt::format("find_lr: no learning rate is suggested: the loss does not fall in {}, without the first and "
                     "last {} of them; use other limits, more steps, or a larger stop_factor",
                     counted(std::ssize(range.losses), "step"), kIgnored));
   }

@@ -93,7 +93,8 @@ std::optional<MemoryPlan> memory_of(const CommandLine& line, const Plan& plan, c
   const GivenFlag* given = line.find("parameters");
   if (given == nullptr) {
     if (line.has("optimizer")) {
-      throw ConfigError("plan: --optimizer belongs to --parameters", "add --parameters with those of the model");
+      throw ConfigError("plan: --optimizer belongs to --parameters",
+                        "add --parameters N: the number of parameters of the model");
     }
     return std::nullopt;
   }

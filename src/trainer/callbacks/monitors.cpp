@@ -291,7 +291,7 @@ void Profiler::finish() {
   std::error_code failure;  // a report never ends a run
   std::filesystem::create_directories(file_.parent_path(), failure);
   if (failure) {
-    log_warning(fmt::format("no trace in {}: {}", file_.string(), failure.message()));
+    log_warning(fmt::format("cannot write the trace {}: {}", file_.string(), failure.message()));
     return;
   }
   result->save(file_.string());

@@ -502,7 +502,8 @@ TEST(Stream, RefusesASmallerBatchBeforeTheEndIfSmallerStepsAreDropped) {
             }
           }),
           "stream of rank 0, after sample 8 of its epoch: found a batch of 3 samples before the end, expected 4 | "
-          "with --sampler.drop_last true, next(most) has to return `most` samples until the end of the stream");
+          "with --sampler.drop_last true, next(most) has to return as many samples as it is asked for until the end of "
+          "the stream");
       plan.sampler.drop_last = false;
       DataLoader keeping(std::make_unique<Shards>(), plan, world);
       std::int64_t samples = 0;

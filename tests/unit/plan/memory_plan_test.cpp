@@ -45,7 +45,7 @@ TEST(MemoryPlan, CountsTheOptionsThatKeepMore) {
   const auto refused = [](const char* text) { return message_of([&] { optimizer_memory(text); }); };
   EXPECT_THAT(refused("adamv"), AllOf(HasSubstr("--optimizer adamv: unknown"), HasSubstr("did you mean adamw?")));
   EXPECT_THAT(refused("quasi_newton"), HasSubstr("adamw, adam, sgd,"));
-  EXPECT_THAT(refused("sgd+"), HasSubstr("sgd has no option '' that keeps more"));
+  EXPECT_THAT(refused("sgd+"), HasSubstr("sgd has no option '' that needs more memory"));
   EXPECT_THAT(refused("sgd+momentum+momentum"), HasSubstr("use sgd or sgd+momentum"));
   EXPECT_THAT(refused("lion+momentum"), HasSubstr("use lion"));
 }
@@ -107,7 +107,7 @@ TEST(MemoryPlan, HasARowForEachPartAndDevice) {
             "  optimizer state     1.9 GiB  1 value for each parameter, divided by 2 ranks\n"
             "  half precision      1.9 GiB  copies of the weights from forward to backward, at most\n"
             "  together           11.2 GiB\n"
-            "  update              1.9 GiB  more during an update, when activations are freed, at most\n"
+            "  update              1.9 GiB  at most this much more during an update, when activations are freed\n"
             "\n"
             "local rank  device            available  left for activations\n"
             "0           cuda:0 Test GPU    80.0 GiB              68.8 GiB\n"
@@ -133,18 +133,19 @@ std::optional<Problem> lack_of(const TrainConfig& config, const Hardware& hardwa
 
 TEST(MemoryPlan, RecommendsOnlyWhatIsEnough) {
   EXPECT_EQ(lack_of({}, eight_gpus(), kBillion), std::nullopt);
-  EXPECT_THAT(lack_of({}, eight_gpus(), 7 * kBillion),
-              Optional(AllOf(Field(&Problem::what, HasSubstr("does not fit: without activations a rank needs 104.3 "
-                                                             "GiB, and has 80.0 GiB on cuda:0, cuda:1")),
-                             Field(&Problem::hint,
-                                   "use --dist.shard_optimizer true (then 58.7 GiB), --precision bf16 (then 52.2 GiB) "
-                                   "or the optimizer adafactor (then 52.2 GiB)"))));
+  EXPECT_THAT(
+      lack_of({}, eight_gpus(), 7 * kBillion),
+      Optional(AllOf(Field(&Problem::what, HasSubstr("the model does not fit: without activations a rank needs 104.3 "
+                                                     "GiB, and has 80.0 GiB on cuda:0, cuda:1")),
+                     Field(&Problem::hint,
+                           "use --dist.shard_optimizer true (then 58.7 GiB), --precision bf16 (then 52.2 GiB) "
+                           "or the optimizer adafactor (then 52.2 GiB)"))));
   EXPECT_THAT(lack_of({}, one_gpu(), 15 * kBillion),
-              Optional(Field(&Problem::hint, "use --precision bf16 with the optimizer adafactor (then 55.9 GiB)")));
+              Optional(Field(&Problem::hint, "use --precision bf16 and the optimizer adafactor (then 55.9 GiB)")));
   EXPECT_THAT(lack_of({}, one_gpu(), 70 * kBillion),
               Optional(Field(&Problem::hint,
-                             "every rank has the whole model, so use a smaller one or larger devices; "
-                             "--precision bf16 with the optimizer adafactor would still need 260.8 GiB")));
+                             "every rank has the whole model: use a smaller model, or devices with more memory; "
+                             "--precision bf16 and the optimizer adafactor would still need 260.8 GiB")));
 }
 
 TEST(MemoryPlan, RefusesToShardWhatTheTrainingRefusesToShard) {

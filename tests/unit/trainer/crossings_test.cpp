@@ -845,7 +845,7 @@ std::map<std::int64_t, std::uint64_t> sample_digests(int ranks, bool combined) {
     BatchSource& source = combined ? static_cast<BatchSource&>(outer) : a;
     TinyTask task;
     StepRecorder recorder(config, world);
-    recorder.open(config.run_dir, 0);
+    recorder.open(config.run_dir, 0, world);
     for (std::int64_t step = 1; step <= 6; ++step) {
       recorder.add({.step = step}, *source.next(), {}, task.module());
     }

@@ -376,7 +376,7 @@ TEST(Profiler, DoesNotEndARunWhoseTraceCannotBeWritten) {
     trainer.add(std::make_shared<Profiler>(
         ProfilerOptions{.first_step = 3, .steps = 2, .directory = dir.path() / "file" / "traces"}));
   });
-  EXPECT_THAT(captured.text(), HasSubstr("no trace in "));
+  EXPECT_THAT(captured.text(), HasSubstr("cannot write the trace "));
 }
 
 TEST(Profiler, LeavesNoFileAfterATrial) {

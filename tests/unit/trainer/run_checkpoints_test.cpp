@@ -287,7 +287,12 @@ TEST(RunCheckpoints, OfAnotherKindOfDeviceGoOnWithNewRandomNumbers) {
     contents.per_rank = at::cat({contents.per_rank, at::zeros({16}, at::kByte)});  // a GPU's generator has 16 bytes
   });
   config.resume = (directory.path() / "gpu").string();
-  config.run_dir = (directory.path() / "runCapturedStderr again;saved on another kind of device than cpu: the random generators get new seeds"));
+  config.run_dir = (directory.path() / "run").string();
+  config.max_epochs = 4;
+  CapturedStderr captured;
+  EXPECT_EQ(train(config).state.step, 20);
+  EXPECT_THAT(captured.text(),
+              HasSubstr("saved on another kind of device than cpu: the random generators get new seeds"));
 }
 
 TEST(RunCheckpoints, ThatDoNotFitChangeNothing) {
@@ -371,7 +376,15 @@ class FailingSaves : public testing::TestWithParam<bool> {
   }
 
   TempDir directory_;
-  TrainConfig config_ = config_in(directory_.path() / "runCapturedStderr third;step 4 is safe; save failure 1 in a row, the run stops at 3"));
+  TrainConfig config_ = config_in(directory_.path() / "run");
+  std::unique_ptr<Blockade> blockade_;
+  std::int64_t steps_ = 0;
+};
+
+TEST_P(FailingSaves, AreBorneForAWhile) {
+  CapturedStderr captured;
+  EXPECT_NO_THROW(train(config_, blocked(5, 9)));  // 6 and 8 fail, 10 does not
+  EXPECT_THAT(captured.text(), HasSubstr("step 4 is safe; save failure 1 in a row, the run stops at 3"));
   EXPECT_EQ(steps_in(config_.run_dir), (std::set<std::int64_t>{14, 15}));
 }
 
