@@ -484,17 +484,20 @@ TEST_P(FailuresBetweenSteps, AreSavedIfAllRanksFail) {
 TEST_P(FailuresBetweenSteps, WhileAFitPreparesAreNotSaved) {
   const auto run = directory_.path() / "run";
   const auto other = directory_.path() / "other";
-  train_on(other, [](int) { return false; });
   thread_world(GetParam(), [&](World& world) {
+    const auto fit = [&](TrainConfig config) {
+      config.batch_size = 2;
+      const Plan plan = plan_for(world.size(), config);
+      FailingValidation task(false);
+      DataLoader data(tiny_data(20), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.add(std::make_shared<FailingLoad>());
+      trainer.fit(task, data);
+    };
+    fit(config_in(other));
     TrainConfig config = config_in(run);
     config.resume = other.string();
-    config.batch_size = 2;
-    const Plan plan = plan_for(world.size(), config);
-    FailingValidation task(false);
-    DataLoader data(tiny_data(20), plan.loader, world);
-    Trainer trainer(plan, world);
-    trainer.add(std::make_shared<FailingLoad>());
-    EXPECT_THROW(trainer.fit(task, data), std::runtime_error);
+    EXPECT_THROW(fit(config), std::runtime_error);
   });
   EXPECT_TRUE(steps_in(run).empty());
 }
