@@ -271,6 +271,8 @@ template <class Call>
 auto StreamSource::call(const Call& of_stream) {
   try {
     return of_stream();
+  } catch (const IoError& error) {  // a fit takes it for a save that failed
+    throw DataError(fmt::format("{}: {}", place(), error.what()), error.hint(), exit_code_of(error));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -24,7 +24,7 @@ using std::chrono::seconds;
 
 // A rank and those that must learn of its failure.
 inline constexpr milliseconds kLook{200};              ///< between two looks at the store, and at the launcher
-inline constexpr milliseconds kCommonFailure{300};     ///< ranks that failed at the same moment, for each other
+inline constexpr milliseconds kCommonFailure{500};     ///< ranks that failed at the same moment, for each other
 inline constexpr milliseconds kAskAgain{100};          ///< what the store has not got, or could not answer
 inline constexpr milliseconds kWaitForCause{1000};     ///< a consequence waits so long for its cause
 inline constexpr milliseconds kFirstReport{500};       ///< somebody began to report first: wait so long for the report

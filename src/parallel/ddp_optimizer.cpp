@@ -318,6 +318,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
       }
     });
   } catch (const c10::Error& error) {
+    waiting_.reset();
     explain_second_gradient(error);
     throw;
   }

@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/ceil_div.h"
 #include "base/mapped.h"
 #include "base/text.h"
 #include "config/field_value.h"
@@ -247,7 +248,7 @@ OptimizerMemory optimizer_memory(std::string_view text) {
 
 MemoryEstimate estimate_memory(std::int64_t parameters, const OptimizerMemory& optimizer, const Plan& plan) {
   const std::int64_t ranks = is_sharded(plan) ? plan.world_size : 1;
-  const std::int64_t share = (parameters + ranks - 1) / ranks;  // shares are whole parameters, so this is about right
+  const std::int64_t share = ceil_div(parameters, ranks);  // shares are whole parameters, so this is about right
   const std::int64_t bytes = bytes_of_value(plan.config.precision);
   MemoryEstimate estimate{.weights = parameters * bytes,
                           .gradients = parameters * bytes * copies_of_gradients(plan),

@@ -66,9 +66,16 @@ LoaderPlan share_of_one(const LoaderPlan& plan, const BatchPlan& batch, int rank
   LoaderPlan share = plan;
   share.batch = batch;
   share.batch.global_batch_size = largest_share(batch, ranks);
+  share.data.steps_per_epoch = {};
   share.sampler.drop_last = false;  // of data that are smaller than a step, all are tried
   return share;
 }
+
+/// How one ended on this rank.
+struct Trial {
+  std::int64_t largest = 0;  // samples of the largest micro-batch; 0: memory ran out
+  bool has_all = false;      // that were all samples of the data
+};
 
 /// The trials of this rank. None of them waits for another rank.
 class Trials {
@@ -79,12 +86,11 @@ class Trials {
     config_.dist.find_unused_parameters = true;  // the training tells of them, once
   }
 
-  /// The samples of the largest micro-batch; nullopt: memory ran out.
-  std::optional<std::int64_t> run(const BatchPlan& batch) {
-    std::optional<std::int64_t> largest;
+  Trial run(const BatchPlan& batch) {
+    Trial trial;
     try {
       with_state_kept(task_.module(), world_.device(),
-                      [&] { largest = train(share_of_one(plan_.loader, batch, world_.size())); });
+                      [&] { trial = train(share_of_one(plan_.loader, batch, world_.size())); });
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) {
         throw;
@@ -93,11 +99,11 @@ class Trials {
     if (world_.device().is_cuda()) {  // the next trial has other sizes
       c10::getDeviceAllocator(world_.device().type())->emptyCache();
     }
-    return largest;
+    return trial;
   }
 
  private:
-  std::int64_t train(const LoaderPlan& loader) {
+  Trial train(const LoaderPlan& loader) {
     const at::Tensor left_free = at::empty({margin_bytes()}, at::device(world_.device()).dtype(at::kByte));
     const std::shared_ptr<BatchSource> data = make_loader_(loader, alone_);
     if (data == nullptr) {
@@ -112,7 +118,7 @@ class Trials {
     Meter meter;
     const Step::Context context{.strategy = strategy, .world = alone_, .config = config_, .meter = meter};
     Step step(context);
-    std::int64_t largest = 0;
+    Trial trial;
     for (ScheduleStep at = kTinyRate; at.step < options_.steps; ++at.step) {
       const StepBatches* batches = data->next();
       if (batches == nullptr) {
@@ -123,13 +129,14 @@ class Trials {
       step.begin(chosen, {.step = at.step}, at);
       task_.optimize(step);
       for (const Batch& batch : chosen.micro) {
-        largest = std::max(largest, batch.samples);
+        trial.largest = std::max(trial.largest, batch.samples);
       }
+      trial.has_all = trial.has_all || (batches->micro.size() == 1 && batches->ends_epoch && at.step == 0);
     }
-    if (largest == 0) {
+    if (trial.largest == 0) {
       throw DataError("find_batch_size: the loader gave no samples", "give it at least one");
     }
-    return largest;
+    return trial;
   }
 
   std::int64_t margin_bytes() const {
@@ -173,12 +180,13 @@ std::optional<std::int64_t> next_size(const SearchPlace& at, bool bisect) {
 struct Answers {
   std::vector<int> full_ranks{};
   std::int64_t largest = 0;  // samples of a micro-batch
+  bool has_all = false;      // as of a Trial
 };
 
 /// Collective. How a trial ended on each rank.
-Answers exchange(World& world, std::optional<std::int64_t> mine) {
-  Answers all;
-  const std::vector<std::string> answers = world.gather(fmt::to_string(mine.value_or(0)));
+Answers exchange(World& world, const Trial& mine) {
+  Answers all{.has_all = world.any(mine.has_all)};
+  const std::vector<std::string> answers = world.gather(fmt::to_string(mine.largest));
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const std::int64_t samples = parse_int(answers[rank]).value_or(0);
     all.largest = std::max(all.largest, samples);
@@ -218,10 +226,11 @@ BatchSizeSearch find_batch_size(const Plan& plan, World& world, Task& task, cons
     } else {
       place.fits = std::max(place.fits, std::min(*size, answers.largest));
       log_info(fmt::format("batch size {} fits", place.fits));
-      if (answers.largest < *size) {  // all data, of which a rank of the training has its share
-        size = answers.largest;
-        place.limit = given.global_is_given ? place.fits : ceil_div(*size, world.size());
-        place.fits = std::min(place.fits, place.limit);
+      if (answers.has_all && !given.global_is_given) {  // a rank of the training has its share of them
+        place.fits = std::min(place.fits, ceil_div(answers.largest, world.size()));
+        place.limit = place.fits;
+      } else if (answers.largest < *size) {  // the loader gives no larger micro-batch
+        place.limit = place.fits;
       }
     }
     found.trials.push_back({.batch_size = *size, .full_ranks = answers.full_ranks});

@@ -79,7 +79,7 @@ void Fit::save_after_failure() noexcept {
       return;
     }
     checkpoints_.collect();                // the save that runs in the background may be the newest one
-  } catch (const std::exception& error) {  // of a save, it is the same on all ranks
+  } catch (const std::exception& error) {  // mostly of a save, and then the same on all ranks
     if (world_.is_main()) {
       log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
     }

@@ -157,7 +157,7 @@ Metrics Fit::measured() {
     return std::ranges::find(metrics, monitor, &Metrics::value_type::first) != metrics.end();
   };
   if (monitor.empty() || stage_of_metric(monitor, config_) != Stage::report || has_monitor() ||
-      anomalies_.has_put_back(state_.step)) {  // the steps since the last report are left out
+      anomalies_.has_rolled_back(state_.step)) {  // the steps since the last report are left out
     return metrics;
   }
   const Metrics means = window_metrics(/*ends_window=*/false);

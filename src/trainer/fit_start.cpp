@@ -19,6 +19,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/rng_state.h>
 
+#include "base/ceil_div.h"
 #include "base/mapped.h"
 #include "base/text.h"
 #include "data/epoch_begin.h"
@@ -181,7 +182,7 @@ void check_static_graph(const TrainConfig& config, int ranks, std::int64_t globa
             "--dist.static_graph: the checkpoint's global batch of {} is {} micro-batches of {} samples on each "
             "of {} ranks, expected one",
             global_batch, micro_batches, batch_size, ranks),
-        fmt::format("use --batch_size {}, or leave out --dist.static_graph", (global_batch + ranks - 1) / ranks));
+        fmt::format("use --batch_size {}, or leave out --dist.static_graph", ceil_div(global_batch, ranks)));
   }
 }
 

@@ -35,7 +35,7 @@ bool WorldAccess::is_common_failure(World& world, std::int64_t step) {
   // The store may not answer. Then this rank ends, and the thread with it.
   auto found = question.get_future();
   std::thread(std::move(question)).detach();
-  return found.wait_for(2 * deadlines::kCommonFailure) == std::future_status::ready && found.get();
+  return found.wait_for(deadlines::kCommonFailure + deadlines::kAnnounce) == std::future_status::ready && found.get();
 }
 
 }  // namespace lockstep

@@ -244,7 +244,7 @@ void answer_all(c10d::Store& store, c10d::Store& launch, const Identity& identit
 // Note [Attempts under an agent's store]: torchrun's agents serve one store for all attempts, but count attempts
 // differently: the agent whose rank failed counts a restart, the others see a change of membership and do not. So rank
 // 0 opens each attempt under its own number and lists the processes that take part. A process that is not listed polls
-// for the next number (see poll_key).
+// for the next number (see store_poll).
 std::int64_t agree_on_attempt(const c10::intrusive_ptr<c10d::Store>& run, const Identity& identity,
                               milliseconds timeout) {
   constexpr milliseconds kPause{20};

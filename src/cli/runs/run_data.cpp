@@ -107,12 +107,12 @@ void read_events(FileSystem& fs, RunData& run) {
 }
 
 /// A later start has written run.json. One of a program with a loop by hand leaves no event.
-bool was_started_after(const Path& directory, double time) {
-  constexpr double kResolution = 1;  // of the times of events, in seconds
+bool was_started_after_last_event(const Path& directory) {
+  constexpr std::chrono::seconds kResolution{1};  // a copy of a run writes both files at about the same time
   std::error_code failure;
-  const auto written = std::filesystem::last_write_time(directory / kRunRecordName, failure);
-  const std::chrono::duration<double> since_1970 = std::chrono::file_clock::to_sys(written).time_since_epoch();
-  return !failure && since_1970.count() > time + kResolution;
+  const auto started = std::filesystem::last_write_time(directory / kRunRecordName, failure);
+  const auto told = failure ? started : std::filesystem::last_write_time(directory / kEventsName, failure);
+  return !failure && started > told + kResolution;
 }
 
 /// The last events decide, whoever wrote them: rank 0 or the supervisor.
@@ -130,7 +130,7 @@ void judge(RunData& run) {
       return;
     }
     if (event->name == "failure") {
-      if (was_started_after(run.directory, event->time)) {
+      if (was_started_after_last_event(run.directory)) {
         return;
       }
       run.why = event->fields.contains("what") ? text_of(event->fields["what"]) : std::string();

@@ -22,7 +22,7 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
 }
 
 bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
-  if (has_put_back(step)) {
+  if (has_rolled_back(step)) {
     return false;  // a save after a report that went back: nothing was trained since
   }
   const auto spike = spikes_.look(world_);

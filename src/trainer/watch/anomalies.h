@@ -30,7 +30,7 @@ class Anomalies {
   /// lowered. Returns whether weights were put back. Waits for the device. Throws: Error (exit 65) if the run must end.
   bool check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
   /// The weights after this step are those of an earlier one.
-  bool has_put_back(std::int64_t step) const noexcept { return put_back_at_ == step; }
+  bool has_rolled_back(std::int64_t step) const noexcept { return put_back_at_ == step; }
   /// Of the last check().
   bool parameters_finite() const noexcept { return parameters_finite_; }
 

@@ -41,7 +41,7 @@ at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const Valu
   const at::Tensor counts = windows.counts.to(age_.device());
   std::vector<at::Tensor> looked_at;
   if (config_.inputs) {
-    looked_at.push_back(found.inputs.detach().to(at::kDouble).sqrt());
+    looked_at.push_back(found.inputs.detach().to(at::kDouble).sqrt().clamp_max_(kLargestInput));
   }
   looked_at.push_back(found.loss.detach().to(at::kDouble));
   looked_at.push_back(found.grad_norm.detach().to(at::kDouble));

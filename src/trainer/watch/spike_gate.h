@@ -20,6 +20,7 @@ namespace lockstep {
 
 inline constexpr std::size_t kFewestForSpikes = 10;   ///< values from which a standard deviation says something
 inline constexpr double kLeastSpikeDeviation = 1e-6;  ///< relative to the mean
+inline constexpr double kLargestInput = 1e19;         ///< the square of a larger one may be infinite in float32
 
 /// What can be a spike, in the order in which a step has it: what is large in an input makes the others large.
 inline constexpr std::array<std::string_view, 3> kSpikeNames{"inputs", "loss", "grad_norm"};

@@ -136,7 +136,7 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
   };
   for (std::size_t i = 0; i < losses_.size(); ++i) {
     if (config_.inputs) {
-      check("inputs", std::sqrt(inputs[i] / all_samples_[i]), i);
+      check("inputs", std::min(std::sqrt(inputs[i] / all_samples_[i]), kLargestInput), i);  // NaN stays
     }
     check("loss", loss[i] / weight[i], i);
     if (has_norms) {

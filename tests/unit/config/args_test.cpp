@@ -311,7 +311,8 @@ TEST(ParseInvocation, TakesStepsAsANumberOrAPart) {
                                       ": expected a part above 0%, 100% at most | data.steps_per_epoch: steps per")));
   }
   EXPECT_THAT(problems({"--validate.max_batches=-1"}),
-              ElementsAre(HasSubstr("--validate.max_batches=-1: expected a whole number of 0 or more |")));
+              ElementsAre(HasSubstr(
+                  "--validate.max_batches=-1: expected a whole number of 0 or more, or a part such as 10% |")));
 }
 
 TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {

@@ -41,7 +41,7 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
        "remove one of them"},
       {{.batch_size = -3}, "--batch_size -3: expected a whole number of 0 or more", "samples per rank"},
       {{.data = {.steps_per_epoch = 2'000'000'000}},
-       "--data.steps_per_epoch 2000000000: expected a whole number of 1000000000 or less",
+       "--data.steps_per_epoch 2000000000: expected a whole number of 1000000000 or less, or a part such as 10%",
        ""},
       {{.data = {.steps_per_epoch = StepCount::percent(0)}},
        "--data.steps_per_epoch 0%: expected a part above 0%, 100% at most",

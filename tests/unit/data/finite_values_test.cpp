@@ -175,7 +175,7 @@ TEST(CheckFinite, NamesTheBatchThatATransformMadeOfFiniteSamples) {
   });
   const std::string expected =
       "samples 0, 1, 2, 3, 4 (5 samples): input has 2 of 2 elements that are NaN or infinite, the first is inf at [0] "
-      "(sample 2)";
+      "(sample 2) | each of these samples alone is finite: look at what builds the batch, such as map_batches";
   EXPECT_EQ(first_error(data, checked_plan(0)), expected);
   EXPECT_EQ(first_error(data, checked_plan(0, /*max_bad_samples=*/3)), expected);
 }

@@ -425,6 +425,21 @@ TEST(Stream, ReportsTheErrorOfAStream) {
   EXPECT_THROW(DataLoader(std::unique_ptr<Stream>(), plan_of(4, 2, 0), world), DataError);
 }
 
+TEST(Stream, TellsAFileErrorFromOneOfASave) {
+  World world = World::single(c10::kCPU);
+  const auto start = [](std::int64_t, int, int) {
+    return []() -> std::optional<Batch> { throw IoError("cannot read shard 7"); };
+  };
+  DataLoader loader(sample_stream(start), plan_of(4, 4, 0), world);
+  try {
+    loader.next();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const DataError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::io);
+    EXPECT_STREQ(error.what(), "stream of rank 0, after sample 0 of its epoch: cannot read shard 7");
+  }
+}
+
 TEST(Stream, StacksSamplesOneByOne) {
   World world = World::single(c10::kCPU);
   int made = 0;

@@ -163,7 +163,7 @@ TEST(BatchSizeSearch, EndsAtTheLargestSizeAndAtTheData) {
   EXPECT_THAT(sizes_of(search_on({5000, 5000}, {.init = 3, .max_size = 20})), ElementsAre(3, 6, 12, 20));
   const BatchSizeSearch all = search_on({5000, 5000}, {.init = 400});
   EXPECT_THAT(sizes_of(all), ElementsAre(400, 800, 1600));
-  EXPECT_EQ(all.largest, 1000) << "the data set has no more samples";
+  EXPECT_EQ(all.largest, 500) << "a rank's share of the data set is not larger";
   EXPECT_THAT(all.trials.back().full_ranks, IsEmpty());
   World world = World::single(c10::kCPU);
   TrainConfig config = with_batches(0);

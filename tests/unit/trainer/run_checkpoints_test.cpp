@@ -429,6 +429,7 @@ class FailingLoad final : public Callback {
  public:
   std::string_view name() const override { return "failing"; }
   std::uint32_t stages() const override { return 0; }
+  void on(const StageContext&) override {}
   NamedTensors save() const override { return {{"state", at::zeros({1})}}; }
   void load(const NamedTensors&) override { throw std::runtime_error("a state that it does not know"); }
 };
