@@ -1,20 +1,21 @@
 // What a piece of a test writes to standard error.
 #pragma once
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <string>
 #include <system_error>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace lockstep {
 
 /// While it exists, standard error of the process goes into it; also that of programs that are started meanwhile.
 class CapturedStderr {
  public:
-  CapturedStderr() : terminal_(dup(STDERR_FILENO)), file_(memfd_create("stderr", MFD_CLOEXEC)) {
+  CapturedStderr() : terminal_(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)), file_(memfd_create("stderr", MFD_CLOEXEC)) {
     if (terminal_ < 0 || file_ < 0) {
       throw std::system_error(errno, std::generic_category(), "standard error cannot be captured");
     }
