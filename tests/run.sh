@@ -21,4 +21,8 @@ status=0
 ctest --preset ci "$@" | tee "$log" | sed '/^[0-9]*% tests passed/,$d' || status=$?
 sed -n '/: Skipped$/,/^\[  SKIPPED \]/p' build/ci/Testing/Temporary/LastTest.log
 sed -n '/^[0-9]*% tests passed/,$p' "$log"
+# ctest takes the tests of a suite that cannot be set up for skipped ones.
+if grep '^\[  FAILED  \].*SetUpTestSuite' build/ci/Testing/Temporary/LastTest.log; then
+  status=1
+fi
 exit "$status"

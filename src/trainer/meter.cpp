@@ -163,7 +163,7 @@ NamedTensors Meter::save(World& world) {
   if (world.any(means_.size() > agreed_)) {
     agree_on_names(world);
   }
-  if (agreed_ == 0) {
+  if (!world.any(std::ranges::any_of(means_, [](const Mean& mean) { return mean.sum.defined(); }))) {
     return {};
   }
   const auto names = static_cast<std::int64_t>(agreed_);

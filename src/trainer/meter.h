@@ -22,7 +22,7 @@ class Meter {
   Metrics means(World& world);
   /// Collective. Returns the same means and resets the sums.
   Metrics take(World& world);
-  /// Collective. The sums of each rank since the last take(), for a checkpoint; {} if no rank has ever added anything.
+  /// Collective. The sums of each rank since the last take(), for a checkpoint; {} if no rank added anything.
   NamedTensors save(World& world);
   /// Continues with the sums of save(), on any number of ranks. Ignores other tensors.
   void load(const NamedTensors& saved, const World& world);
