@@ -431,9 +431,12 @@ TEST(Launcher, EndsWellWithoutItsWatcher) {
     Supervisor supervisor(request_for(1, {"stop"}));
     supervisor.wait_for_lines("ready", 1);
     int found = 0;
-    for (const pid_t child : Process::children_of(supervisor.pid())) {
-      if (Process::name_of(child) == Process::kWatcher) {
-        found += kill(child, signal) == 0 ? 1 : 0;
+    const auto deadline = steady_clock::now() + kDeadline;
+    while (found == 0 && steady_clock::now() < deadline) {  // it may be slower than the worker
+      for (const pid_t child : Process::children_of(supervisor.pid())) {
+        if (Process::name_of(child) == Process::kWatcher) {
+          found += kill(child, signal) == 0 ? 1 : 0;
+        }
       }
     }
     EXPECT_EQ(found, 1);
