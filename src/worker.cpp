@@ -307,10 +307,10 @@ int RankProcess::finish(World& world) {
   monitor_.leave_peers();
   world.barrier("end of run");
   record().set_phase(Phase::teardown);
-  terminate_handler_.finished(code);
   if (channel_) {
     channel_->send({.kind = Message::Kind::finished, .text = {}, .code = code, .secondary = false});
   }
+  terminate_handler_.finished(code);
   return code;
 }
 

@@ -94,7 +94,8 @@ void StepPlanner::seek(const LoaderPosition& position) {
 // With drop_last the length of a pass depends on the global batch, which may be another one now. The number of the pass
 // and the place in it stay the same.
 std::int64_t StepPlanner::consumed_before(const LoaderPosition& position) const {
-  if (!options_.sampler.drop_last || steps_per_epoch_.is_all() || position.global_batch < 1 || position.consumed == 0) {
+  if (!options_.sampler.drop_last || steps_per_epoch_.is_all() || position.consumed == 0 || position.global_batch < 1 ||
+      position.global_batch == options_.global_batch) {
     return position.consumed;
   }
   DistributedSampler::Options saved = options_;

@@ -241,8 +241,8 @@ RankRecords read_records(FileSystem& fs, const std::filesystem::path& path) {
   return std::move(lineage).finish();
 }
 
-bool take_up_records(FileSystem& fs, const std::filesystem::path& file, int rank, const RecordsEnd& end,
-                     std::int64_t step) {
+bool resume_records(FileSystem& fs, const std::filesystem::path& file, int rank, const RecordsEnd& end,
+                    std::int64_t step) {
   if (!fs.exists(file) || fs.open(file)->size() < static_cast<std::int64_t>(kRecordBytes)) {
     return end.hash == 0;
   }

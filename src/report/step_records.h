@@ -86,7 +86,7 @@ RankRecords read_records(FileSystem& fs, const std::filesystem::path& file);
 /// Before a run that resumes at `step` goes on with the file of `rank`, which was at `end` when the checkpoint was
 /// written: renames a file that is damaged or has other records up to there, with a warning. False: the records are
 /// missing. Throws: IoError.
-bool take_up_records(FileSystem& fs, const std::filesystem::path& file, int rank, const RecordsEnd& end,
-                     std::int64_t step);
+bool resume_records(FileSystem& fs, const std::filesystem::path& file, int rank, const RecordsEnd& end,
+                    std::int64_t step);
 
 }  // namespace lockstep

@@ -71,10 +71,10 @@ LoaderPlan share_of_one(const LoaderPlan& plan, const BatchPlan& batch, int rank
   return share;
 }
 
-/// How one ended on this rank.
+/// How a trial ended on this rank.
 struct Trial {
   std::int64_t largest = 0;  // samples of the largest micro-batch; 0: memory ran out
-  bool has_all = false;      // that were all samples of the data
+  bool has_all = false;      // that micro-batch had all samples of the data
 };
 
 /// The trials of this rank. None of them waits for another rank.
@@ -131,7 +131,9 @@ class Trials {
       for (const Batch& batch : chosen.micro) {
         trial.largest = std::max(trial.largest, batch.samples);
       }
-      trial.has_all = trial.has_all || (batches->micro.size() == 1 && batches->ends_epoch && at.step == 0);
+      if (at.step == 0) {
+        trial.has_all = batches->micro.size() == 1 && batches->ends_epoch;
+      }
     }
     if (trial.largest == 0) {
       throw DataError("find_batch_size: the loader gave no samples", "give it at least one");
@@ -180,7 +182,7 @@ std::optional<std::int64_t> next_size(const SearchPlace& at, bool bisect) {
 struct Answers {
   std::vector<int> full_ranks{};
   std::int64_t largest = 0;  // samples of a micro-batch
-  bool has_all = false;      // as of a Trial
+  bool has_all = false;      // as Trial::has_all, on some rank
 };
 
 /// Collective. How a trial ended on each rank.

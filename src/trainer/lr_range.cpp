@@ -166,10 +166,10 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   train.seek(position);
   range.suggestion = steepest(range);
   if (!range.suggestion && world.is_main()) {
-    log_warning(
-        fmt::format("find_lr: no learning rate is suggested: the loss does not fall in {}, without the first and "
-                    "last {} of them; use other limits, more steps, or a larger stop_factor",
-                    counted(std::ssize(range.losses), "step"), kIgnored));
+    log_warning(fmt::format(
+        "find_lr: no learning rate is suggested: the loss of {} does not fall (the first and the last {} are "
+        "not looked at); use other limits, more steps, or a larger stop_factor",
+        counted(std::ssize(range.losses), "step"), kIgnored));
   }
   return range;
 }

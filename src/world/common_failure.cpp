@@ -28,7 +28,7 @@ bool WorldAccess::is_common_failure(World& world, std::int64_t step) {
     const std::string answer = key + "/answer";
     const bool completes = store_add(*store, key, 1) == size;
     if (completes || !store_poll(*store, answer, deadlines::kCommonFailure)) {
-      store_set_first(*store, answer, completes ? "all" : "too late");
+      store_set_if_absent(*store, answer, completes ? "all" : "too late");
     }
     return store_get(*store, answer) == "all";
   });

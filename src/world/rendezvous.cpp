@@ -1,7 +1,6 @@
 #include "world/rendezvous.h"
 
 #include <algorithm>
-#include <functional>
 #include <thread>
 #include <vector>
 
@@ -193,7 +192,7 @@ void wait_for_each(c10d::Store& store, c10d::Store& launch, const Identity& iden
   constexpr auto kSayEvery = std::chrono::seconds(10);
   const auto start = Clock::now();
   auto say_at = start + kSayEvery;
-  const auto meanwhile = [&](Clock::duration) {
+  const auto meanwhile = [&] {
     if (store_check(launch, kRefused)) {
       throw_refusal(store_get(launch, kRefused));
     }

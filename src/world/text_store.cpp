@@ -54,7 +54,7 @@ void store_set(c10d::Store& store, const std::string& key, std::string_view valu
   ask([&] { store.set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
 }
 
-void store_set_first(c10d::Store& store, const std::string& key, std::string_view value) {
+void store_set_if_absent(c10d::Store& store, const std::string& key, std::string_view value) {
   ask([&] { store.compareSet(key, {}, std::vector<std::uint8_t>(value.begin(), value.end())); });
 }
 
@@ -92,16 +92,15 @@ bool store_wait(c10d::Store& store, const std::string& key, milliseconds timeout
 }
 
 bool store_poll(c10d::Store& store, const std::string& key, milliseconds timeout,
-                const std::function<void(std::chrono::steady_clock::duration waited)>& meanwhile) {
+                const std::function<void()>& meanwhile) {
   constexpr milliseconds kLongestPause{50};
   const auto start = std::chrono::steady_clock::now();
   for (milliseconds pause{1}; !store_check(store, key); pause = std::min(2 * pause, kLongestPause)) {
-    const auto waited = std::chrono::steady_clock::now() - start;
-    if (waited >= timeout) {
+    if (std::chrono::steady_clock::now() - start >= timeout) {
       return false;
     }
     if (meanwhile) {
-      meanwhile(waited);
+      meanwhile();
     }
     std::this_thread::sleep_for(pause);
   }

@@ -20,7 +20,7 @@ namespace lockstep {
 // Throw: CommError if the store or the connection is lost.
 void store_set(c10d::Store& store, const std::string& key, std::string_view value);
 /// Does nothing if the key is there.
-void store_set_first(c10d::Store& store, const std::string& key, std::string_view value);
+void store_set_if_absent(c10d::Store& store, const std::string& key, std::string_view value);
 std::string store_get(c10d::Store& store, const std::string& key);
 bool store_check(c10d::Store& store, const std::string& key);
 /// In two questions, however many keys. nullopt: one is missing, or this kind of store cannot.
@@ -30,7 +30,7 @@ std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t 
 bool store_wait(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);
 /// The same without the warning: it polls. `meanwhile` is called after each question.
 bool store_poll(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout,
-                const std::function<void(std::chrono::steady_clock::duration waited)>& meanwhile = {});
+                const std::function<void()>& meanwhile = {});
 
 /// The same with the interface of a Store. `world`: the world's connection, kept open by the result. On rank 0 it may
 /// serve the store, which would otherwise end if the World could not be completed.

@@ -114,7 +114,7 @@ void StepRecorder::open(const std::filesystem::path& directory, std::int64_t ste
   bool has_records = true;
   try {
     fs.create_directories(directory);
-    has_records = take_up_records(fs, file, world.rank(), end, step);
+    has_records = resume_records(fs, file, world.rank(), end, step);
   } catch (const IoError&) {
     // If this fails, the file cannot be opened either, and RecordWriter reports the reason.
   }

@@ -141,7 +141,7 @@ void Anomalies::roll_back(const std::string& why, const RunSnapshot::Parts& run,
                 "look at the learning rate and the model; the last checkpoint is from before", ExitCode::bad_data);
   }
   snapshot_.restore(run);
-  put_back_at_ = step;
+  rolled_back_at_ = step;
   parameters_finite_ = true;
   files_.event("rollback", {{"step", step}, {"to", to}, {"why", why}});
   warn(fmt::format("{}: the weights are those of step {} again; the samples of steps {} to {} are left out", why, to,

@@ -30,7 +30,7 @@ class Anomalies {
   /// lowered. Returns whether weights were put back. Waits for the device. Throws: Error (exit 65) if the run must end.
   bool check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
   /// The weights after this step are those of an earlier one.
-  bool has_rolled_back(std::int64_t step) const noexcept { return put_back_at_ == step; }
+  bool has_rolled_back(std::int64_t step) const noexcept { return rolled_back_at_ == step; }
   /// Of the last check().
   bool parameters_finite() const noexcept { return parameters_finite_; }
 
@@ -54,7 +54,7 @@ class Anomalies {
   SpikeWatch spikes_;
   RunSnapshot snapshot_{};
   int rollbacks_in_a_row_ = 0;
-  std::int64_t put_back_at_ = -1;  // the step after which that was done the last time
+  std::int64_t rolled_back_at_ = -1;  // the step after which that was done the last time
   bool parameters_finite_ = true;
   bool told_non_finite_ = false;
 };

@@ -354,6 +354,10 @@ TEST(StepPlanner, ContinuesALaterPassWithAnotherGlobalBatch) {
   shorter.next(plan);
   EXPECT_EQ(plan.pass, std::int64_t{2} << 32);
   EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(60), testing::Contains(0), testing::Contains(59)));
+  EXPECT_THAT(
+      message_of([&] { shorter.seek({.epoch = 0, .consumed = 120, .dataset_size = 100, .global_batch = 1000}); }),
+      testing::HasSubstr("found 120 consumed samples with a global batch of 1000, which is larger than the data "
+                         "set of 100 samples"));
 }
 
 TEST(StepPlanner, RefusesAnotherOrderInTheMiddleOfAnEpoch) {

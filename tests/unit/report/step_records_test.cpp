@@ -187,7 +187,7 @@ TEST(StepRecords, HaveOneHashHoweverOftenTheyAreContinued) {
   MemoryFileSystem parts;
   const RecordsEnd first = end_after(parts, 1, 70, {});
   end_after(parts, 71, 90, first);  // abandoned
-  EXPECT_TRUE(take_up_records(parts, kFile, 1, first, 70));
+  EXPECT_TRUE(resume_records(parts, kFile, 1, first, 70));
   EXPECT_EQ(end_after(parts, 71, 200, first), end);
   EXPECT_EQ(read_records(parts, kFile).entries.back().hash, end.hash);
   MemoryFileSystem changed;
@@ -198,22 +198,22 @@ TEST(StepRecords, HaveOneHashHoweverOftenTheyAreContinued) {
 TEST(StepRecords, AreTakenUpIfTheyLedToTheCheckpoint) {
   const auto moved = [](FileSystem& fs) { return fs.exists(kFile.string() + ".1"); };
   MemoryFileSystem none;
-  EXPECT_TRUE(take_up_records(none, kFile, 1, {}, 0)) << "a new run";
-  EXPECT_FALSE(take_up_records(none, kFile, 1, {.step = 5, .hash = 1}, 5));
+  EXPECT_TRUE(resume_records(none, kFile, 1, {}, 0)) << "a new run";
+  EXPECT_FALSE(resume_records(none, kFile, 1, {.step = 5, .hash = 1}, 5));
 
   MemoryFileSystem good;
   const RecordsEnd end = end_after(good, 1, 5, {});
-  EXPECT_TRUE(take_up_records(good, kFile, 1, end, 5));
-  EXPECT_TRUE(take_up_records(good, kFile, 1, {}, 0)) << "a run that was killed before its first save";
+  EXPECT_TRUE(resume_records(good, kFile, 1, end, 5));
+  EXPECT_TRUE(resume_records(good, kFile, 1, {}, 0)) << "a run that was killed before its first save";
   EXPECT_FALSE(moved(good));
 
   MemoryFileSystem shorter;
   write(shorter, 1, 4);
-  EXPECT_TRUE(take_up_records(shorter, kFile, 1, end, 5));
+  EXPECT_TRUE(resume_records(shorter, kFile, 1, end, 5));
   EXPECT_TRUE(moved(shorter));
   MemoryFileSystem other_rank;
   { RecordWriter(other_rank, kFile, 0, 2, {}); }
-  EXPECT_TRUE(take_up_records(other_rank, kFile, 1, {}, 0));
+  EXPECT_TRUE(resume_records(other_rank, kFile, 1, {}, 0));
   EXPECT_TRUE(moved(other_rank));
 }
 

@@ -39,6 +39,17 @@ namespace {
 
 using testing::HasSubstr;
 
+/// The events about spikes.
+std::vector<nlohmann::json> spike_events(const std::filesystem::path& run) {
+  std::vector<nlohmann::json> events;
+  for (const std::string& line : read_lines(run / "events.jsonl")) {
+    if (auto event = nlohmann::json::parse(line); event["event"] == "spike") {
+      events.push_back(std::move(event));
+    }
+  }
+  return events;
+}
+
 /// Looks at the losses of consecutive steps, `at_once` of them at a time.
 std::vector<std::int64_t> spikes_of(const std::vector<double>& losses, const SpikeConfig& config, std::size_t at_once) {
   std::vector<std::int64_t> found;
@@ -394,15 +405,12 @@ TEST(SpikeSkip, WritesAnEventWithStepAndSamples) {
   state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{23, 24}); });
   EXPECT_THAT(captured.text(), HasSubstr("the step changed nothing, nor did 1 step after it since the last report"));
   std::vector<std::int64_t> steps;
-  for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
-    const auto event = nlohmann::json::parse(line);
-    if (event["event"] == "spike") {
-      steps.push_back(event["step"].get<std::int64_t>());
-      EXPECT_EQ(event["metric"], "grad_norm");
-      EXPECT_EQ(event["skipped"], true);
-      std::istringstream words(event["samples"].get<std::string>());
-      EXPECT_EQ(std::distance(std::istream_iterator<std::int64_t>(words), {}), 12) << "of both ranks";
-    }
+  for (const auto& event : spike_events(dir.path() / "run")) {
+    steps.push_back(event["step"].get<std::int64_t>());
+    EXPECT_EQ(event["metric"], "grad_norm");
+    EXPECT_EQ(event["skipped"], true);
+    std::istringstream words(event["samples"].get<std::string>());
+    EXPECT_EQ(std::distance(std::istream_iterator<std::int64_t>(words), {}), 12) << "of both ranks";
   }
   EXPECT_THAT(steps, testing::ElementsAre(23, 24));
 }
@@ -682,18 +690,12 @@ TEST(SpikeSkip, NamesTheLossInItsEvent) {
   config.report.jsonl = true;
   const CapturedStderr silent;
   state_after(3, config, [](const World& world) { return std::make_unique<LoudTask>(world, LoudTask::Options{}); });
-  int events = 0;
-  for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
-    const auto event = nlohmann::json::parse(line);
-    if (event["event"] == "spike") {
-      ++events;
-      EXPECT_EQ(event["step"], 27);
-      EXPECT_EQ(event["metric"], "loss");
-      EXPECT_EQ(event["skipped"], true);
-      EXPECT_NEAR(event["value"].get<double>(), 100.0 / 3, 5) << "the mean over the ranks, as it is reported";
-    }
-  }
-  EXPECT_EQ(events, 1);
+  const auto events = spike_events(dir.path() / "run");
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0]["step"], 27);
+  EXPECT_EQ(events[0]["metric"], "loss");
+  EXPECT_EQ(events[0]["skipped"], true);
+  EXPECT_NEAR(events[0]["value"].get<double>(), 100.0 / 3, 5) << "the mean over the ranks, as it is reported";
 }
 
 TEST(SpikeInputs, AreLeftOutLikeAPausedStep) {
@@ -743,20 +745,14 @@ TEST(SpikeInputs, AreOneEventWithTheSameValueOnAnyNumberOfRanks) {
       state_after(
           ranks, config, [](const World&) { return std::make_unique<TwoPartsTask>(TwoPartsTask::Options{}); },
           noisy_data({27 * 12 + 11}));
-      int events = 0;
-      for (const std::string& line : read_lines(dir.path() / "run" / "events.jsonl")) {
-        const auto event = nlohmann::json::parse(line);
-        if (event["event"] == "spike") {
-          ++events;
-          EXPECT_EQ(event["step"], 27);
-          EXPECT_EQ(event["metric"], "inputs");
-          EXPECT_EQ(event["skipped"], policy == SpikePolicy::skip);
-          EXPECT_THAT(event["samples"].get<std::string>(), HasSubstr("335"));
-          const double expected = std::sqrt((squares + 3e6 + 11 * 3 * 0.25) / (12 * 7));
-          EXPECT_NEAR(event["value"].get<double>(), expected, 1e-5 * expected) << ranks << " ranks";
-        }
-      }
-      EXPECT_EQ(events, 1) << ranks << " ranks; both optimizers see the same inputs";
+      const auto events = spike_events(dir.path() / "run");
+      ASSERT_EQ(events.size(), 1U) << ranks << " ranks; both optimizers see the same inputs";
+      EXPECT_EQ(events[0]["step"], 27);
+      EXPECT_EQ(events[0]["metric"], "inputs");
+      EXPECT_EQ(events[0]["skipped"], policy == SpikePolicy::skip);
+      EXPECT_THAT(events[0]["samples"].get<std::string>(), HasSubstr("335"));
+      const double expected = std::sqrt((squares + 3e6 + 11 * 3 * 0.25) / (12 * 7));
+      EXPECT_NEAR(events[0]["value"].get<double>(), expected, 1e-5 * expected) << ranks << " ranks";
     }
   }
 }
