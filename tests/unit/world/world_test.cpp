@@ -366,10 +366,10 @@ TEST_P(WorldOf, DoesNotTakeFailuresOfDifferentPlacesForOne) {
 }
 
 TEST_P(WorldOf, TellsAllRanksTheSameOfAFailure) {
-  for (int round = 0; round < 5; ++round) {  // the last rank comes when the patience of the others ends
+  for (int round = 0; round < 5; ++round) {
     std::atomic<int> yes = 0;
     thread_world(GetParam(), [&](World& world) {
-      if (world.rank() == 0) {
+      if (world.rank() == 0) {  // it comes when the others stop to wait: there is no event at that moment
         std::this_thread::sleep_for(deadlines::kCommonFailure - std::chrono::milliseconds(2) +
                                     std::chrono::milliseconds(round));
       }
