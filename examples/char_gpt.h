@@ -89,6 +89,12 @@ class Windows final : public lockstep::Dataset {
   std::int64_t stride_;
 };
 
+/// As layer(x), but the bias is added in the kernel of the product. For inputs of three dimensions torch::nn::Linear
+/// adds it with another one.
+inline torch::Tensor linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
+
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t width, std::int64_t heads, double dropout) : heads_(heads), dropout_(dropout) {
     norm1 = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
@@ -104,10 +110,11 @@ struct BlockImpl : torch::nn::Module {
     const auto n = x.size(0);
     const auto t = x.size(1);
     const auto width = x.size(2);
-    const auto parts = qkv(norm1(x)).view({n, t, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto parts = linear(qkv, norm1(x)).view({n, t, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto mixed = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    x = x + torch::dropout(out(mixed.transpose(1, 2).reshape({n, t, width})), dropout_, is_training());
-    return x + torch::dropout(down(torch::gelu(up(norm2(x)))), dropout_, is_training());
+    const auto attended = linear(out, mixed.transpose(1, 2).reshape({n, t, width}));
+    x = x + torch::dropout(attended, dropout_, is_training());
+    return x + torch::dropout(linear(down, torch::gelu(linear(up, norm2(x)))), dropout_, is_training());
   }
 
   torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};

@@ -10,7 +10,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/functional/dropout.h>
-#include <torch/nn/functional/linear.h>
 #include <torch/nn/init.h>
 
 #include <lockstep/base/error.h>
@@ -100,12 +99,12 @@ void LoraLinearImpl::add_adapter(const LoraOptions& settings) {
 
 at::Tensor LoraLinearImpl::forward(const at::Tensor& input) {
   namespace F = torch::nn::functional;
-  const at::Tensor output = F::linear(input, weight, bias);
+  const at::Tensor output = at::linear(input, weight, bias);  // F::linear adds the bias in a kernel of its own
   if (!has_adapter()) {
     return output;
   }
   const at::Tensor seen = F::dropout(input, F::DropoutFuncOptions().p(adapter_.dropout).training(is_training()));
-  return output + F::linear(F::linear(seen, lora_a), lora_b) * scale();
+  return output + at::linear(at::linear(seen, lora_a), lora_b) * scale();
 }
 
 // In fp32 at least, because each product of half precision would be rounded.

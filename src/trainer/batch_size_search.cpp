@@ -84,6 +84,9 @@ class Trials {
          const BatchSizeSearchOptions& options)
       : plan_(plan), config_(plan.config), world_(world), task_(task), make_loader_(make_loader), options_(options) {
     config_.dist.find_unused_parameters = true;  // the training tells of them, once
+    if (world_.device().is_cuda()) {
+      take_memory_of_libraries();
+    }
   }
 
   Trial run(const BatchPlan& batch) {
@@ -103,6 +106,14 @@ class Trials {
   }
 
  private:
+  /// cuBLAS takes memory for good when a thread first multiplies, and the backward has a thread of its own. In a trial
+  /// it would be in the middle of what the trial has freed, which could not be given back then.
+  void take_memory_of_libraries() const {
+    const at::AutoGradMode with_gradients(true);
+    const at::Tensor matrix = at::ones({8, 8}, at::device(world_.device())).requires_grad_();
+    at::mm(matrix, matrix).sum().backward();
+  }
+
   Trial train(const LoaderPlan& loader) {
     const at::Tensor left_free = at::empty({margin_bytes()}, at::device(world_.device()).dtype(at::kByte));
     const std::shared_ptr<BatchSource> data = make_loader_(loader, alone_);

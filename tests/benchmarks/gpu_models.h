@@ -58,6 +58,12 @@ struct ResNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ResNet);
 
+/// As layer(x), and as Python's Linear: with the bias in the kernel of the product. For inputs of three dimensions
+/// torch::nn::Linear adds it with another one.
+inline torch::Tensor linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
+
 struct GptShape {
   std::int64_t vocabulary = 50304;
   std::int64_t context = 1024;
@@ -79,10 +85,10 @@ struct LayerImpl : torch::nn::Module {
     const auto n = x.size(0);
     const auto t = x.size(1);
     const auto width = x.size(2);
-    const auto parts = qkv(norm1(x)).view({n, t, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto parts = linear(qkv, norm1(x)).view({n, t, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto mixed = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    x = x + out(mixed.transpose(1, 2).reshape({n, t, width}));
-    return x + down(torch::gelu(up(norm2(x)), "tanh"));
+    x = x + linear(out, mixed.transpose(1, 2).reshape({n, t, width}));
+    return x + linear(down, torch::gelu(linear(up, norm2(x)), "tanh"));
   }
   torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
   torch::nn::Linear qkv{nullptr}, out{nullptr}, up{nullptr}, down{nullptr};

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import report
@@ -48,11 +48,16 @@ class Cell:
     precision: str
     channels_last: bool = False
     pixels: int = 32
+    label: str = ""
+
+    @property
+    def kind(self):
+        return self.label or self.model
 
     @property
     def name(self):
         number = "bf16" if self.precision == "bf16_mixed" else "fp32"
-        return f"{self.model} batch {self.batch} {number}{' channels_last' if self.channels_last else ''}"
+        return f"{self.kind} batch {self.batch} {number}{' channels_last' if self.channels_last else ''}"
 
     @property
     def tolerance(self):
@@ -67,7 +72,9 @@ def cells(device):
     images = [Cell("resnet18", "64", batch, precision, last)
               for precision, last in [("bf16_mixed", True), ("fp32", False), ("bf16_mixed", False)]
               for batch in [128, 512, 64, 1024]]
-    return [Cell("gpt2", gpt, 16, "bf16_mixed"), *images, Cell("gpt2", gpt, 8, "fp32")]
+    # All contestants are on the GPU at once; these fit into 80 GB.
+    small = Cell("gpt2", "96,128,128,4,4", 32, "bf16_mixed", label="a small gpt")
+    return [Cell("gpt2", gpt, 8, "bf16_mixed"), small, *images, Cell("gpt2", gpt, 4, "fp32")]
 
 
 PREPARE = """
@@ -157,10 +164,11 @@ class Bench:
         native = kind in ("lockstep", "loop", "loader", "copy")
         words = [str(self.program)] if native else [str(self.args.python), str(HERE / "peers" / "gpu_training.py")]
         words += ["--contestant", kind, "--model", cell.model, "--shape", cell.shape, "--weights", f"{folder}/weights.safetensors",
-                  "--samples", f"{folder}/samples.safetensors", "--batch_size", str(cell.batch), "--precision", cell.precision,
-                  "--checked", str(CHECKED)]
+                  "--samples", f"{folder}/samples.safetensors", "--batch_size", str(cell.batch), "--checked", str(CHECKED)]
+        words += [] if "--precision" in more else ["--precision", cell.precision]
         if native:
             words += ["--compute_setup", "gpu" if self.args.device == "cuda" else "cpu", "--run_dir", f"{folder}/{name}", "--nprocs", "1"]
+            words += ["--cuda_graphs", "true"] if name == "lockstep with graphs" else []
         else:
             words += ["--device", self.args.device]
         return words + (["--channels_last"] if cell.channels_last else []) + list(more)
@@ -221,8 +229,8 @@ class Bench:
             agrees, difference = self.compare(cell, name, losses)
             rows[name] = {"seconds": times[name], "loss_difference": difference, "agrees": agrees, "losses": losses[name],
                           "relative": statistics.median(e / t for e, t in zip(times.get("eager", times[name]), times[name]))}
-            trace = Path(folder, f"{name}.json")
-            if name in ("lockstep", "loop", "eager") and (seconds := take(name, self.effort.profiled, trace)):
+            trace = Path(folder, f"{name.replace(' ', '_')}.json")
+            if name in ("lockstep", "lockstep with graphs", "loop", "eager") and (seconds := take(name, self.effort.profiled, trace)):
                 rows[name]["anatomy"] = anatomy(trace, seconds, self.effort.profiled)
 
     def compare(self, cell, name, losses):
@@ -274,6 +282,35 @@ class Bench:
             contestant.end()
         middle = {name: statistics.median(values) for name, values in times.items()}
         return {name: (middle[name] - middle[name.split()[0]]) / 2 for name in runs if " " in name}
+
+
+    def settings(self, cell, folder):
+        """Seconds per step and peak memory of lockstep, as its settings are added one after the other."""
+        plain = replace(cell, precision="fp32", channels_last=False)
+        added = [("the defaults: fp32", []), ("--matmul_precision high", ["--matmul_precision", "high"]),
+                 ("--precision bf16_mixed", ["--precision", "bf16_mixed"])]
+        if cell.model == "resnet18":
+            added += [("--memory.channels_last true", ["--memory.channels_last", "true"]), ("--benchmark true", ["--benchmark", "true"])]
+        added += [("--cuda_graphs true", ["--cuda_graphs", "true"])]
+        contestants, flags = {}, {"--tuned": "false", "--precision": "fp32"}
+        for title, more in added:
+            flags |= dict(zip(more[::2], more[1::2]))
+            name = f"lockstep {len(contestants)}"
+            contestants[title] = Contestant(name, self.command(name, plain, folder, [word for pair in flags.items() for word in pair]), folder)
+        for contestant in contestants.values():
+            contestant.read("losses")
+        window = {title: max(5, int(self.args.seconds / self.effort.rounds / (contestant.take(5) / 5)))
+                  for title, contestant in contestants.items()}
+        times, memory = {title: [] for title in contestants}, {}
+        for _ in range(self.effort.rounds):
+            for title in random.sample(list(contestants), len(contestants)):
+                contestants[title].tell(f"steps {window[title]}")
+                seconds, peak = contestants[title].read("took")
+                times[title].append(float(seconds) / window[title])
+                memory[title] = int(peak)
+        for contestant in contestants.values():
+            contestant.end()
+        return {title: {"seconds": statistics.median(times[title]), "peak": memory[title]} for title in contestants}
 
 
 def anatomy(trace, wall, steps):
@@ -341,8 +378,8 @@ def render(args, gpu, results, others):
         "",
         "Every contestant has the same weights, samples, order and precision; the losses of the first 10 steps are compared with PyTorch eager's.",
         f"All stay alive and train in turn: {EFFORTS[args.device].rounds} rounds in random order, {args.seconds:g} s per contestant in all. `fp32` is fp32 with TF32.",
-        "`loop`: a loop written by hand with LibTorch and its own optimizers; Python's optimizers are fused, as lockstep's are. lockstep has no",
-        "setting for channels_last: the program converts its parameters and its batches. lockstep compiles nothing and uses no CUDA graphs.",
+        "`loop`: a loop written by hand with LibTorch and its own optimizers; Python's optimizers are fused, as lockstep's are.",
+        "`lockstep with graphs`: `--cuda_graphs true`, which records forward and backward; `compile_reduce_overhead` records graphs too. lockstep compiles nothing.",
         "MFU: FLOPs of the matrix products and convolutions of forward and backward, over the dense peak of the tensor cores.",
         "",
         f"- machine: {gpu or 'no GPU'}; {report.machine()}; load when it began {args.load:.1f}",
@@ -361,6 +398,13 @@ def render(args, gpu, results, others):
                   f"| one pinned copy of 256 MiB: the limit | {limit / 1e9:.1f} | |",
                   f"| lockstep's loader, without training | {others['bandwidth']['values']['loader'] / 1e9:.1f} | "
                   f"{100 * others['bandwidth']['values']['loader'] / limit:.0f} % |", ""]
+    for part in [part for part in others if part.startswith("settings")]:
+        rows, cell = others[part]["values"], others[part]["of"]
+        first = next(iter(rows.values()))["seconds"]
+        lines += [f"### Settings, each added to those above it, {cell}", "", "| setting | ms per step | times the defaults | GiB, peak |",
+                  "|---|---|---|---|"]
+        lines += [f"| {title} | {1e3 * row['seconds']:.2f} | {first / row['seconds']:.2f} | {row['peak'] / 2**30:.2f} |" for title, row in rows.items()]
+        lines += [""]
     if "stalls" in others:
         lines += [f"### What one checkpoint costs the training, {others['stalls']['of']}", "", "| contestant | ms |", "|---|---|"]
         lines += [f"| {name} | {1e3 * seconds:.0f} |" for name, seconds in others["stalls"]["values"].items()] + [""]
@@ -375,13 +419,14 @@ def main():
     parser.add_argument("--seconds", type=float, default=10, help="per contestant and table")
     parser.add_argument("--python", type=Path, help="of an environment with torch and safetensors; default: that of LOCKSTEP_LIBTORCH")
     parser.add_argument("--cells", default="", help="regular expression for the titles of the tables; default: all")
+    parser.add_argument("--parts", default="settings,stalls,first,bandwidth", help="beside the tables of throughput; names with commas between them, or nothing")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile; default: with --device cuda")
     parser.add_argument("--name", help="of the report; default: gpu_training_<device>_<date>")
     args = parser.parse_args()
     args.python = args.python or Path(os.environ["LOCKSTEP_LIBTORCH"]).parents[3] / "bin" / "python"
     args.load, args.versions = report.load(), report.versions(args.python, "torch")
     gpu = gpu_name(args)
-    names = ["lockstep", "loop", "eager"]
+    names = ["lockstep", "lockstep with graphs", "loop", "eager"]
     if args.compile if args.compile is not None else args.device == "cuda":
         names += ["compile", "compile_reduce_overhead"]
     lightning = ["lightning", "lightning_barebones"]
@@ -405,12 +450,12 @@ def main():
             results.append(result)
             write()
             print(f"{cell.name}: done", flush=True)
-            parts = [("stalls", bench.stalls)]
+            parts = [("stalls", bench.stalls), (f"settings of {cell.kind}", bench.settings)]
             if cell.model == "resnet18":
                 parts += [("first", bench.first_steps), ("bandwidth", bench.bandwidth)]
             for part, work in parts:
-                if part not in others:
-                    others[part] = {"of": cell.name, "values": work(cell, folder)}
+                if part.split()[0] in args.parts.split(",") and part not in others:
+                    others[part] = {"of": f"{cell.kind}, batch {cell.batch}" if part.startswith("settings") else cell.name, "values": work(cell, folder)}
                     write()
     print(write())
     for text in bench.wrong:

@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
@@ -45,6 +46,7 @@ struct Options {
   std::string data;     // safetensors file with "input" and "target"
   std::int64_t checked = 10;
   bool channels_last = false;
+  bool tuned = true;  // TF32, and cuDNN measures its algorithms; else as the settings say
 };
 
 std::vector<std::int64_t> numbers(const std::string& text) {
@@ -152,8 +154,17 @@ class Conductor {
       losses_said_ = true;
       say(line);
     } else {
-      say(fmt::format("took {:.6f}", seconds));
+      say(fmt::format("took {:.6f} {}", seconds, peak_bytes()));
     }
+  }
+
+  /// Of LibTorch's tensors on the GPU.
+  std::int64_t peak_bytes() const {
+    if (!device_.is_cuda()) {
+      return 0;
+    }
+    const auto stats = c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
+    return stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
   }
 
   void profile() {
@@ -316,15 +327,18 @@ int main(int argc, char** argv) {
       .add("weights", &options.weights, "safetensors file")
       .add("samples", &options.data, "safetensors file with input and target")
       .add("checked", &options.checked, "steps whose losses are told")
-      .add("channels_last", &options.channels_last, "images and convolutions in this memory format");
+      .add("channels_last", &options.channels_last, "images and convolutions in this memory format")
+      .add("tuned", &options.tuned, "TF32 and cuDNN's benchmark for every contestant");
   const lockstep::TrainConfig defaults{.max_epochs = 1'000'000,
                                        .data = {.workers = 2},
                                        .sampler = {.shuffle = false},
                                        .checkpoint = {.enabled = false},
                                        .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}};
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
-    at::globalContext().setFloat32MatmulPrecision("high");
-    at::globalContext().setBenchmarkCuDNN(true);
+    if (options.tuned) {
+      at::globalContext().setFloat32MatmulPrecision("high");
+      at::globalContext().setBenchmarkCuDNN(true);
+    }
     const std::map<std::string, std::function<void(lockstep::Session&, const Options&)>> contestants{
         {"lockstep", train_with_lockstep}, {"loop", train_by_hand}, {"loader", load_only}, {"copy", copy_only}};
     contestants.at(options.contestant)(session, options);

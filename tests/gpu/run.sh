@@ -247,7 +247,7 @@ stage_check() {
       add "$tool" skipped 0 "compute-sanitizer was not found"
     else
       # Without the cache every tensor is an allocation of its own, whose bounds the tool knows.
-      train "$tool" $(((deadline - SECONDS) / left)) 20 PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9
+      train "$tool" $(((deadline - SECONDS) / left)) 5 PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9
       summary=$(sed -n 's/^=* *\(.*SUMMARY\)/\1/p' "$folder/$tool.log" | tail -n 1)
       case $status in
       0) add "$tool" passed "$took" "$summary" ;;
