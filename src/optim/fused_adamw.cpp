@@ -15,6 +15,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/serialize.h>
 
+#include "tensor/one_thread.h"
+
 namespace lockstep {
 namespace {
 
@@ -66,6 +68,7 @@ void FusedAdamW::update() {
   }
   for (std::size_t i = 0; i < moments_.size(); ++i) {
     const GradientList& list = lists()[i];
+    const OneThread for_small_tensors(list.is_small);
     const Moments& moments = moments_[i];
     const auto& options = options_of<torch::optim::AdamWOptions>(list);
     const auto [beta1, beta2] = options.betas();

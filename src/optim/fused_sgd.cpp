@@ -11,6 +11,8 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/optim/serialize.h>
 
+#include "tensor/one_thread.h"
+
 namespace lockstep {
 namespace {
 
@@ -53,6 +55,7 @@ void FusedSgd::update() {
   const at::Tensor skip = std::exchange(found_inf_, {});
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const GradientList& list = lists()[i];
+    const OneThread for_small_tensors(list.is_small);
     const auto& options = options_of<torch::optim::SGDOptions>(list);
     const bool with_momentum = options.momentum() != 0;
     if (with_momentum && list.is_new && skip.defined() && skip.item<float>() != 0) {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -25,6 +26,12 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
     }
   }
   return true;
+}
+
+// The fused kernels of the CPU start all threads for each tensor, however small. Starting them costs more than a small
+// tensor: 200 tensors of 64 elements took 400 us with two threads and 16 us with one.
+bool is_small(const at::Tensor& parameter) {
+  return parameter.is_cpu() && parameter.numel() < at::internal::GRAIN_SIZE;
 }
 
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& gradient) {
@@ -102,13 +109,14 @@ void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
         }
         member.state = state_of(optimizer, parameter);
         const auto fits = [&](const GradientList& list) {
-          return list.group == group && list.is_new != member.state.defined() &&
+          return list.group == group && list.is_new != member.state.defined() && list.is_small == is_small(parameter) &&
                  list.parameters.front().device() == parameter.device() &&
                  as_real(list.parameters.front()).scalar_type() == as_real(parameter).scalar_type();
         };
         auto list = std::find_if(lists_.begin(), lists_.end(), fits);
         if (list == lists_.end()) {
-          list = lists_.insert(list, GradientList{.group = group, .is_new = !member.state.defined()});
+          list = lists_.insert(
+              list, GradientList{.group = group, .is_new = !member.state.defined(), .is_small = is_small(parameter)});
         }
         list->parameters.push_back(parameter);
         member.list = static_cast<std::size_t>(list - lists_.begin());

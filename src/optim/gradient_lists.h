@@ -13,7 +13,8 @@ namespace lockstep {
 /// The parameters of one kernel call: same group, device and dtype.
 struct GradientList {
   std::size_t group = 0;
-  bool is_new = false;  ///< no state before this step
+  bool is_new = false;    ///< no state before this step
+  bool is_small = false;  ///< parameters on the CPU, none of which is worth a second thread
   std::vector<at::Tensor> parameters{};
   std::vector<at::Tensor> values{};     ///< in the order of the parameters: their memory as real numbers
   std::vector<at::Tensor> gradients{};  ///< in the order of the parameters, with the same layout

@@ -1,12 +1,16 @@
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
@@ -278,6 +282,33 @@ TEST_P(FusedOptimizer, ReleasesGradients) {
   set_gradients(a, 0, kNone);
   fused->step();
   EXPECT_EQ(a[0].grad().use_count(), 1U);
+}
+
+std::ptrdiff_t threads_of_this_process() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+// A thread starts those that help it at its first operation that wants help, and keeps them.
+TEST_P(FusedOptimizer, StartsNoThreadForSmallTensors) {
+  const int threads = at::get_num_threads();
+  const auto started_by_an_update = [&](std::int64_t elements) {
+    std::ptrdiff_t started = 0;
+    std::thread([&] {
+      at::set_num_threads(2);
+      const at::Tensor x = at::ones({elements}).set_requires_grad(true);
+      const at::Tensor small = at::ones({3}).set_requires_grad(true);
+      const auto fused = GetParam().make({small, small, x}, {small, small, x}).fused;
+      x.mutable_grad() = at::ones({elements});
+      const auto before = threads_of_this_process();
+      fused->step();
+      started = threads_of_this_process() - before;
+      EXPECT_EQ(at::get_num_threads(), 2) << "the thread has its number again";
+    }).join();
+    at::set_num_threads(threads);
+    return started;
+  };
+  EXPECT_EQ(started_by_an_update(32'767), 0);
+  EXPECT_EQ(started_by_an_update(32'768), 1);  // also the control
 }
 
 TEST_P(FusedOptimizer, AcceptsReplacedStates) {
