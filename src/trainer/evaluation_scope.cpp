@@ -1,15 +1,12 @@
 #include "trainer/evaluation_scope.h"
 
-#include <lockstep/checkpoint/rng_state.h>
-
 namespace lockstep {
 
 EvaluationScope::EvaluationScope(torch::nn::Module& module, c10::Device device)
     : module_(module),
-      device_(device),
       parts_(module.modules(/*include_self=*/false)),  // including the module itself would require a shared_ptr
       was_training_(module.is_training()),
-      rng_(rng_state(device)) {
+      random_numbers_(device) {
   for (const auto& part : parts_) {
     parts_were_training_.push_back(part->is_training());
   }
@@ -23,7 +20,6 @@ EvaluationScope::~EvaluationScope() {
       parts_[i]->train(parts_were_training_[i]);
     }
   }
-  set_rng_state(rng_, device_);
 }
 
 }  // namespace lockstep

@@ -4,9 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
+
+#include "checkpoint/rng_scope.h"
 
 namespace lockstep {
 
@@ -21,11 +22,10 @@ class EvaluationScope {
 
  private:
   torch::nn::Module& module_;
-  c10::Device device_;
   std::vector<std::shared_ptr<torch::nn::Module>> parts_;
   std::vector<bool> parts_were_training_{};
   bool was_training_;
-  at::Tensor rng_;
+  RngScope random_numbers_;
 };
 
 }  // namespace lockstep

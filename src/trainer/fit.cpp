@@ -20,6 +20,7 @@
 #include <lockstep/optim/precision.h>
 
 #include "base/text.h"
+#include "checkpoint/rng_scope.h"
 #include "trainer/fit_run.h"
 #include "trainer/step_context.h"
 #include "trainer/watch/repeated_warnings.h"
@@ -36,6 +37,7 @@ FitResult Fit::run() {
   const c10::DeviceGuard on_device(world_.device());  // the program may call fit in a thread of its own
   const NumericsScope numerics(config_);
   const RepeatedWarnings of_libtorch;
+  const RngScope random_numbers(world_.device());  // a module made afterwards does not depend on what happened here
   try {
     return train();
   } catch (const CommError& error) {  // the rank that caused it reports the last save

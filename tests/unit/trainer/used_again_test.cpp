@@ -205,6 +205,37 @@ TEST(UsedAgain, AModelWhoseRangeTestFailedIsAsBefore) {
   EXPECT_TRUE(are_equal(weights_of(task), weights_of(*std::make_unique<TinyTask>())));
 }
 
+// Otherwise every model after the first one begins with the same weights, as each training has the same seed.
+TEST(UsedAgain, AFitPutsTheRandomNumbersBack) {
+  class Drops final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      drawn = at::rand({});
+      if (fails) {
+        throw std::runtime_error("no step");
+      }
+      return TinyTask::training_step(batch);
+    }
+    at::Tensor drawn{};
+    bool fails = false;
+  };
+  World world = World::single(at::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 4}));
+  for (const bool fails : {false, true}) {
+    Drops task;
+    task.fails = fails;
+    DataLoader data(tiny_data(8), plan.loader, world);
+    const at::Tensor random = rng_state(at::kCPU);
+    if (fails) {
+      EXPECT_THROW(Trainer(plan, world).fit(task, data), std::runtime_error);
+    } else {
+      Trainer(plan, world).fit(task, data);
+    }
+    EXPECT_TRUE(task.drawn.defined());
+    EXPECT_TRUE(at::equal(rng_state(at::kCPU), random)) << fails;
+  }
+}
+
 TEST(UsedAgain, MetricsAreFoundByTheirNames) {
   const Metrics metrics{{"loss", 2}, {"accuracy", 0.5}};
   EXPECT_EQ(metric_of(metrics, "accuracy"), 0.5);
