@@ -171,9 +171,11 @@ void set_loaders(Plan& plan, const BatchPlan& batch) {
   plan.eval_loader = plan.loader;
   plan.eval_loader.data.steps_per_epoch = 0;
   plan.eval_loader.sampler = {.order = SampleOrder::keyed, .shuffle = false, .drop_last = false};
-  const TrainConfig whole_batches{.batch_size = batch.batch_size};
+  const std::int64_t whole_batches = batch.batch_size * plan.world_size;  // may be more than a step of the training
+  const TrainConfig in_one_pass{.batch_size = batch.batch_size,
+                                .global_batch_size = std::min(batch.global_batch_size, whole_batches)};
   std::vector<Problem> none;
-  plan.eval_loader.batch = plan_batch(whole_batches, plan.world_size, none);
+  plan.eval_loader.batch = plan_batch(in_one_pass, plan.world_size, none);
 }
 
 /// The number of ranks for the messages if the devices are rejected; 0: not known.

@@ -623,6 +623,14 @@ TEST(Resolve, ValidatesInOrderAndWhole) {
   EXPECT_EQ(plan.eval_loader.batch.global_batch_size, 16);
 }
 
+TEST(Resolve, ValidatesAsManySamplesAtOnceOnAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const BatchPlan batch = resolve({.global_batch_size = 32}, machine_with(ranks), kAlone).eval_loader.batch;
+    EXPECT_EQ(batch.global_batch_size, 32) << ranks;
+    EXPECT_EQ(batch.accumulation, 1) << ranks;
+  }
+}
+
 TEST(Resolve, WarnsOfRanksWithoutSamples) {
   EXPECT_THAT(resolve({.global_batch_size = 3}, eight_gpus(), kAlone).warnings,
               ElementsAre(HasSubstr("some ranks have no samples")));
