@@ -170,6 +170,7 @@ void set_loaders(Plan& plan, const BatchPlan& batch) {
   plan.loader = {.batch = batch, .sampler = plan.config.sampler, .data = plan.config.data, .seed = plan.config.seed};
   plan.eval_loader = plan.loader;
   plan.eval_loader.data.steps_per_epoch = 0;
+  plan.eval_loader.data.min_steps_per_epoch = 0;
   plan.eval_loader.sampler = {.order = SampleOrder::keyed, .shuffle = false, .drop_last = false};
   const TrainConfig whole_batches{.batch_size = batch.batch_size};
   std::vector<Problem> none;
