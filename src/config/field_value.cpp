@@ -117,7 +117,9 @@ Refusal from_text(const FieldInfo&, std::string_view text, std::uint64_t& out) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
-    return Problem{"expected a whole number from 0 to 18446744073709551615", {}};
+    const bool is_seed_of_others = to_lower(text) == "random";
+    return Problem{"expected a whole number from 0 to 18446744073709551615",
+                   is_seed_of_others ? "use a number of your own, such as --seed $RANDOM" : ""};
   }
   out = value;
   return std::nullopt;

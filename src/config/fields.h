@@ -597,7 +597,8 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(
       Info{.name = "memory.halve_batch",
            .help = "if a rank runs out of memory, all start again with half the batch_size and more accumulation, from "
-                   "the newest checkpoint; global_batch_size stays; only if the program starts its ranks itself"},
+                   "the newest checkpoint; global_batch_size stays; on one machine, if the program or lockstep run "
+                   "starts the ranks"},
       c.memory.halve_batch);
   visit(Info{.name = "memory.channels_last",
              .help = "store 4-dimensional parameters and inputs with the channels last (NHWC), which convolutions in "

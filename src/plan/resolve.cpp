@@ -268,7 +268,7 @@ void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>&
           by_tool && !flag_of_tool.empty() ? fmt::format("; use lockstep run {}", flag_of_tool) : std::string()));
     }
   };
-  warn(config.memory.halve_batch, "memory.halve_batch", "");
+  warn(config.memory.halve_batch && identity->halvings < 0, "memory.halve_batch", "");
   warn(config.dist.max_restarts > 0, "dist.max_restarts", "--max-restarts");
   warn(config.dist.grace_s != DistConfig{}.grace_s, "dist.grace_s", "--grace");
   warn(!config.report.log_dir.empty(), "report.log_dir", "--log-dir");

@@ -161,7 +161,7 @@ struct DistConfig {
 /// Memory.
 struct MemoryConfig {
   bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
-  bool halve_batch = false;    ///< if the program starts its ranks: out of memory, again with half the batch
+  bool halve_batch = false;    ///< out of memory: the ranks start again with half the batch
   bool channels_last = false;  ///< 4-dimensional parameters and inputs are stored with the channels last (NHWC)
 };
 
