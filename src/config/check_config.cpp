@@ -217,6 +217,11 @@ class Checker {
              "a static graph does not change its unused parameters",
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
+    if (const StepCount steps = config_.data.steps_per_epoch;
+        config_.data.min_steps_per_epoch > 0 && !steps.is_all() && !steps.is_part()) {
+      refuse({"data.min_steps_per_epoch", config_.data.min_steps_per_epoch}, {"data.steps_per_epoch", steps},
+             "each epoch has the given number of steps", "remove one of them; a part such as 10% may have a minimum");
+    }
     check_weights_only();
     check_requeue();
     check_resume();

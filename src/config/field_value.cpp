@@ -117,7 +117,9 @@ Refusal from_text(const FieldInfo&, std::string_view text, std::uint64_t& out) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
-    return Problem{"expected a whole number from 0 to 18446744073709551615", {}};
+    const bool is_seed_of_others = to_lower(text) == "random";
+    return Problem{"expected a whole number from 0 to 18446744073709551615",
+                   is_seed_of_others ? "use a number of your own, such as --seed $RANDOM" : ""};
   }
   out = value;
   return std::nullopt;
@@ -158,6 +160,15 @@ Refusal from_text(const FieldInfo& info, std::string_view text, StepCount& out) 
     return std::nullopt;
   }
   return expected_steps(info, part_hint(parse_double(text).value_or(0), ""));
+}
+
+Refusal from_text(const FieldInfo& info, std::string_view text, std::optional<double>& out) {
+  double number = 0;
+  Refusal refusal = text.empty() ? std::nullopt : from_text(info, text, number);
+  if (!refusal) {
+    out = text.empty() ? std::nullopt : std::optional(number);
+  }
+  return refusal;
 }
 
 Refusal from_file(const FieldInfo&, const FileValue& value, bool& out) {
@@ -247,6 +258,19 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, StepCount& out)
   return expected_steps(info, part_hint(fraction != nullptr ? *fraction : 0, "\""));
 }
 
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::optional<double>& out) {
+  if (value == FileValue(std::string())) {
+    out = std::nullopt;
+    return std::nullopt;
+  }
+  double number = 0;
+  Refusal refusal = from_file(info, value, number);
+  if (!refusal) {
+    out = number;
+  }
+  return refusal;
+}
+
 std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(int value) { return fmt::format("{}", value); }
 std::string to_text(std::int64_t value) { return fmt::format("{}", value); }
@@ -258,6 +282,8 @@ std::string to_text(const LrSchedule& value) { return value.text(); }
 std::string to_text(const StepCount& value) {
   return value.is_part() ? fmt::format("{}%", value.percent()) : to_text(value.number());
 }
+
+std::string to_text(const std::optional<double>& value) { return value ? to_text(*value) : std::string(); }
 
 std::string in_quotes(std::string_view text) {
   std::string escaped = dump_json(Json(text));  // JSON's escapes are valid in TOML; TOML also escapes DEL

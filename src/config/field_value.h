@@ -43,6 +43,8 @@ Refusal from_text(const FieldInfo& info, std::string_view text, std::string& out
 Refusal from_text(const FieldInfo& info, std::string_view text, DeviceSpec& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, LrSchedule& out);
 Refusal from_text(const FieldInfo& info, std::string_view text, StepCount& out);
+/// An empty text is no number.
+Refusal from_text(const FieldInfo& info, std::string_view text, std::optional<double>& out);
 
 Refusal from_file(const FieldInfo& info, const FileValue& value, bool& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, int& out);
@@ -53,6 +55,7 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, std::string& ou
 Refusal from_file(const FieldInfo& info, const FileValue& value, DeviceSpec& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, LrSchedule& out);
 Refusal from_file(const FieldInfo& info, const FileValue& value, StepCount& out);
+Refusal from_file(const FieldInfo& info, const FileValue& value, std::optional<double>& out);
 
 std::string to_text(bool value);
 std::string to_text(int value);
@@ -63,6 +66,7 @@ std::string to_text(const std::string& value);
 std::string to_text(const DeviceSpec& value);
 std::string to_text(const LrSchedule& value);
 std::string to_text(const StepCount& value);
+std::string to_text(const std::optional<double>& value);
 
 namespace detail {
 Refusal spelling_value(std::string_view text, std::span<const Spelling> spellings,
@@ -108,6 +112,8 @@ std::string to_toml(const T& value) {
     return to_text(value);
   } else if constexpr (std::is_same_v<T, StepCount>) {
     return value.is_part() ? in_quotes(to_text(value)) : to_text(value);
+  } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+    return value ? to_text(*value) : in_quotes("");
   } else if constexpr (std::is_same_v<T, std::uint64_t>) {
     // TOML's integers are signed.
     const bool fits = value <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
@@ -134,6 +140,8 @@ Refusal check_range(const FieldInfo& info, const T& value) {
     if (!value.is_valid()) {
       return Problem{"expected a part above 0%, 100% at most", {}};
     }
+  } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+    return value ? check_range(info, *value) : std::nullopt;
   } else if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
     const auto number = static_cast<double>(value);
     const bool enough = info.above_minimum ? number > info.minimum : number >= info.minimum;
@@ -158,6 +166,8 @@ std::string allowed_values(const FieldInfo& info) {
     return detail::expected_spelling(EnumText<T>::kSpellings).substr(kExpected.size());
   } else if constexpr (std::is_same_v<T, StepCount>) {
     return expected_number(info, /*whole=*/true).substr(kExpected.size()) + ", or a part in quotes such as \"10%\"";
+  } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+    return expected_number(info, /*whole=*/false).substr(kExpected.size()) + ", or \"\" for none";
   } else if constexpr (std::is_same_v<T, DeviceSpec>) {
     return "a number, a list of numbers, or a text in quotes";
   } else {
@@ -172,7 +182,7 @@ std::string value_syntax() {
     return "true|false";
   } else if constexpr (std::is_integral_v<T>) {
     return "N";
-  } else if constexpr (std::is_floating_point_v<T>) {
+  } else if constexpr (std::is_floating_point_v<T> || std::is_same_v<T, std::optional<double>>) {
     return "X";
   } else if constexpr (std::is_enum_v<T>) {
     std::string text;

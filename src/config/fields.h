@@ -297,7 +297,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "measure the steps alone: no reports, progress bar, files, checkpoints and validation"},
         c.barebones);
   visit(Info{.name = "max_time_s",
-             .help = "stop and save before this many seconds have passed, exit code 75; 0: no limit",
+             .help = "end after this many seconds of training, over all starts of the run; 0: no limit",
              .minimum = 0,
              .maximum = 1e9},
         c.max_time_s);
@@ -324,6 +324,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .maximum = 1e9},
         c.data.steps_per_epoch);
+  visit(Info{.name = "data.min_steps_per_epoch",
+             .help = "fewest steps of an epoch of training; smaller data is passed several times; 0: no minimum",
+             .minimum = 0,
+             .maximum = 1e9},
+        c.data.min_steps_per_epoch);
   visit(
       Info{.name = "data.max_bad_samples",
            .help = "samples per rank that may fail to load; each is logged and replaced by its neighbour; 0: the first "
@@ -430,6 +435,14 @@ void visit_fields(Config& c, Visit&& visit) {
         c.early_stop.patience);
   visit(Info{.name = "early_stop.min_delta", .help = "an improvement by less than this does not count", .minimum = 0},
         c.early_stop.min_delta);
+  visit(Info{.name = "early_stop.check_finite", .help = "end the training if the metric is NaN or infinite"},
+        c.early_stop.check_finite);
+  visit(Info{.name = "early_stop.stopping_threshold",
+             .help = "end the training if the metric is better than this; empty: no"},
+        c.early_stop.stopping_threshold);
+  visit(Info{.name = "early_stop.divergence_threshold",
+             .help = "end the training if the metric is worse than this; empty: no"},
+        c.early_stop.divergence_threshold);
 
   visit(Info{.name = "validate.every_epochs",
              .help = "validate after this many epochs; 0.25: four times per epoch; 0: never by epochs",
@@ -584,7 +597,8 @@ void visit_fields(Config& c, Visit&& visit) {
   visit(
       Info{.name = "memory.halve_batch",
            .help = "if a rank runs out of memory, all start again with half the batch_size and more accumulation, from "
-                   "the newest checkpoint; global_batch_size stays; only if the program starts its ranks itself"},
+                   "the newest checkpoint; global_batch_size stays; on one machine, if the program or lockstep run "
+                   "starts the ranks"},
       c.memory.halve_batch);
   visit(Info{.name = "memory.channels_last",
              .help = "store 4-dimensional parameters and inputs with the channels last (NHWC), which convolutions in "
@@ -595,6 +609,11 @@ void visit_fields(Config& c, Visit&& visit) {
              .help = "steps between reports (console line and metrics row), which wait for the device; 0: at the end",
              .minimum = 0},
         c.report.every_steps);
+  visit(Info{.name = "report.every_s",
+             .help = "report after so many seconds without one too, at the next step; 0: never by time",
+             .minimum = 0,
+             .maximum = 1e9},
+        c.report.every_s);
   visit(Info{.name = "report.epoch_means", .help = "report the means of all steps of an epoch at its end too"},
         c.report.epoch_means);
   visit(Info{.name = "report.progress", .help = "progress bar on a terminal", .ranks_agree = false}, c.report.progress);

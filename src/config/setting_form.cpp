@@ -38,7 +38,9 @@ std::string value_in_file(std::string_view word) {
   constexpr bool kMayBeNumber = std::is_same_v<T, DeviceSpec> || std::is_same_v<T, StepCount>;
   const bool looks_like_number =
       is_placeholder_value(word) || word.find_first_not_of("-0123456789") == std::string_view::npos;
-  return std::is_arithmetic_v<T> || (kMayBeNumber && looks_like_number) ? std::string(word) : in_quotes(word);
+  return std::is_arithmetic_v<T> || std::is_same_v<T, std::optional<double>> || (kMayBeNumber && looks_like_number)
+             ? std::string(word)
+             : in_quotes(word);
 }
 
 /// `value`: as in a file; "": only the name.

@@ -22,6 +22,7 @@ TrainConfig with_barebones(TrainConfig config) {
   if (config.barebones) {
     config.validate = {.every_epochs = 0};
     config.report.every_steps = 0;
+    config.report.every_s = 0;
     config.report.epoch_means = false;
     config.report.progress = false;
     config.dist.check_replicas = false;

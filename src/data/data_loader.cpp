@@ -71,7 +71,8 @@ class DatasetSource final : public BatchSource {
         seed_(plan.seed),
         bad_samples_(plan.data),
         planner_(sampler, plan.batch.batch_size, world.rank(),
-                 /*keep_global_batch=*/plan.batch.global_is_given, plan.data.steps_per_epoch),
+                 /*keep_global_batch=*/plan.batch.global_is_given, plan.data.steps_per_epoch,
+                 plan.data.min_steps_per_epoch),
         position_(planner_.position()),
         depth_(plan.data.workers > 0 ? static_cast<std::size_t>(plan.data.prefetch) + 1 : 1),
         pool_(plan.data.workers, [this](PendingStep& step, std::size_t index) { build(step, index); }) {

@@ -107,14 +107,14 @@ struct ReplayBuffer::Impl {
 ReplayBuffer::ReplayBuffer(std::int64_t capacity, const LoaderPlan& plan, const World& world) {
   check_loader_plan(plan);
   OptionCheck("replay buffer").expect("capacity", capacity, capacity >= 1, "1 or more").throw_problems();
-  impl_ = std::make_unique<Impl>(
-      Impl{.capacity = capacity,
-           .seed = plan.seed,
-           .endless = fixed_steps_per_epoch(plan) == 0,
-           .check_finite = plan.data.check_finite,
-           .device = world.device(),
-           .planner = {draws_of(plan, world), plan.batch.batch_size, world.rank(),
-                       /*keep_global_batch=*/plan.batch.global_is_given, plan.data.steps_per_epoch}});
+  impl_ = std::make_unique<Impl>(Impl{.capacity = capacity,
+                                      .seed = plan.seed,
+                                      .endless = fixed_steps_per_epoch(plan) == 0,
+                                      .check_finite = plan.data.check_finite,
+                                      .device = world.device(),
+                                      .planner = {draws_of(plan, world), plan.batch.batch_size, world.rank(),
+                                                  /*keep_global_batch=*/plan.batch.global_is_given,
+                                                  plan.data.steps_per_epoch, plan.data.min_steps_per_epoch}});
 }
 
 ReplayBuffer::~ReplayBuffer() = default;

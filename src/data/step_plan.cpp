@@ -43,13 +43,14 @@ std::span<const std::int64_t> StepPlan::micro_ids(std::size_t index) const noexc
 }
 
 StepPlanner::StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
-                         bool keep_global_batch, StepCount steps_per_epoch)
+                         bool keep_global_batch, StepCount steps_per_epoch, std::int64_t min_steps_per_epoch)
     : options_(options),
       sampler_(options),
       batch_size_(batch_size),
       rank_(rank),
       keep_global_batch_(keep_global_batch),
       steps_per_epoch_(steps_per_epoch),
+      min_steps_per_epoch_(min_steps_per_epoch),
       order_(describe_order(options)),
       position_(position_at(0, 0)) {}
 
@@ -74,7 +75,7 @@ void StepPlanner::seek(const LoaderPosition& position) {
   // samples. position_at() ends the epoch at a position among the dropped samples, or behind steps_per_epoch.
   check_position(position, options_.size,
                  std::max({options_.size, sampler_.epoch_length(), options_.order ? options_.order->length() : 0,
-                           steps_per_epoch_.is_all() ? 0 : position.consumed}));
+                           is_one_pass() ? 0 : position.consumed}));
   if (position.consumed > 0 && position.dataset_size > 0) {
     check_order(position);
   }
@@ -94,7 +95,7 @@ void StepPlanner::seek(const LoaderPosition& position) {
 // With drop_last the length of a pass depends on the global batch, which may be another one now. The number of the pass
 // and the place in it stay the same.
 std::int64_t StepPlanner::consumed_before(const LoaderPosition& position) const {
-  if (!options_.sampler.drop_last || steps_per_epoch_.is_all() || position.consumed == 0 || position.global_batch < 1 ||
+  if (!options_.sampler.drop_last || is_one_pass() || position.consumed == 0 || position.global_batch < 1 ||
       position.global_batch == options_.global_batch) {
     return position.consumed;
   }
@@ -190,6 +191,7 @@ void check_loader_plan(const LoaderPlan& plan) {
   at_least("data.workers", plan.data.workers, 0);
   at_least("data.prefetch", plan.data.prefetch, 0);
   at_least("data.steps_per_epoch", plan.data.steps_per_epoch.number(), 0);
+  at_least("data.min_steps_per_epoch", plan.data.min_steps_per_epoch, 0);
   at_least("data.max_bad_samples", plan.data.max_bad_samples, 0);
   if (const StepCount steps = plan.data.steps_per_epoch; steps.is_part() && !steps.is_valid()) {
     problems.push_back(
@@ -208,7 +210,11 @@ std::int64_t fixed_steps_per_epoch(const LoaderPlan& plan) {
                                   steps.percent()),
                       "use --data.steps_per_epoch N");
   }
-  return steps.number();
+  if (const std::int64_t least = plan.data.min_steps_per_epoch; least > 0 && steps.is_all()) {
+    throw ConfigError(fmt::format("--data.min_steps_per_epoch {}: the length of this data is not known", least),
+                      "use --data.steps_per_epoch N, which is the number of steps of each epoch");
+  }
+  return steps.is_all() ? 0 : std::max(steps.number(), plan.data.min_steps_per_epoch);
 }
 
 void check_position(const LoaderPosition& position, std::int64_t dataset_size, std::int64_t most_consumed) {

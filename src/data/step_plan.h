@@ -3,6 +3,7 @@
 // The samples of one rank in each step and epoch. Arithmetic only: no threads, no tensors.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -39,9 +40,10 @@ struct StepPlan {
 class StepPlanner {
  public:
   /// `keep_global_batch`: seek() ignores the global batch of the position. `steps_per_epoch`: of the steps of the
-  /// sampler; an epoch is a pass over the data, a part of one, or several passes.
+  /// sampler; an epoch is a pass over the data, a part of one, or several passes. `min_steps_per_epoch`: as many at
+  /// least.
   StepPlanner(const DistributedSampler::Options& options, std::int64_t batch_size, int rank,
-              bool keep_global_batch = true, StepCount steps_per_epoch = {});
+              bool keep_global_batch = true, StepCount steps_per_epoch = {}, std::int64_t min_steps_per_epoch = 0);
 
   /// Plans the next step into `plan` and reuses its storage. Never ends.
   void next(StepPlan& plan);
@@ -51,9 +53,13 @@ class StepPlanner {
   LoaderPosition position() const { return with_order(position_); }
   /// A position after a step, with the order that it belongs to if it is inside of an epoch.
   LoaderPosition with_order(LoaderPosition position) const;
-  std::int64_t steps_per_epoch() const noexcept { return steps_per_epoch_.of(sampler_.steps_per_epoch()); }
+  std::int64_t steps_per_epoch() const noexcept {
+    return std::max(steps_per_epoch_.of(sampler_.steps_per_epoch()), min_steps_per_epoch_);
+  }
 
  private:
+  /// Of any data.
+  bool is_one_pass() const noexcept { return steps_per_epoch_.is_all() && min_steps_per_epoch_ == 0; }
   void check_order(const LoaderPosition& position) const;
   void take_global_batch(const LoaderPosition& position);
   std::int64_t consumed_before(const LoaderPosition& position) const;
@@ -66,6 +72,7 @@ class StepPlanner {
   int rank_;
   bool keep_global_batch_;
   StepCount steps_per_epoch_;
+  std::int64_t min_steps_per_epoch_;
   std::string order_;  // its text; only positions that are asked for have it, not those of each step
   LoaderPosition position_;
 };
@@ -78,7 +85,7 @@ std::string describe_order(const DistributedSampler::Options& options);
 void check_loader_plan(const LoaderPlan& plan);
 
 /// For a source whose length is not known, such as a stream: the steps of an epoch; 0: until the source ends. Throws:
-/// ConfigError if they are a part of this length.
+/// ConfigError if they are a part of this length, or a minimum is given for it.
 std::int64_t fixed_steps_per_epoch(const LoaderPlan& plan);
 
 /// Throws: CheckpointError, also if `position` was saved with another size (0: unknown, accepted).

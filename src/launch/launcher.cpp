@@ -58,7 +58,7 @@ class Launch {
         run_id_(request.run_id.empty() ? launch_id_ : request.run_id),
         own_program_(request.program.empty() ? open_own_program() : Descriptor()),
         descendants_(launch_id_),
-        policy_(request.max_restarts, /*can_halve=*/request.ranks_per_node.size() == 1 && !request.any_program) {}
+        policy_(request.max_restarts, /*can_halve=*/request.ranks_per_node.size() == 1) {}
 
   LaunchReport run() {
     const auto start = Clock::now();

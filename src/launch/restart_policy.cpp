@@ -48,7 +48,8 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
     return {};
   }
   constexpr int kMostHalvings = 30;  // of the largest batch_size
-  if (can_halve_ && halvings_ < kMostHalvings && report.exit_code == static_cast<int>(ExitCode::out_of_memory)) {
+  const bool asks = report.explained && report.exit_code == static_cast<int>(ExitCode::out_of_memory);
+  if (can_halve_ && asks && halvings_ < kMostHalvings) {
     ++halvings_;
     return {.restart = true, .halves = true};
   }

@@ -20,7 +20,8 @@ struct RestartDecision {
 /// Allows at most `max_restarts` consecutive restarts without progress. Progress resets their number and the waits,
 /// which grow as 1, 2, 4 ... 30 s. There is no restart after a requested stop, after errors of settings, data or
 /// disagreeing ranks, and after the same failure twice in a row at the same step. After ExitCode::out_of_memory there
-/// always is one, at once, if this launch can halve the micro-batch.
+/// always is one, at once, if this launch can halve the micro-batch, and the rank has reported its failure: other
+/// programs may end with this code, too.
 class RestartPolicy {
  public:
   explicit RestartPolicy(int max_restarts, bool can_halve = false)

@@ -40,24 +40,25 @@ std::string device_text(const Plan& plan) {
 }
 
 std::string limit_text(const TrainConfig& config) {
-  const std::string epochs = counted(config.max_epochs, "epoch");
-  const std::string steps = counted(config.max_steps, "step");
-  if (config.max_epochs > 0 && config.max_steps > 0) {
-    return fmt::format("{} or {}, whichever ends first", epochs, steps);
+  std::vector<std::string> limits;
+  if (config.max_epochs > 0) {
+    limits.push_back(counted(config.max_epochs, "epoch"));
   }
-  return config.max_epochs > 0 ? epochs : config.max_steps > 0 ? steps : "none: until stopped";
+  if (config.max_steps > 0) {
+    limits.push_back(counted(config.max_steps, "step"));
+  }
+  if (config.max_time_s > 0) {
+    limits.push_back(human_duration(config.max_time_s) + " of training");
+  }
+  return limits.empty() ? "none: until stopped" : join_or(limits) + (limits.size() > 1 ? ", whichever ends first" : "");
 }
 
-std::string time_limit_text(const Plan& plan) {
-  std::string text;
-  if (plan.config.max_time_s > 0) {
-    text += ", stopping before " + human_duration(plan.config.max_time_s);
+std::string job_end_text(const Plan& plan) {
+  if (!plan.facts.job_end) {
+    return {};
   }
-  if (plan.facts.job_end) {
-    const auto left = std::chrono::duration<double>(*plan.facts.job_end - std::chrono::steady_clock::now()).count();
-    text += fmt::format(", stopping before the job ends in {}", human_duration(std::max(left, 0.0)));
-  }
-  return text;
+  const auto left = std::chrono::duration<double>(*plan.facts.job_end - std::chrono::steady_clock::now()).count();
+  return fmt::format(", stopping before the job ends in {}", human_duration(std::max(left, 0.0)));
 }
 
 std::string precision_text(const TrainConfig& config) {
@@ -106,11 +107,20 @@ std::string steps_text(StepCount steps) {
                            : ", " + counted(steps.number(), "step");
 }
 
+/// ", 50 steps per epoch", ", at least 200 steps per epoch"
+std::string epoch_length_text(const DataConfig& data) {
+  std::string text = steps_text(data.steps_per_epoch);
+  if (data.min_steps_per_epoch > 0) {
+    text += ", at least " + counted(data.min_steps_per_epoch, "step");
+  }
+  return text.empty() ? "" : text + " per epoch";
+}
+
 std::string data_text(const LoaderPlan& loader) {
   const DataConfig& data = loader.data;
   return fmt::format("{} order{}{}{}, {}", loader.sampler.order == SampleOrder::keyed ? "keyed" : "PyTorch's",
                      loader.sampler.shuffle ? ", shuffled" : "", loader.sampler.drop_last ? ", last step dropped" : "",
-                     data.steps_per_epoch.is_all() ? "" : steps_text(data.steps_per_epoch) + " per epoch",
+                     epoch_length_text(data),
                      data.workers == 0 ? "built in the training thread"
                                        : fmt::format("{} per rank, {} ahead", counted(data.workers, "worker"),
                                                      counted(data.prefetch, "step")));
@@ -183,7 +193,7 @@ std::string describe(const Plan& plan) {
       {"precision", precision_text(config)},
       {"seed", fmt::to_string(config.seed)},
       {"batch", plan.loader.batch.explanation},
-      {"limits", limit_text(config) + time_limit_text(plan)},
+      {"limits", limit_text(config) + job_end_text(plan)},
       {"optimizer", optimizer_text(config.optim)},
       {"schedule", config.optim.schedule.is_set() ? config.optim.schedule.text() : "schedule of the program"},
       {"data", data_text(plan.loader)},

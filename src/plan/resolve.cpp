@@ -170,6 +170,7 @@ void set_loaders(Plan& plan, const BatchPlan& batch) {
   plan.loader = {.batch = batch, .sampler = plan.config.sampler, .data = plan.config.data, .seed = plan.config.seed};
   plan.eval_loader = plan.loader;
   plan.eval_loader.data.steps_per_epoch = 0;
+  plan.eval_loader.data.min_steps_per_epoch = 0;
   plan.eval_loader.sampler = {.order = SampleOrder::keyed, .shuffle = false, .drop_last = false};
   const std::int64_t whole_batches = batch.batch_size * plan.world_size;  // may be more than a step of the training
   const TrainConfig in_one_pass{.batch_size = batch.batch_size,
@@ -269,7 +270,7 @@ void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>&
           by_tool && !flag_of_tool.empty() ? fmt::format("; use lockstep run {}", flag_of_tool) : std::string()));
     }
   };
-  warn(config.memory.halve_batch, "memory.halve_batch", "");
+  warn(config.memory.halve_batch && identity->halvings < 0, "memory.halve_batch", "");
   warn(config.dist.max_restarts > 0, "dist.max_restarts", "--max-restarts");
   warn(config.dist.grace_s != DistConfig{}.grace_s, "dist.grace_s", "--grace");
   warn(!config.report.log_dir.empty(), "report.log_dir", "--log-dir");

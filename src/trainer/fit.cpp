@@ -87,6 +87,7 @@ FitResult Fit::train() {
                               .loss_factor = loss_factor_,
                               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
   Step step(context);
+  look_at_time();
   // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
   // stop_requested() must not be called here without a request.
   agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
@@ -196,13 +197,22 @@ StepRequests Fit::requests(const StepBatches& batches) {
   if (commands.stop) {
     control_.request_stop("lockstep ctl", StopKind::terminate);
   }
+  look_at_time();
   const TrainState after{.step = state_.step + 1, .epoch = state_.epoch + (batches.ends_epoch ? 1 : 0), .samples = 0};
   return {.stop = limits_.must_stop(control_.stop_requested(), after),
           .save = control_.take_checkpoint_request() || commands.save || checkpoints_.asks_by_time(),
           .save_ended = checkpoints_.tells_end(),
           .validate = commands.validate || (world_.is_main() && validation_times_.asks_by_time()),
-          .report = commands.report,
+          .report = commands.report || (world_.is_main() && report_timer_.asks()),
           .command = !commands.own.empty()};
+}
+
+// The clocks of the ranks differ.
+void Fit::look_at_time() {
+  if (world_.is_main() && limits_.is_time_over()) {
+    control_.request_stop(fmt::format("the training time of {} is over (a larger --max_time_s continues)",
+                                      human_duration(config_.max_time_s)));
+  }
 }
 
 // Only the main rank has seen their words.

@@ -23,7 +23,7 @@ FitResult Fit::finish() {
     run_commands();
   }
   if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
-    if (!due(config_.report.every_steps)) {
+    if (reported_at_ != state_.step) {
       report();  // metrics since the last report
     }
     record_.set_phase(Phase::save);

@@ -21,13 +21,15 @@ namespace lockstep {
 
 void Fit::report() {
   record_.set_phase(Phase::report);
-  const bool ends_window = due(config_.report.every_steps);  // a continued run completes the one of an early end
-  Metrics metrics = window_metrics(ends_window);
+  reported_at_ = state_.step;
+  report_timer_.restart();
+  const bool ends = ends_window();
+  Metrics metrics = window_metrics(ends);
   reports_.add_speed(metrics, state_.samples);
   metrics.emplace_back("epoch", static_cast<double>(place_.number));
-  metrics_.append_logged(metrics, ends_window);
+  metrics_.append_logged(metrics, ends);
   metrics = publish(Stage::report, std::move(metrics));
-  check_values(ends_window);
+  check_values(ends);
   if (config_.report.step_times) {
     step_times_.report(state_.step);
   }
@@ -39,6 +41,13 @@ void Fit::report() {
     check_replicas(task_.module(), world_, more, recorder_.find_divergence(world_));
   }
   check_monitor(Stage::report, metrics);
+}
+
+// A continued run completes the window of an early end. What decides by metrics looks at the reports by steps, so
+// others do not change their means.
+bool Fit::ends_window() const {
+  const ReportConfig& when = config_.report;
+  return due(when.every_steps) || (when.every_steps == 0 && when.every_s > 0 && agreed_.report);
 }
 
 void Fit::report_epoch() {

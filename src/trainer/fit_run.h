@@ -23,6 +23,7 @@
 #include "storage/run_commands.h"
 #include "trainer/epoch_place.h"
 #include "trainer/fit.h"
+#include "trainer/interval_timer.h"
 #include "trainer/output/run_end.h"
 #include "trainer/output/run_files.h"
 #include "trainer/output/run_metrics.h"
@@ -124,6 +125,7 @@ class Fit {
   void run_commands();
   void look_for_straggler();
   void look_for_stop();
+  void look_at_time();
   ScheduleStep schedule_step() const;
   StageContext at(Stage stage);
   void notify(Stage stage) { notify(at(stage)); }
@@ -143,6 +145,7 @@ class Fit {
 
   // fit_reports.cpp: reports and validation
   void report();
+  bool ends_window() const;
   void report_epoch();
   Metrics window_metrics(bool ends_window);
   void append_optimizer(Metrics& metrics) const;
@@ -216,6 +219,8 @@ class Fit {
   double loss_factor_ = 1;
   RunLimits limits_{config_};
   ValidationTimes validation_times_{config_.validate};
+  IntervalTimer report_timer_{config_.report.every_s};
+  std::int64_t reported_at_ = -1;  // the step of the last report
   const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
     StageContext context = at(Stage::backward_end);
     context.optimizer = &optimizer;

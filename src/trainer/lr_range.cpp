@@ -48,6 +48,7 @@ Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   config.early_stop = {};
   config.checkpoint.monitor.clear();
   config.report.every_steps = 0;
+  config.report.every_s = 0;
   write_no_files(config);
   const double ratio = options.min_lr / options.max_lr;
   const auto last = static_cast<double>(options.steps - 1);

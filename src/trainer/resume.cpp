@@ -52,6 +52,7 @@ constexpr const char* kPositionEpoch = "position.epoch";  // of position_values(
 constexpr const char* kPlaceEpoch = "place.epoch";
 constexpr const char* kPlaceSteps = "place.steps";
 constexpr const char* kPlaceValidation = "place.validation_is_due";
+constexpr const char* kTrainingTime = "training_time_s";
 constexpr std::string_view kSpike = "spike.";  // windows of SpikeWatch
 
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
@@ -225,6 +226,7 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   auto& values = contents.values;
   values.merge(position_values(run.train.position()));
   values["total_steps"] = std::to_string(run.limits.steps());
+  values[kTrainingTime] = to_text(run.limits.training_time());
   values[kPlaceEpoch] = std::to_string(run.place.number);
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
@@ -362,6 +364,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (const auto report = contents.tensors.find("report"); is_of_this_model && report != contents.tensors.end()) {
     restore_reports(run, report->second, /*in_epoch=*/position.consumed > 0);
   }
+  run.limits.set_earlier_time(parse_double(text(contents, kTrainingTime)).value_or(0));
   // With another global batch the epoch may be over at this position.
   const std::int64_t ended = run.train.position().epoch - position.epoch;
   state.epoch += ended;

@@ -1,5 +1,6 @@
 #include "trainer/run_checkpoints.h"
 
+#include <chrono>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -111,15 +112,7 @@ void RunCheckpoints::begin_at(std::int64_t step, const Origin& origin) {
   durable_ = origin.is_own ? step : -1;
 }
 
-bool RunCheckpoints::asks_by_time() {
-  const double every = config_.checkpoint.every_s;
-  if (!store_ || every == 0 || asked_ || !world_.is_main() ||
-      Clock::now() - last_time_ < std::chrono::duration<double>(every)) {
-    return false;
-  }
-  asked_ = true;
-  return true;
-}
+bool RunCheckpoints::asks_by_time() { return store_ && world_.is_main() && timer_.asks(); }
 
 bool RunCheckpoints::is_due(const TrainState& state, bool ends_epoch) const {
   const CheckpointConfig& c = config_.checkpoint;
@@ -138,8 +131,7 @@ RunCheckpoints::Saves RunCheckpoints::save(std::int64_t step, const std::functio
   tolerating([&] {
     store_->save_in_background(step, make());
     last_ = step;
-    asked_ = false;
-    last_time_ = Clock::now();
+    timer_.restart();
     return Saves();
   });
   return before;
@@ -190,7 +182,7 @@ std::optional<BestCheckpoint> RunCheckpoints::best() {
 }
 
 BackgroundSave RunCheckpoints::save_now(std::int64_t step, const std::function<CheckpointContents()>& make) {
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   store_->save(step, make());
   return note({.step = step, .duration_s = seconds_since(start)});
 }
@@ -199,8 +191,7 @@ BackgroundSave RunCheckpoints::note(BackgroundSave saved) {
   failures_ = 0;
   last_ = std::max(last_, saved.step);
   durable_ = saved.step;
-  asked_ = false;
-  last_time_ = Clock::now();
+  timer_.restart();
   files_.event("save", {{"step", saved.step}, {"seconds", saved.duration_s}});
   return saved;
 }
@@ -212,8 +203,7 @@ RunCheckpoints::Saves RunCheckpoints::tolerating(const std::function<Saves()>& w
   } catch (const IoError& error) {
     ++failures_;
     last_ = durable_;
-    asked_ = false;
-    last_time_ = Clock::now();
+    timer_.restart();
     files_.event("save_failed", {{"what", std::string(error.what())}});
     if (config_.checkpoint.on_error == SaveErrorPolicy::stop || failures_ == kMostFailures) {
       throw;

@@ -1,7 +1,6 @@
 // The checkpoints of one run: where the run begins, when it saves, and what happens if a save fails.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include <lockstep/trainer/train_state.h>
 
 #include "checkpoint/run_hold.h"
+#include "trainer/interval_timer.h"
 #include "trainer/output/run_files.h"
 
 namespace lockstep {
@@ -74,8 +74,6 @@ class RunCheckpoints {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   Origin own(StoredCheckpoint stored) const;
   void refuse_newer_than(const CheckpointContents& contents, const std::string& from);
   Saves tolerating(const std::function<Saves()>& work);
@@ -92,9 +90,8 @@ class RunCheckpoints {
   std::int64_t last_ = -1;  // newest step that is saved or being saved
   std::int64_t durable_ = -1;
   int failures_ = 0;  // consecutive
-  bool asked_ = false;
   bool told_end_ = false;
-  Clock::time_point last_time_ = Clock::now();
+  IntervalTimer timer_{config_.checkpoint.every_s};
 };
 
 }  // namespace lockstep

@@ -1,12 +1,15 @@
 // How long a run may train, and how long it must.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
 #include <lockstep/base/control.h>
 #include <lockstep/config/train_config.h>
 #include <lockstep/trainer/train_state.h>
+
+#include "base/duration.h"
 
 namespace lockstep {
 
@@ -26,9 +29,17 @@ class RunLimits {
   /// The program itself cannot end a run before its minimum.
   bool must_stop(StopKind requested, const TrainState& state) const noexcept;
 
+  /// Time is that of this fit and, once a run resumes, of its earlier ones until the checkpoint, in seconds.
+  void set_earlier_time(double seconds) noexcept { earlier_s_ = seconds; }
+  double training_time() const { return earlier_s_ + seconds_since(began_); }
+  /// By the clock of this rank; the ranks have not agreed on it.
+  bool is_time_over() const { return config_.max_time_s > 0 && training_time() >= config_.max_time_s; }
+
  private:
   const TrainConfig& config_;
   std::int64_t steps_per_epoch_ = 0;
+  double earlier_s_ = 0;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace lockstep

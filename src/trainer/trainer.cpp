@@ -1,6 +1,4 @@
 // What a program calls. The training loop is in fit.cpp.
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -33,8 +31,14 @@ void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks
                                                                            .min_lr = plateau.min_lr}));
   }
   if (const EarlyStopConfig& stop = config.early_stop; !stop.metric.empty()) {
-    callbacks.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{
-        .metric = stop.metric, .mode = stop.mode, .patience = stop.patience, .min_delta = stop.min_delta}));
+    callbacks.add(
+        std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = stop.metric,
+                                                             .mode = stop.mode,
+                                                             .patience = stop.patience,
+                                                             .min_delta = stop.min_delta,
+                                                             .check_finite = stop.check_finite,
+                                                             .stopping_threshold = stop.stopping_threshold,
+                                                             .divergence_threshold = stop.divergence_threshold}));
   }
 }
 
@@ -62,13 +66,7 @@ Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
     : Trainer(std::make_unique<Impl>(Impl{{plan, world, std::move(control), silent_console()}})) {}
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  std::optional<std::chrono::steady_clock::time_point> deadline = impl_->plan.facts.job_end;
-  if (const double seconds = impl_->plan.config.max_time_s; seconds > 0) {
-    const auto asked_for = std::chrono::steady_clock::now() + std::chrono::ceil<std::chrono::steady_clock::duration>(
-                                                                  std::chrono::duration<double>(seconds));
-    deadline = std::min(asked_for, deadline.value_or(asked_for));
-  }
-  if (deadline) {
+  if (const auto& deadline = impl_->plan.facts.job_end) {
     impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline));
   }
 }

@@ -18,14 +18,6 @@ void ValidationTimes::begin(std::int64_t steps_per_epoch) {
   note_validation();
 }
 
-bool ValidationTimes::asks_by_time() {
-  if (config_.every_s == 0 || asked_ || Clock::now() - last_ < std::chrono::duration<double>(config_.every_s)) {
-    return false;
-  }
-  asked_ = true;
-  return true;
-}
-
 bool ValidationTimes::is_due(const TrainState& state, std::int64_t step_of_epoch, bool ends_epoch) const {
   if (config_.every_steps > 0 && state.step % config_.every_steps == 0) {
     return true;
@@ -40,11 +32,6 @@ bool ValidationTimes::is_due(const TrainState& state, std::int64_t step_of_epoch
   const auto parts = [&](std::int64_t step) { return std::floor(static_cast<double>(step) / steps + 1e-9); };
   const std::int64_t step = ends_epoch ? steps_per_epoch_ : step_of_epoch;
   return parts(step) > parts(step - 1);
-}
-
-void ValidationTimes::note_validation() {
-  last_ = Clock::now();
-  asked_ = false;
 }
 
 }  // namespace lockstep

@@ -1,11 +1,12 @@
 // When a run validates.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/trainer/train_state.h>
+
+#include "trainer/interval_timer.h"
 
 namespace lockstep {
 
@@ -16,18 +17,15 @@ class ValidationTimes {
   /// `steps_per_epoch`: 0: not known. Throws: ConfigError if parts of an epoch are asked for and it is not known.
   void begin(std::int64_t steps_per_epoch);
   /// True once when validate.every_s has passed since the last validation. For the main rank.
-  bool asks_by_time();
+  bool asks_by_time() { return timer_.asks(); }
   /// After a step. `step_of_epoch`: from 1.
   bool is_due(const TrainState& state, std::int64_t step_of_epoch, bool ends_epoch) const;
-  void note_validation();
+  void note_validation() { timer_.restart(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   ValidateConfig config_;
   std::int64_t steps_per_epoch_ = 0;
-  Clock::time_point last_ = Clock::now();
-  bool asked_ = false;
+  IntervalTimer timer_{config_.every_s};
 };
 
 }  // namespace lockstep

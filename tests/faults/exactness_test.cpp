@@ -47,6 +47,8 @@ std::vector<std::string> flags(int ranks) {
           "--report.progress",
           "false",
           "--report.epoch_means",
+          "--max_time_s",
+          "1d",
           "--spike.z_score",
           "0.3",
           "--spike.policy",

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <lockstep/base/log.h>
@@ -42,12 +43,13 @@ enum class LrScaling { none, linear, sqrt };
 
 /// Threads and buffers of the data loader.
 struct DataConfig {
-  int workers = 2;                   ///< threads per rank that build batches; 0: the training thread builds them
-  int prefetch = 2;                  ///< steps prepared ahead of the training step (with workers)
-  bool pin_memory = true;            ///< page-locked host batches, copied on a separate stream (GPU only)
-  StepCount steps_per_epoch{};       ///< training: steps per epoch, or a part of the data set; 0: all of it
-  std::int64_t max_bad_samples = 0;  ///< per rank: samples that may fail to load; each is replaced by its neighbour
-  bool check_finite = false;         ///< a sample with NaN or infinity counts as one that fails to load
+  int workers = 2;                       ///< threads per rank that build batches; 0: the training thread builds them
+  int prefetch = 2;                      ///< steps prepared ahead of the training step (with workers)
+  bool pin_memory = true;                ///< page-locked host batches, copied on a separate stream (GPU only)
+  StepCount steps_per_epoch{};           ///< training: steps per epoch, or a part of the data set; 0: all of it
+  std::int64_t min_steps_per_epoch = 0;  ///< training: a smaller data set is passed several times; 0: no minimum
+  std::int64_t max_bad_samples = 0;      ///< per rank: samples that may fail to load; each is replaced by its neighbour
+  bool check_finite = false;             ///< a sample with NaN or infinity counts as one that fails to load
 };
 
 /// Order of the samples.
@@ -95,10 +97,13 @@ struct PlateauConfig {
 
 /// EarlyStopping by settings; see callbacks.h.
 struct EarlyStopConfig {
-  std::string metric{};                 ///< ends the training when this metric no longer improves; empty: never
-  MonitorMode mode = MonitorMode::min;  ///< whether a lower or a higher value is better
-  int patience = 3;                     ///< measurements in a row without an improvement that end the training
-  double min_delta = 0;                 ///< a smaller change is no improvement
+  std::string metric{};                        ///< ends the training when this metric no longer improves; empty: never
+  MonitorMode mode = MonitorMode::min;         ///< whether a lower or a higher value is better
+  int patience = 3;                            ///< measurements in a row without an improvement that end the training
+  double min_delta = 0;                        ///< a smaller change is no improvement
+  bool check_finite = true;                    ///< ends the training if the metric is NaN or infinite
+  std::optional<double> stopping_threshold{};  ///< ends the training if the metric is better
+  std::optional<double> divergence_threshold{};  ///< ends the training if the metric is worse
 };
 
 /// When a run validates.
@@ -156,13 +161,14 @@ struct DistConfig {
 /// Memory.
 struct MemoryConfig {
   bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
-  bool halve_batch = false;    ///< if the program starts its ranks: out of memory, again with half the batch
+  bool halve_batch = false;    ///< out of memory: the ranks start again with half the batch
   bool channels_last = false;  ///< 4-dimensional parameters and inputs are stored with the channels last (NHWC)
 };
 
 /// Which reports a run writes.
 struct ReportConfig {
   std::int64_t every_steps = 20;  ///< console line and metrics row; only reports wait for the device
+  double every_s = 0;             ///< also after so many seconds without a report, at the next step; 0: never by time
   bool epoch_means = false;       ///< a row at the end of each epoch with the means of all its steps
   bool progress = true;           ///< progress bar on a terminal
   bool jsonl = true;              ///< metrics.jsonl in the run directory
@@ -207,7 +213,7 @@ struct TrainConfig {
   std::string init_weights{};          ///< a new run begins with these weights: of a run, a checkpoint or a file
   std::string resume = "auto";         ///< auto, never, last, best, or a directory: a checkpoint's or a run's
   bool fresh = false;                  ///< start over: rename an old run directory, delete nothing
-  double max_time_s = 0;               ///< stop and save before this many seconds have passed, exit 75; 0: no limit
+  double max_time_s = 0;               ///< seconds of training, over all starts of the run; 0: no limit
   DataConfig data{};
   SamplerConfig sampler{};
   OptimConfig optim{};

@@ -257,6 +257,10 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
       {{"--plot_every=3"}, "remove it: lockstep report RUN"},
       {{"--validation_criterion=f"}, "use --checkpoint.monitor METRIC"},
       {{"--limit_train_batches=0.5"}, "use --data.steps_per_epoch N: a number of steps, or a part such as 10%"},
+      {{"--min_train_steps_per_epoch=200"}, "use --data.min_steps_per_epoch N"},
+      {{"--debug_mode"}, "use --dist.check_replicas"},
+      {{"--save_on_exception"}, "remove it: a failure that all ranks have between the same two steps is saved"},
+      {{"--overfit_batches=4"}, "train and validate on lockstep::take(data, N)"},
       {{"--eval.enabled=true"}, "report metrics of the validation"},
   };
   for (const auto& [arguments, hint] : cases) {
@@ -287,6 +291,22 @@ TEST(ParseInvocation, TakesDurationsAsPeopleWriteThem) {
   EXPECT_THAT(problems({"--dist.timeout_s=0min"}),
               ElementsAre(HasSubstr("--dist.timeout_s=0min: expected a number above 0 |")));
   EXPECT_THAT(problems({"--optim.lr=2h"}), ElementsAre(HasSubstr("expected a number of 0 or more |"))) << "no time";
+}
+
+TEST(ParseInvocation, TakesAThresholdOrNone) {
+  EXPECT_EQ(parse({}).config.early_stop.stopping_threshold, std::nullopt);
+  const auto stop = [](const std::string& text) {
+    return parse({"--early_stop.metric", "val_loss", "--early_stop.stopping_threshold=" + text})
+        .config.early_stop.stopping_threshold;
+  };
+  EXPECT_EQ(stop("0"), 0);
+  EXPECT_EQ(stop("-1.5"), -1.5);
+  EXPECT_EQ(stop(""), std::nullopt);
+  EXPECT_THAT(problems({"--early_stop.metric", "val_loss", "--early_stop.divergence_threshold", "high"}),
+              ElementsAre(HasSubstr("--early_stop.divergence_threshold high: expected a number")));
+  EXPECT_THAT(problems({"--early_stop.stopping_threshold", "0.1"}),
+              ElementsAre(HasSubstr("has no effect without early_stop.metric")));
+  EXPECT_THAT(config_toml(parse({}).config), HasSubstr("stopping_threshold = \"\"\n"));
 }
 
 TEST(ParseInvocation, TakesStepsAsANumberOrAPart) {
@@ -400,6 +420,8 @@ TEST(ParseInvocation, ReadsTheValuesOfAnEnumInAnyCase) {
 }
 
 TEST(ParseInvocation, AsksForAMissingValue) {
+  EXPECT_THAT(problems({"--seed", "random"}),
+              ElementsAre(HasSubstr("| use a number of your own, such as --seed $RANDOM")));
   EXPECT_THAT(problems({"--seed"}), ElementsAre("--seed: expected a value | use --seed=VALUE"));
   EXPECT_THAT(problems({"--seed", "--fresh"}),
               ElementsAre("--seed: expected a value, found --fresh | use --seed=VALUE"));

@@ -169,6 +169,10 @@ TEST(ReplayBuffer, ContinuesWhereThePositionSays) {
   part.data.steps_per_epoch = StepCount::percent(10);
   EXPECT_THAT(message_of([&] { const ReplayBuffer buffer(50, part, world); }),
               StartsWith("--data.steps_per_epoch 10%: the length of this data is not known"));
+  LoaderPlan least = plan_of(6, 6);
+  least.data.min_steps_per_epoch = 3;
+  EXPECT_THAT(message_of([&] { const ReplayBuffer buffer(50, least, world); }),
+              StartsWith("--data.min_steps_per_epoch 3: the length of this data is not known"));
 }
 
 TEST(ReplayBuffer, GivesCopies) {

@@ -273,6 +273,29 @@ TEST(StepPlanner, TakesAPartOfTheStepsOfAPass) {
   }
 }
 
+TEST(StepPlanner, MakesShortEpochsLonger) {
+  const DistributedSampler::Options options{.size = 105, .global_batch = 10, .world_size = 3};  // 11 steps
+  const auto planner_of = [&](StepCount steps, std::int64_t least) {
+    return StepPlanner(options, /*batch_size=*/4, /*rank=*/2, /*keep_global_batch=*/true, steps, least);
+  };
+  EXPECT_EQ(planner_of({}, 5).steps_per_epoch(), 11) << "it is no maximum";
+  EXPECT_EQ(planner_of(StepCount::percent(50), 8).steps_per_epoch(), 8);
+  StepPlanner longer = planner_of({}, 25);
+  StepPlanner exact = planner_of(25, 0);
+  EXPECT_EQ(longer.steps_per_epoch(), 25);
+  StepPlan plan;
+  StepPlan expected;
+  for (int step = 1; step <= 60; ++step) {
+    longer.next(plan);
+    exact.next(expected);
+    EXPECT_EQ(plan.ids, expected.ids);
+    EXPECT_EQ(plan.ends_epoch, step % 25 == 0);
+    StepPlanner resumed = planner_of({}, 25);
+    resumed.seek(longer.position());
+    EXPECT_EQ(resumed.position(), exact.position()) << "also in a later pass";
+  }
+}
+
 // The part is one of the steps that the epoch has with the kept global batch.
 TEST(StepPlanner, KeepsAPartOfAnEpochOnAnotherNumberOfRanks) {
   const LoaderPosition saved{.epoch = 1, .consumed = 40, .dataset_size = 105, .global_batch = 10};

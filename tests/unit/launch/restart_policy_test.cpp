@@ -34,7 +34,8 @@ TEST(RestartPolicy, RestartsSoOftenWithoutProgressAndWaitsLonger) {
 }
 
 TEST(RestartPolicy, HalvesTheBatchOfRanksThatAskForItWithoutWaiting) {
-  const LaunchReport report = failure("rank 1 failed: out of memory", 0, static_cast<int>(ExitCode::out_of_memory));
+  LaunchReport report = failure("rank 1 failed: out of memory", 0, static_cast<int>(ExitCode::out_of_memory));
+  report.explained = true;
   RestartPolicy policy(0, /*can_halve=*/true);
   for (int i = 1; i <= 30; ++i) {
     const RestartDecision decision = policy.after(report);
@@ -45,6 +46,8 @@ TEST(RestartPolicy, HalvesTheBatchOfRanksThatAskForItWithoutWaiting) {
   EXPECT_FALSE(policy.after(report).restart) << "no batch is that large";
   EXPECT_FALSE(RestartPolicy(0, /*can_halve=*/false).after(report).restart);
   EXPECT_FALSE(policy.after(failure("rank 1 failed", 0, 1)).restart) << "no other failure";
+  report.explained = false;
+  EXPECT_FALSE(RestartPolicy(0, /*can_halve=*/true).after(report).restart) << "the code of another program";
 }
 
 TEST(RestartPolicy, RefillsByProgress) {

@@ -118,6 +118,13 @@ TEST(Describe, FitsOneScreen) {
   }
 }
 
+TEST(Describe, NamesTheLimitOfTimeAndTheShortestEpoch) {
+  const TrainConfig config{.max_epochs = 2, .max_time_s = 3600, .data = {.min_steps_per_epoch = 200}};
+  const std::string text = describe(resolve(config, no_gpu(), std::nullopt));
+  EXPECT_THAT(text, HasSubstr("limits       2 epochs or 1:00:00 of training, whichever ends first\n"));
+  EXPECT_THAT(text, HasSubstr("shuffled, at least 200 steps per epoch, "));
+}
+
 TEST(Describe, SpellsTheOffSwitches) {
   const TrainConfig config{.max_epochs = 0,
                            .max_steps = 1,

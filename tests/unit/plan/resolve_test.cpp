@@ -546,6 +546,8 @@ TEST(Resolve, WarnsOfSettingsThatOnlyAProgramThatStartsItsRanksReads) {
   EXPECT_THAT(resolve({}, no_gpu(), launched(0, 2)).warnings, IsEmpty());
   Identity by_tool = launched(0, 2);
   by_tool.control_fd = 3;
+  by_tool.halvings = 0;
+  EXPECT_THAT(resolve({.memory = {.halve_batch = true}}, no_gpu(), by_tool).warnings, IsEmpty());
   EXPECT_THAT(resolve({.dist = {.max_restarts = 2}}, no_gpu(), by_tool).warnings,
               ElementsAre("--dist.max_restarts has no effect: lockstep run started the ranks, and it is for programs "
                           "that start their ranks themselves; use lockstep run --max-restarts"));

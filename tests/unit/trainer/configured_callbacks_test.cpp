@@ -87,6 +87,22 @@ TEST(ConfiguredCallbacks, OfWhatNeverHappensOrIsSeldomMeantAreWarnings) {
   EXPECT_THAT(log_of([](TrainConfig& c) { c.early_stop.metric = "val_loss"; }), testing::Not(HasSubstr("warning")));
 }
 
+TEST(ConfiguredCallbacks, StopEarlyAtAThreshold) {
+  World world = World::single(c10::kCPU);
+  const auto end_of = [&](const EarlyStopConfig& stop) {
+    TrainConfig config = short_config();
+    config.early_stop = stop;
+    return train(config, world).result;
+  };
+  const FitResult good = end_of({.metric = "val_loss", .patience = 100, .stopping_threshold = 1e9});
+  EXPECT_EQ(good.state.epoch, 1);
+  EXPECT_THAT(good.why, HasSubstr("is better than 1e+09"));
+  const FitResult bad = end_of({.metric = "val_loss", .patience = 100, .divergence_threshold = -1});
+  EXPECT_EQ(bad.state.epoch, 1);
+  EXPECT_THAT(bad.why, HasSubstr("is worse than -1"));
+  EXPECT_EQ(end_of({.metric = "val_loss", .patience = 100}).state.epoch, 8);
+}
+
 TEST(ConfiguredCallbacks, StopEarlyAsTheCallbackDoes) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [](World& world) {

@@ -152,6 +152,41 @@ TEST(Reports, HaveARateInTheLastTrainRow) {
   EXPECT_GT(rows.back()["samples_per_s"].get<double>(), 0);
 }
 
+// Each step takes longer than the time between two reports.
+TEST(Reports, ComeByTime) {
+  const auto rows = [](ReportConfig report, int ranks) {
+    const TempDir dir;
+    std::map<int, double> losses;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config{
+          .compute_setup = ComputeSetup::cpu, .max_epochs = 2, .batch_size = 2, .run_dir = dir.path() / "run"};
+      config.report = report;
+      const Plan plan = plan_for(world.size(), config);
+      TinyTask task;
+      DataLoader data(tiny_data(20), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+      if (world.is_main()) {
+        for (const auto& row : rows_of(dir.path() / "run")) {
+          EXPECT_TRUE(losses.emplace(row["step"].get<int>(), row["loss"].get<double>()).second) << "once per step";
+        }
+      }
+    });
+    return losses;
+  };
+  for (const int ranks : {1, 2}) {
+    const auto by_steps = rows({.every_steps = 1}, ranks);
+    EXPECT_EQ(by_steps.size(), ranks == 1 ? 20U : 10U);
+    EXPECT_EQ(rows({.every_steps = 0, .every_s = 1e-9}, ranks), by_steps);
+    EXPECT_EQ(rows({.every_steps = 0, .every_s = 1e6}, ranks).size(), 1U) << "the end";
+    // Reports by time do not change those by steps.
+    const auto both = rows({.every_steps = 4, .every_s = 1e-9}, ranks);
+    EXPECT_EQ(both.size(), by_steps.size());
+    for (const auto& [step, loss] : rows({.every_steps = 4}, ranks)) {
+      EXPECT_EQ(both.at(step), loss) << "step " << step;
+    }
+  }
+}
+
 // Also with callbacks that decide by it.
 TEST(Reports, AreTheSameIfTheRunContinuesBetweenTwoOfThem) {
   struct Run {

@@ -42,6 +42,21 @@ TEST(RunLimits, AreReachedByStepsOrEpochs) {
   EXPECT_FALSE(RunLimits(endless).are_reached({.step = 1000, .epoch = 100}));
 }
 
+TEST(RunLimits, CountTheTimeOfEarlierStarts) {
+  const TrainConfig an_hour{.max_time_s = 3600};
+  RunLimits limits(an_hour);
+  EXPECT_FALSE(limits.is_time_over());
+  limits.set_earlier_time(1800);
+  EXPECT_FALSE(limits.is_time_over());
+  EXPECT_GE(limits.training_time(), 1800);
+  limits.set_earlier_time(3600);
+  EXPECT_TRUE(limits.is_time_over());
+  const TrainConfig no_limit{};
+  RunLimits endless(no_limit);
+  endless.set_earlier_time(1e9);
+  EXPECT_FALSE(endless.is_time_over());
+}
+
 TEST(RunLimits, HoldBackOnlyTheStopOfTheProgram) {
   const TrainConfig config{.max_epochs = 9, .min_epochs = 2, .min_steps = 4};
   const RunLimits limits(config);

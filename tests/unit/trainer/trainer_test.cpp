@@ -293,14 +293,51 @@ TEST(Trainer, StopsWhenAThreadAsks) {
   EXPECT_THAT(result.why, HasSubstr("loss is low enough"));
 }
 
-TEST(Trainer, StopsAndSavesBeforeItsTimeIsOver) {
+// The time is that of all starts, by the clock of rank 0. Each start has ranks of its own.
+TEST(Trainer, EndsAfterItsTrainingTimeOverAllStarts) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    const auto train = [&](double max_time_s, std::int64_t max_steps) {
+      FitResult of_main;
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(world.size(), {.compute_setup = ComputeSetup::cpu,
+                                                  .max_epochs = 0,
+                                                  .max_steps = max_steps,
+                                                  .batch_size = 4,
+                                                  .run_dir = dir.path() / "run",
+                                                  .max_time_s = max_time_s});
+        TinyTask task;
+        DataLoader data(tiny_data(16), plan.loader, world);
+        const FitResult result = Trainer(plan, world).fit(task, data);
+        if (world.is_main()) {
+          of_main = result;
+        }
+      });
+      return of_main;
+    };
+    const FitResult first = train(0.5, 0);
+    EXPECT_GT(first.state.step, 0);
+    EXPECT_GE(first.duration_s, 0.5);
+    EXPECT_EQ(first.stop, StopKind::program) << "the run is finished";
+    const FitResult again = train(0.5, 0);
+    EXPECT_EQ(again.state.step, first.state.step) << "no time is left";
+    EXPECT_EQ(again.stop, StopKind::program);
+    EXPECT_THAT(again.why, HasSubstr("the training time of 00:01 is over (a larger --max_time_s continues), saved in"));
+    const FitResult longer = train(1e6, first.state.step + 3);
+    EXPECT_EQ(longer.state.step, first.state.step + 3);
+    EXPECT_EQ(longer.stop, StopKind::none);
+  }
+}
+
+TEST(Trainer, StopsAndSavesBeforeTheEndOfTheJob) {
   const TempDir dir;
   Session session = Session::single({.compute_setup = ComputeSetup::cpu,
                                      .max_epochs = 0,
                                      .max_steps = 1'000'000'000,
                                      .batch_size = 4,
-                                     .run_dir = dir.path() / "run",
-                                     .max_time_s = 3});  // the disk may take one of them before the first step
+                                     .run_dir = dir.path() / "run"});
+  // The disk may take one of them before the first step.
+  session.plan.facts.job_end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
   TinyTask task;
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   const auto begin = std::chrono::steady_clock::now();
