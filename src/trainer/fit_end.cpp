@@ -102,11 +102,10 @@ void Fit::record_last_steps() noexcept {
 // A rank that failed says it: under a foreign launcher no other process knows of the failure.
 void Fit::tell_what_is_left() noexcept {
   const auto step = checkpoints_.durable();
-  if (!step || plan_.facts.supervised || !is_logged(LogLevel::info)) {
-    return;
+  const bool has_lost_steps = config_.checkpoint.enabled && steps_here_ > 0;
+  if (!plan_.facts.supervised && (step || has_lost_steps)) {
+    WorldAccess::tell_what_is_left(world_, describe_saved(plan_, run_directory(config_), step));
   }
-  const std::string rank = world_.size() > 1 ? fmt::format("[rank{}]: ", world_.rank()) : std::string();
-  WorldAccess::tell_what_is_left(world_)(rank + describe_saved(plan_, run_directory(config_), *step));
 }
 
 void Fit::note_failure(const std::exception& error) noexcept {

@@ -51,6 +51,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 /// Multiplies the loss of chosen steps. The task counts the calls.
 class BadSteps final : public TinyTask {
@@ -996,6 +997,28 @@ TEST(Crossing, AFailureNamesTheSaveThatRanInTheBackground) {
   };
   EXPECT_THROW(fit(config, task, add), std::runtime_error);
   EXPECT_THAT(captured.text(), HasSubstr("step 9 is saved in"));
+}
+
+TEST(Crossing, AFailureBeforeTheFirstSaveSaysThatNothingIsSaved) {
+  const auto said = [](bool saves, std::int64_t fails_after) {
+    const TempDir dir;
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.checkpoint.enabled = saves;
+    BadSteps task({});
+    CapturedStderr captured;
+    const auto add = [&](Trainer& trainer) {
+      trainer.on(fails_after == 0 ? Stage::fit_start : Stage::step_end, [&](const StageContext& at) {
+        if (at.state.step == fails_after) {
+          throw std::runtime_error("no disk");
+        }
+      });
+    };
+    EXPECT_THROW(fit(config, task, add), std::runtime_error);
+    return captured.text();
+  };
+  EXPECT_THAT(said(true, 2), HasSubstr("run yet; the same command trains all steps again"));
+  EXPECT_THAT(said(false, 2), Not(HasSubstr("is saved"))) << "nobody expects it";
+  EXPECT_THAT(said(true, 0), Not(HasSubstr("is saved"))) << "no step is lost";
 }
 
 TEST(Crossing, FreshKeepsTheOldRunIfTheWeightsForTheNewOneAreMissingOrInIt) {
