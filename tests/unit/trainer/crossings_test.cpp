@@ -872,6 +872,29 @@ TEST(Crossing, RecordsOfCombinedLoadersAreThoseOfAnyNumberOfRanks) {
   }
 }
 
+TEST(Crossing, AWrongMetricOfTheValidationLosesNoStep) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.checkpoint.every_epochs = 0;
+  const auto stop_by = [](const std::string& metric) {
+    return [metric](Trainer& trainer) {
+      trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = metric, .patience = 100}));
+    };
+  };
+  BadSteps task({});
+  CapturedStderr captured;
+  const auto error = error_of<ConfigError>([&] { fit(config, task, stop_by("val_los")); });
+  EXPECT_THAT(error.what(), HasSubstr("EarlyStopping: found no metric val_los"));
+  EXPECT_THAT(captured.text(), HasSubstr("step 5 is saved in"));
+  const CapturedStderr silent;
+  BadSteps resumed({});
+  fit(config, resumed, stop_by("val_loss"));  // it does the validation first
+  const TempDir straight_dir;
+  BadSteps straight({});
+  fit(in_directory(forty_steps(), straight_dir), straight, stop_by("val_loss"));
+  EXPECT_TRUE(at::equal(resumed.module().parameters()[0], straight.module().parameters()[0]));
+}
+
 TEST(Crossing, TheFirstStepsOfAValidationShowAMonitorThatDoesNotExist) {
   TrainConfig config = in_memory({.max_epochs = 1, .global_batch_size = 12});
   config.early_stop = {.metric = "val_los", .patience = 20};
