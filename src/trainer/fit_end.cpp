@@ -1,5 +1,7 @@
 // How a fit ends: finished, stopped or failed.
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -69,8 +71,9 @@ RunTimes Fit::run_times() {
 // A run can be saved only between steps, and only if all ranks are there.
 void Fit::save_after_failure() noexcept {
   try {
+    const bool would_fail_again = record_.phase.load(std::memory_order_relaxed) == Phase::save;
     record_.set_phase(Phase::save);  // it may take any time
-    if (is_between_steps_ && state_.step > 0 && config_.checkpoint.enabled &&
+    if (!would_fail_again && is_between_steps_ && state_.step > 0 && config_.checkpoint.enabled &&
         WorldAccess::is_common_failure(world_, state_.step)) {
       if (!checkpoints_.is_saved(state_.step)) {
         checkpoints_.save_at_end(state_.step, [this] { return contents(); });
@@ -103,7 +106,10 @@ void Fit::record_last_steps() noexcept {
 void Fit::tell_what_is_left() noexcept {
   const auto step = checkpoints_.durable();
   const bool has_lost_steps = config_.checkpoint.enabled && steps_here_ > 0;
-  if (!plan_.facts.supervised && (step || has_lost_steps)) {
+  const std::filesystem::path written = hold_->written_directory();
+  std::error_code ignored;
+  const bool was_moved = !written.empty() && !std::filesystem::exists(written, ignored);
+  if (!plan_.facts.supervised && !was_moved && (step || has_lost_steps)) {
     WorldAccess::tell_what_is_left(world_, describe_saved(plan_, run_directory(config_), step));
   }
 }

@@ -872,6 +872,26 @@ TEST(Crossing, RecordsOfCombinedLoadersAreThoseOfAnyNumberOfRanks) {
   }
 }
 
+TEST(Crossing, ARunDirectoryThatWasMovedIsReportedOnce) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.checkpoint.every_epochs = 0;
+  config.checkpoint.every_steps = 3;
+  BadSteps task({});
+  CapturedStderr captured;
+  const auto add = [&](Trainer& trainer) {
+    trainer.on(Stage::step_end, [&](const StageContext& at) {
+      if (at.state.step == 4) {
+        std::filesystem::rename(dir.path() / "run", dir.path() / "moved");
+      }
+    });
+  };
+  EXPECT_THAT(message_of<CheckpointError>([&] { fit(config, task, add); }), HasSubstr("was renamed or removed"));
+  const std::string text = captured.text();
+  EXPECT_THAT(text, Not(HasSubstr("was renamed or removed"))) << "the error says it";
+  EXPECT_THAT(text, Not(HasSubstr("is saved in"))) << "not there";
+}
+
 TEST(Crossing, AWrongMetricOfTheValidationLosesNoStep) {
   const TempDir dir;
   TrainConfig config = in_directory(forty_steps(), dir);
