@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   std::int64_t length = 600;
   lockstep::Flags flags;
   flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)", lockstep::TextKind::existing_path);
-  flags.add("sample", &length, "number of characters to generate at the end");
+  flags.add("sample", &length, "number of characters to generate at the end").may_change("sample");
 
   return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {
     const auto text = char_gpt::load_text(file);

@@ -10,7 +10,10 @@ int main(int argc, char** argv) {
   lockstep::Flags flags;
   flags.add("text", &file, "file to learn (default: /usr/share/common-licenses/*)", lockstep::TextKind::existing_path);
 
-  return lockstep::run(char_gpt::defaults(), flags, argc, argv, [&](lockstep::Session& session) {
+  lockstep::TrainConfig defaults = char_gpt::defaults();
+  defaults.validate = {.every_epochs = 0};  // so that the table at the start shows what this loop does
+  defaults.checkpoint.every_epochs = 0;
+  return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
     lockstep::World& world = session.world;
     const lockstep::TrainConfig& config = session.plan.config;
     const auto text = char_gpt::load_text(file);

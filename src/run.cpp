@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -77,8 +78,12 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   };
   if (plan.config.checkpoint.enabled) {  // else steps in the directory are an earlier run's
     request.after_failure = [plan](const std::filesystem::path& directory) {
+      std::error_code ignored;
+      if (!std::filesystem::is_directory(directory, ignored)) {  // not chosen yet, or moved during the run
+        return std::string();
+      }
       const auto steps = CheckpointDir(real_file_system(), directory / kCheckpointsName).steps();
-      return steps.empty() ? std::string() : describe_saved(plan, directory.string(), steps.back());
+      return describe_saved(plan, directory.string(), steps.empty() ? std::nullopt : std::optional(steps.back()));
     };
   }
   request.event_lock = [](const auto& directory) { return try_lock_run(real_file_system(), directory); };

@@ -272,9 +272,14 @@ Session& RankProcess::connect() {
   Plan chosen = with_run_directory(plan_, connected);
   session_.emplace(std::move(chosen), std::move(connected), control_, make_console(channel_, environment_));
   World& world = session_->world;
-  if (!channel_) {  // several ranks may fail, and only then it is known which one is the cause
-    WorldAccess::tell_what_is_left(world) = [this](const std::string& text) { what_is_left_ = text; };
-  }
+  // Several ranks may fail, and only then it is known which one is the cause.
+  WorldAccess::on_what_is_left(world) = [this](const std::string& text) {
+    if (channel_) {
+      channel_->send({.kind = Message::Kind::left, .text = text});
+    } else {
+      what_is_left_ = text;
+    }
+  };
   print_rank_places(*session_);
   if (identity_.halvings > 0) {
     log_info(fmt::format("batch after memory ran out: {}", plan_.loader.batch.explanation));

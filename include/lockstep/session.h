@@ -23,7 +23,8 @@ class Session {
   /// flag, --optim.lr.
   static Session single(const TrainConfig& config = {});
   /// Collective. One rank of a launch by our launcher, by torchrun, or by any launcher that sets the same variables;
-  /// without these variables a single rank. Otherwise as single(). Throws: ConfigError, CommError.
+  /// without these variables a single rank. Otherwise as single(). Once per process if there are several ranks. Throws:
+  /// ConfigError, CommError.
   static Session connect(const TrainConfig& config = {});
 
   Session(Plan plan, World world, TrainControl control = {}, std::shared_ptr<Console> console = nullptr);

@@ -132,6 +132,10 @@ class Reader {
         continue;
       }
       const std::string& slot = slots[std::min(i, slots.size() - 1)].name;
+      if (word.empty() && command_.form == WordForm::plain) {  // mostly a variable of the shell that is not set
+        refuse(fmt::format("{}: found an empty word, expected {}", command_.name, slot), hint);
+        continue;
+      }
       const std::vector<std::string> choices = choices_of(slot);
       if (!choices.empty() && !takes_other_words(slot) && std::ranges::find(choices, word) == choices.end()) {
         refuse(fmt::format("{}: found {}, expected {}", command_.name, word, join_or(choices)),

@@ -28,7 +28,7 @@ const Command& find_command(std::string_view name) {
     return **found;
   }
   const auto names = mapped<std::string>(kCommands, &Command::name);
-  throw ConfigError(fmt::format("{}: unknown command", printable(name)),
+  throw ConfigError(fmt::format("{}: unknown command", name.empty() ? "\"\"" : printable(name)),
                     hint_for(name, names, "lockstep ", "see lockstep --help for all commands"));
 }
 

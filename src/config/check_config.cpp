@@ -114,7 +114,8 @@ class Checker {
              "use letters, digits, - and _; a path is for --run_dir");
     }
     if (!config_.run_dir.empty() && (trim(config_.run_dir).empty() || printable(config_.run_dir) != config_.run_dir)) {
-      refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)), "use for example runs/first");
+      refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)),
+             "use for example runs/first; a name is UTF-8 and has no control characters");
     }
     check_pattern("run_dir", config_.run_dir);
     check_pattern("run_name", name);

@@ -1,5 +1,12 @@
 #include "config/flags.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
+#include "base/text.h"
 #include "config/command_tokens.h"
 
 namespace lockstep {
@@ -39,6 +46,18 @@ Flags& Flags::positional(std::string name, std::string* value, std::string help,
 Flags& Flags::positional(std::string name, std::int64_t* value, std::string help) {
   impl_->positionals.push_back({normal_name(name), value, std::move(help)});
   return *this;
+}
+
+Flags& Flags::may_change(std::string name) {
+  const std::string wanted = normal_name(name);
+  for (auto* kind : {&impl_->flags, &impl_->positionals}) {
+    if (const auto flag = std::ranges::find(*kind, wanted, &ProgramFlag::name); flag != kind->end()) {
+      flag->may_change = true;
+      return *this;
+    }
+  }
+  throw ConfigError(fmt::format("Flags::may_change: found no flag {} of the program", printable(name)),
+                    "add it before, with the same name");
 }
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@ struct ProgramFlag {
   FlagTarget target{};
   std::string help{};
   TextKind kind = TextKind::any;
+  bool may_change = false;
 };
 
 struct Flags::Impl {

@@ -181,7 +181,8 @@ std::vector<ProgramValue> program_values(const Flags& flags) {
     for (const ProgramFlag& flag : *kind) {
       values.push_back({.name = flag.name,
                         .text = target_text(flag.target),
-                        .is_text = std::holds_alternative<std::string*>(flag.target)});
+                        .is_text = std::holds_alternative<std::string*>(flag.target),
+                        .may_change = flag.may_change});
     }
   }
   return values;

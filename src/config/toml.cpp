@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
+#include "base/text.h"
 #include "config/config_file.h"
 
 namespace lockstep {
@@ -55,6 +56,8 @@ FileSetting make_setting(std::string name, const toml::node& node, const std::st
           .first_line = region.begin.line,
           .last_line = region.end.line};
 }
+
+constexpr std::string_view kBeToml = "correct the file; it must be TOML";
 
 /// toml++ 3.3 has undefined behaviour for a character outside of ASCII where none may be, and a failed assertion for a
 /// section without a name. This finds both before it parses.
@@ -124,13 +127,65 @@ class Precheck {
   [[noreturn]] void refuse(std::string_view what) const {
     const auto before = text_.substr(0, at_);
     throw ConfigError(fmt::format("{}:{}: {}", label_, 1 + std::ranges::count(before, '\n'), what),
-                      "correct the file; it must be TOML");
+                      std::string(kBeToml));
   }
 
   std::string_view text_;
   const std::string& label_;
   std::size_t at_ = 0;
 };
+
+bool is_toml_value(std::string_view value) {
+  try {
+    [[maybe_unused]] const toml::table parsed = toml::parse(fmt::format("x = {}", value));
+    return true;
+  } catch (const toml::parse_error&) {
+    return false;
+  }
+}
+
+std::string_view without_comment(std::string_view value) { return trim(value.substr(0, value.find('#'))); }
+
+/// What to write instead of a value that is no TOML.
+std::string hint_for_value(std::string_view value) {
+  const std::string lower = to_lower(value);
+  if (lower == "true" || lower == "false") {
+    return fmt::format("write {} in small letters", lower);
+  }
+  if (lower == "none" || lower == "null" || value.empty()) {
+    return "leave out the line: then the default counts";
+  }
+  if (value.starts_with('"') && value.find('\\') != std::string_view::npos) {
+    return R"(in a text in " quotes a \ is written \\; in a text in ' quotes it is a \)";
+  }
+  if (value.find_first_of(",\"'[]{}") != std::string_view::npos) {
+    return std::string(kBeToml);
+  }
+  if (parse_double(value)) {  // such as .5, 5. and 007
+    return fmt::format("write {}, with digits on both sides of the point and no zero in front of others",
+                       five_digits(*parse_double(value)));
+  }
+  return fmt::format("write \"{}\" in quotes", printable(value));
+}
+
+/// For the line of which the parser says that it is no TOML.
+std::string hint_for_line(std::string_view line) {
+  const auto equals = line.find('=');
+  if (equals == std::string_view::npos) {
+    const auto colon = line.find(':');
+    const bool is_yaml = colon != std::string_view::npos && !trim(line).starts_with('[');
+    return is_yaml ? "a setting is NAME = VALUE, with = instead of :" : std::string(kBeToml);
+  }
+  const std::string_view value = without_comment(line.substr(equals + 1));
+  return is_toml_value(value) ? std::string(kBeToml) : hint_for_value(value);
+}
+
+std::string_view line_of(std::string_view text, std::size_t number) {
+  for (; number > 1 && !text.empty(); --number) {
+    text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  }
+  return first_line(text);
+}
 
 }  // namespace
 
@@ -140,8 +195,8 @@ std::vector<FileSetting> parse_config_toml(std::string_view text, const std::str
   try {
     root = toml::parse(text, label);
   } catch (const toml::parse_error& error) {
-    throw ConfigError(fmt::format("{}:{}: {}", label, error.source().begin.line, error.description()),
-                      "correct the file; it must be TOML");
+    const auto line = error.source().begin.line;
+    throw ConfigError(fmt::format("{}:{}: {}", label, line, error.description()), hint_for_line(line_of(text, line)));
   }
   std::vector<FileSetting> settings;
   for (const auto& [key, node] : root) {

@@ -60,9 +60,9 @@ std::optional<Message> parse(std::string_view packet) {
   }
   std::memcpy(&header, packet.data(), sizeof(header));
   const auto kind = static_cast<Message::Kind>(header.kind);
-  constexpr std::array kKnown{Message::Kind::line,    Message::Kind::status,   Message::Kind::started,
-                              Message::Kind::failure, Message::Kind::finished, Message::Kind::abort,
-                              Message::Kind::dump};
+  constexpr std::array kKnown{Message::Kind::line,  Message::Kind::status,  Message::Kind::started,
+                              Message::Kind::left,  Message::Kind::failure, Message::Kind::finished,
+                              Message::Kind::abort, Message::Kind::dump};
   if (std::ranges::find(kKnown, kind) == kKnown.end() || header.secondary > 1) {
     return std::nullopt;
   }

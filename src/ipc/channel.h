@@ -13,6 +13,7 @@ struct Message {
     line = 'L',      ///< worker: a whole line for the terminal, without a rank prefix (the main rank's report)
     status = 'S',    ///< worker: replaces the status line
     started = 'B',   ///< worker: run() is active and will announce the end
+    left = 'W',      ///< worker: what is left of its work, for the case that its failure is the cause
     failure = 'F',   ///< worker: code, secondary flag and text of the exception that ends it
     finished = 'E',  ///< worker: announced exit code; an exit that was not announced is a failure
     abort = 'A',     ///< supervisor: end at once, without waiting for other ranks; text: the failure

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/columns.h"
 #include "base/mapped.h"
 #include "base/text.h"
 
@@ -50,7 +51,7 @@ std::string progress_frame(const Progress& progress, double elapsed_s, double sa
   const auto room = static_cast<std::size_t>(std::max(width, 0));
   if (!progress.total) {
     std::string frame = fmt::format("{}: {}{}", progress.phase, progress.done, details(metrics));
-    return frame.substr(0, room);
+    return fitted(frame, room);
   }
   const double part =
       *progress.total > 0
@@ -59,14 +60,14 @@ std::string progress_frame(const Progress& progress, double elapsed_s, double sa
   const std::string head = fmt::format("{}: {:3.0f}%", progress.phase, std::floor(100 * part));
   const std::string count = fmt::format(" {}/{}", progress.done, *progress.total);
   for (const std::string& tail : {count + details(metrics), count + details({})}) {
-    const std::size_t fixed = head.size() + tail.size() + 2;
+    const std::size_t fixed = columns_of(head) + columns_of(tail) + 2;
     if (fixed + kNarrowestBar <= room) {
       const std::size_t bar = std::min(kWidestBar, room - fixed);
       const auto filled = static_cast<std::size_t>(part * static_cast<double>(bar));
       return fmt::format("{}|{}{}|{}", head, std::string(filled, '#'), std::string(bar - filled, ' '), tail);
     }
   }
-  return (head + count).substr(0, room);
+  return fitted(head + count, room);
 }
 
 ProgressBar::ProgressBar(std::shared_ptr<Console> console, bool show_bar)

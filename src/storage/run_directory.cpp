@@ -48,6 +48,11 @@ std::unique_ptr<FileLock> lock_both(FileSystem& fs, const Path& directory, std::
   return lock;
 }
 
+bool is_locked(const Path& file) noexcept {
+  const Descriptor lock(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  return lock.is_open() && is_file_locked(lock.get());
+}
+
 }  // namespace
 
 std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const Path& directory) noexcept {
@@ -60,13 +65,11 @@ std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const Path& directory) no
 }
 
 bool is_run_in_use(const Path& directory) noexcept {
-  for (const Path& file : {directory / kLockName, directory / kCheckpointsName / kLockName}) {
-    const Descriptor lock(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (lock.is_open() && is_file_locked(lock.get())) {
-      return true;
-    }
-  }
-  return false;
+  return is_locked(directory / kLockName) || is_locked(directory / kCheckpointsName / kLockName);
+}
+
+bool is_run_of_own_loop(const Path& directory) noexcept {
+  return is_locked(directory / kCheckpointsName / kLockName) && !is_locked(directory / kLockName);
 }
 
 RunDirectory::RunDirectory(FileSystem& fs, const Path& directory, const LaunchName& launch)

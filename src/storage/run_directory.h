@@ -19,6 +19,9 @@ std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const std::filesystem::pa
 
 /// True if a process holds the lock of the directory or of its checkpoints. Creates, writes and locks nothing.
 bool is_run_in_use(const std::filesystem::path& directory) noexcept;
+/// True if only its checkpoints are locked: by a CheckpointStore of a hand-written loop, without a Trainer. With
+/// --fresh run() locks the directory for such a loop, too.
+bool is_run_of_own_loop(const std::filesystem::path& directory) noexcept;
 
 class RunDirectory {
  public:

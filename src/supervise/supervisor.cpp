@@ -266,6 +266,9 @@ class Supervisor {
         case Message::Kind::finished:
           outcome_.announced(rank, *message, view(progress_[rank]), Clock::now());
           break;
+        case Message::Kind::left:
+          watched(rank).keep_what_is_left(message->text);
+          break;
         case Message::Kind::started:
           break;
         case Message::Kind::abort:  // only the supervisor sends these
@@ -359,6 +362,15 @@ class Supervisor {
     return report.failed_rank < 0 ? "stopped" : std::string(first_line(report.failure));
   }
 
+  /// A rank that was killed could not say it.
+  std::string what_is_left(const LaunchReport& report) {
+    if (report.failed_rank < 0) {
+      return {};
+    }
+    std::string told = printable(watched(report.failed_rank - options_.first_rank).what_is_left());
+    return told.empty() && options_.what_is_left && report.step > 0 ? options_.what_is_left() : told;
+  }
+
   void print_summary(const LaunchReport& report) {
     if (options_.terminal_status) {
       terminal_.status("");
@@ -380,10 +392,8 @@ class Supervisor {
         say("  | " + line);
       }
     }
-    if (options_.what_is_left && report.failed_rank >= 0 && report.step > 0) {
-      if (std::string left = options_.what_is_left(); !left.empty()) {
-        say(std::move(left));
-      }
+    if (std::string left = what_is_left(report); !left.empty()) {
+      say(std::move(left));
     }
     if (const std::string text = outcome_.text(); !text.empty()) {
       for (const std::string& line : split(text, '\n')) {

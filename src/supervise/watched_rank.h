@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "ipc/channel.h"
 #include "supervise/memory_watch.h"
@@ -21,6 +23,9 @@ class WatchedRank {
 
   std::optional<Message> receive();
   bool has_sent() const noexcept { return has_sent_; }  ///< a message; a program of another library sends none
+  /// What it told of its work before it announced its failure; "": nothing.
+  const std::string& what_is_left() const noexcept { return what_is_left_; }
+  void keep_what_is_left(std::string text) { what_is_left_ = std::move(text); }
   /// Readable when there is a message; -1 after the process has closed its end.
   int channel_fd() const noexcept { return channel_is_open_ ? process_.channel().fd() : -1; }
   void leave_channel() noexcept { channel_is_open_ = false; }
@@ -38,6 +43,7 @@ class WatchedRank {
   WorkerProcess process_;
   RankOutput output_;
   MemoryWatch memory_;
+  std::string what_is_left_{};
   bool has_sent_ = false;
   bool channel_is_open_ = true;
 };

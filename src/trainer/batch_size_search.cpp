@@ -96,8 +96,12 @@ class Trials {
                       [&] { trial = train(share_of_one(plan_.loader, batch, world_.size())); });
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) {
+        say_which(batch);
         throw;
       }
+    } catch (...) {
+      say_which(batch);
+      throw;
     }
     if (world_.device().is_cuda()) {  // the next trial has other sizes
       c10::getDeviceAllocator(world_.device().type())->emptyCache();
@@ -112,6 +116,11 @@ class Trials {
     const at::AutoGradMode with_gradients(true);
     const at::Tensor matrix = at::ones({8, 8}, at::device(world_.device())).requires_grad_();
     at::mm(matrix, matrix).sum().backward();
+  }
+
+  /// The exception itself stays as it is.
+  static void say_which(const BatchPlan& batch) {
+    log_warning(fmt::format("find_batch_size: batch size {} failed, and not because of memory", batch.batch_size));
   }
 
   Trial train(const LoaderPlan& loader) {

@@ -1,5 +1,7 @@
 // How a fit ends: finished, stopped or failed.
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -69,8 +71,9 @@ RunTimes Fit::run_times() {
 // A run can be saved only between steps, and only if all ranks are there.
 void Fit::save_after_failure() noexcept {
   try {
+    const bool would_fail_again = record_.phase.load(std::memory_order_relaxed) == Phase::save;
     record_.set_phase(Phase::save);  // it may take any time
-    if (is_between_steps_ && state_.step > 0 && config_.checkpoint.enabled &&
+    if (!would_fail_again && is_between_steps_ && state_.step > 0 && config_.checkpoint.enabled &&
         WorldAccess::is_common_failure(world_, state_.step)) {
       if (!checkpoints_.is_saved(state_.step)) {
         checkpoints_.save_at_end(state_.step, [this] { return contents(); });
@@ -102,11 +105,13 @@ void Fit::record_last_steps() noexcept {
 // A rank that failed says it: under a foreign launcher no other process knows of the failure.
 void Fit::tell_what_is_left() noexcept {
   const auto step = checkpoints_.durable();
-  if (!step || plan_.facts.supervised || !is_logged(LogLevel::info)) {
-    return;
+  const bool has_lost_steps = config_.checkpoint.enabled && steps_here_ > 0;
+  const std::filesystem::path written = hold_->written_directory();
+  std::error_code ignored;
+  const bool was_moved = !written.empty() && !std::filesystem::exists(written, ignored);
+  if (!plan_.facts.supervised && !was_moved && (step || has_lost_steps)) {
+    WorldAccess::tell_what_is_left(world_, describe_saved(plan_, run_directory(config_), step));
   }
-  const std::string rank = world_.size() > 1 ? fmt::format("[rank{}]: ", world_.rank()) : std::string();
-  WorldAccess::tell_what_is_left(world_)(rank + describe_saved(plan_, run_directory(config_), *step));
 }
 
 void Fit::note_failure(const std::exception& error) noexcept {

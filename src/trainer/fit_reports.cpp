@@ -138,6 +138,11 @@ void Fit::validate_now() {
   for (auto& [name, value] : metrics) {
     name = fmt::format("{}{}", kValidationPrefix, name);
   }
+  // Here the run can still be saved: no callback has seen this validation.
+  if (!std::exchange(has_validated_, true) && !resumed_ && logged.empty() &&
+      !callbacks_.may_log(Stage::validation_end) && !may_lack_metrics(metrics, config_)) {
+    callbacks_.check_metrics_of_validation(metrics);
+  }
   as_a_whole([&] {
     metrics = publish(Stage::validation_end, std::move(metrics), logged);
     place_.validation_is_due = false;

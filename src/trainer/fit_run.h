@@ -210,6 +210,7 @@ class Fit {
   std::vector<std::string> own_commands_{};  // taken, not yet agreed on
   bool resumed_ = false;
   bool completed_validation_ = false;  // that the run before had begun
+  bool has_validated_ = false;
   bool told_missing_monitor_ = false;
   bool monitor_is_known_ = false;       // config.checkpoint.monitor has been measured
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written

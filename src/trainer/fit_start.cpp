@@ -341,7 +341,7 @@ void Fit::validate_at_start() {
     return;
   }
   if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
-    const PhaseScope phase(record_, Phase::validation);
+    record_.set_phase(Phase::validation);
     const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
     const bool may_log = callbacks_.may_log(Stage::validation_start) || callbacks_.may_log(Stage::validation_end);
     if (tried.complete && !may_log) {

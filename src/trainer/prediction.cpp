@@ -326,9 +326,24 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
     return try_steps(config_.fast_dev_run);
   }
   const LoaderPosition start = seek_epoch_begin(data_);
-  const bool is_complete = write_parts(directory, every_steps);
-  data_.seek(start);
-  return is_complete;
+  try {
+    const bool is_complete = write_parts(directory, every_steps);
+    data_.seek(start);
+    return is_complete;
+  } catch (const CommError&) {  // the rank that caused it says what is left
+    throw;
+  } catch (...) {
+    tell_what_is_left(directory);
+    throw;
+  }
+}
+
+void Prediction::tell_what_is_left(const Path& directory) const {
+  if (written_ > 0 && !at_.control.in_fit()) {  // a fit tells of its checkpoints
+    WorldAccess::tell_what_is_left(
+        world_, fmt::format("{} in {} {} predicted; without the cause of this failure the same command continues there",
+                            counted(written_, "step"), printable(directory.string()), written_ == 1 ? "is" : "are"));
+  }
 }
 
 bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
@@ -349,7 +364,7 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
     }
     progress.position.global_batch = data_.position().global_batch;  // only the place counts, not the steps
     data_.seek(progress.position);
-    step_ = progress.step;
+    step_ = written_ = progress.step;
     if (progress.complete && world_.is_main()) {
       log_info(fmt::format("{} has a complete prediction and is left as it is; remove it to predict again",
                            directory.string()));
@@ -378,6 +393,7 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
     if (world_.is_main()) {
       write_file(fs, part_list_file(directory), to_text(progress));
     }
+    written_ = step_;
     if (end == End::stop) {
       return false;
     }

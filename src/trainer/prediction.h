@@ -31,6 +31,7 @@ class Prediction {
 
  private:
   bool write_parts(const std::filesystem::path& directory, std::int64_t every_steps);
+  void tell_what_is_left(const std::filesystem::path& directory) const;
 
   enum class End { flush, stop, epoch };
 
@@ -49,7 +50,8 @@ class Prediction {
   CallbackList& callbacks_;
   StageContext at_;
   std::optional<StopKind> least_stop_;
-  std::int64_t step_ = 0;  // of the prediction
+  std::int64_t step_ = 0;     // of the prediction
+  std::int64_t written_ = 0;  // steps whose results are in files
   std::vector<std::int64_t> keys_{};
   bool has_ids_ = true;
   std::string layout_{};  // of the results of this rank

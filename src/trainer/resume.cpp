@@ -121,7 +121,9 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
     }
   }
   for (const ProgramValue& value : run.plan.facts.program_values) {
-    compare(kProgram, value.name, value.text);
+    if (!value.may_change) {
+      compare(kProgram, value.name, value.text);
+    }
   }
   if (const std::string data = run.train.fingerprint(), saved = text(contents, kData);
       !saved.empty() && data != saved) {
@@ -136,7 +138,7 @@ std::string changed_program_flags(const RunParts& run, const CheckpointContents&
   std::vector<std::string> changed;
   for (const ProgramValue& value : run.plan.facts.program_values) {
     const auto saved = contents.values.find(std::string(kProgram) + value.name);
-    if (saved != contents.values.end() && saved->second != value.text) {
+    if (!value.may_change && saved != contents.values.end() && saved->second != value.text) {
       changed.push_back(fmt::format("--{} was {}, is {}", value.name, shown(saved->second), shown(value.text)));
     }
   }

@@ -86,8 +86,16 @@ DeviceClock& WorldAccess::clock(const World& world) {
 }
 
 std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_->run_hold; }
-std::function<void(const std::string&)>& WorldAccess::tell_what_is_left(World& world) {
-  return world.impl_->tell_what_is_left;
+
+void WorldAccess::tell_what_is_left(const World& world, std::string_view text) {
+  if (is_logged(LogLevel::info)) {
+    world.impl_->on_what_is_left(world.size() > 1 ? fmt::format("[rank{}]: {}", world.rank(), text)
+                                                  : std::string(text));
+  }
+}
+
+std::function<void(const std::string&)>& WorldAccess::on_what_is_left(World& world) {
+  return world.impl_->on_what_is_left;
 }
 
 const std::vector<RankPlace>& WorldAccess::places(const World& world) { return world.impl_->places; }

@@ -81,9 +81,10 @@ struct WorldAccess {
   static DeviceClock& clock(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
-  /// Gets the text in which a failing fit says what is saved. At first it writes it at once; run() lets one rank say
-  /// it.
-  static std::function<void(const std::string&)>& tell_what_is_left(World& world);
+  /// A failure is on its way up: says what is left of the work, with the rank in front if there are several.
+  static void tell_what_is_left(const World& world, std::string_view text);
+  /// Gets this text. At first it is written at once; run() lets one rank say it.
+  static std::function<void(const std::string&)>& on_what_is_left(World& world);
   /// Where each rank runs; empty if the world was not connected for a plan.
   static const std::vector<RankPlace>& places(const World& world);
 

@@ -69,7 +69,7 @@ struct World::Impl {
   std::optional<DeviceClock> clock{};  // made when it is first asked for: then the device is known
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
-  std::function<void(const std::string&)> tell_what_is_left = [](const std::string& text) { write_line(text); };
+  std::function<void(const std::string&)> on_what_is_left = [](const std::string& text) { write_line(text); };
   std::vector<RankPlace> places{};  // of all ranks
   std::optional<DeterministicCuda> deterministic_cuda{};
   std::optional<Planes> planes{};  // of several ranks

@@ -71,6 +71,8 @@ TEST(Example, TheLoopByHandEndsWithTheTrainersWeights) {
   by_hand.erase(by_hand.begin() + 4, by_hand.begin() + 6);
   const auto loop = run_program(command(example("07_custom_loop"), dir.path() / "loop", by_hand));
   ASSERT_EQ(loop.code, 0) << loop.err;
+  EXPECT_THAT(loop.err, HasSubstr("validation   never\n")) << "the table shows what this loop does";
+  EXPECT_THAT(loop.err, HasSubstr("checkpoints  every 30 steps and at the end"));
   auto expected = final_state(dir.path() / "trainer");
   EXPECT_EQ(expected.at("name"), "step-0000000060");
   expected.erase("report.safetensors");  // the loop by hand reports nothing

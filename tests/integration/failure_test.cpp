@@ -304,16 +304,51 @@ TEST(SeveralRanks, TellWhatIsSavedAfterAFailure) {
                         : with(program, {"--nprocs", "2"});
       const auto result = run_program(program);
       EXPECT_EQ(result.code, 1) << result.err;
-      const std::string text = fmt::format(
-          "step 4 is saved in {}; without the cause of this failure the same command "
-          "resumes from it",
-          (dir.path() / "run").string());
+      const std::string run = (dir.path() / "run").string();
+      const std::string text =
+          saves ? fmt::format(
+                      "step 4 is saved in {}; without the cause of this failure the same command resumes from it", run)
+                : fmt::format("nothing is saved in {} yet; the same command trains all steps again", run);
       const auto told = result.err.find(text);
-      EXPECT_EQ(told != std::string::npos, saves) << result.err;
-      EXPECT_EQ(result.err.find("is saved in") != std::string::npos, saves) << result.err;
-      EXPECT_TRUE(!saves || told < result.err.rfind("cannot decode sample 4411")) << "the cause comes last";
+      ASSERT_NE(told, std::string::npos) << result.err;
+      EXPECT_EQ(result.err.find("is saved in", told + text.size()), std::string::npos) << result.err;
+      EXPECT_LT(told, result.err.rfind("cannot decode sample 4411")) << "the cause comes last";
     }
   }
+}
+
+TEST(SeveralRanks, SayNothingOfSavesThatAreOffOrThatNoStepNeeds) {
+  struct Case {
+    std::vector<std::string> words;
+    std::string why;
+  };
+  for (const auto& [words, why] :
+       {Case{{"--fail_step", "5", "--checkpoint.enabled", "false"}, "nothing is to be saved"},
+        Case{{"--fail_step", "0"}, "no step is lost"}}) {
+    for (const std::string ranks : {"1", "2"}) {
+      const TempDir dir;
+      const auto result =
+          run_program(with(command(TRAIN_PROGRAM, dir.path() / "run",
+                                   {"--nprocs", ranks, "--fail", "throw", "--fail_rank", "0", "--fail_in", "forward"}),
+                           words));
+      EXPECT_EQ(result.code, 1) << result.err;
+      EXPECT_THAT(result.err, Not(HasSubstr("is saved in"))) << why;
+    }
+  }
+}
+
+// The launcher learns it from the rank that failed.
+TEST(LockstepRun, TellsOnceWhatIsSavedIfAllRanksFail) {
+  const TempDir dir;
+  const auto result = run_program(
+      with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"},
+           command(TRAIN_PROGRAM, dir.path() / "run",
+                   {"--fail", "throw", "--fail_rank=-1", "--fail_step", "5", "--checkpoint.every_steps", "2"})));
+  EXPECT_EQ(result.code, 1) << result.err;
+  const auto told = result.err.find("step 4 is saved in");
+  ASSERT_NE(told, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("is saved in", told + 20), std::string::npos) << result.err;
+  EXPECT_LT(told, result.err.find("error: rank")) << result.err;
 }
 
 TEST(Start, InADeletedDirectoryIsRefusedInPlainWords) {

@@ -276,5 +276,24 @@ TEST_F(Rendezvous, RanksOfTwoBuildsAreRefused) {
   }
 }
 
+TEST_F(Rendezvous, OfASecondSessionInOneProcessIsRefused) {
+  const Process::Environment twice{{"TRAIN_PROGRAM_CONNECTS_TWICE", "1"}};
+  const std::string refused = "error: Session::connect was called twice in this process, which is one of 2 ranks";
+  const auto first = start(0, 2, twice);
+  const auto second = start(1, 2, twice);
+  for (Process* process : {first.get(), second.get()}) {
+    const auto result = process->wait(Process::Seconds(30));
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(refused));
+  }
+  const auto launched = run_program(with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"}, {TRAIN_PROGRAM}), twice);
+  EXPECT_EQ(launched.code, 2) << launched.err;
+  EXPECT_THAT(launched.err, HasSubstr("session 1 of 2"));
+  EXPECT_THAT(launched.err, HasSubstr(refused));
+  const auto alone = run_program({TRAIN_PROGRAM}, twice);
+  EXPECT_EQ(alone.code, 0) << "a single rank has no store";
+  EXPECT_THAT(alone.err, HasSubstr("session 2 of 1"));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -323,7 +323,24 @@ void die_once(const lockstep::Variables& environment) {
   }
 }
 
+// A program without run() that makes a Session after another one.
+int connect_twice() {
+  try {
+    for (int time = 1; time <= 2; ++time) {
+      lockstep::Session session = lockstep::Session::connect({.compute_setup = lockstep::ComputeSetup::cpu});
+      session.print(fmt::format("session {} of {}", time, session.world.all_reduce(1.0, lockstep::Reduce::sum)));
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", lockstep::error_text(error));
+    return static_cast<int>(lockstep::exit_code_of(error));
+  }
+}
+
 int main(int argc, char** argv) {
+  if (lockstep::read_environment().has("TRAIN_PROGRAM_CONNECTS_TWICE")) {
+    return connect_twice();
+  }
   std::atexit([] {
     if (crashes_at_exit) {  // like a static object that a thread still uses
       std::raise(SIGSEGV);

@@ -41,6 +41,9 @@ class Flags {
   /// Optional, in the order of the calls.
   Flags& positional(std::string name, std::string* value, std::string help, TextKind kind = TextKind::any);
   Flags& positional(std::string name, std::int64_t* value, std::string help);
+  /// This flag or positional argument, which was added before, does not change what is trained, such as a directory for
+  /// predictions: a run may be resumed with another value without a warning. Throws: ConfigError (not added).
+  Flags& may_change(std::string name);
 
  private:
   friend struct FlagsAccess;

@@ -9,7 +9,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 struct ProgramValue {
   std::string name{};
   std::string text{};
-  bool is_text = false;  ///< in quotes in a file; else a number, true or false
+  bool is_text = false;     ///< in quotes in a file; else a number, true or false
+  bool may_change = false;  ///< between two starts of a run
 };
 
 }  // namespace lockstep

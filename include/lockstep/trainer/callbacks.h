@@ -76,6 +76,8 @@ class ReduceOnPlateau final : public Callback {
   NamedTensors save() const override;
   void load(const NamedTensors& state) override;
 
+  const std::string& metric() const noexcept { return options_.metric; }  ///< by which it decides
+
  private:
   struct Metric;
 
@@ -120,6 +122,7 @@ class EarlyStopping final : public Callback {
   NamedTensors save() const override;
   void load(const NamedTensors& state) override;
 
+  const std::string& metric() const noexcept { return options_.metric; }  ///< by which it decides
   /// Why it stopped the training: "val_loss did not improve on 0.25 in 3 measurements"; "": it did not.
   const std::string& reason() const noexcept { return reason_; }
 

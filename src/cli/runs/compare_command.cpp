@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 
 #include "base/json.h"
@@ -66,14 +69,31 @@ void print_chain(FileSystem& fs, const std::string& path, bool json) {
                           : fmt::format("{} after {} steps, the last one is {}", hash, chain.steps, chain.last_step));
 }
 
+/// Throws: ConfigError that names all paths without records.
+std::vector<RunRecords> read_all(FileSystem& fs, const std::vector<std::string>& paths) {
+  std::vector<RunRecords> runs;
+  std::vector<Problem> problems;
+  for (const std::string& path : paths) {
+    try {
+      runs.push_back(read_run_records(fs, path));
+    } catch (const ConfigError& error) {
+      problems.insert(problems.end(), error.problems().begin(), error.problems().end());
+    }
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
+  }
+  return runs;
+}
+
 int compare(const CommandLine& line, const Variables&) {
   FileSystem& fs = real_file_system();
   if (line.arguments.size() == 1) {
     print_chain(fs, line.arguments[0], line.has("json"));
     return 0;
   }
-  const RecordComparison result =
-      compare_records(read_run_records(fs, line.arguments[0]), read_run_records(fs, line.arguments[1]));
+  const std::vector<RunRecords> runs = read_all(fs, line.arguments);
+  const RecordComparison result = compare_records(runs[0], runs[1]);
   fmt::print("{}\n", line.has("json") ? dump_json(to_json(result)) : to_text(result));
   return is_same(result) ? 0 : 1;
 }

@@ -66,6 +66,11 @@ int ctl(const CommandLine& line, const Variables&) {
   if (!is_run_in_use(run)) {
     throw no_training(fs, run);
   }
+  if (is_run_of_own_loop(run)) {
+    throw CheckpointError(fmt::format("the program that runs in {} has a loop of its own, which takes no commands",
+                                      printable(run.string())),
+                          "only a Trainer takes them; end this program with SIGTERM");
+  }
   if (const std::vector<std::string> known = commands_of_run(fs, run);
       std::ranges::find(known, command) == known.end()) {
     throw ConfigError(fmt::format("ctl: found {}, expected {}", printable(command), join_or(known)),
@@ -75,7 +80,7 @@ int ctl(const CommandLine& line, const Variables&) {
   fs.create_directories(file.parent_path());
   write_file(fs, file, "");
   const bool taken = is_taken(fs, run, file);
-  fmt::print("{}: {}\n", command, taken ? "taken" : "not taken yet; the training takes it at the end of its step");
+  fmt::print("{}: {}\n", command, taken ? "taken" : "not taken yet; a Trainer takes it at the end of its step");
   return taken ? 0 : 1;
 }
 
@@ -96,7 +101,7 @@ const Command kCtlCommand{
         "itself, for example on another machine.",
     .exit_codes =
         "0 taken, 1 not taken yet: a long step or validation runs, 2 usage, no run in RUN, or no such command of its "
-        "training, 65 no training runs in RUN, or it ended without taking the command",
+        "training, 65 no training runs in RUN, it has a loop of its own, or it ended without taking the command",
     .run = ctl};
 
 }  // namespace lockstep

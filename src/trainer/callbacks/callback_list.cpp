@@ -15,9 +15,21 @@
 #include "base/temporary_value.h"
 #include "base/text.h"
 #include "storage/run_commands.h"
+#include "trainer/output/metric_names.h"
 #include "world/world_access.h"
 
 namespace lockstep {
+
+namespace {
+
+void require_metric_of_validation(std::string_view callback, std::string_view metric, const Metrics& metrics) {
+  if (metric.starts_with(kValidationPrefix) &&
+      std::ranges::find(metrics, metric, &Metrics::value_type::first) == metrics.end()) {
+    throw metric_not_found(callback, metric, metrics);
+  }
+}
+
+}  // namespace
 
 std::string_view to_string(Stage stage) noexcept {
   switch (stage) {
@@ -154,6 +166,16 @@ bool CallbackList::may_log(Stage stage) const noexcept {
     return (entry.stages & stage) != 0 && dynamic_cast<const EarlyStopping*>(callback) == nullptr &&
            dynamic_cast<const ReduceOnPlateau*>(callback) == nullptr;
   });
+}
+
+void CallbackList::check_metrics_of_validation(const Metrics& metrics) const {
+  for (const Entry& entry : entries_) {
+    if (const auto* stopping = dynamic_cast<const EarlyStopping*>(entry.callback.get())) {
+      require_metric_of_validation("EarlyStopping", stopping->metric(), metrics);
+    } else if (const auto* plateau = dynamic_cast<const ReduceOnPlateau*>(entry.callback.get())) {
+      require_metric_of_validation("ReduceOnPlateau", plateau->metric(), metrics);
+    }
+  }
 }
 
 // The flags are on the host, so this does not wait for the device.

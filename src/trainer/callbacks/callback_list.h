@@ -63,6 +63,9 @@ class CallbackList {
   bool has(Stage stage) const noexcept { return (stages_ & stage) != 0; }
   /// True if one of them may log a metric: it is none of those that only decide by metrics.
   bool may_log(Stage stage) const noexcept;
+  /// Before callbacks see the first validation of a run. Throws: the ConfigError of a callback that decides by a metric
+  /// of the validation that is not among these.
+  void check_metrics_of_validation(const Metrics& metrics) const;
   /// True if any rank has a callback.
   bool has_any() const noexcept { return has_any_; }
 

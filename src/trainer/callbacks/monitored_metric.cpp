@@ -9,11 +9,9 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/world/world.h>
 
-#include "base/mapped.h"
 #include "trainer/output/metric_names.h"
 
 namespace lockstep {
@@ -56,8 +54,7 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
   if (is_known_ || context.stage != stage_of_metric(name_, config) || may_lack_metrics(*context.metrics, config)) {
     return std::nullopt;
   }
-  const auto names = mapped(*context.metrics, &Metrics::value_type::first);
-  throw ConfigError(fmt::format("{}: found no metric {}", callback_, name_), late_hint_for_metric(name_, names));
+  throw metric_not_found(callback_, name_, *context.metrics);
 }
 
 void MonitoredMetric::warn_if_unknown(const StageContext& context) const {

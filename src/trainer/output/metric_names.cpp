@@ -5,8 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <lockstep/base/error.h>
-
+#include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -36,6 +35,11 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
 bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
   return config.optim.non_finite == NonFinitePolicy::skip &&
          std::ranges::find(metrics, "loss", &Metrics::value_type::first) == metrics.end();
+}
+
+ConfigError metric_not_found(std::string_view callback, std::string_view name, const Metrics& measured) {
+  return ConfigError(fmt::format("{}: found no metric {}", callback, name),
+                     late_hint_for_metric(name, mapped(measured, &Metrics::value_type::first)));
 }
 
 std::string never_measured(std::string_view asker, std::string_view name) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include <lockstep/base/error.h>
 #include <lockstep/config/train_config.h>
 #include <lockstep/trainer/callback.h>
 
@@ -23,6 +24,9 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
 /// A report may lack the metrics of the steps, because all of them were left out. Then nothing says which ones there
 /// are.
 bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config);
+
+/// For a callback whose metric is not among those that were measured, during the training.
+ConfigError metric_not_found(std::string_view callback, std::string_view name, const Metrics& measured);
 
 /// For the end of a training in which `asker`, a callback or a setting, has not met its metric.
 std::string never_measured(std::string_view asker, std::string_view name);

@@ -34,12 +34,15 @@ std::string change_of_command(const Plan& plan, const std::string& directory, bo
   return flags.empty() ? std::string() : fmt::format(" with {}", join(flags, " "));
 }
 
-std::string describe_saved(const Plan& plan, const std::string& directory, std::int64_t step) {
+std::string describe_saved(const Plan& plan, const std::string& directory, std::optional<std::int64_t> step) {
+  if (!step) {
+    return fmt::format("nothing is saved in {} yet; the same command trains all steps again", directory);
+  }
   if (plan.config.checkpoint.weights_only) {
-    return fmt::format("step {} is saved in {} (only the weights)", step, directory);
+    return fmt::format("step {} is saved in {} (only the weights)", *step, directory);
   }
   return fmt::format("step {} is saved in {}; without the cause of this failure the same command{} resumes from it",
-                     step, directory, change_of_command(plan, directory, /*saved=*/true));
+                     *step, directory, change_of_command(plan, directory, /*saved=*/true));
 }
 
 namespace {

@@ -32,8 +32,9 @@ struct RunEnd {
 /// has a checkpoint of its own, in `directory`.
 std::string change_of_command(const Plan& plan, const std::string& directory, bool saved);
 
-/// After a failure: "step 20 is saved in runs/a; ..." and how to resume from it.
-std::string describe_saved(const Plan& plan, const std::string& directory, std::int64_t step);
+/// After a failure of a run that saves: "step 20 is saved in runs/a; ..." and how to resume from it. `step`: nullopt:
+/// none is saved yet.
+std::string describe_saved(const Plan& plan, const std::string& directory, std::optional<std::int64_t> step);
 
 /// Where, why, and how to go on: "stopped at step 20, epoch 1: SIGTERM, saved in runs/a; run the same command again to
 /// continue".

@@ -111,6 +111,10 @@ TEST_F(Compare, PrintsTheHashOfOneRun) {
 TEST_F(Compare, RejectsInvalidArguments) {
   const std::string a = run("a", 2.0);
   EXPECT_EQ(compare(a, (temp_.path() / "missing").string()).code, 2);
+  const auto none = compare((temp_.path() / "none").string(), temp_.path().string());
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("none: found no such file"));
+  EXPECT_THAT(none.err, HasSubstr(temp_.path().string() + ": found no records-<rank>.bin")) << "both, not only one";
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare"}).code, 2);
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "compare", a, a, a}).code, 2);
   EXPECT_THAT(run_program({LOCKSTEP_CLI, "compare", "--help"}).out,

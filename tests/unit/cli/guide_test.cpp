@@ -77,10 +77,15 @@ TEST(Commands, RefuseWhatTheyDoNotKnow) {
   }
 }
 
+TEST(Commands, AnEmptyOneIsNamed) { EXPECT_THAT(lockstep({""}).err, HasSubstr("error: \"\": unknown command")); }
+
 TEST(Commands, SayWhichWordIsWrong) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"verify"}, "verify: DIR is missing\n  hint: usage: lockstep verify [--json] DIR\n"},
       {{"compare"}, "compare: A is missing\n  hint: usage: lockstep compare [--json] A [B]\n"},
+      {{"top", ""}, "top: found an empty word, expected RUN\n  hint: usage: lockstep top RUN\n"},
+      {{"compare", "a", ""},
+       "compare: found an empty word, expected B\n  hint: usage: lockstep compare [--json] A [B]\n"},
       {{"top", "a", "b"}, "top: unexpected argument \"b\"\n  hint: usage: lockstep top RUN\n"},
       {{"completion", "fish"},
        "completion: found fish, expected bash or zsh\n  hint: see lockstep completion --help\n"},

@@ -597,6 +597,21 @@ TEST(Ctl, SaysThatTheTrainingHasEndedWithoutTheCommand) {
   EXPECT_FALSE(std::filesystem::exists(file)) << "the next training would take it";
 }
 
+TEST(Ctl, SaysAtOnceThatALoopByHandTakesNoCommands) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const auto checkpoints = run.path() / "checkpoints";
+  std::filesystem::create_directories(checkpoints);
+  std::string owner;
+  const auto store = real_file_system().try_lock(checkpoints / ".lock", "1", owner);  // as a CheckpointStore does
+  ASSERT_NE(store, nullptr);
+  const Process::Result result = run_program({LOCKSTEP_CLI, "ctl", run.path().string(), "stop"});
+  EXPECT_EQ(result.code, 65) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("has a loop of its own, which takes no commands"));
+  EXPECT_LT(result.seconds, 5);
+  EXPECT_FALSE(std::filesystem::exists(command_file(run.path(), "stop"))) << "the next training would take it";
+}
+
 TEST(Ctl, KnowsThatTheLauncherMayStartTheTrainingAgain) {
   const TempDir temp;
   const WrittenRun run(temp.path() / "a");

@@ -744,5 +744,21 @@ TEST(ParseInvocation, RejectsAProgramFlagWithTheNameOfAField) {
           "--batch_size: the program declares a flag with the name of a lockstep flag | rename the program's flag"));
 }
 
+TEST(ProgramFlags, SayWhichOfThemMayChange) {
+  std::string out = "p1";
+  std::int64_t hidden = 64;
+  std::int64_t rounds = 1;
+  Flags flags;
+  flags.add("out-dir", &out, "o").add("hidden", &hidden, "h").positional("rounds", &rounds, "r");
+  flags.may_change("out_dir").may_change("rounds");
+  const std::vector<ProgramValue> values = program_values(flags);
+  ASSERT_EQ(values.size(), 3U);
+  EXPECT_TRUE(values[0].may_change);
+  EXPECT_FALSE(values[1].may_change);
+  EXPECT_TRUE(values[2].may_change);
+  EXPECT_THAT(message_of<ConfigError>([&] { flags.may_change("outdir"); }),
+              HasSubstr("found no flag outdir of the program"));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -129,6 +129,8 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
       {{.run_name = " \t"}, "expected the name of one directory", ""},
       {{.run_name = "a\nb"}, "--run_name ab: expected the name of one directory", ""},
       {{.run_dir = "  "}, "expected a directory", "runs/first"},
+      {{.run_dir = "runs/a\nb"}, "expected a directory", "has no control characters"},
+      {{.run_dir = "runs/\xff"}, "expected a directory", "a name is UTF-8"},
       {{.resume = ""}, "--resume \"\": expected auto, never, last, best or a directory", "--resume auto"},
       {{.resume = "Auto"}, "--resume Auto: expected lower case", "use auto (or ./Auto for a directory)"},
       {{.resume = "last", .fresh = true}, "--fresh true with --resume last: a fresh run cannot resume", ""},

@@ -527,5 +527,33 @@ TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {
   }
 }
 
+TEST(ParseConfigToml, SaysWhatToWriteForFrequentMistakes) {
+  const std::vector<std::pair<std::string, std::string>> lines{
+      {"margin = 10%", R"(write "10%" in quotes)"},
+      {"margin = 10%  # of the memory", R"(write "10%" in quotes)"},
+      {"max_time_s = 30min", R"(write "30min" in quotes)"},
+      {"max_time_s = 1:30:00", R"(write "1:30:00" in quotes)"},
+      {"run_dir = runs/a", R"(write "runs/a" in quotes)"},
+      {"run_dir = /data/a", R"(write "/data/a" in quotes)"},
+      {"precision = bf16", R"(write "bf16" in quotes)"},
+      {"fresh = True", "write true in small letters"},
+      {"fresh = FALSE", "write false in small letters"},
+      {"seed = None", "leave out the line: then the default counts"},
+      {"seed =", "leave out the line: then the default counts"},
+      {"lr = .5", "write 0.5, with digits on both sides of the point and no zero in front of others"},
+      {"seed = 007", "write 7, with digits on both sides of the point and no zero in front of others"},
+      {"run_dir = \"C:\\data\"", R"(in a text in " quotes a \ is written \\; in a text in ' quotes it is a \)"},
+      {"seed: 3", "a setting is NAME = VALUE, with = instead of :"},
+      {"seed = 1", "correct the file; it must be TOML"},  // the second time
+      {"run_dir = \"a", "correct the file; it must be TOML"},
+  };
+  for (const auto& [line, hint] : lines) {
+    const auto error =
+        error_of<ConfigError>([&] { parse_config_toml("seed = 1\n" + line + "\nnprocs = 2\n", "a.toml"); });
+    EXPECT_THAT(error.what(), testing::StartsWith("a.toml:")) << line;
+    EXPECT_EQ(error.hint(), hint) << line << ": " << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

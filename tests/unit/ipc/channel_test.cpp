@@ -22,6 +22,7 @@ TEST(Channel, CarriesEveryKindOfMessage) {
       {.kind = Message::Kind::line, .text = "step 20 | loss 2.1"},
       {.kind = Message::Kind::status, .text = ""},
       {.kind = Message::Kind::started},
+      {.kind = Message::Kind::left, .text = "step 4 is saved in runs/a"},
       {.kind = Message::Kind::failure, .text = "peer closed\n  hint: look at rank 1", .code = 76, .secondary = true},
       {.kind = Message::Kind::failure, .text = std::string("a\0b", 3), .code = 255},
       {.kind = Message::Kind::finished, .code = 75},

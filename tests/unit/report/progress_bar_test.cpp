@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 
+#include "base/columns.h"
 #include "support/recording_console.h"
 
 namespace lockstep {
@@ -17,6 +18,18 @@ using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::SizeIs;
 using testing::StartsWith;
+
+TEST(ProgressFrame, CountsCharactersAndCutsNone) {
+  const std::string metric = "\u00e4\u00e4\u00e4 1";  // two bytes for each letter
+  const Progress stream{.phase = "epoch 1", .done = 5};
+  const std::string whole = progress_frame(stream, 1, 0, metric, 80);
+  EXPECT_EQ(whole, "epoch 1: 5 [00:01, " + metric + "]");
+  EXPECT_EQ(progress_frame(stream, 1, 0, metric, 20), "epoch 1: 5 [00:01, \u00e4");
+  const Progress known{.phase = "epoch 1", .done = 1, .total = 2};
+  const std::string bar = progress_frame(known, 1, 0, metric, 60);
+  EXPECT_THAT(bar, HasSubstr(metric));
+  EXPECT_EQ(columns_of(bar), columns_of(progress_frame(known, 1, 0, "aaa 1", 60)));
+}
 
 TEST(ProgressFrame, ShowsPhasePartTimeRateAndMetrics) {
   struct Case {

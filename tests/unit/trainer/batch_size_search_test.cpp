@@ -26,6 +26,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/batch_size_search.h>
 
+#include "support/captured_stderr.h"
 #include "support/limited_memory.h"
 #include "support/message_of.h"
 #include "support/tensors.h"
@@ -371,7 +372,9 @@ TEST(BatchSizeSearch, ThrowsOtherErrorsAsTheyAre) {
         find_batch_size(plan_for(ranks, with_batches(0)), world, task, loaders_of(tiny_data(100)));
       });
     };
+    CapturedStderr captured;
     EXPECT_EQ(message_of<std::invalid_argument>(search), "8 is not my number");
+    EXPECT_THAT(captured.text(), HasSubstr("find_batch_size: batch size 8 failed, and not because of memory"));
   }
 }
 

@@ -51,6 +51,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 /// Multiplies the loss of chosen steps. The task counts the calls.
 class BadSteps final : public TinyTask {
@@ -871,6 +872,49 @@ TEST(Crossing, RecordsOfCombinedLoadersAreThoseOfAnyNumberOfRanks) {
   }
 }
 
+TEST(Crossing, ARunDirectoryThatWasMovedIsReportedOnce) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.checkpoint.every_epochs = 0;
+  config.checkpoint.every_steps = 3;
+  BadSteps task({});
+  CapturedStderr captured;
+  const auto add = [&](Trainer& trainer) {
+    trainer.on(Stage::step_end, [&](const StageContext& at) {
+      if (at.state.step == 4) {
+        std::filesystem::rename(dir.path() / "run", dir.path() / "moved");
+      }
+    });
+  };
+  EXPECT_THAT(message_of<CheckpointError>([&] { fit(config, task, add); }), HasSubstr("was renamed or removed"));
+  const std::string text = captured.text();
+  EXPECT_THAT(text, Not(HasSubstr("was renamed or removed"))) << "the error says it";
+  EXPECT_THAT(text, Not(HasSubstr("is saved in"))) << "not there";
+}
+
+TEST(Crossing, AWrongMetricOfTheValidationLosesNoStep) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.checkpoint.every_epochs = 0;
+  const auto stop_by = [](const std::string& metric) {
+    return [metric](Trainer& trainer) {
+      trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = metric, .patience = 100}));
+    };
+  };
+  BadSteps task({});
+  CapturedStderr captured;
+  const auto error = error_of<ConfigError>([&] { fit(config, task, stop_by("val_los")); });
+  EXPECT_THAT(error.what(), HasSubstr("EarlyStopping: found no metric val_los"));
+  EXPECT_THAT(captured.text(), HasSubstr("step 5 is saved in"));
+  const CapturedStderr silent;
+  BadSteps resumed({});
+  fit(config, resumed, stop_by("val_loss"));  // it does the validation first
+  const TempDir straight_dir;
+  BadSteps straight({});
+  fit(in_directory(forty_steps(), straight_dir), straight, stop_by("val_loss"));
+  EXPECT_TRUE(at::equal(resumed.module().parameters()[0], straight.module().parameters()[0]));
+}
+
 TEST(Crossing, TheFirstStepsOfAValidationShowAMonitorThatDoesNotExist) {
   TrainConfig config = in_memory({.max_epochs = 1, .global_batch_size = 12});
   config.early_stop = {.metric = "val_los", .patience = 20};
@@ -996,6 +1040,28 @@ TEST(Crossing, AFailureNamesTheSaveThatRanInTheBackground) {
   };
   EXPECT_THROW(fit(config, task, add), std::runtime_error);
   EXPECT_THAT(captured.text(), HasSubstr("step 9 is saved in"));
+}
+
+TEST(Crossing, AFailureBeforeTheFirstSaveSaysThatNothingIsSaved) {
+  const auto said = [](bool saves, std::int64_t fails_after) {
+    const TempDir dir;
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.checkpoint.enabled = saves;
+    BadSteps task({});
+    CapturedStderr captured;
+    const auto add = [&](Trainer& trainer) {
+      trainer.on(fails_after == 0 ? Stage::fit_start : Stage::step_end, [&](const StageContext& at) {
+        if (at.state.step == fails_after) {
+          throw std::runtime_error("no disk");
+        }
+      });
+    };
+    EXPECT_THROW(fit(config, task, add), std::runtime_error);
+    return captured.text();
+  };
+  EXPECT_THAT(said(true, 2), HasSubstr("run yet; the same command trains all steps again"));
+  EXPECT_THAT(said(false, 2), Not(HasSubstr("is saved"))) << "nobody expects it";
+  EXPECT_THAT(said(true, 0), Not(HasSubstr("is saved"))) << "no step is lost";
 }
 
 TEST(Crossing, FreshKeepsTheOldRunIfTheWeightsForTheNewOneAreMissingOrInIt) {

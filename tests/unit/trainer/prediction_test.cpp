@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,6 +21,7 @@
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -108,6 +110,24 @@ TEST(Predict, IntoFilesContinuesAfterAFailureWithAnotherNumberOfRanks) {
     EXPECT_EQ(samples, 53 - 2 * 3 * first) << "the two steps of the first file are not predicted again";
     expect_same(load_predictions(dir.path() / "out"), expected(53));
     predict(first, 1, nullptr);  // complete: nothing is called
+  }
+}
+
+TEST(Predict, IntoFilesSaysAfterAFailureThatItContinues) {
+  for (const int fails_at : {2, 4}) {  // before and after the first file
+    const TempDir dir;
+    World world = World::single(c10::kCPU);
+    std::string told;
+    WorldAccess::on_what_is_left(world) = [&](const std::string& text) { told = text; };
+    const Plan plan = prediction_plan(1);
+    Predictor task;
+    task.fails_at = fails_at;
+    DataLoader data(tiny_data(53), plan.eval_loader, world);
+    EXPECT_THROW(Trainer(plan, world).predict(task, data, dir.path() / "out", /*every_steps=*/2), Error);
+    EXPECT_EQ(told, fails_at == 2 ? ""
+                                  : fmt::format("2 steps in {} are predicted; without the cause of this failure the "
+                                                "same command continues there",
+                                                (dir.path() / "out").string()));
   }
 }
 

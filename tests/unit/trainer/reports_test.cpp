@@ -309,6 +309,25 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   EXPECT_THAT(captured.text(), HasSubstr("--hidden is 32 now, 64 when the checkpoint was written"));
 }
 
+TEST(Reports, SayNothingOfAProgramFlagThatMayChange) {
+  const TempDir dir;
+  Session session = Session::single(
+      {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
+  const auto start_with = [&](const std::string& out) {
+    session.plan.facts.program_values = {{.name = "out", .text = out, .is_text = true, .may_change = true}};
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    CapturedStderr captured;
+    Trainer(session).fit(task, data);
+    return captured.text();
+  };
+  start_with("p1");
+  const std::string again = start_with("p2");
+  EXPECT_THAT(again, HasSubstr("nothing to do: this run is finished"));
+  EXPECT_THAT(again, testing::Not(HasSubstr("--out")));
+  EXPECT_THAT(read_text(dir.path() / "run" / "config.toml"), HasSubstr("out = \"p2\""));
+}
+
 TEST(Reports, SayThatTheDataOfAResumedRunHasChanged) {
   const TempDir dir;
   Session session = Session::single(
