@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "data/epoch_begin.h"
 #include "data/step_plan.h"
 
 namespace lockstep {
@@ -83,6 +84,10 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
 // A loader may fail, or end, after others have given their part of the step. They go back only if next() is called
 // again, because seek() of a stream may take long.
 const StepBatches* CombinedLoader::next() {
+  if (steps_ == 0 && !has_failed_) {  // the program may have looked at a batch of a loader
+    std::ranges::for_each(loaders_, [](BatchSource* loader) { seek_epoch_begin(*loader); });
+    began_ = mapped(loaders_, &BatchSource::position);
+  }
   if (has_failed_) {
     seek_loaders(before_);
   } else {

@@ -157,6 +157,36 @@ TEST(CombinedLoader, GoesBackToTheBeginningOfItsEpoch) {
   }
 }
 
+// As a single loader that is given to fit(), which has another test.
+TEST(CombinedLoader, BeginsWithWholeEpochsOfLoadersThatTheProgramHasLookedAt) {
+  World world = World::single(c10::kCPU);
+  for (const Shape& shape : kShapes) {
+    DataLoader a = loader_of(100, 4, 2, world);
+    DataLoader b = loader_of(200, 14, 3, world);
+    CombinedLoader fresh({&a, &b}, shape.mode);
+    const Step expected = take(fresh);
+    for (const bool before : {true, false}) {
+      DataLoader seen_a = loader_of(100, 4, 2, world);
+      DataLoader seen_b = loader_of(200, 14, 3, world);
+      const auto look = [&] {
+        seen_a.next();
+        seen_b.next();
+        seen_b.next();
+      };
+      if (before) {
+        look();
+      }
+      CombinedLoader both({&seen_a, &seen_b}, shape.mode);
+      if (!before) {
+        look();
+      }
+      EXPECT_EQ(take(both), expected) << "mode " << static_cast<int>(shape.mode);
+      seek_epoch_begin(both);
+      EXPECT_EQ(take(both), expected) << "mode " << static_cast<int>(shape.mode) << " again";
+    }
+  }
+}
+
 TEST(CombinedLoader, MayBeCombinedAgain) {
   World world = World::single(c10::kCPU);
   DataLoader a = loader_of(100, 4, 2, world);
