@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 #include <lockstep/metrics/regression.h>
 
 #include "base/json.h"
+#include "metrics/metric_set.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 
@@ -417,6 +419,31 @@ TEST(Quantile, HasTheRelativeErrorThatItPromises) {
   });
   EXPECT_THAT(Quantile({0.5, 0.999}).element_names(), testing::ElementsAre("p50", "p99.9"));
   EXPECT_TRUE(std::isnan(Quantile({0.5}).compute().item<double>()));
+}
+
+TEST(MetricSet, KnowsAtTheStartWhichValueIsTooLargeForAReport) {
+  class Median final : public Metric {
+   public:
+    at::Tensor compute() const override { return values_.median(); }
+
+   private:
+    at::Tensor& values_ = add_state("values", at::empty({0, 3}, at::kDouble), StateReduction::cat);
+  };
+  class NeedsAnUpdate final : public Metric {
+   public:
+    at::Tensor compute() const override { throw std::logic_error("no values"); }
+  };
+  ConfusionMatrix fits({.classes = 31});
+  ConfusionMatrix large({.classes = 32});
+  ConfusionMatrix of_labels({.task = Classification::multilabel, .classes = 250});
+  Median median;
+  NeedsAnUpdate needs_an_update;
+  World world = World::single(c10::Device(c10::kCPU));
+  MetricSet({{"fits", fits}, {"labels", of_labels}, {"median", median}, {"late", needs_an_update}}, world)
+      .check_sizes();
+  MetricSet metrics({{"fits", fits}, {"large", large}}, world);
+  EXPECT_THAT(message_of<ConfigError>([&] { metrics.check_sizes(); }),
+              HasSubstr("the metric 'large' has 1024 values, a report has at most 1000 of one metric"));
 }
 
 TEST(Metrics, OnRanksWithOtherStatesAreRefused) {
